@@ -1,0 +1,5 @@
+"""What runs inside the measured program: xsp's own collectors, one file each.
+
+They are entry points of the group `xsp.collectors`, like anybody's; `README.md` beside this package shows
+how to write one.
+"""

@@ -1,0 +1,70 @@
+"""Waiting for `torch.utils.data.DataLoader`, at the model level.
+
+A loop asks for its batch before its step begins, so this collector listens between steps too; the wait
+belongs to the step that uses the batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import dataloader
+
+from xsp.clock import monotonic_ns
+from xsp.collector import Collector
+from xsp.span import Kind, Level, Span
+
+
+class DataLoading(Collector):
+    """Waits for the next batch (DATA)."""
+
+    name = "dataloading"
+    levels = (Level.MODEL,)
+
+    def __init__(self) -> None:
+        self._waits: list[tuple[int, int, int, str]] = []
+        self._original: Any = None
+        self._wrapper: Any = None
+
+    def open(self) -> None:
+        """Wrap the `__next__` of all DataLoader iterators."""
+        self._original = original = dataloader._BaseDataLoaderIter.__next__
+
+        def __next__(iterator: Any) -> Any:
+            start, status = monotonic_ns(), "ok"
+            try:
+                return original(iterator)
+            except StopIteration:
+                status = "end"
+                raise
+            except BaseException as error:
+                status = f"error:{type(error).__name__}"
+                raise
+            finally:
+                self._waits.append((threading.get_native_id(), start, monotonic_ns(), status))
+
+        self._wrapper = __next__
+        dataloader._BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        """Unwrap it."""
+        if dataloader._BaseDataLoaderIter.__next__ is self._wrapper:
+            dataloader._BaseDataLoaderIter.__next__ = self._original  # type: ignore[method-assign]
+
+    def spans(self) -> Iterator[Span]:
+        """Return the waits since the last call; asking an exhausted loader is none."""
+        waits, self._waits = self._waits, []
+        for thread, start, end, status in waits:
+            if status != "end":
+                yield Span(
+                    level=Level.MODEL,
+                    kind=Kind.DATA.value,
+                    name="DataLoader",
+                    start_ns=start,
+                    dur_ns=end - start,
+                    thread=thread,
+                    status=status,
+                    collector=self.name,
+                )

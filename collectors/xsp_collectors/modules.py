@@ -1,0 +1,277 @@
+"""Calls of `torch.nn.Module`: the outermost at the model level, each of them at the layer level.
+
+One wrapper around `Module.__call__` sees every module of every model in every thread, also those that are
+built later, copied, pickled or replicated. It is put there once per block: a class attribute that changed at
+each step would invalidate Python's caches of every module class, and from 3.13 on exhaust them. Instead of
+calling the wrapped method it does what that method does (one comparison, then `_call_impl`), so that it adds
+no Python frame; hooks of the user's own stay inside the layer that they belong to.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from xsp_collectors.tensors import NO_INPUTS, Inputs, describe_inputs, tensor_bytes
+
+from xsp.clock import monotonic_ns
+from xsp.collector import Collector, Probe, Signal, ignore
+from xsp.span import Kind, Level, Span
+
+_OFF, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(5)
+
+
+class _Call(NamedTuple):
+    """One call as the wrapper leaves it, a plain tuple then; calls stand in the order of their ends."""
+
+    module: nn.Module
+    thread: int
+    depth: int
+    start: int
+    end: int
+    inputs: Inputs | None
+    activation_bytes: int | None
+    error: str | None
+
+
+class _Thread(threading.local):
+    """What the wrapper knows of the thread it runs in."""
+
+    def __init__(self) -> None:
+        self.id = threading.get_native_id()
+        self.depth = 0
+
+
+class ModuleCalls(Collector):
+    """Forward passes (MODEL) and the calls of all modules in them (LAYER)."""
+
+    name = "modules"
+    levels = (Level.MODEL, Level.LAYER)
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Any, ...]] = []
+        self._catalog = _Catalog()
+        self._layers = False
+        self._set_mode: Callable[[int], None] = lambda mode: None
+        self._original: Any = None
+        self._wrapper: Any = None
+        self._notes: set[str] = set()
+
+    def open(self) -> None:
+        """Put the wrapper around `Module.__call__`; it passes calls through until the first `start`."""
+        self._original = nn.Module.__call__
+        self._wrapper, self._set_mode = _wrap(self._original, self._calls.append, self)
+        nn.Module.__call__ = self._wrapper
+        self.stop()
+
+    def close(self) -> None:
+        """Take the wrapper away again."""
+        self._set_mode(_OFF)
+        if nn.Module.__call__ is self._wrapper:
+            nn.Module.__call__ = self._original
+        elif self._wrapper is not None:
+            self._notes.add(
+                "somebody wrapped torch.nn.Module.__call__ inside the block and did not unwrap it: "
+                "xsp's own wrapper stays below theirs, switched off"
+            )
+
+    def start(self, rung: Level, describe: bool) -> None:
+        """Record outermost calls only, all calls, or all calls with shapes and sizes."""
+        self._layers = rung >= Level.LAYER
+        self._set_mode(_OUTERMOST if not self._layers else _DESCRIBE if describe else _ALL)
+
+    def stop(self) -> None:
+        """Record nothing; outermost calls are still signalled where a session listens."""
+        self._set_mode(_OFF if self.notify is ignore else _SIGNAL)
+
+    def settle(self) -> None:
+        """Wait for the GPU, so that a step ends when its work has ended."""
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+    def spans(self) -> Iterator[Span]:
+        """Return a FORWARD span for each outermost call and, in layer rungs, a MODULE span for each call."""
+        calls = [_Call._make(call) for call in self._calls]
+        self._calls.clear()
+        for call in calls:
+            if call.depth == 0:
+                self._catalog.add(call.module)
+        for call in calls:
+            if call.depth == 0:
+                yield self._forward(call)
+            if self._layers:
+                yield self._layer(call)
+
+    def notes(self) -> Iterable[str]:
+        """Return what could not be seen inside compiled modules, and the like."""
+        found, self._notes = sorted(self._notes), set()
+        return found
+
+    def probe(self) -> Probe:
+        """Return calls of an empty module inside another, as most calls are."""
+        module, argument = _Repeat(nn.Identity(), 500), torch.empty(0)
+        return Probe(lambda: module(argument), spans=500)
+
+    def _forward(self, call: _Call) -> Span:
+        inputs = call.inputs or NO_INPUTS
+        return Span(
+            level=Level.MODEL,
+            kind=Kind.FORWARD.value,
+            name=self._catalog.entry(call.module).type,
+            phase="forward",
+            start_ns=call.start,
+            dur_ns=call.end - call.start,
+            thread=call.thread,
+            status=f"error:{call.error}" if call.error else "ok",
+            batch_size=inputs.batch,
+            input_shapes=inputs.shapes,
+            dtype=inputs.dtype,
+            collector=self.name,
+        )
+
+    def _layer(self, call: _Call) -> Span:
+        inputs = call.inputs or NO_INPUTS
+        entry = self._catalog.entry(call.module)
+        if entry.compiled:
+            self._notes.add(
+                f"{entry.name} ({entry.type}) is compiled: it shows as one call, and of the "
+                f"{entry.submodules} modules in it only those that are still called from Python"
+            )
+        return Span(
+            level=Level.LAYER,
+            kind=Kind.MODULE.value,
+            name=entry.name,
+            type=entry.type,
+            phase="forward",
+            start_ns=call.start,
+            dur_ns=call.end - call.start,
+            thread=call.thread,
+            depth=call.depth,
+            status=f"error:{call.error}" if call.error else "ok",
+            input_shapes=inputs.shapes,
+            dtype=inputs.dtype,
+            param_bytes=entry.param_bytes,
+            activation_bytes=call.activation_bytes,
+            collector=self.name,
+            attributes=json.dumps({"opaque": "torch.compile"}) if entry.compiled else None,
+        )
+
+
+def _wrap(
+    original: Callable[..., Any], append: Callable[[tuple[Any, ...]], None], collector: ModuleCalls
+) -> tuple[Callable[..., Any], Callable[[int], None]]:
+    """Return the wrapper of `original` and the function that sets its mode."""
+    mode = _OFF
+    here = _Thread()
+    clock = monotonic_ns
+    # Dynamo traces through the wrapper; asking it first keeps clocks and lists out of compiled graphs.
+    is_compiling = torch.compiler.is_compiling
+    # Only where the method is torch's own may its body be taken over; else the method itself is called.
+    plain = original is getattr(nn.Module, "_wrapped_call_impl", None) and hasattr(nn.Module, "_call_impl")
+
+    def set_mode(new: int) -> None:
+        nonlocal mode
+        mode = new
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if mode == _OFF or is_compiling():
+            return original(self, *args, **kwargs)
+        thread = here
+        depth = thread.depth
+        inputs = None
+        if depth == 0:
+            collector.notify(Signal.CALL_BEGIN, self)
+            inputs = describe_inputs(args, kwargs)
+        elif mode == _DESCRIBE:
+            inputs = describe_inputs(args, kwargs)
+        call = self._call_impl if plain and self._compiled_call_impl is None else partial(original, self)
+        if depth and mode <= _OUTERMOST:
+            return call(*args, **kwargs)
+        thread.depth = depth + 1
+        start = clock()
+        try:
+            result = call(*args, **kwargs)
+        except BaseException as error:
+            end = clock()
+            if mode > _SIGNAL:
+                append((self, thread.id, depth, start, end, inputs, None, type(error).__name__))
+            raise
+        else:
+            end = clock()
+            if mode > _SIGNAL:
+                size = tensor_bytes(result) if mode == _DESCRIBE else None
+                append((self, thread.id, depth, start, end, inputs, size, None))
+            return result
+        finally:
+            thread.depth = depth
+            if depth == 0:
+                collector.notify(Signal.CALL_END, self)
+
+    return __call__, set_mode
+
+
+class _Entry(NamedTuple):
+    """What is known of a module without running it."""
+
+    reference: weakref.ref[nn.Module]
+    name: str
+    type: str
+    param_bytes: int
+    compiled: bool
+    submodules: int
+
+
+class _Catalog:
+    """The full names of modules, learned from the outermost modules that were called."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, _Entry] = {}
+
+    def add(self, root: nn.Module) -> None:
+        """Learn the names of all modules in `root` that have none yet."""
+        if self._known(root) is None:
+            for name, module in root.named_modules():
+                if self._known(module) is None:
+                    self._learn(module, name)
+
+    def entry(self, module: nn.Module) -> _Entry:
+        """Return a module's entry; one that is in no tree that was called is named by its class."""
+        return self._known(module) or self._learn(module, "")
+
+    def _known(self, module: nn.Module) -> _Entry | None:
+        entry = self._entries.get(id(module))
+        return entry if entry is not None and entry.reference() is module else None
+
+    def _learn(self, module: nn.Module, name: str) -> _Entry:
+        kind = type(module).__name__
+        entry = self._entries[id(module)] = _Entry(
+            weakref.ref(module),
+            name or kind,
+            kind,
+            sum(parameter.nbytes for parameter in module.parameters()),
+            _is_compiled(module),
+            sum(1 for _ in module.modules()) - 1,
+        )
+        return entry
+
+
+class _Repeat(nn.Module):
+    """Calls a module many times."""
+
+    def __init__(self, module: nn.Module, times: int) -> None:
+        super().__init__()
+        self.module, self.times = module, times
+
+    def forward(self, argument: torch.Tensor) -> None:
+        for _ in range(self.times):
+            self.module(argument)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")

@@ -1,0 +1,52 @@
+"""What a call's tensors look like from outside: shapes, type, bytes. Holds on to no tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+_NESTING = 4
+"""How deep tensors are looked for in lists and dictionaries (a cache of keys and values is 3 deep)."""
+
+
+class Inputs(NamedTuple):
+    """The tensor inputs of a call."""
+
+    shapes: str | None
+    dtype: str | None
+    batch: int | None
+
+
+NO_INPUTS = Inputs(None, None, None)
+
+
+def describe_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+    """Return shapes (as JSON), element type and first dimension of the tensors among the arguments.
+
+    The type is that of the first tensor, the batch the first dimension of the first tensor that has one.
+    """
+    tensors = list(_tensors((args, kwargs), _NESTING))
+    if not tensors:
+        return NO_INPUTS
+    shapes = [list(tensor.shape) for tensor in tensors]
+    batch = next((shape[0] for shape in shapes if shape), None)
+    return Inputs(str(shapes), str(tensors[0].dtype).removeprefix("torch."), batch)
+
+
+def tensor_bytes(value: Any) -> int | None:
+    """Return the bytes of all tensors in a call's result; None if there is none."""
+    sizes = [tensor.numel() * tensor.element_size() for tensor in _tensors(value, _NESTING)]
+    return sum(sizes) if sizes else None
+
+
+def _tensors(value: Any, nesting: int) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif nesting and isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item, nesting - 1)
+    elif nesting and isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item, nesting - 1)

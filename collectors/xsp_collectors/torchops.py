@@ -1,0 +1,211 @@
+"""Operators of ATen and autograd, and device work, through torch.profiler (Kineto).
+
+Recording the shapes of an operator's inputs costs more than recording its time, and they are the same in
+every step that has the same inputs. So timed steps record times, and the step that describes records shapes
+and memory; `xsp.overhead` joins the two by structure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._C._profiler import _ExperimentalConfig
+from torch.autograd import profiler as autograd_profiler
+
+from xsp.collector import Collector, Probe
+from xsp.span import Kind, Level, Span
+
+_LAUNCHES = ("Launch", "Memcpy", "Memset")
+
+
+class TorchOps(Collector):
+    """Operators (OP); with a GPU, in kernel rungs, runtime calls (RUNTIME) and kernels and copies (KERNEL)."""
+
+    name = "torchops"
+    levels = (Level.OP, Level.RUNTIME, Level.KERNEL)
+    epoch = True
+
+    def __init__(self) -> None:
+        self._profile: autograd_profiler.profile | None = None
+        self._finished: list[autograd_profiler.profile] = []
+        self._busy = 0
+        self._log_level: str | None = None
+
+    def open(self) -> None:
+        """Tell Kineto to be quiet: it logs two lines to stderr each time it is switched."""
+        self._log_level = os.environ.get("KINETO_LOG_LEVEL")
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+    def close(self) -> None:
+        """Restore the environment."""
+        if self._log_level is None:
+            os.environ.pop("KINETO_LOG_LEVEL", None)
+
+    def start(self, rung: Level, describe: bool) -> None:
+        """Switch the profiler on, unless the program itself is using it."""
+        if torch._C._autograd._profiler_enabled():
+            self._busy += 1
+            return
+        on_device = rung >= Level.RUNTIME and torch.cuda.is_available()
+        self._profile = autograd_profiler.profile(
+            use_kineto=True,
+            use_device="cuda" if on_device else None,
+            record_shapes=describe,
+            profile_memory=describe,
+            experimental_config=_config(),
+        )
+        self._profile.__enter__()
+
+    def stop(self) -> None:
+        """Switch the profiler off."""
+        if self._profile is not None:
+            profile, self._profile = self._profile, None
+            profile.__exit__(None, None, None)
+            self._finished.append(profile)
+
+    def spans(self) -> Iterator[Span]:
+        """Return operators, runtime calls, device work, and (describing) allocations."""
+        finished, self._finished = self._finished, []
+        for profile in finished:
+            if profile.kineto_results is not None:
+                yield from _spans_of(profile.kineto_results.events(), self.name)
+
+    def notes(self) -> Iterator[str]:
+        """Say in how many steps torch.profiler was taken."""
+        if self._busy:
+            yield (
+                f"in {self._busy} steps the program itself was using torch.profiler, of which there is one "
+                "per process: those steps have no operators"
+            )
+            self._busy = 0
+
+    def probe(self) -> Probe:
+        """Return operators that do next to nothing."""
+        tensor = torch.empty(1)
+
+        def run() -> None:
+            for _ in range(500):
+                tensor.detach()
+
+        return Probe(run, spans=500)
+
+
+def _config() -> _ExperimentalConfig:
+    """Return the options that this torch has of those that we want."""
+    for options in ({"profile_all_threads": True}, {}):
+        try:
+            return _ExperimentalConfig(**options)
+        except TypeError:  # an older torch, which sees the threads that inherit its state
+            continue
+    return _ExperimentalConfig()
+
+
+def _spans_of(events: list[Any], collector: str) -> Iterator[Span]:
+    # Kineto numbers threads by itself where it speaks of a forward op; its events carry both numbers.
+    threads = {event.start_thread_id(): event.device_resource_id() for event in events if _on_host(event)}
+    for event in events:
+        if getattr(event, "is_hidden_event", bool)():
+            continue
+        make = _MAKERS.get(_category(event))
+        span = make(event, threads) if make is not None else None
+        if span is not None:
+            yield span._replace(collector=collector)
+
+
+def _on_host(event: Any) -> bool:
+    return bool(event.device_type() == torch._C._autograd.DeviceType.CPU)
+
+
+def _category(event: Any) -> str:
+    """Return Kineto's own word for what an event is; older versions of torch do not tell."""
+    if event.name() == "[memory]":
+        return "cpu_instant_event"
+    activity = getattr(event, "activity_type", None)
+    if activity is not None:
+        return str(activity())
+    if _on_host(event):
+        return "cuda_runtime" if event.name().startswith("cuda") else "cpu_op"
+    return "gpu_memcpy" if event.name().startswith(("Memcpy", "Memset")) else "kernel"
+
+
+def _op(event: Any, threads: dict[int, int]) -> Span:
+    sequence = event.sequence_nr()
+    backward = event.fwd_thread_id() > 0
+    shapes = event.shapes()
+    return Span(
+        level=Level.OP,
+        kind=Kind.OP.value,
+        name=event.name(),
+        # RecordScope 1 is BACKWARD_FUNCTION; the engine's own frame around it has the default scope
+        phase="backward" if backward or event.scope() == 1 or event.name().startswith("autograd::") else None,
+        start_ns=event.start_ns(),
+        dur_ns=event.duration_ns(),
+        thread=event.device_resource_id(),
+        sequence_nr=sequence if sequence >= 0 else None,
+        forward_thread=threads.get(event.fwd_thread_id()) if backward else None,
+        input_shapes=json.dumps(shapes) if shapes else None,
+        dtype=next((name for name in event.dtypes() if name), None) if shapes else None,
+    )
+
+
+def _annotation(event: Any, threads: dict[int, int]) -> Span:
+    return _op(event, threads)._replace(kind=Kind.USER.value)
+
+
+def _allocation(event: Any, threads: dict[int, int]) -> Span | None:
+    if event.nbytes() <= 0:
+        return None
+    return Span(
+        level=Level.OP,
+        kind=Kind.ALLOC.value,
+        name="alloc",
+        start_ns=event.start_ns(),
+        thread=event.device_resource_id() or threads.get(event.start_thread_id()),
+        alloc_bytes=event.nbytes(),
+    )
+
+
+def _runtime(event: Any, threads: dict[int, int]) -> Span:
+    launches = any(word in event.name() for word in _LAUNCHES)
+    waits = "Synchronize" in event.name()
+    kind = Kind.LAUNCH if launches else Kind.SYNC if waits else Kind.CALL
+    return Span(
+        level=Level.RUNTIME,
+        kind=kind.value,
+        name=event.name(),
+        start_ns=event.start_ns(),
+        dur_ns=event.duration_ns(),
+        thread=event.device_resource_id(),
+        correlation_id=event.correlation_id() or None,
+    )
+
+
+def _device(event: Any, threads: dict[int, int]) -> Span:
+    kernel = _category(event) in ("kernel", "concurrent_kernel")
+    return Span(
+        level=Level.KERNEL,
+        kind=Kind.KERNEL.value if kernel else Kind.COPY.value,
+        name=event.name(),
+        start_ns=event.start_ns(),
+        dur_ns=event.duration_ns(),
+        device=event.device_index(),
+        stream=event.device_resource_id(),
+        correlation_id=event.correlation_id() or None,
+    )
+
+
+_MAKERS: dict[str, Callable[[Any, dict[int, int]], Span | None]] = {
+    "cpu_op": _op,
+    "user_annotation": _annotation,
+    "cpu_instant_event": _allocation,
+    "cuda_runtime": _runtime,
+    "cuda_driver": _runtime,
+    "kernel": _device,
+    "concurrent_kernel": _device,
+    "gpu_memcpy": _device,
+    "gpu_memset": _device,
+}

@@ -1,0 +1,114 @@
+"""Backward passes and optimizer steps, at the model level.
+
+`torch.autograd.backward` and `torch.autograd.grad` both hand over to one function, looked up at each call;
+optimizers have hooks of torch's own for all their instances.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from xsp.clock import monotonic_ns
+from xsp.collector import Collector, Signal
+from xsp.span import Kind, Level, Span
+
+_ENGINE = "_engine_run_backward"
+
+
+class TrainingCalls(Collector):
+    """Runs of the autograd engine (BACKWARD) and steps of optimizers (OPTIMIZER)."""
+
+    name = "training"
+    levels = (Level.MODEL,)
+
+    def __init__(self) -> None:
+        self._on = False
+        self._rows: list[tuple[Kind, str, int, int, int, str]] = []
+        self._running: dict[int, tuple[int, int]] = {}
+        self._undo: list[Callable[[], None]] = []
+        self._notes: list[str] = []
+
+    def open(self) -> None:
+        """Wrap the hand-over to the autograd engine and register the optimizers' hooks."""
+        before = register_optimizer_step_pre_hook(self._optimizer_begins)
+        after = register_optimizer_step_post_hook(self._optimizer_ends)
+        self._undo = [before.remove, after.remove]
+        original = getattr(torch.autograd, _ENGINE, None)
+        if original is None:
+            self._notes.append("this torch has no entry to its autograd engine that xsp knows: no backward spans")
+            return
+        wrapper = self._wrap_engine(original)
+        setattr(torch.autograd, _ENGINE, wrapper)
+        self._undo.append(lambda: setattr(torch.autograd, _ENGINE, original))
+
+    def close(self) -> None:
+        """Undo what `open` did."""
+        while self._undo:
+            self._undo.pop()()
+
+    def start(self, rung: Level, describe: bool) -> None:
+        """Record from here on."""
+        self._running.clear()
+        self._on = True
+
+    def stop(self) -> None:
+        """Record no more."""
+        self._on = False
+
+    def spans(self) -> Iterator[Span]:
+        """Return one span per backward pass and per optimizer step; one that raised in a hook is unclosed."""
+        rows, self._rows = self._rows, []
+        for kind, name, thread, start, end, status in rows:
+            yield Span(
+                level=Level.MODEL,
+                kind=kind.value,
+                name=name,
+                phase="backward" if kind is Kind.BACKWARD else "optimizer",
+                start_ns=start,
+                dur_ns=end - start,
+                thread=thread,
+                status=status,
+                collector=self.name,
+            )
+
+    def notes(self) -> list[str]:
+        """Return what this torch does not let us see."""
+        found, self._notes = self._notes, []
+        return found
+
+    def _wrap_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            start, status = monotonic_ns(), "ok"
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                status = f"error:{type(error).__name__}"
+                raise
+            finally:
+                if self._on:
+                    thread = threading.get_native_id()
+                    self._rows.append((Kind.BACKWARD, "backward", thread, start, monotonic_ns(), status))
+                self.notify(Signal.BACKWARD_END, None)
+
+        return run_backward
+
+    def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
+        self._running[id(optimizer)] = (threading.get_native_id(), monotonic_ns())
+
+    def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
+        thread, start = self._running.pop(id(optimizer), (None, None))
+        if self._on and thread is not None and start is not None:
+            name = type(optimizer).__name__
+            self._rows.append((Kind.OPTIMIZER, name, thread, start, monotonic_ns(), "ok"))
+        self.notify(Signal.OPTIMIZER_END, optimizer)

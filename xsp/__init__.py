@@ -1,0 +1,52 @@
+"""xsp: an across-stack profiler for deep learning that speaks distributed tracing.
+
+>>> import xsp
+>>> with xsp.profile("train", out="runs/train") as prof:      # doctest: +SKIP
+...     for batch in loader:
+...         with prof.step():
+...             train_one(batch)
+>>> trace = xsp.load("runs/train")                            # doctest: +SKIP
+>>> xsp.analyses.A2(trace).show()                             # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from xsp.errors import XspError
+from xsp.session import profile, span
+from xsp.span import Kind, Level, Rule, Span
+from xsp.version import __version__
+
+if TYPE_CHECKING:
+    from xsp import analyses
+    from xsp.trace import Trace, load
+
+__all__ = [
+    "Kind",
+    "Level",
+    "Rule",
+    "Span",
+    "Trace",
+    "XspError",
+    "__version__",
+    "analyses",
+    "load",
+    "profile",
+    "span",
+]
+
+# The table engine must not enter the measured process: these load when somebody first asks for them.
+_LAZY = {"Trace": "xsp.trace", "load": "xsp.trace", "analyses": "xsp.analyses"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'xsp' has no attribute {name!r}")
+    module = import_module(_LAZY[name])
+    return module if name == "analyses" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,94 @@
+"""The contract between xsp and whatever sees one level of the stack.
+
+A collector has a hot half and a cold half. Between `start` and `stop` it sits inside the measured program:
+there it appends to plain buffers and does nothing else. `spans` turns the buffers into rows after the step,
+when nobody's clock runs. `open` and `close` bracket a whole profiling block, so that what is dear to install
+(a patched class, a registered hook) is installed once, and gone afterwards.
+
+The order of calls, which `xsp.testing.check_collector` holds every collector to:
+
+    available → open → (start → stop → spans)* → close
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from typing import ClassVar, NamedTuple
+
+from xsp.span import Level, Span
+
+
+class Signal(enum.Enum):
+    """A boundary in the program that a collector saw, for programs that name no steps of their own."""
+
+    CALL_BEGIN = enum.auto()  # the outermost call of a module begins
+    CALL_END = enum.auto()
+    BACKWARD_END = enum.auto()
+    OPTIMIZER_END = enum.auto()
+
+
+def ignore(signal: Signal, subject: object) -> None:
+    """Take a signal and do nothing: what a collector's `notify` is until a session listens."""
+
+
+class Probe(NamedTuple):
+    """A piece of work that makes a known number of spans and next to nothing else.
+
+    The session runs it with the collector on and off, in turns, to learn what one span costs.
+    """
+
+    run: Callable[[], object]
+    spans: int
+
+
+class Collector:
+    """Base of all collectors; each method's default does nothing, so that a small one stays small."""
+
+    name: ClassVar[str] = ""
+    """Short, lower case, unique; it stands in the `collector` column."""
+
+    levels: ClassVar[tuple[Level, ...]] = ()
+    """The levels it produces. It is on in every rung that reaches the outermost of them."""
+
+    epoch: ClassVar[bool] = False
+    """True if its times are nanoseconds since the epoch; False if they are `time.perf_counter_ns`."""
+
+    notify: Callable[[Signal, object], None] = staticmethod(ignore)
+    """Where it sends the boundaries it sees; set by a session that listens."""
+
+    def available(self) -> str | None:
+        """Return None if it can work in this process, else the reason and what to install or do."""
+        return None
+
+    def open(self) -> None:
+        """Install what stays for the whole block. Called once, before the first `start`."""
+
+    def close(self) -> None:
+        """Remove everything that `open` installed. Called once, also after errors."""
+
+    def start(self, rung: Level, describe: bool) -> None:
+        """Begin a step. Hot from here on.
+
+        Args:
+            rung: the deepest level that is switched on in this step.
+            describe: True in a step whose times do not count: record shapes and memory, at any cost.
+        """
+
+    def stop(self) -> None:
+        """End the step. Hot until here."""
+
+    def settle(self) -> None:
+        """Wait until work that the step started elsewhere is done; called before the step's end is read."""
+
+    def spans(self) -> Iterable[Span]:
+        """Return what was seen since the last call, and forget it. Cold."""
+        return ()
+
+    def notes(self) -> Iterable[str]:
+        """Return, once each, sentences on what it could not see; they end up in the run's health."""
+        return ()
+
+    def probe(self) -> Probe | None:
+        """Return work to measure its cost per span with, or None if that makes no sense for it."""
+        return None

@@ -1,0 +1,306 @@
+"""Give each span its parent, by evidence, strongest first, and never by a guess.
+
+1. **explicit**: the collector or the caller named the parent (steps, user spans, an incoming trace context);
+2. **correlation**: device work takes the parent of the runtime call that launched it;
+3. **sequence**: a backward op belongs to the layer of the forward op with its sequence number;
+4. **containment**: the innermost span around it on its thread that is no deeper in the stack than itself.
+
+A span that carries no thread (oneDNN does not tell it) is looked for on all threads, and gets a parent only
+if exactly one thread offers one. What finds none stays an orphan: `parent_id` is null, and where there were
+several candidates they stand in its attributes for a serialised re-run to decide (see `resolve`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from xsp.span import Kind, Level, Rule, Span
+
+TOLERANCE_NS = 500
+"""By how much a span may stick out of its parent: sources on different clocks are placed on the epoch with
+an error of a few hundred nanoseconds, and a caller's own bookkeeping around a callee takes longer."""
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    """A span on its way to a parent."""
+
+    span: Span
+    order: int
+    start: int
+    end: int
+    middle: int
+    parent: _Node | None = None
+    rule: Rule | None = None
+    children: list[_Node] = field(default_factory=list)
+    candidates: list[_Node] = field(default_factory=list)
+    alloc_bytes: int | None = None
+    key: str = ""
+
+    def within(self, outer: _Node) -> bool:
+        """True if this span may be a child of `outer` by time and by level."""
+        return (
+            outer.span.level <= self.span.level
+            and outer.start <= self.middle <= outer.end
+            and self.end <= outer.end + TOLERANCE_NS
+        )
+
+
+def correlate(spans: Iterable[Span]) -> list[Span]:
+    """Return the spans of one step with identities, parents, rules, keys and what follows from them.
+
+    Args:
+        spans: of one step, from all collectors, in any order. One of kind STEP is the root.
+
+    Returns:
+        The spans, parents before children, siblings by start. Allocations are folded into the spans around
+        them (`alloc_bytes`); nothing else is left out.
+    """
+    nodes = [_node(span, order) for order, span in enumerate(spans)]
+    allocations = [node for node in nodes if node.span.kind == Kind.ALLOC]
+    kept = [node for node in nodes if node.span.kind != Kind.ALLOC]
+    identifiers = _identifiers(len(kept))
+    for node, identifier in zip(kept, identifiers, strict=True):
+        if node.span.span_id is None:
+            node.span = node.span._replace(span_id=identifier)
+
+    by_thread = _by_thread(kept)
+    for thread in by_thread.values():
+        _contain(thread)
+    _contain_threadless([n for n in kept if n.span.thread is None and n.span.device is None], by_thread)
+    _follow_sequence_numbers(kept)
+    _follow_correlation_ids(kept)
+    _adopt_explicit(kept)
+    _attach_to_step(kept)
+    _fold_allocations(allocations, by_thread)
+    return _finish(kept)
+
+
+def _node(span: Span, order: int) -> _Node:
+    return _Node(span, order, span.start_ns, span.end_ns, span.start_ns + span.dur_ns // 2)
+
+
+def _identifiers(count: int) -> list[str]:
+    # not from `random`, whose state belongs to the program if this runs inside it
+    digits = os.urandom(8 * count).hex()
+    return [digits[16 * place : 16 * place + 16] for place in range(count)]
+
+
+def _by_thread(nodes: Sequence[_Node]) -> dict[tuple[int | None, int], list[_Node]]:
+    """Return the host's spans per (process, thread), outer before inner."""
+    threads: dict[tuple[int | None, int], list[_Node]] = defaultdict(list)
+    for node in nodes:
+        if node.span.thread is not None and node.span.device is None:
+            threads[node.span.process, node.span.thread].append(node)
+    for thread in threads.values():
+        thread.sort(key=_outer_first)
+    return threads
+
+
+def _outer_first(node: _Node) -> tuple[int, int, int, int]:
+    # An op's clock may put it just before the layer that it runs in.
+    slack = TOLERANCE_NS if node.span.level >= Level.OP else 0
+    return (node.start + slack, node.span.level, -node.end, node.order)
+
+
+def _contain(thread: list[_Node]) -> None:
+    """Sweep one thread, its spans sorted, with a stack of what is open."""
+    stack: list[_Node] = []
+    for node in thread:
+        while stack and stack[-1].end < node.middle:
+            stack.pop()
+        for outer in reversed(stack):
+            if node.within(outer):
+                node.parent, node.rule = outer, Rule.CONTAINMENT
+                break
+        stack.append(node)
+
+
+def _contain_threadless(nodes: Sequence[_Node], by_thread: dict[tuple[int | None, int], list[_Node]]) -> None:
+    """Look for a parent on all threads; several threads with an operator under way are ambiguous."""
+    starts = {name: [node.start for node in thread] for name, thread in by_thread.items()}
+    for node in nodes:
+        found = []
+        for name, thread in by_thread.items():
+            outer: _Node | None = None
+            place = bisect_right(starts[name], node.middle)
+            if place:
+                outer = thread[place - 1]
+            while outer is not None and not node.within(outer):
+                outer = outer.parent
+            if outer is not None:
+                found.append(outer)
+        deepest = [outer for outer in found if outer.span.level >= Level.OP] or found
+        if len(deepest) == 1:
+            node.parent, node.rule = deepest[0], Rule.CONTAINMENT
+        else:
+            node.candidates = deepest
+
+
+def _follow_sequence_numbers(nodes: Sequence[_Node]) -> None:
+    """Hang the outermost frame of each backward op under the layer of its forward op.
+
+    Until a forward op makes its autograd node the counter stands still, so several ops carry the same
+    number; the last of them to begin is the one that made it.
+    """
+    makers: dict[tuple[int | None, int, int], _Node] = {}
+    for node in nodes:
+        span = node.span
+        if span.sequence_nr is not None and span.forward_thread is None and span.thread is not None:
+            name = (span.process, span.thread, span.sequence_nr)
+            if name not in makers or _outer_first(makers[name]) < _outer_first(node):
+                makers[name] = node
+    for node in nodes:
+        span = node.span
+        if span.sequence_nr is None or span.forward_thread is None:
+            continue
+        if node.parent is not None and node.parent.span.level >= Level.OP:
+            continue  # inside a frame that follows its own number
+        layer = makers.get((span.process, span.forward_thread, span.sequence_nr))
+        while layer is not None and layer.span.level >= Level.OP:
+            layer = layer.parent
+        if layer is not None:
+            node.parent, node.rule = layer, Rule.SEQUENCE
+
+
+def _follow_correlation_ids(nodes: Sequence[_Node]) -> None:
+    launches = {
+        (node.span.process, node.span.correlation_id): node
+        for node in nodes
+        if node.span.correlation_id is not None and node.span.device is None
+    }
+    for node in nodes:
+        if node.span.device is not None and node.span.correlation_id is not None:
+            launch = launches.get((node.span.process, node.span.correlation_id))
+            if launch is not None and launch.parent is not None:
+                node.parent, node.rule = launch.parent, Rule.CORRELATION
+
+
+def _adopt_explicit(nodes: Sequence[_Node]) -> None:
+    by_id = {node.span.span_id: node for node in nodes}
+    for node in nodes:
+        if node.span.parent_id is not None:
+            node.parent, node.rule = by_id.get(node.span.parent_id), Rule.EXPLICIT
+
+
+def _attach_to_step(nodes: Sequence[_Node]) -> None:
+    """Give the parts of a step their step, and the autograd engine's own threads their backward pass.
+
+    Model spans of other threads were collected in this step and in no other, so the step is their parent for
+    certain. Deeper spans on a thread without a model span stay orphans, but for backward ops in the one
+    backward pass that runs at the time.
+    """
+    step = next((node for node in nodes if node.span.kind == Kind.STEP), None)
+    passes = [node for node in nodes if node.span.kind == Kind.BACKWARD]
+    for node in nodes:
+        if node.parent is not None or node is step or node.rule is not None:
+            continue
+        if node.span.level <= Level.MODEL:
+            if step is not None:
+                node.parent, node.rule = step, Rule.EXPLICIT
+        elif node.span.phase == "backward":
+            around = [outer for outer in passes if node.within(outer)]
+            if len(around) == 1:
+                node.parent, node.rule = around[0], Rule.CONTAINMENT
+
+
+def _fold_allocations(
+    allocations: Sequence[_Node], by_thread: dict[tuple[int | None, int], list[_Node]]
+) -> None:
+    """Add each allocation to all spans that were open on its thread when it happened."""
+    for name, thread in by_thread.items():
+        here = [n for n in allocations if (n.span.process, n.span.thread) == name]
+        if not here:
+            continue
+        for node in thread:
+            node.alloc_bytes = 0
+        stack: list[_Node] = []
+        for node in sorted([*thread, *here], key=_outer_first):
+            while stack and stack[-1].end < node.middle:
+                stack.pop()
+            if node.span.kind == Kind.ALLOC:
+                for outer in stack:
+                    if node.within(outer) and outer.alloc_bytes is not None:
+                        outer.alloc_bytes += node.span.alloc_bytes or 0
+            else:
+                stack.append(node)
+
+
+def _finish(nodes: Sequence[_Node]) -> list[Span]:
+    """Return the rows, parents first, with keys, phases, layer numbers and operations counted once."""
+    roots = []
+    for node in nodes:
+        if node.parent is None:
+            roots.append(node)
+        else:
+            node.parent.children.append(node)
+    ordered: list[_Node] = []
+    _walk(roots, "", ordered)
+    layers = sorted((node for node in ordered if node.span.level == Level.LAYER), key=_outer_first)
+    index = {id(node): place for place, node in enumerate(layers)}
+    counted = _counted_below(ordered)
+    return [_row(node, index.get(id(node)), id(node) in counted) for node in ordered]
+
+
+def _walk(siblings: list[_Node], parent_key: str, ordered: list[_Node]) -> None:
+    """Visit spans depth first without recursion, and name each one's place in the structure.
+
+    A key is made of the parent's key, level, kind, name, and the ordinal among siblings that share them; so
+    it is the same in every step that has the same structure, whatever else was recorded around it.
+    """
+    pending = [(sorted(siblings, key=_outer_first), parent_key)]
+    while pending:
+        group, above = pending.pop()
+        seen: dict[tuple[int, str, str, str | None], int] = defaultdict(int)
+        for node in group:
+            span = node.span
+            alike = (span.level, span.kind, span.name, span.phase if span.level >= Level.OP else None)
+            text = f"{above}/{alike}#{seen[alike]}"
+            seen[alike] += 1
+            node.key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+            ordered.append(node)
+            if node.children:
+                pending.append((sorted(node.children, key=_outer_first), node.key))
+
+
+def _counted_below(ordered: Sequence[_Node]) -> set[int]:
+    """Return the spans whose operations a span beneath them states more closely."""
+    above: set[int] = set()
+    for node in reversed(ordered):
+        if node.span.flops is not None or id(node) in above:
+            outer = node.parent
+            while outer is not None and id(outer) not in above:
+                above.add(id(outer))
+                outer = outer.parent
+    return above
+
+
+def _row(node: _Node, layer_index: int | None, counted_below: bool) -> Span:
+    span = node.span
+    parent = node.parent
+    phase = span.phase
+    if phase is None and span.level > Level.MODEL:
+        outer = parent
+        while outer is not None and phase is None:
+            phase, outer = outer.span.phase, outer.parent
+    attributes = span.attributes
+    if node.candidates:
+        known = json.loads(attributes) if attributes else {}
+        attributes = json.dumps({**known, "candidates": [outer.key for outer in node.candidates]})
+    return span._replace(
+        parent_id=parent.span.span_id if parent is not None else span.parent_id,
+        parent_rule=node.rule.value if node.rule is not None else None,
+        phase=phase,
+        key=node.key,
+        layer_index=layer_index,
+        alloc_bytes=node.alloc_bytes,
+        flops=None if counted_below else span.flops,
+        flops_source=None if counted_below else span.flops_source,
+        attributes=attributes,
+    )

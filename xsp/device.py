@@ -1,0 +1,67 @@
+"""What machine and which software a run was made on, without a word on whose machine it is."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "duckdb", "opentelemetry-sdk")
+
+
+def describe() -> dict[str, Any]:
+    """Return hardware and versions: no host name, no user, no path, no environment."""
+    return {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "kernel": platform.release().split("-")[0],
+        "python": platform.python_version(),
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": _memory_bytes(),
+        "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
+        **_torch(),
+    }
+
+
+def cpu_model() -> str | None:
+    """Return the processor's name as the kernel gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or None
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _torch() -> dict[str, Any]:
+    """Return what torch says, if the program has loaded it; loading it here would be our doing."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    devices = []
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        devices = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
+    return {
+        "torch_threads": torch.get_num_threads(),
+        "torch_seed": torch.initial_seed() if "torch.random" in sys.modules else None,
+        "devices": devices,
+    }

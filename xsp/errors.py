@@ -1,0 +1,54 @@
+"""What can go wrong, as one tree.
+
+```
+XspError
+├── UsageError            a call, an option or a name that does not make sense
+│   ├── LevelError        levels unknown, doubled or in the wrong order
+│   └── ModelError        a model that does not exist or cannot be built
+├── RunError              a run directory that cannot be written or read
+│   ├── OutputError       it cannot be written: it exists, or the disk refuses
+│   └── TraceError        it cannot be read: empty, truncated, foreign, of a newer version
+├── AnalysisError         an analysis that this trace cannot carry, with the reason
+└── PluginError           a collector, importer or exporter that is missing or broken
+```
+
+Only the command line turns these into exit codes. A message names what is wrong, where, and what to do
+next. Nothing below `XspError` ever reaches the program that is being measured once its first step began:
+from there on xsp counts what it lost and says so at the end.
+"""
+
+
+class XspError(Exception):
+    """Root of everything that xsp raises on purpose."""
+
+
+class UsageError(XspError):
+    """A call, an option or a name that does not make sense."""
+
+
+class LevelError(UsageError):
+    """Levels that are unknown, doubled or in the wrong order."""
+
+
+class ModelError(UsageError):
+    """A model that does not exist or cannot be built."""
+
+
+class RunError(XspError):
+    """A run directory that cannot be written or read."""
+
+
+class OutputError(RunError):
+    """A run directory that cannot be written."""
+
+
+class TraceError(RunError):
+    """A run directory or a trace file that cannot be read."""
+
+
+class AnalysisError(XspError):
+    """An analysis that this trace cannot carry; the message is the reason."""
+
+
+class PluginError(XspError):
+    """A collector, importer or exporter that is missing or broken; the message says what to install."""

@@ -1,0 +1,261 @@
+"""Leveled steps → one true step, and what each level of profiling added.
+
+XSP, section III-C: a level's profiler measures its own level accurately and inflates those above. So the time
+of a span comes from the **own rung** of its level, in which that level was the deepest one on; what deeper
+levels added to it is the difference between the rungs. Two things are added to the paper's method:
+
+- spans of one level nest (modules in modules, operators in operators), so even at its own rung a span holds
+  the cost of the spans of its level inside it. What one costs follows from whole steps: the time that a rung
+  added to the step, divided by the number of spans that it added. That many times the spans inside is taken
+  off.
+- every figure is a trimmed mean over the steps of its rung, with a bootstrap interval.
+
+Spans are matched between steps by their key, the place in the structure. The merged trace is a real step of
+the deepest rung: of the most common structure, the one of median duration. Spans of other steps that have no
+counterpart in it are not averaged in; `xsp.health` counts and shows them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import duckdb
+
+from xsp import summary, table
+from xsp.schedule import rung_name
+from xsp.span import COLUMNS, MERGED_COLUMNS, Kind, Level, Rule, Span
+
+DESCRIBED = (
+    "input_shapes", "dtype", "param_bytes", "activation_bytes", "alloc_bytes", "flops", "flops_source", "attributes",
+)  # fmt: skip
+"""Columns that timed steps leave out and that the describing step supplies."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What the timed steps of one rung say about the step as a whole."""
+
+    level: int
+    steps: int
+    step_ns: float
+    added_ns: float | None
+    """Against the next rung outwards; None for the outermost."""
+    added: summary.Interval | None
+    spans: int
+    """Spans per step that this rung adds."""
+
+    @property
+    def cost_ns(self) -> float:
+        """What one span of this rung adds to its step; 0 where nothing was measured to be added."""
+        return max(0.0, self.added_ns) / self.spans if self.added_ns and self.spans else 0.0
+
+    @property
+    def cost(self) -> summary.Interval:
+        """The interval of `cost_ns`."""
+        if self.added is None or not self.spans:
+            return summary.Interval(self.cost_ns, self.cost_ns)
+        return summary.Interval(max(0.0, self.added.lo) / self.spans, max(0.0, self.added.hi) / self.spans)
+
+
+@dataclass
+class _Template:
+    """The step that the merged trace is: its rows, and how many spans of each rung are inside each."""
+
+    rows: list[Span]
+    inside: list[dict[int, int]] = field(default_factory=list)
+
+
+def merge(con: duckdb.DuckDBPyConnection) -> None:
+    """Make the table `merged` from the view `spans`.
+
+    Args:
+        con: holds `spans`, all recorded spans of a run, columns as in `COLUMNS`.
+
+    The new table has one row per span of the merged step, with the columns of `COLUMNS` and of
+    `MERGED_COLUMNS`. It is empty if no step was recorded.
+    """
+    table.create(con, "merged", (*COLUMNS, *MERGED_COLUMNS))
+    template = _template(con)
+    if template is None:
+        return
+    rungs = rungs_of(con)
+    _count_inside(template, rungs)
+    durations = _durations(con, template)
+    described = _described(con, template)
+    rows = []
+    for span, inside in zip(template.rows, template.inside, strict=True):
+        if described is not None and span.key in described:
+            found = described[span.key]
+            span = span._replace(
+                **{name: value for name, value in found.items() if getattr(span, name) is None}
+            )
+        rows.append((*span, *_figures(span, inside, durations[span.key or ""], rungs)))
+    table.insert(con, "merged", rows, (*COLUMNS, *MERGED_COLUMNS))
+
+
+def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
+    """Return the rungs that have timed steps, outermost first.
+
+    Args:
+        con: holds `spans`.
+    """
+    steps: dict[int, list[float]] = {
+        rung: list(durations)
+        for rung, durations in con.execute(
+            "SELECT rung, list(dur_ns::DOUBLE ORDER BY step) FROM spans "
+            f"WHERE kind = '{Kind.STEP}' AND timed AND status = 'ok' GROUP BY rung ORDER BY rung"
+        ).fetchall()
+    }
+    rungs: list[Rung] = []
+    before: int | None = None
+    for level, durations in steps.items():
+        figure = summary.trimmed_mean(durations)
+        added = added_interval = None
+        if before is not None:
+            # The k-th steps of two rungs ran in the same block, so what drifts between blocks cancels.
+            pairs = [deep - shallow for deep, shallow in zip(durations, steps[before], strict=False)]
+            added, added_interval = summary.trimmed_mean(pairs), summary.interval(pairs)
+        spans = con.execute(
+            "SELECT coalesce(median(spans), 0) FROM (SELECT count(*) FILTER (level > ? AND level <= ?) AS spans "
+            "FROM spans WHERE timed AND rung = ? GROUP BY trace_id, step)",
+            [before if before is not None else int(Level.APPLICATION), level, level],
+        ).fetchall()[0][0]
+        rungs.append(Rung(level, len(durations), figure, added, added_interval, int(spans)))
+        before = level
+    return rungs
+
+
+def own_rung(level: int, rungs: Sequence[Rung]) -> Rung | None:
+    """Return the rung in which a level is the deepest one on, if steps were measured there."""
+    return next((rung for rung in rungs if rung.level >= level), None)
+
+
+def _template(con: duckdb.DuckDBPyConnection) -> _Template | None:
+    """Choose the step: deepest rung, most common structure, median duration."""
+    found = con.execute(
+        f"""
+        WITH steps AS (
+            SELECT trace_id, step, any_value(rung) AS rung, any_value(timed) AS timed,
+                   bit_xor(hash(key)) AS structure,
+                   max(dur_ns) FILTER (kind = '{Kind.STEP}') AS dur_ns,
+                   max(status) FILTER (kind = '{Kind.STEP}') AS status
+            FROM spans WHERE step IS NOT NULL GROUP BY trace_id, step
+        ), deepest AS (
+            SELECT * FROM steps
+            QUALIFY rank() OVER (ORDER BY status = 'ok' DESC, timed DESC, rung DESC) = 1
+        ), common AS (
+            SELECT *, count(*) OVER (PARTITION BY structure) AS alike FROM deepest
+        )
+        SELECT trace_id, step FROM common
+        QUALIFY rank() OVER (ORDER BY alike DESC, structure) = 1
+        ORDER BY dur_ns, step
+        """
+    ).fetchall()
+    if not found:
+        return None
+    trace_id, step = found[len(found) // 2]
+    names = ", ".join(column.name for column in COLUMNS)
+    rows = con.execute(
+        f"SELECT {names} FROM spans WHERE trace_id = ? AND step = ?", [trace_id, step]
+    ).fetchall()
+    return _Template([Span._make(row) for row in rows])
+
+
+def _count_inside(template: _Template, rungs: Sequence[Rung]) -> None:
+    """Count, for each span, the spans of each rung that ran between its start and its end.
+
+    Children that belong to a span by other evidence than time (a backward op to its layer, a kernel to its
+    launch) did not run inside it and cost it nothing.
+    """
+    rows = template.rows
+    place = {row.span_id: number for number, row in enumerate(rows)}
+    template.inside = [defaultdict(int) for _ in rows]
+    for row in rows:
+        rung = own_rung(row.level, rungs)
+        if rung is None or row.device is not None:
+            continue
+        outer = row
+        while outer.parent_id in place and outer.parent_rule not in (Rule.SEQUENCE, Rule.CORRELATION):
+            number = place[outer.parent_id]
+            template.inside[number][rung.level] += 1
+            outer = rows[number]
+
+
+def _durations(con: duckdb.DuckDBPyConnection, template: _Template) -> Mapping[str, dict[int, list[float]]]:
+    """Return, per key of the template and per rung, the durations over the timed steps."""
+    keys = [row.key for row in template.rows]
+    durations: dict[str, dict[int, list[float]]] = defaultdict(dict)
+    rows = con.execute(
+        "SELECT key, rung, list(dur_ns::DOUBLE ORDER BY step) FROM spans "
+        "WHERE timed AND status = 'ok' AND key IN (SELECT unnest(?::VARCHAR[])) GROUP BY key, rung",
+        [keys],
+    ).fetchall()
+    for key, rung, values in rows:
+        durations[key][rung] = values
+    return durations
+
+
+def _described(
+    con: duckdb.DuckDBPyConnection, template: _Template
+) -> dict[str | None, dict[str, Any]] | None:
+    """Return what the describing step knows per key; None if it had other inputs than the template."""
+    names = ", ".join(DESCRIBED)
+    rows = con.execute(f"SELECT key, kind, {names} FROM spans WHERE NOT timed").fetchall()
+    known = {row[0]: dict(zip(DESCRIBED, row[2:], strict=True)) for row in rows}
+    for span in template.rows:
+        if span.kind == Kind.FORWARD and span.timed:
+            other = known.get(span.key)
+            if other is None or other["input_shapes"] != span.input_shapes:
+                return None
+    return known
+
+
+def _figures(
+    span: Span, inside: Mapping[int, int], durations: Mapping[int, list[float]], rungs: Sequence[Rung]
+) -> tuple[Any, ...]:
+    """Return the values of `MERGED_COLUMNS` for one span."""
+    deepest = rungs[-1].level if rungs else None
+    raw_values = durations.get(deepest, []) if deepest is not None else []
+    raw = summary.trimmed_mean(raw_values) if raw_values else None
+    own = own_rung(span.level, rungs)
+    values = durations.get(own.level, []) if own is not None else []
+    if own is None or not values:
+        return (0, raw, None, None, None, None, None, None, None, "not measured at its own rung")
+    nested = inside.get(own.level, 0)
+    if span.level <= Level.MODEL:
+        nested = 0  # the model level costs two clock readings
+    figure = summary.trimmed_mean(values)
+    ends = summary.interval(values)
+    true = max(0.0, figure - nested * own.cost_ns)
+    low = high = None
+    if ends is not None:
+        low = max(0.0, ends.lo - nested * own.cost.hi)
+        high = max(0.0, ends.hi - nested * own.cost.lo)
+    deeper = [rung for rung in rungs if rung.level > own.level]
+    explained = nested * own.cost_ns + sum(inside.get(rung.level, 0) * rung.cost_ns for rung in deeper)
+    return (
+        len(values),
+        raw,
+        true,
+        low,
+        high,
+        summary.percentile(values, 0.5),
+        summary.percentile(values, 0.9),
+        summary.percentile(values, 0.99),
+        explained,
+        _cause(nested, own, inside, deeper),
+    )
+
+
+def _cause(nested: int, own: Rung, inside: Mapping[int, int], deeper: Sequence[Rung]) -> str | None:
+    """Say in words what lies between the raw and the true duration."""
+    counted = [(nested, own), *((inside.get(rung.level, 0), rung) for rung in deeper)]
+    parts = [
+        f"{count} spans of {rung_name(rung.level)} at {rung.cost_ns / 1e3:.2f} µs"
+        for count, rung in counted
+        if count and rung.cost_ns
+    ]
+    return " + ".join(parts) or None

@@ -1,0 +1,127 @@
+"""The layout of a run directory, and how to write into it so that a kill at any moment leaves it readable.
+
+```
+RUN/
+  run.json             what was run, where, with which settings, and what is missing; see `xsp.session`
+  steps/000004.parquet one segment a step, columns as in `xsp.span.COLUMNS`
+  merged.parquet       the leveled steps merged into one true step; written when the run ends
+```
+
+Each file is written beside its place, flushed to the disk, and renamed; so a file that is there is whole.
+`run.json` says `"finished": false` until the end. A directory whose `run.json` names `parts` instead of
+having steps is a set of runs (a sweep, or a program that was run once per level).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from xsp.errors import OutputError, TraceError
+
+FORMAT = 1
+RUN_FILE = "run.json"
+STEPS = "steps"
+MERGED_FILE = "merged.parquet"
+
+
+def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
+    """Make an empty run directory.
+
+    Args:
+        path: where; missing parents are made.
+        overwrite: remove a run that is there already. What is no run of xsp's is never removed.
+
+    Returns:
+        The absolute path.
+
+    Raises:
+        OutputError: something is there, or the directory cannot be written.
+    """
+    run = Path(path).expanduser().absolute()
+    try:
+        if run.exists():
+            if not run.is_dir():
+                raise OutputError(f"{run}: a file is in the way; choose another output directory")
+            if any(run.iterdir()):
+                if not (run / RUN_FILE).is_file():
+                    raise OutputError(
+                        f"{run}: the directory is not empty and not a run of xsp's; choose another one"
+                    )
+                if not overwrite:
+                    raise OutputError(
+                        f"{run}: a run is there already; choose another directory, or say overwrite=True "
+                        "(--overwrite on the command line)"
+                    )
+                _clear(run)
+        (run / STEPS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{run}: cannot be written ({error.strerror}); choose another directory") from error
+    return run
+
+
+def _clear(run: Path) -> None:
+    """Remove what xsp wrote, and nothing else."""
+    for part in read_run(run).get("parts", []):
+        child = (run / str(part)).resolve()
+        if child.parent == run.resolve() and (child / RUN_FILE).is_file():
+            _clear(child)
+            shutil.rmtree(child, ignore_errors=True)
+    shutil.rmtree(run / STEPS, ignore_errors=True)
+    for name in (RUN_FILE, MERGED_FILE, "report.html"):
+        (run / name).unlink(missing_ok=True)
+
+
+def write_run(run: Path, content: dict[str, Any]) -> None:
+    """Write `run.json` in one piece."""
+    text = json.dumps({"format": FORMAT, **content}, indent=2, sort_keys=False, ensure_ascii=False)
+    write_whole(run / RUN_FILE, text.encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file beside its place, flush it to the disk and rename it into place."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def read_run(run: Path) -> dict[str, Any]:
+    """Read `run.json`.
+
+    Raises:
+        TraceError: it is missing, damaged, or of a version of xsp that is newer than this one.
+    """
+    path = run / RUN_FILE
+    if not run.exists():
+        raise TraceError(f"{run}: there is no such file or directory")
+    if not path.is_file():
+        raise TraceError(f"{run}: not a run directory, {RUN_FILE} is missing; give the directory that --out named")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = content["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"{path}: damaged ({error}); the steps in {run / STEPS} can still be loaded one by one") from error
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+    if not isinstance(found, int) or found > FORMAT:
+        raise TraceError(f"{path}: written in format {found}, this xsp reads up to {FORMAT}; install a newer xsp")
+    return dict(content)
+
+
+def segment(run: Path, step: int) -> Path:
+    """Return the path of a step's segment."""
+    return run / STEPS / f"{step:06d}.parquet"
+
+
+def segments(run: Path) -> list[Path]:
+    """Return the paths of the segments that are there, in the order of their steps."""
+    return sorted((run / STEPS).glob("[0-9]*.parquet"))

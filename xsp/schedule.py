@@ -1,0 +1,134 @@
+"""Which levels are on in which step: leveled experimentation, interleaved.
+
+A **rung** is a set of levels that are on together, named by the deepest of them. After warm-up and one step
+that describes (shapes, memory; its time does not count), the steps take turns at the rungs in a balanced
+random order: each block of steps holds every rung once, shuffled, so that drift of the machine hits all
+rungs alike.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from xsp.errors import LevelError, UsageError
+from xsp.span import Level
+
+LETTERS: dict[str, tuple[Level, ...]] = {
+    "M": (Level.MODEL,),
+    "L": (Level.LAYER, Level.OP),
+    "G": (Level.KERNEL,),
+}
+"""XSP's letters and the rungs that each adds; KERNEL brings LIBRARY and RUNTIME along."""
+
+RUNG_NAMES = {Level.MODEL: "M", Level.LAYER: "M/L", Level.OP: "M/L/op", Level.KERNEL: "M/L/G"}
+
+
+def rung_name(rung: int) -> str:
+    """Return how a rung is shown: `M`, `M/L`, `M/L/op`, `M/L/G`, else the level's name or number."""
+    try:
+        level = Level(rung)
+    except ValueError:
+        return str(rung)
+    return RUNG_NAMES.get(level, level.name.lower())
+
+
+def parse_levels(text: str) -> tuple[Level, ...]:
+    """Read levels as a user writes them and return the rungs, outermost first.
+
+    Args:
+        text: XSP's letters (`M/L/G`) or names of levels (`model/layer/op`), separated by `/`.
+
+    Returns:
+        The deepest level of each rung. The first is always `Level.MODEL`.
+
+    Raises:
+        LevelError: an unknown level, one named twice, a wrong order, or no MODEL at the front.
+    """
+    rungs: list[Level] = []
+    for part in text.split("/"):
+        added = _levels_of(part.strip(), text)
+        if rungs and added[0] <= rungs[-1]:
+            raise LevelError(f"levels {text!r}: {part!r} does not come below what stands before it; {_HOWTO}")
+        rungs.extend(added)
+    if rungs[0] is not Level.MODEL:
+        raise LevelError(f"levels {text!r}: they begin with the model level; {_HOWTO}")
+    return tuple(rungs)
+
+
+_HOWTO = "write M, M/L or M/L/G, or names in this order: " + "/".join(
+    level.name.lower() for level in Level if level is not Level.APPLICATION
+)
+
+
+def _levels_of(part: str, text: str) -> tuple[Level, ...]:
+    if part.upper() in LETTERS:
+        return LETTERS[part.upper()]
+    if part.upper() in Level.__members__ and part.upper() != "APPLICATION":
+        return (Level[part.upper()],)
+    raise LevelError(f"levels {text!r}: there is no level {part!r}; {_HOWTO}")
+
+
+class Turn(NamedTuple):
+    """What one step is for."""
+
+    rung: Level
+    timed: bool
+    describe: bool
+
+    @property
+    def warmup(self) -> bool:
+        """True in steps of which nothing is kept."""
+        return not self.timed and not self.describe
+
+
+class Schedule:
+    """An endless sequence of turns: warm-up, one description, then balanced random blocks of rungs."""
+
+    def __init__(
+        self,
+        rungs: Sequence[Level],
+        warmup: int | None = None,
+        seed: int = 0,
+        only: Level | None = None,
+    ) -> None:
+        """Make a schedule.
+
+        Args:
+            rungs: from `parse_levels`.
+            warmup: steps of which nothing is kept; each rung once unless told otherwise.
+            seed: of the random order.
+            only: measure at this rung alone; the deepest one also describes.
+
+        Raises:
+            UsageError: a negative warm-up.
+        """
+        if warmup is not None and warmup < 0:
+            raise UsageError(f"warmup={warmup}: the number of warm-up steps cannot be negative")
+        if only is not None and only not in rungs:
+            raise UsageError(f"{only.name} is none of the rungs {', '.join(map(rung_name, rungs))}")
+        self._describes = rungs[-1] >= Level.LAYER and only in (None, rungs[-1])
+        self.rungs = tuple(rungs) if only is None else (only,)
+        self.warmup = len(self.rungs) if warmup is None else warmup
+        self.seed = seed
+        self._random = random.Random(seed)
+        self._taken = 0
+        self._block: list[Level] = []
+
+    def next(self) -> Turn:
+        """Return the turn of the next step."""
+        position = self._taken
+        self._taken += 1
+        deepest = self.rungs[-1]
+        if position < self.warmup:
+            return Turn(self.rungs[-1 - position % len(self.rungs)], timed=False, describe=False)
+        if position == self.warmup and self._describes:
+            return Turn(deepest, timed=False, describe=True)
+        if not self._block:
+            self._block = self._random.sample(self.rungs, k=len(self.rungs))
+        return Turn(self._block.pop(), timed=True, describe=False)
+
+    def steps_for(self, repeats: int) -> int:
+        """Return how many steps it takes until every rung was measured `repeats` times."""
+        return self.warmup + int(self._describes) + repeats * len(self.rungs)

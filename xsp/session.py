@@ -1,0 +1,468 @@
+"""`profile()` and `step()`: which levels are on in which step, and what becomes of what they saw.
+
+Everything here runs inside the measured program. Between the two clock readings of a step it does nothing;
+before and after, it switches collectors, and hands raw rows to a second process (`xsp.writer`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from xsp import clock, device, plugins, rundir, scrub
+from xsp.calibrate import cost_per_span
+from xsp.collector import Collector, Signal
+from xsp.errors import PluginError, UsageError
+from xsp.schedule import Schedule, Turn, parse_levels, rung_name
+from xsp.span import Kind, Level, Span
+from xsp.version import __version__
+
+Listener = Callable[[Signal, object], None]
+
+_active: profile | None = None
+
+
+class profile:
+    """Profile the steps of a program, in a `with` block.
+
+    >>> with profile("train", levels="M/L/G", out="runs/train") as prof:     # doctest: +SKIP
+    ...     for batch in loader:
+    ...         with prof.step():
+    ...             train_one(batch)
+
+    Steps take turns at the levels, after warm-up; each stored step is one segment of the run directory. What
+    the block could not see or store is counted and stands in the run, and nothing that goes wrong in xsp
+    after the block was entered is raised into the program.
+    """
+
+    def __init__(
+        self,
+        name: str = "run",
+        *,
+        levels: str = "M/L/G",
+        out: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        warmup: int | None = None,
+        seed: int = 0,
+        batch_size: int | None = None,
+        collectors: Sequence[str | Collector] | None = None,
+        only: Level | None = None,
+        listener: Callable[[profile], Listener] | None = None,
+        enabled: bool = True,
+    ) -> None:
+        """Check the settings; nothing is installed before the block is entered.
+
+        Args:
+            name: of the run, and of its steps.
+            levels: `M`, `M/L`, `M/L/G`, or names of levels, `model/layer/op`.
+            out: the run directory; `runs/<name>` unless told otherwise.
+            overwrite: replace a run that is there.
+            warmup: steps of which nothing is kept; as many as there are rungs unless told otherwise.
+            seed: of the order in which the levels take turns.
+            batch_size: samples in a step; the first dimension of the model's input unless told otherwise.
+            collectors: names of entry points, or instances; all that are installed unless told otherwise.
+            only: measure at this rung alone (a program that is run once per level).
+            listener: makes the function that collectors signal the program's boundaries to.
+            enabled: False makes the block and its steps do nothing.
+
+        Raises:
+            UsageError: settings that make no sense, unknown levels among them.
+        """
+        self.name = name
+        self.levels = levels
+        self.out = Path(out) if out is not None else Path("runs") / _file_name(name)
+        self.schedule = Schedule(parse_levels(levels), warmup=warmup, seed=seed, only=only)
+        self.steps_stored = 0
+        self.steps_lost = 0
+        self.steps_skipped = 0
+        self._enabled = enabled
+        self._overwrite = overwrite
+        self._batch_size = batch_size
+        self._wanted = collectors
+        self._listener = listener
+        self._collectors: list[Collector] = []
+        self._absent: dict[str, str] = {}
+        self._notes: list[dict[str, str]] = []
+        self._pending: list[Span] = []
+        self._taken = threading.Lock()
+        self._count = 0
+        self._step: _Step | None = None
+        self._writer: Any = None
+
+    # --- the block ------------------------------------------------------------------------------------
+
+    def __enter__(self) -> profile:
+        """Make the run directory, start the storing process, install the collectors.
+
+        Raises:
+            UsageError: another block is active in this process.
+            OutputError: the run directory exists or cannot be written.
+            PluginError: a collector that was asked for by name is not there.
+        """
+        global _active
+        if not self._enabled:
+            return self
+        if _active is not None:
+            raise UsageError(f"the profile {_active.name!r} is active in this process; one at a time")
+        from xsp.writer import Writer  # not needed by programs that only import xsp
+
+        self._collectors = self._find_collectors()
+        self.out = rundir.create(_of_this_rank(self.out), overwrite=self._overwrite)
+        self._started = time.time()
+        rundir.write_run(self.out, self._run(finished=False))
+        self._writer = Writer(self.out)
+        if self._listener is not None:
+            notify = self._listener(self)
+            for collector in self._collectors:
+                collector.notify = notify
+        for collector in list(self._collectors):
+            self._guard(collector, "open", collector.open)
+        _forget_in_children()
+        _active = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take everything out again, merge what was stored, write `run.json` for good."""
+        global _active
+        if not self._enabled or _active is not self:
+            return
+        if self._step is not None:
+            self._note("xsp", f"step {self._step.number} was never closed; it was closed with the block")
+            self._step.close("unclosed")
+        _active = None
+        costs = {}
+        for collector in reversed(self._collectors):
+            self._guard(collector, "close", collector.close)
+            self._collect_notes(collector)
+        for collector in self._collectors:
+            cost = None
+            with contextlib.suppress(Exception):  # a probe that fails costs us a figure, not the program
+                cost = cost_per_span(collector)
+            if cost is not None:
+                costs[collector.name] = cost
+        self._store_rest()
+        if kind is not None:
+            self._note("xsp", f"the block was left by {kind.__name__}; the steps before it are kept")
+        self._writer.finish(self._run(finished=True, costs=costs))
+        if self._writer.failed is not None:
+            print(f"xsp: {self.out}: {self._writer.failed}", file=sys.stderr)
+        self._writer.close()
+
+    def step(self, batch_size: int | None = None) -> contextlib.AbstractContextManager[object]:
+        """Return the context of one step: one prediction, or one training step.
+
+        Args:
+            batch_size: samples in this step, if it differs from the block's.
+        """
+        if _active is not self:
+            return _NOTHING
+        return _Step(self, batch_size)
+
+    def note(self, text: str) -> None:
+        """Put a sentence on what the run is missing into the run."""
+        self._note("program", text)
+
+    # --- collectors -----------------------------------------------------------------------------------
+
+    def _find_collectors(self) -> list[Collector]:
+        """Load what was asked for, else all that can work here; remember why the others cannot."""
+        wanted: Sequence[str | Collector] = (
+            plugins.names("xsp.collectors") if self._wanted is None else self._wanted
+        )
+        found = []
+        for item in wanted:
+            try:
+                collector = plugins.load("xsp.collectors", item)() if isinstance(item, str) else item
+            except PluginError as error:
+                if self._wanted is not None:
+                    raise
+                self._absent[str(item)] = str(error)
+                continue
+            reason = collector.available()
+            if reason is not None:
+                self._absent[collector.name] = reason
+            elif min(collector.levels) <= self.schedule.rungs[-1]:
+                found.append(collector)
+        # Deeper ones are switched on first and off last.
+        return sorted(found, key=lambda each: min(each.levels), reverse=True)
+
+    def _guard(self, collector: Collector, verb: str, call: Callable[[], Any]) -> Any:
+        """Call a collector; one that raises is taken out, and the program goes on."""
+        try:
+            return call()
+        except Exception as error:
+            self._note(collector.name, f"{verb} failed and the collector was left out: {type(error).__name__}: {error}")
+            if collector in self._collectors:
+                self._collectors.remove(collector)
+                if verb != "close":
+                    with contextlib.suppress(Exception):
+                        collector.stop()
+                    with contextlib.suppress(Exception):
+                        collector.close()
+            return None
+
+    def _collect_notes(self, collector: Collector) -> None:
+        for text in self._guard(collector, "notes", lambda: list(collector.notes())) or ():
+            self._note(collector.name, text)
+
+    def _note(self, source: str, text: str) -> None:
+        note = {"source": source, "text": text}
+        if note not in self._notes:
+            self._notes.append(note)
+
+    # --- what was seen --------------------------------------------------------------------------------
+
+    def _rows(self, anchor: clock.Anchor) -> list[Span]:
+        """Take what the collectors saw, on the epoch."""
+        rows = []
+        for collector in self._collectors:
+            seen = self._guard(collector, "spans", lambda c=collector: list(c.spans())) or []  # type: ignore[misc]
+            rows += seen if collector.epoch else [_on_epoch(span, anchor) for span in seen]
+        pending, self._pending = self._pending, []
+        return rows + [_on_epoch(span, anchor) for span in pending]
+
+    def _store(self, step: _Step) -> None:
+        rows = self._rows(step.anchor)
+        if step.turn.warmup:
+            return
+        batch = step.batch_size or self._batch_size
+        if batch is None:
+            batch = next((row.batch_size for row in rows if row.batch_size is not None), None)
+        process = os.getpid()
+        common = {
+            "trace_id": step.trace_id,
+            "step": step.number,
+            "rung": int(step.turn.rung),
+            "timed": step.turn.timed,
+            "process": process,
+        }
+        rows = [row._replace(level=int(row.level), **common) for row in [step.span(batch), *rows]]
+        if self._writer.store(step.number, rows):
+            self.steps_stored += 1
+        else:
+            self.steps_lost += 1
+
+    def _store_rest(self) -> None:
+        """Store user spans that ended after the last step, around several steps for instance."""
+        rest, self._pending = self._pending, []
+        if rest and self.steps_stored:
+            anchor, trace_id = clock.anchor(), os.urandom(16).hex()
+            process = os.getpid()
+            rows = [
+                _on_epoch(row, anchor)._replace(level=int(row.level), trace_id=trace_id, process=process)
+                for row in rest
+            ]
+            self._writer.store(self._count, rows)
+
+    def _run(self, finished: bool, costs: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the content of `run.json`."""
+        return {
+            "xsp": __version__,
+            "name": self.name,
+            "finished": finished,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._started)),
+            "seconds": round(time.time() - self._started, 3),
+            "command": scrub.command(sys.argv),
+            "levels": self.levels,
+            "rungs": [rung_name(rung) for rung in self.schedule.rungs],
+            "warmup": self.schedule.warmup,
+            "seed": self.schedule.seed,
+            "batch_size": self._batch_size,
+            "clock": {"durations": "perf_counter_ns", "epoch_error_ns": clock.anchor().error_ns},
+            "steps": {
+                "seen": self._count,
+                "stored": self.steps_stored,
+                "lost": self.steps_lost,
+                "skipped": self.steps_skipped,
+            },
+            "collectors": sorted(collector.name for collector in self._collectors),
+            "absent": self._absent,
+            "costs": costs or {},
+            "notes": self._notes,
+            "machine": device.describe(),
+        }
+
+
+class _Step:
+    """One step: the only place where the measured program's clock is read."""
+
+    def __init__(self, session: profile, batch_size: int | None) -> None:
+        self.batch_size = batch_size
+        self._session = session
+        self._recording = False
+
+    def __enter__(self) -> _Step:
+        session = self._session
+        if not session._taken.acquire(blocking=False):
+            session.steps_skipped += 1
+            session._note("xsp", "steps that began while another one was being recorded were not recorded")
+            return self
+        self._recording = True
+        self.number = session._count
+        session._count += 1
+        session._step = self
+        self.turn: Turn = session.schedule.next()
+        self.trace_id, self._parent_id = _caller() or (os.urandom(16).hex(), None)
+        self.span_id = os.urandom(8).hex()
+        self.thread = threading.get_native_id()
+        self._on = [each for each in session._collectors if min(each.levels) <= self.turn.rung]
+        _users.stack.append(self.span_id)
+        for collector in self._on:
+            session._guard(collector, "start", lambda c=collector: c.start(self.turn.rung, self.turn.describe))  # type: ignore[misc]
+        self.anchor = clock.anchor()
+        self._start = clock.monotonic_ns()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._recording:
+            self.close("ok" if kind is None else f"error:{kind.__name__}")
+
+    def close(self, status: str) -> None:
+        """Read the clock, switch everything off, store the step."""
+        session = self._session
+        for collector in self._on:
+            with contextlib.suppress(Exception):  # a device that failed must fail in the program, not here
+                collector.settle()
+        self._end = clock.monotonic_ns()
+        self._recording = False
+        self._status = status
+        for collector in reversed(self._on):
+            session._guard(collector, "stop", collector.stop)
+        if self.span_id in _users.stack:
+            del _users.stack[_users.stack.index(self.span_id) :]
+        session._step = None
+        try:
+            session._store(self)
+            for collector in self._on:
+                session._collect_notes(collector)
+        except Exception as error:
+            session.steps_lost += 1
+            session._note("xsp", f"a step could not be stored: {type(error).__name__}: {error}")
+        finally:
+            session._taken.release()
+
+    def span(self, batch_size: int | None) -> Span:
+        """Return the step's own span, the root of its trace."""
+        return _on_epoch(
+            Span(
+                span_id=self.span_id,
+                parent_id=self._parent_id,
+                level=Level.MODEL,
+                kind=Kind.STEP.value,
+                name=self._session.name,
+                start_ns=self._start,
+                dur_ns=self._end - self._start,
+                thread=self.thread,
+                status=self._status,
+                batch_size=batch_size,
+                collector="session",
+            ),
+            self.anchor,
+        )
+
+
+class span:
+    """Name a block of the program: `with xsp.span("preprocess"): ...`, nested at will, in any thread.
+
+    Without an active profile it does nothing. A block between two steps belongs to the step after it.
+    """
+
+    __slots__ = ("_id", "_name", "_session", "_start")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._session = None
+
+    def __enter__(self) -> span:
+        session = self._session = _active
+        if session is not None:
+            self._id = os.urandom(8).hex()
+            _users.stack.append(self._id)
+            self._start = clock.monotonic_ns()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        session = self._session
+        if session is None:
+            return
+        end = clock.monotonic_ns()
+        stack = _users.stack
+        if self._id in stack:
+            del stack[stack.index(self._id) :]
+        session._pending.append(
+            Span(
+                span_id=self._id,
+                parent_id=stack[-1] if stack else None,
+                level=Level.APPLICATION,
+                kind=Kind.USER.value,
+                name=self._name,
+                start_ns=self._start,
+                dur_ns=end - self._start,
+                thread=threading.get_native_id(),
+                status="ok" if kind is None else f"error:{kind.__name__}",
+                collector="session",
+            )
+        )
+
+
+class _Users(threading.local):
+    """The user spans and the step that are open on this thread, outermost first."""
+
+    def __init__(self) -> None:
+        self.stack: list[str] = []
+
+
+_users = _Users()
+_NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+
+
+def _on_epoch(row: Span, anchor: clock.Anchor) -> Span:
+    return row._replace(start_ns=row.start_ns + anchor.offset_ns)
+
+
+def _caller() -> tuple[str, str] | None:
+    """Return trace and span of the OpenTelemetry span that the program is in, if it uses OpenTelemetry."""
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return None
+    context = api.get_current_span().get_span_context()
+    return (f"{context.trace_id:032x}", f"{context.span_id:016x}") if context.is_valid else None
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name) or "run"
+
+
+def _of_this_rank(out: Path) -> Path:
+    """Give each process of a distributed program a run directory of its own."""
+    rank, ranks = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "1")
+    return out / f"rank-{int(rank):04d}" if rank.isdigit() and ranks.isdigit() and int(ranks) > 1 else out
+
+
+_fork_seen = False
+
+
+def _forget_in_children() -> None:
+    """In a forked child (a DataLoader's worker) the profile goes on in the parent alone."""
+    global _fork_seen
+    if not _fork_seen and hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_forget)
+        _fork_seen = True
+
+
+def _forget() -> None:
+    global _active
+    _active = None

@@ -1,0 +1,42 @@
+"""What the storing process does with a step: correlate it and write its segment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from xsp import overhead, rundir, table
+from xsp.correlate import correlate
+from xsp.span import Span
+
+
+class Store:
+    """One run directory that is being written."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._con = table.connect()
+        self._con.execute("SET threads = 1")
+
+    def add(self, step: int, spans: Sequence[Span]) -> None:
+        """Correlate one step's spans and write them as its segment."""
+        table.create(self._con, "segment")
+        table.insert(self._con, "segment", correlate(spans))
+        table.write_parquet(self._con, "segment", rundir.segment(self._run, step))
+
+    def finish(self, run: dict[str, Any]) -> dict[str, Any]:
+        """Merge the steps and write `run.json` for good.
+
+        Returns:
+            How many steps and spans the merged trace stands on.
+        """
+        segments = rundir.segments(self._run)
+        summary: dict[str, Any] = {"segments": len(segments)}
+        if segments:
+            self._con.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM {table.parquet(segments)}")
+            overhead.merge(self._con)
+            table.write_parquet(self._con, "merged", self._run / rundir.MERGED_FILE)
+            summary["spans"] = self._con.execute("SELECT count(*) FROM merged").fetchall()[0][0]
+        rundir.write_run(self._run, run)
+        return summary

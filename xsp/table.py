@@ -1,0 +1,92 @@
+"""Rows of spans to and from the table engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from xsp.errors import TraceError
+from xsp.span import COLUMNS, Column
+
+
+def connect() -> duckdb.DuckDBPyConnection:
+    """Return a private engine in memory that reads files, and neither extensions nor the network."""
+    return duckdb.connect(
+        config={
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            "allow_unsigned_extensions": "false",
+        }
+    )
+
+
+def create(con: duckdb.DuckDBPyConnection, name: str, columns: Sequence[Column] = COLUMNS) -> None:
+    """Make an empty table."""
+    con.execute(f"CREATE OR REPLACE TABLE {name} ({', '.join(f'{c.name} {c.type}' for c in columns)})")
+
+
+def insert(
+    con: duckdb.DuckDBPyConnection,
+    name: str,
+    rows: Iterable[Sequence[Any]],
+    columns: Sequence[Column] = COLUMNS,
+) -> None:
+    """Append rows, a column at a time (per row, DuckDB is a hundred times slower)."""
+    values = [list(column) for column in zip(*rows, strict=True)]
+    if values:
+        unnested = ", ".join(f"unnest(?::{column.type}[])" for column in columns)
+        con.execute(f"INSERT INTO {name} SELECT {unnested}", values)
+
+
+def write_parquet(con: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
+    """Write a table to a file that appears in one piece."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        con.execute(f"COPY {name} TO {literal(str(beside))} (FORMAT parquet, COMPRESSION zstd)")
+        with open(beside, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def literal(text: str) -> str:
+    """Quote text as an SQL literal."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def check_parquet(con: duckdb.DuckDBPyConnection, path: Path, columns: Sequence[Column]) -> list[str]:
+    """Return the names of the columns that a Parquet file holds.
+
+    Raises:
+        TraceError: it is damaged, or holds a column of ours with a type of another kind.
+    """
+    try:
+        found = {
+            row[0]: row[1] for row in con.execute(f"DESCRIBE SELECT * FROM {parquet(path)}").fetchall()
+        }
+        con.execute(f"SELECT count(*) FROM {parquet(path)} WHERE {_touch(found)}").fetchall()
+    except duckdb.Error as error:
+        reason = str(error).splitlines()[0]
+        raise TraceError(f"{path}: damaged or not a Parquet file ({reason})") from error
+    wrong = [c.name for c in columns if c.name in found and found[c.name] != c.type]
+    if wrong:
+        raise TraceError(f"{path}: not a span table, these columns have other types: {', '.join(wrong)}")
+    if not {"level", "name", "start_ns", "dur_ns"} <= set(found):
+        raise TraceError(f"{path}: not a span table, it has no level, name, start_ns and dur_ns")
+    return list(found)
+
+
+def _touch(columns: Iterable[str]) -> str:
+    """Return a condition that makes the engine read every page, so that damage shows."""
+    return "hash(" + ", ".join(f'"{name}"' for name in columns) + ") IS NOT NULL"
+
+
+def parquet(path: Path | Sequence[Path]) -> str:
+    """Return the SQL that reads one or more Parquet files."""
+    paths = [path] if isinstance(path, Path) else path
+    return f"read_parquet([{', '.join(literal(str(each)) for each in paths)}], union_by_name = true)"

@@ -1,0 +1,135 @@
+"""A second process that correlates and stores steps, so that neither happens in the measured one.
+
+The measured process sends a step's raw rows through a pipe and waits for the word that they are stored: so
+its next step is not disturbed, and what was reported as stored survives its death. Both ends are the same
+Python, so rows travel as `marshal`, the format of the interpreter itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import marshal
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+from xsp.errors import OutputError
+from xsp.span import Span
+
+_LENGTH = struct.Struct("<Q")
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.writer import main; sys.exit(main(sys.argv[2]))"
+
+
+class Writer:
+    """The measured process's end of the pipe."""
+
+    def __init__(self, run: Path) -> None:
+        """Start the second process and wait until it is ready.
+
+        Raises:
+            OutputError: it does not start.
+        """
+        package = str(Path(__file__).resolve().parent.parent)
+        command = [sys.executable, "-c", _CODE, package, str(run)]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd="/",  # the program's own directory may hold a file called duckdb.py
+                start_new_session=True,  # an interrupt in the terminal is for the program
+            )
+        except OSError as error:
+            raise OutputError(f"{run}: the process that stores spans did not start ({error})") from error
+        self._owner = os.getpid()
+        self.failed: str | None = None
+        if self._answer() is None:
+            self.close()
+            raise OutputError(f"{run}: the process that stores spans did not start; try `xsp doctor`")
+
+    def store(self, step: int, rows: Iterable[Span]) -> bool:
+        """Store a step; return whether it is on the disk now. Never raises."""
+        return self._send(("step", step, [tuple(row) for row in rows])) is not None
+
+    def finish(self, run: dict[str, Any]) -> dict[str, Any] | None:
+        """Write the final `run.json` and the merged step; return what is to be said of them. Never raises."""
+        return self._send(("finish", json.dumps(run)))
+
+    def close(self) -> None:
+        """End the second process. A forked child of the measured process leaves it alone."""
+        if os.getpid() != self._owner:
+            return
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=60)
+
+    def _send(self, message: tuple[Any, ...]) -> dict[str, Any] | None:
+        if self.failed is not None or os.getpid() != self._owner:
+            return None
+        content = marshal.dumps(message)
+        try:
+            pipe = self._process.stdin
+            assert pipe is not None
+            pipe.write(_LENGTH.pack(len(content)))
+            pipe.write(content)
+            pipe.flush()
+        except (OSError, ValueError) as error:
+            self.failed = f"the process that stores spans is gone ({error})"
+            return None
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any] | None:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self.failed = "the process that stores spans ended"
+            return None
+        answer = json.loads(line)
+        if "error" in answer:
+            self.failed = str(answer["error"])
+            return None
+        return dict(answer)
+
+
+def main(run: str) -> int:
+    """Run the second process: read messages until the pipe ends."""
+    from xsp.store import Store
+
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # nothing but answers may reach the pipe
+    store = Store(Path(run))
+    _say(answers, {"ready": True})
+    while (message := _receive(sys.stdin.buffer)) is not None:
+        try:
+            if message[0] == "step":
+                store.add(message[1], [Span._make(row) for row in message[2]])
+                _say(answers, {"stored": message[1]})
+            else:
+                _say(answers, {"finished": store.finish(json.loads(message[1]))})
+        except Exception as error:  # whatever it is, the measured process must hear of it and go on
+            _say(answers, {"error": f"{type(error).__name__}: {error}"})
+    return 0
+
+
+def _receive(pipe: IO[bytes]) -> Any:
+    """Return the next message, or None at the end of the pipe, also in the middle of a message."""
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    content = pipe.read(length)
+    return marshal.loads(content) if len(content) == length else None
+
+
+def _say(answers: IO[str], answer: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
