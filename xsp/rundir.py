@@ -104,16 +104,22 @@ def read_run(run: Path) -> dict[str, Any]:
     if not run.exists():
         raise TraceError(f"{run}: there is no such file or directory")
     if not path.is_file():
-        raise TraceError(f"{run}: not a run directory, {RUN_FILE} is missing; give the directory that --out named")
+        raise TraceError(
+            f"{run}: not a run directory, {RUN_FILE} is missing; give the directory that --out named"
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         found = content["format"]
     except (ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"{path}: damaged ({error}); the steps in {run / STEPS} can still be loaded one by one") from error
+        raise TraceError(
+            f"{path}: damaged ({error}); the steps in {run / STEPS} can still be loaded one by one"
+        ) from error
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
     if not isinstance(found, int) or found > FORMAT:
-        raise TraceError(f"{path}: written in format {found}, this xsp reads up to {FORMAT}; install a newer xsp")
+        raise TraceError(
+            f"{path}: written in format {found}, this xsp reads up to {FORMAT}; install a newer xsp"
+        )
     return dict(content)
 
 

@@ -50,6 +50,7 @@ class profile:
         out: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
         warmup: int | None = None,
+        settle: bool = True,
         seed: int = 0,
         batch_size: int | None = None,
         collectors: Sequence[str | Collector] | None = None,
@@ -65,6 +66,7 @@ class profile:
             out: the run directory; `runs/<name>` unless told otherwise.
             overwrite: replace a run that is there.
             warmup: steps of which nothing is kept; as many as there are rungs unless told otherwise.
+            settle: run a step bare before each recorded one, so that it does not run on cold caches.
             seed: of the order in which the levels take turns.
             batch_size: samples in a step; the first dimension of the model's input unless told otherwise.
             collectors: names of entry points, or instances; all that are installed unless told otherwise.
@@ -78,7 +80,7 @@ class profile:
         self.name = name
         self.levels = levels
         self.out = Path(out) if out is not None else Path("runs") / _file_name(name)
-        self.schedule = Schedule(parse_levels(levels), warmup=warmup, seed=seed, only=only)
+        self.schedule = Schedule(parse_levels(levels), warmup, seed, only, settle)
         self.steps_stored = 0
         self.steps_lost = 0
         self.steps_skipped = 0
@@ -200,7 +202,10 @@ class profile:
         try:
             return call()
         except Exception as error:
-            self._note(collector.name, f"{verb} failed and the collector was left out: {type(error).__name__}: {error}")
+            self._note(
+                collector.name,
+                f"{verb} failed and the collector was left out: {type(error).__name__}: {error}",
+            )
             if collector in self._collectors:
                 self._collectors.remove(collector)
                 if verb != "close":
@@ -232,7 +237,7 @@ class profile:
 
     def _store(self, step: _Step) -> None:
         rows = self._rows(step.anchor)
-        if step.turn.warmup:
+        if not step.turn.kept:
             return
         batch = step.batch_size or self._batch_size
         if batch is None:
@@ -275,6 +280,7 @@ class profile:
             "levels": self.levels,
             "rungs": [rung_name(rung) for rung in self.schedule.rungs],
             "warmup": self.schedule.warmup,
+            "settle": self.schedule.settle,
             "seed": self.schedule.seed,
             "batch_size": self._batch_size,
             "clock": {"durations": "perf_counter_ns", "epoch_error_ns": clock.anchor().error_ns},
@@ -317,7 +323,9 @@ class _Step:
         self._on = [each for each in session._collectors if min(each.levels) <= self.turn.rung]
         _users.stack.append(self.span_id)
         for collector in self._on:
-            session._guard(collector, "start", lambda c=collector: c.start(self.turn.rung, self.turn.describe))  # type: ignore[misc]
+            session._guard(
+                collector, "start", lambda c=collector: c.start(self.turn.rung, self.turn.describe)
+            )  # type: ignore[misc]
         self.anchor = clock.anchor()
         self._start = clock.monotonic_ns()
         return self

@@ -66,9 +66,7 @@ def check_parquet(con: duckdb.DuckDBPyConnection, path: Path, columns: Sequence[
         TraceError: it is damaged, or holds a column of ours with a type of another kind.
     """
     try:
-        found = {
-            row[0]: row[1] for row in con.execute(f"DESCRIBE SELECT * FROM {parquet(path)}").fetchall()
-        }
+        found = {row[0]: row[1] for row in con.execute(f"DESCRIBE SELECT * FROM {parquet(path)}").fetchall()}
         con.execute(f"SELECT count(*) FROM {parquet(path)} WHERE {_touch(found)}").fetchall()
     except duckdb.Error as error:
         reason = str(error).splitlines()[0]

@@ -167,7 +167,5 @@ def _view(
     con: duckdb.DuckDBPyConnection, name: str, files: list[Path], found: set[str], columns: Sequence[Any]
 ) -> None:
     """Show files as a view with all columns; those that an older xsp did not write are null."""
-    shown = ", ".join(
-        c.name if c.name in found else f"CAST(NULL AS {c.type}) AS {c.name}" for c in columns
-    )
+    shown = ", ".join(c.name if c.name in found else f"CAST(NULL AS {c.type}) AS {c.name}" for c in columns)
     con.execute(f"CREATE VIEW {name} AS SELECT {shown} FROM {table.parquet(files)}")

@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from xsp_collectors.tensors import NO_INPUTS, Inputs, describe_inputs, tensor_bytes
 
 from xsp.clock import monotonic_ns
 from xsp.collector import Collector, Probe, Signal, ignore
 from xsp.span import Kind, Level, Span
+from xsp_collectors.tensors import NO_INPUTS, Inputs, describe_inputs, tensor_bytes
 
-_OFF, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(5)
+_OFF, _INSIDE, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(6)
+# _INSIDE: the one thread of the program is in an outermost call, and no other call is of interest
 
 
 class _Call(NamedTuple):
@@ -40,12 +41,11 @@ class _Call(NamedTuple):
     error: str | None
 
 
-class _Thread(threading.local):
-    """What the wrapper knows of the thread it runs in."""
+class _Threads(threading.local):
+    """What the wrapper knows of the thread it runs in: depth of calls, id. One look-up for both."""
 
     def __init__(self) -> None:
-        self.id = threading.get_native_id()
-        self.depth = 0
+        self.here = [0, threading.get_native_id()]
 
 
 class ModuleCalls(Collector):
@@ -168,10 +168,10 @@ def _wrap(
 ) -> tuple[Callable[..., Any], Callable[[int], None]]:
     """Return the wrapper of `original` and the function that sets its mode."""
     mode = _OFF
-    here = _Thread()
+    threads = _Threads()
     clock = monotonic_ns
-    # Dynamo traces through the wrapper; asking it first keeps clocks and lists out of compiled graphs.
-    is_compiling = torch.compiler.is_compiling
+    # Dynamo traces through the wrapper; asking it keeps clocks and lists out of compiled graphs.
+    is_tracing = torch.compiler.is_dynamo_compiling
     # Only where the method is torch's own may its body be taken over; else the method itself is called.
     plain = original is getattr(nn.Module, "_wrapped_call_impl", None) and hasattr(nn.Module, "_call_impl")
 
@@ -180,37 +180,42 @@ def _wrap(
         mode = new
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if mode == _OFF or is_compiling():
-            return original(self, *args, **kwargs)
-        thread = here
-        depth = thread.depth
+        nonlocal mode
+        call = self._call_impl if plain and self._compiled_call_impl is None else partial(original, self)
+        if mode <= _INSIDE or is_tracing():
+            return call(*args, **kwargs)
+        here = threads.here
+        depth = here[0]
         inputs = None
-        if depth == 0:
+        if depth:
+            if mode <= _OUTERMOST:
+                return call(*args, **kwargs)
+            if mode == _DESCRIBE:
+                inputs = describe_inputs(args, kwargs)
+        else:
             collector.notify(Signal.CALL_BEGIN, self)
             inputs = describe_inputs(args, kwargs)
-        elif mode == _DESCRIBE:
-            inputs = describe_inputs(args, kwargs)
-        call = self._call_impl if plain and self._compiled_call_impl is None else partial(original, self)
-        if depth and mode <= _OUTERMOST:
-            return call(*args, **kwargs)
-        thread.depth = depth + 1
+            if mode == _OUTERMOST and threading.active_count() == 1:
+                mode = _INSIDE
+        here[0] = depth + 1
         start = clock()
         try:
             result = call(*args, **kwargs)
         except BaseException as error:
-            end = clock()
-            if mode > _SIGNAL:
-                append((self, thread.id, depth, start, end, inputs, None, type(error).__name__))
+            if mode != _OFF and mode != _SIGNAL:
+                append((self, here[1], depth, start, clock(), inputs, None, type(error).__name__))
             raise
         else:
             end = clock()
-            if mode > _SIGNAL:
+            if mode != _OFF and mode != _SIGNAL:
                 size = tensor_bytes(result) if mode == _DESCRIBE else None
-                append((self, thread.id, depth, start, end, inputs, size, None))
+                append((self, here[1], depth, start, end, inputs, size, None))
             return result
         finally:
-            thread.depth = depth
-            if depth == 0:
+            here[0] = depth
+            if not depth:
+                if mode == _INSIDE:
+                    mode = _OUTERMOST
                 collector.notify(Signal.CALL_END, self)
 
     return __call__, set_mode

@@ -17,6 +17,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler as autograd_profiler
 
 from xsp.collector import Collector, Probe
+from xsp.flops import flops
 from xsp.span import Kind, Level, Span
 
 _LAUNCHES = ("Launch", "Memcpy", "Memset")
@@ -56,7 +57,7 @@ class TorchOps(Collector):
             use_device="cuda" if on_device else None,
             record_shapes=describe,
             profile_memory=describe,
-            experimental_config=_config(),
+            experimental_config=_config(all_threads=not describe),
         )
         self._profile.__enter__()
 
@@ -94,14 +95,16 @@ class TorchOps(Collector):
         return Probe(run, spans=500)
 
 
-def _config() -> _ExperimentalConfig:
-    """Return the options that this torch has of those that we want."""
-    for options in ({"profile_all_threads": True}, {}):
-        try:
-            return _ExperimentalConfig(**options)
-        except TypeError:  # an older torch, which sees the threads that inherit its state
-            continue
-    return _ExperimentalConfig()
+def _config(all_threads: bool) -> _ExperimentalConfig:
+    """Return the options that this torch has of those that we want.
+
+    With all threads in view Kineto records no allocations; so a step that describes does without the threads
+    that do not inherit the profiler's state, and what runs on them stays undescribed.
+    """
+    try:
+        return _ExperimentalConfig(profile_all_threads=all_threads)
+    except TypeError:  # an older torch, which never sees those threads
+        return _ExperimentalConfig()
 
 
 def _spans_of(events: list[Any], collector: str) -> Iterator[Span]:
@@ -136,6 +139,7 @@ def _op(event: Any, threads: dict[int, int]) -> Span:
     sequence = event.sequence_nr()
     backward = event.fwd_thread_id() > 0
     shapes = event.shapes()
+    operations = flops(event.name(), shapes, event.concrete_inputs()) if shapes else None
     return Span(
         level=Level.OP,
         kind=Kind.OP.value,
@@ -149,6 +153,8 @@ def _op(event: Any, threads: dict[int, int]) -> Span:
         forward_thread=threads.get(event.fwd_thread_id()) if backward else None,
         input_shapes=json.dumps(shapes) if shapes else None,
         dtype=next((name for name in event.dtypes() if name), None) if shapes else None,
+        flops=operations,
+        flops_source="shapes" if operations is not None else None,
     )
 
 

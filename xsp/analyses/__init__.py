@@ -1,0 +1,55 @@
+"""Analyses: pure functions from a trace to a small table, numbered A1 … A15 as in XSP's Table I.
+
+>>> import xsp                                                   # doctest: +SKIP
+>>> trace = xsp.load("runs/demo")                                # doctest: +SKIP
+>>> xsp.analyses.A2(trace).show()                                # doctest: +SKIP
+>>> xsp.analyses.layer_information is xsp.analyses.A2            # doctest: +SKIP
+
+Each states which levels it needs and refuses, with the reason, where the trace does not hold them. Tables
+are DuckDB relations: `.df()` for pandas, `.pl()` for Polars, `.fetchall()` for tuples. Units stand in the
+names of the columns; what was not measured is null.
+"""
+
+from __future__ import annotations
+
+from xsp.analyses.contract import Analysis
+from xsp.analyses.kernel import A8, A10, A11, A12, A13
+from xsp.analyses.layer import A2, A3, A4, A5, A6, A7
+from xsp.analyses.ledger import LEDGER, LEDGER_BY_KIND, LEDGER_BY_LAYER
+from xsp.analyses.model import A1, Optimum, optimal_batch
+from xsp.analyses.roofline import A9, A14, A15
+
+ANALYSES: dict[str, Analysis] = {
+    each.id: each
+    for each in (
+        A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND,
+    )
+}  # fmt: skip
+"""All analyses by what the command line calls them."""
+
+model_information = A1
+layer_information = A2
+layer_latency = A3
+layer_memory = A4
+layer_types = A5
+layer_latency_by_type = A6
+layer_memory_by_type = A7
+kernel_information = A8
+kernel_roofline = A9
+kernels_by_name = A10
+kernels_by_layer = A11
+layer_metrics = A12
+kernel_share = A13
+layer_roofline = A14
+kernels_by_model = A15
+ledger = LEDGER
+ledger_by_layer = LEDGER_BY_LAYER
+ledger_by_kind = LEDGER_BY_KIND
+
+__all__ = ["ANALYSES", "Analysis", "Optimum", "optimal_batch", *(f"A{number}" for number in range(1, 16))]
+__all__ += [
+    "kernel_information", "kernel_roofline", "kernel_share", "kernels_by_layer", "kernels_by_model",
+    "kernels_by_name", "layer_information", "layer_latency", "layer_latency_by_type", "layer_memory",
+    "layer_memory_by_type", "layer_metrics", "layer_roofline", "layer_types", "ledger", "ledger_by_kind",
+    "ledger_by_layer", "model_information",
+]  # fmt: skip

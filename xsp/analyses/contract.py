@@ -1,0 +1,62 @@
+"""What an analysis is, and the tables that several of them start from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import duckdb
+
+from xsp.errors import AnalysisError
+from xsp.span import Level
+from xsp.trace import Trace
+
+Table = duckdb.DuckDBPyRelation
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A named question, and the function that answers it from a trace."""
+
+    id: str
+    title: str
+    needs: tuple[Level, ...]
+    function: Callable[[Trace], Table]
+    unit_note: str = ""
+
+    def __call__(self, trace: Trace) -> Table:
+        """Return the table.
+
+        Raises:
+            AnalysisError: the trace does not hold what the analysis needs; the message says what and why.
+        """
+        reason = self.refusal(trace)
+        if reason is not None:
+            raise AnalysisError(reason)
+        return self.function(trace)
+
+    def refusal(self, trace: Trace) -> str | None:
+        """Return why this trace cannot carry the analysis, or None."""
+        missing = [level for level in self.needs if not trace.has(level)]
+        if missing:
+            names = ", ".join(level.name.lower() for level in missing)
+            took = trace.run.get("levels", "unknown levels")
+            return (
+                f"{self.id} ({self.title}) needs the {names} level, and {trace.name!r} holds no such span "
+                f"(recorded with {took}); record again with --levels M/L/G"
+            )
+        return None
+
+    @property
+    def about(self) -> str:
+        """The first paragraph of the function's documentation."""
+        return (self.function.__doc__ or "").strip().split("\n\n")[0]
+
+
+def analysis(identity: str, title: str, *needs: Level) -> Callable[[Callable[[Trace], Table]], Analysis]:
+    """Make a function an analysis."""
+
+    def make(function: Callable[[Trace], Table]) -> Analysis:
+        return Analysis(identity, title, needs, function)
+
+    return make

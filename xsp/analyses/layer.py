@@ -1,0 +1,91 @@
+"""A2 to A7: the layers of a model, one by one and by type.
+
+A layer is a call of a module. Modules nest, and a module may compute by itself between the calls of its
+children (an addition, an attention); so each row has the latency of the whole call and `self_ms`, what it
+took without the calls inside it. Sums and shares are over the latter, which add up to the model's time.
+"""
+
+from __future__ import annotations
+
+from xsp.analyses.contract import Table, analysis
+from xsp.span import Level, Rule
+from xsp.trace import Trace
+from xsp.views import LAYERS
+
+
+@analysis("A2", "Layer information", Level.LAYER)
+def A2(trace: Trace) -> Table:
+    """Each executed layer: index, name, type, input shapes, latency with interval, memory, operations.
+
+    `backward_ms` is the time of the backward operators of the layer's own forward operators; null without
+    the op level. Memory is MiB allocated by the layer itself, null where no describing step was recorded.
+    """
+    return trace.sql(
+        f"""
+        WITH {LAYERS}, backward AS (
+            SELECT parent_id, sum(coalesce(true_ns, raw_ns, dur_ns)) AS ns FROM merged
+            WHERE parent_rule = '{Rule.SEQUENCE}' GROUP BY parent_id
+        )
+        SELECT layer_index, layers.name, type, depth, leaf, input_shapes AS shape,
+               layers.ns / 1e6 AS latency_ms, self_ns / 1e6 AS self_ms,
+               true_lo_ns / 1e6 AS low_ms, true_hi_ns / 1e6 AS high_ms,
+               backward.ns / 1e6 AS backward_ms,
+               self_alloc_bytes / 1048576 AS alloc_mib, param_bytes / 1048576 AS param_mib,
+               activation_bytes / 1048576 AS activation_mib
+        FROM layers LEFT JOIN backward ON backward.parent_id = layers.span_id
+        ORDER BY layer_index
+        """
+    )
+
+
+@analysis("A3", "Layer latency", Level.LAYER)
+def A3(trace: Trace) -> Table:
+    """Latency of each layer in execution order, without the layers inside it."""
+    return trace.sql(
+        f"WITH {LAYERS} SELECT layer_index, name, type, self_ns / 1e6 AS latency_ms FROM layers ORDER BY layer_index"
+    )
+
+
+@analysis("A4", "Layer memory allocation", Level.LAYER)
+def A4(trace: Trace) -> Table:
+    """MiB that each layer allocates, in execution order, without the layers inside it."""
+    return trace.sql(
+        f"WITH {LAYERS} SELECT layer_index, name, type, self_alloc_bytes / 1048576 AS alloc_mib "
+        "FROM layers ORDER BY layer_index"
+    )
+
+
+@analysis("A5", "Layer type distribution", Level.LAYER)
+def A5(trace: Trace) -> Table:
+    """How many layers there are of each type; only leaves count, since containers are made of them."""
+    return trace.sql(
+        f"""
+        WITH {LAYERS}
+        SELECT type, count(*) AS layers, 100.0 * count(*) / sum(count(*)) OVER () AS percent
+        FROM layers WHERE leaf GROUP BY type ORDER BY layers DESC, type
+        """
+    )
+
+
+@analysis("A6", "Layer latency by type", Level.LAYER)
+def A6(trace: Trace) -> Table:
+    """Time by type of layer; a container's row is what it does between the calls of its children."""
+    return _by_type(trace, "sum(self_ns) / 1e6", "latency_ms")
+
+
+@analysis("A7", "Layer memory allocation by type", Level.LAYER)
+def A7(trace: Trace) -> Table:
+    """MiB allocated by type of layer; a container's row is what it allocates by itself."""
+    return _by_type(trace, "sum(self_alloc_bytes) / 1048576", "alloc_mib")
+
+
+def _by_type(trace: Trace, metric: str, name: str) -> Table:
+    return trace.sql(
+        f"""
+        WITH {LAYERS}, summed AS (
+            SELECT type, count(*) AS layers, {metric} AS {name} FROM layers GROUP BY type
+        )
+        SELECT type, layers, {name}, 100.0 * {name} / nullif(sum({name}) OVER (), 0) AS percent
+        FROM summed ORDER BY {name} DESC NULLS LAST, type
+        """
+    )

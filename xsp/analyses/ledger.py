@@ -1,0 +1,104 @@
+"""The overhead ledger: measured = true + overhead, and what of the overhead remains unexplained.
+
+Two independent measurements meet here. Leveled experimentation says what a level added to whole steps. The
+calibration says what one span of a collector costs on its own (`xsp.calibrate`); times the number of spans
+it explains what should have been added. The residual is the difference: caches, memory, and chance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xsp.analyses.contract import Table, analysis
+from xsp.schedule import rung_name
+from xsp.span import Level
+from xsp.trace import Trace
+from xsp.views import LAYERS
+
+
+@analysis("ledger", "Overhead ledger", Level.MODEL)
+def LEDGER(trace: Trace) -> Table:
+    """What each rung adds to the step, with its interval, per span, and against the calibration."""
+    rows: list[tuple[Any, ...]] = []
+    rungs = trace.rungs
+    before = int(Level.APPLICATION)
+    for rung in rungs:
+        explained = _explained(trace, before, rung.level)
+        added, ends = rung.added_ns, rung.added
+        rows.append(
+            (
+                rung_name(rung.level),
+                rung.steps,
+                rung.step_ns / 1e6,
+                _ms(added),
+                _ms(ends.lo if ends else None),
+                _ms(ends.hi if ends else None),
+                100 * added / rungs[0].step_ns if added is not None else None,
+                rung.spans if added is not None else None,
+                added / rung.spans if added is not None and rung.spans else None,
+                _ms(explained) if added is not None else None,
+                _ms(added - explained) if added is not None and explained is not None else None,
+            )
+        )
+        before = rung.level
+    names = "rung, steps, step_ms, added_ms, low_ms, high_ms, added_percent, spans, ns_per_span, explained_ms, residual_ms"
+    types = ("VARCHAR", "INTEGER", *["DOUBLE"] * 5, "BIGINT", *["DOUBLE"] * 3)
+    casts = ", ".join(f"CAST(? AS {kind})" for kind in types)
+    values = ", ".join(f"({casts})" for _ in rows) or f"({', '.join(['NULL'] * len(types))})"
+    return trace.sql(
+        f"SELECT * FROM (VALUES {values}) AS t({names}) WHERE rung IS NOT NULL",
+        params=[value for row in rows for value in row],
+    )
+
+
+def _explained(trace: Trace, before: int, level: int) -> float | None:
+    """Return spans times calibrated cost, in nanoseconds, over the levels that a rung adds."""
+    total = None
+    for cost in trace.run.get("costs", {}).values():
+        if before < cost["level"] <= level:
+            spans = trace.con.execute(
+                "SELECT count(*) FROM merged WHERE level = ?", [cost["level"]]
+            ).fetchall()[0][0]
+            total = (total or 0.0) + spans * cost["ns_per_span"]
+    return total
+
+
+def _ms(nanoseconds: float | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e6
+
+
+_SHARES = """
+    sum(raw_ns) / 1e6 AS measured_ms, sum(true_ns) / 1e6 AS true_ms,
+    sum(raw_ns - true_ns) / 1e6 AS overhead_ms, sum(explained_ns) / 1e6 AS explained_ms,
+    sum(raw_ns - true_ns - explained_ns) / 1e6 AS residual_ms
+"""
+
+
+@analysis("ledger-layers", "Overhead ledger by layer", Level.LAYER)
+def LEDGER_BY_LAYER(trace: Trace) -> Table:
+    """For each layer: measured with all collectors on, true, and what the spans inside it explain.
+
+    The cost per span is the one that whole steps show; so over all layers together it explains the overhead,
+    and a layer's residual says by how much it differs from the average.
+    """
+    return trace.sql(
+        f"""
+        WITH {LAYERS}
+        SELECT layer_index, name, type, {_SHARES} FROM layers
+        GROUP BY layer_index, name, type ORDER BY layer_index
+        """
+    )
+
+
+@analysis("ledger-kinds", "Overhead ledger by kind of span", Level.MODEL)
+def LEDGER_BY_KIND(trace: Trace) -> Table:
+    """For each kind of span: how many there are, measured, true, overhead, explained, residual.
+
+    Spans of one kind nest, so a sum can exceed the step.
+    """
+    return trace.sql(
+        f"""
+        SELECT kind, any_value(level) AS level, count(*) AS spans, {_SHARES}
+        FROM merged GROUP BY kind ORDER BY level, kind
+        """
+    )

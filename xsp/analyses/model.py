@@ -1,0 +1,109 @@
+"""A1: what a model takes, and how many samples at a time it likes best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from xsp import summary
+from xsp.analyses.contract import Table, analysis
+from xsp.errors import AnalysisError
+from xsp.span import Kind, Level
+from xsp.trace import Trace
+
+PLATEAU = 0.05
+"""Doubling the batch size must gain more throughput than this to be worth it (XSP, section III-D)."""
+
+
+@analysis("A1", "Model information", Level.MODEL)
+def A1(trace: Trace) -> Table:
+    """Latency and throughput of a step, per batch size: trimmed mean, its interval, and percentiles.
+
+    Latency comes from the steps in which nothing deeper than the model level was on. Throughput is batch
+    size over latency; it is null where the batch size is unknown.
+    """
+    rows = []
+    for batch, durations in trace.con.execute(
+        f"""
+        SELECT batch_size, list(dur_ns::DOUBLE ORDER BY step) FROM spans
+        WHERE kind = '{Kind.STEP}' AND status = 'ok' AND timed
+          AND rung = (SELECT min(rung) FROM spans WHERE kind = '{Kind.STEP}' AND timed)
+        GROUP BY batch_size ORDER BY batch_size
+        """
+    ).fetchall():
+        mean = summary.trimmed_mean(durations)
+        ends = summary.interval(durations)
+        rows.append(
+            (
+                batch,
+                mean / 1e6,
+                ends.lo / 1e6 if ends else None,
+                ends.hi / 1e6 if ends else None,
+                *(summary.percentile(durations, share) / 1e6 for share in (0.5, 0.9, 0.99)),
+                batch / mean * 1e9 if batch else None,
+                len(durations),
+            )
+        )
+    if not rows:
+        raise AnalysisError(f"A1: {trace.name!r} holds no timed step; call prof.step() more often")
+    names = "batch_size, latency_ms, low_ms, high_ms, median_ms, p90_ms, p99_ms, samples_per_s, steps"
+    types = ("BIGINT", *["DOUBLE"] * 7, "INTEGER")
+    values = ", ".join(
+        "("
+        + ", ".join(
+            f"CAST({'NULL' if v is None else repr(v)} AS {t})" for v, t in zip(row, types, strict=True)
+        )
+        + ")"
+        for row in rows
+    )
+    return trace.sql(f"SELECT * FROM (VALUES {values}) AS t({names}) ORDER BY batch_size")
+
+
+class Optimum(NamedTuple):
+    """The optimal batch size by each reading of the rule; None where it has none."""
+
+    first_plateau: int | None
+    """The smallest size whose doubling gains at most 5 %: the rule as XSP's paper states it."""
+
+    last_gain: int | None
+    """The largest size that a step of doubling which gained more than 5 % led to: what its figures follow."""
+
+    within_target: int | None
+    """The size of the highest throughput whose latency meets the target."""
+
+
+def optimal_batch(
+    sizes: Sequence[int], latencies_ms: Sequence[float], target_ms: float | None = None
+) -> Optimum:
+    """Choose the optimal batch size of a sweep.
+
+    XSP's rule, "where doubling it does not increase throughput by more than 5 %", can be read in two ways
+    when throughput does not flatten evenly; on the paper's own Table VI they give 64 and 256.
+
+    Args:
+        sizes: batch sizes, each about double the one before; in any order.
+        latencies_ms: latency of a step at each size, in milliseconds.
+        target_ms: the longest latency that is acceptable.
+
+    Returns:
+        The optimum by each reading; the target's is None without a target, or if no size meets it.
+
+    Raises:
+        AnalysisError: no sizes, or as many latencies are missing.
+    """
+    if not sizes or len(sizes) != len(latencies_ms):
+        raise AnalysisError("the optimal batch size needs at least one size, and a latency for each")
+    points = sorted(zip(sizes, latencies_ms, strict=True))
+    rates = [size / latency for size, latency in points]
+    gains = [after / before - 1 for before, after in zip(rates, rates[1:], strict=False)]
+    first = next((points[place][0] for place, gain in enumerate(gains) if gain <= PLATEAU), points[-1][0])
+    last = next(
+        (points[place + 1][0] for place in reversed(range(len(gains))) if gains[place] > PLATEAU),
+        points[0][0],
+    )
+    meeting = [
+        (rate, size)
+        for rate, (size, latency) in zip(rates, points, strict=True)
+        if latency <= (target_ms or 0)
+    ]
+    return Optimum(first, last, max(meeting)[1] if target_ms is not None and meeting else None)

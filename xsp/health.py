@@ -1,0 +1,165 @@
+"""What is missing or doubtful in a trace, before any figure is believed."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from xsp.schedule import rung_name
+from xsp.span import Kind, Level
+from xsp.trace import Trace
+from xsp.views import KERNELS
+
+
+class Severity(str, enum.Enum):
+    """How much a finding matters."""
+
+    GOOD = "good"
+    NOTE = "note"
+    WARNING = "warning"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Finding(NamedTuple):
+    """One thing that a reader of the figures should know."""
+
+    severity: Severity
+    subject: str
+    text: str
+
+
+ENOUGH_STEPS = 5
+"""Below this many timed steps at a rung its interval says little."""
+
+
+def health(trace: Trace) -> list[Finding]:
+    """Return all findings on a trace, the most important first. Never empty."""
+    findings = [
+        *_run(trace),
+        *_rungs(trace),
+        *_parents(trace),
+        *_structure(trace),
+        *_library(trace),
+        *(Finding(Severity.NOTE, note["source"], note["text"]) for note in trace.run.get("notes", [])),
+        *(
+            Finding(Severity.NOTE, name, f"was not collected: {reason}")
+            for name, reason in trace.run.get("absent", {}).items()
+        ),
+    ]
+    order = [Severity.WARNING, Severity.NOTE, Severity.GOOD]
+    return sorted(findings, key=lambda finding: order.index(finding.severity))
+
+
+def _run(trace: Trace) -> list[Finding]:
+    findings = []
+    steps = trace.run.get("steps", {})
+    if trace.run.get("finished") is False:
+        stored = _one(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}'")
+        findings.append(
+            Finding(Severity.WARNING, "run", f"was interrupted; {stored} steps were stored and are read")
+        )
+    if steps.get("lost"):
+        findings.append(
+            Finding(Severity.WARNING, "run", f"{steps['lost']} steps were recorded but not stored")
+        )
+    if steps.get("skipped"):
+        findings.append(
+            Finding(Severity.NOTE, "run", f"{steps['skipped']} steps ran beside others, unrecorded")
+        )
+    failed = _one(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}' AND status <> 'ok'")
+    if failed:
+        findings.append(
+            Finding(
+                Severity.NOTE, "run", f"{failed} steps raised or were not closed; their times do not count"
+            )
+        )
+    return findings
+
+
+def _rungs(trace: Trace) -> list[Finding]:
+    findings = []
+    rungs = trace.rungs
+    measured = {rung_name(rung.level) for rung in rungs}
+    for name in trace.run.get("rungs", []):
+        if name not in measured:
+            findings.append(
+                Finding(Severity.WARNING, name, "no step was measured at this rung: run more steps")
+            )
+    few = [f"{rung_name(rung.level)} ({rung.steps})" for rung in rungs if rung.steps < ENOUGH_STEPS]
+    if few:
+        findings.append(
+            Finding(Severity.NOTE, "repeats", f"few steps, so wide intervals, at {', '.join(few)}")
+        )
+    for rung in rungs:
+        if rung.added is not None and rung.added.lo < 0 < rung.added.hi:
+            text = "what it adds cannot be told from the noise between steps"
+            findings.append(Finding(Severity.NOTE, rung_name(rung.level), text))
+    return findings
+
+
+def _parents(trace: Trace) -> list[Finding]:
+    total = _one(trace, "SELECT count(*) FROM merged")
+    orphans = _one(
+        trace,
+        f"SELECT count(*) FROM merged WHERE parent_id IS NULL AND kind NOT IN ('{Kind.STEP}')",
+    )
+    ambiguous = _one(
+        trace,
+        "SELECT count(*) FROM merged WHERE parent_id IS NULL AND json_exists(attributes, '$.candidates')",
+    )
+    if not orphans:
+        return [Finding(Severity.GOOD, "parents", f"all {total} spans of the merged step found their parent")]
+    text = f"{orphans} of {total} spans found no parent"
+    if ambiguous:
+        text += (
+            f"; {ambiguous} of them ran beside others and could belong to several: "
+            "`xsp run --resolve` runs the program once more with one thing at a time"
+        )
+    return [Finding(Severity.WARNING, "parents", text)]
+
+
+def _structure(trace: Trace) -> list[Finding]:
+    """Find spans of timed steps that have no counterpart in the merged step."""
+    findings = []
+    rows = trace.con.execute(
+        """
+        SELECT rung, count(*), count(DISTINCT step), sum(dur_ns) / 1e6 FROM spans
+        WHERE timed AND key NOT IN (SELECT key FROM merged WHERE key IS NOT NULL) GROUP BY rung ORDER BY rung
+        """
+    ).fetchall()
+    for rung, spans, steps, milliseconds in rows:
+        text = (
+            f"{spans} spans in {steps} steps ({milliseconds:.3g} ms) have no counterpart in the merged step "
+            "and are not averaged in: the program does not do the same in each step"
+        )
+        findings.append(Finding(Severity.WARNING, rung_name(rung), text))
+    described = _one(
+        trace, f"SELECT count(*) FROM merged WHERE level = {int(Level.LAYER)} AND input_shapes IS NOT NULL"
+    )
+    if trace.has(Level.LAYER) and not described and trace.run:
+        text = "no step with these inputs was described: shapes, memory and operations are unknown"
+        findings.append(Finding(Severity.NOTE, "shapes", text))
+    unmeasured = _one(trace, "SELECT count(*) FROM merged WHERE true_ns IS NULL")
+    if unmeasured and trace.rungs:
+        text = f"{unmeasured} spans have no true time: none of their steps was measured at their own rung"
+        findings.append(Finding(Severity.NOTE, "true times", text))
+    return findings
+
+
+def _library(trace: Trace) -> list[Finding]:
+    """Say how much of the time of leaf operators went to a library that leaves no record."""
+    if not trace.has(Level.LIBRARY):
+        return []
+    rows = trace.con.execute(
+        f"WITH {KERNELS} SELECT sum(ns) FILTER (library <> 'unknown'), sum(ns) FILTER (library = 'unknown') FROM kernels"
+    ).fetchall()
+    known, unknown = (value or 0 for value in rows[0])
+    share = 100 * unknown / max(known + unknown, 1)
+    text = f"{share:.0f} % of kernel time is in operators that name no library (MKL, PyTorch's own code)"
+    return [Finding(Severity.NOTE, "library", text)]
+
+
+def _one(trace: Trace, query: str) -> int:
+    return int(trace.con.execute(query).fetchall()[0][0])
