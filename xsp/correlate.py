@@ -210,9 +210,7 @@ def _attach_to_step(nodes: Sequence[_Node]) -> None:
                 node.parent, node.rule = around[0], Rule.CONTAINMENT
 
 
-def _fold_allocations(
-    allocations: Sequence[_Node], by_thread: dict[tuple[int | None, int], list[_Node]]
-) -> None:
+def _fold_allocations(allocations: Sequence[_Node], by_thread: dict[tuple[int | None, int], list[_Node]]) -> None:
     """Add each allocation to all spans that were open on its thread when it happened."""
     for name, thread in by_thread.items():
         here = [n for n in allocations if (n.span.process, n.span.thread) == name]

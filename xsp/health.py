@@ -57,23 +57,15 @@ def _run(trace: Trace) -> list[Finding]:
     steps = trace.run.get("steps", {})
     if trace.run.get("finished") is False:
         stored = _one(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}'")
-        findings.append(
-            Finding(Severity.WARNING, "run", f"was interrupted; {stored} steps were stored and are read")
-        )
+        findings.append(Finding(Severity.WARNING, "run", f"was interrupted; {stored} steps were stored and are read"))
     if steps.get("lost"):
-        findings.append(
-            Finding(Severity.WARNING, "run", f"{steps['lost']} steps were recorded but not stored")
-        )
+        findings.append(Finding(Severity.WARNING, "run", f"{steps['lost']} steps were recorded but not stored"))
     if steps.get("skipped"):
-        findings.append(
-            Finding(Severity.NOTE, "run", f"{steps['skipped']} steps ran beside others, unrecorded")
-        )
+        findings.append(Finding(Severity.NOTE, "run", f"{steps['skipped']} steps ran beside others, unrecorded"))
     failed = _one(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}' AND status <> 'ok'")
     if failed:
         findings.append(
-            Finding(
-                Severity.NOTE, "run", f"{failed} steps raised or were not closed; their times do not count"
-            )
+            Finding(Severity.NOTE, "run", f"{failed} steps raised or were not closed; their times do not count")
         )
     return findings
 
@@ -84,14 +76,10 @@ def _rungs(trace: Trace) -> list[Finding]:
     measured = {rung_name(rung.level) for rung in rungs}
     for name in trace.run.get("rungs", []):
         if name not in measured:
-            findings.append(
-                Finding(Severity.WARNING, name, "no step was measured at this rung: run more steps")
-            )
+            findings.append(Finding(Severity.WARNING, name, "no step was measured at this rung: run more steps"))
     few = [f"{rung_name(rung.level)} ({rung.steps})" for rung in rungs if rung.steps < ENOUGH_STEPS]
     if few:
-        findings.append(
-            Finding(Severity.NOTE, "repeats", f"few steps, so wide intervals, at {', '.join(few)}")
-        )
+        findings.append(Finding(Severity.NOTE, "repeats", f"few steps, so wide intervals, at {', '.join(few)}"))
     for rung in rungs:
         if rung.added is not None and rung.added.lo < 0 < rung.added.hi:
             text = "what it adds cannot be told from the noise between steps"

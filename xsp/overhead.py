@@ -89,9 +89,7 @@ def merge(con: duckdb.DuckDBPyConnection) -> None:
     for span, inside in zip(template.rows, template.inside, strict=True):
         if described is not None and span.key in described:
             found = described[span.key]
-            span = span._replace(
-                **{name: value for name, value in found.items() if getattr(span, name) is None}
-            )
+            span = span._replace(**{name: value for name, value in found.items() if getattr(span, name) is None})
         rows.append((*span, *_figures(span, inside, durations[span.key or ""], rungs)))
     table.insert(con, "merged", rows, (*COLUMNS, *MERGED_COLUMNS))
 
@@ -158,9 +156,7 @@ def _template(con: duckdb.DuckDBPyConnection) -> _Template | None:
         return None
     trace_id, step = found[len(found) // 2]
     names = ", ".join(column.name for column in COLUMNS)
-    rows = con.execute(
-        f"SELECT {names} FROM spans WHERE trace_id = ? AND step = ?", [trace_id, step]
-    ).fetchall()
+    rows = con.execute(f"SELECT {names} FROM spans WHERE trace_id = ? AND step = ?", [trace_id, step]).fetchall()
     return _Template([Span._make(row) for row in rows])
 
 
@@ -198,9 +194,7 @@ def _durations(con: duckdb.DuckDBPyConnection, template: _Template) -> Mapping[s
     return durations
 
 
-def _described(
-    con: duckdb.DuckDBPyConnection, template: _Template
-) -> dict[str | None, dict[str, Any]] | None:
+def _described(con: duckdb.DuckDBPyConnection, template: _Template) -> dict[str | None, dict[str, Any]] | None:
     """Return what the describing step knows per key; None if it had other inputs than the template."""
     names = ", ".join(DESCRIBED)
     rows = con.execute(f"SELECT key, kind, {names} FROM spans WHERE NOT timed").fetchall()

@@ -48,9 +48,7 @@ def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
                 raise OutputError(f"{run}: a file is in the way; choose another output directory")
             if any(run.iterdir()):
                 if not (run / RUN_FILE).is_file():
-                    raise OutputError(
-                        f"{run}: the directory is not empty and not a run of xsp's; choose another one"
-                    )
+                    raise OutputError(f"{run}: the directory is not empty and not a run of xsp's; choose another one")
                 if not overwrite:
                     raise OutputError(
                         f"{run}: a run is there already; choose another directory, or say overwrite=True "
@@ -104,9 +102,7 @@ def read_run(run: Path) -> dict[str, Any]:
     if not run.exists():
         raise TraceError(f"{run}: there is no such file or directory")
     if not path.is_file():
-        raise TraceError(
-            f"{run}: not a run directory, {RUN_FILE} is missing; give the directory that --out named"
-        )
+        raise TraceError(f"{run}: not a run directory, {RUN_FILE} is missing; give the directory that --out named")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         found = content["format"]
@@ -117,9 +113,7 @@ def read_run(run: Path) -> dict[str, Any]:
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
     if not isinstance(found, int) or found > FORMAT:
-        raise TraceError(
-            f"{path}: written in format {found}, this xsp reads up to {FORMAT}; install a newer xsp"
-        )
+        raise TraceError(f"{path}: written in format {found}, this xsp reads up to {FORMAT}; install a newer xsp")
     return dict(content)
 
 

@@ -177,9 +177,7 @@ class profile:
 
     def _find_collectors(self) -> list[Collector]:
         """Load what was asked for, else all that can work here; remember why the others cannot."""
-        wanted: Sequence[str | Collector] = (
-            plugins.names("xsp.collectors") if self._wanted is None else self._wanted
-        )
+        wanted: Sequence[str | Collector] = plugins.names("xsp.collectors") if self._wanted is None else self._wanted
         found = []
         for item in wanted:
             try:
@@ -228,7 +226,7 @@ class profile:
 
     def _rows(self, anchor: clock.Anchor) -> list[Span]:
         """Take what the collectors saw, on the epoch."""
-        rows = []
+        rows: list[Span] = []
         for collector in self._collectors:
             seen = self._guard(collector, "spans", lambda c=collector: list(c.spans())) or []  # type: ignore[misc]
             rows += seen if collector.epoch else [_on_epoch(span, anchor) for span in seen]
@@ -243,7 +241,7 @@ class profile:
         if batch is None:
             batch = next((row.batch_size for row in rows if row.batch_size is not None), None)
         process = os.getpid()
-        common = {
+        common: dict[str, Any] = {
             "trace_id": step.trace_id,
             "step": step.number,
             "rung": int(step.turn.rung),
@@ -317,15 +315,15 @@ class _Step:
         session._count += 1
         session._step = self
         self.turn: Turn = session.schedule.next()
-        self.trace_id, self._parent_id = _caller() or (os.urandom(16).hex(), None)
+        caller = _caller()
+        self.trace_id = caller[0] if caller else os.urandom(16).hex()
+        self._parent_id = caller[1] if caller else None
         self.span_id = os.urandom(8).hex()
         self.thread = threading.get_native_id()
         self._on = [each for each in session._collectors if min(each.levels) <= self.turn.rung]
         _users.stack.append(self.span_id)
         for collector in self._on:
-            session._guard(
-                collector, "start", lambda c=collector: c.start(self.turn.rung, self.turn.describe)
-            )  # type: ignore[misc]
+            session._guard(collector, "start", lambda c=collector: c.start(self.turn.rung, self.turn.describe))  # type: ignore[misc]
         self.anchor = clock.anchor()
         self._start = clock.monotonic_ns()
         return self
@@ -390,7 +388,7 @@ class span:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._session = None
+        self._session: profile | None = None
 
     def __enter__(self) -> span:
         session = self._session = _active

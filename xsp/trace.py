@@ -54,9 +54,7 @@ class Trace:
 
     def children(self, span_id: str) -> duckdb.DuckDBPyRelation:
         """Return the merged spans whose parent has this id, by start."""
-        return self.con.sql(
-            f"SELECT * FROM merged WHERE parent_id = {table.literal(span_id)} ORDER BY start_ns"
-        )
+        return self.con.sql(f"SELECT * FROM merged WHERE parent_id = {table.literal(span_id)} ORDER BY start_ns")
 
     def sql(self, query: str, params: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
         """Ask any SQL of `spans` and `merged`."""

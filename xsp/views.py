@@ -26,47 +26,12 @@ LAYERS = f"""
 """Module calls with what they did themselves: `self_ns` and `self_alloc_bytes` are without the calls inside,
 so that they add up to the whole; for a leaf, a call with no call inside, they are all of it."""
 
-BOOKKEEPING = [
-    "_reshape_alias",
-    "alias",
-    "as_strided",
-    "as_strided_",
-    "chunk",
-    "contiguous",
-    "detach",
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "expand",
-    "expand_as",
-    "flatten",
-    "lift_fresh",
-    "narrow",
-    "permute",
-    "reshape",
-    "resize_",
-    "resize_as_",
-    "resolve_conj",
-    "resolve_neg",
-    "select",
-    "set_",
-    "slice",
-    "split",
-    "split_with_sizes",
-    "squeeze",
-    "squeeze_",
-    "t",
-    "to",
-    "transpose",
-    "transpose_",
-    "unbind",
-    "unflatten",
-    "unsafe_split",
-    "unsqueeze",
-    "unsqueeze_",
-    "view",
-    "view_as",
-]
+BOOKKEEPING = (
+    "_reshape_alias alias as_strided as_strided_ chunk contiguous detach empty empty_like empty_strided expand "
+    "expand_as flatten lift_fresh narrow permute reshape resize_ resize_as_ resolve_conj resolve_neg select set_ "
+    "slice split split_with_sizes squeeze squeeze_ t to transpose transpose_ unbind unflatten unsafe_split unsqueeze "
+    "unsqueeze_ view view_as"
+).split()
 """Operators that allocate or look at memory differently, and compute nothing themselves; where one of them has
 to copy, the copy is an operator of its own inside it."""
 

@@ -22,9 +22,7 @@ from xsp.errors import OutputError
 from xsp.span import Span
 
 _LENGTH = struct.Struct("<Q")
-_CODE = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from xsp.writer import main; sys.exit(main(sys.argv[2]))"
-)
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.writer import main; sys.exit(main(sys.argv[2]))"
 
 
 class Writer:

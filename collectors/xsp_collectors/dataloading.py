@@ -46,7 +46,7 @@ class DataLoading(Collector):
                 self._waits.append((threading.get_native_id(), start, monotonic_ns(), status))
 
         self._wrapper = __next__
-        dataloader._BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
+        dataloader._BaseDataLoaderIter.__next__ = self._wrapper
 
     def close(self) -> None:
         """Unwrap it."""

@@ -67,14 +67,14 @@ class ModuleCalls(Collector):
         """Put the wrapper around `Module.__call__`; it passes calls through until the first `start`."""
         self._original = nn.Module.__call__
         self._wrapper, self._set_mode = _wrap(self._original, self._calls.append, self)
-        nn.Module.__call__ = self._wrapper
+        nn.Module.__call__ = self._wrapper  # type: ignore[method-assign]
         self.stop()
 
     def close(self) -> None:
         """Take the wrapper away again."""
         self._set_mode(_OFF)
         if nn.Module.__call__ is self._wrapper:
-            nn.Module.__call__ = self._original
+            nn.Module.__call__ = self._original  # type: ignore[method-assign]
         elif self._wrapper is not None:
             self._notes.add(
                 "somebody wrapped torch.nn.Module.__call__ inside the block and did not unwrap it: "

@@ -26,18 +26,9 @@ from xsp.span import Kind, Level, Span
 
 _PREFIX = b"onednn_verbose,"
 _TIMESTAMP = "ONEDNN_VERBOSE_TIMESTAMP"
-_FIELDS = [
-    "operation",
-    "engine",
-    "primitive",
-    "implementation",
-    "prop_kind",
-    "memory_descriptors",
-    "attributes",
-    "auxiliary",
-    "problem_desc",
-    "exec_time",
-]
+_FIELDS = (
+    "operation,engine,primitive,implementation,prop_kind,memory_descriptors,attributes,auxiliary,problem_desc,exec_time"
+).split(",")
 
 
 class OneDnnPrimitives(Collector):
@@ -139,9 +130,7 @@ class OneDnnPrimitives(Collector):
         except (IndexError, ValueError):
             self._unread += 1
             return None
-        details = (
-            dict(zip(_FIELDS, fields[begin + 1 :], strict=False)) if fields[begin] == "primitive" else {}
-        )
+        details = dict(zip(_FIELDS, fields[begin + 1 :], strict=False)) if fields[begin] == "primitive" else {}
         kind = details.get("primitive", "graph")
         kept = {
             name: details[name]

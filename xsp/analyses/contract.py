@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import duckdb
 
@@ -22,7 +23,6 @@ class Analysis:
     title: str
     needs: tuple[Level, ...]
     function: Callable[[Trace], Table]
-    unit_note: str = ""
 
     def __call__(self, trace: Trace) -> Table:
         """Return the table.
@@ -60,3 +60,17 @@ def analysis(identity: str, title: str, *needs: Level) -> Callable[[Callable[[Tr
         return Analysis(identity, title, needs, function)
 
     return make
+
+
+def values(trace: Trace, names: str, types: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    """Return a table that was computed in Python.
+
+    Args:
+        trace: whose engine holds it.
+        names: of the columns, separated by commas.
+        types: of the columns.
+        rows: at least one.
+    """
+    casts = "(" + ", ".join(f"CAST(? AS {kind})" for kind in types) + ")"
+    placed = ", ".join([casts] * len(rows))
+    return trace.sql(f"SELECT * FROM (VALUES {placed}) AS t({names})", params=[cell for row in rows for cell in row])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xsp.analyses.contract import Table, analysis
+from xsp.analyses.contract import Table, analysis, values
 from xsp.schedule import rung_name
 from xsp.span import Level
 from xsp.trace import Trace
@@ -41,14 +41,11 @@ def LEDGER(trace: Trace) -> Table:
             )
         )
         before = rung.level
-    names = "rung, steps, step_ms, added_ms, low_ms, high_ms, added_percent, spans, ns_per_span, explained_ms, residual_ms"
-    types = ("VARCHAR", "INTEGER", *["DOUBLE"] * 5, "BIGINT", *["DOUBLE"] * 3)
-    casts = ", ".join(f"CAST(? AS {kind})" for kind in types)
-    values = ", ".join(f"({casts})" for _ in rows) or f"({', '.join(['NULL'] * len(types))})"
-    return trace.sql(
-        f"SELECT * FROM (VALUES {values}) AS t({names}) WHERE rung IS NOT NULL",
-        params=[value for row in rows for value in row],
+    names = (
+        "rung, steps, step_ms, added_ms, low_ms, high_ms, added_percent, spans, ns_per_span, explained_ms, residual_ms"
     )
+    types = ("VARCHAR", "INTEGER", *["DOUBLE"] * 5, "BIGINT", *["DOUBLE"] * 3)
+    return values(trace, names, types, rows)
 
 
 def _explained(trace: Trace, before: int, level: int) -> float | None:
@@ -56,9 +53,7 @@ def _explained(trace: Trace, before: int, level: int) -> float | None:
     total = None
     for cost in trace.run.get("costs", {}).values():
         if before < cost["level"] <= level:
-            spans = trace.con.execute(
-                "SELECT count(*) FROM merged WHERE level = ?", [cost["level"]]
-            ).fetchall()[0][0]
+            spans = trace.con.execute("SELECT count(*) FROM merged WHERE level = ?", [cost["level"]]).fetchall()[0][0]
             total = (total or 0.0) + spans * cost["ns_per_span"]
     return total
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from xsp import summary
@@ -50,9 +51,7 @@ def A1(trace: Trace) -> Table:
     types = ("BIGINT", *["DOUBLE"] * 7, "INTEGER")
     values = ", ".join(
         "("
-        + ", ".join(
-            f"CAST({'NULL' if v is None else repr(v)} AS {t})" for v, t in zip(row, types, strict=True)
-        )
+        + ", ".join(f"CAST({'NULL' if v is None else repr(v)} AS {t})" for v, t in zip(row, types, strict=True))
         + ")"
         for row in rows
     )
@@ -72,9 +71,7 @@ class Optimum(NamedTuple):
     """The size of the highest throughput whose latency meets the target."""
 
 
-def optimal_batch(
-    sizes: Sequence[int], latencies_ms: Sequence[float], target_ms: float | None = None
-) -> Optimum:
+def optimal_batch(sizes: Sequence[int], latencies_ms: Sequence[float], target_ms: float | None = None) -> Optimum:
     """Choose the optimal batch size of a sweep.
 
     XSP's rule, "where doubling it does not increase throughput by more than 5 %", can be read in two ways
@@ -95,15 +92,11 @@ def optimal_batch(
         raise AnalysisError("the optimal batch size needs at least one size, and a latency for each")
     points = sorted(zip(sizes, latencies_ms, strict=True))
     rates = [size / latency for size, latency in points]
-    gains = [after / before - 1 for before, after in zip(rates, rates[1:], strict=False)]
+    gains = [after / before - 1 for before, after in pairwise(rates)]
     first = next((points[place][0] for place, gain in enumerate(gains) if gain <= PLATEAU), points[-1][0])
     last = next(
         (points[place + 1][0] for place in reversed(range(len(gains))) if gains[place] > PLATEAU),
         points[0][0],
     )
-    meeting = [
-        (rate, size)
-        for rate, (size, latency) in zip(rates, points, strict=True)
-        if latency <= (target_ms or 0)
-    ]
+    meeting = [(rate, size) for rate, (size, latency) in zip(rates, points, strict=True) if latency <= (target_ms or 0)]
     return Optimum(first, last, max(meeting)[1] if target_ms is not None and meeting else None)
