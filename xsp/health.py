@@ -141,7 +141,8 @@ def _library(trace: Trace) -> list[Finding]:
     if not trace.has(Level.LIBRARY):
         return []
     rows = trace.con.execute(
-        f"WITH {KERNELS} SELECT sum(ns) FILTER (library <> 'unknown'), sum(ns) FILTER (library = 'unknown') FROM kernels"
+        f"WITH {KERNELS} SELECT sum(ns) FILTER (library <> 'unknown'), "
+        "sum(ns) FILTER (library = 'unknown') FROM kernels"
     ).fetchall()
     known, unknown = (value or 0 for value in rows[0])
     share = 100 * unknown / max(known + unknown, 1)

@@ -46,7 +46,7 @@ class DataLoading(Collector):
                 self._waits.append((threading.get_native_id(), start, monotonic_ns(), status))
 
         self._wrapper = __next__
-        dataloader._BaseDataLoaderIter.__next__ = self._wrapper
+        dataloader._BaseDataLoaderIter.__next__ = self._wrapper  # type: ignore[method-assign]
 
     def close(self) -> None:
         """Unwrap it."""
