@@ -82,6 +82,37 @@ def correlate(spans: Iterable[Span]) -> list[Span]:
     return _finish(kept)
 
 
+def resolve(spans: Sequence[Span], serialised: Iterable[Span]) -> list[Span]:
+    """Decide ambiguous parents by a run of the same program with one thing at a time.
+
+    Args:
+        spans: of one step, correlated. Orphans with several candidates carry the candidates' keys.
+        serialised: correlated spans of the serialised run.
+
+    Returns:
+        The spans; an orphan has a parent now if exactly one of its candidates had such a child in the
+        serialised run. The others stay as they were.
+    """
+    serial = list(serialised)
+    keys = {span.span_id: span.key for span in serial}
+    seen = {(keys.get(span.parent_id), span.name, span.type) for span in serial if span.parent_id in keys}
+    nodes = [_node(span, order) for order, span in enumerate(spans)]
+    by_id = {node.span.span_id: node for node in nodes}
+    by_key = {node.span.key: node for node in nodes}
+    for node in nodes:
+        span = node.span
+        node.alloc_bytes = span.alloc_bytes
+        node.parent = by_id.get(span.parent_id) if span.parent_id is not None else None
+        node.rule = Rule(span.parent_rule) if span.parent_rule is not None else None
+        attributes = json.loads(span.attributes) if span.attributes else {}
+        candidates = attributes.pop("candidates", [])
+        fitting = [key for key in candidates if (key, span.name, span.type) in seen and key in by_key]
+        if node.parent is None and len(fitting) == 1:
+            node.parent, node.rule = by_key[fitting[0]], Rule.SERIALISED
+            node.span = span._replace(attributes=json.dumps(attributes) if attributes else None)
+    return _finish(nodes)
+
+
 def _node(span: Span, order: int) -> _Node:
     return _Node(span, order, span.start_ns, span.end_ns, span.start_ns + span.dur_ns // 2)
 
@@ -103,10 +134,12 @@ def _by_thread(nodes: Sequence[_Node]) -> dict[tuple[int | None, int], list[_Nod
     return threads
 
 
-def _outer_first(node: _Node) -> tuple[int, int, int, int]:
+def _outer_first(node: _Node) -> tuple[int, int, int, int, int]:
     # An op's clock may put it just before the layer that it runs in.
     slack = TOLERANCE_NS if node.span.level >= Level.OP else 0
-    return (node.start + slack, node.span.level, -node.end, node.order)
+    # Of equal intervals the step is the outermost; of modules, reported as they end, the least deep.
+    inside = -1 if node.span.kind == Kind.STEP else node.span.depth or 0
+    return (node.start + slack, node.span.level, -node.end, inside, node.order)
 
 
 def _contain(thread: list[_Node]) -> None:
@@ -124,12 +157,14 @@ def _contain(thread: list[_Node]) -> None:
 
 def _contain_threadless(nodes: Sequence[_Node], by_thread: dict[tuple[int | None, int], list[_Node]]) -> None:
     """Look for a parent on all threads; several threads with an operator under way are ambiguous."""
-    starts = {name: [node.start for node in thread] for name, thread in by_thread.items()}
+    starts = {name: [_outer_first(node)[0] for node in thread] for name, thread in by_thread.items()}
     for node in nodes:
         found = []
         for name, thread in by_thread.items():
             outer: _Node | None = None
-            place = bisect_right(starts[name], node.middle)
+            place = bisect_right(starts[name], node.middle + TOLERANCE_NS)
+            while place and thread[place - 1].start > node.middle:
+                place -= 1
             if place:
                 outer = thread[place - 1]
             while outer is not None and not node.within(outer):
@@ -197,9 +232,14 @@ def _attach_to_step(nodes: Sequence[_Node]) -> None:
     backward pass that runs at the time.
     """
     step = next((node for node in nodes if node.span.kind == Kind.STEP), None)
+    around_step = set()
+    outer = step
+    while outer is not None and id(outer) not in around_step:
+        around_step.add(id(outer))
+        outer = outer.parent
     passes = [node for node in nodes if node.span.kind == Kind.BACKWARD]
     for node in nodes:
-        if node.parent is not None or node is step or node.rule is not None:
+        if node.parent is not None or id(node) in around_step or node.rule is not None:
             continue
         if node.span.level <= Level.MODEL:
             if step is not None:

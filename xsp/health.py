@@ -111,9 +111,16 @@ def _parents(trace: Trace) -> list[Finding]:
 def _structure(trace: Trace) -> list[Finding]:
     """Find spans of timed steps that have no counterpart in the merged step."""
     findings = []
+    others = _one(
+        trace,
+        f"SELECT count(*) FROM spans ANTI JOIN alike USING (trace_id, step) WHERE kind = '{Kind.STEP}' AND timed",
+    )
+    if others:
+        text = f"{others} timed steps do something else than the {_alike(trace)} that the figures are of"
+        findings.append(Finding(Severity.NOTE, "steps", text))
     rows = trace.con.execute(
         """
-        SELECT rung, count(*), count(DISTINCT step), sum(dur_ns) / 1e6 FROM spans
+        SELECT rung, count(*), count(DISTINCT step), sum(dur_ns) / 1e6 FROM spans JOIN alike USING (trace_id, step)
         WHERE timed AND key NOT IN (SELECT key FROM merged WHERE key IS NOT NULL) GROUP BY rung ORDER BY rung
         """
     ).fetchall()
@@ -148,6 +155,12 @@ def _library(trace: Trace) -> list[Finding]:
     share = 100 * unknown / max(known + unknown, 1)
     text = f"{share:.0f} % of kernel time is in operators that name no library (MKL, PyTorch's own code)"
     return [Finding(Severity.NOTE, "library", text)]
+
+
+def _alike(trace: Trace) -> int:
+    return _one(
+        trace, f"SELECT count(*) FROM spans JOIN alike USING (trace_id, step) WHERE kind = '{Kind.STEP}' AND timed"
+    )
 
 
 def _one(trace: Trace, query: str) -> int:

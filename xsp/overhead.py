@@ -10,9 +10,11 @@ levels added to it is the difference between the rungs. Two things are added to 
   off.
 - every figure is a trimmed mean over the steps of its rung, with a bootstrap interval.
 
-Spans are matched between steps by their key, the place in the structure. The merged trace is a real step of
-the deepest rung: of the most common structure, the one of median duration. Spans of other steps that have no
-counterpart in it are not averaged in; `xsp.health` counts and shows them.
+Only steps that do the same at the model level (forward, backward and optimizer calls) are put together: those
+of the kind that takes most of the run's time, called **alike**. Their spans are matched by key, the place in the structure. The
+merged trace is a real step of the deepest rung: of the most common structure, the one of median duration.
+Steps that are not alike, and spans that have no counterpart in the merged step, are not averaged in;
+`xsp.health` counts and shows them.
 """
 
 from __future__ import annotations
@@ -78,6 +80,7 @@ def merge(con: duckdb.DuckDBPyConnection) -> None:
     `MERGED_COLUMNS`. It is empty if no step was recorded.
     """
     table.create(con, "merged", (*COLUMNS, *MERGED_COLUMNS))
+    find_alike(con)
     template = _template(con)
     if template is None:
         return
@@ -94,16 +97,40 @@ def merge(con: duckdb.DuckDBPyConnection) -> None:
     table.insert(con, "merged", rows, (*COLUMNS, *MERGED_COLUMNS))
 
 
-def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
-    """Return the rungs that have timed steps, outermost first.
+def find_alike(con: duckdb.DuckDBPyConnection) -> None:
+    """Make the table `alike` of the steps (trace_id, step) that do the same at the model level.
 
     Args:
         con: holds `spans`.
     """
+    con.execute(
+        f"""
+        CREATE OR REPLACE TABLE alike AS
+        WITH steps AS (
+            SELECT trace_id, step, any_value(timed) AS timed,
+                   bit_xor(hash(key)) FILTER (level = {int(Level.MODEL)} AND kind <> '{Kind.DATA}') AS kind,
+                   count(*) FILTER (kind = '{Kind.STEP}' AND status = 'ok') AS good,
+                   max(dur_ns) FILTER (kind = '{Kind.STEP}') AS dur_ns
+            FROM spans WHERE step IS NOT NULL GROUP BY trace_id, step
+        ), weightiest AS (
+            SELECT kind FROM steps GROUP BY kind
+            ORDER BY coalesce(sum(dur_ns) FILTER (timed AND good > 0), 0) DESC, count(*) DESC, kind LIMIT 1
+        )
+        SELECT trace_id, step FROM steps WHERE kind IS NOT DISTINCT FROM (SELECT kind FROM weightiest)
+        """
+    )
+
+
+def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
+    """Return the rungs that have timed steps, outermost first.
+
+    Args:
+        con: holds `spans` and `alike`.
+    """
     steps: dict[int, list[float]] = {
         rung: list(durations)
         for rung, durations in con.execute(
-            "SELECT rung, list(dur_ns::DOUBLE ORDER BY step) FROM spans "
+            "SELECT rung, list(dur_ns::DOUBLE ORDER BY step) FROM spans JOIN alike USING (trace_id, step) "
             f"WHERE kind = '{Kind.STEP}' AND timed AND status = 'ok' GROUP BY rung ORDER BY rung"
         ).fetchall()
     }
@@ -118,7 +145,7 @@ def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
             added, added_interval = summary.trimmed_mean(pairs), summary.interval(pairs)
         spans = con.execute(
             "SELECT coalesce(median(spans), 0) FROM (SELECT count(*) FILTER (level > ? AND level <= ?) AS spans "
-            "FROM spans WHERE timed AND rung = ? GROUP BY trace_id, step)",
+            "FROM spans JOIN alike USING (trace_id, step) WHERE timed AND rung = ? GROUP BY trace_id, step)",
             [before if before is not None else int(Level.APPLICATION), level, level],
         ).fetchall()[0][0]
         rungs.append(Rung(level, len(durations), figure, added, added_interval, int(spans)))
@@ -140,7 +167,7 @@ def _template(con: duckdb.DuckDBPyConnection) -> _Template | None:
                    bit_xor(hash(key)) AS structure,
                    max(dur_ns) FILTER (kind = '{Kind.STEP}') AS dur_ns,
                    max(status) FILTER (kind = '{Kind.STEP}') AS status
-            FROM spans WHERE step IS NOT NULL GROUP BY trace_id, step
+            FROM spans JOIN alike USING (trace_id, step) GROUP BY trace_id, step
         ), deepest AS (
             SELECT * FROM steps
             QUALIFY rank() OVER (ORDER BY status = 'ok' DESC, timed DESC, rung DESC) = 1
@@ -185,7 +212,7 @@ def _durations(con: duckdb.DuckDBPyConnection, template: _Template) -> Mapping[s
     keys = [row.key for row in template.rows]
     durations: dict[str, dict[int, list[float]]] = defaultdict(dict)
     rows = con.execute(
-        "SELECT key, rung, list(dur_ns::DOUBLE ORDER BY step) FROM spans "
+        "SELECT key, rung, list(dur_ns::DOUBLE ORDER BY step) FROM spans JOIN alike USING (trace_id, step) "
         "WHERE timed AND status = 'ok' AND key IN (SELECT unnest(?::VARCHAR[])) GROUP BY key, rung",
         [keys],
     ).fetchall()

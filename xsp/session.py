@@ -18,7 +18,7 @@ from typing import Any
 
 from xsp import clock, device, plugins, rundir, scrub
 from xsp.calibrate import cost_per_span
-from xsp.collector import Collector, Signal
+from xsp.collector import Collector, Signal, ignore
 from xsp.errors import PluginError, UsageError
 from xsp.schedule import Schedule, Turn, parse_levels, rung_name
 from xsp.span import Kind, Level, Span
@@ -56,6 +56,7 @@ class profile:
         collectors: Sequence[str | Collector] | None = None,
         only: Level | None = None,
         listener: Callable[[profile], Listener] | None = None,
+        hosts: bool = False,
         enabled: bool = True,
     ) -> None:
         """Check the settings; nothing is installed before the block is entered.
@@ -72,6 +73,8 @@ class profile:
             collectors: names of entry points, or instances; all that are installed unless told otherwise.
             only: measure at this rung alone (a program that is run once per level).
             listener: makes the function that collectors signal the program's boundaries to.
+            hosts: a profile that is opened inside this block lends its steps to this one (`xsp run` of a
+                program that profiles itself).
             enabled: False makes the block and its steps do nothing.
 
         Raises:
@@ -81,10 +84,13 @@ class profile:
         self.levels = levels
         self.out = Path(out) if out is not None else Path("runs") / _file_name(name)
         self.schedule = Schedule(parse_levels(levels), warmup, seed, only, settle)
+        self.hosts = hosts
+        self.has_explicit_steps = False
         self.steps_stored = 0
         self.steps_lost = 0
         self.steps_skipped = 0
         self._enabled = enabled
+        self._host: profile | None = None
         self._overwrite = overwrite
         self._batch_size = batch_size
         self._wanted = collectors
@@ -111,6 +117,11 @@ class profile:
         global _active
         if not self._enabled:
             return self
+        if _active is not None and _active.hosts:
+            self._host = _active
+            _active.has_explicit_steps = True
+            _active.discard_step()
+            return self
         if _active is not None:
             raise UsageError(f"the profile {_active.name!r} is active in this process; one at a time")
         from xsp.writer import Writer  # not needed by programs that only import xsp
@@ -135,6 +146,7 @@ class profile:
     ) -> None:
         """Take everything out again, merge what was stored, write `run.json` for good."""
         global _active
+        self._host = None
         if not self._enabled or _active is not self:
             return
         if self._step is not None:
@@ -146,6 +158,7 @@ class profile:
             self._guard(collector, "close", collector.close)
             self._collect_notes(collector)
         for collector in self._collectors:
+            collector.notify = ignore
             cost = None
             with contextlib.suppress(Exception):  # a probe that fails costs us a figure, not the program
                 cost = cost_per_span(collector)
@@ -165,9 +178,16 @@ class profile:
         Args:
             batch_size: samples in this step, if it differs from the block's.
         """
+        if self._host is not None:
+            return self._host.step(batch_size)
         if _active is not self:
             return _NOTHING
         return _Step(self, batch_size)
+
+    def discard_step(self) -> None:
+        """Close the open step, if there is one, and let its times not count."""
+        if self._step is not None:
+            self._step.close("unclosed")
 
     def note(self, text: str) -> None:
         """Put a sentence on what the run is missing into the run."""

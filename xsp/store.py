@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from xsp import overhead, rundir, table
-from xsp.correlate import correlate
-from xsp.span import Span
+from xsp.correlate import correlate, resolve
+from xsp.span import COLUMNS, Rule, Span
 
 
 class Store:
@@ -40,3 +40,35 @@ class Store:
             summary["spans"] = self._con.execute("SELECT count(*) FROM merged").fetchall()[0][0]
         rundir.write_run(self._run, run)
         return summary
+
+
+def resolve_run(run: Path, serialised: Path) -> int:
+    """Decide the ambiguous parents of a run by its serialised re-run, and merge it again.
+
+    Returns:
+        How many spans found a parent.
+
+    Raises:
+        TraceError: one of the two runs cannot be read.
+    """
+    con = table.connect()
+    names = ", ".join(column.name for column in COLUMNS)
+
+    def read(segment: Path) -> list[Span]:
+        rows = con.execute(f"SELECT {names} FROM {table.parquet(segment)}").fetchall()
+        return [Span._make(row) for row in rows]
+
+    serial = [span for segment in rundir.segments(serialised) for span in read(segment)]
+    found = 0
+    for segment in rundir.segments(run):
+        before = read(segment)
+        after = resolve(before, serial)
+        gained = sum(span.parent_rule == Rule.SERIALISED for span in after)
+        if gained:
+            found += gained
+            table.create(con, "segment")
+            table.insert(con, "segment", after)
+            table.write_parquet(con, "segment", segment)
+    if found:
+        Store(run).finish(rundir.read_run(run))
+    return found

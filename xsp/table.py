@@ -9,7 +9,7 @@ from typing import Any
 
 import duckdb
 
-from xsp.errors import TraceError
+from xsp.errors import OutputError, TraceError
 from xsp.span import COLUMNS, Column
 
 
@@ -88,3 +88,22 @@ def parquet(path: Path | Sequence[Path]) -> str:
     """Return the SQL that reads one or more Parquet files."""
     paths = [path] if isinstance(path, Path) else path
     return f"read_parquet([{', '.join(literal(str(each)) for each in paths)}], union_by_name = true)"
+
+
+def write(con: duckdb.DuckDBPyConnection, query: str, path: Path, form: str) -> None:
+    """Write the rows of a query to a file.
+
+    Args:
+        con: the engine that the query is asked of.
+        query: any SELECT.
+        path: where to; a device such as /dev/stdout is fine but for Parquet.
+        form: csv, json or parquet.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    options = {"csv": "FORMAT csv, HEADER", "json": "FORMAT json, ARRAY true", "parquet": "FORMAT parquet"}[form]
+    try:
+        con.execute(f"COPY ({query}) TO {literal(str(path))} ({options})")
+    except duckdb.IOException as error:
+        raise OutputError(f"{path}: cannot be written ({str(error).splitlines()[0]})") from error

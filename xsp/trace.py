@@ -35,7 +35,9 @@ class Trace:
         self.path = path
         held = {row[0] for row in con.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
         held |= {row[0] for row in con.execute("SELECT view_name FROM duckdb_views()").fetchall()}
-        if "merged" not in held:
+        if "merged" in held:
+            overhead.find_alike(con)
+        else:
             overhead.merge(con)
 
     @property

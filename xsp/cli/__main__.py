@@ -1,0 +1,7 @@
+"""`python -m xsp.cli`."""
+
+import sys
+
+from xsp.cli import main
+
+sys.exit(main())

@@ -1,0 +1,100 @@
+"""Print analyses of a run as tables, or write them for other programs.
+
+Without names it lists the analyses, and says for each whether this run can carry it.
+
+examples:
+  xsp analyze runs/demo                          what can be asked
+  xsp analyze runs/demo A2 A6
+  xsp analyze runs/demo A8 --format csv > kernels.csv
+  xsp analyze runs/demo A2 --format parquet --out layers.parquet
+  xsp analyze runs/sweep A1                      over the runs of a sweep
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xsp.errors import AnalysisError, UsageError
+
+if TYPE_CHECKING:
+    from xsp.analyses import Analysis
+    from xsp.trace import Trace
+
+SUMMARY = "print tables of a run"
+FORMATS = ("table", "csv", "json", "parquet")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("path", type=Path, metavar="RUN", help="run directory, sweep, or Parquet file of spans")
+    parser.add_argument("names", nargs="*", metavar="ANALYSIS", help="A1 … A15, ledger, ledger-layers, ledger-kinds")
+    parser.add_argument("--format", choices=FORMATS, default="table", help="table (default), csv, json or parquet")
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write here instead of printing")
+    parser.add_argument("--limit", type=int, metavar="N", help="rows of a printed table (default: 40)", default=40)
+    parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Load, analyse, print."""
+    from xsp import trace
+
+    places = trace.parts(given.path) if given.path.is_dir() else [given.path]
+    traces = [trace.load(place, skip_damaged=given.skip_damaged) for place in places]
+    if not given.names:
+        _list(traces[0])
+        return 0
+    chosen = [_find(name) for name in given.names]
+    if given.format == "parquet" and (given.out is None or len(chosen) > 1):
+        raise UsageError("--format parquet writes one analysis to a file: name one, and give --out FILE")
+    refused = 0
+    for each in chosen:
+        for one in traces:
+            try:
+                _show(each, one, given, several=len(traces) > 1)
+            except AnalysisError as error:
+                refused += 1
+                print(f"xsp: {error}", file=sys.stderr)
+    return 1 if refused else 0
+
+
+def _find(name: str) -> Analysis:
+    from xsp.analyses import ANALYSES
+
+    found = {known.lower(): each for known, each in ANALYSES.items()}.get(name.lower())
+    if found is None:
+        raise UsageError(f"there is no analysis {name!r}; there are {', '.join(ANALYSES)}")
+    return found
+
+
+def _list(trace: Trace) -> None:
+    from xsp.analyses import ANALYSES
+
+    for each in ANALYSES.values():
+        reason = each.refusal(trace)
+        print(f"{each.id:14} {each.title}" + (f"   (not here: {reason})" if reason else ""))
+
+
+def _show(each: Analysis, trace: Trace, given: argparse.Namespace, several: bool) -> None:
+    relation = each(trace)
+    if given.format == "table":
+        from rich.console import Console
+
+        from xsp.report import text
+
+        title = f"{each.id} {each.title}" + (f", {trace.name} batch {trace.run.get('batch_size')}" if several else "")
+        with _output(given.out) as file:
+            Console(file=file).print(text.table(relation, title, limit=given.limit))
+    else:
+        from xsp import table
+
+        target = given.out if given.out is not None else Path("/dev/stdout")
+        table.write(trace.con, relation.sql_query(), target, given.format)
+
+
+def _output(path: Path | None) -> Any:
+    from contextlib import nullcontext
+
+    return nullcontext(sys.stdout) if path is None else open(path, "a", encoding="utf-8")

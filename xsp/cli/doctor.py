@@ -1,0 +1,36 @@
+"""Say what xsp can see on this machine, what not, why, and what to install.
+
+examples:
+  xsp doctor
+"""
+
+from __future__ import annotations
+
+import argparse
+
+SUMMARY = "what can be collected on this machine, and what not"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options; it has none."""
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print the machine, and every plugin with its state."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from xsp import doctor
+
+    console = Console()
+    for name, value in doctor.machine():
+        console.print(Text(f"{name:12} {value}"))
+    table = Table("collector", "levels", "state", title="What can be collected", title_justify="left")
+    for finding in doctor.collectors():
+        state = Text("ready", style="green") if finding.reason is None else Text(finding.reason, style="yellow")
+        table.add_row(Text(finding.name), Text(finding.levels), state)
+    console.print(table)
+    for problem in doctor.other_plugins():
+        console.print(Text(problem, style="yellow"))
+    return 0

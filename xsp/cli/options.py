@@ -1,0 +1,65 @@
+"""Options that several commands share, and how their values are read."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from xsp.errors import UsageError
+
+
+def recording(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every command that records a run."""
+    parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="run directory (default: runs/<name>)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a run that is there")
+    parser.add_argument(
+        "--levels",
+        default="M/L/G",
+        metavar="LEVELS",
+        help="M, M/L, M/L/G (default), or names: model/layer/op; `once-each` runs the program once per level",
+    )
+    parser.add_argument("--warmup", type=int, metavar="N", help="steps of which nothing is kept (default: one a level)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights and of the order of levels")
+
+
+def modelling(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every command that builds a model by name."""
+    sources = "torchvision:NAME, timm:NAME, transformers:NAME or file.py:function"
+    parser.add_argument("model", metavar="MODEL", help=sources)
+    parser.add_argument("--repeats", type=int, default=12, metavar="N", help="timed steps per level (default: 12)")
+    parser.add_argument("--train", action="store_true", help="a step is forward, backward and optimizer")
+    parser.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 for instance")
+    parser.add_argument("--sequence", type=int, default=128, metavar="N", help="tokens of one sample (default: 128)")
+    parser.add_argument("--device", default=None, metavar="NAME", help="cpu, cuda, … (default: cuda if there is one)")
+
+
+def batches(text: str) -> list[int]:
+    """Read `1,2,4,8`.
+
+    Raises:
+        UsageError: something else.
+    """
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1 or len(set(sizes)) != len(sizes):
+        raise UsageError(f"--batch {text!r}: write different positive numbers with commas, 1,2,4,8")
+    return sizes
+
+
+def shape(text: str | None) -> tuple[int, ...] | None:
+    """Read `3x224x224`.
+
+    Raises:
+        UsageError: something else.
+    """
+    if text is None:
+        return None
+    try:
+        sizes = tuple(int(part) for part in text.lower().split("x"))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise UsageError(f"--input {text!r}: write the shape of one sample with x, 3x224x224")
+    return sizes

@@ -1,0 +1,59 @@
+"""Profile a model by name, with leveled experimentation.
+
+The steps take turns at the levels, so that the cost of each level is known and true times come out.
+
+examples:
+  xsp profile torchvision:resnet50
+  xsp profile timm:vit_tiny_patch16_224 --batch 8 --out runs/vit
+  xsp profile transformers:GPT2LMHeadModel --train --sequence 64
+  xsp profile torchvision:resnet18 --batch 1,2,4,8 --levels M/L
+  xsp profile mymodel.py:build --repeats 30
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from xsp.cli import options, progress
+
+SUMMARY = "profile a model by name"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    options.modelling(parser)
+    parser.add_argument("--batch", default="1", metavar="N[,N…]", help="batch sizes; several make a sweep (default: 1)")
+    options.recording(parser)
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no tables")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Profile, print the first tables, say what to type next."""
+    from xsp import measure, models
+
+    sizes = options.batches(given.batch)
+    settings = models.Settings(
+        batch=sizes[0],
+        train=given.train,
+        seed=given.seed,
+        shape=options.shape(given.input),
+        sequence=given.sequence,
+        device=given.device or measure.default_device(),
+    )
+    how = measure.Recording(
+        out=given.out or Path("runs") / measure.short_name(given.model),
+        levels=given.levels,
+        repeats=given.repeats,
+        warmup=given.warmup,
+        seed=given.seed,
+        overwrite=given.overwrite,
+    )
+    with progress.shown(given.quiet) as show:
+        if len(sizes) == 1:
+            out = measure.measure(given.model, settings, how, show)
+        else:
+            out = measure.sweep(given.model, settings, sizes, how, show)
+    if not given.quiet:
+        progress.show_result(out)
+    return 0

@@ -1,0 +1,56 @@
+"""Progress between steps, and what is printed when a run is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from xsp.measure import Progress, show_nothing
+
+
+@contextmanager
+def shown(quiet: bool) -> Iterator[Progress]:
+    """Show a progress bar on stderr. It is drawn between steps only: no thread of its own disturbs them."""
+    if quiet:
+        yield show_nothing
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+            bar.refresh()
+
+        yield show
+
+
+def show_result(out: Path) -> None:
+    """Print a run's first tables, and what to type next."""
+    from rich.console import Console
+
+    from xsp import trace
+    from xsp.report import optimum, text
+
+    console = Console()
+    runs = trace.parts(out)
+    if len(runs) > 1:
+        console.print(optimum.sweep([trace.load(run) for run in runs]))
+    else:
+        console.print(text.overview(trace.load(out)))
+    console.print(f"\nstored in {_shown(out)}; next:", highlight=False)
+    first = _shown(runs[0])
+    console.print(f"  xsp report {first}            timeline, charts and tables in one page", highlight=False)
+    console.print(f"  xsp analyze {first} A2 A10    any table, also as csv, json or parquet", highlight=False)
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

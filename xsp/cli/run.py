@@ -1,0 +1,85 @@
+"""Profile a script as it is, without touching its code.
+
+A step is an optimizer step if the script trains, else a call of the outermost module, or what --step names.
+Options of xsp's stand before the script; everything after it is the script's own.
+
+examples:
+  xsp run train.py --epochs 1
+  xsp run --levels M/L --out runs/eval evaluate.py
+  xsp run --step train_one train.py               a function of the script
+  xsp run --step mypkg.loop:Trainer.step train.py a function of a module
+  xsp run --levels once-each train.py             a script that cannot take turns: once per level
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from xsp.cli import options
+
+SUMMARY = "profile a script as it is"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    options.recording(parser)
+    parser.add_argument(
+        "--step", default="auto", metavar="WHAT", help="auto (default), call, optimizer, or the name of a function"
+    )
+    parser.add_argument(
+        "--resolve",
+        action="store_true",
+        help="if spans ran beside others and have no certain parent, run once more with one thing at a time",
+    )
+    parser.add_argument("--once-each", action="store_true", help="run the script once per level, in fresh processes")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print no tables")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--one-at-a-time", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python file")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run the script, print the first tables, return the script's exit code."""
+    from xsp.launch import Launch, launch, once_each, resolve
+    from xsp.span import Level
+
+    how = Launch(
+        script=given.script,
+        args=tuple(given.args),
+        out=given.out or Path("runs") / given.script.stem,
+        levels="M/L/G" if given.levels == "once-each" else given.levels,
+        step=given.step,
+        warmup=given.warmup,
+        seed=given.seed,
+        overwrite=given.overwrite,
+        only=Level[given.only.upper()] if given.only else None,
+        one_at_a_time=given.one_at_a_time,
+    )
+    if given.once_each or given.levels == "once-each":
+        code = once_each(how)
+    else:
+        try:
+            code = launch(how)
+        finally:
+            if not given.quiet and sys.exc_info()[0] is not None:
+                print(f"xsp: what was recorded is in {how.out}", file=sys.stderr)
+    if given.resolve and code == 0:
+        found, code = resolve(how)
+        print(f"xsp: the serialised re-run decided {found} parents", file=sys.stderr)
+    if not given.quiet:
+        _show(how.out)
+    return code
+
+
+def _show(out: Path) -> None:
+    """Print the first tables; a script that did no step is a reason to say so, not to fail."""
+    from xsp.cli import progress
+    from xsp.errors import TraceError
+
+    try:
+        progress.show_result(out)
+    except TraceError as error:
+        print(f"xsp: {error}", file=sys.stderr)

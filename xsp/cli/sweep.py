@@ -1,0 +1,56 @@
+"""Profile a model over batch sizes and choose the optimal one (XSP's A1).
+
+Each size is measured at the model level unless --levels says more. The optimum is given by both readings of
+XSP's rule that doubling the size must gain more than 5 % of throughput, and by a latency target.
+
+examples:
+  xsp sweep torchvision:resnet50 --batch 1,2,4,8,16
+  xsp sweep timm:vit_tiny_patch16_224 --batch 1,2,4,8 --latency-target 50
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from xsp.cli import options, progress
+
+SUMMARY = "find the optimal batch size of a model"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    options.modelling(parser)
+    parser.add_argument("--batch", default="1,2,4,8", metavar="N,N…", help="batch sizes (default: 1,2,4,8)")
+    parser.add_argument("--latency-target", type=float, metavar="MS", help="the longest acceptable latency of a step")
+    options.recording(parser)
+    parser.set_defaults(levels="M")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Measure each size, print A1 and the optimum."""
+    from rich.console import Console
+
+    from xsp import measure, models, trace
+    from xsp.report import optimum
+
+    sizes = options.batches(given.batch)
+    settings = models.Settings(
+        train=given.train,
+        seed=given.seed,
+        shape=options.shape(given.input),
+        sequence=given.sequence,
+        device=given.device or measure.default_device(),
+    )
+    how = measure.Recording(
+        out=given.out or Path("runs") / f"{measure.short_name(given.model)}-sweep",
+        levels=given.levels,
+        repeats=given.repeats,
+        warmup=given.warmup,
+        seed=given.seed,
+        overwrite=given.overwrite,
+    )
+    with progress.shown(False) as show:
+        out = measure.sweep(given.model, settings, sizes, how, show)
+    Console().print(optimum.sweep([trace.load(run) for run in trace.parts(out)], given.latency_target))
+    return 0

@@ -1,0 +1,217 @@
+"""Run somebody's script as Python would, inside a profile."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import importlib
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from xsp import measure, rundir
+from xsp.autostep import AutoStep, OneAtATime, StepRule
+from xsp.errors import UsageError
+from xsp.schedule import parse_levels, rung_name
+from xsp.session import Listener, profile
+from xsp.span import Level
+
+_DECORATOR = "__xsp_step__"
+_OF_A_PART = ("xsp", "created", "command", "costs", "machine", "notes")
+"""What the description of a run in parts takes from the last of them."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is to be run, and how."""
+
+    script: Path
+    args: tuple[str, ...]
+    out: Path
+    levels: str = "M/L/G"
+    step: str = StepRule.AUTO.value
+    """A `StepRule`, or the function whose calls are steps: `train_one`, `Trainer.fit_batch`, `pkg.mod:function`."""
+
+    warmup: int | None = None
+    seed: int = 0
+    overwrite: bool = False
+    only: Level | None = None
+    one_at_a_time: bool = False
+
+
+def launch(how: Launch) -> int:
+    """Run the script in this process, and return its exit code.
+
+    A script that raises has its traceback printed and the code 1, as Python does it; what was recorded until
+    then is kept. `KeyboardInterrupt` passes through.
+
+    Raises:
+        UsageError: there is no such script, or no such function for --step.
+        OutputError: the run directory exists or cannot be written.
+    """
+    measure.before_the_first_use_of_libraries()
+    function = how.step if how.step not in {rule.value for rule in StepRule} else None
+    code = _compile(how.script, function)
+    session = profile(
+        how.script.stem,
+        levels=how.levels,
+        out=how.out,
+        overwrite=how.overwrite,
+        warmup=how.warmup,
+        seed=how.seed,
+        only=how.only,
+        listener=functools.partial(_listener, how=how),
+        hosts=True,
+    )
+    sys.argv = [str(how.script), *how.args]
+    sys.path.insert(0, str(how.script.resolve().parent))
+    with session:
+        if function is not None:
+            session.has_explicit_steps = True
+            _step_in_module(session, function)
+            setattr(builtins, _DECORATOR, functools.partial(_stepping, session))
+        try:
+            return _execute(code, how.script)
+        finally:
+            if function is not None:
+                delattr(builtins, _DECORATOR)
+
+
+def once_each(how: Launch, interpreter_args: Sequence[str] = ()) -> int:
+    """Run the script once per level, each time in a fresh process, into one run.
+
+    Returns:
+        0, or the exit code of the first run that failed; what was recorded until then is kept.
+    """
+    out = rundir.create(how.out, overwrite=how.overwrite)
+    (out / rundir.STEPS).rmdir()
+    rungs = parse_levels(how.levels)
+    parts: list[str] = []
+    content: dict[str, Any] = {"name": how.script.stem, "levels": how.levels, "parts": parts, "finished": False}
+    content["rungs"] = [rung_name(rung) for rung in rungs]
+    code = 0
+    for rung in rungs:
+        parts.append(rung.name.lower())
+        rundir.write_run(out, content)
+        code = _again(how, out / parts[-1], ["--only", rung.name.lower()])
+        if code:
+            break
+    last = rundir.read_run(out / parts[-1]) if (out / parts[-1] / rundir.RUN_FILE).is_file() else {}
+    kept: dict[str, Any] = {
+        name: last[name] for name in ("xsp", "created", "command", "costs", "machine", "notes") if name in last
+    }
+    rundir.write_run(out, {**content, **kept, "finished": code == 0})
+    return code
+
+
+def resolve(how: Launch) -> tuple[int, int]:
+    """Run the script once more with one thing at a time, and decide what was ambiguous in its run.
+
+    Returns:
+        How many spans found a parent, and the exit code of the re-run.
+    """
+    from xsp.store import resolve_run  # the table engine, after the measured program has ended
+
+    serialised = how.out / "serialised"
+    code = _again(how, serialised, ["--one-at-a-time"], {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"})
+    return (resolve_run(how.out, serialised) if rundir.segments(serialised) else 0), code
+
+
+def _again(how: Launch, out: Path, extra: list[str], environment: dict[str, str] | None = None) -> int:
+    """Run this command again in a process of its own."""
+    command = [sys.executable, "-m", "xsp.cli", "run", "--quiet", "--out", str(out), "--levels", how.levels]
+    command += ["--step", how.step, "--seed", str(how.seed), *extra]
+    if how.warmup is not None:
+        command += ["--warmup", str(how.warmup)]
+    command += [str(how.script), *how.args]
+    return subprocess.run(command, env={**os.environ, **(environment or {})}, check=False).returncode
+
+
+def _listener(session: profile, how: Launch) -> Listener:
+    """Return what the collectors signal the program's boundaries to."""
+    rules = {rule.value: rule for rule in StepRule}
+    steps = AutoStep(session, rules.get(how.step, StepRule.AUTO))
+    return OneAtATime(session, steps) if how.one_at_a_time else steps
+
+
+def _compile(script: Path, function: str | None) -> CodeType:
+    """Compile the script; a function of its own that makes the steps gets a decorator."""
+    try:
+        tree = ast.parse(script.read_bytes(), filename=str(script))
+    except OSError as error:
+        raise UsageError(f"{script}: cannot be read ({error.strerror})") from error
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{script}: is not Python ({error})") from error
+    if function is not None and ":" not in function:
+        found = _find(tree, function.split("."))
+        if found is None:
+            raise UsageError(f"--step {function}: {script} has no such function; for another module's, module:function")
+        found.decorator_list.append(ast.copy_location(ast.Name(_DECORATOR, ast.Load()), found))
+    return compile(tree, str(script), "exec", dont_inherit=True)
+
+
+def _find(tree: ast.AST, path: list[str]) -> ast.FunctionDef | None:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef) and path == [node.name]:
+            return node
+        if isinstance(node, ast.ClassDef) and path[0] == node.name and len(path) > 1:
+            return _find(node, path[1:])
+        if isinstance(node, (ast.If, ast.Try, ast.With)) and (found := _find(node, path)) is not None:
+            return found
+    return None
+
+
+def _step_in_module(session: profile, function: str) -> None:
+    """Make the calls of a function of an importable module steps."""
+    module, colon, path = function.partition(":")
+    if not colon:
+        return
+    try:
+        owner: Any = importlib.import_module(module)
+        *outer, name = path.split(".")
+        for part in outer:
+            owner = getattr(owner, part)
+        setattr(owner, name, _stepping(session, getattr(owner, name)))
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"--step {function}: {error}") from error
+
+
+def _stepping(session: profile, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        with session.step():
+            return function(*args, **kwargs)
+
+    return step
+
+
+def _execute(code: CodeType, script: Path) -> int:
+    """Execute the code as the main module."""
+    main = ModuleType("__main__")
+    main.__file__ = str(script)
+    main.__dict__["__builtins__"] = builtins
+    before = sys.modules.get("__main__")
+    sys.modules["__main__"] = main
+    try:
+        exec(code, main.__dict__)
+    except SystemExit as exit_:
+        if isinstance(exit_.code, str):
+            print(exit_.code, file=sys.stderr)
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except Exception as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
+            trace = trace.tb_next
+        traceback.print_exception(type(error), error, trace or error.__traceback__)
+        return 1
+    finally:
+        if before is not None:
+            sys.modules["__main__"] = before
+    return 0

@@ -1,0 +1,103 @@
+"""Profile models by name: build them, run the steps that the schedule needs, show progress."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from xsp import models, rundir
+from xsp.errors import UsageError
+from xsp.session import profile
+
+Progress = Callable[[str, int, int], None]
+"""Called between steps with what is being profiled, steps done, and steps in all."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """How a run is to be recorded."""
+
+    out: Path
+    levels: str = "M/L/G"
+    repeats: int = 12
+    warmup: int | None = None
+    seed: int = 0
+    overwrite: bool = False
+
+
+def measure(spec: str, settings: models.Settings, how: Recording, progress: Progress) -> Path:
+    """Profile one model at one batch size, and return its run directory.
+
+    Raises:
+        ModelError: the model cannot be built.
+        UsageError: fewer than one repeat, or levels that make no sense.
+        OutputError: the run directory exists or cannot be written.
+    """
+    if how.repeats < 1:
+        raise UsageError(f"--repeats {how.repeats}: at least one timed step per level is needed")
+    session = profile(
+        short_name(spec),
+        levels=how.levels,
+        out=how.out,
+        overwrite=how.overwrite,
+        warmup=how.warmup,
+        seed=how.seed,
+        batch_size=settings.batch,
+    )
+    before_the_first_use_of_libraries()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns when memory is recorded
+    workload = models.load(spec, settings)
+    total = session.schedule.steps_for(how.repeats)
+    with session:
+        for done in range(total):
+            progress(f"{short_name(spec)} batch {settings.batch}", done, total)
+            with session.step():
+                workload.step()
+        progress(f"{short_name(spec)} batch {settings.batch}", total, total)
+    return session.out
+
+
+def sweep(spec: str, settings: models.Settings, sizes: Sequence[int], how: Recording, progress: Progress) -> Path:
+    """Profile one model at several batch sizes into a directory of runs, and return that directory.
+
+    Raises:
+        As `measure`.
+    """
+    out = rundir.create(how.out, overwrite=how.overwrite)
+    (out / rundir.STEPS).rmdir()
+    parts: list[str] = []
+    content = {"kind": "sweep", "name": short_name(spec), "levels": how.levels, "parts": parts, "finished": False}
+    for size in sizes:
+        name = f"batch-{size:04d}"
+        parts.append(name)
+        rundir.write_run(out, content)
+        measure(spec, replace(settings, batch=size), replace(how, out=out / name, overwrite=False), progress)
+    rundir.write_run(out, {**content, "finished": True})
+    return out
+
+
+def before_the_first_use_of_libraries() -> None:
+    """Set what libraries read once, when they are first used; see `xsp_collectors.onednn`."""
+    os.environ.setdefault("ONEDNN_VERBOSE_TIMESTAMP", "1")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+
+def default_device() -> str:
+    """Return `cuda` if torch is installed and sees one, else `cpu`."""
+    try:
+        import torch
+    except ImportError:
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def show_nothing(what: str, done: int, total: int) -> None:
+    """Be a `Progress` that is silent."""
+
+
+def short_name(spec: str) -> str:
+    """Return what a run of a model is called: the model's name, or the file's."""
+    source, _, name = spec.partition(":")
+    return Path(source).stem if source.endswith(".py") else name.partition("?")[0].replace("/", "-")

@@ -1,0 +1,290 @@
+"""Real models by name, with weights from a seed and inputs that fit.
+
+```
+torchvision:resnet50            any name of torchvision.models.list_models()
+timm:vit_tiny_patch16_224       any name of timm.list_models()
+transformers:bert               a model type, its default configuration (here BERT-base)
+transformers:GPT2LMHeadModel    a class, its default configuration (here GPT-2 small)
+transformers:llama?num_hidden_layers=2&hidden_size=256     with other values in the configuration
+transformers:./config.json      a configuration file
+path/to/file.py:build           a function of yours, see `from_file`
+```
+
+Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xsp.errors import ModelError
+
+IMAGE = (3, 224, 224)
+_HOWTO = "torchvision:NAME, timm:NAME, transformers:NAME or file.py:function"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a named model is to be run."""
+
+    batch: int = 1
+    train: bool = False
+    seed: int = 0
+    shape: tuple[int, ...] | None = None
+    """Of one sample; what the model expects unless told otherwise."""
+
+    sequence: int = 128
+    """Tokens of one sample, for language models."""
+
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Something to profile: call `step` once a step."""
+
+    name: str
+    step: Callable[[], object]
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class _Built:
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def load(spec: str, settings: Settings) -> Workload:
+    """Build a named model, its input and its step.
+
+    Args:
+        spec: as in this module's documentation.
+        settings: batch size, training or inference, seed, device.
+
+    Returns:
+        A workload whose step is a forward pass in inference mode, or, for training, forward, backward and an
+        SGD step on a stand-in loss (mean square of the first floating-point output).
+
+    Raises:
+        ModelError: no such model, its library is missing, or it cannot be built; the message says what to
+            type instead.
+    """
+    source, colon, name = spec.partition(":")
+    if not colon or not name:
+        raise ModelError(f"{spec!r} names no model; write {_HOWTO}")
+    torch = _library("torch", "xsp[torch]")
+    torch.manual_seed(settings.seed)
+    if source.endswith(".py"):
+        built: _Built | Callable[[], object] = from_file(Path(source), name, settings)
+    elif source in _SOURCES:
+        built = _SOURCES[source](name, settings)
+    else:
+        raise ModelError(
+            f"{spec!r}: there is no source {source!r}; there are {', '.join(_SOURCES)} and file.py:function"
+        )
+    if not isinstance(built, _Built):
+        return Workload(spec, built, settings.batch)
+    return Workload(spec, _step(torch, built, settings), settings.batch)
+
+
+def from_file(path: Path, name: str, settings: Settings) -> _Built | Callable[[], object]:
+    """Call a function of a user's file.
+
+    The function takes the batch size. It returns a pair of a module and its input (a tensor, a tuple of
+    arguments, or a dictionary of keyword arguments), or a function without arguments that does one step.
+
+    Raises:
+        ModelError: there is no such file or function, it raises, or returns something else.
+    """
+    if not path.is_file():
+        raise ModelError(f"{path}: there is no such file")
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules.setdefault(path.stem, module)
+    try:
+        specification.loader.exec_module(module)
+        function = getattr(module, name)
+        made = function(settings.batch)
+    except AttributeError as error:
+        known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+        raise ModelError(f"{path}: {error}{_suggest(name, known)}") from error
+    except Exception as error:
+        raise ModelError(f"{path}:{name} raised {type(error).__name__}: {error}") from error
+    if callable(made) and not hasattr(made, "parameters"):
+        return made  # type: ignore[no-any-return]
+    if isinstance(made, tuple) and len(made) == 2 and hasattr(made[0], "parameters"):
+        return _with_input(made[0], made[1])
+    raise ModelError(
+        f"{path}:{name} returned {type(made).__name__}; "
+        "it is to return (module, input), or a function that does one step"
+    )
+
+
+def _with_input(model: Any, value: Any) -> _Built:
+    if isinstance(value, Mapping):
+        return _Built(model, (), dict(value))
+    return _Built(model, value if isinstance(value, tuple) else (value,), {})
+
+
+def _torchvision(name: str, settings: Settings) -> _Built:
+    models = _library("torchvision.models", "xsp[models]")
+    torch = sys.modules["torch"]
+    if name not in models.list_models():
+        raise ModelError(f"torchvision has no model {name!r}{_suggest(name, models.list_models())}")
+    options = {"weights": None}
+    detects = name in models.list_models(module=models.detection)
+    if detects or name in models.list_models(module=models.segmentation):
+        options["weights_backbone"] = None
+    shape = settings.shape or _torchvision_shape(name, models)
+    model = models.get_model(name, **options)
+    if name in models.list_models(module=models.optical_flow):
+        return _Built(model, (torch.randn(settings.batch, *shape), torch.randn(settings.batch, *shape)), {})
+    if detects:
+        if settings.train:
+            raise ModelError(f"torchvision:{name} needs targets to be trained; use file.py:function")
+        return _Built(model, ([torch.rand(*shape) for _ in range(settings.batch)],), {})
+    return _Built(model, (torch.randn(settings.batch, *shape),), {})
+
+
+def _torchvision_shape(name: str, models: Any) -> tuple[int, ...]:
+    if name in models.list_models(module=models.video):
+        return (3, 16, 224, 224) if name.startswith(("mvit", "swin3d")) else (3, 16, 112, 112)
+    if name in models.list_models(module=models.optical_flow):
+        return (3, 128, 128)
+    return (3, 299, 299) if name.startswith("inception") else IMAGE
+
+
+def _timm(name: str, settings: Settings) -> _Built:
+    timm = _library("timm", "xsp[models]")
+    torch = sys.modules["torch"]
+    if not timm.is_model(name.split(".")[0]):
+        raise ModelError(f"timm has no model {name!r}{_suggest(name, timm.list_models())}")
+    model = timm.create_model(name, pretrained=False)
+    shape = settings.shape or tuple(model.default_cfg.get("input_size", IMAGE))
+    return _Built(model, (torch.randn(settings.batch, *shape),), {})
+
+
+def _transformers(name: str, settings: Settings) -> _Built:
+    transformers = _library("transformers", "xsp[models]")
+    name, _, query = name.partition("?")
+    try:
+        config, make = _transformers_config(transformers, name)
+        for pair in filter(None, query.split("&")):
+            key, equals, value = pair.partition("=")
+            if not equals or not hasattr(config, key):
+                raise ModelError(f"transformers:{name}: the configuration has no value {key!r}")
+            with contextlib.suppress(ValueError):
+                value = json.loads(value)
+            setattr(config, key, value)
+        model = make(config)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"transformers:{name} cannot be built from its configuration: {error}") from error
+    return _Built(model, (), _transformers_input(model, config, settings))
+
+
+def _transformers_config(transformers: Any, name: str) -> tuple[Any, Callable[[Any], Any]]:
+    """Return a configuration, and what makes a model of it."""
+    if Path(name).is_file():
+        return transformers.AutoConfig.from_pretrained(name, local_files_only=True), transformers.AutoModel.from_config
+    known = transformers.CONFIG_MAPPING.keys()
+    if name in known:
+        return transformers.AutoConfig.for_model(name), transformers.AutoModel.from_config
+    kind = getattr(transformers, name, None)
+    if kind is None or getattr(kind, "config_class", None) is None:
+        hint = _suggest(name, [*known, *dir(transformers)])
+        raise ModelError(f"transformers has no model type or class {name!r}{hint}")
+    return kind.config_class(), kind
+
+
+def _transformers_input(model: Any, config: Any, settings: Settings) -> dict[str, Any]:
+    torch = sys.modules["torch"]
+    wants = model.main_input_name
+    if wants == "pixel_values":
+        size = getattr(config, "image_size", 224)
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        shape = settings.shape or (getattr(config, "num_channels", 3), height, width)
+        return {wants: torch.randn(settings.batch, *shape)}
+    if wants != "input_ids":
+        if settings.shape is None:
+            raise ModelError(f"this model takes {wants}: say the shape of one sample, --input 80x3000")
+        return {wants: torch.randn(settings.batch, *settings.shape)}
+    words = getattr(config, "vocab_size", None) or config.get_text_config().vocab_size
+    tokens = torch.randint(0, words, (settings.batch, settings.sequence))
+    inputs = {wants: tokens}
+    if getattr(config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = tokens
+    return inputs
+
+
+_SOURCES: dict[str, Callable[[str, Settings], _Built]] = {
+    "torchvision": _torchvision,
+    "timm": _timm,
+    "transformers": _transformers,
+}
+
+
+def _step(torch: Any, built: _Built, settings: Settings) -> Callable[[], object]:
+    model = built.model.to(settings.device)
+    args, kwargs = _move(torch, built.args, settings.device), _move(torch, built.kwargs, settings.device)
+    if not settings.train:
+        model.eval()
+
+        def predict() -> object:
+            with torch.inference_mode():
+                return model(*args, **kwargs)
+
+        return predict
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+    def train() -> object:
+        optimizer.zero_grad()
+        loss = _floating(torch, model(*args, **kwargs)).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return train
+
+
+def _move(torch: Any, value: Any, device: str) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _move(torch, item, device) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_move(torch, item, device) for item in value)
+    return value
+
+
+def _floating(torch: Any, output: Any) -> Any:
+    """Return the first floating-point tensor of a model's output."""
+    values: Iterable[Any] = output.values() if isinstance(output, Mapping) else output
+    for value in [output] if isinstance(output, torch.Tensor) else values:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value
+    raise ModelError(f"the model returned {type(output).__name__} without a floating-point tensor to train on")
+
+
+def _library(name: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ModelError(f"{name} is not installed ({error}); pip install '{extra}'") from error
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(close)}?" if close else ""

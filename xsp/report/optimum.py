@@ -1,0 +1,39 @@
+"""A sweep over batch sizes as a table, with the optimal size by each reading of the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from xsp.analyses import A1, optimal_batch
+from xsp.trace import Trace
+
+
+def sweep(traces: Sequence[Trace], target_ms: float | None = None) -> RenderableType:
+    """Return A1 over the runs of a sweep, and the optimal batch size.
+
+    Args:
+        traces: one per batch size.
+        target_ms: the longest acceptable latency, if there is one.
+    """
+    table = Table(title=f"A1 {A1.title}: {traces[0].name}", title_justify="left")
+    for column in ("batch", "latency ms", "95 % interval", "p90 ms", "p99 ms", "samples/s", "gain", "steps"):
+        table.add_column(column, justify="right")
+    rows = sorted(row for trace in traces for row in A1(trace).fetchall())
+    before: float | None = None
+    for batch, latency, low, high, _, p90, p99, rate, steps in rows:
+        ends = f"{low:.2f} … {high:.2f}" if low is not None else "–"
+        gain = f"{100 * (rate / before - 1):+.1f} %" if before else "–"
+        table.add_row(str(batch), f"{latency:.2f}", ends, f"{p90:.2f}", f"{p99:.2f}", f"{rate:.1f}", gain, str(steps))
+        before = rate
+    best = optimal_batch([row[0] for row in rows], [row[1] for row in rows], target_ms)
+    lines = [
+        f"optimal batch size: {best.first_plateau} (the first whose doubling gains at most 5 %), "
+        f"{best.last_gain} (the last that a doubling worth more than 5 % leads to)",
+    ]
+    if target_ms is not None:
+        found = "no size meets it" if best.within_target is None else f"batch size {best.within_target}"
+        lines.append(f"latency target {target_ms:g} ms: {found}")
+    return Group(table, *lines)
