@@ -1,0 +1,63 @@
+"""Each test leaves the process as it found it: no hook, no wrapper, no switched profiler, no open block."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from xsp import session, testing
+
+_REPOSITORY = Path(__file__).resolve().parents[1]
+_OURS = ("ONEDNN_VERBOSE_TIMESTAMP", "KINETO_LOG_LEVEL")
+
+
+def _left_behind() -> dict[str, object]:
+    """Return what xsp installs into a process and must take out again; torch's own state shows as such."""
+    state = testing.installed()
+    ours = {name: state.get(f"environment {name}") for name in _OURS}
+    hooks = {name: value for name, value in state.items() if not name.startswith("environment ")}
+    for name in ("Module.__call__", "the autograd engine's entry", "DataLoader's __next__"):
+        if name in hooks:
+            hooks[name] = getattr(hooks[name], "__module__", "").partition(".")[0]
+    return {**ours, **hooks, "active profile": session._active}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    before = _left_behind()
+    assert _foreign(before) == []
+    yield
+    after = _left_behind()
+    assert _foreign(after) == []
+    assert {name: after.get(name) for name in before} == before
+
+
+def _foreign(state: dict[str, object]) -> list[str]:
+    """Name what is not as torch made it."""
+    wrong = [name for name, value in state.items() if isinstance(value, str) and "__" in name and value != "torch"]
+    wrong += [name for name, value in state.items() if name.startswith("optimizers'") and value]
+    return wrong + [name for name in ("active profile", "the profiler of torch") if state.get(name)]
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return _REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of published figures and sample traces beside the checkout."""
+    folder = _REPOSITORY.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("the folder of published figures and sample traces (shared/) is not beside the checkout")
+    return folder
+
+
+@pytest.fixture
+def python() -> str:
+    """The interpreter, for what has to be seen in a fresh process."""
+    return sys.executable

@@ -1,0 +1,217 @@
+"""The kit for people who write collectors: a clock of one's own, steps out of text, the contract as a check.
+
+>>> print(tree(spans("step train 0-100\\n  forward Net 10-60 batch_size=8\\n    op aten::mm 20-40")))
+step train
+  forward Net
+    op aten::mm
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from xsp.collector import Collector
+from xsp.span import Kind, Level, Span
+
+if TYPE_CHECKING:
+    from xsp.trace import Trace
+
+LEVELS = {
+    Kind.USER: Level.APPLICATION, Kind.STEP: Level.MODEL, Kind.FORWARD: Level.MODEL, Kind.BACKWARD: Level.MODEL,
+    Kind.OPTIMIZER: Level.MODEL, Kind.DATA: Level.MODEL, Kind.MODULE: Level.LAYER, Kind.OP: Level.OP,
+    Kind.ALLOC: Level.OP, Kind.PRIMITIVE: Level.LIBRARY, Kind.CALL: Level.LIBRARY, Kind.LAUNCH: Level.RUNTIME,
+    Kind.SYNC: Level.RUNTIME, Kind.KERNEL: Level.KERNEL, Kind.COPY: Level.KERNEL,
+}  # fmt: skip
+"""The level at which spans of each kind usually stand."""
+
+_NO_THREAD: dict[Level, dict[str, Any]] = {
+    Level.LIBRARY: {"thread": None},
+    Level.KERNEL: {"thread": None, "device": 0, "stream": 7},
+}
+
+
+class FakeClock:
+    """A clock that a test owns; call it as one calls `time.perf_counter_ns`."""
+
+    def __init__(self, now: int = 0, tick: int = 0) -> None:
+        """Start at `now`, and go on by `tick` nanoseconds at each reading."""
+        self.now, self.tick = now, tick
+
+    def __call__(self) -> int:
+        """Read it."""
+        now, self.now = self.now, self.now + self.tick
+        return now
+
+    def advance(self, nanoseconds: int) -> None:
+        """Let time pass."""
+        self.now += nanoseconds
+
+
+def spans(text: str, **columns: Any) -> list[Span]:
+    """Return the spans of a step that is written down, one a line: `kind name start-end column=value …`.
+
+    Times are microseconds. Indentation is for the reader: parents are found by `xsp.correlate`, not said. A
+    span is on thread 1 of process 1; primitives carry no thread, kernels and copies a device and a stream.
+
+    Args:
+        text: the lines.
+        columns: for all spans that do not state them.
+    """
+    found = []
+    for line in filter(str.strip, text.splitlines()):
+        kind, name, times, *stated = line.split()
+        start, end = (round(float(time) * 1000) for time in times.split("-"))
+        level = LEVELS[Kind(kind)]
+        values = {"level": level, "process": 1, "thread": 1, **_NO_THREAD.get(level, {}), **columns}
+        values |= {column: _value(value) for column, value in (each.split("=", 1) for each in stated)}
+        found.append(Span(kind=kind, name=name, start_ns=start, dur_ns=end - start)._replace(**values))
+    return found
+
+
+def _value(text: str) -> Any:
+    return None if text == "None" else int(text) if text.lstrip("-").isdigit() else text
+
+
+def tree(step: Iterable[Span]) -> str:
+    """Correlate the spans of a step and draw them, each under its parent: `kind name`."""
+    from xsp.correlate import correlate
+
+    rows = correlate(step)
+    known = {row.span_id for row in rows}
+    lines: list[str] = []
+
+    def draw(parent: str | None, depth: int) -> None:
+        for row in rows:
+            if row.parent_id == parent or (parent is None and row.parent_id not in known):
+                lines.append(f"{'  ' * depth}{row.kind} {row.name}")
+                draw(row.span_id, depth + 1)
+
+    draw(None, 0)
+    return "\n".join(lines)
+
+
+def trace_of(rows: Iterable[Span], run: dict[str, Any] | None = None) -> Trace:
+    """Return the trace of fabricated spans: each step correlated, all merged, in memory.
+
+    Spans without a step are step 0. A step without a rung is at that of its deepest span, and timed unless
+    it says otherwise.
+    """
+    from xsp import table
+    from xsp.correlate import correlate
+    from xsp.trace import Trace
+
+    steps = defaultdict(list)
+    for row in rows:
+        steps[row.step or 0].append(row)
+    con = table.connect()
+    table.create(con, "spans")
+    for number, step in steps.items():
+        common = {
+            "trace_id": f"{number:032x}",
+            "step": number,
+            "rung": max(int(row.level) for row in step),
+            "timed": True,
+        }
+        table.insert(con, "spans", correlate(_filled(row, common) for row in step))
+    return Trace(con, run or {})
+
+
+def _filled(row: Span, columns: dict[str, Any]) -> Span:
+    missing: dict[str, Any] = {name: value for name, value in columns.items() if getattr(row, name) is None}
+    return row._replace(**missing)
+
+
+def check_collector(
+    collector: Collector,
+    work: Callable[[], object],
+    *,
+    rung: Level | None = None,
+    between_steps: bool = False,
+    clock: Callable[[], int] = time.perf_counter_ns,
+) -> list[Span]:
+    """Hold a collector to the contract of `xsp.collector`, twice over, and return what it saw the first time.
+
+    Args:
+        collector: closed.
+        work: makes spans.
+        rung: of the steps; the collector's deepest level unless told otherwise.
+        between_steps: it listens between steps too, as its documentation says.
+        clock: of a collector whose times are not on the epoch.
+
+    Raises:
+        AssertionError: with what it did not hold.
+    """
+    reason = collector.available()
+    assert reason is None, f"{collector.name} is not available: {reason}"
+    assert collector.name, "a collector has a name"
+    assert collector.levels, "a collector has levels"
+    now = time.time_ns if collector.epoch else clock
+    before = installed()
+    cycles = [_cycle(collector, work, rung or Level(max(collector.levels)), between_steps, now) for _ in range(2)]
+    after = installed()
+    assert after == before, f"left behind: {sorted(k for k in before | after if before.get(k) != after.get(k))}"
+    for again in (False, True):
+        assert not list(collector.spans()), f"spans after close{' and asking again' * again}"
+    return cycles[0]
+
+
+def _cycle(
+    collector: Collector, work: Callable[[], object], rung: Level, between_steps: bool, now: Callable[[], int]
+) -> list[Span]:
+    seen: list[Span] = []
+    collector.open()
+    try:
+        for describe in (False, True):
+            if not between_steps:
+                work()
+            start = now()
+            collector.start(rung, describe)
+            work()
+            collector.settle()
+            collector.stop()
+            end = now()
+            found = list(collector.spans())
+            _check_spans(collector, found, start - 1_000, end + 1_000)
+            assert not list(collector.spans()), "spans() forgets what it returned"
+            if not between_steps:
+                work()
+                assert not list(collector.spans()), "spans between steps"
+            seen = seen or found
+    finally:
+        collector.close()
+    work()
+    return seen
+
+
+def _check_spans(collector: Collector, found: list[Span], start: int, end: int) -> None:
+    assert found, "the work made no spans"
+    kinds = {kind.value for kind in Kind}
+    for span in found:
+        assert start <= span.start_ns <= span.end_ns <= end, f"outside its step: {span}"
+        assert span.level in collector.levels, f"not of its levels: {span}"
+        assert span.kind in kinds, f"of no kind: {span}"
+        assert span.collector == collector.name or span.kind == Kind.ALLOC, f"without its collector's name: {span}"
+        assert span.name, f"without a name: {span}"
+
+
+def installed() -> dict[str, object]:
+    """Return what collectors change in a process, so that before and after can be compared."""
+    state: dict[str, object] = {f"environment {name}": value for name, value in os.environ.items()}
+    state["file descriptor 1"] = os.fstat(1)[:3]
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and "torch.optim.optimizer" in sys.modules:
+        optimizer = sys.modules["torch.optim.optimizer"]
+        state["Module.__call__"] = torch.nn.Module.__call__
+        state["the autograd engine's entry"] = torch.autograd._engine_run_backward
+        state["the profiler of torch"] = torch._C._autograd._profiler_enabled()
+        for hooks in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
+            state[f"optimizers' {hooks}"] = tuple(getattr(optimizer, hooks))
+    loading: Any = sys.modules.get("torch.utils.data.dataloader")
+    if loading is not None:
+        state["DataLoader's __next__"] = loading._BaseDataLoaderIter.__next__
+    return state
