@@ -42,11 +42,17 @@ class _Node:
     candidates: list[_Node] = field(default_factory=list)
     alloc_bytes: int | None = None
     key: str = ""
+    named_in: _Node | None = None
+    """Of a user's span: the one that was open around it, which may be further out than its parent."""
 
     def within(self, outer: _Node) -> bool:
-        """True if this span may be a child of `outer` by time and by level."""
+        """True if this span may be a child of `outer` by time and by level.
+
+        A user names blocks wherever he likes: in a module too, which is deeper in the stack.
+        """
+        deepest = Level.LAYER if self.span.kind == Kind.USER else self.span.level
         return (
-            outer.span.level <= self.span.level
+            outer.span.level <= deepest
             and outer.start <= self.middle <= outer.end
             and self.end <= outer.end + TOLERANCE_NS
         )
@@ -220,8 +226,15 @@ def _follow_correlation_ids(nodes: Sequence[_Node]) -> None:
 def _adopt_explicit(nodes: Sequence[_Node]) -> None:
     by_id = {node.span.span_id: node for node in nodes}
     for node in nodes:
-        if node.span.parent_id is not None:
-            node.parent, node.rule = by_id.get(node.span.parent_id), Rule.EXPLICIT
+        if node.span.parent_id is None:
+            continue
+        named = by_id.get(node.span.parent_id)
+        inside = node.parent
+        if node.span.kind == Kind.USER and named is not None:
+            node.named_in = named
+            if inside is not None and inside.span.level == Level.LAYER and named.start <= inside.start:
+                continue  # a module that was called in the named block is the closer one
+        node.parent, node.rule = named, Rule.EXPLICIT
 
 
 def _attach_to_step(nodes: Sequence[_Node]) -> None:
@@ -293,13 +306,15 @@ def _walk(siblings: list[_Node], parent_key: str, ordered: list[_Node]) -> None:
     it is the same in every step that has the same structure, whatever else was recorded around it.
     """
     pending = [(sorted(siblings, key=_outer_first), parent_key)]
+    seen: dict[str, int] = defaultdict(int)
     while pending:
-        group, above = pending.pop()
-        seen: dict[tuple[int, str, str, str | None], int] = defaultdict(int)
+        group, outer_key = pending.pop()
         for node in group:
             span = node.span
-            alike = (span.level, span.kind, span.name, span.phase if span.level >= Level.OP else None)
-            text = f"{above}/{alike}#{seen[alike]}"
+            # what a user named is the same span whether or not the module around it was recorded
+            above = node.named_in.key if node.named_in is not None else outer_key
+            alike = f"{above}/{(span.level, span.kind, span.name, span.phase if span.level >= Level.OP else None)}"
+            text = f"{alike}#{seen[alike]}"
             seen[alike] += 1
             node.key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
             ordered.append(node)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from xsp.schedule import rung_name
 from xsp.span import Kind, Level
 from xsp.trace import Trace
-from xsp.views import KERNELS
+from xsp.views import KERNELS, UNDER
 
 
 class Severity(str, enum.Enum):
@@ -148,7 +148,7 @@ def _library(trace: Trace) -> list[Finding]:
     if not trace.has(Level.LIBRARY):
         return []
     rows = trace.con.execute(
-        f"WITH {KERNELS} SELECT sum(ns) FILTER (library <> 'unknown'), "
+        f"WITH {UNDER}, {KERNELS} SELECT sum(ns) FILTER (library <> 'unknown'), "
         "sum(ns) FILTER (library = 'unknown') FROM kernels"
     ).fetchall()
     known, unknown = (value or 0 for value in rows[0])

@@ -11,8 +11,9 @@ levels added to it is the difference between the rungs. Two things are added to 
 - every figure is a trimmed mean over the steps of its rung, with a bootstrap interval.
 
 Only steps that do the same at the model level (forward, backward and optimizer calls) are put together: those
-of the kind that takes most of the run's time, called **alike**. Their spans are matched by key, the place in the structure. The
-merged trace is a real step of the deepest rung: of the most common structure, the one of median duration.
+of the kind that takes most of the run's time, called **alike**. Their spans are matched by key, the place in
+the structure. The merged trace is a real step of the deepest rung: of the most common structure, the one of
+median duration.
 Steps that are not alike, and spans that have no counterpart in the merged step, are not averaged in;
 `xsp.health` counts and shows them.
 """

@@ -1,4 +1,4 @@
-"""The tables that several analyses start from, as SQL to put behind WITH: layers and kernels."""
+"""The tables that several analyses start from, as SQL to put behind WITH; `LAYERS` and `KERNELS` need `UNDER`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,34 @@ from xsp.span import Kind, Level
 NS = "coalesce(true_ns, raw_ns, dur_ns)"
 """The best that a trace knows of a span's duration: true, else averaged, else as recorded."""
 
+UNDER = f"""
+    under AS (
+        WITH RECURSIVE walk(span_id, layer_id) AS (
+            SELECT span_id, CASE WHEN level = {int(Level.LAYER)} THEN span_id END FROM merged
+            WHERE parent_id IS NULL OR parent_id NOT IN (SELECT span_id FROM merged)
+            UNION ALL
+            SELECT m.span_id, CASE WHEN m.level = {int(Level.LAYER)} THEN m.span_id ELSE walk.layer_id END
+            FROM merged m JOIN walk ON m.parent_id = walk.span_id
+        )
+        SELECT * FROM walk
+    )
+"""
+"""Each span's nearest layer: itself, or the innermost layer above it; null where there is none."""
+
 LAYERS = f"""
     layers AS (
         WITH called AS (
             SELECT *, {NS} AS ns FROM merged WHERE level = {int(Level.LAYER)}
         ), inner_calls AS (
-            SELECT parent_id, sum(ns) AS ns, sum(alloc_bytes) AS alloc_bytes, count(*) AS calls
-            FROM called GROUP BY parent_id
+            SELECT under.layer_id AS outer_id, sum(ns) AS ns, sum(alloc_bytes) AS alloc_bytes, count(*) AS calls
+            FROM called JOIN under ON under.span_id = called.parent_id GROUP BY under.layer_id
         )
         SELECT called.*,
                inner_calls.calls IS NULL AS leaf,
                greatest(called.ns - coalesce(inner_calls.ns, 0), 0) AS self_ns,
                CASE WHEN called.alloc_bytes IS NOT NULL
                     THEN greatest(called.alloc_bytes - coalesce(inner_calls.alloc_bytes, 0), 0) END AS self_alloc_bytes
-        FROM called LEFT JOIN inner_calls ON inner_calls.parent_id = called.span_id
+        FROM called LEFT JOIN inner_calls ON inner_calls.outer_id = called.span_id
     )
 """
 """Module calls with what they did themselves: `self_ns` and `self_alloc_bytes` are without the calls inside,
@@ -41,16 +55,6 @@ _COMPUTES = f"""(
 )"""
 
 KERNELS = f"""
-    under AS (
-        WITH RECURSIVE walk(span_id, layer_id) AS (
-            SELECT span_id, CASE WHEN level = {int(Level.LAYER)} THEN span_id END FROM merged
-            WHERE parent_id IS NULL OR parent_id NOT IN (SELECT span_id FROM merged)
-            UNION ALL
-            SELECT m.span_id, CASE WHEN m.level = {int(Level.LAYER)} THEN m.span_id ELSE walk.layer_id END
-            FROM merged m JOIN walk ON m.parent_id = walk.span_id
-        )
-        SELECT * FROM walk
-    ),
     on_device AS (SELECT count(*) > 0 AS found FROM merged WHERE level = {int(Level.KERNEL)}),
     around AS (
         WITH RECURSIVE up(span_id) AS (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from xsp.analyses.contract import Table, analysis
 from xsp.span import Kind, Level
 from xsp.trace import Trace
-from xsp.views import KERNELS, LAYERS, NS
+from xsp.views import KERNELS, LAYERS, NS, UNDER
 
 _MODEL = f"(SELECT max({NS}) FROM merged WHERE kind = '{Kind.STEP}')"
 
@@ -29,7 +29,7 @@ def A8(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        WITH {KERNELS}
+        WITH {UNDER}, {KERNELS}
         SELECT name, layer_index, layer_name, phase, library, ns / 1e3 AS latency_us,
                true_lo_ns / 1e3 AS low_us, true_hi_ns / 1e3 AS high_us,
                flops, CASE WHEN flops IS NOT NULL THEN 'shapes' END AS flops_source,
@@ -59,7 +59,7 @@ def A11(trace: Trace) -> Table:
 def _grouped(trace: Trace, group: str, shown: str, order: str) -> Table:
     return trace.sql(
         f"""
-        WITH {KERNELS}
+        WITH {UNDER}, {KERNELS}
         SELECT {shown}, count(*) AS calls, sum(ns) / 1e6 AS latency_ms,
                100.0 * sum(ns) / {_MODEL} AS percent_of_model,
                sum(flops)::BIGINT AS flops, sum(flops) / nullif(sum(ns), 0) AS gflop_per_s, {_COUNTERS}
@@ -73,7 +73,7 @@ def A12(trace: Trace) -> Table:
     """Operations and DRAM traffic of each layer's kernels, in execution order."""
     return trace.sql(
         f"""
-        WITH {KERNELS}
+        WITH {UNDER}, {KERNELS}
         SELECT any_value(layer_index) AS layer_index, any_value(layer_name) AS layer_name,
                sum(flops)::BIGINT AS flops, {_COUNTERS}
         FROM kernels WHERE layer_id IS NOT NULL GROUP BY layer_id ORDER BY layer_index
@@ -86,7 +86,7 @@ def A13(trace: Trace) -> Table:
     """How much of each layer's own forward time its kernels take, and how much is spent around them."""
     return trace.sql(
         f"""
-        WITH {LAYERS}, {KERNELS}, busy AS (
+        WITH {UNDER}, {LAYERS}, {KERNELS}, busy AS (
             SELECT layer_id, sum(ns) AS ns FROM kernels WHERE phase IS DISTINCT FROM 'backward' GROUP BY layer_id
         )
         SELECT layers.layer_index, layers.name AS layer_name, layers.type, self_ns / 1e6 AS latency_ms,

@@ -1,0 +1,47 @@
+# `make` or `make help` lists what there is.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench docs clean
+
+help: ## List the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+demo: $(VENV)/.models ## Profile ResNet-50, print its tables, write runs/demo and its report
+	@$(BIN)/xsp profile torchvision:resnet50 --out runs/demo --overwrite
+	@$(BIN)/xsp report runs/demo
+
+test: $(VENV)/.dev ## Run the tests
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev ## Check style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(VENV)/.dev ## Run the benchmarks: minutes, on a quiet machine
+	@$(BIN)/python benchmarks/run_all.py
+
+docs: $(VENV)/.dev ## Write the generated pages of the docs anew
+	@$(BIN)/python docs/generate.py
+
+clean: ## Remove the environment and all runs
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+# uv shares its cache between environments by hard links: torch is gigabytes, and is there once.
+$(VENV)/bin/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || \
+	  { echo "xsp needs Python 3.10 to 3.13; say which one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "making $(VENV) (once; with torch it takes minutes and gigabytes)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet uv
+
+$(VENV)/.models: $(VENV)/bin/uv pyproject.toml
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[models]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/bin/uv pyproject.toml
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'
+	@touch $@ $(VENV)/.models
