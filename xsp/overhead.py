@@ -48,7 +48,7 @@ class Rung:
     """Against the next rung outwards; None for the outermost."""
     added: summary.Interval | None
     spans: int
-    """Spans per step that this rung adds."""
+    """Spans per step that this rung adds on the host; device work costs the step nothing."""
 
     @property
     def cost_ns(self) -> float:
@@ -145,7 +145,7 @@ def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
             pairs = [deep - shallow for deep, shallow in zip(durations, steps[before], strict=False)]
             added, added_interval = summary.trimmed_mean(pairs), summary.interval(pairs)
         spans = con.execute(
-            "SELECT coalesce(median(spans), 0) FROM (SELECT count(*) FILTER (level > ? AND level <= ?) AS spans "
+            "SELECT coalesce(median(spans), 0) FROM (SELECT count(*) FILTER (level > ? AND level <= ? AND device IS NULL) AS spans "
             "FROM spans JOIN alike USING (trace_id, step) WHERE timed AND rung = ? GROUP BY trace_id, step)",
             [before if before is not None else int(Level.APPLICATION), level, level],
         ).fetchall()[0][0]
@@ -246,6 +246,9 @@ def _figures(
     values = durations.get(own.level, []) if own is not None else []
     if own is None or not values:
         return (0, raw, None, None, None, None, None, None, None, "not measured at its own rung")
+    spread = [summary.percentile(values, share) for share in (0.5, 0.9, 0.99)]
+    if own.added_ns is None and own.level > Level.MODEL:
+        return (len(values), raw, None, None, None, *spread, None, "no rung further out to tell the cost of this one")
     nested = inside.get(own.level, 0)
     if span.level <= Level.MODEL:
         nested = 0  # the model level costs two clock readings
@@ -264,9 +267,7 @@ def _figures(
         true,
         low,
         high,
-        summary.percentile(values, 0.5),
-        summary.percentile(values, 0.9),
-        summary.percentile(values, 0.99),
+        *spread,
         explained,
         _cause(nested, own, inside, deeper),
     )

@@ -1,0 +1,228 @@
+"""Leveled steps → one true step: planted durations and planted costs must come out again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from xsp.health import health
+from xsp.schedule import Schedule, parse_levels
+from xsp.span import Kind, Level, Span
+from xsp.testing import LEVELS, trace_of
+from xsp.trace import Trace
+
+US = 1_000
+COST = {Level.MODEL: 0, Level.LAYER: 4 * US, Level.OP: 2 * US, Level.RUNTIME: 3 * US}
+"""What recording one span of a level adds to whatever is around it."""
+
+
+class Part(NamedTuple):
+    """A piece of the program: what it takes by itself, and the pieces that it calls."""
+
+    kind: Kind
+    name: str
+    own_us: int
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def true_ns(self) -> int:
+        return self.own_us * US + sum(part.true_ns for part in self.parts)
+
+    def all(self) -> Iterator[Part]:
+        yield self
+        for part in self.parts:
+            yield from part.all()
+
+
+def op(name: str, own: int, *parts: Part) -> Part:
+    return Part(Kind.OP, name, own, parts)
+
+
+def module(name: str, own: int, *parts: Part) -> Part:
+    return Part(Kind.MODULE, name, own, parts)
+
+
+A = module("net.a", 50, op("aten::linear", 20, op("aten::t", 5), op("aten::addmm", 300)))
+B = module("net.b", 30, module("net.b.0", 10, op("aten::relu", 80)), module("net.b.1", 10, op("aten::add", 40)))
+NET = Part(Kind.FORWARD, "Net", 0, (module("net", 100, A, B),))
+STEP = Part(Kind.STEP, "s", 200, (NET,))
+
+
+def run(part: Part, rung: int, slower: float = 1.0, start: int = 1_000, **columns: Any) -> tuple[list[Span], int]:
+    """Execute a part with the levels down to `rung` recorded; return its spans and its end."""
+    recorded = LEVELS[part.kind] <= rung
+    now = start + round(part.own_us * US * slower)
+    rows: list[Span] = []
+    for inner in part.parts:
+        inside, now = run(inner, rung, slower, now, **columns)
+        rows += inside
+        now += COST[LEVELS[inner.kind]] if LEVELS[inner.kind] <= rung else 0
+    if recorded:
+        known = {
+            "level": LEVELS[part.kind],
+            "kind": part.kind.value,
+            "process": 1,
+            "thread": 1,
+            "rung": rung,
+            **columns,
+        }
+        rows.append(Span(name=part.name, start_ns=start, dur_ns=now - start)._replace(**known))
+    return rows, now
+
+
+def leveled(levels: str, repeats: int, noise: float = 0.0, program: Part = STEP) -> list[Span]:
+    """Execute steps in turns as a schedule has them, each slower or faster by chance and by drift."""
+    schedule = Schedule(parse_levels(levels), warmup=0, settle=False)
+    draw = random.Random(3)
+    rows = []
+    for step in range(schedule.steps_for(repeats)):
+        turn = schedule.next()
+        slower = 1 + 0.0005 * step * bool(noise) + draw.gauss(0, noise)
+        rows += run(program, turn.rung, slower, step=step, timed=turn.timed)[0]
+    return rows
+
+
+def figures(trace: Trace, *columns: str) -> dict[str, Any]:
+    rows = trace.sql(f"SELECT name, {', '.join(columns)} FROM merged").fetchall()
+    return {row[0]: row[1] if len(columns) == 1 else row[1:] for row in rows}
+
+
+def test_without_noise_the_planted_durations_come_out_exactly() -> None:
+    trace = trace_of(leveled("M/L", repeats=3))
+    assert figures(trace, "true_ns") == pytest.approx({part.name: part.true_ns for part in STEP.all()})
+    layer, ops = trace.rungs[1:]
+    assert (layer.spans, layer.cost_ns, ops.spans, ops.cost_ns) == (5, 4 * US, 5, 2 * US)
+
+
+def test_what_the_spans_inside_explain_is_the_whole_difference_between_raw_and_true() -> None:
+    trace = trace_of(leveled("M/L", repeats=3))
+    found = figures(trace, "raw_ns", "true_ns", "explained_ns", "cause")
+    for name, (raw, true, explained, _) in found.items():
+        assert raw - true == pytest.approx(explained), name
+    # net.b: 2 modules at its own rung and, deeper, 2 ops
+    assert found["net.b"][2:] == (2 * 4 * US + 2 * 2 * US, "2 spans of M/L at 4.00 µs + 2 spans of M/L/op at 2.00 µs")
+    assert found["aten::relu"][2:] == (0.0, None)
+
+
+def test_device_work_costs_the_step_nothing_and_does_not_dilute_the_cost_of_its_launches() -> None:
+    launch = Part(Kind.LAUNCH, "cudaLaunchKernel", 5)
+    rows = leveled("model/op/kernel", 3, program=Part(Kind.STEP, "s", 100, (op("a", 10, launch), op("b", 10, launch))))
+    kernels = [
+        row._replace(level=Level.KERNEL, kind="kernel", name="gemm", thread=None, device=0, stream=7)
+        for row in rows
+        if row.kind == Kind.LAUNCH
+    ]
+    trace = trace_of(rows + kernels)
+    assert [(rung.spans, rung.cost_ns) for rung in trace.rungs] == [(1, 0), (2, 2 * US), (2, 3 * US)]
+    raw, true, explained = figures(trace, "raw_ns", "true_ns", "explained_ns")["s"]
+    assert (true, raw - true) == (130 * US, explained)
+
+
+def test_with_noise_and_drift_the_planted_durations_lie_in_narrow_intervals() -> None:
+    trace = trace_of(leveled("M/L", repeats=30, noise=0.004))
+    drift = 1 + 0.0005 * 45
+    covered = 0
+    found = figures(trace, "true_ns", "true_lo_ns", "true_hi_ns")
+    for part in STEP.all():
+        true, low, high = found[part.name]
+        assert true == pytest.approx(part.true_ns * drift, rel=0.02), part.name
+        assert high - low < 0.03 * true + US
+        covered += low <= part.true_ns * drift <= high
+    assert covered >= 0.8 * len(found)
+
+
+def test_steps_that_do_something_else_are_not_averaged_in_and_are_counted() -> None:
+    rows = leveled("M/L", repeats=3)
+    last = max(row.step or 0 for row in rows if row.rung == Level.OP)
+    odd = Part(Kind.STEP, "s", 200, (NET._replace(parts=(module("net", 100, A, B, op("aten::extra", 999)),)),))
+    rows = [row for row in rows if row.step != last] + run(odd, Level.OP, step=last, timed=True)[0]
+    trace = trace_of(rows, {"name": "odd"})
+    assert "aten::extra" not in figures(trace, "true_ns")
+    texts = [finding.text for finding in health(trace) if finding.subject == "M/L/op"]
+    assert any(text.startswith("1 spans in 1 steps (0.999 ms) have no counterpart") for text in texts)
+
+
+def test_a_step_of_another_kind_changes_no_figure() -> None:
+    rows = leveled("M/L", repeats=5)
+    other = Part(Kind.STEP, "s", 20, (NET, NET))
+    extra = [row for step in (100, 101) for row in run(other, Level.OP, step=step, timed=True)[0]]
+    assert figures(trace_of(rows + extra), "true_ns", "raw_ns") == figures(trace_of(rows), "true_ns", "raw_ns")
+
+
+def test_steps_that_raised_do_not_count() -> None:
+    rows = leveled("M/L", repeats=4)
+    broken = [row._replace(step=90 + rung, rung=rung, dur_ns=1, status="error:ValueError")
+              for row in rows[-1:] for rung in (20, 30, 40) if row.kind == Kind.STEP]  # fmt: skip
+    assert broken
+    assert figures(trace_of(rows + broken), "true_ns") == pytest.approx(figures(trace_of(rows), "true_ns"))
+
+
+# --- the step that describes ------------------------------------------------------------------------------
+
+
+def described(shapes: str) -> Trace:
+    rows = [
+        row._replace(input_shapes="[[8, 3]]") if row.kind == Kind.FORWARD else row
+        for row in leveled("M/L", repeats=3)
+        if row.timed
+    ]
+    for row in run(STEP, Level.OP, slower=9, step=77, timed=False)[0]:
+        known: dict[str, Any] = {"input_shapes": shapes} if row.kind == Kind.FORWARD else {}
+        known |= {"alloc_bytes": 64, "input_shapes": "[[8, 5]]"} if row.kind == Kind.MODULE else {}
+        known |= {"flops": 99, "flops_source": "shapes"} if row.name == "aten::addmm" else {}
+        rows.append(row._replace(**known))
+    return trace_of(rows)
+
+
+def test_shapes_and_operations_come_from_the_step_that_describes_and_times_do_not() -> None:
+    trace = described(shapes="[[8, 3]]")
+    found = figures(trace, "input_shapes", "flops", "true_ns", "raw_ns", "timed")
+    assert found["net.a"][:2] == ("[[8, 5]]", None)
+    assert found["aten::addmm"] == (None, 99, 300 * US, 300 * US, True)
+
+
+def test_a_step_with_other_inputs_describes_nothing() -> None:
+    found = figures(described(shapes="[[16, 3]]"), "input_shapes", "flops")
+    assert (found["net.a"], found["aten::addmm"]) == ((None, None), (None, None))
+
+
+# --- which step the merged one is -------------------------------------------------------------------------
+
+
+def test_the_merged_step_is_of_the_deepest_rung_the_commonest_structure_and_the_median_duration() -> None:
+    odd = Part(Kind.STEP, "s", 200, (NET._replace(parts=(module("net", 100, A),)),))
+    plan = [(STEP, Level.OP, 1.3), (odd, Level.OP, 1.1), (STEP, Level.OP, 1.1), (STEP, Level.OP, 1.2),
+            (odd, Level.OP, 1.1), (STEP, Level.MODEL, 1.0)]  # fmt: skip
+    rows = [
+        row
+        for step, (part, rung, slower) in enumerate(plan)
+        for row in run(part, rung, slower, step=step, timed=True)[0]
+    ]
+    trace = trace_of(rows)
+    assert trace.sql("SELECT DISTINCT step, rung FROM merged").fetchall() == [(3, Level.OP)]
+
+
+def test_a_run_at_one_deep_rung_averages_and_claims_no_true_time_below_the_model() -> None:
+    rows = [row for step in range(4) for row in run(STEP, Level.OP, step=step, timed=True)[0]]
+    found = figures(trace_of(rows), "steps", "raw_ns", "true_ns")
+    assert found["net.b"] == (4, B.true_ns + 2 * 4 * US + 2 * 2 * US, None)
+    assert found["s"][2] is None
+
+
+def test_a_run_at_the_model_level_alone_is_true_as_it_is() -> None:
+    rows = [row for step in range(4) for row in run(STEP, Level.MODEL, step=step, timed=True)[0]]
+    assert figures(trace_of(rows), "true_ns", "raw_ns")["s"] == (STEP.true_ns, STEP.true_ns)
+
+
+def test_without_a_timed_step_there_is_a_structure_and_no_time() -> None:
+    trace = trace_of(run(STEP, Level.OP, step=0, timed=False)[0])
+    assert trace.rungs == []
+    assert set(figures(trace, "true_ns", "raw_ns").values()) == {(None, None)}
+    assert len(trace.merged) == len(list(STEP.all()))
+
+
+def test_without_any_step_the_merged_step_is_empty() -> None:
+    assert len(trace_of([]).merged) == 0

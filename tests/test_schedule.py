@@ -1,0 +1,114 @@
+"""Which levels are on in which step."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xsp.errors import LevelError, UsageError
+from xsp.schedule import SETTLE, Schedule, Turn, parse_levels, rung_name
+from xsp.span import Level
+
+M, LAYER, OP, G = Level.MODEL, Level.LAYER, Level.OP, Level.KERNEL
+
+
+@pytest.mark.parametrize(
+    ("text", "rungs"),
+    [
+        ("M", (M,)),
+        ("M/L", (M, LAYER, OP)),
+        ("m/l/g", (M, LAYER, OP, G)),
+        ("M/G", (M, G)),
+        (" model / layer ", (M, LAYER)),
+        ("model/layer/op/library/runtime/kernel", (M, LAYER, OP, Level.LIBRARY, Level.RUNTIME, G)),
+        ("M/layer/op/G", (M, LAYER, OP, G)),
+    ],
+)
+def test_levels_as_a_user_writes_them(text: str, rungs: tuple[Level, ...]) -> None:
+    assert parse_levels(text) == rungs
+
+
+@pytest.mark.parametrize(
+    "text", ["", "/", "M/", "X", "M/X", "L", "L/G", "G/L/M", "M/M", "M/L/op", "application/M", "M,L"]
+)
+def test_levels_that_make_no_sense_are_quoted_and_answered_with_how_to_write_them(text: str) -> None:
+    with pytest.raises(LevelError, match="write M, M/L or M/L/G") as caught:
+        parse_levels(text)
+    assert repr(text) in str(caught.value)
+
+
+def test_rungs_are_shown_by_xsps_letters_and_by_number_where_a_third_party_made_one() -> None:
+    assert [rung_name(rung) for rung in (M, LAYER, OP, G, Level.LIBRARY, 35)] == [
+        "M", "M/L", "M/L/op", "M/L/G", "library", "35",
+    ]  # fmt: skip
+
+
+def turns(schedule: Schedule, count: int) -> list[Turn]:
+    return [schedule.next() for _ in range(count)]
+
+
+def test_warm_up_then_a_description_then_blocks_each_after_a_bare_step() -> None:
+    schedule = Schedule(parse_levels("M/L"), warmup=2)
+    warm, rest = turns(schedule, 2), turns(schedule, 2 + 2 * 3)
+    assert [(turn.rung, turn.kept) for turn in warm] == [(OP, False), (LAYER, False)]
+    assert rest[0::2] == [SETTLE] * 4
+    assert rest[1] == Turn(OP, timed=False, describe=True)
+    assert {turn.rung for turn in rest[3::2]} == {M, LAYER, OP}
+    assert all(turn.timed for turn in rest[3::2])
+
+
+def test_warm_up_visits_each_rung_once_unless_told_otherwise() -> None:
+    schedule = Schedule(parse_levels("M/L/G"))
+    assert sorted(turn.rung for turn in turns(schedule, schedule.warmup)) == [M, LAYER, OP, G]
+
+
+def test_each_block_holds_each_rung_once_in_an_order_that_varies_and_repeats_with_the_seed() -> None:
+    def blocks(seed: int) -> list[list[Level]]:
+        schedule = Schedule(parse_levels("M/L/G"), warmup=0, settle=False, seed=seed)
+        assert schedule.next().describe
+        return [[turn.rung for turn in turns(schedule, 4)] for _ in range(50)]
+
+    assert all(sorted(block) == [M, LAYER, OP, G] for block in blocks(7))
+    assert len({tuple(block) for block in blocks(7)}) > 15
+    assert blocks(7) == blocks(7) != blocks(8)
+    firsts = Counter(block[0] for block in blocks(7))
+    assert min(firsts[rung] for rung in (M, LAYER, OP, G)) >= 5, "no rung always comes first"
+
+
+def test_only_one_rung_and_only_the_deepest_describes() -> None:
+    rungs = parse_levels("M/L")
+    shallow = turns(Schedule(rungs, warmup=0, settle=False, only=M), 6)
+    assert shallow == [Turn(M, timed=True, describe=False)] * 6
+    deep = turns(Schedule(rungs, warmup=0, settle=False, only=OP), 3)
+    assert [turn.describe for turn in deep] == [True, False, False]
+    with pytest.raises(UsageError, match="KERNEL is none of the rungs M, M/L, M/L/op"):
+        Schedule(rungs, only=G)
+
+
+def test_a_negative_warm_up_is_refused() -> None:
+    with pytest.raises(UsageError, match="warmup=-1"):
+        Schedule((M,), warmup=-1)
+
+
+@given(
+    rungs=st.sampled_from([parse_levels(text) for text in ("M", "M/L", "M/L/G", "model/layer", "M/G")]),
+    warmup=st.none() | st.integers(0, 7),
+    repeats=st.integers(0, 9),
+    settle=st.booleans(),
+    only=st.integers(-1, 3),
+    seed=st.integers(0, 99),
+)
+def test_after_the_steps_for_k_repeats_each_rung_was_timed_k_times_and_not_one_step_sooner(
+    rungs: tuple[Level, ...], warmup: int | None, repeats: int, settle: bool, only: int, seed: int
+) -> None:
+    one = rungs[only] if 0 <= only < len(rungs) else None
+    schedule = Schedule(rungs, warmup, seed, one, settle)
+    taken = turns(schedule, schedule.steps_for(repeats))
+    assert Counter(turn.rung for turn in taken if turn.timed) == (
+        dict.fromkeys(schedule.rungs, repeats) if repeats else {}
+    )
+    assert sum(turn.describe for turn in taken) == (rungs[-1] >= LAYER and one in (None, rungs[-1]))
+    assert not taken or not repeats or taken[-1].kept

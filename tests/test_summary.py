@@ -1,0 +1,84 @@
+"""Repeated measurements → one figure."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from xsp.summary import MANY, Interval, interval, percentile, trimmed_mean
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([7.0], 7.0),  # the mean of one
+        ([1.0, 4.0], 2.5),  # and of two
+        ([1.0, 2.0, 90.0], 2.0),  # the median of three
+        ([1.0, 2.0, 3.0, 90.0], 24.0),  # ⌊0.2·4⌋ = 0: all four count
+        ([0.0, 2.0, 3.0, 4.0, 90.0], 3.0),  # one dropped at each end
+        ([0.0, 2.0, 3.0, 4.0, 5.0, 90.0], 3.5),
+    ],
+)
+def test_trimmed_mean_by_its_definition_and_its_edge_cases(values: list[float], expected: float) -> None:
+    assert trimmed_mean(values) == expected
+    assert trimmed_mean(values[::-1]) == expected
+
+
+def test_two_outliers_of_ten_at_each_end_do_not_count() -> None:
+    assert trimmed_mean([-1e9, -1e9, 1, 2, 3, 4, 5, 6, 1e9, 1e9]) == 3.5
+
+
+def test_percentiles_interpolate_between_order_statistics() -> None:
+    values = [40.0, 10.0, 30.0, 20.0, 50.0]
+    assert [percentile(values, share) for share in (0, 0.5, 0.9, 1)] == [10, 30, 46, 50]
+    assert percentile([3.0], 0.99) == 3.0
+
+
+@pytest.mark.parametrize("question", [trimmed_mean, lambda values: percentile(values, 0.5)])
+def test_of_no_values_there_is_no_figure(question: object) -> None:
+    with pytest.raises(ValueError, match="no values"):
+        question([])  # type: ignore[operator]
+
+
+def test_fewer_than_three_values_have_no_interval_and_equal_ones_a_narrow_one() -> None:
+    assert interval([1.0, 2.0]) is None
+    assert interval([5.0, 5.0, 5.0]) == pytest.approx((5.0, 5.0))
+
+
+@pytest.mark.parametrize("n", [7, 30, MANY + 1])
+def test_an_interval_depends_on_the_values_alone(n: int) -> None:
+    values = [random.Random(n).gauss(100, 5) for _ in range(n)]
+    shuffled = random.Random(1).sample(values, k=n)
+    state = random.getstate()
+    assert interval(values) == interval(shuffled)
+    assert random.getstate() == state, "the program's own random numbers are left alone"
+    ends = interval([3 * value + 7 for value in values])
+    assert ends == pytest.approx([3 * end + 7 for end in interval(values) or ()])
+
+
+@pytest.mark.parametrize(("n", "at_least"), [(10, 0.83), (25, 0.89), (MANY, 0.91)])
+def test_the_interval_holds_the_true_mean_about_as_often_as_it_says(n: int, at_least: float) -> None:
+    draw = random.Random(42)
+    covered = 0
+    for _ in range(300):
+        ends = interval([draw.gauss(1000, 50) for _ in range(n)])
+        assert ends is not None
+        covered += ends.lo <= 1000 <= ends.hi
+    assert at_least <= covered / 300 <= 0.99
+
+
+def test_many_values_continue_the_bootstrap_without_a_jump() -> None:
+    widths = []
+    for n in (MANY - 1, MANY):
+        found = []
+        for seed in range(40):
+            draw = random.Random(seed)
+            ends: Interval | None = interval([draw.expovariate(1) for _ in range(n)])
+            assert ends is not None
+            found.append((ends.hi - ends.lo, (ends.lo + ends.hi) / 2))
+        widths.append([statistics.fmean(column) for column in zip(*found, strict=True)])
+    (before, middle_before), (after, middle_after) = widths
+    assert after == pytest.approx(before, rel=0.1)
+    assert middle_after == pytest.approx(middle_before, abs=0.1 * before)
