@@ -145,7 +145,8 @@ def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
             pairs = [deep - shallow for deep, shallow in zip(durations, steps[before], strict=False)]
             added, added_interval = summary.trimmed_mean(pairs), summary.interval(pairs)
         spans = con.execute(
-            "SELECT coalesce(median(spans), 0) FROM (SELECT count(*) FILTER (level > ? AND level <= ? AND device IS NULL) AS spans "
+            "SELECT coalesce(median(spans), 0) FROM "
+            "(SELECT count(*) FILTER (level > ? AND level <= ? AND device IS NULL) AS spans "
             "FROM spans JOIN alike USING (trace_id, step) WHERE timed AND rung = ? GROUP BY trace_id, step)",
             [before if before is not None else int(Level.APPLICATION), level, level],
         ).fetchall()[0][0]

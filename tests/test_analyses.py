@@ -1,0 +1,265 @@
+"""Each analysis on a step that can be summed by hand: input, question, answer."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xsp import analyses
+from xsp.analyses import ANALYSES, Analysis, optimal_batch
+from xsp.errors import AnalysisError
+from xsp.span import Level, Span
+from xsp.testing import spans, trace_of
+from xsp.trace import Trace
+
+# One training step on a CPU, in µs. `net` adds by itself after its two children.
+STEP = """
+    step train                     0-1000 batch_size=4
+    forward Net                    100-900
+    module net                     100-900 type=Net depth=0 param_bytes=2097152
+      module net.conv              150-450 type=Conv2d depth=1 param_bytes=2097152 input_shapes=[[4,3]]
+        op aten::conv2d            160-440
+        op aten::mkldnn_convolution 180-430 flops=8000000
+        primitive reorder          185-195 type=reorder attributes={"library":"oneDNN"}
+        primitive conv             200-400 type=convolution attributes={"library":"oneDNN"}
+        alloc alloc                300-300 alloc_bytes=2097152
+      module net.relu              500-700 type=ReLU depth=1
+        op aten::relu              520-680 sequence_nr=5
+        op aten::view              690-695
+      alloc alloc                  740-740 alloc_bytes=1048576
+      op aten::add                 750-850 flops=1000
+    backward backward              910-990
+    op autograd::ReluBackward0     915-965 phase=backward sequence_nr=5 forward_thread=1
+    op aten::threshold_backward    920-960
+"""
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return trace_of(spans(STEP), {"name": "hand"})
+
+
+def ask(analysis: Analysis, trace: Trace, columns: str) -> list[tuple[Any, ...]]:
+    rows = analysis(trace).select(columns).fetchall()
+    return [tuple(round(cell, 4) if isinstance(cell, float) else cell for cell in row) for row in rows]
+
+
+def test_A2_the_layers_in_execution_order(trace: Trace) -> None:
+    assert ask(analyses.A2, trace, "layer_index, name, type, depth, leaf, shape, latency_ms, self_ms, backward_ms") == [
+        (0, "net", "Net", 0, False, None, 0.8, 0.3, None),
+        (1, "net.conv", "Conv2d", 1, True, "[[4,3]]", 0.3, 0.3, None),
+        (2, "net.relu", "ReLU", 1, True, None, 0.2, 0.2, 0.05),
+    ]
+    assert ask(analyses.A2, trace, "alloc_mib, param_mib, activation_mib, low_ms, high_ms") == [
+        (1.0, 2.0, None, None, None),
+        (2.0, 2.0, None, None, None),
+        (0.0, None, None, None, None),
+    ]
+
+
+def test_A3_and_A4_latency_and_memory_of_each_layer_by_itself(trace: Trace) -> None:
+    assert ask(analyses.A3, trace, "*") == [
+        (0, "net", "Net", 0.3), (1, "net.conv", "Conv2d", 0.3), (2, "net.relu", "ReLU", 0.2),
+    ]  # fmt: skip
+    assert ask(analyses.A4, trace, "*") == [
+        (0, "net", "Net", 1.0), (1, "net.conv", "Conv2d", 2.0), (2, "net.relu", "ReLU", 0.0),
+    ]  # fmt: skip
+
+
+def test_A5_A6_A7_by_type_add_up_to_all(trace: Trace) -> None:
+    assert ask(analyses.A5, trace, "*") == [("Conv2d", 1, 50.0), ("ReLU", 1, 50.0)]
+    assert ask(analyses.A6, trace, "*") == [
+        ("Conv2d", 1, 0.3, 37.5), ("Net", 1, 0.3, 37.5), ("ReLU", 1, 0.2, 25.0),
+    ]  # fmt: skip
+    assert ask(analyses.A7, trace, "*") == [
+        ("Conv2d", 1, 2.0, 66.6667), ("Net", 1, 1.0, 33.3333), ("ReLU", 1, 0.0, 0.0),
+    ]  # fmt: skip
+
+
+def test_A8_without_a_device_the_innermost_spans_that_compute_are_the_kernels(trace: Trace) -> None:
+    assert ask(analyses.A8, trace, "name, layer_index, phase, library, latency_us, flops, gflop_per_s") == [
+        ("reorder", 1, None, "oneDNN", 10.0, None, None),
+        ("conv", 1, None, "oneDNN", 200.0, 8_000_000, 40.0),  # those of its operator, which ran no other
+        ("aten::relu", 2, None, "unknown", 160.0, None, None),
+        ("aten::add", 0, None, "unknown", 100.0, 1000, 0.01),
+        ("aten::threshold_backward", 2, "backward", "unknown", 40.0, None, None),
+    ]
+
+
+def test_A10_kernels_of_one_name_and_their_share_of_the_model(trace: Trace) -> None:
+    assert ask(analyses.A10, trace, "name, library, calls, latency_ms, percent_of_model, flops") == [
+        ("conv", "oneDNN", 1, 0.2, 20.0, 8_000_000),
+        ("aten::relu", "unknown", 1, 0.16, 16.0, None),
+        ("aten::add", "unknown", 1, 0.1, 10.0, 1000),
+        ("aten::threshold_backward", "unknown", 1, 0.04, 4.0, None),
+        ("reorder", "oneDNN", 1, 0.01, 1.0, None),
+    ]
+
+
+def test_A11_A12_A13_kernels_by_layer(trace: Trace) -> None:
+    assert ask(analyses.A11, trace, "layer_index, layer_name, calls, latency_ms, percent_of_model") == [
+        (0, "net", 1, 0.1, 10.0), (1, "net.conv", 2, 0.21, 21.0), (2, "net.relu", 2, 0.2, 20.0),
+    ]  # fmt: skip
+    assert ask(analyses.A12, trace, "layer_index, flops, dram_read_bytes") == [
+        (0, 1000, None), (1, 8_000_000, None), (2, None, None),
+    ]  # fmt: skip
+    assert ask(analyses.A13, trace, "layer_index, latency_ms, kernel_ms, other_ms, kernel_percent") == [
+        (0, 0.3, 0.1, 0.2, 33.3333), (1, 0.3, 0.21, 0.09, 70.0), (2, 0.2, 0.16, 0.04, 80.0),
+    ]  # fmt: skip
+
+
+def test_A8_and_A11_with_a_device_its_kernels_belong_to_the_layers_that_launched_them() -> None:
+    trace = trace_of(spans("""
+        step s                   0-1000
+        module net.a             100-200 type=Linear
+        op aten::mm              110-190
+        launch cudaLaunchKernel  120-130 correlation_id=1
+        module net.b             200-300 type=ReLU
+        op aten::relu            210-290
+        launch cudaLaunchKernel  220-230 correlation_id=2
+        kernel gemm              400-700 correlation_id=1
+        kernel relu              700-800 correlation_id=2
+        copy Memcpy              800-900 correlation_id=3
+    """))  # fmt: skip
+    assert ask(analyses.A8, trace, "name, layer_name, library, latency_us") == [
+        ("gemm", "net.a", "device", 300.0), ("relu", "net.b", "device", 100.0),
+    ]  # fmt: skip
+    assert ask(analyses.A11, trace, "layer_name, calls, percent_of_model") == [("net.a", 1, 30.0), ("net.b", 1, 10.0)]
+
+
+# --- several steps: A1 and the ledger ---------------------------------------------------------------------
+
+
+def leveled() -> Trace:
+    """Three steps of 1 ms bare, three that 80 µs more for two layers make 1.08 ms."""
+    rows: list[Span] = []
+    for step in range(3):
+        rows += spans("step s 0-1000 batch_size=8", step=2 * step, rung=20)
+        rows += spans(
+            "step s 0-1080 batch_size=8\nmodule net 0-900 type=Net\nmodule net.a 100-400 type=Linear",
+            step=2 * step + 1,
+            rung=30,
+        )
+    return trace_of(rows, {"name": "leveled", "costs": {"modules": {"level": 30, "ns_per_span": 30_000.0}}})
+
+
+def test_A1_latency_and_throughput_from_the_outermost_rung() -> None:
+    assert ask(analyses.A1, leveled(), "*") == [(8, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 8000.0, 3)]
+
+
+def test_A1_one_row_for_each_batch_size() -> None:
+    rows = [
+        row
+        for step, (batch, end) in enumerate([(1, 500), (4, 1000), (1, 700)])
+        for row in spans(f"step s 0-{end} batch_size={batch}", step=step)
+    ]
+    assert ask(analyses.A1, trace_of(rows), "batch_size, latency_ms, low_ms, samples_per_s, steps") == [
+        (1, 0.6, None, 1666.6667, 2),
+        (4, 1.0, None, 4000.0, 1),
+    ]
+
+
+def test_the_ledger_what_a_rung_added_and_what_the_calibration_explains_of_it() -> None:
+    assert ask(analyses.ledger, leveled(), "*") == [
+        ("M", 3, 1.0, None, None, None, None, None, None, None, None),
+        ("M/L", 3, 1.08, 0.08, 0.08, 0.08, 8.0, 2, 40_000.0, 0.06, 0.02),
+    ]
+
+
+def test_the_ledger_by_layer_and_by_kind() -> None:
+    assert ask(analyses.ledger_by_layer, leveled(), "*") == [
+        (0, "net", "Net", 0.9, 0.86, 0.04, 0.04, 0.0),  # one layer inside, at 40 µs
+        (1, "net.a", "Linear", 0.3, 0.3, 0.0, 0.0, 0.0),
+    ]
+    assert ask(analyses.ledger_by_kind, leveled(), "*") == [
+        ("step", 20, 1, 1.08, 1.0, 0.08, 0.08, 0.0),
+        ("module", 30, 2, 1.2, 1.16, 0.04, 0.04, 0.0),
+    ]
+
+
+# --- refusals ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("A2", r"A2 \(Layer information\) needs the layer level, and 'bare' holds no such span \(recorded with M\)"),
+        ("A11", r"needs the layer, op level.*record again with --levels M/L/G"),
+        ("A8", "needs the op level"),
+    ],
+)
+def test_an_analysis_refuses_what_the_trace_cannot_carry_and_says_how_to_record_it(name: str, reason: str) -> None:
+    bare = trace_of(spans("step s 0-10"), {"name": "bare", "levels": "M"})
+    with pytest.raises(AnalysisError, match=reason):
+        ANALYSES[name](bare)
+
+
+def test_A1_refuses_where_no_step_was_timed() -> None:
+    with pytest.raises(AnalysisError, match="holds no timed step"):
+        analyses.A1(trace_of(spans("step s 0-10", timed=False), {"name": "warm"}))
+
+
+@pytest.mark.parametrize("name", ["A9", "A14", "A15"])
+def test_rooflines_refuse_without_counters(name: str, trace: Trace) -> None:
+    with pytest.raises(AnalysisError, match="DRAM traffic"):
+        ANALYSES[name](trace)
+
+
+def test_every_analysis_says_what_it_is_and_is_reachable_by_its_number() -> None:
+    assert [name for name in ANALYSES if name.startswith("A")] == [f"A{number}" for number in range(1, 16)]
+    for name, each in ANALYSES.items():
+        assert each.id == name
+        assert each.title
+        assert each.about
+        assert each.needs[0] in Level
+
+
+# --- the optimal batch size -------------------------------------------------------------------------------
+
+# ResNet50 v1.5 on a V100, XSP: A15's latencies, and between them Table VI's gains, +3.6 % and +3.9 %.
+LATENCIES = {1: 6.21, 16: 21.90, 32: 40.03, 256: 275.05}
+LATENCIES[128] = LATENCIES[256] / 2 * 1.039
+LATENCIES[64] = LATENCIES[128] / 2 * 1.036
+
+
+def test_the_rule_gives_64_where_the_paper_reports_256() -> None:
+    best = optimal_batch(list(LATENCIES), list(LATENCIES.values()))
+    assert (best.first_plateau, best.max_throughput, best.within_target) == (64, 256, None)
+
+
+def test_the_published_optimum_is_where_the_published_throughput_is_reached(shared: Path) -> None:
+    with open(shared / "golden" / "xsp_table8.csv", encoding="utf-8") as file:
+        published = {row["name"]: row for row in csv.DictReader(file)}["MLPerf ResNet50 v1.5"]
+    best = optimal_batch(list(LATENCIES), list(LATENCIES.values())).max_throughput
+    assert best == int(published["optimal_batch"])
+    assert 1000 * best / LATENCIES[best] == pytest.approx(float(published["max_throughput"]), rel=0.001)
+
+
+def test_a_latency_target_bounds_the_size() -> None:
+    sizes, latencies = [1, 2, 4, 8], [1.0, 1.5, 2.5, 6.0]
+    assert optimal_batch(sizes, latencies, target_ms=2.5).within_target == 4
+    assert optimal_batch(sizes, latencies, target_ms=0.5).within_target is None
+    assert optimal_batch(sizes, latencies, target_ms=99).within_target == 4, "8 is slower per sample"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "latencies", "plateau", "fastest"),
+    [
+        ([8], [3.0], 8, 8),  # one size
+        ([4, 1, 2], [3.0, 1.0, 1.6], 4, 4),  # no plateau in sight, any order
+        ([1, 2, 4], [1.0, 2.0, 4.0], 1, 1),  # no gain at all: the smallest
+        ([1, 2, 4], [1.0, 1.0, 4.0], 2, 2),  # it becomes slower
+    ],
+)
+def test_edges_of_the_rule(sizes: list[int], latencies: list[float], plateau: int, fastest: int) -> None:
+    best = optimal_batch(sizes, latencies)
+    assert (best.first_plateau, best.max_throughput) == (plateau, fastest)
+
+
+@pytest.mark.parametrize(("sizes", "latencies"), [([], []), ([1, 2], [1.0])])
+def test_sizes_without_latencies_are_refused(sizes: list[int], latencies: list[float]) -> None:
+    with pytest.raises(AnalysisError, match="a latency for each"):
+        optimal_batch(sizes, latencies)
