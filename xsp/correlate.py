@@ -50,7 +50,7 @@ class _Node:
 
         A user names blocks wherever he likes: in a module too, which is deeper in the stack.
         """
-        deepest = Level.LAYER if self.span.kind == Kind.USER else self.span.level
+        deepest = max(self.span.level, Level.LAYER) if self.span.kind == Kind.USER else self.span.level
         return (
             outer.span.level <= deepest
             and outer.start <= self.middle <= outer.end
@@ -101,7 +101,7 @@ def resolve(spans: Sequence[Span], serialised: Iterable[Span]) -> list[Span]:
     """
     serial = list(serialised)
     keys = {span.span_id: span.key for span in serial}
-    seen = {(keys.get(span.parent_id), span.name, span.type) for span in serial if span.parent_id in keys}
+    seen = {(keys[span.parent_id], *_what(span)) for span in serial if span.parent_id in keys}
     nodes = [_node(span, order) for order, span in enumerate(spans)]
     by_id = {node.span.span_id: node for node in nodes}
     by_key = {node.span.key: node for node in nodes}
@@ -110,13 +110,19 @@ def resolve(spans: Sequence[Span], serialised: Iterable[Span]) -> list[Span]:
         node.alloc_bytes = span.alloc_bytes
         node.parent = by_id.get(span.parent_id) if span.parent_id is not None else None
         node.rule = Rule(span.parent_rule) if span.parent_rule is not None else None
-        attributes = json.loads(span.attributes) if span.attributes else {}
-        candidates = attributes.pop("candidates", [])
-        fitting = [key for key in candidates if (key, span.name, span.type) in seen and key in by_key]
+        candidates = json.loads(span.attributes or "{}").get("candidates", [])
+        fitting = [key for key in candidates if (key, *_what(span)) in seen and key in by_key]
         if node.parent is None and len(fitting) == 1:
             node.parent, node.rule = by_key[fitting[0]], Rule.SERIALISED
-            node.span = span._replace(attributes=json.dumps(attributes) if attributes else None)
+            node.span = span._replace(attributes=_what(span)[2])
     return _finish(nodes)
+
+
+def _what(span: Span) -> tuple[str, str | None, str | None]:
+    """Return what a span is of, wherever it ran: name, type, and attributes but for its candidates."""
+    attributes = json.loads(span.attributes or "{}")
+    attributes.pop("candidates", None)
+    return span.name, span.type, json.dumps(attributes, sort_keys=True) if attributes else None
 
 
 def _node(span: Span, order: int) -> _Node:

@@ -119,7 +119,7 @@ def resolve(how: Launch) -> tuple[int, int]:
     """
     from xsp.store import resolve_run  # the table engine, after the measured program has ended
 
-    serialised = how.out / "serialised"
+    serialised = how.out / rundir.SERIALISED
     code = _again(how, serialised, ["--one-at-a-time"], {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"})
     return (resolve_run(how.out, serialised) if rundir.segments(serialised) else 0), code
 

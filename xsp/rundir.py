@@ -5,6 +5,7 @@ RUN/
   run.json             what was run, where, with which settings, and what is missing; see `xsp.session`
   steps/000004.parquet one segment a step, columns as in `xsp.span.COLUMNS`
   merged.parquet       the leveled steps merged into one true step; written when the run ends
+  serialised/          a re-run with one thing at a time, where parents were ambiguous (`xsp run --resolve`)
 ```
 
 Each file is written beside its place, flushed to the disk, and renamed; so a file that is there is whole.
@@ -26,6 +27,7 @@ FORMAT = 1
 RUN_FILE = "run.json"
 STEPS = "steps"
 MERGED_FILE = "merged.parquet"
+SERIALISED = "serialised"
 
 
 def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
@@ -63,7 +65,7 @@ def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
 
 def _clear(run: Path) -> None:
     """Remove what xsp wrote, and nothing else."""
-    for part in read_run(run).get("parts", []):
+    for part in [*read_run(run).get("parts", []), SERIALISED]:
         child = (run / str(part)).resolve()
         if child.parent == run.resolve() and (child / RUN_FILE).is_file():
             _clear(child)

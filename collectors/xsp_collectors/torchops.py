@@ -40,6 +40,11 @@ class TorchOps(Collector):
         """Tell Kineto to be quiet: it logs two lines to stderr each time it is switched."""
         self._log_level = os.environ.get("KINETO_LOG_LEVEL")
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        # Kineto wants its first use in the thread that loaded it, and a first use takes long.
+        self.start(Level.OP, describe=False)
+        self.stop()
+        self._finished.clear()
+        self._busy = 0
 
     def close(self) -> None:
         """Restore the environment."""
@@ -158,7 +163,11 @@ def _op(event: Any, threads: dict[int, int]) -> Span:
     )
 
 
-def _annotation(event: Any, threads: dict[int, int]) -> Span:
+def _annotation(event: Any, threads: dict[int, int]) -> Span | None:
+    # torch's own label around an optimizer's step says what the training collector's span says, and ends
+    # after the hooks that may have closed the step.
+    if event.name().startswith("Optimizer.step#"):
+        return None
     return _op(event, threads)._replace(kind=Kind.USER.value)
 
 
