@@ -15,9 +15,9 @@ having steps is a set of runs (a sweep, or a program that was run once per level
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
                     )
                 _clear(run)
         (run / STEPS).mkdir(parents=True, exist_ok=True)
+    except TraceError as error:
+        raise OutputError(f"{error}; nothing was removed: choose another directory") from error
     except OSError as error:
         raise OutputError(f"{run}: cannot be written ({error.strerror}); choose another directory") from error
     return run
@@ -68,11 +70,20 @@ def _clear(run: Path) -> None:
     for part in [*read_run(run).get("parts", []), SERIALISED]:
         child = (run / str(part)).resolve()
         if child.parent == run.resolve() and (child / RUN_FILE).is_file():
-            _clear(child)
-            shutil.rmtree(child, ignore_errors=True)
-    shutil.rmtree(run / STEPS, ignore_errors=True)
+            with contextlib.suppress(TraceError):  # a part that cannot be read stays
+                _clear(child)
+                _remove_empty(child)
+    if not (run / STEPS).is_symlink():
+        for file in [*segments(run), *(run / STEPS).glob(".*.part")]:
+            file.unlink(missing_ok=True)
+        _remove_empty(run / STEPS)
     for name in (RUN_FILE, MERGED_FILE, "report.html"):
         (run / name).unlink(missing_ok=True)
+
+
+def _remove_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 def write_run(run: Path, content: dict[str, Any]) -> None:
@@ -82,7 +93,11 @@ def write_run(run: Path, content: dict[str, Any]) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file beside its place, flush it to the disk and rename it into place."""
+    """Write a file beside its place, flush it to the disk and rename it into place.
+
+    Raises:
+        OutputError: it cannot be written; what was there before is still there.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(beside, "wb") as file:
@@ -90,8 +105,10 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def read_run(run: Path) -> dict[str, Any]:

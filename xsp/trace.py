@@ -96,7 +96,7 @@ def load(path: str | os.PathLike[str], *, skip_damaged: bool = False) -> Trace:
     run = rundir.read_run(place)
     parts = run.get("parts")
     if parts:
-        return _load_parts(place, run, [str(part) for part in parts])
+        return _load_parts(place, run, [str(part) for part in parts], skip_damaged)
     segments = _whole(rundir.segments(place), run, skip_damaged)
     if not segments:
         raise TraceError(
@@ -115,11 +115,12 @@ def parts(path: str | os.PathLike[str]) -> list[Path]:
     return [place]
 
 
-def _load_parts(place: Path, run: dict[str, Any], names: list[str]) -> Trace:
+def _load_parts(place: Path, run: dict[str, Any], names: list[str], skip_damaged: bool) -> Trace:
     """Load a program that was run once per level as the one run that it stands for."""
     if run.get("kind") == "sweep":
         raise TraceError(f"{place}: holds several runs; load one of them: {', '.join(names)}")
     segments = [file for name in names for file in rundir.segments(_inside(place, name))]
+    segments = _whole(segments, run, skip_damaged)
     if not segments:
         raise TraceError(f"{place}: none of its parts holds a step")
     return _load_files(segments, run, place)
@@ -158,8 +159,12 @@ def _load_files(files: list[Path], run: dict[str, Any], place: Path) -> Trace:
     _view(con, "spans", files, found, COLUMNS)
     merged = place / rundir.MERGED_FILE if place.is_dir() else None
     if merged is not None and merged.is_file() and run.get("finished"):
-        held = set(table.check_parquet(con, merged, (*COLUMNS, *MERGED_COLUMNS)))
-        _view(con, "merged", [merged], held, (*COLUMNS, *MERGED_COLUMNS))
+        try:
+            held = set(table.check_parquet(con, merged, (*COLUMNS, *MERGED_COLUMNS)))
+        except TraceError as error:
+            run.setdefault("notes", []).append({"source": "load", "text": f"merged again from the steps: {error}"})
+        else:
+            _view(con, "merged", [merged], held, (*COLUMNS, *MERGED_COLUMNS))
     return Trace(con, run, place)
 
 
