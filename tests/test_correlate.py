@@ -84,16 +84,23 @@ def test_equal_intervals_nest_by_level_and_modules_by_depth() -> None:
 
 
 def test_a_user_span_stands_between_the_step_and_the_forward_pass_in_it() -> None:
-    step, user, forward = spans("""
-        step s       0-100 span_id=01
-        user predict 5-95  span_id=02 parent_id=01
+    assert draw("""
+        step s       0-100 span_id=aa
+        user predict 5-95  span_id=bb parent_id=aa
         forward Net  10-90
-    """)
-    assert tree([forward, user._replace(span_id="02", parent_id="01"), step._replace(span_id="01")]) == expect("""
+    """) == expect("""
         step s
           user predict
             forward Net
     """)
+
+
+@pytest.mark.parametrize("modules", ["", "module net 10-90\nmodule net.a 20-40\n"])
+def test_a_user_span_in_a_module_is_found_in_it_and_has_the_same_key_without_it(modules: str) -> None:
+    step = "step s 0-100 span_id=aa\nforward Net 10-90\nuser head 50-70 span_id=bb parent_id=aa\n"
+    without, rows = by_name(step), by_name(modules + step)
+    assert rows["head"].parent_id == rows["net" if modules else "s"].span_id
+    assert rows["head"].key == without["head"].key
 
 
 def test_a_model_span_of_another_thread_belongs_to_the_step_and_deeper_ones_are_orphans() -> None:
@@ -315,11 +322,15 @@ def one_thread(draw: st.DrawFn, thread: int) -> list[Span]:
 
 
 def brute_force(span: Span, others: list[Span]) -> str | None:
-    """Return the name of the shortest span around this one on its thread that is no deeper than it."""
+    """Return the name of the shortest span around this one on its thread that is no deeper than it.
+
+    What a user named may be in a module, too.
+    """
+    deepest = Level.LAYER if span.kind == Kind.USER else span.level
     around = [
         o
         for o in others
-        if o is not span and o.thread == span.thread and o.level <= span.level
+        if o is not span and o.thread == span.thread and o.level <= deepest
         and o.start_ns <= span.start_ns and span.end_ns <= o.end_ns
     ]  # fmt: skip
     return min(around, key=lambda o: o.dur_ns).name if around else None

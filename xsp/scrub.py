@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
-_SECRET = re.compile(r"(?i)(token|secret|passw|credential|api[-_]?key|access[-_]?key|auth|cookie)")
+_WORDS = "token(?!iz)|secret|passw|credential|api[-_]?key|access[-_]?key|auth|cookie"
+_SECRET = re.compile(rf"(?i)(?:{_WORDS})")
+_HEADER = re.compile(rf"(?i)^([\w-]*(?:{_WORDS})[\w-]*:\s*)(?!//)\S.*")
 _IN_URL = re.compile(r"(?i)(://)[^/@\s]+@")
 _QUERY = re.compile(r"(?i)([?&][^=&\s]*(?:token|secret|passw|key|sig|auth)[^=&\s]*=)[^&\s]+")
+_BEFORE_PATH = r"(^-\w(?=/)|^|[=:,;'\"(\[]|file://)"
+_HOME = re.compile(_BEFORE_PATH + r"/(?:home|Users)/[^/\s:,;'\"]+/?(?=$|[\s:,;'\"])")
+_DIRECTORIES = re.compile(_BEFORE_PATH + r"/(?:[^/\s:,;'\"]+/)*(?=[^/\s:,;'\"])")
 HIDDEN = "***"
 
 
 def command(argv: Sequence[str]) -> list[str]:
     """Return a command line without secrets, and with file names instead of absolute paths.
 
-    Hidden are the values of options whose name speaks of a secret (`--api-key X`, `--token=X`), credentials
-    in URLs, and the directories of absolute paths, which often name a person.
+    Hidden are the values of options and headers whose name speaks of a secret (`--api-key X`, `--token=X`,
+    `Authorization: X`), credentials in URLs, and the directories of absolute paths, which often name a person.
     """
     shown: list[str] = []
     hide_next = False
@@ -30,10 +34,10 @@ def command(argv: Sequence[str]) -> list[str]:
             shown.append(f"{name}={HIDDEN}" if equals else part)
             hide_next = not equals and name.startswith("-")
             continue
-        shown.append(_path(_QUERY.sub(rf"\g<1>{HIDDEN}", _IN_URL.sub(rf"\g<1>{HIDDEN}@", part))))
+        part = _HEADER.sub(rf"\g<1>{HIDDEN}", _IN_URL.sub(rf"\g<1>{HIDDEN}@", part))
+        shown.append(_without_directories(_QUERY.sub(rf"\g<1>{HIDDEN}", part)))
     return shown
 
 
-def _path(part: str) -> str:
-    name, equals, value = part.rpartition("=")
-    return f"{name}{equals}{Path(value).name}" if value.startswith("/") and len(value) > 1 else part
+def _without_directories(part: str) -> str:
+    return _DIRECTORIES.sub(r"\g<1>", _HOME.sub(r"\g<1>~", part))
