@@ -1,0 +1,139 @@
+"""Who may import whom: the layers of the design, read from the source."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+LAYERS = [
+    {"errors", "span", "version"},
+    {"clock", "collector", "flops", "plugins", "schedule", "scrub", "summary"},
+    {"testing", "xsp_collectors"},
+    {"calibrate", "correlate", "device", "rundir", "table", "views"},
+    {"overhead"},
+    {"store", "trace"},
+    {"writer"},
+    {"health", "session"},
+    {"analyses", "bench", "exporters", "graph", "importers", "models"},
+    {"advise", "autostep", "bound", "doctor", "measure", "predict", "report"},
+    {"evaluate", "launch"},
+    {"cli"},
+]
+"""Outermost last. A module imports from the layers before its own; those of one layer do not import each other."""
+
+PLACE = {name: place for place, names in enumerate(LAYERS) for name in names}
+
+TABLE_OF_CONTENTS = "__init__"
+"""`xsp/__init__.py` shows what stands in other modules, so it may import all of them."""
+
+FOR_COLLECTORS = {"clock", "collector", "errors", "flops", "plugins", "span", "testing"}
+"""What of xsp may enter the measured process with a collector."""
+
+TO_AVOID = {"base", "common", "engine", "event", "events", "helper", "helpers", "manager", "record", "utils"}
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Yield each imported module by its full name, and whether it is imported when the file is."""
+    package = path.relative_to(ROOT).parent.parts
+    pending: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), True)]
+    while pending:
+        node, at_once = pending.pop()
+        inside = at_once and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        pending += [(child, inside and not _for_type_checkers(node)) for child in ast.iter_child_nodes(node)]
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, at_once) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = ".".join(
+                [*package[: len(package) - node.level + 1], node.module or ""] if node.level else [node.module or ""]
+            )
+            for alias in node.names:
+                yield (f"{origin}.{alias.name}".replace("..", "."), at_once)
+
+
+def _for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def part(module: str) -> str:
+    """Return which part of xsp a full name lies in: `xsp.analyses.layer.A2` → `analyses`."""
+    names = module.split(".")
+    if len(names) == 1:
+        return TABLE_OF_CONTENTS
+    found = names[1]
+    here = ROOT / "xsp" / found
+    return found if here.is_dir() or here.with_suffix(".py").is_file() else TABLE_OF_CONTENTS
+
+
+def part_of(path: Path) -> str:
+    names = path.relative_to(ROOT / "xsp").with_suffix("").parts
+    return names[0]
+
+
+@pytest.mark.parametrize("path", sources("xsp"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_imports_from_the_layers_before_its_own(path: Path) -> None:
+    here = part_of(path)
+    if here == TABLE_OF_CONTENTS:
+        return
+    assert here in PLACE, f"{here} has no layer; say in LAYERS where it stands"
+    for module, at_once in imports(path):
+        if module.split(".")[0] != "xsp":
+            continue
+        there = part(module)
+        if there == here or (here == "testing" and not at_once):
+            continue  # the kit loads what a test needs when it needs it
+        assert there in PLACE, f"{path.name} imports {module}, which has no layer"
+        assert PLACE[there] < PLACE[here], f"{path.name} imports {module}, which is no layer further in"
+
+
+def test_xsp_never_imports_a_collector_by_name() -> None:
+    found = [
+        f"{path.name}: {module}"
+        for path in sources("xsp")
+        for module, _ in imports(path)
+        if module.split(".")[0] == "xsp_collectors"
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", sources("collectors"), ids=lambda path: path.name)
+def test_a_collector_brings_nothing_into_the_measured_process_but_what_it_observes(path: Path) -> None:
+    for module, _ in imports(path):
+        top = module.split(".")[0]
+        if top == "xsp":
+            assert part(module) in FOR_COLLECTORS, module
+        else:
+            assert top in {"numpy", "torch", "xsp_collectors", *sys.stdlib_module_names}, module
+
+
+@pytest.mark.parametrize("module", ["session", "collector", "calibrate", "clock", "writer", "autostep"])
+def test_the_table_engine_does_not_load_in_the_measured_process(module: str) -> None:
+    """Follow what is imported at once, not what a function imports when it is called."""
+    seen: set[str] = set()
+    pending = [module]
+    while pending:
+        here = pending.pop()
+        if here in seen or here == TABLE_OF_CONTENTS:
+            continue
+        seen.add(here)
+        for imported, at_once in imports(ROOT / "xsp" / f"{here}.py"):
+            if at_once:
+                assert imported.split(".")[0] not in {"duckdb", "numpy", "pandas", "pyarrow", "rich", "torch"}, here
+                if imported.split(".")[0] == "xsp":
+                    pending.append(part(imported))
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    named = {
+        name for folder in ("xsp", "collectors") for path in sources(folder) for name in path.with_suffix("").parts
+    }
+    assert named & TO_AVOID == set()
