@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 
@@ -90,12 +90,16 @@ def merge(con: duckdb.DuckDBPyConnection) -> None:
     durations = _durations(con, template)
     described = _described(con, template)
     rows = []
-    for span, inside in zip(template.rows, template.inside, strict=True):
+    least: dict[str | None, float] = defaultdict(float)  # what the spans inside took: no span is shorter
+    for span, inside in reversed(list(zip(template.rows, template.inside, strict=True))):
         if described is not None and span.key in described:
             found = described[span.key]
             span = span._replace(**{name: value for name, value in found.items() if getattr(span, name) is None})
-        rows.append((*span, *_figures(span, inside, durations[span.key or ""], rungs)))
-    table.insert(con, "merged", rows, (*COLUMNS, *MERGED_COLUMNS))
+        figures = _figures(span, inside, durations[span.key or ""], rungs, least[span.span_id])
+        if span.parent_rule == Rule.CONTAINMENT and figures.true_ns is not None and span.thread is not None:
+            least[span.parent_id] += figures.true_ns
+        rows.append((*span, *figures))
+    table.insert(con, "merged", reversed(rows), (*COLUMNS, *MERGED_COLUMNS))
 
 
 def find_alike(con: duckdb.DuckDBPyConnection) -> None:
@@ -236,41 +240,64 @@ def _described(con: duckdb.DuckDBPyConnection, template: _Template) -> dict[str 
     return known
 
 
+class _Figures(NamedTuple):
+    """The values of `MERGED_COLUMNS`, in their order."""
+
+    steps: int
+    raw_ns: float | None
+    true_ns: float | None = None
+    true_lo_ns: float | None = None
+    true_hi_ns: float | None = None
+    median_ns: float | None = None
+    p90_ns: float | None = None
+    p99_ns: float | None = None
+    explained_ns: float | None = None
+    cause: str | None = None
+
+
 def _figures(
-    span: Span, inside: Mapping[int, int], durations: Mapping[int, list[float]], rungs: Sequence[Rung]
-) -> tuple[Any, ...]:
-    """Return the values of `MERGED_COLUMNS` for one span."""
-    deepest = rungs[-1].level if rungs else None
-    raw_values = durations.get(deepest, []) if deepest is not None else []
+    span: Span,
+    inside: Mapping[int, int],
+    durations: Mapping[int, list[float]],
+    rungs: Sequence[Rung],
+    least_ns: float,
+) -> _Figures:
+    """Return what the timed steps say of one span.
+
+    Args:
+        span: of the template.
+        inside: spans inside it, per rung that adds them.
+        durations: of its counterparts, per rung.
+        rungs: outermost first.
+        least_ns: true time of the spans directly inside it.
+    """
+    raw_values = durations.get(rungs[-1].level, []) if rungs else []
     raw = summary.trimmed_mean(raw_values) if raw_values else None
     own = own_rung(span.level, rungs)
     values = durations.get(own.level, []) if own is not None else []
     if own is None or not values:
-        return (0, raw, None, None, None, None, None, None, None, "not measured at its own rung")
-    spread = [summary.percentile(values, share) for share in (0.5, 0.9, 0.99)]
+        return _Figures(0, raw, cause="not measured at its own rung")
+    median, p90, p99 = (summary.percentile(values, share) for share in (0.5, 0.9, 0.99))
     if own.added_ns is None and own.level > Level.MODEL:
-        return (len(values), raw, None, None, None, *spread, None, "no rung further out to tell the cost of this one")
-    nested = inside.get(own.level, 0)
-    if span.level <= Level.MODEL:
-        nested = 0  # the model level costs two clock readings
-    figure = summary.trimmed_mean(values)
+        cause = "no rung further out to tell the cost of this one"
+        return _Figures(len(values), raw, median_ns=median, p90_ns=p90, p99_ns=p99, cause=cause)
+    # the model level costs a step two clock readings; deeper spans hold the cost of those like them
+    nested = inside.get(own.level, 0) if span.level > Level.MODEL else 0
+    middle = summary.trimmed_mean(values)
+    least = min(least_ns, middle)
     ends = summary.interval(values)
-    true = max(0.0, figure - nested * own.cost_ns)
-    low = high = None
-    if ends is not None:
-        low = max(0.0, ends.lo - nested * own.cost.hi)
-        high = max(0.0, ends.hi - nested * own.cost.lo)
     deeper = [rung for rung in rungs if rung.level > own.level]
-    explained = nested * own.cost_ns + sum(inside.get(rung.level, 0) * rung.cost_ns for rung in deeper)
-    return (
-        len(values),
-        raw,
-        true,
-        low,
-        high,
-        *spread,
-        explained,
-        _cause(nested, own, inside, deeper),
+    return _Figures(
+        steps=len(values),
+        raw_ns=raw,
+        true_ns=max(least, middle - nested * own.cost_ns),
+        true_lo_ns=max(0.0, ends.lo - nested * own.cost.hi) if ends is not None else None,
+        true_hi_ns=max(least, ends.hi - nested * own.cost.lo) if ends is not None else None,
+        median_ns=median,
+        p90_ns=p90,
+        p99_ns=p99,
+        explained_ns=nested * own.cost_ns + sum(inside.get(rung.level, 0) * rung.cost_ns for rung in deeper),
+        cause=_cause(nested, own, inside, deeper),
     )
 
 

@@ -170,7 +170,8 @@ def _wrap(
     mode = _OFF
     threads = _Threads()
     clock = monotonic_ns
-    # Dynamo traces through the wrapper; asking it keeps clocks and lists out of compiled graphs.
+    # Dynamo traces through the wrapper. Asking it keeps clocks and lists out of compiled graphs; asking it
+    # first keeps `mode` out of their guards, which would have them compiled again for each mode.
     is_tracing = torch.compiler.is_dynamo_compiling
     # Only where the method is torch's own may its body be taken over; else the method itself is called.
     plain = original is getattr(nn.Module, "_wrapped_call_impl", None) and hasattr(nn.Module, "_call_impl")
@@ -182,7 +183,7 @@ def _wrap(
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal mode
         call = self._call_impl if plain and self._compiled_call_impl is None else partial(original, self)
-        if mode <= _INSIDE or is_tracing():
+        if is_tracing() or mode <= _INSIDE:
             return call(*args, **kwargs)
         here = threads.here
         depth = here[0]

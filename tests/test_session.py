@@ -1,0 +1,345 @@
+"""Profiling a program from inside: what is recorded, and what must never happen to the program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import xsp  # noqa: E402
+from xsp.collector import Collector  # noqa: E402
+from xsp.errors import LevelError, OutputError, UsageError  # noqa: E402
+from xsp.health import health  # noqa: E402
+from xsp.schedule import Schedule, parse_levels  # noqa: E402
+from xsp.span import Level, Span  # noqa: E402
+
+nn = torch.nn
+
+
+class Twice(nn.Module):
+    """Calls one module twice and another one recursively, in a block that the user named."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.again = nn.Linear(8, 8), Again()
+
+    def forward(self, x):
+        with xsp.span("inner"):
+            x = self.a(self.a(x))
+        return self.again(x, 2)
+
+
+class Again(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.ReLU()
+
+    def forward(self, x, times):
+        return self(x, times - 1) if times else self.last(x)
+
+
+def record(out: Path, step, repeats: int = 2, **options) -> xsp.Trace:
+    with xsp.profile("test", out=out, **options) as prof:
+        for _ in range(prof.schedule.steps_for(repeats)):
+            with prof.step():
+                step()
+    return xsp.load(out)
+
+
+def shown(trace: xsp.Trace, below: int = 40) -> list[str]:
+    """Return the merged spans above a level, each as its chain of names from the step down."""
+    rows = trace.sql(
+        "SELECT span_id, parent_id, kind || ' ' || name FROM merged WHERE level < ? ORDER BY start_ns, level", [below]
+    ).fetchall()
+    names = {row[0]: (row[1], row[2]) for row in rows}
+
+    def chain(span: str | None) -> list[str]:
+        return [*chain(names[span][0]), names[span][1]] if span in names else []
+
+    return [" > ".join(chain(row[0])) for row in rows]
+
+
+def test_every_rung_is_measured_as_often_as_the_schedule_says(tmp_path):
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    trace = record(tmp_path / "run", lambda: model(x), repeats=3)
+    assert [(rung.level, rung.steps) for rung in trace.rungs] == [(20, 3), (30, 3), (40, 3), (70, 3)]
+    assert trace.run["steps"] == {"seen": 30, "stored": 13, "lost": 0, "skipped": 0}
+    assert trace.run["finished"] is True
+
+
+def test_modules_called_twice_recursion_and_named_blocks(tmp_path):
+    model, x = Twice(), torch.randn(2, 8)
+
+    def step():
+        with xsp.span("both"):
+            model(x)
+
+    trace = record(tmp_path / "run", step, levels="M/L")
+    top = "step test > user both > forward Twice > module Twice"
+    assert sorted(shown(trace)) == sorted(
+        [
+            "step test",
+            "step test > user both",
+            "step test > user both > forward Twice",
+            top,
+            f"{top} > user inner",
+            f"{top} > user inner > module a",
+            f"{top} > user inner > module a",
+            f"{top} > module again",
+            f"{top} > module again > module again",
+            f"{top} > module again > module again > module again",
+            f"{top} > module again > module again > module again > module again.last",
+        ]
+    )
+    assert trace.sql("SELECT count(DISTINCT key) FROM merged WHERE level < 40").fetchall() == [(11,)]
+    assert trace.sql("SELECT count(*) FROM merged WHERE true_ns IS NULL").fetchall() == [(0,)]
+
+
+def test_training_has_its_passes_and_backward_ops_belong_to_the_layer_of_their_forward_op(tmp_path):
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.DataLoader(torch.randn(200, 8), batch_size=4)
+    with xsp.profile("train", out=tmp_path / "run", settle=False) as prof:
+        for batch in data:
+            with prof.step():
+                optimizer.zero_grad()
+                model(batch).sum().backward()
+                optimizer.step()
+    trace = xsp.load(tmp_path / "run")
+    kinds = trace.sql("SELECT kind, count(*) FROM merged WHERE level = 20 GROUP BY kind ORDER BY kind").fetchall()
+    assert kinds == [("backward", 1), ("data", 1), ("forward", 1), ("optimizer", 1), ("step", 1)]
+    pairs = trace.sql(
+        "SELECT o.name, l.name FROM merged o JOIN merged l ON l.span_id = o.parent_id WHERE o.parent_rule = 'sequence' "
+        "AND o.name NOT LIKE '%TBackward%' ORDER BY o.start_ns"
+    ).fetchall()
+    frames = [(name.rpartition(" ")[2], layer) for name, layer in pairs if layer != "train"]
+    assert frames == [("AddmmBackward0", "2"), ("ReluBackward0", "1"), ("AddmmBackward0", "0")]
+    backward = {row[1]: row[10] for row in xsp.analyses.A2(trace).fetchall()}
+    assert all(backward[name] > 0 for name in "012")
+    assert trace.sql("SELECT count(*) FROM merged WHERE parent_id IS NULL AND kind <> 'step'").fetchall() == [(0,)]
+
+
+def test_models_in_other_threads_belong_to_the_step(tmp_path):
+    first, second, x = nn.Linear(4, 4), nn.Sequential(nn.ReLU()), torch.randn(2, 4)
+
+    def step():
+        thread = threading.Thread(target=second, args=(x,))
+        thread.start()
+        thread.join()
+        first(x)
+
+    trace = record(tmp_path / "run", step, levels="M/L")
+    assert "step test > forward Sequential > module Sequential > module 0" in shown(trace)
+    assert "step test > forward Linear > module Linear" in shown(trace)
+
+
+def test_an_exception_passes_through_and_the_steps_before_it_are_kept(tmp_path):
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    with pytest.raises(KeyError, match="mine"), xsp.profile("x", out=tmp_path / "run", warmup=0, settle=False) as prof:  # noqa: PT012
+        for number in range(8):
+            with prof.step():
+                model(x)
+                if number == 7:
+                    raise KeyError("mine")
+    trace = xsp.load(tmp_path / "run")
+    statuses = trace.sql("SELECT status FROM spans WHERE kind = 'step' ORDER BY step").fetchall()
+    assert statuses == [("ok",)] * 7 + [("error:KeyError",)]
+    assert any("KeyError" in finding.text for finding in health(trace))
+
+
+def test_a_step_that_is_never_closed_is_closed_with_the_block_and_does_not_count(tmp_path):
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    with xsp.profile("x", out=tmp_path / "run", warmup=0, settle=False, levels="M") as prof:
+        with prof.step():
+            model(x)
+        prof.step().__enter__()
+        model(x)
+    trace = xsp.load(tmp_path / "run")
+    assert trace.sql("SELECT status FROM spans WHERE kind = 'step' ORDER BY step").fetchall() == [
+        ("ok",),
+        ("unclosed",),
+    ]
+    assert trace.rungs[0].steps == 1
+
+
+def test_the_callers_opentelemetry_span_is_the_parent_of_the_step(tmp_path):
+    api = pytest.importorskip("opentelemetry.trace")
+    sdk = pytest.importorskip("opentelemetry.sdk.trace")
+    tracer = sdk.TracerProvider().get_tracer("service")
+    contexts = []
+    with xsp.profile("x", out=tmp_path / "run", warmup=0, settle=False, levels="M") as prof:
+        for _ in range(3):
+            with tracer.start_as_current_span("request") as request, prof.step():
+                pass
+            contexts.append(request.get_span_context())
+    rows = xsp.load(tmp_path / "run").sql("SELECT trace_id, parent_id, parent_rule FROM spans ORDER BY step").fetchall()
+    assert rows == [(api.format_trace_id(c.trace_id), api.format_span_id(c.span_id), "explicit") for c in contexts]
+
+
+def test_results_and_random_state_are_the_same_with_and_without(tmp_path):
+    def train(step_of):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(), nn.Linear(8 * 36, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(24):
+            with step_of():
+                optimizer.zero_grad()
+                model(torch.randn(4, 3, 8, 8)).square().mean().backward()
+                optimizer.step()
+        return [parameter.detach().clone() for parameter in model.parameters()], torch.get_rng_state()
+
+    with xsp.profile("x", enabled=False) as off:
+        plain, plain_state = train(off.step)
+    with xsp.profile("x", out=tmp_path / "run") as prof:
+        profiled, profiled_state = train(prof.step)
+    assert all(torch.equal(a, b) for a, b in zip(plain, profiled, strict=True))
+    assert torch.equal(plain_state, profiled_state)
+
+
+def test_a_compiled_model_is_neither_recompiled_nor_broken_and_is_said_to_be_opaque(tmp_path):
+    counters = pytest.importorskip("torch._dynamo.utils").counters
+    model = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend="eager")
+    x = torch.randn(2, 4)
+    counters.clear()
+    trace = record(tmp_path / "run", lambda: model(x), levels="M/L")  # the first call compiles inside the block
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    (row,) = trace.sql("SELECT attributes FROM merged WHERE type = 'OptimizedModule'").fetchall()
+    assert "torch.compile" in row[0]
+    assert any("compiled" in note["text"] for note in trace.run["notes"])
+
+
+def test_a_collector_that_breaks_is_left_out_and_the_program_goes_on(tmp_path):
+    class Broken(Collector):
+        name = "broken"
+        levels = (Level.LAYER,)
+
+        def start(self, rung: Level, describe: bool) -> None:
+            raise RuntimeError("no luck")
+
+    class Counting(Collector):
+        name = "counting"
+        levels = (Level.LAYER,)
+
+        def spans(self):
+            return [Span(level=Level.LAYER, kind="module", name="x", collector=self.name)]
+
+    trace = record(tmp_path / "run", lambda: None, levels="M/L", collectors=[Broken(), Counting()])
+    assert trace.run["collectors"] == ["counting"]
+    assert any("no luck" in note["text"] for note in trace.run["notes"])
+
+
+def test_a_second_step_at_the_same_time_is_counted_not_recorded(tmp_path):
+    with xsp.profile("x", out=tmp_path / "run", levels="M", warmup=0, settle=False) as prof:
+        for _ in range(2):
+            with prof.step(), prof.step():
+                pass
+    assert prof.steps_skipped == 2
+    assert prof.steps_stored == 2
+
+
+def test_outside_a_block_nothing_happens():
+    prof = xsp.profile("x")
+    with prof.step(), xsp.span("y"):
+        pass
+    assert prof.steps_stored == 0
+
+
+@pytest.mark.parametrize("levels", ["L/M", "M/M", "M/X", "", "G", "model/op/layer"])
+def test_levels_that_make_no_sense_are_refused_before_anything_is_written(tmp_path, levels):
+    with pytest.raises(LevelError, match="write M, M/L or M/L/G"):
+        xsp.profile("x", levels=levels, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_block_at_a_time(tmp_path):
+    with (
+        xsp.profile("outer", out=tmp_path / "a"),
+        pytest.raises(UsageError, match="'outer' is active"),
+        xsp.profile("inner", out=tmp_path / "b"),
+    ):
+        pass
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_run_that_is_there_is_not_overwritten_unless_told_so(tmp_path):
+    record(tmp_path / "run", lambda: None, levels="M")
+    with pytest.raises(OutputError, match="a run is there already"), xsp.profile("x", out=tmp_path / "run"):
+        pass
+    record(tmp_path / "run", lambda: None, levels="M", overwrite=True)
+
+
+def test_a_forked_child_does_not_record(tmp_path):
+    with xsp.profile("x", out=tmp_path / "run", levels="M", warmup=0, settle=False) as prof:
+        child = os.fork()
+        if child == 0:
+            with prof.step():
+                pass
+            os._exit(prof.steps_stored)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with prof.step():
+            pass
+    assert prof.steps_stored == 1
+
+
+PROGRAM = """
+    import os, signal, sys
+    import torch, xsp
+    model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    with xsp.profile("x", out=sys.argv[1], warmup=0, settle=False) as prof:
+        for number in range(100):
+            if number == 9:
+                print(prof.steps_stored, flush=True)
+                {end}
+            with prof.step():
+                model(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL), ("os._exit(7)", 7), ("sys.exit(3)", 3)]
+)
+def test_a_program_that_ends_anyhow_leaves_every_stored_step_readable(tmp_path, end, code):
+    program = textwrap.dedent(PROGRAM).format(end=end)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
+    trace = xsp.load(tmp_path / "run")
+    (steps,) = trace.sql("SELECT count(DISTINCT step) FROM spans").fetchall()[0]
+    assert (done.returncode, int(done.stdout), steps) == (code, 9, 9)
+    interrupted = any("was interrupted; 9 steps" in finding.text for finding in health(trace))
+    assert interrupted == (code != 3)
+
+
+def test_what_may_not_load_in_the_measured_process_does_not(tmp_path):
+    program = textwrap.dedent(PROGRAM).format(end="break") + textwrap.dedent("""
+    heavy = {"duckdb", "pandas", "pyarrow", "polars", "rich", "opentelemetry.sdk"} & set(sys.modules)
+    sys.exit(", ".join(heavy) or 0)
+    """)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_storing_process_dying_costs_steps_not_the_program(tmp_path):
+    with xsp.profile("x", out=tmp_path / "run", levels="M", warmup=0, settle=False) as prof:
+        for number in range(6):
+            if number == 3:
+                prof._writer._process.send_signal(signal.SIGKILL)
+                prof._writer._process.wait()
+            with prof.step():
+                pass
+    assert (prof.steps_stored, prof.steps_lost) == (3, 3)
+    assert xsp.load(tmp_path / "run").sql("SELECT count(*) FROM spans").fetchall() == [(3,)]
+
+
+def test_the_schedule_settles_before_each_recorded_step():
+    schedule = Schedule(parse_levels("M/L"))
+    turns = [schedule.next() for _ in range(schedule.steps_for(1))]
+    recorded = [place for place, turn in enumerate(turns) if turn.kept]
+    assert all(turns[place - 1].rung is Level.APPLICATION for place in recorded)
