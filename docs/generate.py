@@ -1,0 +1,249 @@
+"""Write the pages of the docs, and the parts of pages, that say what the source says.
+
+python docs/generate.py            write them
+python docs/generate.py --check    exit with 1, and name them, if they are not up to date
+
+Nothing here needs torch. The columns of an analysis are those of its table for a small fabricated run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from xsp import analyses, testing
+from xsp.analyses import ANALYSES, Analysis
+from xsp.cli import _parser
+from xsp.errors import AnalysisError
+from xsp.span import COLUMNS, MERGED_COLUMNS, SCHEMA_VERSION, Column, Kind, Level, Rule
+from xsp.trace import Trace
+
+DOCS = Path(__file__).resolve().parent
+NOTICE = "<!-- Written by docs/generate.py from the source. Change the source, then run `make docs`. -->"
+
+STEP = """
+    step train 0-100
+      forward Net 5-60 batch_size=8
+        module net 10-50 type=Net
+          op aten::addmm 20-40
+            primitive matmul 25-35 type=matmul
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write or check all pages, and return the exit code."""
+    parser = argparse.ArgumentParser(description="Write the generated parts of the docs.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is not up to date")
+    check = parser.parse_args(argv).check
+    stale = [path for path, text in pages().items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        print(f"{path.relative_to(DOCS.parent)}: {'not up to date; run make docs' if check else 'written'}")
+        if not check:
+            path.write_text(pages()[path], encoding="utf-8")
+    return 1 if check and stale else 0
+
+
+def pages() -> dict[Path, str]:
+    """Return what each page with a generated part is to contain."""
+    table, cli, analysing = DOCS / "table.md", DOCS / "cli.md", DOCS / "analyses.md"
+    return {table: table_page(), cli: cli_page(), analysing: with_part(analysing, "analyses", analyses_part())}
+
+
+def with_part(page: Path, name: str, part: str) -> str:
+    """Return a hand-written page with what stands between its marks replaced."""
+    begin, end = f"<!-- begin generated: {name} -->", f"<!-- end generated: {name} -->"
+    before, marked, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, closed, after = rest.partition(end)
+    if not marked or not closed:
+        raise SystemExit(f"{page}: the marks {begin} and {end} are missing")
+    return f"{before}{begin}\n{NOTICE}\n\n{part}\n{end}{after}"
+
+
+# --- the table ----------------------------------------------------------------------------------------
+
+
+def table_page() -> str:
+    """Return the page on the span table."""
+    return "\n".join(
+        [
+            NOTICE,
+            "",
+            "# The span table",
+            "",
+            "Everything that xsp records is a row of one table. It is stored as Parquet, a file per step (see",
+            "[run-directory.md](run-directory.md)), and queried with SQL under two names (see [python.md](python.md)):",
+            "",
+            "- `spans`: every span of every recorded step;",
+            "- `merged`: one step with true times, made of all steps (see [leveled.md](leveled.md)).",
+            "",
+            "Units stand in the names: `_ns` is nanoseconds, `_bytes` is bytes. What was not measured is null, never",
+            f"0. The version of this schema is {SCHEMA_VERSION}; it rises when a column changes its meaning, not when",
+            "columns are added.",
+            "",
+            "## Columns of `spans` and `merged`",
+            "",
+            *columns(COLUMNS),
+            "",
+            "## Columns of `merged` alone",
+            "",
+            *columns(MERGED_COLUMNS),
+            "",
+            "## Levels",
+            "",
+            "`level` and `rung` hold these numbers. They leave gaps for levels of others.",
+            "",
+            *rows(("number", "level"), ((str(int(level)), level.name) for level in Level)),
+            "",
+            "## Kinds",
+            "",
+            *rows(("kind", "what it is an interval of"), meanings(Kind)),
+            "",
+            "## Rules",
+            "",
+            "`parent_rule` holds one of these, strongest first (see [correlation.md](correlation.md)).",
+            "",
+            *rows(("rule", "evidence"), meanings(Rule)),
+            "",
+        ]
+    )
+
+
+def columns(table: Iterable[Column]) -> Iterator[str]:
+    """Yield the Markdown table of some columns."""
+    yield from rows(("column", "type", "meaning"), ((f"`{c.name}`", c.type, c.about) for c in table))
+
+
+def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield a Markdown table, a line an item."""
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in body:
+        yield f"| {' | '.join(map(cell, row))} |"
+
+
+def cell(text: str) -> str:
+    """Return text as a cell: no bar ends it, and nothing outside code is taken for HTML."""
+    return text.replace("|", "\\|") if text.startswith("`") else text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def meanings(choices: type[enum.Enum]) -> Iterator[tuple[str, str]]:
+    """Yield each choice and the comment beside it in the source."""
+    for value, about in re.findall(r'^    [A-Z]+ = "(\w+)"  # (.+)$', inspect.getsource(choices), re.MULTILINE):
+        yield f"`{value}`", about
+
+
+# --- the command line ---------------------------------------------------------------------------------
+
+
+def cli_page() -> str:
+    """Return the page on the commands."""
+    parser = _parser()
+    lines = [
+        NOTICE,
+        "",
+        "# Commands",
+        "",
+        f"{parser.description} `xsp COMMAND --help` says the same in the terminal.",
+        "",
+        "Exit codes: 0, done; 1, some of it could not be done and was said on stderr (for `xsp run`: the code of the",
+        "script); 2, nothing could be done, with one line that says why.",
+    ]
+    for name, command in commands(parser).items():
+        about, _, examples = (command.description or "").partition("examples:")
+        lines += ["", f"## xsp {name}", "", about.strip(), "", "```text", usage(f"xsp {name}", command), "```", ""]
+        lines += rows(("argument", "meaning"), map(describe, shown(command))) if shown(command) else ["No arguments."]
+        if examples.strip():
+            lines += ["", "Examples:", "", "```text", inspect.cleandoc(f"\n{examples}"), "```"]
+    return "\n".join([*lines, ""])
+
+
+def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each command."""
+    actions = parser._actions
+    found: dict[str, argparse.ArgumentParser] = {}
+    for action in actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found.update(action.choices)
+    return found
+
+
+def shown(command: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return a command's arguments but for those that are not for people."""
+    return [
+        action
+        for action in command._actions
+        if action.help is not argparse.SUPPRESS and not isinstance(action, argparse._HelpAction)
+    ]
+
+
+def usage(name: str, command: argparse.ArgumentParser) -> str:
+    """Return one line of usage; argparse's own differs between versions of Python."""
+    options = [f"[{action.option_strings[0]}{value(action)}]" for action in shown(command) if action.option_strings]
+    return " ".join([name, *options, *(value(a).strip() for a in shown(command) if not a.option_strings)])
+
+
+def value(action: argparse.Action) -> str:
+    """Return the place-holder of an argument's value, after a space; empty for a switch."""
+    if action.option_strings and action.nargs == 0:
+        return ""
+    name = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+    if action.choices is not None and action.metavar is None:
+        name = "|".join(map(str, action.choices))
+    return f" [{name} …]" if action.nargs in ("*", argparse.REMAINDER) else f" {name}"
+
+
+def describe(action: argparse.Action) -> tuple[str, str]:
+    """Return an argument as it is written, and its help."""
+    names = ", ".join(action.option_strings)
+    return f"`{names}{value(action)}`" if names else f"`{value(action).strip()}`", action.help or ""
+
+
+# --- the analyses -------------------------------------------------------------------------------------
+
+
+def analyses_part() -> str:
+    """Return the part on each analysis: name, needs, what it says of itself, columns."""
+    trace = testing.trace_of(
+        row for place, rung in enumerate((20, 30, 40, 70)) for row in testing.spans(STEP, step=place, rung=rung)
+    )
+    lines: list[str] = []
+    for each in ANALYSES.values():
+        needs = ", ".join(level.name for level in each.needs)
+        lines += [
+            f"### {each.id}: {each.title}",
+            "",
+            f"`xsp.analyses.{python_name(each)}` · needs {needs}",
+            "",
+            markdown(each.function.__doc__ or ""),
+            "",
+            table_of(each, trace),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def markdown(docstring: str) -> str:
+    """Return a docstring as it stands."""
+    return inspect.cleandoc(docstring).strip()
+
+
+def python_name(each: Analysis) -> str:
+    """Return the long name of an analysis."""
+    return next(name for name, found in vars(analyses).items() if found is each and name.islower())
+
+
+def table_of(each: Analysis, trace: Trace) -> str:
+    """Return the columns of an analysis in words."""
+    try:
+        return "Columns: " + ", ".join(f"`{name}`" for name in each(trace).columns) + "."
+    except AnalysisError:
+        return "This version refuses it: no collector records what it needs."
+
+
+if __name__ == "__main__":
+    sys.exit(main())
