@@ -46,10 +46,11 @@ ledger = LEDGER
 ledger_by_layer = LEDGER_BY_LAYER
 ledger_by_kind = LEDGER_BY_KIND
 
-__all__ = ["ANALYSES", "Analysis", "Optimum", "optimal_batch", *(f"A{number}" for number in range(1, 16))]
-__all__ += [
+__all__ = [
+    "A1", "A2", "A3", "A4", "A5", "A6", "A7", "A8", "A9", "A10", "A11", "A12", "A13", "A14", "A15",
+    "ANALYSES", "Analysis", "Optimum",
     "kernel_information", "kernel_roofline", "kernel_share", "kernels_by_layer", "kernels_by_model",
     "kernels_by_name", "layer_information", "layer_latency", "layer_latency_by_type", "layer_memory",
     "layer_memory_by_type", "layer_metrics", "layer_roofline", "layer_types", "ledger", "ledger_by_kind",
-    "ledger_by_layer", "model_information",
+    "ledger_by_layer", "model_information", "optimal_batch",
 ]  # fmt: skip
