@@ -89,6 +89,16 @@ def test_A8_without_a_device_the_innermost_spans_that_compute_are_the_kernels(tr
     ]
 
 
+def test_A8_operations_of_an_operator_that_ran_two_primitives_are_not_guessed_apart() -> None:
+    trace = trace_of(spans("""
+        step s         0-100
+        op aten::lstm  10-90 flops=500
+        primitive rnn  20-40 type=rnn
+        primitive mm   50-80 type=matmul
+    """))  # fmt: skip
+    assert ask(analyses.A8, trace, "name, flops") == [("rnn", None), ("mm", None)]
+
+
 def test_A10_kernels_of_one_name_and_their_share_of_the_model(trace: Trace) -> None:
     assert ask(analyses.A10, trace, "name, library, calls, latency_ms, percent_of_model, flops") == [
         ("conv", "oneDNN", 1, 0.2, 20.0, 8_000_000),
@@ -143,7 +153,8 @@ def leveled() -> Trace:
             step=2 * step + 1,
             rung=30,
         )
-    return trace_of(rows, {"name": "leveled", "costs": {"modules": {"level": 30, "ns_per_span": 30_000.0}}})
+    costs = {"modules": {"level": 30, "ns_per_span": 30_000.0}, "training": {"level": 20, "ns_per_span": 9_000.0}}
+    return trace_of(rows, {"name": "leveled", "costs": costs})
 
 
 def test_A1_latency_and_throughput_from_the_outermost_rung() -> None:

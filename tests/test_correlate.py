@@ -179,15 +179,27 @@ def test_a_primitive_is_found_although_its_op_begins_just_before_the_module() ->
     assert rows["conv"].parent_id == rows["aten::conv2d"].span_id
 
 
+def test_a_primitive_is_found_although_the_next_module_begins_just_after_it() -> None:
+    rows = by_name("""
+        step s           0-100
+        module net.a     10-30.3
+        op aten::conv2d  20-30.3
+        primitive conv   29.8-30.2
+        module net.b     30.4-60
+    """)
+    assert rows["conv"].parent_id == rows["aten::conv2d"].span_id
+
+
 # --- evidence that is stronger than time ------------------------------------------------------------------
 
 
 def test_backward_ops_belong_to_the_layer_of_their_forward_op() -> None:
-    # `aten::view` peeked number 7 before `aten::addmm` made the node; AccumulateGrad has no number.
+    # `aten::empty` and `aten::view` peeked number 7 before `aten::addmm` made it; AccumulateGrad has none.
     assert draw("""
         step train                      0-100
         forward Net                     0-40
         module net                      0-40
+        op aten::empty                  1-1.8 sequence_nr=7
         module net.a                    2-20
         op aten::linear                 3-19  sequence_nr=7
         op aten::view                   4-5   sequence_nr=7
@@ -204,6 +216,7 @@ def test_backward_ops_belong_to_the_layer_of_their_forward_op() -> None:
         step train
           forward Net
             module net
+              op aten::empty
               module net.a
                 op aten::linear
                   op aten::view
