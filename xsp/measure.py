@@ -47,7 +47,6 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
         batch_size=settings.batch,
     )
     before_the_first_use_of_libraries()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns when memory is recorded
     workload = models.load(spec, settings)
     total = session.schedule.steps_for(how.repeats)
     with session:

@@ -19,6 +19,7 @@ from torch.autograd import profiler as autograd_profiler
 from xsp.collector import Collector, Probe
 from xsp.flops import flops
 from xsp.span import Kind, Level, Span
+from xsp_collectors.torchlog import WarningsHeldBack
 
 _LAUNCHES = ("Launch", "Memcpy", "Memset")
 
@@ -34,6 +35,7 @@ class TorchOps(Collector):
         self._profile: autograd_profiler.profile | None = None
         self._finished: list[autograd_profiler.profile] = []
         self._busy = 0
+        self._log = WarningsHeldBack()
         self._log_level: str | None = None
 
     def open(self) -> None:
@@ -56,6 +58,8 @@ class TorchOps(Collector):
         if torch._C._autograd._profiler_enabled():
             self._busy += 1
             return
+        if describe:
+            self._log.begin()
         on_device = rung >= Level.RUNTIME and torch.cuda.is_available()
         self._profile = autograd_profiler.profile(
             use_kineto=True,
@@ -71,6 +75,7 @@ class TorchOps(Collector):
         if self._profile is not None:
             profile, self._profile = self._profile, None
             profile.__exit__(None, None, None)
+            self._log.end()
             self._finished.append(profile)
 
     def spans(self) -> Iterator[Span]:

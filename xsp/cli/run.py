@@ -58,14 +58,8 @@ def run(given: argparse.Namespace) -> int:
         only=Level[given.only.upper()] if given.only else None,
         one_at_a_time=given.one_at_a_time,
     )
-    if given.once_each or given.levels == "once-each":
-        code = once_each(how)
-    else:
-        try:
-            code = launch(how)
-        finally:
-            if not given.quiet and sys.exc_info()[0] is not None:
-                print(f"xsp: what was recorded is in {how.out}", file=sys.stderr)
+    each = given.once_each or given.levels == "once-each"
+    code = once_each(how) if each else launch(how)
     if given.resolve and code == 0:
         found, code = resolve(how)
         print(f"xsp: the serialised re-run decided {found} parents", file=sys.stderr)

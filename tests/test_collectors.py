@@ -1,0 +1,194 @@
+"""Our own collectors, held to the contract and to what each of them promises."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from xsp import plugins  # noqa: E402
+from xsp.calibrate import cost_per_span  # noqa: E402
+from xsp.doctor import collectors  # noqa: E402
+from xsp.span import Level  # noqa: E402
+from xsp.testing import check_collector  # noqa: E402
+from xsp_collectors.dataloading import DataLoading  # noqa: E402
+from xsp_collectors.modules import ModuleCalls  # noqa: E402
+from xsp_collectors.onednn import OneDnnPrimitives  # noqa: E402
+from xsp_collectors.tensors import describe_inputs, tensor_bytes  # noqa: E402
+from xsp_collectors.torchops import TorchOps  # noqa: E402
+from xsp_collectors.training import TrainingCalls  # noqa: E402
+
+nn = torch.nn
+NET = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+IMAGE = torch.randn(2, 3, 16, 16)
+
+
+def train() -> None:
+    optimizer = torch.optim.SGD(NET.parameters(), lr=0.0)
+    NET(IMAGE).sum().backward()
+    optimizer.step()
+
+
+def test_all_of_them_are_entry_points_and_work_here():
+    assert plugins.names("xsp.collectors") == ["dataloading", "modules", "onednn", "torchops", "training"]
+    assert {finding.name: finding.reason for finding in collectors() if finding.reason} == {}
+
+
+def test_modules():
+    seen = check_collector(ModuleCalls(), lambda: NET(IMAGE))
+    assert [(span.kind, span.name, span.type) for span in seen] == [
+        ("module", "0", "Conv2d"),
+        ("module", "1", "ReLU"),
+        ("forward", "Sequential", None),
+        ("module", "Sequential", "Sequential"),
+    ]
+
+
+def test_modules_at_the_model_level_are_the_outermost_calls():
+    seen = check_collector(ModuleCalls(), lambda: NET(IMAGE), rung=Level.MODEL)
+    assert [(span.kind, span.input_shapes, span.dtype, span.batch_size) for span in seen] == [
+        ("forward", "[[2, 3, 16, 16]]", "float32", 2)
+    ]
+
+
+def test_modules_describe_shapes_and_bytes():
+    collector = ModuleCalls()
+    collector.open()
+    collector.start(Level.LAYER, describe=True)
+    NET(IMAGE)
+    collector.stop()
+    (convolution,) = [span for span in collector.spans() if span.type == "Conv2d"]
+    collector.close()
+    assert convolution.input_shapes == "[[2, 3, 16, 16]]"
+    assert convolution.activation_bytes == 2 * 8 * 14 * 14 * 4
+    assert convolution.param_bytes == (8 * 3 * 9 + 8) * 4
+
+
+def test_modules_keep_other_wrappers_in_place():
+    collector = ModuleCalls()
+    original = nn.Module.__call__
+    collector.open()
+    ours = nn.Module.__call__
+    nn.Module.__call__ = lambda self, *args, **kwargs: ours(self, *args, **kwargs)
+    collector.close()
+    assert NET(IMAGE).shape == (2, 8, 14, 14)
+    assert "somebody wrapped" in next(iter(collector.notes()))
+    nn.Module.__call__ = original
+
+
+def test_modules_see_replicas_and_copies_run_their_own_forward():
+    """A wrapper on the instance would have been copied along and have run the original's weights."""
+    import copy
+
+    collector = ModuleCalls()
+    collector.open()
+    collector.start(Level.LAYER, describe=False)
+    twin = copy.deepcopy(NET)
+    with torch.no_grad():
+        twin[0].weight.zero_()
+        twin[0].bias.zero_()
+        zero = bool((twin(IMAGE) == 0).all())
+    collector.stop()
+    names = [span.name for span in collector.spans()]
+    collector.close()
+    assert zero
+    assert names == ["0", "1", "Sequential", "Sequential"]
+
+
+def test_training():
+    train()  # a first optimizer step makes torch set up a cache of its own
+    seen = check_collector(TrainingCalls(), train)
+    assert [(span.kind, span.name, span.phase) for span in seen] == [
+        ("backward", "backward", "backward"),
+        ("optimizer", "SGD", "optimizer"),
+    ]
+
+
+def test_data_loading():
+    loader = torch.utils.data.DataLoader(list(range(6)), batch_size=2)
+    seen = check_collector(DataLoading(), lambda: list(loader), between_steps=True)
+    assert [span.kind for span in seen] == ["data"] * 6  # three batches between steps, three in one
+
+
+def test_operators():
+    seen = check_collector(TorchOps(), train, rung=Level.OP)
+    by_name = {span.name: span for span in seen}
+    assert by_name["aten::relu"].sequence_nr == by_name["ReluBackward0"].sequence_nr
+    assert by_name["ReluBackward0"].forward_thread == by_name["aten::relu"].thread
+    assert by_name["ReluBackward0"].phase == "backward"
+    assert by_name["aten::relu"].input_shapes is None
+
+
+def test_operators_step_back_where_the_program_profiles_itself():
+    collector = TorchOps()
+    collector.open()
+    with torch.autograd.profiler.profile(use_kineto=True) as own:
+        collector.start(Level.OP, describe=False)
+        NET(IMAGE)
+        collector.stop()
+    assert list(collector.spans()) == []
+    assert "torch.profiler" in next(iter(collector.notes()))
+    assert any(event.name == "aten::relu" for event in own.function_events)
+    collector.close()
+
+
+def test_primitives_come_with_the_programs_own_output_passed_on(capfd):
+    collector = OneDnnPrimitives()
+    collector.open()
+    collector.start(Level.LIBRARY, describe=False)
+    ctypes.CDLL(None).puts(b"from C")
+    print("from Python", flush=True)
+    with torch.no_grad():
+        nn.Conv2d(16, 32, 3)(torch.randn(4, 16, 32, 32))
+    collector.stop()
+    seen = list(collector.spans())
+    notes = list(collector.notes())
+    collector.close()
+    out, _ = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["from C", "from Python"]
+    assert seen or any("no timestamp" in note for note in notes)
+
+
+PRIMITIVES = """
+    import json, torch
+    from xsp_collectors.onednn import OneDnnPrimitives
+    from xsp.span import Level
+    from xsp.testing import check_collector
+    layer, x = torch.nn.Conv2d(16, 32, 3), torch.randn(4, 16, 32, 32)
+    with torch.no_grad():
+        seen = check_collector(OneDnnPrimitives(), lambda: layer(x))
+    print([(s.type, json.loads(s.attributes)["library"], s.dur_ns > 0) for s in seen if s.type != "reorder"])
+"""
+
+
+def test_primitives_have_their_own_times_in_a_process_that_had_not_used_them():
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(PRIMITIVES)], stdout=subprocess.PIPE, text=True)
+    assert done.stdout.strip() == "[('convolution', 'oneDNN', True)]"
+
+
+@pytest.mark.parametrize("line", ["onednn_verbose,v1,primitive,exec,cpu", "onednn_verbose,v1,x,primitive,exec,cpu,y"])
+def test_lines_in_an_unknown_form_are_counted(line):
+    collector = OneDnnPrimitives()
+    collector._lines = [line.encode() + b"\n", b"onednn_verbose,v1,info,cpu,runtime:OpenMP\n"]
+    assert list(collector.spans()) == []
+    assert len(list(collector.notes())) == 1
+
+
+def test_the_cost_of_a_span_is_measured_with_the_collector_on_and_off():
+    cost = cost_per_span(ModuleCalls())
+    assert cost is not None
+    assert (cost["level"], cost["ns_per_span"] > 0) == (Level.LAYER, True)
+    assert cost_per_span(TrainingCalls()) is None
+
+
+def test_tensors_are_found_in_nested_arguments_and_none_is_kept():
+    inputs = describe_inputs((torch.zeros(2, 3), [torch.zeros(4)]), {"mask": {"a": torch.zeros(1, dtype=torch.bool)}})
+    assert inputs == ("[[2, 3], [4], [1]]", "float32", 2)
+    assert describe_inputs((), {}) == (None, None, None)
+    assert tensor_bytes((torch.zeros(2), {"x": torch.zeros(3)})) == 20
+    assert tensor_bytes("text") is None
