@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,21 +42,9 @@ def _foreign(state: dict[str, object]) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def repository() -> Path:
-    """The root of the checkout."""
-    return _REPOSITORY
-
-
-@pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of published figures and sample traces beside the checkout."""
     folder = _REPOSITORY.parent / "shared"
     if not folder.is_dir():
         pytest.skip("the folder of published figures and sample traces (shared/) is not beside the checkout")
     return folder
-
-
-@pytest.fixture
-def python() -> str:
-    """The interpreter, for what has to be seen in a fresh process."""
-    return sys.executable
