@@ -1,0 +1,213 @@
+"""The docs name everything there is, their examples run, their links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import xsp
+from xsp import plugins
+from xsp.analyses import ANALYSES
+from xsp.cli import COMMANDS
+from xsp.schedule import RUNG_NAMES
+from xsp.span import COLUMNS, MERGED_COLUMNS, Kind, Level, Rule
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "collectors" / "README.md"], key=lambda path: str(path)
+)
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+WRITTEN_LATER = {"docs/benchmarks.md"}
+"""By a program that measures for minutes; links to it are right before it was run for the first time."""
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(name: str, language: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall(read(name)) if kind == language]
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+# --- everything is documented -------------------------------------------------------------------------
+
+
+def test_generated_pages_are_up_to_date(generate: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate.main(["--check"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_and_option_is_documented(command: str, generate: ModuleType) -> None:
+    page = read("docs/cli.md").partition(f"## xsp {command}\n")[2].partition("\n## ")[0]
+    assert page
+    for action in generate.shown(generate.commands(generate._parser())[command]):
+        for option in action.option_strings or [action.metavar]:
+            assert option in page, f"xsp {command} {option}"
+        assert action.help, f"xsp {command} {action.dest} has no help"
+    assert f"xsp {command}" in read("README.md")
+
+
+@pytest.mark.parametrize("identity", ANALYSES)
+def test_every_analysis_is_documented(identity: str) -> None:
+    page = read("docs/analyses.md").partition(f"### {identity}: ")[2].partition("\n### ")[0]
+    assert ANALYSES[identity].about in page
+    assert ANALYSES[identity].title in page
+
+
+def test_every_column_level_kind_and_rule_is_documented() -> None:
+    page = read("docs/table.md")
+    for column in (*COLUMNS, *MERGED_COLUMNS):
+        assert f"| `{column.name}` | {column.type} |" in page, column.name
+    for level in Level:
+        assert f"| {int(level)} | {level.name} |" in page
+    for choice in (*Kind, *Rule):
+        assert f"| `{choice}` |" in page, choice
+
+
+def test_levels_rungs_and_rules_are_explained() -> None:
+    concepts, correlation = read("docs/concepts.md"), read("docs/correlation.md")
+    assert [level.name for level in Level if f"| {level.name} |" not in concepts] == []
+    assert [rung for rung in RUNG_NAMES.values() if f"| `{rung}` |" not in concepts] == []
+    assert [rule.value for rule in Rule if f"| `{rule}` |" not in correlation] == []
+
+
+def test_every_collector_of_ours_is_documented() -> None:
+    page = read("docs/collecting.md")
+    ours = [point for point in plugins.entry_points(group="xsp.collectors") if point.value.startswith("xsp_collectors")]
+    assert [point.name for point in ours if f"| `{point.name}` |" not in page] == []
+
+
+def test_every_public_name_is_documented() -> None:
+    page = read("docs/python.md")
+    assert [name for name in xsp.__all__ if f"`xsp.{name}`" not in page] == []
+
+
+def test_every_field_of_a_run_is_documented(tmp_path: Path) -> None:
+    with xsp.profile("empty", out=tmp_path / "run", collectors=[]):
+        pass
+    page = read("docs/run-directory.md").partition("## Fields")[2].partition("\n## ")[0]
+    fields = xsp.trace.rundir.read_run(tmp_path / "run")
+    assert [field for field in [*fields, "kind", "parts"] if f"`{field}`" not in page] == []
+
+
+# --- examples run -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", ["docs/python.md", "collectors/README.md"])
+def test_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\n".join(blocks(page, "python"))
+    for library, sign in (("torch", "import torch"), ("pandas", ".df()"), ("polars", ".pl()"), ("pyarrow", ".pl()")):
+        if sign in text:
+            pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": page}
+    for block in blocks(page, "python"):
+        exec(compile(block, page, "exec"), names)
+    assert list((tmp_path / "runs").glob("*/merged.parquet"))
+
+
+def test_the_collector_of_the_example_is_short() -> None:
+    example = next(block for block in blocks("collectors/README.md", "python") if "class " in block)
+    assert len([line for line in example.splitlines() if line.strip()]) < 50
+
+
+def test_blocks_of_python_are_python() -> None:
+    for page in PAGES:
+        for block in blocks(name_of(page), "python"):
+            compile(block, name_of(page), "exec")
+
+
+# --- nothing leads astray -----------------------------------------------------------------------------
+
+
+def links(page: Path) -> Iterator[tuple[str, str]]:
+    for target in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
+        if not target.startswith(("http://", "https://", "mailto:")):
+            file, _, heading = target.partition("#")
+            yield file, heading
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for file, heading in links(page):
+        target = (page.parent / file).resolve() if file else page
+        assert ROOT in [target, *target.parents], f"{file} leads out of the repository"
+        assert target.exists() or name_of(target) in WRITTEN_LATER, f"{file} is not there"
+        if heading:
+            assert heading in anchors(target), f"{file}#{heading}"
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = {(ROOT / "docs" / file).resolve() for file, _ in links(ROOT / "docs" / "index.md")}
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page.name != "index.md"]
+    assert [page.name for page in pages if page not in linked] == []
+
+
+def test_decisions_are_numbered_and_short() -> None:
+    decisions = sorted((ROOT / "docs" / "adr").glob("*.md"))
+    assert [int(path.name[:3]) for path in decisions] == list(range(1, len(decisions) + 1))
+    for path in decisions:
+        text = path.read_text(encoding="utf-8")
+        assert text.startswith(f"# {path.name[:3]} "), path.name
+        assert len(text.splitlines()) <= 40, path.name
+        assert all(f"**{part}.**" in text for part in ("Context", "Decision", "Consequences")), path.name
+
+
+def committed() -> list[Path]:
+    found = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if found.returncode:
+        pytest.skip("not a git checkout")
+    paths = [ROOT / name for name in found.stdout.decode().split("\0") if name]
+    return [path for path in paths if path.is_file() and "assets" not in path.parts]
+
+
+def test_nothing_committed_names_a_machine_or_a_registry() -> None:
+    hosts = [
+        "py" + "pi.org",
+        "pythonhosted" + ".org",
+        "npmjs" + ".org",
+        "anaconda" + ".org",
+        "download.py" + "torch.org",
+    ]
+    registry = re.compile("|".join(map(re.escape, hosts)))
+    place = re.compile(r"(?<![\w.<>~])/(?:home|Users|root|work|mnt|tmp/w)/[\w.]")
+    for path in committed():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        assert not registry.search(text), f"{name_of(path)}: {registry.search(text)}"
+        if path.parent.name != "tests":  # tests of what is scrubbed have to write paths down
+            assert not place.search(text), f"{name_of(path)}: {place.search(text)}"
+
+
+def test_the_notice_names_what_is_included() -> None:
+    assert "Apache ECharts" in read("NOTICE")
+    assert "The xsp authors" in read("NOTICE")
