@@ -1,0 +1,72 @@
+"""What xsp's calls cost in a program that is not being profiled, against an empty context manager."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import turns
+from turns import Condition, Group
+
+import xsp
+
+
+class Empty:
+    """The least that a context manager written in Python can be: made anew for each block, it does nothing."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> Empty:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+def repeated(enter: Callable[[], contextlib.AbstractContextManager[object]], times: int) -> Callable[[], None]:
+    """Return a function that enters and leaves a block many times."""
+
+    def run() -> None:
+        for _ in range(times):
+            with enter():
+                pass
+
+    return run
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    options = turns.parse(turns.parser(__doc__, rounds=60), arguments)
+    times = 2_000 if options.quick else 20_000
+    disabled = xsp.profile("idle", enabled=False)
+    outside = xsp.profile("idle")
+    enters: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
+        "empty context manager": lambda: Empty("x"),
+        'xsp.span("x")': lambda: xsp.span("x"),
+        "prof.step(), block never entered": lambda: outside.step(),
+        "prof.step(), enabled=False": lambda: disabled.step(),
+    }
+    conditions = [Condition(name, repeated(enter, times)) for name, enter in enters.items()]
+    taker = turns.turns_of(options)
+    with disabled:
+        rounds = taker.take([Group(conditions)])
+    columns = ("with …: pass", "ns [95 %]", "more than empty, ns", "ratio to empty")
+    report = turns.Report("idle_cost", "What xsp's calls cost when nothing records", columns)
+    for name in enters:
+        own = turns.middle([each[name] / times for each in rounds])
+        more = turns.difference(rounds, name, "empty context manager")
+        against = turns.ratio(rounds, name, "empty context manager")
+        report.add([name, own.shown(1), more.shown(1, 1 / times), against.shown(3)],
+                   ns=own, ratio=against, rounds=[each[name] for each in rounds])  # fmt: skip
+    report.notes += ["Each block is made by a call of a lambda, whose cost is in all rows alike.", taker.note()]
+    report.finish(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What the layer level adds to a step: a bare step against one with the model and layer levels on.
+
+Conditions: `bare` (no xsp block), `off` (a block is active, nothing records: what every other step of a
+profiled program pays), `M` (model level), `M/L` (model and layer level). Times are between the two readings
+of the clock that a session takes; what it does before and after a step is not in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import turns
+import workloads
+from levels import Levels
+from turns import Condition, Group
+
+from xsp.models import Workload
+from xsp.span import Level
+
+GOAL = 1.03
+COLUMNS = ("model", "layers", "rounds", "bare ms", "off %", "M %", "M/L %", "ns per layer", "≤ 3 %")
+
+
+def rounds_of(workload: Workload, taker: turns.Turns, rounds: int) -> tuple[list[turns.Round], int]:
+    """Return the measured rounds, and the layer spans of a step."""
+    levels = Levels("modules", "training", "dataloading")
+    rungs = {"off": Level.APPLICATION, "M": Level.MODEL, "M/L": Level.LAYER}
+    inside = [levels.condition(name, workload.step, rung) for name, rung in rungs.items()]
+    groups = [Group([Condition("bare", workload.step)]), Group(inside, levels.installed)]
+    measured = taker.take(groups, workload.step, rounds)
+    return measured, levels.seen["M/L"][Level.LAYER]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    options = turns.parse(workloads.add_options(turns.parser(__doc__, rounds=20)), arguments)
+    report = turns.Report("layer_overhead", "What xsp's levels add to a step, % of the bare step [95 %]", COLUMNS)
+    verdicts, taker = [], turns.turns_of(options)
+    for workload in workloads.each(options):
+        rounds, layers = rounds_of(workload, taker, workloads.rounds_of(workload, options))
+        ratios = {name: turns.ratio(rounds, name, "bare") for name in ("off", "M", "M/L")}
+        each = turns.difference(rounds, "M/L", "bare").shown(0, 1 / layers)
+        verdicts.append(turns.verdict(ratios["M/L"], GOAL))
+        bare = turns.median([one["bare"] for one in rounds])
+        added = [figure.shown(2, 100, -1) for figure in ratios.values()]
+        row = [workload.name, str(layers), str(len(rounds)), f"{bare / 1e6:.2f}", *added, each, verdicts[-1]]
+        report.add(row, layers=layers, ratios=ratios, rounds=rounds)
+    report.notes += [workloads.summary_line(verdicts, "the layer level adds at most 3 %"), taker.note()]
+    report.finish(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The step time that xsp reconstructs against the step time without xsp.
+
+One `xsp.profile(levels="M/L/G")` block runs its whole schedule. Between stretches of its steps, stretches of
+bare steps run in the same process: the model is called outside `prof.step()`, where nothing records
+(`layer_overhead.py` shows, as `off`, that this is as fast as no block at all). The first bare step of each
+stretch is dropped: it follows the storing of a step, on cold caches. So both sides see the same drift. The
+script waits for a quiet machine before each pair of stretches.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns
+
+import turns
+import workloads
+from quiet import Patience
+from turns import Figure
+
+import xsp
+from xsp.models import Workload
+
+GOAL = 0.02
+BARE = 4
+"""Bare steps of a stretch that count."""
+
+COLUMNS = (
+    "model", "steps: M / all / bare", "bare ms", "xsp's true ms", "true / bare", "error %", "≤ 2 %", "covers bare",
+    "drift %",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """Times of one model, in nanoseconds."""
+
+    bare: list[int]
+    model_rung: list[int]
+    steps: int
+    true: Figure
+
+    @property
+    def ratio(self) -> Figure:
+        """Return true over bare; the interval resamples the steps of both sides."""
+        sides = [("true", value) for value in self.model_rung] + [("bare", value) for value in self.bare]
+        return turns.bootstrap(sides, _ratio_of_sides)._replace(value=self.true.value / self.median)
+
+    @property
+    def median(self) -> float:
+        """Return the median bare step."""
+        return turns.median(self.bare)
+
+    @property
+    def drift(self) -> float:
+        """Return how far the medians of the first and the last third of the bare steps are apart, as a share."""
+        third = max(1, len(self.bare) // 3)
+        return turns.median(self.bare[-third:]) / turns.median(self.bare[:third]) - 1
+
+    @property
+    def covers(self) -> bool:
+        """Return whether xsp's interval holds the bare median."""
+        return self.true.lo <= self.median <= self.true.hi
+
+
+def _ratio_of_sides(sides: Sequence[tuple[str, int]]) -> float:
+    from xsp.summary import trimmed_mean
+
+    true = [value for side, value in sides if side == "true"]
+    bare = [value for side, value in sides if side == "bare"]
+    return trimmed_mean(true) / turns.median(bare) if true and bare else 1.0
+
+
+def measure(workload: Workload, repeats: int, stretches: int, seed: int, patience: Patience) -> Found:
+    """Run stretches of bare and of profiled steps in turns, and let xsp say what the true step is."""
+    bare: list[int] = []
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        with xsp.profile("true_time", levels="M/L/G", out=out, seed=seed) as prof:
+            total = prof.schedule.steps_for(repeats)
+            ends = [total * (number + 1) // stretches for number in range(stretches)]
+            done = 0
+            for end in ends:
+                patience.wait()
+                bare += _bare_stretch(workload)
+                for _ in range(end - done):
+                    with prof.step():
+                        workload.step()
+                done = end
+        return _found(xsp.load(out), bare, total)
+
+
+def _bare_stretch(workload: Workload) -> list[int]:
+    workload.step()
+    times = []
+    for _ in range(BARE):
+        begin = perf_counter_ns()
+        workload.step()
+        times.append(perf_counter_ns() - begin)
+    return times
+
+
+def _found(trace: xsp.Trace, bare: list[int], total: int) -> Found:
+    row = trace.sql("SELECT true_ns, true_lo_ns, true_hi_ns FROM merged WHERE kind = 'step'").fetchall()[0]
+    outermost = trace.rungs[0].level
+    timed = trace.sql(
+        f"SELECT dur_ns FROM spans WHERE kind = 'step' AND timed AND rung = {outermost} ORDER BY step"
+    ).fetchall()
+    return Found(bare, [value for (value,) in timed], total, Figure(*row))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    options = turns.parse(workloads.add_options(turns.parser(__doc__, rounds=12)), arguments)
+    report = turns.Report("true_time", "xsp's true step time against the bare step, in turns [95 %]", COLUMNS)
+    found: list[Found] = []
+    patience = Patience(options.patience)
+    for workload in workloads.each(options):
+        repeats = workloads.rounds_of(workload, options)
+        one = measure(workload, repeats, 3 if options.quick else 12, options.seed, patience)
+        found.append(one)
+        report.add(_row(workload.name, one), bare=one.bare, model_rung=one.model_rung, true=one.true, ratio=one.ratio)
+    report.notes += _summary(found)
+    report.finish(options)
+
+
+def _row(name: str, one: Found) -> list[str]:
+    ratio = one.ratio
+    error = ratio.value - 1
+    return [
+        name,
+        f"{len(one.model_rung)} / {one.steps} / {len(one.bare)}",
+        f"{one.median / 1e6:.2f}",
+        one.true.shown(2, 1e-6),
+        ratio.shown(4),
+        f"{100 * error:+.2f}",
+        "met" if abs(error) <= GOAL else "missed",
+        "yes" if one.covers else "no",
+        f"{100 * one.drift:+.1f}",
+    ]
+
+
+def _summary(found: Sequence[Found]) -> list[str]:
+    errors = [abs(one.true.value / one.median - 1) for one in found]
+    near = sum(error <= GOAL for error in errors)
+    covered = sum(one.covers for one in found)
+    agree = sum(one.ratio.lo <= 1 <= one.ratio.hi for one in found)
+    return [
+        f"Median |error| {100 * turns.median(errors):.2f} %, largest {100 * max(errors):.2f} %; "
+        f"within 2 % on {near} of {len(found)} models.",
+        f"xsp's interval covers the bare median on {covered} of {len(found)}; the interval of the ratio, in which "
+        f"the bare median's own uncertainty counts too, holds 1 on {agree} of {len(found)}.",
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What is measured: the steps of real models, by name, on the CPU."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+from collections.abc import Iterator, Sequence
+
+import turns
+
+from xsp import measure, models
+
+TEN = (
+    "torchvision:mobilenet_v3_large",
+    "torchvision:efficientnet_b0",
+    "torchvision:resnet50",
+    "torchvision:densenet121",
+    "torchvision:squeezenet1_1",
+    "timm:vit_tiny_patch16_224",
+    "transformers:BertModel,sequence=128",
+    "transformers:GPT2LMHeadModel,sequence=64",
+    "torchvision:resnet18,batch=4,train",
+    "timm:vit_tiny_patch16_224,batch=4,train",
+)
+QUICK = ("torchvision:squeezenet1_1", "torchvision:mobilenet_v3_small,train")
+
+
+def add_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add `--models` and `--seconds`."""
+    made.add_argument(
+        "--models", nargs="+", metavar="MODEL",
+        help="names as `xsp profile` takes them, with settings: torchvision:resnet18,batch=4,train",
+    )  # fmt: skip
+    made.add_argument("--threads", type=int, help="of torch (default: torch's own, one a core)")
+    made.add_argument(
+        "--seconds", type=float, default=6.0,
+        help="small models take more rounds: as many as bare steps fit in this time, up to 3 times (default: 6)",
+    )  # fmt: skip
+    return made
+
+
+def each(options: argparse.Namespace) -> Iterator[models.Workload]:
+    """Build the models one after the other, so that one at a time is in memory.
+
+    Yields:
+        Workloads whose name is what the table calls them, and whose step has run twice.
+    """
+    measure.before_the_first_use_of_libraries()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if options.threads:
+        import torch
+
+        torch.set_num_threads(options.threads)
+    for text in options.models or (QUICK if options.quick else TEN):
+        spec, settings = parse(text, options.seed)
+        workload = models.load(spec, settings)
+        for _ in range(2):
+            workload.step()
+        gc.collect()
+        turns.say(f"  {text}")
+        yield models.Workload(name_of(spec, settings), workload.step, workload.batch_size)
+
+
+def parse(text: str, seed: int) -> tuple[str, models.Settings]:
+    """Read a model with its settings: `SPEC[,batch=N][,sequence=N][,train]`."""
+    spec, *words = text.split(",")
+    numbers = dict(word.split("=", 1) for word in words if word != "train")
+    unknown = set(numbers) - {"batch", "sequence"}
+    if unknown:
+        raise SystemExit(f"{text}: there is no setting {', '.join(sorted(unknown))}; there are batch, sequence, train")
+    counts = {name: int(value) for name, value in numbers.items()}
+    return spec, models.Settings(train="train" in words, seed=seed, **counts)
+
+
+def name_of(spec: str, settings: models.Settings) -> str:
+    """Return what the table calls a workload."""
+    return measure.short_name(spec) + (f" train b{settings.batch}" if settings.train else "")
+
+
+def rounds_of(workload: models.Workload, options: argparse.Namespace) -> int:
+    """Return the rounds that a workload gets: small ones vary more from step to step, and cost less."""
+    if options.quick:
+        return int(options.rounds)
+    fitting = int(options.seconds / turns.time_of(workload.step))
+    return int(min(max(options.rounds, fitting), 3 * options.rounds))
+
+
+def summary_line(verdicts: Sequence[str], goal: str) -> str:
+    """Say on how many models a goal is kept."""
+    met = sum(each.startswith("met") for each in verdicts)
+    unsure = sum(each.endswith("?") for each in verdicts)
+    doubt = f"; {unsure} of the verdicts could be otherwise (?: the interval holds the goal)" if unsure else ""
+    return f"Goal, {goal}: met on {met} of {len(verdicts)} models{doubt}."
