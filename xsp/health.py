@@ -113,14 +113,15 @@ def _structure(trace: Trace) -> list[Finding]:
     findings = []
     others = _one(
         trace,
-        f"SELECT count(*) FROM spans ANTI JOIN alike USING (trace_id, step) WHERE kind = '{Kind.STEP}' AND timed",
+        f"SELECT count(*) FROM spans ANTI JOIN alike USING (trace_id, step, rung) WHERE kind = '{Kind.STEP}' AND timed",
     )
     if others:
         text = f"{others} timed steps do something else than the {_alike(trace)} that the figures are of"
         findings.append(Finding(Severity.NOTE, "steps", text))
     rows = trace.con.execute(
         """
-        SELECT rung, count(*), count(DISTINCT step), sum(dur_ns) / 1e6 FROM spans JOIN alike USING (trace_id, step)
+        SELECT rung, count(*), count(DISTINCT step), sum(dur_ns) / 1e6
+        FROM spans JOIN alike USING (trace_id, step, rung)
         WHERE timed AND key NOT IN (SELECT key FROM merged WHERE key IS NOT NULL) GROUP BY rung ORDER BY rung
         """
     ).fetchall()
@@ -159,7 +160,8 @@ def _library(trace: Trace) -> list[Finding]:
 
 def _alike(trace: Trace) -> int:
     return _one(
-        trace, f"SELECT count(*) FROM spans JOIN alike USING (trace_id, step) WHERE kind = '{Kind.STEP}' AND timed"
+        trace,
+        f"SELECT count(*) FROM spans JOIN alike USING (trace_id, step, rung) WHERE kind = '{Kind.STEP}' AND timed",
     )
 
 

@@ -103,7 +103,7 @@ def merge(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def find_alike(con: duckdb.DuckDBPyConnection) -> None:
-    """Make the table `alike` of the steps (trace_id, step) that do the same at the model level.
+    """Make the table `alike` of the steps (trace_id, step, rung) that do the same at the model level.
 
     Args:
         con: holds `spans`.
@@ -112,16 +112,16 @@ def find_alike(con: duckdb.DuckDBPyConnection) -> None:
         f"""
         CREATE OR REPLACE TABLE alike AS
         WITH steps AS (
-            SELECT trace_id, step, any_value(timed) AS timed,
+            SELECT trace_id, step, rung, any_value(timed) AS timed,
                    bit_xor(hash(key)) FILTER (level = {int(Level.MODEL)} AND kind <> '{Kind.DATA}') AS kind,
                    count(*) FILTER (kind = '{Kind.STEP}' AND status = 'ok') AS good,
                    max(dur_ns) FILTER (kind = '{Kind.STEP}') AS dur_ns
-            FROM spans WHERE step IS NOT NULL GROUP BY trace_id, step
+            FROM spans WHERE step IS NOT NULL GROUP BY trace_id, step, rung
         ), weightiest AS (
             SELECT kind FROM steps GROUP BY kind
             ORDER BY coalesce(sum(dur_ns) FILTER (timed AND good > 0), 0) DESC, count(*) DESC, kind LIMIT 1
         )
-        SELECT trace_id, step FROM steps WHERE kind IS NOT DISTINCT FROM (SELECT kind FROM weightiest)
+        SELECT trace_id, step, rung FROM steps WHERE kind IS NOT DISTINCT FROM (SELECT kind FROM weightiest)
         """
     )
 
@@ -135,7 +135,7 @@ def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
     steps: dict[int, list[float]] = {
         rung: list(durations)
         for rung, durations in con.execute(
-            "SELECT rung, list(dur_ns::DOUBLE ORDER BY step) FROM spans JOIN alike USING (trace_id, step) "
+            "SELECT rung, list(dur_ns::DOUBLE ORDER BY step) FROM spans JOIN alike USING (trace_id, step, rung) "
             f"WHERE kind = '{Kind.STEP}' AND timed AND status = 'ok' GROUP BY rung ORDER BY rung"
         ).fetchall()
     }
@@ -151,7 +151,7 @@ def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
         spans = con.execute(
             "SELECT coalesce(median(spans), 0) FROM "
             "(SELECT count(*) FILTER (level > ? AND level <= ? AND device IS NULL) AS spans "
-            "FROM spans JOIN alike USING (trace_id, step) WHERE timed AND rung = ? GROUP BY trace_id, step)",
+            "FROM spans JOIN alike USING (trace_id, step, rung) WHERE timed AND rung = ? GROUP BY trace_id, step)",
             [before if before is not None else int(Level.APPLICATION), level, level],
         ).fetchall()[0][0]
         rungs.append(Rung(level, len(durations), figure, added, added_interval, int(spans)))
@@ -169,27 +169,27 @@ def _template(con: duckdb.DuckDBPyConnection) -> _Template | None:
     found = con.execute(
         f"""
         WITH steps AS (
-            SELECT trace_id, step, any_value(rung) AS rung, any_value(timed) AS timed,
+            SELECT trace_id, step, rung, any_value(timed) AS timed,
                    bit_xor(hash(key)) AS structure,
                    max(dur_ns) FILTER (kind = '{Kind.STEP}') AS dur_ns,
                    max(status) FILTER (kind = '{Kind.STEP}') AS status
-            FROM spans JOIN alike USING (trace_id, step) GROUP BY trace_id, step
+            FROM spans JOIN alike USING (trace_id, step, rung) GROUP BY trace_id, step, rung
         ), deepest AS (
             SELECT * FROM steps
             QUALIFY rank() OVER (ORDER BY status = 'ok' DESC, timed DESC, rung DESC) = 1
         ), common AS (
             SELECT *, count(*) OVER (PARTITION BY structure) AS alike FROM deepest
         )
-        SELECT trace_id, step FROM common
+        SELECT trace_id, step, rung FROM common
         QUALIFY rank() OVER (ORDER BY alike DESC, structure) = 1
         ORDER BY dur_ns, step
         """
     ).fetchall()
     if not found:
         return None
-    trace_id, step = found[len(found) // 2]
+    chosen = found[len(found) // 2]
     names = ", ".join(column.name for column in COLUMNS)
-    rows = con.execute(f"SELECT {names} FROM spans WHERE trace_id = ? AND step = ?", [trace_id, step]).fetchall()
+    rows = con.execute(f"SELECT {names} FROM spans WHERE (trace_id, step, rung) = (?, ?, ?)", chosen).fetchall()
     return _Template([Span._make(row) for row in rows])
 
 
@@ -218,7 +218,7 @@ def _durations(con: duckdb.DuckDBPyConnection, template: _Template) -> Mapping[s
     keys = [row.key for row in template.rows]
     durations: dict[str, dict[int, list[float]]] = defaultdict(dict)
     rows = con.execute(
-        "SELECT key, rung, list(dur_ns::DOUBLE ORDER BY step) FROM spans JOIN alike USING (trace_id, step) "
+        "SELECT key, rung, list(dur_ns::DOUBLE ORDER BY step) FROM spans JOIN alike USING (trace_id, step, rung) "
         "WHERE timed AND status = 'ok' AND key IN (SELECT unnest(?::VARCHAR[])) GROUP BY key, rung",
         [keys],
     ).fetchall()
@@ -281,8 +281,7 @@ def _figures(
     if own.added_ns is None and own.level > Level.MODEL:
         cause = "no rung further out to tell the cost of this one"
         return _Figures(len(values), raw, median_ns=median, p90_ns=p90, p99_ns=p99, cause=cause)
-    # the model level costs a step two clock readings; deeper spans hold the cost of those like them
-    nested = inside.get(own.level, 0) if span.level > Level.MODEL else 0
+    nested = inside.get(own.level, 0)
     middle = summary.trimmed_mean(values)
     least = min(least_ns, middle)
     ends = summary.interval(values)

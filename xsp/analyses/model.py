@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from xsp import summary
-from xsp.analyses.contract import Table, analysis
+from xsp.analyses.contract import Table, analysis, values
 from xsp.errors import AnalysisError
 from xsp.span import Kind, Level
 from xsp.trace import Trace
@@ -26,9 +26,9 @@ def A1(trace: Trace) -> Table:
     rows = []
     for batch, durations in trace.con.execute(
         f"""
-        SELECT batch_size, list(dur_ns::DOUBLE ORDER BY step) FROM spans JOIN alike USING (trace_id, step)
+        SELECT batch_size, list(dur_ns::DOUBLE ORDER BY step) FROM spans JOIN alike USING (trace_id, step, rung)
         WHERE kind = '{Kind.STEP}' AND status = 'ok' AND timed
-          AND rung = (SELECT min(rung) FROM spans JOIN alike USING (trace_id, step) WHERE timed)
+          AND rung = (SELECT min(rung) FROM spans JOIN alike USING (trace_id, step, rung) WHERE timed)
         GROUP BY batch_size ORDER BY batch_size
         """
     ).fetchall():
@@ -49,13 +49,7 @@ def A1(trace: Trace) -> Table:
         raise AnalysisError(f"A1: {trace.name!r} holds no timed step; call prof.step() more often")
     names = "batch_size, latency_ms, low_ms, high_ms, median_ms, p90_ms, p99_ms, samples_per_s, steps"
     types = ("BIGINT", *["DOUBLE"] * 7, "INTEGER")
-    values = ", ".join(
-        "("
-        + ", ".join(f"CAST({'NULL' if v is None else repr(v)} AS {t})" for v, t in zip(row, types, strict=True))
-        + ")"
-        for row in rows
-    )
-    return trace.sql(f"SELECT * FROM (VALUES {values}) AS t({names}) ORDER BY batch_size")
+    return values(trace, names, types, rows)
 
 
 class Optimum(NamedTuple):
@@ -69,11 +63,6 @@ class Optimum(NamedTuple):
 
     within_target: int | None
     """The size of the highest throughput whose latency meets the target."""
-
-    @property
-    def last_gain(self) -> int | None:
-        """The former name of `max_throughput`."""
-        return self.max_throughput
 
 
 def optimal_batch(sizes: Sequence[int], latencies_ms: Sequence[float], target_ms: float | None = None) -> Optimum:

@@ -31,7 +31,7 @@ def sweep(traces: Sequence[Trace], target_ms: float | None = None) -> Renderable
     best = optimal_batch([row[0] for row in rows], [row[1] for row in rows], target_ms)
     lines = [
         f"optimal batch size: {best.first_plateau} (the first whose doubling gains at most 5 %), "
-        f"{best.last_gain} (the last that a doubling worth more than 5 % leads to)",
+        f"{best.max_throughput} (the highest throughput)",
     ]
     if target_ms is not None:
         found = "no size meets it" if best.within_target is None else f"batch size {best.within_target}"

@@ -1,0 +1,136 @@
+"""The commands as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from xsp.cli import COMMANDS, main
+
+pytest.importorskip("torch")
+
+MODEL = """
+import torch
+def build(batch):
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), torch.zeros(batch, 8)
+"""
+
+
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory) -> Path:
+    """A run of a small model, recorded by the command itself."""
+    place = tmp_path_factory.mktemp("cli")
+    (place / "small.py").write_text(MODEL)
+    assert main(["profile", f"{place}/small.py:build", "--repeats", "3", "--quiet", "--out", f"{place}/run"]) == 0
+    return place / "run"
+
+
+@pytest.fixture(scope="module")
+def sweep_directory(run_directory) -> Path:
+    place = run_directory.parent
+    command = ["profile", f"{place}/small.py:build", "--batch", "1,2", "--levels", "M", "--repeats", "3", "--quiet"]
+    assert main([*command, "--out", f"{place}/sweep"]) == 0
+    return place / "sweep"
+
+
+def test_profile_prints_what_one_wants_first_and_what_to_type_next(run_directory, capsys):
+    place = run_directory.parent
+    assert main(["profile", f"{place}/small.py:build", "--repeats", "3", "--out", f"{place}/shown"]) == 0
+    out, err = capsys.readouterr()
+    for word in ("latency", "Linear", "M/L/G", "xsp report", "xsp analyze"):
+        assert word in out
+    assert "small batch 1" in err
+
+
+def test_analyze_lists_what_can_be_asked(run_directory, capsys):
+    assert main(["analyze", str(run_directory)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines][:3] == ["A1", "A2", "A3"]
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json"])
+def test_analyze_prints_in_each_format(run_directory, capfd, form):
+    assert main(["analyze", str(run_directory), "a5", "--format", form]) == 0
+    out, _ = capfd.readouterr()
+    if form == "json":
+        assert [row["type"] for row in json.loads(out)] == ["Linear", "ReLU"]
+    else:
+        assert "Linear" in out
+
+
+def test_analyze_writes_a_file(run_directory, tmp_path):
+    target = tmp_path / "layers.parquet"
+    assert main(["analyze", str(run_directory), "A2", "--format", "parquet", "--out", str(target)]) == 0
+    import duckdb
+
+    assert duckdb.sql(f"SELECT name FROM '{target}' ORDER BY layer_index").fetchall() == [
+        ("Sequential",),
+        ("0",),
+        ("1",),
+    ]
+
+
+def test_analyze_goes_over_the_runs_of_a_sweep(sweep_directory, capfd):
+    assert main(["analyze", str(sweep_directory), "A1", "--format", "csv"]) == 0
+    out, _ = capfd.readouterr()
+    assert [line.split(",")[0] for line in out.splitlines() if not line.startswith("batch")] == ["1", "2"]
+
+
+def test_a_refused_analysis_says_why_and_fails(sweep_directory, capsys):
+    assert main(["analyze", f"{sweep_directory}/batch-0001", "A2"]) == 1
+    assert "needs the layer level" in capsys.readouterr().err
+
+
+def test_sweep_names_the_optimum_by_each_reading_and_by_a_target(run_directory, tmp_path, capsys):
+    model = f"{run_directory.parent}/small.py:build"
+    command = ["sweep", model, "--batch", "1,2", "--repeats", "3", "--latency-target", "1000", "--out", f"{tmp_path}/s"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "optimal batch size" in out
+    assert "latency target 1000 ms: batch size 2" in out
+
+
+def test_report_writes_one_page(run_directory, tmp_path, capsys):
+    assert main(["report", str(run_directory), "--out", f"{tmp_path}/page.html"]) == 0
+    assert "wrote" in capsys.readouterr().out
+    assert (tmp_path / "page.html").read_text().lstrip().lower().startswith("<!doctype html>")
+
+
+def test_doctor_lists_every_collector(capsys):
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("modules", "torchops", "onednn", "training", "dataloading"))
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["profile", "torchvision:resnet5"], "did you mean"),
+        (["profile", "small", "--batch", "0"], "--batch '0'"),
+        (["profile", "small", "--input", "3by3"], "--input '3by3'"),
+        (["profile", "x.py:y", "--levels", "L/M"], "write M, M/L or M/L/G"),
+        (["profile", "x.py:y", "--repeats", "0"], "--repeats 0"),
+        (["analyze", "nowhere"], "no such file or directory"),
+        (["analyze", "{run}", "A99"], "there is no analysis 'A99'"),
+        (["analyze", "{run}", "A2", "--format", "parquet"], "--out FILE"),
+        (["report", "{run}", "--out", "/proc/nowhere/page.html"], "cannot be written"),
+        (["analyze", "{run}", "A2", "--format", "csv", "--out", "/proc/nowhere/x.csv"], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_code_2(run_directory, tmp_path, monkeypatch, capsys, command, says):
+    monkeypatch.chdir(tmp_path)
+    assert main([part.format(run=run_directory) for part in command]) == 2
+    err = [line for line in capsys.readouterr().err.splitlines() if line.startswith("xsp: ")]
+    assert len(err) == 1
+    assert says in err[0]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_examples(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"xsp {name}" in capsys.readouterr().out.partition("examples:")[2]

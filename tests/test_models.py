@@ -1,0 +1,96 @@
+"""Named models: each source builds, runs and refuses as its users would expect."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from xsp import models  # noqa: E402
+from xsp.errors import ModelError  # noqa: E402
+
+SMALL_GPT2 = "transformers:gpt2?n_layer=1&n_embd=32&n_head=2&vocab_size=100"
+
+FILE = """
+import torch
+def pair(batch):
+    return torch.nn.Linear(4, 2), torch.zeros(batch, 4)
+def named(batch):
+    return torch.nn.Bilinear(4, 4, 2), {"input1": torch.zeros(batch, 4), "input2": torch.zeros(batch, 4)}
+def step(batch):
+    return lambda: batch
+def wrong(batch):
+    return 7
+def broken(batch):
+    raise RuntimeError("mine")
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mymodels.py"
+    path.write_text(FILE)
+    return path
+
+
+def run(spec: str, **settings):
+    return models.load(spec, models.Settings(**settings)).step()
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "shape"),
+    [
+        ("torchvision:squeezenet1_1", {"batch": 2, "shape": (3, 64, 64)}, (2, 1000)),
+        ("timm:test_vit", {"batch": 2}, (2, 1000)),
+        (SMALL_GPT2, {"batch": 2, "sequence": 5}, (2, 5, 32)),
+        ("transformers:vit?num_hidden_layers=1&hidden_size=32&num_attention_heads=2&image_size=32", {}, (1, 5, 32)),
+    ],
+)
+def test_models_run_on_inputs_that_fit_them(spec, settings, shape):
+    for library in ("torchvision", "timm", "transformers"):
+        if spec.startswith(library):
+            pytest.importorskip(library)
+    output = run(spec, **settings)
+    assert tuple((output if isinstance(output, torch.Tensor) else output[0]).shape) == shape
+
+
+def test_weights_come_from_the_seed():
+    pytest.importorskip("torchvision")
+    spec = "torchvision:squeezenet1_1"
+    first, again, other = (run(spec, shape=(3, 64, 64), seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_training_changes_the_weights(file):
+    workload = models.load(f"{file}:pair", models.Settings(batch=3, train=True))
+    torch.manual_seed(0)
+    first, second = float(workload.step()), float(workload.step())
+    assert second < first
+
+
+def test_a_users_file_gives_a_model_with_its_input_or_a_step(file):
+    assert tuple(run(f"{file}:pair", batch=3).shape) == (3, 2)
+    assert tuple(run(f"{file}:named", batch=3).shape) == (3, 2)
+    assert run(f"{file}:step", batch=3) == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("resnet50", "names no model; write torchvision:NAME"),
+        ("keras:resnet50", "there is no source 'keras'"),
+        ("torchvision:resnet5", "did you mean resnet50"),
+        ("timm:vit_tiny", "did you mean"),
+        ("transformers:brt", "did you mean"),
+        ("transformers:gpt2?layers=1", "has no value 'layers'"),
+        ("transformers:gpt2?n_head=5", "cannot be built"),
+        ("nowhere.py:build", "there is no such file"),
+        ("{file}:pear", "did you mean pair"),
+        ("{file}:wrong", "returned int"),
+        ("{file}:broken", "raised RuntimeError: mine"),
+    ],
+)
+def test_what_cannot_be_built_is_one_clear_error(file, spec, says):
+    with pytest.raises(ModelError, match=says):
+        models.load(spec.format(file=file), models.Settings())
