@@ -90,20 +90,24 @@ def parquet(path: Path | Sequence[Path]) -> str:
     return f"read_parquet([{', '.join(literal(str(each)) for each in paths)}], union_by_name = true)"
 
 
-def write(con: duckdb.DuckDBPyConnection, query: str, path: Path, form: str) -> None:
-    """Write the rows of a query to a file.
+def write(con: duckdb.DuckDBPyConnection, relation: duckdb.DuckDBPyRelation, path: Path, form: str) -> None:
+    """Write the rows of a relation to a file that appears in one piece.
 
     Args:
-        con: the engine that the query is asked of.
-        query: any SELECT.
-        path: where to; a device such as /dev/stdout is fine but for Parquet.
+        con: the engine that the relation belongs to.
+        relation: what to write, in its order.
+        path: where to.
         form: csv, json or parquet.
 
     Raises:
         OutputError: the file cannot be written.
     """
     options = {"csv": "FORMAT csv, HEADER", "json": "FORMAT json, ARRAY true", "parquet": "FORMAT parquet"}[form]
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        con.execute(f"COPY ({query}) TO {literal(str(path))} ({options})")
-    except duckdb.IOException as error:
+        con.execute(f"COPY ({relation.sql_query()}) TO {literal(str(beside))} ({options})")
+        os.replace(beside, path)
+    except (duckdb.IOException, OSError) as error:
         raise OutputError(f"{path}: cannot be written ({str(error).splitlines()[0]})") from error
+    finally:
+        beside.unlink(missing_ok=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import duckdb
 
+from xsp import table
 from xsp.errors import AnalysisError
-from xsp.span import Level
+from xsp.span import Column, Level
 from xsp.trace import Trace
 
 Table = duckdb.DuckDBPyRelation
@@ -62,15 +63,15 @@ def analysis(identity: str, title: str, *needs: Level) -> Callable[[Callable[[Tr
     return make
 
 
-def values(trace: Trace, names: str, types: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+def values(trace: Trace, name: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> Table:
     """Return a table that was computed in Python.
 
     Args:
         trace: whose engine holds it.
-        names: of the columns, separated by commas.
-        types: of the columns.
-        rows: at least one.
+        name: of the table in the engine; the analysis's own.
+        columns: name → type.
+        rows: in the order of the table.
     """
-    casts = "(" + ", ".join(f"CAST(? AS {kind})" for kind in types) + ")"
-    placed = ", ".join([casts] * len(rows))
-    return trace.sql(f"SELECT * FROM (VALUES {placed}) AS t({names})", params=[cell for row in rows for cell in row])
+    table.create(trace.con, name, [Column(each, kind, "") for each, kind in columns.items()])
+    table.insert(trace.con, name, rows, [Column(each, kind, "") for each, kind in columns.items()])
+    return trace.sql(f"SELECT * FROM {name}")

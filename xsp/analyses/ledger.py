@@ -15,6 +15,14 @@ from xsp.span import Level
 from xsp.trace import Trace
 from xsp.views import LAYERS, UNDER
 
+_COLUMNS = {
+    "rung": "VARCHAR",
+    "steps": "INTEGER",
+    **dict.fromkeys(("step_ms", "added_ms", "low_ms", "high_ms", "added_percent"), "DOUBLE"),
+    "spans": "BIGINT",
+    **dict.fromkeys(("ns_per_span", "explained_ms", "residual_ms"), "DOUBLE"),
+}
+
 
 @analysis("ledger", "Overhead ledger", Level.MODEL)
 def LEDGER(trace: Trace) -> Table:
@@ -41,11 +49,7 @@ def LEDGER(trace: Trace) -> Table:
             )
         )
         before = rung.level
-    names = (
-        "rung, steps, step_ms, added_ms, low_ms, high_ms, added_percent, spans, ns_per_span, explained_ms, residual_ms"
-    )
-    types = ("VARCHAR", "INTEGER", *["DOUBLE"] * 5, "BIGINT", *["DOUBLE"] * 3)
-    return values(trace, names, types, rows)
+    return values(trace, "ledger", _COLUMNS, rows)
 
 
 def _explained(trace: Trace, before: int, level: int) -> float | None:

@@ -16,6 +16,13 @@ PLATEAU = 0.05
 """Doubling the batch size must gain more throughput than this to be worth it (XSP, section III-D)."""
 
 
+_COLUMNS = {
+    "batch_size": "BIGINT",
+    **dict.fromkeys(("latency_ms", "low_ms", "high_ms", "median_ms", "p90_ms", "p99_ms", "samples_per_s"), "DOUBLE"),
+    "steps": "INTEGER",
+}
+
+
 @analysis("A1", "Model information", Level.MODEL)
 def A1(trace: Trace) -> Table:
     """Latency and throughput of a step, per batch size: trimmed mean, its interval, and percentiles.
@@ -47,9 +54,7 @@ def A1(trace: Trace) -> Table:
         )
     if not rows:
         raise AnalysisError(f"A1: {trace.name!r} holds no timed step; call prof.step() more often")
-    names = "batch_size, latency_ms, low_ms, high_ms, median_ms, p90_ms, p99_ms, samples_per_s, steps"
-    types = ("BIGINT", *["DOUBLE"] * 7, "INTEGER")
-    return values(trace, names, types, rows)
+    return values(trace, "a1", _COLUMNS, rows)
 
 
 class Optimum(NamedTuple):

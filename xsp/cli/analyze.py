@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +91,13 @@ def _show(each: Analysis, trace: Trace, given: argparse.Namespace, several: bool
     else:
         from xsp import table
 
-        target = given.out if given.out is not None else Path("/dev/stdout")
-        table.write(trace.con, relation.sql_query(), target, given.format)
+        if given.out is not None:
+            table.write(trace.con, relation, given.out, given.format)
+        else:
+            with tempfile.TemporaryDirectory() as place:
+                written = Path(place) / "rows"
+                table.write(trace.con, relation, written, given.format)
+                sys.stdout.write(written.read_text(encoding="utf-8"))
 
 
 def _output(path: Path | None) -> Any:
