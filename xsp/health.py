@@ -30,6 +30,9 @@ class Finding(NamedTuple):
     text: str
 
 
+UNSTEADY = 0.25
+"""From this share on, the distance of the 90th percentile from the median is worth a warning."""
+
 ENOUGH_STEPS = 5
 """Below this many timed steps at a rung its interval says little."""
 
@@ -80,11 +83,27 @@ def _rungs(trace: Trace) -> list[Finding]:
     few = [f"{rung_name(rung.level)} ({rung.steps})" for rung in rungs if rung.steps < ENOUGH_STEPS]
     if few:
         findings.append(Finding(Severity.NOTE, "repeats", f"few steps, so wide intervals, at {', '.join(few)}"))
+    findings += _spread(trace)
     for rung in rungs:
         if rung.added is not None and rung.added.lo < 0 < rung.added.hi:
             text = "what it adds cannot be told from the noise between steps"
             findings.append(Finding(Severity.NOTE, rung_name(rung.level), text))
     return findings
+
+
+def _spread(trace: Trace) -> list[Finding]:
+    """Find steps of which the slow ones take much longer than the usual one."""
+    rows = trace.con.execute(
+        f"SELECT median_ns, p90_ns FROM merged WHERE kind = '{Kind.STEP}' AND p90_ns > {1 + UNSTEADY} * median_ns"
+    ).fetchall()
+    return [
+        Finding(
+            Severity.WARNING,
+            "noise",
+            f"one step in ten takes {p90 / median:.1f} times the median or more: was the machine doing something else?",
+        )
+        for median, p90 in rows
+    ]
 
 
 def _parents(trace: Trace) -> list[Finding]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from xsp.analyses import A1, optimal_batch
 from xsp.trace import Trace
@@ -18,7 +20,8 @@ def sweep(traces: Sequence[Trace], target_ms: float | None = None) -> Renderable
         traces: one per batch size.
         target_ms: the longest acceptable latency, if there is one.
     """
-    table = Table(title=f"A1 {A1.title}: {traces[0].name}", title_justify="left")
+    title = Text(f"A1 {A1.title}: {traces[0].name}", style="bold")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("batch", "latency ms", "95 % interval", "p90 ms", "p99 ms", "samples/s", "gain", "steps"):
         table.add_column(column, justify="right")
     rows = sorted(row for trace in traces for row in A1(trace).fetchall())

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import duckdb
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +22,8 @@ from xsp.trace import Trace
 
 MISSING = "–"
 NAME_WIDTH = 44
+_A1 = ("batch_size", "latency_ms", "low_ms", "high_ms", "p90_ms", "samples_per_s", "steps")
+_LEDGER = ("rung", "steps", "step_ms", "added_ms", "low_ms", "high_ms", "added_percent", "ns_per_span")
 _COLOURS = {Severity.WARNING: "yellow", Severity.NOTE: "dim", Severity.GOOD: "green"}
 
 
@@ -45,10 +48,10 @@ def table(
         for place, name in enumerate(names)
         if (name in columns if columns is not None else any(row[place] is not None for row in rows) or not rows)
     ]
-    made = Table(title=Text(title), title_justify="left", header_style="bold", pad_edge=False)
+    made = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for place in chosen:
         numeric = any(isinstance(row[place], (int, float)) and not isinstance(row[place], bool) for row in rows)
-        made.add_column(Text(names[place]), justify="right" if numeric else "left", overflow="fold")
+        made.add_column(Text(names[place].replace("_", " ")), justify="right" if numeric else "left", overflow="fold")
     for row in shown:
         made.add_row(*(Text(cell(row[place])) for place in chosen))
     if len(shown) < len(rows):
@@ -83,7 +86,9 @@ def number(value: float) -> str:
 
 def health_table(trace: Trace) -> RenderableType:
     """Return the findings on a trace, the most important first."""
-    made = Table(title="What is missing or doubtful", title_justify="left", show_header=False, box=None)
+    made = Table(
+        title=Text("What is missing or doubtful", style="bold"), title_justify="left", show_header=False, box=None
+    )
     for finding in health(trace):
         style = _COLOURS[finding.severity]
         made.add_row(Text(str(finding.severity), style=style), Text(finding.subject), Text(finding.text))
@@ -93,24 +98,10 @@ def health_table(trace: Trace) -> RenderableType:
 def overview(trace: Trace) -> RenderableType:
     """Return what a person wants to see first: latency, dearest layers, time by type, ledger, health."""
     parts = [
-        _of(analyses.A1, trace),
-        _of(analyses.A2, trace, 10, "self_ms", ("name", "type", "shape", "self_ms", "low_ms", "high_ms", "alloc_mib")),
+        _of(analyses.A1, trace, columns=_A1),
+        _of(analyses.A2, trace, 10, "self_ms", ("name", "type", "shape", "self_ms", "alloc_mib")),
         _of(analyses.A6, trace, 8),
-        _of(
-            analyses.ledger,
-            trace,
-            columns=(
-                "rung",
-                "steps",
-                "step_ms",
-                "added_ms",
-                "low_ms",
-                "high_ms",
-                "added_percent",
-                "spans",
-                "ns_per_span",
-            ),
-        ),
+        _of(analyses.ledger, trace, columns=_LEDGER),
         health_table(trace),
     ]
     return Group(*(part for pair in parts for part in (pair, Text())))
