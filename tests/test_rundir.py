@@ -223,7 +223,8 @@ def test_a_damaged_merged_step_is_made_again_from_the_steps(tmp_path: Path) -> N
 )
 def test_a_foreign_parquet_file_is_refused(tmp_path: Path, query: str, expected: str) -> None:
     file = tmp_path / "foreign.parquet"
-    table.write(table.connect(), query, file, "parquet")
+    con = table.connect()
+    table.write(con, con.sql(query), file, "parquet")
     text = message(TraceError, xsp.load, file)
     assert text.startswith(f"{file}: not a span table")
     assert expected in text
@@ -239,7 +240,7 @@ def test_a_table_of_an_older_xsp_loads_and_what_it_lacks_is_null(tmp_path: Path)
     con = table.connect()
     table.create(con, "old")
     table.insert(con, "old", correlate(spans("step s 0-10", step=0, rung=20, timed=True)))
-    table.write(con, "SELECT * EXCLUDE (attributes, flops) FROM old", tmp_path / "old.parquet", "parquet")
+    table.write(con, con.sql("SELECT * EXCLUDE (attributes, flops) FROM old"), tmp_path / "old.parquet", "parquet")
     assert xsp.load(tmp_path / "old.parquet").sql("SELECT name, flops FROM spans").fetchall() == [("s", None)]
 
 

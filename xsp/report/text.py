@@ -55,7 +55,8 @@ def table(
     for row in shown:
         made.add_row(*(Text(cell(row[place])) for place in chosen))
     if len(shown) < len(rows):
-        return Group(made, Text(f"{len(rows) - len(shown)} more rows", style="dim"))
+        left = len(rows) - len(shown)
+        return Group(made, Text(f"{left} more row{'s' * (left > 1)}", style="dim"))
     return made
 
 
@@ -119,7 +120,7 @@ def _of(
         relation = each(trace)
     except AnalysisError as error:
         return Text(str(error), style="dim")
-    title = f"{each.id} {each.title}"
+    title = each.title if each.id.startswith("ledger") else f"{each.id} {each.title}"
     if dearest is not None:
         relation = relation.order(f"{dearest} DESC NULLS LAST")
         title += f", by {dearest}"
