@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 import xsp
-from xsp import plugins
+from xsp import plugins, rundir
 from xsp.analyses import ANALYSES
 from xsp.cli import COMMANDS
 from xsp.schedule import RUNG_NAMES
@@ -108,7 +108,7 @@ def test_every_field_of_a_run_is_documented(tmp_path: Path) -> None:
     with xsp.profile("empty", out=tmp_path / "run", collectors=[]):
         pass
     page = read("docs/run-directory.md").partition("## Fields")[2].partition("\n## ")[0]
-    fields = xsp.trace.rundir.read_run(tmp_path / "run")
+    fields = rundir.read_run(tmp_path / "run")
     assert [field for field in [*fields, "kind", "parts"] if f"`{field}`" not in page] == []
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import xsp
-from xsp import rundir, table, trace
+from xsp import rundir, table
 from xsp.correlate import correlate
 from xsp.errors import OutputError, TraceError
+from xsp.runs import parts
 from xsp.span import Level
 from xsp.store import Store
 from xsp.testing import spans
@@ -274,7 +275,7 @@ def test_parts_that_lead_outside_are_refused(tmp_path: Path, part: str, kind: st
     runs = rundir.create(tmp_path / "runs")
     (runs / "link").symlink_to(tmp_path / "other")
     rundir.write_run(runs, {"kind": kind, "parts": [part]})
-    text = message(TraceError, trace.parts if kind == "sweep" else xsp.load, runs)
+    text = message(TraceError, parts if kind == "sweep" else xsp.load, runs)
     assert text.startswith(str(runs))
     assert f"the part {part!r} lies outside" in text
 
@@ -283,9 +284,9 @@ def test_a_sweep_is_no_single_trace_but_lists_its_runs(tmp_path: Path) -> None:
     sweep = rundir.create(tmp_path / "sweep")
     rundir.write_run(sweep, {"kind": "sweep", "parts": ["1", "2"]})
     assert message(TraceError, xsp.load, sweep) == f"{sweep}: holds several runs; load one of them: 1, 2"
-    assert trace.parts(sweep) == [sweep / "1", sweep / "2"]
+    assert parts(sweep) == [sweep / "1", sweep / "2"]
     run = write(tmp_path / "run")
-    assert trace.parts(run) == [run]
+    assert parts(run) == [run]
 
 
 def test_run_json_keeps_what_was_written(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from xsp.version import __version__
 
 if TYPE_CHECKING:
     from xsp import analyses
-    from xsp.trace import Trace, load
+    from xsp.runs import load
+    from xsp.trace import Trace
 
 __all__ = [
     "Kind",
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 # The table engine must not enter the measured process: these load when somebody first asks for them.
-_LAZY = {"Trace": "xsp.trace", "load": "xsp.trace", "analyses": "xsp.analyses"}
+_LAZY = {"Trace": "xsp.trace", "load": "xsp.runs", "analyses": "xsp.analyses"}
 
 
 def __getattr__(name: str) -> Any:

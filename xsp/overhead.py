@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import duckdb
@@ -30,37 +31,12 @@ import duckdb
 from xsp import summary, table
 from xsp.schedule import rung_name
 from xsp.span import COLUMNS, MERGED_COLUMNS, Kind, Level, Rule, Span
+from xsp.trace import Rung, Trace
 
 DESCRIBED = (
     "input_shapes", "dtype", "param_bytes", "activation_bytes", "alloc_bytes", "flops", "flops_source", "attributes",
 )  # fmt: skip
 """Columns that timed steps leave out and that the describing step supplies."""
-
-
-@dataclass(frozen=True)
-class Rung:
-    """What the timed steps of one rung say about the step as a whole."""
-
-    level: int
-    steps: int
-    step_ns: float
-    added_ns: float | None
-    """Against the next rung outwards; None for the outermost."""
-    added: summary.Interval | None
-    spans: int
-    """Spans per step that this rung adds on the host; device work costs the step nothing."""
-
-    @property
-    def cost_ns(self) -> float:
-        """What one span of this rung adds to its step; 0 where nothing was measured to be added."""
-        return max(0.0, self.added_ns) / self.spans if self.added_ns and self.spans else 0.0
-
-    @property
-    def cost(self) -> summary.Interval:
-        """The interval of `cost_ns`."""
-        if self.added is None or not self.spans:
-            return summary.Interval(self.cost_ns, self.cost_ns)
-        return summary.Interval(max(0.0, self.added.lo) / self.spans, max(0.0, self.added.hi) / self.spans)
 
 
 @dataclass
@@ -69,6 +45,22 @@ class _Template:
 
     rows: list[Span]
     inside: list[dict[int, int]] = field(default_factory=list)
+
+
+def true_trace(con: duckdb.DuckDBPyConnection, run: dict[str, Any], path: Path | None = None) -> Trace:
+    """Return the trace of recorded spans, merged into one step with true times.
+
+    Args:
+        con: holds `spans`; `merged` is made if it is not there.
+        run: what is known of the run; may be empty.
+        path: where the spans were loaded from.
+    """
+    held = {name for (name,) in con.execute("SELECT table_name FROM information_schema.tables").fetchall()}
+    if "merged" in held:
+        find_alike(con)
+    else:
+        merge(con)
+    return Trace(con, run, rungs_of(con), path)
 
 
 def merge(con: duckdb.DuckDBPyConnection) -> None:

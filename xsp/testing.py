@@ -103,7 +103,7 @@ def trace_of(rows: Iterable[Span], run: dict[str, Any] | None = None) -> Trace:
     """
     from xsp import table
     from xsp.correlate import correlate
-    from xsp.trace import Trace
+    from xsp.overhead import true_trace
 
     steps = defaultdict(list)
     for row in rows:
@@ -118,7 +118,7 @@ def trace_of(rows: Iterable[Span], run: dict[str, Any] | None = None) -> Trace:
             "timed": True,
         }
         table.insert(con, "spans", correlate(_filled(row, common) for row in step))
-    return Trace(con, run or {})
+    return true_trace(con, run or {})
 
 
 def _filled(row: Span, columns: dict[str, Any]) -> Span:

@@ -40,10 +40,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Load, analyse, print."""
-    from xsp import trace
+    from xsp import runs
 
-    places = trace.parts(given.path) if given.path.is_dir() else [given.path]
-    traces = [trace.load(place, skip_damaged=given.skip_damaged) for place in places]
+    places = runs.parts(given.path) if given.path.is_dir() else [given.path]
+    traces = [runs.load(place, skip_damaged=given.skip_damaged) for place in places]
     if not given.names:
         _list(traces[0])
         return 0

@@ -34,17 +34,17 @@ def show_result(out: Path) -> None:
     """Print a run's first tables, and what to type next."""
     from rich.console import Console
 
-    from xsp import trace
+    from xsp import runs
     from xsp.report import optimum, text
 
     console = Console()
-    runs = trace.parts(out)
-    if len(runs) > 1:
-        console.print(optimum.sweep([trace.load(run) for run in runs]))
+    found = runs.parts(out)
+    if len(found) > 1:
+        console.print(optimum.sweep([runs.load(run) for run in found]))
     else:
-        console.print(text.overview(trace.load(out)))
+        console.print(text.overview(runs.load(out)))
     console.print(f"\nstored in {_shown(out)}; next:", highlight=False)
-    first = _shown(runs[0])
+    first = _shown(found[0])
     console.print(f"  xsp report {first}            timeline, charts and tables in one page", highlight=False)
     console.print(f"  xsp analyze {first} A2 A10    any table, also as csv, json or parquet", highlight=False)
 

@@ -24,10 +24,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Load the run, write the page, say where it is."""
-    from xsp import trace
+    from xsp import runs
     from xsp.report import html
 
-    loaded = trace.load(given.path, skip_damaged=given.skip_damaged)
+    loaded = runs.load(given.path, skip_damaged=given.skip_damaged)
     default = given.path / "report.html" if given.path.is_dir() else given.path.with_suffix(".html")
     try:
         page = html.write(loaded, given.out or default)

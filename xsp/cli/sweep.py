@@ -31,7 +31,7 @@ def run(given: argparse.Namespace) -> int:
     """Measure each size, print A1 and the optimum."""
     from rich.console import Console
 
-    from xsp import measure, models, trace
+    from xsp import measure, models, runs
     from xsp.report import optimum
 
     sizes = options.batches(given.batch)
@@ -52,5 +52,5 @@ def run(given: argparse.Namespace) -> int:
     )
     with progress.shown(False) as show:
         out = measure.sweep(given.model, settings, sizes, how, show)
-    Console().print(optimum.sweep([trace.load(run) for run in trace.parts(out)], given.latency_target))
+    Console().print(optimum.sweep([runs.load(run) for run in runs.parts(out)], given.latency_target))
     return 0

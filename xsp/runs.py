@@ -1,0 +1,115 @@
+"""Load what was recorded: run directories, programs that were run once per level, Parquet files of spans."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from xsp import rundir, table
+from xsp.errors import TraceError
+from xsp.overhead import true_trace
+from xsp.span import COLUMNS, MERGED_COLUMNS
+from xsp.trace import Trace
+
+
+def load(path: str | os.PathLike[str], *, skip_damaged: bool = False) -> Trace:
+    """Load a run directory, or a Parquet file of spans.
+
+    Args:
+        path: what `--out` named, or a `.parquet` file with the columns of `xsp.span.COLUMNS`.
+        skip_damaged: leave damaged segments out, and say so in `run["notes"]`, instead of raising.
+
+    Returns:
+        The trace. A run that was interrupted loads with the steps that were stored.
+
+    Raises:
+        TraceError: there is nothing, it is no run, it is damaged, or a newer xsp wrote it.
+    """
+    place = Path(path).expanduser()
+    if place.is_file():
+        return _load_files([place], {"name": place.stem}, place)
+    run = rundir.read_run(place)
+    parts = run.get("parts")
+    if parts:
+        return _load_parts(place, run, [str(part) for part in parts], skip_damaged)
+    segments = _whole(rundir.segments(place), run, skip_damaged)
+    if not segments:
+        raise TraceError(
+            f"{place}: the run holds no step; was prof.step() called more often than the warm-up "
+            f"({run.get('warmup', 0)} steps)?"
+        )
+    return _load_files(segments, run, place)
+
+
+def parts(path: str | os.PathLike[str]) -> list[Path]:
+    """Return the run directories in a directory of runs (a sweep), or the one that it is."""
+    place = Path(path).expanduser()
+    run = rundir.read_run(place)
+    if run.get("kind") == "sweep":
+        return [_inside(place, str(part)) for part in run.get("parts", [])]
+    return [place]
+
+
+def _load_parts(place: Path, run: dict[str, Any], names: list[str], skip_damaged: bool) -> Trace:
+    """Load a program that was run once per level as the one run that it stands for."""
+    if run.get("kind") == "sweep":
+        raise TraceError(f"{place}: holds several runs; load one of them: {', '.join(names)}")
+    segments = [file for name in names for file in rundir.segments(_inside(place, name))]
+    segments = _whole(segments, run, skip_damaged)
+    if not segments:
+        raise TraceError(f"{place}: none of its parts holds a step")
+    return _load_files(segments, run, place)
+
+
+def _inside(place: Path, name: str) -> Path:
+    """Return a part's path; a name that leads out of the directory is refused."""
+    part = (place / name).resolve()
+    if place.resolve() not in part.parents:
+        raise TraceError(f"{place / rundir.RUN_FILE}: the part {name!r} lies outside the run directory")
+    return part
+
+
+def _whole(segments: list[Path], run: dict[str, Any], skip_damaged: bool) -> list[Path]:
+    """Return the segments that can be read."""
+    con = table.connect()
+    whole = []
+    for segment in segments:
+        try:
+            table.check_parquet(con, segment, COLUMNS)
+        except TraceError as error:
+            if not skip_damaged:
+                raise TraceError(
+                    f"{error}; {len(segments) - 1} other segments are there: "
+                    "load with skip_damaged=True (--skip-damaged) to go on without this one"
+                ) from error
+            run.setdefault("notes", []).append({"source": "load", "text": f"left out: {error}"})
+        else:
+            whole.append(segment)
+    return whole
+
+
+def _load_files(files: list[Path], run: dict[str, Any], place: Path) -> Trace:
+    con = table.connect()
+    found = {name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS)}
+    _view(con, "spans", files, found, COLUMNS)
+    merged = place / rundir.MERGED_FILE if place.is_dir() else None
+    if merged is not None and merged.is_file() and run.get("finished"):
+        try:
+            held = set(table.check_parquet(con, merged, (*COLUMNS, *MERGED_COLUMNS)))
+        except TraceError as error:
+            run.setdefault("notes", []).append({"source": "load", "text": f"merged again from the steps: {error}"})
+        else:
+            _view(con, "merged", [merged], held, (*COLUMNS, *MERGED_COLUMNS))
+    return true_trace(con, run, place)
+
+
+def _view(
+    con: duckdb.DuckDBPyConnection, name: str, files: list[Path], found: set[str], columns: Sequence[Any]
+) -> None:
+    """Show files as a view with all columns; those that an older xsp did not write are null."""
+    shown = ", ".join(c.name if c.name in found else f"CAST(NULL AS {c.type}) AS {c.name}" for c in columns)
+    con.execute(f"CREATE VIEW {name} AS SELECT {shown} FROM {table.parquet(files)}")
