@@ -1,0 +1,85 @@
+"""Device work through Kineto: on fabricated events everywhere, on a real device where there is one.
+
+The fabricated events stand for what only a GPU can produce; they have the methods that torch's own have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import xsp  # noqa: E402
+from xsp.correlate import correlate  # noqa: E402
+from xsp.testing import spans  # noqa: E402
+from xsp_collectors.torchops import _spans_of  # noqa: E402
+
+HOST, DEVICE = torch._C._autograd.DeviceType.CPU, torch._C._autograd.DeviceType.CUDA
+
+
+@dataclass
+class Fake:
+    """An event as Kineto's results hold it."""
+
+    what: str
+    label: str
+    start: int
+    end: int
+    correlation: int = 0
+    on: Any = HOST
+    resource: int = 1
+
+    def __getattr__(self, name: str) -> Any:
+        values = {
+            "name": self.label, "activity_type": self.what, "start_ns": self.start * 1000, "device_type": self.on,
+            "duration_ns": (self.end - self.start) * 1000, "correlation_id": self.correlation, "device_index": 0,
+            "device_resource_id": self.resource, "start_thread_id": 1, "fwd_thread_id": 0, "sequence_nr": -1,
+            "scope": 0, "shapes": [], "dtypes": [], "nbytes": 0, "is_hidden_event": False, "concrete_inputs": [],
+        }  # fmt: skip
+        return lambda: values[name]
+
+
+EVENTS = [
+    Fake("cpu_op", "aten::relu", 20, 40),
+    Fake("cuda_runtime", "cudaLaunchKernel", 25, 30, correlation=7),
+    Fake("kernel", "relu_kernel", 60, 80, correlation=7, on=DEVICE, resource=3),
+    Fake("gpu_memcpy", "Memcpy HtoD", 90, 95, correlation=8, on=DEVICE, resource=3),
+    Fake("cuda_runtime", "cudaDeviceSynchronize", 41, 97),
+]
+
+
+def test_a_kernel_takes_the_parent_of_its_launch_and_device_work_without_one_is_an_orphan():
+    step = spans("step net 0-100\nmodule relu 10-50 depth=0")
+    device = [span._replace(process=1) for span in _spans_of(EVENTS, "torchops")]
+    rows = {row.name: row for row in correlate([*step, *device])}
+    names = {row.span_id: row.name for row in rows.values()}
+    shown = [
+        (row.name, row.kind, names.get(row.parent_id or ""), row.parent_rule)
+        for row in rows.values()
+        if row.level >= 60
+    ]
+    assert sorted(shown) == [
+        ("Memcpy HtoD", "copy", None, None),
+        ("cudaDeviceSynchronize", "sync", "net", "containment"),
+        ("cudaLaunchKernel", "launch", "aten::relu", "containment"),
+        ("relu_kernel", "kernel", "aten::relu", "correlation"),
+    ]
+    assert (rows["relu_kernel"].device, rows["relu_kernel"].stream) == (0, 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_kernels_of_a_real_device_belong_to_their_layers(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.ReLU()).cuda().eval()
+    image = torch.randn(8, 3, 64, 64, device="cuda")
+    with xsp.profile("gpu", out=tmp_path / "run") as prof, torch.inference_mode():
+        for _ in range(prof.schedule.steps_for(3)):
+            with prof.step():
+                model(image)
+    trace = xsp.load(tmp_path / "run")
+    kernels = xsp.analyses.A8(trace).fetchall()
+    assert {row[4] for row in kernels} == {"device"}
+    assert {row[2] for row in kernels} == {"0", "1"}
