@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
 import re
+from html import escape
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from xsp.report import html, optimum, text
+from xsp.errors import OutputError
+from xsp.report import html, optimum, text, timeline
 from xsp.span import Level
 from xsp.testing import spans, trace_of
 
@@ -54,6 +57,16 @@ def payload(page: str) -> dict:
     return json.loads(found.group(1))
 
 
+def unpacked(packed, count: int) -> list:
+    if isinstance(packed, list):
+        return packed
+    return [packed["all"]] * count if "all" in packed else [packed["values"][place] for place in packed["at"]]
+
+
+def column(data: dict, name: str) -> list:
+    return unpacked(data["timeline"]["columns"][name], len(data["timeline"]["start"]))
+
+
 def test_the_page_holds_everything_and_reaches_out_for_nothing(tmp_path):
     page = html.write(trace(*FULL), tmp_path / "page.html").read_text()
     ours = page.replace((Path(html.__file__).parent / "assets" / "echarts.min.js").read_text(), "")
@@ -62,25 +75,120 @@ def test_the_page_holds_everything_and_reaches_out_for_nothing(tmp_path):
     data = payload(page)
     assert [table["id"] for table in data["tables"]][:3] == ["A1", "A2", "A3"]
     assert {name for name, _ in data["refused"]} == {"A9", "A14", "A15"}
-    assert data["lanes"][0][0] == "thread 1"
+    assert data["timeline"]["lanes"][0][0] == "thread 1"
 
 
 def test_names_in_a_trace_stay_text(tmp_path):
     page = html.render(trace(*FULL))
     assert "<script>window" not in page
-    assert page.count("</script>") == 3
-    assert HOSTILE in payload(page)["spans"]["name"]
+    assert page.count("</script>") == 4
+    assert HOSTILE in column(payload(page), "name")
     shown = printed(text.overview(trace(*FULL)))
     assert "[red]" in shown
 
 
+@pytest.mark.parametrize("name", ["__DATA__", "__JS__", "__TITLE__", "\\g<0>"])
+def test_a_name_that_looks_like_a_placeholder_is_a_name(name):
+    page = html.render(trace_of(spans(STEP), {"name": name}))
+    assert f"<title>{escape(name)} · xsp</title>" in page
+    assert payload(page)["name"] == name
+
+
+def test_only_the_scripts_of_the_page_may_run():
+    page = html.render(trace(*FULL))
+    policy = re.search(r"script-src ([^;]*);", page)
+    assert policy is not None
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    sums = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert policy.group(1).split() == [f"'sha256-{each}'" for each in sums]
+
+
+def test_a_page_that_cannot_be_written_leaves_the_one_before(tmp_path):
+    with pytest.raises(OutputError, match="cannot be written"):
+        html.write(trace(*FULL), tmp_path / "missing" / "page.html")
+    (tmp_path / "page.html").mkdir()
+    with pytest.raises(OutputError):
+        html.write(trace(*FULL), tmp_path / "page.html")
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+
+
 def test_lanes_hold_no_two_spans_at_the_same_time():
     data = payload(html.render(trace(*FULL)))
-    start, dur = data["spans"]["start"], data["spans"]["dur"]
-    for _, first, last in data["lanes"]:
+    start, dur = data["timeline"]["start"], column(data, "dur_ns")
+    for _, _, first, last in data["timeline"]["lanes"]:
         ends = [start[place] + dur[place] for place in range(first, last)]
         assert all(end <= start[first + place + 1] for place, end in enumerate(ends[:-1]))
-    assert len(data["lanes"]) == 6
+    assert len(data["timeline"]["lanes"]) == 6
+
+
+def drawn(text: str) -> list[tuple[str, list[str]]]:
+    """Return the lanes of a step that is written down: track, and the names from left to right."""
+    data = payload(html.render(trace_of(spans(text), {"name": "net"})))
+    names = column(data, "name")
+    return [(track, names[first:last]) for track, _, first, last in data["timeline"]["lanes"]]
+
+
+def test_what_runs_outside_its_parent_stands_where_it_runs():
+    lanes = drawn("""
+    data loader 0-15
+    step net 20-100
+    forward Net 21-60
+    module fc 22-50
+    op aten::addmm 25-45 sequence_nr=7
+    backward backward 61-99
+    op AddmmBackward0 62-90 sequence_nr=7 forward_thread=1 thread=2 phase=backward
+    op aten::mm 65-80 thread=2
+    kernel gemm 110-120
+    """)
+    assert lanes == [
+        ("thread 1", ["loader", "net"]),
+        ("thread 1", ["Net", "backward"]),
+        ("thread 1", ["fc"]),
+        ("thread 1", ["aten::addmm"]),
+        ("thread 2", ["AddmmBackward0"]),
+        ("thread 2", ["aten::mm"]),
+        ("device 0, stream 7", ["gemm"]),
+    ]
+
+
+def test_an_operator_that_another_clock_puts_before_its_layer_stands_below_it():
+    assert drawn("step net 0-100\nmodule fc 10-50\nop aten::addmm 9.5-48") == [
+        ("thread 1", ["net"]),
+        ("thread 1", ["fc"]),
+        ("thread 1", ["aten::addmm"]),
+    ]
+
+
+def test_what_overlaps_too_deeply_to_be_read_is_counted():
+    kernels = "\n".join(f"kernel k{place} {10 + place}-500" for place in range(timeline.MOST_LANES + 6))
+    data = payload(html.render(trace_of(spans(f"step net 0-600\n{kernels}"), {"name": "net"})))
+    assert len(data["timeline"]["lanes"]) == 1 + timeline.MOST_LANES
+    assert "6 of 71 spans are left out" in data["timeline"]["note"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[], [None, None], ["a", "a"], ["a", "b", "a"], [3, None, 4, 5], [7, 7, 7, 7, 7, 7, 7, 7, 8], [True, False]],
+)
+def test_a_packed_column_holds_what_was_put_in(values):
+    assert unpacked(timeline.pack(values), len(values)) == values
+
+
+def test_what_json_cannot_say_is_null():
+    assert timeline.pack([1.6, float("nan"), float("inf")]) == [2, None, None]
+
+
+def test_charts_show_all_layers_and_a_table_says_what_it_leaves_out(monkeypatch):
+    monkeypatch.setattr(html, "MOST_ROWS", 2)
+    monkeypatch.setattr(html, "DEAREST", {"A8": ("latency_us", 1)})
+    data = payload(html.render(trace(*FULL)))
+    tables = {table["id"]: table for table in data["tables"]}
+    assert (len(tables["A2"]["rows"]), tables["A2"]["total"]) == (2, 3)
+    assert tables["A2"]["command"] == "xsp analyze RUN A2 --limit 3"
+    assert len(data["charts"]["A2"]["name"]) == 3
+    (dearest,) = tables["A8"]["rows"]
+    assert dearest[tables["A8"]["columns"].index("name")] == "aten::addmm"
+    assert "dram_read_bytes" in tables["A8"]["empty"]
 
 
 def test_a_trace_of_the_model_level_alone_says_why_the_rest_is_missing():
@@ -92,10 +200,10 @@ def test_a_trace_of_the_model_level_alone_says_why_the_rest_is_missing():
 
 
 def test_of_more_spans_than_fit_the_longest_are_shown_and_the_rest_is_counted(monkeypatch):
-    monkeypatch.setattr(html, "MOST_SPANS", 3)
+    monkeypatch.setattr(timeline, "MOST_SPANS", 3)
     data = payload(html.render(trace(*FULL)))
-    assert len(data["spans"]["name"]) == 3
-    assert "The 5 shortest spans are left out." in data["timeline_note"]
+    assert len(column(data, "name")) == 3
+    assert "5 of 8 spans are left out: the shortest" in data["timeline"]["note"]
 
 
 def test_a_table_says_how_many_rows_it_leaves_out():

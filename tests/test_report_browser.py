@@ -63,24 +63,78 @@ def test_charts_are_drawn(page):
     assert all(painted)
 
 
-def test_the_timeline_zooms_and_tells_what_is_known_of_a_span(page):
-    assert page.execute_script("return window.xspTimeline.boxes") == 8
-    page.execute_script("window.xspZoom(60, 70)")
-    assert page.execute_script("return window.xspTimeline.boxes") < 8
-    page.execute_script("window.xspZoom(0, 100); window.xspShow(0)")
-    panel = page.find_element("id", "panel").text
-    assert "95 % interval" in panel
-    assert "true" in panel
+def seen(page) -> dict[str, Any]:
+    """Return what the timeline shows: from, to, and its boxes with their places on the canvas."""
+    return page.execute_async_script(
+        "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(timeline.seen())))"
+    )
 
 
-def test_a_click_on_a_span_fills_the_panel(page):
+def pointer(page, x: float, y: float) -> Any:
+    """Return a pointer that stands on a place of the timeline's canvas."""
     from selenium.webdriver.common.action_chains import ActionChains
 
-    page.execute_script("document.getElementById('panel').replaceChildren()")
-    chart = page.find_element("id", "timeline-chart")
-    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)
-    ActionChains(page).move_to_element_with_offset(chart, 0, -chart.size["height"] // 2 + 20).click().perform()
-    assert page.find_element("id", "panel").text != ""
+    canvas = page.find_element("id", "spans")
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    middle = (canvas.size["width"] / 2, canvas.size["height"] / 2)
+    return ActionChains(page).move_to_element_with_offset(canvas, round(x - middle[0]), round(y - middle[1]))
+
+
+def wheel(page, x: float, y: float, delta: int) -> None:
+    from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
+
+    canvas = page.find_element("id", "spans")
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    aside, below = round(x - canvas.size["width"] / 2), round(y - canvas.size["height"] / 2)
+    pointer(page, x, y).scroll_from_origin(ScrollOrigin.from_element(canvas, aside, below), 0, delta).perform()
+
+
+def test_a_click_on_a_span_tells_what_is_known_of_it(page):
+    hostile = next(box for box in seen(page)["boxes"] if box["name"] == HOSTILE)
+    pointer(page, hostile["x"], hostile["y"]).click().perform()
+    panel = page.find_element("id", "panel")
+    assert panel.find_element("tag name", "h3").text == HOSTILE
+    for word in ("recorded", "averaged", "true", "95 % interval", "difference", "found by", "containment"):
+        assert word in panel.text
+    assert page.execute_script("return window.hacked") is None
+
+
+def test_the_wheel_zooms_and_dragging_pans(page):
+    whole = seen(page)
+    layer = next(box for box in whole["boxes"] if box["name"] == "layer1")
+    page.execute_script("scrollTo(0, 0)")
+    wheel(page, layer["x"], layer["y"], -600)
+    near = seen(page)
+    assert near["to"] - near["from"] < 0.7 * (whole["to"] - whole["from"])
+    there = (layer["x"] - 104) / (page.find_element("id", "spans").size["width"] - 108)
+    at = whole["from"] + there * (whole["to"] - whole["from"])
+    assert near["from"] < at < near["to"]
+    pointer(page, 300, 30).click_and_hold().move_by_offset(-60, 0).release().perform()
+    aside = seen(page)
+    assert aside["from"] > near["from"]
+    assert aside["to"] - aside["from"] == pytest.approx(near["to"] - near["from"])
+    page.find_element("id", "all").click()
+    assert seen(page)["boxes"] == whole["boxes"]
+
+
+def test_keys_zoom_and_pan(page):
+    whole = seen(page)
+    canvas = page.find_element("id", "spans")
+    canvas.send_keys("++")
+    near = seen(page)
+    assert near["to"] - near["from"] < whole["to"] - whole["from"]
+    canvas.send_keys("0")
+    assert seen(page)["to"] == whole["to"]
+
+
+def test_spans_are_found_by_name(page):
+    field = page.find_element("id", "find")
+    field.send_keys("conv2d")
+    assert page.find_element("id", "found").text == "2 spans, 76 µs together"
+    assert {box["name"] for box in seen(page)["boxes"] if box["hit"]} == {"layer1", "aten::conv2d"}
+    field.clear()
+    field.send_keys(" ")
+    assert all(box["hit"] for box in seen(page)["boxes"])
 
 
 def test_a_table_sorts_by_a_click_and_filters(page):
@@ -88,9 +142,12 @@ def test_a_table_sorts_by_a_click_and_filters(page):
     page.execute_script("arguments[0].open = true", details)
     cells = "return [...arguments[0].querySelectorAll('tbody tr')].map(row => row.cells[0].textContent)"
     page.implicitly_wait(2)
-    button = next(each for each in details.find_elements("css selector", "th button") if each.text == "layer_index")
+    button = next(
+        each for each in details.find_elements("css selector", "th button") if each.text.startswith("layer index")
+    )
     page.execute_script("arguments[0].click()", button)
     assert page.execute_script(cells, details) == ["2", "1", "0"]
+    assert details.find_element("css selector", "[aria-sort]").get_attribute("aria-sort") == "descending"
     page.execute_script("arguments[0].click()", button)
     assert page.execute_script(cells, details) == ["0", "1", "2"]
     details.find_element("css selector", "input").send_keys("Conv2d")
@@ -102,6 +159,28 @@ def test_of_fifty_thousand_spans_few_boxes_are_drawn(browser, tmp_path):
     rows = [row._replace(step=0, rung=int(Level.OP)) for row in spans("\n".join(lines))]
     page = html.write(trace_of(rows, {"name": "long"}), tmp_path / "long.html")
     browser.get(page.as_uri())
-    assert 0 < browser.execute_script("return window.xspTimeline.boxes") < 2000
-    browser.execute_script("window.xspZoom(50, 50.1)")
-    assert browser.execute_script("return window.xspTimeline.boxes") < 2000
+    boxes = seen(browser)["boxes"]
+    assert len(boxes) < 2000
+    assert sum(box["count"] for box in boxes) == 50_000
+    crowd = boxes[len(boxes) // 2]
+    assert crowd["count"] > 20
+    pointer(browser, crowd["x"], crowd["y"]).click().perform()
+    near = seen(browser)["boxes"]
+    assert 0 < len(near) < 2000
+    assert sum(box["count"] for box in near) < 10_000
+    assert browser.get_log("browser") == []
+
+
+def test_a_page_without_layers_says_why_charts_are_missing(browser, tmp_path):
+    browser.get(html.write(trace(Level.MODEL), tmp_path / "model.html").as_uri())
+    assert browser.get_log("browser") == []
+    assert "A2 (Layer information) needs the layer level" in browser.find_element("id", "charts").text
+    assert "One rung alone" in browser.find_element("id", "ledger").text
+
+
+def test_a_page_of_another_trace_does_not_run_what_is_put_into_it(browser, tmp_path):
+    path = html.write(trace(Level.MODEL), tmp_path / "tampered.html")
+    path.write_text(path.read_text().replace("<nav", "<script>window.hacked=1</script><nav"))
+    browser.get(path.as_uri())
+    assert browser.execute_script("return window.hacked") is None
+    assert "Content Security Policy" in str(browser.get_log("browser"))

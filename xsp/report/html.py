@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import math
-from collections import defaultdict
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,14 +18,25 @@ from xsp import rundir
 from xsp.analyses import ANALYSES
 from xsp.errors import AnalysisError
 from xsp.health import health
-from xsp.span import Kind
+from xsp.report.timeline import timeline
 from xsp.trace import Trace
 
-MOST_SPANS = 200_000
-"""Spans in the timeline; of a longer trace the longest are shown, and the page says so."""
-
-MOST_ROWS = 500
+MOST_ROWS = 1000
 """Rows of a table; below it stands the command that prints the others."""
+
+DEAREST = {"A8": ("latency_us", 200)}
+"""Tables of which only so many rows are shown, those with the most of something."""
+
+CHARTS: dict[str, tuple[str, ...]] = {
+    "A2": ("layer_index", "name", "type", "latency_ms", "self_ms", "low_ms", "high_ms"),
+    "A4": ("layer_index", "name", "type", "alloc_mib"),
+    "A5": ("type", "layers"),
+    "A6": ("type", "latency_ms"),
+    "A7": ("type", "alloc_mib"),
+    "A13": ("layer_index", "layer_name", "kernel_ms", "other_ms"),
+    "ledger": ("rung", "step_ms", "added_ms", "low_ms", "high_ms"),
+}
+"""What the charts draw: all rows of these analyses, for these columns."""
 
 
 def write(trace: Trace, path: str | Path) -> Path:
@@ -35,201 +50,147 @@ def write(trace: Trace, path: str | Path) -> Path:
         The page's path.
 
     Raises:
-        OSError: it cannot be written.
+        OutputError: it cannot be written; a page that was there before is still there.
     """
     page = Path(path)
-    rundir.write_whole(page, render(trace).encode())
+    rundir.write_whole(page, render(trace).encode("utf-8", "replace"))
     return page
 
 
 def render(trace: Trace) -> str:
     """Return the page of a trace."""
-    assets = files("xsp.report") / "assets"
-
-    def asset(name: str) -> str:
-        return (assets / name).read_text(encoding="utf-8")
-
-    # The data come last: nothing in them is taken for a placeholder.
-    page = asset("report.html")
-    for place, content in {
+    scripts = {
+        "__ECHARTS__": _asset("echarts.min.js"),
+        "__TIMELINE__": _asset("timeline.js"),
+        "__JS__": _asset("report.js"),
+    }
+    contents = {
+        **scripts,
         "__TITLE__": html.escape(f"{trace.name} · xsp"),
-        "__CSS__": asset("report.css"),
-        "__ECHARTS__": asset("echarts.min.js"),
-        "__JS__": asset("report.js"),
+        "__CSS__": _asset("report.css"),
+        "__SCRIPTS__": " ".join(_allowed(script) for script in scripts.values()),
         "__DATA__": _as_json(_data(trace)),
-    }.items():
-        before, _, after = page.partition(place)
-        page = before + content + after
-    return page
+    }
+    # In one pass: what is put in is never looked through for placeholders.
+    return re.sub("|".join(contents), lambda found: contents[found.group()], _asset("report.html"))
+
+
+def _asset(name: str) -> str:
+    return (files("xsp.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _allowed(script: str) -> str:
+    """Return how a content security policy names a script that may run; no other one may."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def _as_json(data: Any) -> str:
     """Return JSON that can stand inside a script element, whatever text is in it."""
-    text = json.dumps(_finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
 
 
-def _finite(value: Any) -> Any:
+def _sayable(value: Any) -> Any:
     """Replace what JSON cannot say: numbers that are not finite, and types that it does not know."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
     return value if value is None or isinstance(value, (str, int)) else str(value)
 
 
 def _data(trace: Trace) -> dict[str, Any]:
-    tables, refused = _tables(trace)
+    tables, charts, refused = _analyses(trace)
+    rows = {table["id"]: [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]] for table in tables}
     return {
         "name": trace.name,
-        "headline": _headline(tables),
-        "machine": _machine(trace.run),
-        "health": [tuple(map(str, finding)) for finding in health(trace)],
-        **_timeline(trace),
+        "headline": _headline(rows.get("A1", []), rows.get("ledger", [])),
+        "facts": _facts(trace.run),
+        "health": [[str(part) for part in finding] for finding in health(trace)],
+        "timeline": timeline(trace),
+        "charts": charts,
         "tables": tables,
         "refused": refused,
     }
 
 
-def _headline(tables: list[dict[str, Any]]) -> str:
-    """Return latency and throughput in one line."""
-    found = next((table for table in tables if table["id"] == "A1"), None)
-    if found is None or not found["rows"]:
-        return "no timed step"
-    row = dict(zip(found["columns"], found["rows"][0], strict=True))
-    text = f"{row['latency_ms']:.2f} ms a step"
-    if row.get("low_ms") is not None:
-        text += f" (95 % interval {row['low_ms']:.2f} to {row['high_ms']:.2f})"
+def _headline(models: Sequence[Mapping[str, Any]], ledger: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """Return the figures that stand on top: what, how much, and how sure."""
+    if not models:
+        return [("latency", "–", "no timed step")]
+    row = models[0]
+    shown = [("latency of a step", f"{row['latency_ms']:.4g} ms", _between(row, "ms"))]
     if row.get("samples_per_s") is not None:
-        text += f", {row['samples_per_s']:.1f} samples/s at batch size {row['batch_size']}"
-    return text
+        shown.append(("throughput", f"{row['samples_per_s']:.4g} samples/s", f"batch size {row['batch_size']}"))
+    shown.append(
+        ("90th percentile", f"{row['p90_ms']:.4g} ms", f"median {row['median_ms']:.4g} ms, {row['steps']} steps")
+    )
+    if len(ledger) > 1:
+        true, full = ledger[0]["step_ms"], ledger[-1]["step_ms"]
+        share = f"{100 * (full / true - 1):+.1f} %, a step with {ledger[-1]['rung']} on; see the ledger"
+        shown.append(("cost of profiling", f"{full - true:+.3g} ms", share))
+    if len(models) > 1:
+        sizes = ", ".join(str(model["batch_size"]) for model in models[1:])
+        shown.append(("also measured", f"{len(models) - 1} more", f"batch size {sizes}: see A1"))
+    return shown
 
 
-def _machine(run: dict[str, Any]) -> str:
-    machine = run.get("machine", {})
-    versions = ", ".join(f"{name} {version}" for name, version in machine.get("packages", {}).items())
-    parts = [
-        run.get("created"),
-        machine.get("cpu") and f"{machine['cpu']}, {machine.get('cores')} cores",
-        ", ".join(machine.get("devices") or []),
-        machine.get("python") and f"Python {machine['python']}",
-        versions,
-        run.get("levels") and f"levels {run['levels']}",
+def _between(row: Mapping[str, Any], unit: str) -> str:
+    if row.get("low_ms") is None or row.get("high_ms") is None:
+        return "too few steps for an interval"
+    return f"95 % interval {row['low_ms']:.4g} to {row['high_ms']:.4g} {unit}"
+
+
+def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return when, where and with what the run was made."""
+    machine = run.get("machine") or {}
+    system = " ".join(str(machine[part]) for part in ("system", "kernel", "machine") if machine.get(part))
+    versions = {"xsp": run.get("xsp"), "Python": machine.get("python"), **(machine.get("packages") or {})}
+    facts = [
+        ("recorded", str(run.get("created") or "").replace("T", " ").replace("Z", " UTC")),
+        ("levels", str(run.get("levels") or "")),
+        ("processor", f"{machine['cpu']}, {machine.get('cores', '?')} cores" if machine.get("cpu") else ""),
+        ("devices", ", ".join(map(str, machine.get("devices") or []))),
+        ("system", system),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
     ]
-    return " · ".join(str(part) for part in parts if part)
+    return [(what, text) for what, text in facts if text]
 
 
-def _tables(trace: Trace) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-    """Return all analyses that this trace can carry, and why it cannot carry the others."""
-    tables, refused = [], []
+def _analyses(trace: Trace) -> tuple[list[dict[str, Any]], dict[str, Any], list[tuple[str, str]]]:
+    """Return the tables that this trace can carry, what the charts draw, and why the other analyses refuse."""
+    tables, charts, refused = [], {}, []
     for name, each in ANALYSES.items():
         try:
             relation = each(trace)
         except AnalysisError as error:
             refused.append((name, str(error)))
             continue
-        columns, rows = relation.columns, relation.fetchall()
-        kept = [place for place in range(len(columns)) if not rows or any(row[place] is not None for row in rows)]
-        tables.append(
-            {
-                "id": name,
-                "title": each.title,
-                "about": each.about,
-                "columns": [columns[place] for place in kept],
-                "rows": [[row[place] for place in kept] for row in rows[:MOST_ROWS]],
-                "total": len(rows),
-                "command": f"xsp analyze {trace.path.name if trace.path else 'RUN'} {name} --limit {len(rows)}",
-            }
-        )
-    return tables, refused
+        columns = relation.columns
+        rows = [[_sayable(cell) for cell in row] for row in relation.fetchall()]
+        tables.append({"id": name, "title": each.title, "about": each.about, **_table(trace, name, columns, rows)})
+        if name in CHARTS:
+            charts[name] = {column: [row[columns.index(column)] for row in rows] for column in CHARTS[name]}
+    return tables, charts, refused
 
 
-_COLUMNS = (
-    "span_id", "parent_id", "level", "kind", "name", "type", "phase", "start_ns", "dur_ns", "raw_ns", "true_ns",
-    "true_lo_ns", "true_hi_ns", "cause", "input_shapes", "flops", "parent_rule", "thread", "device", "stream", "status",
-)  # fmt: skip
-
-
-_SHOWN = ("level", "kind", "name", "type", "phase", "raw_ns", "true_ns", "cause", "flops", "thread", "status")
-
-
-def _timeline(trace: Trace) -> dict[str, Any]:
-    """Return the merged step's spans, lane by lane, as columns; times are nanoseconds from the step's start."""
-    rows = [
-        dict(zip(_COLUMNS, row, strict=True))
-        for row in trace.con.execute(
-            f"SELECT {', '.join(_COLUMNS)} FROM merged ORDER BY dur_ns DESC LIMIT {MOST_SPANS}"
-        ).fetchall()
-    ]
-    total = trace.con.execute("SELECT count(*) FROM merged").fetchall()[0][0]
-    zero = next((row["start_ns"] for row in rows if row["kind"] == Kind.STEP), None)
-    if zero is None:
-        zero = min((row["start_ns"] for row in rows), default=0)
-    lanes = _lanes(rows)
-    ordered = [row for _, spans in lanes for row in spans]
-    place = {row["span_id"]: number for number, row in enumerate(ordered)}
-    bounds, first = [], 0
-    for title, spans in lanes:
-        bounds.append((title, first, first + len(spans)))
-        first += len(spans)
-    note = f"{len(rows):,} spans of one real step of the deepest rung; true times in the panel."
-    if total > len(rows):
-        note += f" The {total - len(rows):,} shortest spans are left out."
+def _table(trace: Trace, name: str, columns: list[str], rows: list[list[Any]]) -> dict[str, Any]:
+    """Return a table's rows, as many as the page shows, without the columns that hold nothing."""
+    total, chosen = len(rows), "the first"
+    most = MOST_ROWS
+    if name in DEAREST:
+        by, most = DEAREST[name]
+        place = columns.index(by)
+        rows = sorted(rows, key=lambda row: (row[place] is None, -(row[place] or 0)))
+        chosen = f"those with the highest {by}"
+    kept = [place for place in range(len(columns)) if not rows or any(row[place] is not None for row in rows)]
+    run = shlex.quote(trace.path.name) if trace.path else "RUN"
     return {
-        "timeline_note": note,
-        "lanes": bounds,
-        "range": (
-            min((row["start_ns"] - zero for row in ordered), default=0),
-            max((row["start_ns"] - zero + row["dur_ns"] for row in ordered), default=0),
-        ),
-        "spans": {
-            "start": [row["start_ns"] - zero for row in ordered],
-            "dur": [row["dur_ns"] for row in ordered],
-            "parent": [place.get(row["parent_id"]) for row in ordered],
-            "lo": [row["true_lo_ns"] for row in ordered],
-            "hi": [row["true_hi_ns"] for row in ordered],
-            "rule": [row["parent_rule"] for row in ordered],
-            "shape": [row["input_shapes"] for row in ordered],
-            **{name: [row[name] for row in ordered] for name in _SHOWN},
-        },
+        "columns": [columns[place] for place in kept],
+        "empty": [column for place, column in enumerate(columns) if place not in kept],
+        "rows": [[row[place] for place in kept] for row in rows[:most]],
+        "total": total,
+        "chosen": chosen,
+        "command": f"xsp analyze {run} {name} --limit {total}",
     }
-
-
-def _lanes(rows: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Put spans in lanes in which none overlaps another: a track for each thread and stream, nested by time.
-
-    A span without a thread (a primitive) stands on its parent's track.
-    """
-    by_id = {row["span_id"]: row for row in rows}
-    tracks: dict[tuple[int, Any, Any], list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        on_device = row["device"] is not None
-        thread = row["thread"] if row["thread"] is not None else by_id.get(row["parent_id"], {}).get("thread")
-        tracks[(1, row["device"], row["stream"]) if on_device else (0, thread or 0, 0)].append(row)
-    lanes = []
-    busiest = sorted(tracks, key=lambda track: (track[0], -sum(row["dur_ns"] for row in tracks[track])))
-    for number, track in enumerate(busiest, start=1):
-        title = f"device {track[1]} stream {track[2]}" if track[0] else f"thread {number}"
-        for depth, lane in enumerate(_nested(tracks[track])):
-            lanes.append((title if depth == 0 else f"{title} · {depth}", lane))
-    return lanes
-
-
-def _nested(track: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Put each span in the first lane, from its enclosing span's downwards, that is free when it starts."""
-    lanes: list[list[dict[str, Any]]] = []
-    ends: list[int] = []
-    for row in sorted(track, key=lambda row: (row["start_ns"], row["level"], -row["dur_ns"])):
-        free = next((place for place, end in enumerate(ends) if end <= row["start_ns"]), len(ends))
-        while any(end > row["start_ns"] for end in ends[free + 1 :]):
-            free += 1
-        if free == len(ends):
-            ends.append(0)
-            lanes.append([])
-        ends[free] = row["start_ns"] + row["dur_ns"]
-        lanes[free].append(row)
-    return lanes

@@ -1,12 +1,8 @@
 "use strict";
-// The page's data are somebody else's text: they reach the page through textContent, and tooltips through escape().
+// The page's data are somebody else's text: they reach the page through textContent, and charts through plain().
 const data = JSON.parse(document.getElementById("data").textContent);
-const spans = data.spans;
-const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const scheme = matchMedia("(prefers-color-scheme: dark)");
 const palette = ["#4c78d8", "#e0823d", "#3fa66a", "#c9506b", "#8a63c9", "#2ba5b5", "#a08a2c", "#7d8794"];
-const levels = { 10: ["application", 7], 20: ["model", 0], 30: ["layer", 2], 40: ["op", 1], 50: ["library", 4], 60: ["runtime", 6], 70: ["kernel", 3] };
-const colour = (level) => palette[(levels[level] || ["", 7])[1]];
 
 function make(tag, text, className) {
   const element = document.createElement(tag);
@@ -15,8 +11,9 @@ function make(tag, text, className) {
   return element;
 }
 
-function escape(text) {
-  return echarts.format.encodeHTML(String(text));
+// ECharts reads a tooltip as HTML.
+function plain(text) {
+  return echarts.format.encodeHTML(String(text === null ? "–" : text));
 }
 
 function number(value) {
@@ -25,8 +22,8 @@ function number(value) {
   if (typeof value !== "number") return String(value);
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
-  if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(2);
-  return value.toFixed(Math.max(0, Math.min(4, 3 - Math.floor(Math.log10(size || 1)))));
+  if (size < 0.001 || size >= 1e6) return value.toExponential(2);
+  return value.toFixed(Math.max(0, Math.min(4, 3 - Math.floor(Math.log10(size)))));
 }
 
 function time(ns) {
@@ -34,250 +31,305 @@ function time(ns) {
   const size = Math.abs(ns);
   if (size >= 1e9) return number(ns / 1e9) + " s";
   if (size >= 1e6) return number(ns / 1e6) + " ms";
-  return size >= 1e3 ? number(ns / 1e3) + " µs" : number(ns) + " ns";
+  return size >= 1e3 ? number(ns / 1e3) + " µs" : Math.round(ns) + " ns";
+}
+
+function bytes(count) {
+  if (count < 1024) return count + " B";
+  return count < 1048576 ? number(count / 1024) + " KiB" : number(count / 1048576) + " MiB";
 }
 
 function header() {
   document.getElementById("name").textContent = data.name;
-  document.getElementById("headline").textContent = data.headline;
-  document.getElementById("machine").textContent = data.machine;
-  const list = document.querySelector("#health ul");
+  for (const [what, value, about] of data.headline) {
+    const tile = make("div", null, "tile");
+    tile.append(make("span", what, "quiet"), make("b", value), make("span", about, "quiet"));
+    document.getElementById("headline").append(tile);
+  }
+  for (const [what, text] of data.facts) document.getElementById("facts").append(make("dt", what), make("dd", text));
   for (const [severity, subject, text] of data.health) {
     const item = make("li");
     item.append(make("span", severity, "severity " + severity), make("span", subject, "subject"), make("span", text));
-    list.append(item);
+    document.querySelector("#health ul").append(item);
   }
 }
 
-// --- timeline -------------------------------------------------------------------------------------------------
+// --- the chosen span ------------------------------------------------------------------------------------------
 
-// Spans stand by lane, each lane by start. Those narrower than a pixel are drawn together, with their number.
-function visible(from, to, width) {
-  const pixel = (to - from) / Math.max(width, 1);
-  const boxes = [];
-  data.lanes.forEach(([, first, last], lane) => {
-    let low = first, high = last;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (spans.start[middle] + spans.dur[middle] < from) low = middle + 1; else high = middle;
-    }
-    let open = null;
-    for (let place = low; place < last && spans.start[place] <= to; place++) {
-      const start = spans.start[place], end = start + spans.dur[place];
-      if (end - start >= pixel) {
-        if (open) boxes.push(open);
-        open = null;
-        boxes.push({ lane, start, end, place, count: 1 });
-      } else if (open && start - open.end < pixel) {
-        open.end = Math.max(open.end, end);
-        open.count += 1;
-      } else {
-        if (open) boxes.push(open);
-        open = { lane, start, end: Math.max(end, start + pixel), place, count: 1 };
-      }
-    }
-    if (open) boxes.push(open);
-  });
-  return boxes;
+const WORDS = {
+  dur_ns: "recorded", raw_ns: "averaged", true_ns: "true", cause: "difference",
+  input_shapes: "shapes", flops: "operations", median_ns: "median", p90_ns: "90th percentile", p99_ns: "99th percentile",
+};
+const FIRST = ["kind", "type", "phase", "dur_ns", "raw_ns", "true_ns", "interval", "cause", "input_shapes", "flops"];
+const TOLD = ["name", "true_lo_ns", "true_hi_ns", "level", "parent_rule"];
+
+function valueOf(column, place) {
+  const value = timeline.get[column](place);
+  if (value === null) return null;
+  if (column.endsWith("_ns")) return time(value);
+  return column.endsWith("_bytes") ? bytes(value) : typeof value === "number" && !/^(process|thread|correlation_id|sequence_nr|forward_thread)$/.test(column) ? number(value) : String(value);
 }
 
-function timeline() {
-  const holder = document.getElementById("timeline-chart");
-  holder.style.height = Math.min(900, Math.max(220, 90 + 22 * data.lanes.length)) + "px";
-  document.getElementById("timeline-note").textContent = data.timeline_note;
-  for (const level of [...new Set(spans.level)].sort((a, b) => a - b)) {
-    const item = make("span");
-    const box = make("i");
-    box.style.background = colour(level);
-    item.append(box, document.createTextNode((levels[level] || [level])[0]));
-    document.getElementById("legend").append(item);
-  }
-  if (!spans.start.length) return;
-  const chart = echarts.init(holder, dark ? "dark" : null);
-  const [least, most] = data.range;
-  let boxes = [];
-  const plot = () => Math.max(100, holder.clientWidth - 170);
-  const draw = (from, to) => {
-    boxes = visible(from, to, plot());
-    window.xspTimeline = { boxes: boxes.length, from, to };
-    chart.setOption({ series: [{ id: "spans", data: boxes.map((b) => [b.lane, b.start, b.end, b.place, b.count]) }] });
-  };
-  const renderItem = (params, api) => {
-    const from = api.coord([api.value(1), api.value(0)]), to = api.coord([api.value(2), api.value(0)]);
-    const height = api.size([0, 1])[1] * 0.86;
-    const frame = { x: params.coordSys.x, y: params.coordSys.y, width: params.coordSys.width, height: params.coordSys.height };
-    const box = echarts.graphic.clipRectByRect({ x: from[0], y: from[1] - height / 2, width: Math.max(1, to[0] - from[0]), height }, frame);
-    if (!box) return undefined;
-    const place = api.value(3), many = api.value(4) > 1;
-    const label = box.width > 34 && !many ? spans.name[place] : "";
-    return {
-      type: "rect", shape: box,
-      style: { fill: colour(spans.level[place]), opacity: many ? 0.55 : spans.phase[place] === "backward" ? 0.72 : 0.92, stroke: css("--ground"), lineWidth: box.width > 3 ? 0.6 : 0 },
-      textContent: label ? { style: { text: label, fill: "#fff", width: box.width - 6, overflow: "truncate", fontSize: 11 } } : undefined,
-      textConfig: { position: "insideLeft" },
-    };
-  };
-  chart.setOption({
-    animation: false, backgroundColor: "transparent",
-    grid: { left: 120, right: 20, top: 10, bottom: 70 },
-    xAxis: { type: "value", min: least, max: most, axisLabel: { formatter: (ns) => time(ns) }, splitLine: { lineStyle: { opacity: 0.3 } } },
-    yAxis: { type: "category", inverse: true, data: data.lanes.map((lane) => lane[0]), axisLabel: { width: 105, overflow: "truncate" } },
-    dataZoom: [{ type: "inside", filterMode: "none" }, { type: "slider", filterMode: "none", height: 22, bottom: 12, labelFormatter: (ns) => time(ns) }],
-    tooltip: {
-      formatter: (item) => {
-        const [, start, end, place, count] = item.value;
-        if (count > 1) return `${count} spans in ${time(end - start)}: zoom in`;
-        return `<b>${escape(spans.name[place])}</b><br>${escape(spans.kind[place])}, ${time(spans.dur[place])} recorded, ${time(spans.true_ns[place])} true`;
-      },
-    },
-    series: [{ id: "spans", type: "custom", renderItem, encode: { x: [1, 2], y: 0 }, clip: true, data: [] }],
-  });
-  draw(least, most);
-  chart.on("datazoom", () => {
-    const zoom = chart.getOption().dataZoom[0];
-    draw(least + ((most - least) * zoom.start) / 100, least + ((most - least) * zoom.end) / 100);
-  });
-  chart.on("click", (item) => {
-    if (item.value[4] > 1) chart.dispatchAction({ type: "dataZoom", startValue: item.value[1], endValue: item.value[2] });
-    else show(item.value[3]);
-  });
-  chart.getZr().on("dblclick", () => chart.dispatchAction({ type: "dataZoom", start: 0, end: 100 }));
-  window.xspZoom = (start, end) => chart.dispatchAction({ type: "dataZoom", start, end });
-  window.xspShow = show;
-  addEventListener("resize", () => chart.resize());
+function interval(place) {
+  const [low, high] = [timeline.get.true_lo_ns(place), timeline.get.true_hi_ns(place)];
+  return low === null || high === null ? null : `${time(low)} … ${time(high)}`;
+}
+
+function link(place) {
+  const button = make("button", timeline.get.name(place), "link");
+  button.type = "button";
+  button.addEventListener("click", () => timeline.choose(place, true));
+  return button;
+}
+
+function inside(place) {
+  const found = [];
+  for (let each = 0; each < timeline.start.length; each++) if (timeline.parent(each) === place) found.push(each);
+  return found.sort((a, b) => timeline.get.dur_ns(b) - timeline.get.dur_ns(a));
 }
 
 function show(place) {
-  const panel = document.getElementById("panel");
-  panel.replaceChildren(make("h3", spans.name[place]));
   const list = make("dl");
-  const facts = [
-    ["kind", spans.kind[place]], ["type", spans.type[place]], ["phase", spans.phase[place]], ["starts at", time(spans.start[place])],
-    ["recorded", time(spans.dur[place])], ["averaged", time(spans.raw_ns[place])], ["true", time(spans.true_ns[place])],
-    ["95 % interval", spans.lo[place] === null ? null : `${time(spans.lo[place])} … ${time(spans.hi[place])}`],
-    ["difference", spans.cause[place]], ["shapes", spans.shape[place]], ["operations", spans.flops[place] === null ? null : number(spans.flops[place])],
-    ["parent", spans.parent[place] === null ? "none" : spans.name[spans.parent[place]] + (spans.rule[place] ? `, by ${spans.rule[place]}` : "")],
-    ["thread", spans.thread[place]], ["status", spans.status[place]],
-  ];
-  for (const [what, value] of facts) if (value !== null && value !== undefined) list.append(make("dt", what), make("dd", value));
-  panel.append(list);
+  const fact = (what, value, about) => {
+    const term = make("dt", what), told = make("dd");
+    if (about) term.title = about;
+    told.append(value);
+    list.append(term, told);
+  };
+  const columns = [...FIRST, ...Object.keys(timeline.get).filter((name) => !FIRST.includes(name) && !TOLD.includes(name))];
+  fact("level", levelName(timeline.get.level(place)), data.timeline.about.level);
+  fact("starts at", time(timeline.start[place]), "from the start of the step");
+  for (const column of columns) {
+    const value = column === "interval" ? interval(place) : valueOf(column, place);
+    // What matters is said to be unknown where it is; the other columns are left away.
+    if (value !== null || ["true_ns", "interval", "cause"].includes(column)) {
+      fact(column === "interval" ? "95 % interval" : WORDS[column] || column.replace(/_(ns|bytes)$/, "").replaceAll("_", " "), value === null ? "–" : value, data.timeline.about[column]);
+    }
+  }
+  const above = timeline.parent(place), children = inside(place);
+  fact("parent", above === null ? "none" : link(above));
+  fact("found by", number(timeline.get.parent_rule(place)), data.timeline.about.parent_rule);
+  if (children.length) {
+    const links = make("div");
+    for (const child of children.slice(0, 8)) {
+      const line = make("div", null, "child");
+      line.append(link(child), make("span", time(timeline.get.dur_ns(child)), "quiet"));
+      links.append(line);
+    }
+    if (children.length > 8) links.append(make("span", `and ${number(children.length - 8)} shorter ones`, "quiet"));
+    fact(`inside: ${number(children.length)}`, links);
+  }
+  document.getElementById("panel").replaceChildren(make("h3", timeline.get.name(place)), list);
+}
+
+function legend() {
+  const holder = document.getElementById("legend"), level = unpack(data.timeline.columns.level), phase = unpack(data.timeline.columns.phase);
+  const places = [...data.timeline.start.keys()];
+  for (const each of [...new Set(places.map(level))].sort((a, b) => a - b)) {
+    const item = make("span"), box = make("i");
+    box.style.background = levelColour(each);
+    item.append(box, levelName(each));
+    holder.append(item);
+  }
+  if (places.some((place) => phase(place) === "backward")) {
+    const item = make("span"), box = make("i", null, "backward");
+    item.append(box, "backward");
+    holder.append(item);
+  }
+  document.getElementById("timeline-note").textContent = data.timeline.note;
+  document.getElementById("panel").append(make("p", "Click a span to see what is known of it. Wheel: zoom. Drag: pan. Shift and wheel: scroll the lanes. Double click: zoom to the span. Keys: arrows, +, −, 0, N, P.", "quiet"));
 }
 
 // --- charts ---------------------------------------------------------------------------------------------------
 
-const table = (id) => data.tables.find((each) => each.id === id);
+const plots = [];
 
-function columns(id, ...names) {
-  const found = table(id);
-  return found && found.rows.length ? names.map((name) => found.rows.map((row) => row[found.columns.indexOf(name)])) : null;
+function plot(holder, option) {
+  const start = () => {
+    const chart = echarts.init(holder, scheme.matches ? "dark" : null);
+    chart.setOption({ animation: false, backgroundColor: "transparent", color: palette, textStyle: { fontFamily: "system-ui, sans-serif" }, ...option });
+    return chart;
+  };
+  const each = { chart: start(), again: () => { each.chart.dispose(); each.chart = start(); } };
+  plots.push(each);
 }
 
+addEventListener("resize", () => plots.forEach((each) => each.chart.resize()));
+scheme.addEventListener("change", () => { plots.forEach((each) => each.again()); timeline.redraw(); });
+
 function card(title, about) {
-  const element = make("div", null, "card");
-  const holder = make("div", null, "chart");
+  const element = make("div", null, "card"), holder = make("div", null, "chart");
   holder.setAttribute("role", "img");
-  holder.setAttribute("aria-label", title);
+  holder.setAttribute("aria-label", `${title}, ${about}; the table of the same number has the figures`);
   element.append(make("h3", title), make("p", about, "quiet"), holder);
   document.querySelector("#charts .grid").append(element);
   return holder;
 }
 
-function plot(holder, option) {
-  const chart = echarts.init(holder, dark ? "dark" : null);
-  chart.setOption({ animation: false, backgroundColor: "transparent", color: palette, ...option });
-  addEventListener("resize", () => chart.resize());
+// Returns a chart's columns; where there is nothing to draw, the page says why.
+function columns(id, value) {
+  const found = data.charts[id], told = data.refused.find(([name]) => name === id);
+  if (found && found[value].some((each) => each !== null)) return found;
+  const reason = told ? told[1] : `${id}: ${value.replaceAll("_", " ")} was not measured`;
+  document.querySelector("#charts .grid").after(make("p", reason, "quiet"));
+  return null;
 }
 
-function perLayer(id, column, unit, title) {
-  const found = columns(id, "layer_index", "name", "type", column);
-  if (!found || found[3].every((value) => value === null)) return;
-  const [index, name, type, value] = found;
-  plot(card(title, "in execution order, without the layers inside; " + unit), {
-    grid: { left: 60, right: 16, top: 16, bottom: 60 },
-    xAxis: { type: "category", data: index, name: "layer", nameLocation: "middle", nameGap: 24 },
-    yAxis: { type: "value" }, dataZoom: [{ type: "inside" }, { type: "slider", height: 16, bottom: 6 }],
-    tooltip: { trigger: "axis", formatter: ([item]) => `${escape(name[item.dataIndex])} (${escape(type[item.dataIndex])})<br>${number(item.value)} ${unit}` },
-    series: [{ type: "bar", data: value, barCategoryGap: 0, large: true, itemStyle: { color: colour(30) } }],
+function dearestTypes(found, value) {
+  const sums = new Map();
+  found.type.forEach((type, place) => sums.set(type, (sums.get(type) || 0) + (found[value][place] || 0)));
+  return [...sums].sort((a, b) => b[1] - a[1]).slice(0, 6).map(([type]) => type);
+}
+
+const sliders = [{ type: "inside", zoomOnMouseWheel: "ctrl" }, { type: "slider", height: 16, bottom: 6, brushSelect: false, showDataShadow: false }];
+
+function perLayer(id, value, unit, title, tip) {
+  const found = columns(id, value);
+  if (!found) return;
+  const types = dearestTypes(found, value), rest = found.type.some((type) => !types.includes(type));
+  const series = [...types, ...(rest ? [null] : [])].map((type, place) => ({
+    type: "bar", name: type === null ? rest && types.includes(null) ? "none" : "other types" : String(type), barGap: "-100%", barCategoryGap: "8%", itemStyle: { color: type === null ? "#9aa3b2" : palette[place] },
+    data: found.type.flatMap((each, at) => ((type === null ? !types.includes(each) : each === type) ? [[at, found[value][at]]] : [])),
+  }));
+  plot(card(title, `in execution order, without the layers inside, ${unit}`), {
+    grid: { left: 52, right: 12, top: 34, bottom: 56 }, legend: { top: 0, type: "scroll", itemWidth: 12, itemHeight: 12, icon: "rect" },
+    xAxis: { type: "category", data: found.layer_index, name: "layer", nameLocation: "middle", nameGap: 22 },
+    yAxis: { type: "value" }, dataZoom: sliders,
+    tooltip: { trigger: "axis", axisPointer: { type: "shadow" }, confine: true, formatter: (items) => (items.length ? tip(found, items[0].dataIndex === undefined ? 0 : items[0].value[0]) : "") },
+    series,
   });
 }
 
-function byType(id, column, unit, title) {
-  const found = columns(id, "type", column);
-  if (!found || found[1].every((value) => value === null)) return;
-  const pairs = found[0].map((type, place) => [type, found[1][place] || 0]).sort((a, b) => b[1] - a[1]);
-  const rest = pairs.slice(10).reduce((sum, [, value]) => sum + value, 0);
-  const shown = pairs.slice(0, 10).concat(rest ? [[`${pairs.length - 10} others`, rest]] : []).reverse();
+function latencyTip(found, at) {
+  const ends = found.low_ms[at] === null ? "" : `, 95 % interval ${number(found.low_ms[at])} … ${number(found.high_ms[at])}`;
+  return `<b>${plain(found.name[at])}</b> ${plain(found.type[at])}<br>${number(found.self_ms[at])} ms itself<br>${number(found.latency_ms[at])} ms with the layers inside${ends}`;
+}
+
+function memoryTip(found, at) {
+  return `<b>${plain(found.name[at])}</b> ${plain(found.type[at])}<br>${number(found.alloc_mib[at])} MiB`;
+}
+
+function byType(id, value, unit, title) {
+  const found = columns(id, value);
+  if (!found) return;
+  const pairs = found.type.map((type, place) => [String(type), found[value][place]]).filter(([, each]) => each !== null).sort((a, b) => b[1] - a[1]);
+  const whole = pairs.reduce((sum, [, each]) => sum + each, 0), rest = pairs.slice(10);
+  const shown = pairs.slice(0, 10).concat(rest.length ? [[`${rest.length} other types`, rest.reduce((sum, [, each]) => sum + each, 0)]] : []).reverse();
+  const share = (each) => (whole ? ` (${((100 * each) / whole).toFixed(1)} %)` : "");
   plot(card(title, unit), {
-    grid: { left: 150, right: 60, top: 8, bottom: 24 },
-    xAxis: { type: "value" }, yAxis: { type: "category", data: shown.map(([type]) => type), axisLabel: { width: 135, overflow: "truncate" } },
-    tooltip: { formatter: (item) => `${escape(item.name)}: ${number(item.value)} ${unit}` },
-    series: [{ type: "bar", data: shown.map(([, value]) => value), itemStyle: { color: colour(30) }, label: { show: true, position: "right", formatter: (item) => number(item.value) } }],
+    grid: { left: 130, right: 110, top: 4, bottom: 24 },
+    xAxis: { type: "value", splitNumber: 4 }, yAxis: { type: "category", data: shown.map(([type]) => type), axisLabel: { width: 115, overflow: "truncate", interval: 0 } },
+    tooltip: { confine: true, formatter: (item) => `<b>${plain(item.name)}</b><br>${number(item.value)} ${unit}${share(item.value)}` },
+    series: [{ type: "bar", barMaxWidth: 22, data: shown.map(([, each]) => each), itemStyle: { color: palette[0] }, label: { show: true, position: "right", formatter: (item) => number(item.value) + share(item.value) } }],
   });
 }
 
 function kernelShare() {
-  const found = columns("A13", "layer_index", "layer_name", "kernel_ms", "other_ms");
+  const found = columns("A13", "kernel_ms");
   if (!found) return;
-  const [index, name, kernel, other] = found;
-  plot(card("A13 Kernel against other latency", "per layer, ms"), {
-    grid: { left: 60, right: 16, top: 30, bottom: 60 }, legend: { top: 0 },
-    xAxis: { type: "category", data: index }, yAxis: { type: "value" },
-    dataZoom: [{ type: "inside" }, { type: "slider", height: 16, bottom: 6 }],
-    tooltip: { trigger: "axis", formatter: (items) => `${escape(name[items[0].dataIndex])}<br>` + items.map((item) => `${escape(item.seriesName)} ${number(item.value)} ms`).join("<br>") },
-    series: [["kernels", kernel], ["other", other]].map(([title, values]) => ({ type: "bar", name: title, stack: "all", barCategoryGap: 0, data: values })),
+  plot(card("A13 Kernel against other latency", "per layer in execution order, ms"), {
+    grid: { left: 52, right: 12, top: 34, bottom: 56 }, legend: { top: 0, itemWidth: 12, itemHeight: 12, icon: "rect" },
+    xAxis: { type: "category", data: found.layer_index, name: "layer", nameLocation: "middle", nameGap: 22 }, yAxis: { type: "value" }, dataZoom: sliders,
+    tooltip: { trigger: "axis", axisPointer: { type: "shadow" }, confine: true, formatter: (items) => `<b>${plain(found.layer_name[items[0].dataIndex])}</b><br>` + items.map((item) => `${plain(item.seriesName)} ${number(item.value)} ms`).join("<br>") },
+    series: [["kernels", found.kernel_ms, palette[0]], ["other", found.other_ms, palette[1]]].map(([name, values, color]) => ({ type: "bar", name, stack: "all", barCategoryGap: "8%", itemStyle: { color }, data: values })),
   });
 }
 
+// --- overhead ledger ------------------------------------------------------------------------------------------
+
+function signed(value) { return (value < 0 ? "− " : "+ ") + number(Math.abs(value)); }
+
+function whisker(params, api) {
+  const [row, low, high] = [0, 1, 2].map((at) => api.value(at));
+  const left = api.coord([low, row]), right = api.coord([high, row]);
+  const stroke = getComputedStyle(document.documentElement).getPropertyValue("--text").trim();
+  const line = (x1, y1, x2, y2) => ({ type: "line", shape: { x1, y1, x2, y2 }, style: { stroke, lineWidth: 1.5 } });
+  return { type: "group", children: [line(left[0], left[1], right[0], right[1]), ...[left, right].map(([x, y]) => line(x, y - 6, x, y + 6))] };
+}
+
 function ledger() {
-  const holder = document.getElementById("ledger-chart");
-  const found = columns("ledger", "rung", "step_ms", "added_ms", "low_ms", "high_ms");
-  if (!found || found[0].length < 2) { holder.remove(); return; }
-  const [rung, step, added, low, high] = found;
-  holder.style.height = "150px";
+  const holder = document.getElementById("ledger-chart"), found = data.charts.ledger;
+  if (!found || found.rung.length < 2) {
+    holder.parentNode.remove();
+    document.getElementById("ledger-sum").textContent = "One rung alone says nothing about what profiling adds: record with --levels M/L/G.";
+    return;
+  }
+  const rungs = found.rung.map((name, at) => at).filter((at) => at > 0 && found.added_ms[at] !== null);
+  const true_ms = found.step_ms[0], sum = rungs.reduce((all, at) => all + found.added_ms[at], true_ms), measured = found.step_ms[found.rung.length - 1];
+  document.getElementById("ledger-sum").textContent =
+    `${number(true_ms)} ms true ${rungs.map((at) => `${signed(found.added_ms[at])} ms (${found.rung[at]})`).join(" ")} = ${number(sum)} ms; with all on, ${number(measured)} ms were measured.`;
+  const about = (at) => `<b>${plain(found.rung[at])}</b> adds ${number(found.added_ms[at])} ms` + (found.low_ms[at] === null ? ", no interval" : `<br>95 % interval ${number(found.low_ms[at])} … ${number(found.high_ms[at])} ms`);
+  const names = rungs.map((at) => `${found.rung[at]} adds`);
+  holder.style.height = 170 + 34 * rungs.length + "px";
   plot(holder, {
-    grid: { left: 80, right: 30, top: 30, bottom: 24 }, legend: { top: 0 },
-    xAxis: { type: "value", axisLabel: { formatter: "{value} ms" } }, yAxis: { type: "category", data: ["step"] },
-    tooltip: { formatter: (item) => `${escape(item.seriesName)}: ${number(item.value)} ms` + (low[item.seriesIndex] === null ? "" : `<br>95 % interval of what it adds: ${number(low[item.seriesIndex])} … ${number(high[item.seriesIndex])} ms`) },
-    series: rung.map((name, place) => ({ type: "bar", stack: "all", name: place ? `${name} adds` : "true", data: [place ? Math.max(0, added[place]) : step[0]], barWidth: 34 })),
+    legend: { top: 0, itemWidth: 12, itemHeight: 12, icon: "rect", data: ["true", ...names] },
+    grid: [{ left: 110, right: 30, top: 30, height: 40 }, { left: 110, right: 30, top: 118, bottom: 24 }],
+    title: { text: "what each rung adds, with its 95 % interval", left: 110, top: 94, textStyle: { fontSize: 12, fontWeight: "normal" } },
+    xAxis: [{ type: "value", gridIndex: 0, axisLabel: { formatter: "{value} ms" } }, { type: "value", gridIndex: 1, axisLabel: { formatter: "{value} ms" } }],
+    yAxis: [{ type: "category", gridIndex: 0, data: ["measured"] }, { type: "category", gridIndex: 1, inverse: true, data: names, axisLine: { onZero: false } }],
+    tooltip: { confine: true, formatter: (item) => (item.seriesName === "true" ? `true: ${number(true_ms)} ms` : about(item.seriesIndex <= rungs.length ? rungs[item.seriesIndex - 1] : rungs[item.dataIndex])) },
+    series: [
+      { type: "bar", stack: "all", name: "true", data: [true_ms], itemStyle: { color: palette[0] } },
+      ...rungs.map((at, place) => ({ type: "bar", stack: "all", name: names[place], data: [Math.max(0, found.added_ms[at])], itemStyle: { color: palette[place + 1] } })),
+      { type: "bar", xAxisIndex: 1, yAxisIndex: 1, barMaxWidth: 16, data: rungs.map((at, place) => ({ value: found.added_ms[at], itemStyle: { color: palette[place + 1] } })) },
+      { type: "custom", xAxisIndex: 1, yAxisIndex: 1, renderItem: whisker, encode: { x: [1, 2], y: 0 }, z: 5, data: rungs.flatMap((at, place) => (found.low_ms[at] === null ? [] : [[place, found.low_ms[at], found.high_ms[at]]])) },
+    ],
   });
 }
 
 // --- tables ---------------------------------------------------------------------------------------------------
 
+const UNITS = { ms: "ms", us: "µs", ns: "ns", mib: "MiB", bytes: "bytes", percent: "%" };
+
+function heading(column) {
+  const [, rate, per] = column.match(/^(.+)_per_(.+)$/) || [];
+  if (rate) return [rate === "gflop" ? "GFLOP" : rate.replaceAll("_", " "), "/ " + per.replaceAll("_", " ")];
+  const [, name, unit] = column.match(/^(.+)_(ms|us|ns|mib|bytes|percent)$/) || [null, column, null];
+  return [name.replaceAll("_", " "), unit && UNITS[unit]];
+}
+
+function order(place, way) {
+  return ({ [place]: a }, { [place]: b }) => (a === null) - (b === null) || way * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
+}
+
 function tableOf(found) {
-  const inside = make("div", null, "inside");
-  inside.append(make("p", found.about, "quiet"));
-  const search = make("input");
+  const whole = make("div", null, "inside"), search = make("input"), count = make("output", null, "quiet");
   search.type = "search";
   search.placeholder = "filter";
-  search.setAttribute("aria-label", "filter " + found.id);
-  const holder = make("div", null, "scroll");
-  const grid = make("table");
-  const head = make("tr"), body = make("tbody");
+  search.setAttribute("aria-label", `filter ${found.id} ${found.title}`);
+  const holder = make("div", null, "scroll"), grid = make("table"), head = make("tr"), body = make("tbody");
+  holder.tabIndex = 0;
+  holder.setAttribute("role", "region");
+  holder.setAttribute("aria-label", `${found.id} ${found.title}`);
   const numeric = found.columns.map((_, place) => found.rows.some((row) => typeof row[place] === "number"));
-  let rows = found.rows.slice(), sorted = [-1, 1];
+  const rows = found.rows.slice();
+  let sorted = [-1, 1];
+  const line = (row) => {
+    const made = make("tr");
+    row.forEach((cell, place) => {
+      const box = make("td", number(cell), numeric[place] ? "number" : "name");
+      if (!numeric[place] && cell !== null) box.title = cell;
+      made.append(box);
+    });
+    return made;
+  };
   const fill = () => {
     const wanted = search.value.toLowerCase();
-    body.replaceChildren(...rows.filter((row) => !wanted || row.some((cell) => String(cell).toLowerCase().includes(wanted))).map((row) => {
-      const line = make("tr");
-      row.forEach((cell, place) => {
-        const box = make("td", number(cell), numeric[place] ? "number" : "name");
-        if (!numeric[place] && cell !== null) box.title = cell;
-        line.append(box);
-      });
-      return line;
-    }));
+    const kept = rows.filter((row) => !wanted || row.some((cell) => cell !== null && String(cell).toLowerCase().includes(wanted)));
+    count.textContent = wanted ? `${number(kept.length)} of ${number(rows.length)} rows` : `${number(rows.length)} row${rows.length === 1 ? "" : "s"}`;
+    body.replaceChildren(...kept.map(line));
   };
-  found.columns.forEach((name, place) => {
-    const cell = make("th", null, numeric[place] ? "number" : "");
+  found.columns.forEach((column, place) => {
+    const cell = make("th", null, numeric[place] ? "number" : ""), [name, unit] = heading(column), button = make("button", name);
     cell.scope = "col";
-    const button = make("button", name);
+    cell.dataset.column = column;
+    button.type = "button";
+    if (unit) button.append(make("span", " " + unit, "unit"));
     button.addEventListener("click", () => {
       sorted = [place, sorted[0] === place ? -sorted[1] : numeric[place] ? -1 : 1];
-      const [, way] = sorted;
-      rows.sort(({ [place]: a }, { [place]: b }) => (a === null) - (b === null) || way * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b))));
+      rows.sort(order(...sorted));
       head.querySelectorAll("th").forEach((each) => each.removeAttribute("aria-sort"));
-      cell.setAttribute("aria-sort", way > 0 ? "ascending" : "descending");
+      cell.setAttribute("aria-sort", sorted[1] > 0 ? "ascending" : "descending");
       fill();
     });
     cell.append(button);
@@ -288,31 +340,42 @@ function tableOf(found) {
   top.append(head);
   grid.append(top, body);
   holder.append(grid);
-  inside.append(search, holder);
-  if (found.total > found.rows.length) inside.append(make("p", `${(found.total - found.rows.length).toLocaleString("en")} more rows: ${found.command}`, "quiet"));
+  const bar = make("div", null, "bar");
+  bar.append(search, count);
+  whole.append(make("p", found.about.replaceAll("`", ""), "quiet"), bar, holder);
+  if (found.total > found.rows.length) {
+    const more = make("p", `${number(found.total - found.rows.length)} of ${number(found.total)} rows are not shown; these are ${found.chosen.replaceAll("_", " ")}. All of them: `, "quiet");
+    more.append(make("code", found.command));
+    whole.append(more);
+  }
+  if (found.empty.length) whole.append(make("p", "not measured in this trace: " + found.empty.join(", ").replaceAll("_", " "), "quiet"));
   fill();
-  return inside;
+  return whole;
 }
 
 function tables() {
   for (const found of data.tables) {
-    const details = make("details");
+    const details = make("details"), summary = make("summary", `${found.id} ${found.title}`);
     details.id = "table-" + found.id;
-    details.open = found.id === "A1" || found.id === "ledger";
-    details.append(make("summary", `${found.id} ${found.title}`));
+    details.open = ["A1", "A2", "A6", "ledger"].includes(found.id);
+    summary.append(make("span", ` ${number(found.total)} row${found.total === 1 ? "" : "s"}`, "quiet"));
+    details.append(summary);
     // A table is made when it is first opened: thousands of rows cost nothing until somebody looks.
     const build = () => { if (details.open && !details.querySelector(".inside")) details.append(tableOf(found)); };
     details.addEventListener("toggle", build);
     build();
     document.querySelector(found.id.startsWith("ledger") ? "#ledger .holder" : "#tables .holder").append(details);
   }
-  for (const [id, reason] of data.refused) document.querySelector("#tables .holder").append(make("p", `${id}: ${reason}`, "quiet"));
+  for (const [id, reason] of data.refused) {
+    document.querySelector(id.startsWith("ledger") ? "#ledger .holder" : "#tables .holder").append(make("p", reason.startsWith(id) ? reason : `${id}: ${reason}`, "quiet"));
+  }
 }
 
 header();
-timeline();
-perLayer("A3", "latency_ms", "ms", "A3 Layer latency");
-perLayer("A4", "alloc_mib", "MiB", "A4 Layer memory allocation");
+legend();
+const timeline = Timeline(data.timeline, show);
+perLayer("A2", "self_ms", "ms", "A2, A3 Layer latency", latencyTip);
+perLayer("A4", "alloc_mib", "MiB", "A4 Layer memory allocation", memoryTip);
 byType("A5", "layers", "layers", "A5 Layer type distribution");
 byType("A6", "latency_ms", "ms", "A6 Layer latency by type");
 byType("A7", "alloc_mib", "MiB", "A7 Layer memory allocation by type");
