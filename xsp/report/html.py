@@ -28,7 +28,7 @@ DEAREST = {"A8": ("latency_us", 200)}
 """Tables of which only so many rows are shown, those with the most of something."""
 
 CHARTS: dict[str, tuple[str, ...]] = {
-    "A2": ("layer_index", "name", "type", "latency_ms", "self_ms", "low_ms", "high_ms"),
+    "A2": ("layer_index", "name", "type", "latency_ms", "self_ms", "latency_low_ms", "latency_high_ms"),
     "A4": ("layer_index", "name", "type", "alloc_mib"),
     "A5": ("type", "layers"),
     "A6": ("type", "latency_ms"),
@@ -36,7 +36,7 @@ CHARTS: dict[str, tuple[str, ...]] = {
     "A13": ("layer_index", "layer_name", "kernel_ms", "other_ms"),
     "ledger": ("rung", "step_ms", "added_ms", "low_ms", "high_ms"),
 }
-"""What the charts draw: all rows of these analyses, for these columns."""
+"""What the charts draw: all rows of these analyses, for those of these columns that they have."""
 
 
 def write(trace: Trace, path: str | Path) -> Path:
@@ -171,8 +171,14 @@ def _analyses(trace: Trace) -> tuple[list[dict[str, Any]], dict[str, Any], list[
         rows = [[_sayable(cell) for cell in row] for row in relation.fetchall()]
         tables.append({"id": name, "title": each.title, "about": each.about, **_table(trace, name, columns, rows)})
         if name in CHARTS:
-            charts[name] = {column: [row[columns.index(column)] for row in rows] for column in CHARTS[name]}
+            charts[name] = _chart(columns, rows, CHARTS[name])
     return tables, charts, refused
+
+
+def _chart(columns: list[str], rows: list[list[Any]], wanted: Sequence[str]) -> dict[str, list[Any]]:
+    """Return those of the wanted columns that a table has, whole."""
+    places = {column: columns.index(column) for column in wanted if column in columns}
+    return {column: [row[place] for row in rows] for column, place in places.items()}
 
 
 def _table(trace: Trace, name: str, columns: list[str], rows: list[list[Any]]) -> dict[str, Any]:
@@ -181,8 +187,7 @@ def _table(trace: Trace, name: str, columns: list[str], rows: list[list[Any]]) -
     most = MOST_ROWS
     if name in DEAREST:
         by, most = DEAREST[name]
-        place = columns.index(by)
-        rows = sorted(rows, key=lambda row: (row[place] is None, -(row[place] or 0)))
+        rows = _by(rows, columns.index(by))
         chosen = f"those with the highest {by}"
     kept = [place for place in range(len(columns)) if not rows or any(row[place] is not None for row in rows)]
     run = shlex.quote(trace.path.name) if trace.path else "RUN"
@@ -194,3 +199,8 @@ def _table(trace: Trace, name: str, columns: list[str], rows: list[list[Any]]) -
         "chosen": chosen,
         "command": f"xsp analyze {run} {name} --limit {total}",
     }
+
+
+def _by(rows: list[list[Any]], place: int) -> list[list[Any]]:
+    """Return the rows with those first that have the most in one column."""
+    return sorted(rows, key=lambda row: (row[place] is None, -(row[place] or 0)))

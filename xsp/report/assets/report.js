@@ -169,7 +169,7 @@ function card(title, about) {
 // Returns a chart's columns; where there is nothing to draw, the page says why.
 function columns(id, value) {
   const found = data.charts[id], told = data.refused.find(([name]) => name === id);
-  if (found && found[value].some((each) => each !== null)) return found;
+  if (found && found[value] && found[value].some((each) => each !== null)) return found;
   const reason = told ? told[1] : `${id}: ${value.replaceAll("_", " ")} was not measured`;
   document.querySelector("#charts .grid").after(make("p", reason, "quiet"));
   return null;
@@ -201,7 +201,8 @@ function perLayer(id, value, unit, title, tip) {
 }
 
 function latencyTip(found, at) {
-  const ends = found.low_ms[at] === null ? "" : `, 95 % interval ${number(found.low_ms[at])} … ${number(found.high_ms[at])}`;
+  const [low, high] = [found.latency_low_ms, found.latency_high_ms];
+  const ends = !low || low[at] === null ? "" : `, 95 % interval ${number(low[at])} … ${number(high[at])}`;
   return `<b>${plain(found.name[at])}</b> ${plain(found.type[at])}<br>${number(found.self_ms[at])} ms itself<br>${number(found.latency_ms[at])} ms with the layers inside${ends}`;
 }
 
