@@ -163,7 +163,7 @@ def test_what_overlaps_too_deeply_to_be_read_is_counted():
     kernels = "\n".join(f"kernel k{place} {10 + place}-500" for place in range(timeline.MOST_LANES + 6))
     data = payload(html.render(trace_of(spans(f"step net 0-600\n{kernels}"), {"name": "net"})))
     assert len(data["timeline"]["lanes"]) == 1 + timeline.MOST_LANES
-    assert "6 of 71 spans are left out" in data["timeline"]["note"]
+    assert "Left out: 6 that overlap more than 64 deep." in data["timeline"]["note"]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_of_more_spans_than_fit_the_longest_are_shown_and_the_rest_is_counted(mo
     monkeypatch.setattr(timeline, "MOST_SPANS", 3)
     data = payload(html.render(trace(*FULL)))
     assert len(column(data, "name")) == 3
-    assert "5 of 8 spans are left out: the shortest" in data["timeline"]["note"]
+    assert "Left out: the 5 shortest." in data["timeline"]["note"]
 
 
 def test_a_table_says_how_many_rows_it_leaves_out():

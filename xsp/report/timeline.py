@@ -49,7 +49,7 @@ def timeline(trace: Trace) -> dict[str, Any]:
     starts = [row["start_ns"] - zero for row in ordered]
     ends = [start + row["dur_ns"] for start, row in zip(starts, ordered, strict=True)]
     return {
-        "note": _note(len(ordered), total),
+        "note": _note(len(ordered), total - len(rows), len(rows) - len(ordered)),
         "lanes": _bounds(lanes),
         "range": (min(starts, default=0), max(ends, default=0)),
         "start": starts,
@@ -90,10 +90,12 @@ def _zero(rows: Sequence[Row]) -> int:
     return min(steps or [row["start_ns"] for row in rows], default=0)
 
 
-def _note(shown: int, total: int) -> str:
+def _note(shown: int, short: int, deep: int) -> str:
     text = f"{shown:,} spans of one real step of the deepest rung, as recorded; true times in the panel."
-    if total > shown:
-        text += f" {total - shown:,} of {total:,} spans are left out: the shortest, and those that overlap too deeply."
+    if short:
+        text += f" Left out: the {short:,} shortest."
+    if deep:
+        text += f" Left out: {deep:,} that overlap more than {MOST_LANES} deep."
     return text
 
 
@@ -114,7 +116,7 @@ def _lanes(rows: Sequence[Row]) -> list[Lane]:
         tracks[_track(row, by_id)].append(row)
     busiest = sorted(tracks, key=lambda track: (track[0], -sum(row["dur_ns"] for row in tracks[track])))
     return [
-        Lane(_title(track, number), Counter(row["level"] for row in lane).most_common(1)[0][0], lane)
+        Lane(_title(track, number), _level(lane), lane)
         for number, track in enumerate(busiest, start=1)
         for lane in _nested(tracks[track], by_id)
     ]
@@ -128,6 +130,14 @@ def _track(row: Row, by_id: dict[str, Row]) -> tuple[Any, ...]:
     while outer["thread"] is None and outer["parent_id"] in by_id and steps < MOST_LANES:
         outer, steps = by_id[outer["parent_id"]], steps + 1
     return (0, outer["process"], outer["thread"])
+
+
+def _level(lane: Sequence[Row]) -> int:
+    """Return the level that most of a lane's time is of."""
+    times: Counter[int] = Counter()
+    for row in lane:
+        times[row["level"]] += row["dur_ns"]
+    return times.most_common(1)[0][0]
 
 
 def _title(track: tuple[Any, ...], number: int) -> str:

@@ -6,7 +6,7 @@ const LEVELS = {
   10: ["application", "#c9cfda"], 20: ["model", "#8db7f2"], 30: ["layer", "#86d0a3"], 40: ["op", "#f4c27a"],
   50: ["library", "#c8abef"], 60: ["runtime", "#aeb8c6"], 70: ["kernel", "#f29cab"],
 };
-const LANE = 20, GUTTER = 104, BIN = 2, LETTER = 6.2;
+const GUTTER = 104, BIN = 2, LETTER = 6.2;
 
 function levelName(level) { return (LEVELS[level] || ["level " + level])[0]; }
 function levelColour(level) { return (LEVELS[level] || [null, "#c9cfda"])[1]; }
@@ -39,6 +39,8 @@ function Timeline(step, show) {
   const parent = unpack(step.parent), { start, lanes } = step;
   const end = (place) => start[place] + get.dur_ns(place);
   const [least, most] = step.range[0] < step.range[1] ? step.range : [step.range[0], step.range[0] + 1];
+  // Few lanes are high, many are low and scroll.
+  const LANE = Math.max(18, Math.min(30, Math.floor(480 / Math.max(1, lanes.length))));
   const laneOf = (place) => lanes.findIndex(([, , first, last]) => place >= first && place < last);
   let from = least, to = most, width = 1, boxes = [], chosen = null, wanted = null, pending = false;
 
