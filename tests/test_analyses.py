@@ -53,7 +53,7 @@ def test_A2_the_layers_in_execution_order(trace: Trace) -> None:
         (1, "net.conv", "Conv2d", 1, True, "[[4,3]]", 0.3, 0.3, None),
         (2, "net.relu", "ReLU", 1, True, None, 0.2, 0.2, 0.05),
     ]
-    assert ask(analyses.A2, trace, "alloc_mib, param_mib, activation_mib, low_ms, high_ms") == [
+    assert ask(analyses.A2, trace, "alloc_mib, param_mib, activation_mib, latency_low_ms, latency_high_ms") == [
         (1.0, 2.0, None, None, None),
         (2.0, 2.0, None, None, None),
         (0.0, None, None, None, None),

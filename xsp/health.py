@@ -84,8 +84,10 @@ def _rungs(trace: Trace) -> list[Finding]:
     if few:
         findings.append(Finding(Severity.NOTE, "repeats", f"few steps, so wide intervals, at {', '.join(few)}"))
     findings += _spread(trace)
-    for rung in rungs:
-        if rung.added is not None and rung.added.lo < 0 < rung.added.hi:
+    for rung in rungs[1:]:
+        if not rung.spans:
+            findings.append(Finding(Severity.NOTE, rung_name(rung.level), "saw nothing that the rung before did not"))
+        elif rung.added is not None and rung.added.lo < 0 < rung.added.hi:
             text = "what it adds cannot be told from the noise between steps"
             findings.append(Finding(Severity.NOTE, rung_name(rung.level), text))
     return findings

@@ -20,12 +20,10 @@ from xsp import measure, rundir
 from xsp.autostep import AutoStep, OneAtATime, StepRule
 from xsp.errors import UsageError
 from xsp.schedule import parse_levels, rung_name
-from xsp.session import Listener, profile
+from xsp.session import Listener, of_this_rank, profile
 from xsp.span import Level
 
 _DECORATOR = "__xsp_step__"
-_OF_A_PART = ("xsp", "created", "command", "costs", "machine", "notes")
-"""What the description of a run in parts takes from the last of them."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +101,36 @@ def once_each(how: Launch, interpreter_args: Sequence[str] = ()) -> int:
         code = _again(how, out / parts[-1], ["--only", rung.name.lower()])
         if code:
             break
-    last = rundir.read_run(out / parts[-1]) if (out / parts[-1] / rundir.RUN_FILE).is_file() else {}
-    kept: dict[str, Any] = {
-        name: last[name] for name in ("xsp", "created", "command", "costs", "machine", "notes") if name in last
-    }
-    rundir.write_run(out, {**content, **kept, "finished": code == 0})
+    recorded = [
+        rundir.read_run(out / part)
+        for part in parts
+        if (out / part / rundir.RUN_FILE).is_file()  # a script that could not be started leaves none
+    ]
+    rundir.write_run(out, {**content, **_of_parts(recorded), "finished": code == 0})
     return code
+
+
+def _of_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what is to be said of a run in parts: what is theirs alike from the last, what is counted in sum."""
+    if not parts:
+        return {}
+    alike = (
+        "xsp",
+        "created",
+        "command",
+        "warmup",
+        "settle",
+        "seed",
+        "clock",
+        "collectors",
+        "absent",
+        "costs",
+        "machine",
+    )
+    counted = {name: sum(part["steps"][name] for part in parts) for name in parts[-1]["steps"]}
+    notes = [note for part in parts for note in part["notes"]]
+    different = [note for place, note in enumerate(notes) if note not in notes[:place]]
+    return {**{name: parts[-1][name] for name in alike}, "steps": counted, "notes": different}
 
 
 def resolve(how: Launch) -> tuple[int, int]:
@@ -119,9 +141,10 @@ def resolve(how: Launch) -> tuple[int, int]:
     """
     from xsp.store import resolve_run  # the table engine, after the measured program has ended
 
-    serialised = how.out / rundir.SERIALISED
+    out = of_this_rank(how.out)
+    serialised = out / rundir.SERIALISED
     code = _again(how, serialised, ["--one-at-a-time"], {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"})
-    return (resolve_run(how.out, serialised) if rundir.segments(serialised) else 0), code
+    return (resolve_run(out, serialised) if rundir.segments(serialised) else 0), code
 
 
 def _again(how: Launch, out: Path, extra: list[str], environment: dict[str, str] | None = None) -> int:

@@ -127,7 +127,7 @@ class profile:
         from xsp.writer import Writer  # not needed by programs that only import xsp
 
         self._collectors = self._find_collectors()
-        self.out = rundir.create(_of_this_rank(self.out), overwrite=self._overwrite)
+        self.out = rundir.create(of_this_rank(self.out), overwrite=self._overwrite)
         self._started = time.time()
         rundir.write_run(self.out, self._run(finished=False))
         self._writer = Writer(self.out)
@@ -472,7 +472,7 @@ def _file_name(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name) or "run"
 
 
-def _of_this_rank(out: Path) -> Path:
+def of_this_rank(out: Path) -> Path:
     """Give each process of a distributed program a run directory of its own."""
     rank, ranks = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "1")
     return out / f"rank-{int(rank):04d}" if rank.isdigit() and ranks.isdigit() and int(ranks) > 1 else out

@@ -24,6 +24,8 @@ class Analysis:
     title: str
     needs: tuple[Level, ...]
     function: Callable[[Trace], Table]
+    counters: bool = False
+    """Whether it also needs a device's counters."""
 
     def __call__(self, trace: Trace) -> Table:
         """Return the table.
@@ -46,6 +48,11 @@ class Analysis:
                 f"{self.id} ({self.title}) needs the {names} level, and {trace.name!r} holds no such span "
                 f"(recorded with {took}); record again with --levels M/L/G"
             )
+        if self.counters:
+            return (
+                f"{self.id} ({self.title}) needs the DRAM traffic of each kernel from a device's counters, which no "
+                "collector of this version records"
+            )
         return None
 
     @property
@@ -54,11 +61,13 @@ class Analysis:
         return (self.function.__doc__ or "").strip().split("\n\n")[0]
 
 
-def analysis(identity: str, title: str, *needs: Level) -> Callable[[Callable[[Trace], Table]], Analysis]:
+def analysis(
+    identity: str, title: str, *needs: Level, counters: bool = False
+) -> Callable[[Callable[[Trace], Table]], Analysis]:
     """Make a function an analysis."""
 
     def make(function: Callable[[Trace], Table]) -> Analysis:
-        return Analysis(identity, title, needs, function)
+        return Analysis(identity, title, needs, function, counters)
 
     return make
 

@@ -15,7 +15,7 @@ from xsp.views import LAYERS, UNDER
 
 @analysis("A2", "Layer information", Level.LAYER)
 def A2(trace: Trace) -> Table:
-    """Each executed layer: index, name, type, input shapes, latency with interval, memory, operations.
+    """Each executed layer: index, name, type, input shapes, latency with its interval, memory.
 
     `backward_ms` is the time of the backward operators of the layer's own forward operators; null without
     the op level. Memory is MiB allocated by the layer itself, null where no describing step was recorded.
@@ -28,7 +28,7 @@ def A2(trace: Trace) -> Table:
         )
         SELECT layer_index, layers.name, type, depth, leaf, input_shapes AS shape,
                layers.ns / 1e6 AS latency_ms, self_ns / 1e6 AS self_ms,
-               true_lo_ns / 1e6 AS low_ms, true_hi_ns / 1e6 AS high_ms,
+               true_lo_ns / 1e6 AS latency_low_ms, true_hi_ns / 1e6 AS latency_high_ms,
                backward.ns / 1e6 AS backward_ms,
                self_alloc_bytes / 1048576 AS alloc_mib, param_bytes / 1048576 AS param_mib,
                activation_bytes / 1048576 AS activation_mib

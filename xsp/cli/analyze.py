@@ -13,10 +13,11 @@ examples:
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TextIO
 
 from xsp.errors import AnalysisError, UsageError
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from xsp.trace import Trace
 
 SUMMARY = "print tables of a run"
+WIDTH_OF_A_FILE = 160
 FORMATS = ("table", "csv", "json", "parquet")
 
 
@@ -40,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Load, analyse, print."""
-    from xsp import runs
+    from xsp import rundir, runs
 
     places = runs.parts(given.path) if given.path.is_dir() else [given.path]
     traces = [runs.load(place, skip_damaged=given.skip_damaged) for place in places]
@@ -51,13 +53,18 @@ def run(given: argparse.Namespace) -> int:
     if given.format == "parquet" and (given.out is None or len(chosen) > 1):
         raise UsageError("--format parquet writes one analysis to a file: name one, and give --out FILE")
     refused = 0
+    printed = io.StringIO()
     for each in chosen:
         for one in traces:
             try:
-                _show(each, one, given, several=len(traces) > 1)
+                _show(each, one, given, printed, several=len(traces) > 1)
             except AnalysisError as error:
                 refused += 1
                 print(f"xsp: {error}", file=sys.stderr)
+    if given.out is None:
+        sys.stdout.write(printed.getvalue())
+    elif given.format != "parquet":
+        rundir.write_whole(given.out, printed.getvalue().encode())
     return 1 if refused else 0
 
 
@@ -78,29 +85,23 @@ def _list(trace: Trace) -> None:
         print(f"{each.id:14} {each.title}" + (f"   (not here: {reason})" if reason else ""))
 
 
-def _show(each: Analysis, trace: Trace, given: argparse.Namespace, several: bool) -> None:
+def _show(each: Analysis, trace: Trace, given: argparse.Namespace, printed: TextIO, several: bool) -> None:
+    """Add one analysis to what is printed; Parquet, which is no text, goes to its file at once."""
+    from xsp import table
+
     relation = each(trace)
-    if given.format == "table":
+    if given.format == "parquet":
+        table.write(trace.con, relation, given.out, "parquet")
+    elif given.format == "table":
         from rich.console import Console
 
         from xsp.report import text
 
         title = f"{each.id} {each.title}" + (f", {trace.name} batch {trace.run.get('batch_size')}" if several else "")
-        with _output(given.out) as file:
-            Console(file=file).print(text.table(relation, title, limit=given.limit))
+        width = Console().width if given.out is None else WIDTH_OF_A_FILE
+        Console(file=printed, width=width).print(text.table(relation, title, limit=given.limit))
     else:
-        from xsp import table
-
-        if given.out is not None:
-            table.write(trace.con, relation, given.out, given.format)
-        else:
-            with tempfile.TemporaryDirectory() as place:
-                written = Path(place) / "rows"
-                table.write(trace.con, relation, written, given.format)
-                sys.stdout.write(written.read_text(encoding="utf-8"))
-
-
-def _output(path: Path | None) -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext(sys.stdout) if path is None else open(path, "a", encoding="utf-8")
+        with tempfile.TemporaryDirectory() as place:
+            written = Path(place) / "rows"
+            table.write(trace.con, relation, written, given.format)
+            printed.write(written.read_text(encoding="utf-8"))

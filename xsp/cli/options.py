@@ -8,15 +8,20 @@ from pathlib import Path
 from xsp.errors import UsageError
 
 
-def recording(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every command that records a run."""
+def recording(parser: argparse.ArgumentParser, also: str = "") -> None:
+    """Add the options of every command that records a run.
+
+    Args:
+        parser: of the command.
+        also: what else the command takes for --levels.
+    """
     parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="run directory (default: runs/<name>)")
     parser.add_argument("--overwrite", action="store_true", help="replace a run that is there")
     parser.add_argument(
         "--levels",
         default="M/L/G",
         metavar="LEVELS",
-        help="M, M/L, M/L/G (default), or names: model/layer/op; `once-each` runs the program once per level",
+        help=f"M, M/L, M/L/G (default: %(default)s), or names: model/layer/op{also}",
     )
     parser.add_argument("--warmup", type=int, metavar="N", help="steps of which nothing is kept (default: one a level)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights and of the order of levels")

@@ -21,9 +21,9 @@ def shown(quiet: bool) -> Iterator[Progress]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bar(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
-        task = bar.add_task("", total=None)
 
         def show(what: str, done: int, total: int) -> None:
+            task = bar.task_ids[0] if bar.task_ids else bar.add_task(what, total=total)
             bar.update(task, description=what, completed=done, total=total)
             bar.refresh()
 

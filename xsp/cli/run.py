@@ -24,7 +24,7 @@ SUMMARY = "profile a script as it is"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    options.recording(parser)
+    options.recording(parser, also="; `once-each` runs the program once per level")
     parser.add_argument(
         "--step", default="auto", metavar="WHAT", help="auto (default), call, optimizer, or the name of a function"
     )
@@ -44,6 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Run the script, print the first tables, return the script's exit code."""
     from xsp.launch import Launch, launch, once_each, resolve
+    from xsp.session import of_this_rank
     from xsp.span import Level
 
     how = Launch(
@@ -64,7 +65,7 @@ def run(given: argparse.Namespace) -> int:
         found, code = resolve(how)
         print(f"xsp: the serialised re-run decided {found} parents", file=sys.stderr)
     if not given.quiet:
-        _show(how.out)
+        _show(of_this_rank(how.out))
     return code
 
 

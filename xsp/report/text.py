@@ -51,7 +51,8 @@ def table(
     made = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for place in chosen:
         numeric = any(isinstance(row[place], (int, float)) and not isinstance(row[place], bool) for row in rows)
-        made.add_column(Text(names[place].replace("_", " ")), justify="right" if numeric else "left", overflow="fold")
+        heading = Text(names[place].replace("_", " "))
+        made.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
     for row in shown:
         made.add_row(*(Text(cell(row[place])) for place in chosen))
     if len(shown) < len(rows):
