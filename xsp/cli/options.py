@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xsp.errors import UsageError
+
+if TYPE_CHECKING:
+    from xsp.measure import Recording
+    from xsp.models import Settings
 
 
 def recording(parser: argparse.ArgumentParser, also: str = "") -> None:
@@ -68,3 +73,36 @@ def shape(text: str | None) -> tuple[int, ...] | None:
     if not sizes or min(sizes) < 1:
         raise UsageError(f"--input {text!r}: write the shape of one sample with x, 3x224x224")
     return sizes
+
+
+def settings(given: argparse.Namespace, batch: int) -> Settings:
+    """Return how the model is to be run, from the options of `modelling`."""
+    from xsp import measure, models
+
+    return models.Settings(
+        batch=batch,
+        train=given.train,
+        seed=given.seed,
+        shape=shape(given.input),
+        sequence=given.sequence,
+        device=given.device or measure.default_device(),
+    )
+
+
+def how(given: argparse.Namespace, name: str) -> Recording:
+    """Return how the run is to be recorded, from the options of `recording` and `modelling`.
+
+    Args:
+        given: the command's options.
+        name: of the run directory, if none was given.
+    """
+    from xsp import measure
+
+    return measure.Recording(
+        out=given.out or Path("runs") / name,
+        levels=given.levels,
+        repeats=given.repeats,
+        warmup=given.warmup,
+        seed=given.seed,
+        overwrite=given.overwrite,
+    )

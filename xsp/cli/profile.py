@@ -13,7 +13,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from xsp.cli import options, progress
 
@@ -30,25 +29,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Profile, print the first tables, say what to type next."""
-    from xsp import measure, models
+    from xsp import measure
 
     sizes = options.batches(given.batch)
-    settings = models.Settings(
-        batch=sizes[0],
-        train=given.train,
-        seed=given.seed,
-        shape=options.shape(given.input),
-        sequence=given.sequence,
-        device=given.device or measure.default_device(),
-    )
-    how = measure.Recording(
-        out=given.out or Path("runs") / measure.short_name(given.model),
-        levels=given.levels,
-        repeats=given.repeats,
-        warmup=given.warmup,
-        seed=given.seed,
-        overwrite=given.overwrite,
-    )
+    settings = options.settings(given, sizes[0])
+    how = options.how(given, measure.short_name(given.model))
     with progress.shown(given.quiet) as show:
         if len(sizes) == 1:
             out = measure.measure(given.model, settings, how, show)

@@ -11,7 +11,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from xsp.cli import options, progress
 
@@ -31,25 +30,12 @@ def run(given: argparse.Namespace) -> int:
     """Measure each size, print A1 and the optimum."""
     from rich.console import Console
 
-    from xsp import measure, models, runs
+    from xsp import measure, runs
     from xsp.report import optimum
 
     sizes = options.batches(given.batch)
-    settings = models.Settings(
-        train=given.train,
-        seed=given.seed,
-        shape=options.shape(given.input),
-        sequence=given.sequence,
-        device=given.device or measure.default_device(),
-    )
-    how = measure.Recording(
-        out=given.out or Path("runs") / f"{measure.short_name(given.model)}-sweep",
-        levels=given.levels,
-        repeats=given.repeats,
-        warmup=given.warmup,
-        seed=given.seed,
-        overwrite=given.overwrite,
-    )
+    settings = options.settings(given, sizes[0])
+    how = options.how(given, f"{measure.short_name(given.model)}-sweep")
     with progress.shown(False) as show:
         out = measure.sweep(given.model, settings, sizes, how, show)
     Console().print(optimum.sweep([runs.load(run) for run in runs.parts(out)], given.latency_target))
