@@ -15,6 +15,7 @@ from rich.console import Console
 
 from xsp.errors import OutputError
 from xsp.report import html, optimum, text, timeline
+from xsp.report.fitting import shortened
 from xsp.span import Level
 from xsp.testing import spans, trace_of
 
@@ -216,11 +217,50 @@ def test_a_table_says_how_many_rows_it_leaves_out():
     [
         (None, "–"), (True, "yes"), (12, "12"), (12345, "12,345"), (0.0, "0.000"), (1.23456, "1.235"),
         (12.3456, "12.35"), (123.456, "123.5"), (1234.56, "1235"), (1e-5, "1e-05"),
-        ("x" * 50, "x" * 21 + "…" + "x" * 21),
+        ("a\x1b[31mb\n\u202ec", "a␛[31mb␊\ufffdc"),
     ],
 )  # fmt: skip
 def test_cells_are_short(value, shown):
     assert text.cell(value) == shown
+
+
+def lines(renderable, width: int) -> list[str]:
+    console = Console(width=width, file=io.StringIO())
+    console.print(renderable)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_a_table_fits_and_never_cuts_a_number(width):
+    name = "void cutlass::Kernel2<tensorop_bf16_s16816gemm_relu_bf16_128x256_64x3>(Params)"
+    query = (
+        f"SELECT '{name}' AS name, 'Conv2d' AS type, 12.3456 AS latency_ms, 123456789 AS flops, 0.125 AS added_percent"
+    )
+    shown = lines(text.table(trace(*FULL).sql(query), "kernels", limit=5), width)
+    assert max(map(len, shown)) <= width
+    whole, _, left = " ".join(shown).partition("columns that do not fit: ")
+    for heading, figure in (("latency", "12.35"), ("flops", "123,456,789"), ("added", "0.125")):
+        assert (figure in whole) != (heading in left)
+    assert "12.35" in whole
+    assert (name in whole) == (width > 140)
+
+
+def test_a_name_is_shortened_in_the_middle():
+    assert shortened("encoder.layer.11.attention.query", 15) == "encoder…n.query"
+    assert shortened("名前名前名前", 7) == "名 … 前"  # no letter of two columns is cut in half
+    assert shortened("short", 5) == "short"
+
+
+def test_a_terminal_is_not_told_what_to_do():
+    hostile = "a\x1b]0;title\x07\x9b31m\r\n[bold]b"
+    rows = [row._replace(name=hostile) if row.kind == "module" else row for row in spans(STEP)]
+    one = trace_of(rows, {"name": hostile, "levels": hostile, "notes": [{"source": hostile, "text": hostile}]})
+    console = Console(width=200, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(text.overview(one))
+    shown = console.file.getvalue()
+    assert not {"\x07", "\x9b", "\r"} & set(shown)
+    assert "\x1b]" not in shown
+    assert "[bold]b" in shown
 
 
 def test_a_sweep_names_the_optimum(capsys):

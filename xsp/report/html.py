@@ -10,6 +10,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,8 @@ def _as_json(data: Any) -> str:
 
 def _sayable(value: Any) -> Any:
     """Replace what JSON cannot say: numbers that are not finite, and types that it does not know."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+    if isinstance(value, (float, Decimal)):
+        return float(value) if math.isfinite(value) else None
     return value if value is None or isinstance(value, (str, int)) else str(value)
 
 

@@ -5,11 +5,12 @@ Names in a trace are somebody else's text: they are shown as they are, never rea
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import duckdb
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -18,10 +19,10 @@ from xsp import analyses
 from xsp.analyses import Analysis
 from xsp.errors import AnalysisError
 from xsp.health import Severity, health
+from xsp.report.fitting import FittingColumn, FittingTable, plain
 from xsp.trace import Trace
 
 MISSING = "–"
-NAME_WIDTH = 44
 _A1 = ("batch_size", "latency_ms", "low_ms", "high_ms", "p90_ms", "samples_per_s", "steps")
 _LEDGER = ("rung", "steps", "step_ms", "added_ms", "low_ms", "high_ms", "added_percent", "ns_per_span")
 _COLOURS = {Severity.WARNING: "yellow", Severity.NOTE: "dim", Severity.GOOD: "green"}
@@ -33,7 +34,7 @@ def table(
     limit: int | None = None,
     columns: Sequence[str] | None = None,
 ) -> RenderableType:
-    """Return a relation as a table.
+    """Return a relation as a table that fits the width it is printed in; a number is never cut.
 
     Args:
         relation: what to show, in its order.
@@ -41,28 +42,38 @@ def table(
         limit: rows to show; below them stands how many were left out.
         columns: to show; all that hold anything unless told otherwise.
     """
-    names, rows = relation.columns, relation.fetchall()
+    names, rows = relation.columns, [tuple(map(_figure, row)) for row in relation.fetchall()]
     shown = rows if limit is None else rows[:limit]
     chosen = [
         place
         for place, name in enumerate(names)
         if (name in columns if columns is not None else any(row[place] is not None for row in rows) or not rows)
     ]
-    made = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for place in chosen:
-        numeric = any(isinstance(row[place], (int, float)) and not isinstance(row[place], bool) for row in rows)
-        heading = Text(names[place].replace("_", " "))
-        made.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
-    for row in shown:
-        made.add_row(*(Text(cell(row[place])) for place in chosen))
-    if len(shown) < len(rows):
-        left = len(rows) - len(shown)
-        return Group(made, Text(f"{left} more row{'s' * (left > 1)}", style="dim"))
-    return made
+    made = [_column(names[place], [row[place] for row in rows], len(shown)) for place in chosen]
+    for kind in (str, float):  # of what it is about, and how much it is, a narrow terminal shows something too
+        main = (column for column, place in zip(made, chosen, strict=True) if _holds(rows, place, kind))
+        for column in itertools.islice(main, 1):
+            column.main = True
+    left = len(rows) - len(shown)
+    return FittingTable(title, made, [f"{left:,} more row{'s' * (left > 1)}"] if left else [])
+
+
+def _column(name: str, values: Sequence[Any], shown: int) -> FittingColumn:
+    numeric = any(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    return FittingColumn(name.replace("_", " "), [cell(value) for value in values[:shown]], numeric)
+
+
+def _figure(value: Any) -> Any:
+    """Return SQL's decimals as numbers like others."""
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _holds(rows: Sequence[Sequence[Any]], place: int, kind: type) -> bool:
+    return any(isinstance(row[place], kind) for row in rows)
 
 
 def cell(value: Any) -> str:
-    """Return a value as a table shows it: four significant digits, long names shortened in the middle."""
+    """Return a value as a table shows it: four significant digits, names without control characters."""
     if value is None:
         return MISSING
     if isinstance(value, bool):
@@ -71,11 +82,7 @@ def cell(value: Any) -> str:
         return number(value)
     if isinstance(value, int):
         return f"{value:,}" if abs(value) >= 10_000 else str(value)
-    text = str(value)
-    if len(text) <= NAME_WIDTH:
-        return text
-    half = (NAME_WIDTH - 1) // 2
-    return f"{text[:half]}…{text[-half:]}"
+    return plain(str(value))
 
 
 def number(value: float) -> str:
@@ -93,7 +100,7 @@ def health_table(trace: Trace) -> RenderableType:
     )
     for finding in health(trace):
         style = _COLOURS[finding.severity]
-        made.add_row(Text(str(finding.severity), style=style), Text(finding.subject), Text(finding.text))
+        made.add_row(Text(str(finding.severity), style=style), Text(plain(finding.subject)), Text(plain(finding.text)))
     return made
 
 
@@ -120,7 +127,7 @@ def _of(
     try:
         relation = each(trace)
     except AnalysisError as error:
-        return Text(str(error), style="dim")
+        return Text(plain(str(error)), style="dim")
     title = each.title if each.id.startswith("ledger") else f"{each.id} {each.title}"
     if dearest is not None:
         relation = relation.order(f"{dearest} DESC NULLS LAST")
