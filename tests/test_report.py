@@ -192,6 +192,15 @@ def test_charts_show_all_layers_and_a_table_says_what_it_leaves_out(monkeypatch)
     assert "dram_read_bytes" in tables["A8"]["empty"]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "shown"), [(-1.0, 2.0, "in the noise"), (0.5, 2.0, "+1 ms"), (None, None, "+1 ms")]
+)
+def test_a_cost_that_cannot_be_told_from_noise_is_not_stated_as_a_figure(low, high, shown):
+    ledger = [{"rung": "M", "step_ms": 10.0}, {"rung": "M/L", "step_ms": 11.0, "low_ms": low, "high_ms": high}]
+    assert html._cost(ledger)[0] == shown
+    assert "+10.0 %, a step with M/L on" in html._cost(ledger)[1]
+
+
 def test_a_trace_of_the_model_level_alone_says_why_the_rest_is_missing():
     data = payload(html.render(trace(Level.MODEL)))
     assert [table["id"] for table in data["tables"]] == ["A1", "ledger", "ledger-kinds"]

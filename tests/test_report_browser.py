@@ -63,6 +63,15 @@ def test_charts_are_drawn(page):
     assert all(painted)
 
 
+def test_the_ledger_says_what_it_adds_up_to(page):
+    assert page.find_element("id", "ledger-sum").text == (
+        "0.1000 ms true + 0 ms (M/L) + 0 ms (M/L/op) + 0 ms (M/L/G) = 0.1000 ms; with all on, 0.1000 ms were measured."
+    )
+    assert page.execute_script("return [12.5, 544046.5, 0.25, null, true, 70599].map(number)") == (
+        ["12.50", "544,047", "0.2500", "–", "yes", "70,599"]
+    )
+
+
 def seen(page) -> dict[str, Any]:
     """Return what the timeline shows: from, to, and its boxes with their places on the canvas."""
     return page.execute_async_script(

@@ -128,13 +128,20 @@ def _headline(models: Sequence[Mapping[str, Any]], ledger: Sequence[Mapping[str,
         ("90th percentile", f"{row['p90_ms']:.4g} ms", f"median {row['median_ms']:.4g} ms, {row['steps']} steps")
     )
     if len(ledger) > 1:
-        true, full = ledger[0]["step_ms"], ledger[-1]["step_ms"]
-        share = f"{100 * (full / true - 1):+.1f} %, a step with {ledger[-1]['rung']} on; see the ledger"
-        shown.append(("cost of profiling", f"{full - true:+.3g} ms", share))
+        shown.append(("cost of profiling", *_cost(ledger)))
     if len(models) > 1:
         sizes = ", ".join(str(model["batch_size"]) for model in models[1:])
         shown.append(("also measured", f"{len(models) - 1} more", f"batch size {sizes}: see A1"))
     return shown
+
+
+def _cost(ledger: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return what all rungs together add; where none can be told from the noise, that is said instead."""
+    true, full, rung = ledger[0]["step_ms"], ledger[-1]["step_ms"], ledger[-1]["rung"]
+    added = f"{full - true:+.3g} ms"
+    told = any(row.get("low_ms") is None or not row["low_ms"] <= 0 <= row["high_ms"] for row in ledger[1:])
+    share = f"{100 * (full / true - 1):+.1f} %, a step with {rung} on; see the ledger"
+    return (added, share) if told else ("in the noise", f"{added}, {share}")
 
 
 def _between(row: Mapping[str, Any], unit: str) -> str:

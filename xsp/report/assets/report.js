@@ -23,7 +23,8 @@ function number(value) {
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
   if (size < 0.001 || size >= 1e6) return value.toExponential(2);
-  return value.toFixed(Math.max(0, Math.min(4, 3 - Math.floor(Math.log10(size)))));
+  const digits = Math.max(0, Math.min(4, 3 - Math.floor(Math.log10(size))));
+  return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
 function time(ns) {
@@ -258,19 +259,23 @@ function ledger() {
   const rungs = found.rung.map((name, at) => at).filter((at) => at > 0 && found.added_ms[at] !== null);
   const true_ms = found.step_ms[0], sum = rungs.reduce((all, at) => all + found.added_ms[at], true_ms), measured = found.step_ms[found.rung.length - 1];
   document.getElementById("ledger-sum").textContent =
-    `${number(true_ms)} ms true ${rungs.map((at) => `${signed(found.added_ms[at])} ms (${found.rung[at]})`).join(" ")} = ${number(sum)} ms; with all on, ${number(measured)} ms were measured.`;
+    `${number(true_ms)} ms true ${rungs.map((at) => `${signed(found.added_ms[at])} ms (${found.rung[at]})`).join(" ")} = ${number(sum)} ms; with all on, ${number(measured)} ms were measured.` +
+    (rungs.some((at) => found.added_ms[at] < 0) ? " What is below zero is not stacked." : "");
   const about = (at) => `<b>${plain(found.rung[at])}</b> adds ${number(found.added_ms[at])} ms` + (found.low_ms[at] === null ? ", no interval" : `<br>95 % interval ${number(found.low_ms[at])} … ${number(found.high_ms[at])} ms`);
   const names = rungs.map((at) => `${found.rung[at]} adds`);
-  holder.style.height = 170 + 34 * rungs.length + "px";
+  holder.style.height = 184 + 34 * rungs.length + "px";
   plot(holder, {
     legend: { top: 0, itemWidth: 12, itemHeight: 12, icon: "rect", data: ["true", ...names] },
-    grid: [{ left: 110, right: 30, top: 30, height: 40 }, { left: 110, right: 30, top: 118, bottom: 24 }],
-    title: { text: "what each rung adds, with its 95 % interval", left: 110, top: 94, textStyle: { fontSize: 12, fontWeight: "normal" } },
+    grid: [{ left: 110, right: 30, top: 42, height: 40 }, { left: 110, right: 30, top: 132, bottom: 24 }],
+    title: { text: "what each rung adds, with its 95 % interval", left: 110, top: 108, textStyle: { fontSize: 12, fontWeight: "normal" } },
     xAxis: [{ type: "value", gridIndex: 0, axisLabel: { formatter: "{value} ms" } }, { type: "value", gridIndex: 1, axisLabel: { formatter: "{value} ms" } }],
-    yAxis: [{ type: "category", gridIndex: 0, data: ["measured"] }, { type: "category", gridIndex: 1, inverse: true, data: names, axisLine: { onZero: false } }],
+    yAxis: [{ type: "category", gridIndex: 0, data: ["true + added"] }, { type: "category", gridIndex: 1, inverse: true, data: names, axisLine: { onZero: false } }],
     tooltip: { confine: true, formatter: (item) => (item.seriesName === "true" ? `true: ${number(true_ms)} ms` : about(item.seriesIndex <= rungs.length ? rungs[item.seriesIndex - 1] : rungs[item.dataIndex])) },
     series: [
-      { type: "bar", stack: "all", name: "true", data: [true_ms], itemStyle: { color: palette[0] } },
+      {
+        type: "bar", stack: "all", name: "true", data: [true_ms], itemStyle: { color: palette[0] },
+        markLine: { symbol: "none", silent: true, data: [{ xAxis: measured }], label: { formatter: "measured", fontSize: 11 }, lineStyle: { color: "#7d8794", type: "dashed", width: 1.5 } },
+      },
       ...rungs.map((at, place) => ({ type: "bar", stack: "all", name: names[place], data: [Math.max(0, found.added_ms[at])], itemStyle: { color: palette[place + 1] } })),
       { type: "bar", xAxisIndex: 1, yAxisIndex: 1, barMaxWidth: 16, data: rungs.map((at, place) => ({ value: found.added_ms[at], itemStyle: { color: palette[place + 1] } })) },
       { type: "custom", xAxisIndex: 1, yAxisIndex: 1, renderItem: whisker, encode: { x: [1, 2], y: 0 }, z: 5, data: rungs.flatMap((at, place) => (found.low_ms[at] === null ? [] : [[place, found.low_ms[at], found.high_ms[at]]])) },
