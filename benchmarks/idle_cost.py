@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     conditions = [Condition(name, repeated(enter, times)) for name, enter in enters.items()]
     taker = turns.turns_of(options)
     with disabled:
-        rounds = taker.take([Group(conditions)])
+        rounds = taker.take([Group(conditions)], options.rounds)
     columns = ("with …: pass", "ns [95 %]", "more than empty, ns", "ratio to empty")
     report = turns.Report("idle_cost", "What xsp's calls cost when nothing records", columns)
     for name in enters:

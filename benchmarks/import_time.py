@@ -45,11 +45,11 @@ def heavy_modules() -> dict[str, list[str]]:
     return {name: found[name] for name in ("before", "after")}
 
 
-def measure(taker: turns.Turns) -> list[turns.Round]:
+def measure(taker: turns.Turns, rounds: int) -> list[turns.Round]:
     """Return the wall times of fresh processes."""
     codes = {"pass": "pass", "import xsp": "import xsp"}
     conditions = [Condition(name, lambda code=code: python(code)) for name, code in codes.items()]
-    return taker.take([Group(conditions)])
+    return taker.take([Group(conditions)], rounds)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     columns = ("fresh process", "wall ms", "more than `pass`, ms [95 %]", "< 100 ms")
     report = turns.Report("import_time", "What `import xsp` takes in a fresh process, in turns", columns)
     taker = turns.turns_of(options)
-    rounds = measure(taker)
+    rounds = measure(taker, options.rounds)
     for name in ("pass", "import xsp"):
         wall = turns.middle([each[name] for each in rounds]).shown(1, 1e-6)
         more = turns.difference(rounds, name, "pass")

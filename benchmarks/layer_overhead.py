@@ -27,13 +27,13 @@ def rounds_of(workload: Workload, taker: turns.Turns, rounds: int) -> tuple[list
     rungs = {"off": Level.APPLICATION, "M": Level.MODEL, "M/L": Level.LAYER}
     inside = [levels.condition(name, workload.step, rung) for name, rung in rungs.items()]
     groups = [Group([Condition("bare", workload.step)]), Group(inside, levels.installed)]
-    measured = taker.take(groups, workload.step, rounds)
+    measured = taker.take(groups, rounds, workload.step)
     return measured, levels.seen["M/L"][Level.LAYER]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
-    options = turns.parse(workloads.add_options(turns.parser(__doc__, rounds=20)), arguments)
+    options = turns.parse(workloads.add_options(turns.parser(__doc__)), arguments)
     report = turns.Report("layer_overhead", "What xsp's levels add to a step, % of the bare step [95 %]", COLUMNS)
     verdicts, taker = [], turns.turns_of(options)
     for workload in workloads.each(options):

@@ -48,7 +48,7 @@ def rounds_of(workload: Workload, taker: turns.Turns, rounds: int) -> tuple[list
         torch_profiler("torch without shapes", workload, shapes=False),
     ]
     groups = [Group(outside), Group([levels.condition("xsp", workload.step, Level.OP)], levels.installed)]
-    measured = taker.take(groups, workload.step, rounds)
+    measured = taker.take(groups, rounds, workload.step)
     return measured, levels.seen["xsp"][Level.LAYER] + levels.seen["xsp"][Level.OP]
 
 
@@ -61,7 +61,7 @@ def added_ratio(rounds: Sequence[turns.Round]) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
-    options = turns.parse(workloads.add_options(turns.parser(__doc__, rounds=15)), arguments)
+    options = turns.parse(workloads.add_options(turns.parser(__doc__)), arguments)
     title = "What xsp's model + layer + op levels add to a step, beside torch.profiler, % of the bare step [95 %]"
     report = turns.Report("op_overhead", title, COLUMNS)
     verdicts, taker = [], turns.turns_of(options)

@@ -1,8 +1,9 @@
-"""How much of the machine other processes take, and waiting until they take next to nothing.
+"""Whether other processes disturb a step, and waiting until they do not.
 
 Steps that use all cores stall when somebody else wants one of them, by far more than that core's share. What
-others do is read from Linux's own counters, never from the steps' times, so leaving rounds out by it favours
-no condition. Elsewhere than on Linux nothing is known, and nothing is left out.
+tells is how often the kernel took a core away from this process while the step ran: others must do that to
+run, and a step does not do it to itself. Never the step's time: choosing by what is measured would favour the
+faster condition. On systems that do not count, nothing is known, and every step counts as undisturbed.
 """
 
 from __future__ import annotations
@@ -11,30 +12,33 @@ import os
 import time
 from pathlib import Path
 
-SHARE = 0.1
-"""Of one core: what others may take."""
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
-GRAIN = 0.03
-"""Seconds by which the kernel's counters, which count in ticks, may be wrong."""
+BUSY = 0.1
+"""Of one core: what others may take of a machine that is quiet."""
+
+_GRAIN = 0.02
+"""Seconds by which the kernel's CPU times, which count in ticks, may be wrong."""
 
 _WINDOW = 0.25
+_SELDOM = 10
+"""Cores taken away per second that are no disturbance: the kernel's own short errands."""
 
 
 class Watch:
-    """What other processes took of the machine since the watch was made."""
+    """How often cores were taken away from this process since the watch was made."""
 
     def __init__(self) -> None:
         self._begin = time.perf_counter()
-        self._others = _others()
+        self._taken = _taken_away()
 
     @property
-    def share(self) -> float:
-        """Return what others took, in cores; 0 where that is not known."""
-        now = _others()
-        if now is None or self._others is None:
-            return 0.0
-        seconds = max(0.0, now - self._others - GRAIN)
-        return seconds / max(time.perf_counter() - self._begin, 1e-9)
+    def disturbed(self) -> bool:
+        """Return whether others took part of the machine."""
+        return _taken_away() - self._taken > _SELDOM * (time.perf_counter() - self._begin)
 
 
 class Patience:
@@ -46,19 +50,27 @@ class Patience:
     def wait(self) -> None:
         """Return as soon as others leave the machine alone, or when there is no patience left."""
         while self.left > 0:
-            watch = Watch()
+            begin = _others()
             time.sleep(_WINDOW)
-            if watch.share <= SHARE:
+            if _others() - begin - _GRAIN <= BUSY * _WINDOW:
                 return
             self.left -= _WINDOW
 
+    def spend(self, seconds: float) -> None:
+        """Pay for a measurement that has to be taken again."""
+        self.left -= seconds
 
-def _others() -> float | None:
+
+def _taken_away() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
+
+
+def _others() -> float:
     """Return the CPU seconds of all processes but this one and its ended children; stolen time counts too."""
     try:
         line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
     except OSError:
-        return None
+        return 0.0
     user, nice, system, _idle, _wait, irq, softirq, steal = map(int, line.split()[1:9])
     busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
     return busy - sum(os.times()[:4])

@@ -9,16 +9,16 @@ script waits for a quiet machine before each pair of stretches.
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter_ns
 
 import turns
 import workloads
 from quiet import Patience
-from turns import Figure
+from turns import Condition, Figure
 
 import xsp
 from xsp.models import Workload
@@ -29,7 +29,7 @@ BARE = 4
 
 COLUMNS = (
     "model", "steps: M / all / bare", "bare ms", "xsp's true ms", "true / bare", "error %", "≤ 2 %", "covers bare",
-    "drift %",
+    "drift %", "disturbed %",
 )  # fmt: skip
 
 
@@ -41,6 +41,8 @@ class Found:
     model_rung: list[int]
     steps: int
     true: Figure
+    disturbed: float
+    """Share of the bare steps in which other processes took part of the machine."""
 
     @property
     def ratio(self) -> Figure:
@@ -73,53 +75,46 @@ def _ratio_of_sides(sides: Sequence[tuple[str, int]]) -> float:
     return trimmed_mean(true) / turns.median(bare) if true and bare else 1.0
 
 
-def measure(workload: Workload, repeats: int, stretches: int, seed: int, patience: Patience) -> Found:
+def measure(workload: Workload, repeats: int, stretches: int, options: argparse.Namespace) -> Found:
     """Run stretches of bare and of profiled steps in turns, and let xsp say what the true step is."""
-    bare: list[int] = []
+    bare: list[tuple[int, bool]] = []
+    patience = Patience(options.patience)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        with xsp.profile("true_time", levels="M/L/G", out=out, seed=seed) as prof:
+        with xsp.profile("true_time", levels="M/L/G", out=out, seed=options.seed) as prof:
             total = prof.schedule.steps_for(repeats)
-            ends = [total * (number + 1) // stretches for number in range(stretches)]
-            done = 0
-            for end in ends:
+            for stretch in range(stretches):
                 patience.wait()
                 bare += _bare_stretch(workload)
-                for _ in range(end - done):
+                for _ in range(total * (stretch + 1) // stretches - total * stretch // stretches):
                     with prof.step():
                         workload.step()
-                done = end
         return _found(xsp.load(out), bare, total)
 
 
-def _bare_stretch(workload: Workload) -> list[int]:
+def _bare_stretch(workload: Workload) -> list[tuple[int, bool]]:
     workload.step()
-    times = []
-    for _ in range(BARE):
-        begin = perf_counter_ns()
-        workload.step()
-        times.append(perf_counter_ns() - begin)
-    return times
+    return [Condition("bare", workload.step).measure() for _ in range(BARE)]
 
 
-def _found(trace: xsp.Trace, bare: list[int], total: int) -> Found:
+def _found(trace: xsp.Trace, bare: list[tuple[int, bool]], total: int) -> Found:
     row = trace.sql("SELECT true_ns, true_lo_ns, true_hi_ns FROM merged WHERE kind = 'step'").fetchall()[0]
     outermost = trace.rungs[0].level
     timed = trace.sql(
         f"SELECT dur_ns FROM spans WHERE kind = 'step' AND timed AND rung = {outermost} ORDER BY step"
     ).fetchall()
-    return Found(bare, [value for (value,) in timed], total, Figure(*row))
+    times, disturbed = zip(*bare, strict=True)
+    return Found(list(times), [value for (value,) in timed], total, Figure(*row), sum(disturbed) / len(disturbed))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
-    options = turns.parse(workloads.add_options(turns.parser(__doc__, rounds=12)), arguments)
+    options = turns.parse(workloads.add_options(turns.parser(__doc__)), arguments)
     report = turns.Report("true_time", "xsp's true step time against the bare step, in turns [95 %]", COLUMNS)
     found: list[Found] = []
-    patience = Patience(options.patience)
     for workload in workloads.each(options):
         repeats = workloads.rounds_of(workload, options)
-        one = measure(workload, repeats, 3 if options.quick else 12, options.seed, patience)
+        one = measure(workload, repeats, 3 if options.quick else 12, options)
         found.append(one)
         report.add(_row(workload.name, one), bare=one.bare, model_rung=one.model_rung, true=one.true, ratio=one.ratio)
     report.notes += _summary(found)
@@ -139,6 +134,7 @@ def _row(name: str, one: Found) -> list[str]:
         "met" if abs(error) <= GOAL else "missed",
         "yes" if one.covers else "no",
         f"{100 * one.drift:+.1f}",
+        f"{100 * one.disturbed:.0f}",
     ]
 
 

@@ -5,7 +5,7 @@ seed, so that drift of the machine hits all of them alike, and figures come from
 difference) of two conditions of one round. The figure is the median over the rounds, its interval the 95 %
 percentile bootstrap of that median, resampling whole rounds.
 
-Rounds in which other processes took the machine are taken again, see `quiet.py`.
+A step that other processes disturbed is measured again, see `quiet.py`.
 
 Before each measured step one runs bare and unmeasured. What a tool does after a step (storing, decoding)
 empties the caches, and the step after it is 1 to 5 % slower; without the bare step between, every condition
@@ -23,12 +23,12 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple, TypeVar
 
-from quiet import SHARE, Patience, Watch
+from quiet import Patience, Watch
 
 from xsp import device, summary
 from xsp.version import __version__
@@ -62,15 +62,17 @@ class Condition:
     stop: Callable[[], object] = _nothing
     """After the second reading."""
 
-    def measure(self) -> int:
-        """Run the step once and return the nanoseconds between the two readings."""
+    def measure(self) -> tuple[int, bool]:
+        """Run the step once; return the nanoseconds between the two readings, and whether others disturbed it."""
         self.start()
+        watch = Watch()
         begin = perf_counter_ns()
         self.step()
         self.last()
         end = perf_counter_ns()
+        disturbed = watch.disturbed
         self.stop()
-        return end - begin
+        return end - begin, disturbed
 
 
 @dataclass(frozen=True)
@@ -83,67 +85,69 @@ class Group:
 
 @dataclass
 class Turns:
-    """Takes the turns of one script: the order's seed, and the patience with others on the machine."""
+    """Takes the turns of one table: the order's seed, and the patience with others on the machine."""
 
-    rounds: int
     seed: int = 0
-    patience: Patience = field(default_factory=lambda: Patience(0))
-    retaken: int = 0
-    disturbed: int = 0
-    """Rounds that count although others took part of the machine: there was no time for more."""
+    patience: float = 0.0
+    """Seconds for each row of the table."""
 
-    def take(
-        self, groups: Sequence[Group], settle: Callable[[], object] = _nothing, rounds: int | None = None
-    ) -> list[Round]:
+    again: int = 0
+    disturbed: int = 0
+    """Measurements that count although others took part of the machine: there was no time for more."""
+
+    counted: int = 0
+
+    def take(self, groups: Sequence[Group], rounds: int, settle: Callable[[], object] = _nothing) -> list[Round]:
         """Measure each condition once a round, after two rounds that do not count.
 
         Args:
             groups: drawn in random order each round, and so are the conditions of each.
+            rounds: how many count.
             settle: what runs unmeasured before each measured step, twice where something was just installed.
-            rounds: how many count, if it differs from the script's.
         """
         draw = random.Random(self.seed)
-        wanted = rounds or self.rounds
         for _ in range(2):
-            _round(groups, settle, draw)
-        measured: list[tuple[float, int, Round]] = []
-        while sum(share <= SHARE for share, *_ in measured) < wanted and len(measured) < 3 * wanted:
-            if self.patience.left <= 0 and len(measured) >= wanted:
-                break
-            self.patience.wait()
-            begin, watch = time.perf_counter(), Watch()
-            taken = _round(groups, settle, draw)
-            measured.append((watch.share, len(measured), taken))
-            if measured[-1][0] > SHARE:
-                self.patience.left -= time.perf_counter() - begin
-        quietest = sorted(measured)[:wanted]
-        self.retaken += len(measured) - len(quietest)
-        self.disturbed += sum(share > SHARE for share, *_ in quietest)
-        return [taken for _, _, taken in sorted(quietest, key=lambda each: each[1])]
+            replace(self)._round(groups, settle, draw, Patience(0))
+        patience = Patience(self.patience)
+        return [self._round(groups, settle, draw, patience) for _ in range(rounds)]
+
+    def _round(
+        self, groups: Sequence[Group], settle: Callable[[], object], draw: random.Random, patience: Patience
+    ) -> Round:
+        taken: dict[str, int] = {}
+        for group in draw.sample(groups, k=len(groups)):
+            with group.installed():
+                settle()
+                for condition in draw.sample(group.conditions, k=len(group.conditions)):
+                    taken[condition.name] = self._undisturbed(condition, settle, patience)
+        return taken
+
+    def _undisturbed(self, condition: Condition, settle: Callable[[], object], patience: Patience) -> int:
+        """Measure until nobody disturbs, or patience ends; the last measurement counts."""
+        while True:
+            begin = time.perf_counter()
+            settle()
+            taken, disturbed = condition.measure()
+            if not disturbed or patience.left <= 0:
+                self.counted += 1
+                self.disturbed += disturbed
+                return taken
+            self.again += 1
+            patience.spend(time.perf_counter() - begin)
+            patience.wait()
 
     def note(self) -> str:
         """Say what others did to the figures."""
         return (
-            f"Rounds taken again because others took more than {SHARE:.0%} of a core: {self.retaken}; "
-            f"that count although they did: {self.disturbed}."
+            f"Measurements taken again because other processes disturbed them: {self.again}; "
+            f"that count although disturbed: {self.disturbed} of {self.counted}."
         )
-
-
-def _round(groups: Sequence[Group], settle: Callable[[], object], draw: random.Random) -> Round:
-    taken: dict[str, int] = {}
-    for group in draw.sample(groups, k=len(groups)):
-        with group.installed():
-            settle()
-            for condition in draw.sample(group.conditions, k=len(group.conditions)):
-                settle()
-                taken[condition.name] = condition.measure()
-    return taken
 
 
 def time_of(step: Callable[[], object], times: int = 3) -> float:
     """Return the median seconds of a step, after one that warms up."""
     step()
-    return summary.percentile([Condition("", step).measure() for _ in range(times)], 0.5) / 1e9
+    return summary.percentile([Condition("", step).measure()[0] for _ in range(times)], 0.5) / 1e9
 
 
 # --- figures ----------------------------------------------------------------------------------------------
@@ -194,7 +198,7 @@ def difference(rounds: Sequence[Round], name: str, base: str) -> Figure:
 
 def turns_of(options: argparse.Namespace) -> Turns:
     """Return what takes the turns that the options ask for."""
-    return Turns(options.rounds, options.seed, Patience(options.patience))
+    return Turns(options.seed, options.patience)
 
 
 def verdict(figure: Figure, at_most: float) -> str:
@@ -284,21 +288,23 @@ def say(text: str) -> None:
 # --- options ----------------------------------------------------------------------------------------------
 
 
-def parser(documentation: str | None, rounds: int) -> argparse.ArgumentParser:
+def parser(documentation: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
     """Return the options that all scripts have.
 
     Args:
         documentation: of the script; its first line is shown.
-        rounds: how many there are unless told otherwise.
+        rounds: how many there are unless told otherwise; None if that depends on the model.
     """
     made = argparse.ArgumentParser(description=(documentation or "").partition("\n")[0])
-    made.add_argument("--rounds", type=int, help=f"rounds that count, at least 3 (default: {rounds}, quick: 3)")
+    made.add_argument(
+        "--rounds", type=int, help=f"rounds that count, at least 3 (default: {rounds or 'by model'}, quick: 3)"
+    )
     made.add_argument("--seed", type=int, default=0, help="of the order of turns and of weights (default: 0)")
     made.add_argument("--quick", action="store_true", help="small and short: to see that it works, not for figures")
     made.add_argument("--save", action="store_true", help="write benchmarks/results/<name>.json as well")
     made.add_argument(
         "--patience", type=float,
-        help="seconds to spend on waiting for other processes and on taking rounds again (default: 120, quick: 0)",
+        help="seconds a row to spend on waiting for other processes and on measuring again (default: 30, quick: 0)",
     )  # fmt: skip
     made.set_defaults(default_rounds=rounds)
     return made
@@ -310,9 +316,9 @@ def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None = None)
     default = options.__dict__.pop("default_rounds")
     if options.rounds is None:
         options.rounds = 3 if options.quick else default
-    if options.rounds < 3:
+    if options.rounds is not None and options.rounds < 3:
         made.error("--rounds: at least 3, fewer have no interval")
     if options.patience is None:
-        options.patience = 0 if options.quick else 120
+        options.patience = 0 if options.quick else 30
     options.load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     return options

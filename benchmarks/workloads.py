@@ -23,6 +23,9 @@ TEN = (
     "torchvision:resnet18,batch=4,train",
     "timm:vit_tiny_patch16_224,batch=4,train",
 )
+FEWEST, MOST = 10, 48
+"""Rounds of the slowest and of the fastest models."""
+
 QUICK = ("torchvision:squeezenet1_1", "torchvision:mobilenet_v3_small,train")
 
 
@@ -32,10 +35,14 @@ def add_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--models", nargs="+", metavar="MODEL",
         help="names as `xsp profile` takes them, with settings: torchvision:resnet18,batch=4,train",
     )  # fmt: skip
-    made.add_argument("--threads", type=int, help="of torch (default: torch's own, one a core)")
     made.add_argument(
-        "--seconds", type=float, default=6.0,
-        help="small models take more rounds: as many as bare steps fit in this time, up to 3 times (default: 6)",
+        "--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1),
+        help="of torch (default: all cores but one: steps that use all stall when anything else runs)",
+    )  # fmt: skip
+    made.add_argument(
+        "--seconds", type=float, default=3.0,
+        help="without --rounds, a model takes as many as its bare steps fit in this time, "
+        f"{FEWEST} to {MOST} (default: 3)",
     )  # fmt: skip
     return made
 
@@ -48,10 +55,9 @@ def each(options: argparse.Namespace) -> Iterator[models.Workload]:
     """
     measure.before_the_first_use_of_libraries()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if options.threads:
-        import torch
+    import torch
 
-        torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads)
     for text in options.models or (QUICK if options.quick else TEN):
         spec, settings = parse(text, options.seed)
         workload = models.load(spec, settings)
@@ -79,11 +85,10 @@ def name_of(spec: str, settings: models.Settings) -> str:
 
 
 def rounds_of(workload: models.Workload, options: argparse.Namespace) -> int:
-    """Return the rounds that a workload gets: small ones vary more from step to step, and cost less."""
-    if options.quick:
+    """Return the rounds that a workload gets: short steps vary more from one to the next, and cost less."""
+    if options.rounds is not None:
         return int(options.rounds)
-    fitting = int(options.seconds / turns.time_of(workload.step))
-    return int(min(max(options.rounds, fitting), 3 * options.rounds))
+    return min(max(FEWEST, int(options.seconds / turns.time_of(workload.step))), MOST)
 
 
 def summary_line(verdicts: Sequence[str], goal: str) -> str:
