@@ -92,7 +92,7 @@ class ModuleCalls(Collector):
 
     def settle(self) -> None:
         """Wait for the GPU, so that a step ends when its work has ended."""
-        # not `is_available`: it asks the driver, which takes 0.1 ms, inside the step
+        # not `is_available`, which asks the driver, inside the step
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
 
