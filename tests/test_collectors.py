@@ -19,7 +19,7 @@ from xsp.testing import check_collector  # noqa: E402
 from xsp_collectors.dataloading import DataLoading  # noqa: E402
 from xsp_collectors.modules import ModuleCalls  # noqa: E402
 from xsp_collectors.onednn import OneDnnPrimitives  # noqa: E402
-from xsp_collectors.tensors import describe_inputs, tensor_bytes  # noqa: E402
+from xsp_collectors.tensors import describe, sketch, tensor_bytes  # noqa: E402
 from xsp_collectors.torchops import TorchOps  # noqa: E402
 from xsp_collectors.training import TrainingCalls  # noqa: E402
 
@@ -188,8 +188,9 @@ def test_the_cost_of_a_span_is_measured_with_the_collector_on_and_off():
 
 
 def test_tensors_are_found_in_nested_arguments_and_none_is_kept():
-    inputs = describe_inputs((torch.zeros(2, 3), [torch.zeros(4)]), {"mask": {"a": torch.zeros(1, dtype=torch.bool)}})
+    inputs = describe(sketch((torch.zeros(2, 3), [torch.zeros(4)]), {"mask": {"a": torch.zeros(1, dtype=torch.bool)}}))
     assert inputs == ("[[2, 3], [4], [1]]", "float32", 2)
-    assert describe_inputs((), {}) == (None, None, None)
+    assert describe(sketch((), {})) == (None, None, None)
+    assert describe(sketch((torch.zeros(5, 1),), {})) == ("[[5, 1]]", "float32", 5)
     assert tensor_bytes((torch.zeros(2), {"x": torch.zeros(3)})) == 20
     assert tensor_bytes("text") is None

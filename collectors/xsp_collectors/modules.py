@@ -22,7 +22,7 @@ from torch import nn
 from xsp.clock import monotonic_ns
 from xsp.collector import Collector, Probe, Signal, ignore
 from xsp.span import Kind, Level, Span
-from xsp_collectors.tensors import NO_INPUTS, Inputs, describe_inputs, tensor_bytes
+from xsp_collectors.tensors import Sketch, describe, sketch, tensor_bytes
 
 _OFF, _INSIDE, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(6)
 # _INSIDE: the one thread of the program is in an outermost call, and no other call is of interest
@@ -36,7 +36,7 @@ class _Call(NamedTuple):
     depth: int
     start: int
     end: int
-    inputs: Inputs | None
+    inputs: Sketch | None
     activation_bytes: int | None
     error: str | None
 
@@ -120,7 +120,7 @@ class ModuleCalls(Collector):
         return Probe(lambda: module(argument), spans=500)
 
     def _forward(self, call: _Call) -> Span:
-        inputs = call.inputs or NO_INPUTS
+        inputs = describe(call.inputs or [])
         return Span(
             level=Level.MODEL,
             kind=Kind.FORWARD.value,
@@ -137,7 +137,7 @@ class ModuleCalls(Collector):
         )
 
     def _layer(self, call: _Call) -> Span:
-        inputs = call.inputs or NO_INPUTS
+        inputs = describe(call.inputs or [])
         entry = self._catalog.entry(call.module)
         if entry.compiled:
             self._notes.add(
@@ -193,10 +193,10 @@ def _wrap(
             if mode <= _OUTERMOST:
                 return call(*args, **kwargs)
             if mode == _DESCRIBE:
-                inputs = describe_inputs(args, kwargs)
+                inputs = sketch(args, kwargs)
         else:
             collector.notify(Signal.CALL_BEGIN, self)
-            inputs = describe_inputs(args, kwargs)
+            inputs = sketch(args, kwargs)
             if mode == _OUTERMOST and threading.active_count() == 1:
                 mode = _INSIDE
         here[0] = depth + 1

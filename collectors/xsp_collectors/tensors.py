@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 _NESTING = 4
@@ -22,17 +23,27 @@ class Inputs(NamedTuple):
 NO_INPUTS = Inputs(None, None, None)
 
 
-def describe_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-    """Return shapes (as JSON), element type and first dimension of the tensors among the arguments.
+Sketch = list[tuple[torch.Size, torch.dtype]]
+"""Shape and element type of each tensor among a call's arguments."""
+
+
+def sketch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sketch:
+    """Return what `describe` needs of a call's arguments; hot, so most calls take the first way."""
+    if len(args) == 1 and not kwargs and type(args[0]) is Tensor:
+        return [(args[0].shape, args[0].dtype)]
+    return [(tensor.shape, tensor.dtype) for tensor in _tensors((args, kwargs), _NESTING)]
+
+
+def describe(tensors: Sketch) -> Inputs:
+    """Return shapes (as JSON), element type and first dimension of a call's tensors.
 
     The type is that of the first tensor, the batch the first dimension of the first tensor that has one.
     """
-    tensors = list(_tensors((args, kwargs), _NESTING))
     if not tensors:
         return NO_INPUTS
-    shapes = [list(tensor.shape) for tensor in tensors]
+    shapes = [list(shape) for shape, _ in tensors]
     batch = next((shape[0] for shape in shapes if shape), None)
-    return Inputs(str(shapes), str(tensors[0].dtype).removeprefix("torch."), batch)
+    return Inputs(str(shapes), str(tensors[0][1]).removeprefix("torch."), batch)
 
 
 def tensor_bytes(value: Any) -> int | None:
