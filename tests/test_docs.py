@@ -25,8 +25,6 @@ PAGES = sorted(
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-WRITTEN_LATER = {"docs/benchmarks.md"}
-"""By a program that measures for minutes; links to it are right before it was run for the first time."""
 
 
 def name_of(path: Path) -> str:
@@ -154,7 +152,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     for file, heading in links(page):
         target = (page.parent / file).resolve() if file else page
         assert ROOT in [target, *target.parents], f"{file} leads out of the repository"
-        assert target.exists() or name_of(target) in WRITTEN_LATER, f"{file} is not there"
+        assert target.exists(), f"{file} is not there"
         if heading:
             assert heading in anchors(target), f"{file}#{heading}"
 
