@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
     {"errors", "span", "version"},
-    {"clock", "collector", "flops", "plugins", "schedule", "scrub", "summary"},
+    {"clock", "collector", "flops", "identity", "plugins", "schedule", "scrub", "semconv", "summary"},
     {"testing", "xsp_collectors"},
     {"calibrate", "correlate", "device", "rundir", "table", "views"},
     {"trace"},

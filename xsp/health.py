@@ -134,7 +134,8 @@ def _structure(trace: Trace) -> list[Finding]:
     findings = []
     others = _one(
         trace,
-        f"SELECT count(*) FROM spans ANTI JOIN alike USING (trace_id, step, rung) WHERE kind = '{Kind.STEP}' AND timed",
+        "SELECT count(*) FROM spans ANTI JOIN alike USING (trace_id, step, rung, rank) "
+        f"WHERE kind = '{Kind.STEP}' AND timed AND rank = (SELECT min(rank) FROM alike)",
     )
     if others:
         text = f"{others} timed steps do something else than the {_alike(trace)} that the figures are of"
@@ -142,7 +143,7 @@ def _structure(trace: Trace) -> list[Finding]:
     rows = trace.con.execute(
         """
         SELECT rung, count(*), count(DISTINCT step), sum(dur_ns) / 1e6
-        FROM spans JOIN alike USING (trace_id, step, rung)
+        FROM alike_spans
         WHERE timed AND key NOT IN (SELECT key FROM merged WHERE key IS NOT NULL) GROUP BY rung ORDER BY rung
         """
     ).fetchall()
@@ -182,7 +183,7 @@ def _library(trace: Trace) -> list[Finding]:
 def _alike(trace: Trace) -> int:
     return _one(
         trace,
-        f"SELECT count(*) FROM spans JOIN alike USING (trace_id, step, rung) WHERE kind = '{Kind.STEP}' AND timed",
+        f"SELECT count(*) FROM alike_spans WHERE kind = '{Kind.STEP}' AND timed",
     )
 
 

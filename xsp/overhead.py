@@ -95,7 +95,11 @@ def merge(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def find_alike(con: duckdb.DuckDBPyConnection) -> None:
-    """Make the table `alike` of the steps (trace_id, step, rung) that do the same at the model level.
+    """Make the table `alike` of the steps that do the same at the model level, and the view `alike_spans` of
+    their spans.
+
+    A step is known by trace_id, step, rung and rank. In a trace of several ranks those of the first one are
+    taken: what the others did at the same time is in `spans`.
 
     Args:
         con: holds `spans`.
@@ -104,17 +108,21 @@ def find_alike(con: duckdb.DuckDBPyConnection) -> None:
         f"""
         CREATE OR REPLACE TABLE alike AS
         WITH steps AS (
-            SELECT trace_id, step, rung, any_value(timed) AS timed,
+            SELECT trace_id, step, rung, rank, any_value(timed) AS timed,
                    bit_xor(hash(key)) FILTER (level = {int(Level.MODEL)} AND kind <> '{Kind.DATA}') AS kind,
                    count(*) FILTER (kind = '{Kind.STEP}' AND status = 'ok') AS good,
                    max(dur_ns) FILTER (kind = '{Kind.STEP}') AS dur_ns
-            FROM spans WHERE step IS NOT NULL GROUP BY trace_id, step, rung
+            FROM spans WHERE step IS NOT NULL AND rank = (SELECT min(rank) FROM spans WHERE step IS NOT NULL)
+            GROUP BY trace_id, step, rung, rank
         ), weightiest AS (
             SELECT kind FROM steps GROUP BY kind
             ORDER BY coalesce(sum(dur_ns) FILTER (timed AND good > 0), 0) DESC, count(*) DESC, kind LIMIT 1
         )
-        SELECT trace_id, step, rung FROM steps WHERE kind IS NOT DISTINCT FROM (SELECT kind FROM weightiest)
+        SELECT trace_id, step, rung, rank FROM steps WHERE kind IS NOT DISTINCT FROM (SELECT kind FROM weightiest)
         """
+    )
+    con.execute(
+        "CREATE OR REPLACE VIEW alike_spans AS SELECT * FROM spans SEMI JOIN alike USING (trace_id, step, rung, rank)"
     )
 
 
@@ -122,12 +130,12 @@ def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
     """Return the rungs that have timed steps, outermost first.
 
     Args:
-        con: holds `spans` and `alike`.
+        con: holds `spans` and `alike_spans`.
     """
     steps: dict[int, list[float]] = {
         rung: list(durations)
         for rung, durations in con.execute(
-            "SELECT rung, list(dur_ns::DOUBLE ORDER BY step) FROM spans JOIN alike USING (trace_id, step, rung) "
+            "SELECT rung, list(dur_ns::DOUBLE ORDER BY step) FROM alike_spans "
             f"WHERE kind = '{Kind.STEP}' AND timed AND status = 'ok' GROUP BY rung ORDER BY rung"
         ).fetchall()
     }
@@ -143,7 +151,7 @@ def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
         spans = con.execute(
             "SELECT coalesce(median(spans), 0) FROM "
             "(SELECT count(*) FILTER (level > ? AND level <= ? AND device IS NULL) AS spans "
-            "FROM spans JOIN alike USING (trace_id, step, rung) WHERE timed AND rung = ? GROUP BY trace_id, step)",
+            "FROM alike_spans WHERE timed AND rung = ? GROUP BY trace_id, step)",
             [before if before is not None else int(Level.APPLICATION), level, level],
         ).fetchall()[0][0]
         rungs.append(Rung(level, len(durations), figure, added, added_interval, int(spans)))
@@ -161,18 +169,18 @@ def _template(con: duckdb.DuckDBPyConnection) -> _Template | None:
     found = con.execute(
         f"""
         WITH steps AS (
-            SELECT trace_id, step, rung, any_value(timed) AS timed,
+            SELECT trace_id, step, rung, rank, any_value(timed) AS timed,
                    bit_xor(hash(key)) AS structure,
                    max(dur_ns) FILTER (kind = '{Kind.STEP}') AS dur_ns,
                    max(status) FILTER (kind = '{Kind.STEP}') AS status
-            FROM spans JOIN alike USING (trace_id, step, rung) GROUP BY trace_id, step, rung
+            FROM alike_spans GROUP BY trace_id, step, rung, rank
         ), deepest AS (
             SELECT * FROM steps
             QUALIFY rank() OVER (ORDER BY status = 'ok' DESC, timed DESC, rung DESC) = 1
         ), common AS (
             SELECT *, count(*) OVER (PARTITION BY structure) AS alike FROM deepest
         )
-        SELECT trace_id, step, rung FROM common
+        SELECT trace_id, step, rung, rank FROM common
         QUALIFY rank() OVER (ORDER BY alike DESC, structure) = 1
         ORDER BY dur_ns, step
         """
@@ -181,7 +189,9 @@ def _template(con: duckdb.DuckDBPyConnection) -> _Template | None:
         return None
     chosen = found[len(found) // 2]
     names = ", ".join(column.name for column in COLUMNS)
-    rows = con.execute(f"SELECT {names} FROM spans WHERE (trace_id, step, rung) = (?, ?, ?)", chosen).fetchall()
+    rows = con.execute(
+        f"SELECT {names} FROM spans WHERE (trace_id, step, rung, rank) = (?, ?, ?, ?)", chosen
+    ).fetchall()
     return _Template([Span._make(row) for row in rows])
 
 
@@ -210,7 +220,7 @@ def _durations(con: duckdb.DuckDBPyConnection, template: _Template) -> Mapping[s
     keys = [row.key for row in template.rows]
     durations: dict[str, dict[int, list[float]]] = defaultdict(dict)
     rows = con.execute(
-        "SELECT key, rung, list(dur_ns::DOUBLE ORDER BY step) FROM spans JOIN alike USING (trace_id, step, rung) "
+        "SELECT key, rung, list(dur_ns::DOUBLE ORDER BY step) FROM alike_spans "
         "WHERE timed AND status = 'ok' AND key IN (SELECT unnest(?::VARCHAR[])) GROUP BY key, rung",
         [keys],
     ).fetchall()

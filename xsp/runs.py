@@ -12,7 +12,7 @@ import duckdb
 from xsp import rundir, table
 from xsp.errors import TraceError
 from xsp.overhead import true_trace
-from xsp.span import COLUMNS, MERGED_COLUMNS
+from xsp.span import COLUMNS, MERGED_COLUMNS, Column, Span
 from xsp.trace import Trace
 
 
@@ -110,6 +110,11 @@ def _load_files(files: list[Path], run: dict[str, Any], place: Path) -> Trace:
 def _view(
     con: duckdb.DuckDBPyConnection, name: str, files: list[Path], found: set[str], columns: Sequence[Any]
 ) -> None:
-    """Show files as a view with all columns; those that an older xsp did not write are null."""
-    shown = ", ".join(c.name if c.name in found else f"CAST(NULL AS {c.type}) AS {c.name}" for c in columns)
+    """Show files as a view with all columns; those that an older xsp did not write hold their default."""
+    shown = ", ".join(c.name if c.name in found else f"CAST({_default(c)} AS {c.type}) AS {c.name}" for c in columns)
     con.execute(f"CREATE VIEW {name} AS SELECT {shown} FROM {table.parquet(files)}")
+
+
+def _default(column: Column) -> str:
+    default = Span._field_defaults.get(column.name)
+    return "NULL" if default is None else repr(default)

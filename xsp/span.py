@@ -1,6 +1,7 @@
 """What every part of xsp speaks: levels, kinds, and the columns of the span table.
 
-`COLUMNS` is the one source for the Parquet schema, for validation and for the page in the docs.
+`COLUMNS` is the one source for the Parquet schema, for validation, for the names in OpenTelemetry and for the
+page in the docs.
 A `Span` is a row in Python, as collectors write it; its fields are the columns, in their order.
 """
 
@@ -31,6 +32,7 @@ class Level(enum.IntEnum):
 class Kind(str, enum.Enum):
     """What a span is an interval of."""
 
+    RUN = "run"  # a whole run of a program; its steps link to it
     USER = "user"  # a block that the user named
     STEP = "step"  # one prediction or one training step
     FORWARD = "forward"  # the outermost call of a module
@@ -70,44 +72,67 @@ class Column(NamedTuple):
     name: str
     type: str
     about: str
+    attribute: str | None = None
+    """Its name in OpenTelemetry, from the semantic conventions where they have one; None for what has a field
+    of its own there, and for what never leaves the table."""
 
 
 COLUMNS: tuple[Column, ...] = (
     Column("trace_id", "VARCHAR", "one step, 32 hexadecimal digits as in OpenTelemetry"),
     Column("span_id", "VARCHAR", "16 hexadecimal digits as in OpenTelemetry"),
     Column("parent_id", "VARCHAR", "span_id of the parent; null for a root and for an orphan"),
-    Column("parent_rule", "VARCHAR", "the evidence for the parent, see Rule; null where there is no parent"),
-    Column("level", "SMALLINT", "where in the stack, see Level"),
-    Column("kind", "VARCHAR", "what it is an interval of, see Kind"),
+    Column(
+        "parent_rule",
+        "VARCHAR",
+        "the evidence for the parent, see Rule; null where there is no parent",
+        "xsp.parent_rule",
+    ),
+    Column("level", "SMALLINT", "where in the stack, see Level", "xsp.level"),
+    Column("kind", "VARCHAR", "what it is an interval of, see Kind", "xsp.kind"),
     Column("name", "VARCHAR", "full name: of the module in its model, of the operator, of the kernel"),
-    Column("type", "VARCHAR", "class of the module, kind of primitive"),
-    Column("phase", "VARCHAR", "forward, backward or optimizer; null outside them"),
+    Column("type", "VARCHAR", "class of the module, kind of primitive", "xsp.type"),
+    Column("phase", "VARCHAR", "forward, backward or optimizer; null outside them", "xsp.phase"),
     Column("start_ns", "BIGINT", "nanoseconds since the epoch"),
-    Column("dur_ns", "BIGINT", "measured duration in nanoseconds, with the cost of the profiling in it"),
-    Column("process", "BIGINT", "process id"),
-    Column("thread", "BIGINT", "thread id of the operating system; null where the source does not tell"),
-    Column("device", "INTEGER", "device index; null on the host"),
-    Column("stream", "BIGINT", "stream of the device; null on the host"),
-    Column("step", "INTEGER", "number of the step in its run, from 0, warm-up counted"),
-    Column("rung", "SMALLINT", "deepest level whose collectors were on in that step"),
-    Column("timed", "BOOLEAN", "false in steps that describe (shapes, memory) and whose times do not count"),
-    Column("correlation_id", "BIGINT", "joins device work to its launch"),
-    Column("sequence_nr", "BIGINT", "joins a backward op to its forward op"),
-    Column("forward_thread", "BIGINT", "thread on which the forward op of a backward op ran"),
-    Column("status", "VARCHAR", "ok; error:<exception type>; unclosed"),
-    Column("key", "VARCHAR", "place in the structure of a step: the same span in another step has the same"),
-    Column("layer_index", "INTEGER", "position of the module call in execution order, from 0"),
-    Column("depth", "INTEGER", "number of module calls around this one"),
-    Column("batch_size", "BIGINT", "samples in the step, as stated or as the first input's first dimension"),
-    Column("input_shapes", "VARCHAR", "shapes of the tensor inputs, as JSON"),
-    Column("dtype", "VARCHAR", "element type of the first tensor input"),
-    Column("param_bytes", "BIGINT", "bytes of the module's parameters, its children's included"),
-    Column("activation_bytes", "BIGINT", "bytes of the tensors that the module returned"),
-    Column("alloc_bytes", "BIGINT", "bytes that were newly allocated between start and end, on its thread"),
-    Column("flops", "BIGINT", "floating-point operations that the span itself does, a multiply-add is 2"),
-    Column("flops_source", "VARCHAR", "how flops are known: shapes, counter"),
-    Column("collector", "VARCHAR", "the collector or importer that saw it"),
-    Column("attributes", "VARCHAR", "what only this kind of span has, as a JSON object"),
+    Column(
+        "dur_ns", "BIGINT", "measured duration in nanoseconds, with the cost of the profiling in it", "xsp.duration_ns"
+    ),
+    Column("process", "BIGINT", "process id", "process.pid"),
+    Column("thread", "BIGINT", "thread id of the operating system; null where the source does not tell", "thread.id"),
+    Column("device", "INTEGER", "device index; null on the host", "cuda.device"),
+    Column("stream", "BIGINT", "stream of the device; null on the host", "cuda.stream"),
+    Column("step", "INTEGER", "number of the step in its run, from 0, warm-up counted", "xsp.step"),
+    Column("rank", "INTEGER", "number of the process in a distributed job; 0 where it is alone", "xsp.rank"),
+    Column("rung", "SMALLINT", "deepest level whose collectors were on in that step", "xsp.rung"),
+    Column(
+        "timed", "BOOLEAN", "false in steps that describe (shapes, memory) and whose times do not count", "xsp.timed"
+    ),
+    Column("correlation_id", "BIGINT", "joins device work to its launch", "cuda.correlation_id"),
+    Column("sequence_nr", "BIGINT", "joins a backward op to its forward op", "xsp.sequence_nr"),
+    Column("forward_thread", "BIGINT", "thread on which the forward op of a backward op ran", "xsp.forward_thread"),
+    Column("status", "VARCHAR", "ok; error:<exception type>; unclosed", "xsp.status"),
+    Column("key", "VARCHAR", "place in the structure of a step: the same span in another step has the same", "xsp.key"),
+    Column("layer_index", "INTEGER", "position of the module call in execution order, from 0", "xsp.layer_index"),
+    Column("depth", "INTEGER", "number of module calls around this one", "xsp.depth"),
+    Column(
+        "batch_size",
+        "BIGINT",
+        "samples in the step, as stated or as the first input's first dimension",
+        "xsp.batch_size",
+    ),
+    Column("input_shapes", "VARCHAR", "shapes of the tensor inputs, as JSON", "xsp.input_shapes"),
+    Column("dtype", "VARCHAR", "element type of the first tensor input", "xsp.dtype"),
+    Column("param_bytes", "BIGINT", "bytes of the module's parameters, its children's included", "xsp.param_bytes"),
+    Column("activation_bytes", "BIGINT", "bytes of the tensors that the module returned", "xsp.activation_bytes"),
+    Column(
+        "alloc_bytes",
+        "BIGINT",
+        "bytes that were newly allocated between start and end, on its thread",
+        "xsp.alloc_bytes",
+    ),
+    Column("flops", "BIGINT", "floating-point operations that the span itself does, a multiply-add is 2", "xsp.flops"),
+    Column("flops_source", "VARCHAR", "how flops are known: shapes, counter", "xsp.flops_source"),
+    Column("collector", "VARCHAR", "the collector or importer that saw it", "xsp.collector"),
+    Column("attributes", "VARCHAR", "what only this kind of span has, as a JSON object", "xsp.attributes"),
 )
 
 MERGED_COLUMNS: tuple[Column, ...] = (
@@ -149,6 +174,7 @@ class Span(NamedTuple):
     device: int | None = None
     stream: int | None = None
     step: int | None = None
+    rank: int = 0
     rung: int | None = None
     timed: bool | None = None
     correlation_id: int | None = None

@@ -33,9 +33,9 @@ def A1(trace: Trace) -> Table:
     rows = []
     for batch, durations in trace.con.execute(
         f"""
-        SELECT batch_size, list(dur_ns::DOUBLE ORDER BY step) FROM spans JOIN alike USING (trace_id, step, rung)
+        SELECT batch_size, list(dur_ns::DOUBLE ORDER BY step) FROM alike_spans
         WHERE kind = '{Kind.STEP}' AND status = 'ok' AND timed
-          AND rung = (SELECT min(rung) FROM spans JOIN alike USING (trace_id, step, rung) WHERE timed)
+          AND rung = (SELECT min(rung) FROM alike_spans WHERE timed)
         GROUP BY batch_size ORDER BY batch_size
         """
     ).fetchall():

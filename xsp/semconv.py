@@ -1,0 +1,115 @@
+"""The names that xsp's spans and resources carry in OpenTelemetry.
+
+Names come from OpenTelemetry's semantic conventions where they have one (`service.*`, `host.*`, `process.*`,
+`thread.*`, `code.*`, `hw.*`, `gen_ai.*`); what they do not name is under `xsp.*`, and under `cuda.*` what only
+device work has. The attribute of a column stands with the column, in `xsp.span.COLUMNS`; here is the rest:
+what a resource says, and how the JSON of the column `attributes` becomes single attributes and back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from xsp.span import COLUMNS, Kind, Level
+from xsp.version import __version__
+
+SERVICE = "xsp"
+"""Of whose levels the services are called `xsp.model`, `xsp.layer`, … unless the user names his own."""
+
+OWN = "xsp.attributes."
+"""Prefix of the keys of the column `attributes` that have no namespace of their own."""
+
+RUN = "xsp.run"
+"""Attribute of a run's span: the content of its `run.json`, as text."""
+
+RUN_ID = "xsp.run.id"
+RUN_NAME = "xsp.run.name"
+RANK = "xsp.rank"
+LOCAL_RANK = "xsp.local_rank"
+WORLD_SIZE = "xsp.world_size"
+PROCESS = "process.pid"
+
+ON_RESOURCES = frozenset({PROCESS, RANK})
+"""Attributes of columns that stand on the resource, because they are the same for all spans of a process."""
+
+COLUMN_OF: Mapping[str, str] = {c.attribute: c.name for c in COLUMNS if c.attribute is not None}
+"""Name of the column by its attribute."""
+
+
+def level_name(level: int) -> str:
+    """Return how a level is called in attributes and services: `layer`; a third party's level by its number."""
+    return Level(level).name.lower() if level in Level._value2member_map_ else str(level)
+
+
+def level_of(name: str) -> int:
+    """Return the level of a name that `level_name` gave.
+
+    Raises:
+        ValueError: it is no level.
+    """
+    return int(name) if name.isdigit() else int(Level[name.upper()]) if name.upper() in Level.__members__ else _no(name)
+
+
+def _no(name: str) -> int:
+    raise ValueError(f"{name!r} is no level")
+
+
+def resource(
+    run: Mapping[str, Any], level: int, rank: int = 0, process: int | None = None, service: str = SERVICE
+) -> dict[str, str | int]:
+    """Return the attributes of the resource of one level's spans in one process.
+
+    Each level is a service of its own: viewers give services colours and filters. The host is a pseudonym, the
+    same on all resources of a host, because Jaeger takes clocks of different hosts to differ.
+
+    Args:
+        run: content of `run.json`, possibly of several ranks; what it lacks is left out.
+        level: of the spans.
+        rank: of the process in its job.
+        process: id of the process, where it is known.
+        service: what the program is called.
+    """
+    own = next((part for part in run.get("ranks", ()) if part.get("rank") == rank), run)
+    machine = own.get("machine", {})
+    known: dict[str, Any] = {
+        "service.name": f"{service}.{level_name(level)}",
+        "service.version": own.get("xsp"),
+        "service.instance.id": own.get("id"),
+        "telemetry.sdk.name": "xsp",
+        "telemetry.sdk.language": "python",
+        "telemetry.sdk.version": own.get("xsp", __version__),
+        "host.id": own.get("host"),
+        "host.name": own.get("host"),
+        "host.cpu.model.name": machine.get("cpu"),
+        "process.runtime.version": machine.get("python"),
+        PROCESS: process if process is not None else own.get("process"),
+        RUN_ID: own.get("id"),
+        RUN_NAME: own.get("name"),
+        RANK: rank,
+        LOCAL_RANK: own.get("local_rank"),
+        WORLD_SIZE: own.get("world_size"),
+    }
+    if level >= Level.KERNEL and machine.get("devices"):
+        known |= {"hw.type": "gpu", "hw.name": ", ".join(sorted(set(machine["devices"])))}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def flat(attributes: str | None) -> dict[str, Any]:
+    """Return the JSON of the column `attributes` as single attributes; values keep their JSON types."""
+    if attributes is None:
+        return {}
+    known = json.loads(attributes)
+    return {key if "." in key else OWN + key: value for key, value in known.items()}
+
+
+def nested(attributes: Mapping[str, Any]) -> str | None:
+    """Return single attributes as the JSON of the column `attributes`; None where there are none."""
+    return json.dumps({key.removeprefix(OWN): value for key, value in attributes.items()}) if attributes else None
+
+
+def run_span_name(run: Mapping[str, Any]) -> str:
+    """Return how a run's own span is called."""
+    rank = f" rank {run['rank']}" if run.get("world_size", 1) > 1 else ""
+    return f"{Kind.RUN} {run.get('name', '')}{rank}"
