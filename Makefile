@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test lint bench docs jaeger clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -26,6 +26,9 @@ bench: $(VENV)/.dev ## Run the benchmarks: minutes, on a quiet machine
 
 docs: $(VENV)/.dev ## Write the generated pages of the docs anew
 	@$(BIN)/python docs/generate.py
+
+jaeger: ## Build a Jaeger and a Collector for the tests marked `jaeger` (needs Go; minutes, once)
+	@deploy/build.sh
 
 clean: ## Remove the environment and all runs
 	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache
