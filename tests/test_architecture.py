@@ -19,7 +19,7 @@ LAYERS = [
     {"trace"},
     {"overhead"},
     {"runs", "store"},
-    {"writer"},
+    {"collecting", "writer"},
     {"health", "session"},
     {"analyses", "bench", "exporters", "graph", "importers", "models"},
     {"advise", "autostep", "bound", "doctor", "measure", "predict", "report"},

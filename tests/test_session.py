@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import xsp  # noqa: E402
+from xsp import identity  # noqa: E402
 from xsp.collector import Collector  # noqa: E402
 from xsp.errors import LevelError, OutputError, UsageError  # noqa: E402
 from xsp.health import health  # noqa: E402
@@ -343,3 +344,29 @@ def test_the_schedule_settles_before_each_recorded_step():
     turns = [schedule.next() for _ in range(schedule.steps_for(1))]
     recorded = [place for place, turn in enumerate(turns) if turn.kept]
     assert all(turns[place - 1].rung is Level.APPLICATION for place in recorded)
+
+
+def test_a_run_that_was_started_inside_a_trace_joins_it(tmp_path, monkeypatch):
+    trace_id, span_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    monkeypatch.setenv("TRACEPARENT", f"00-{trace_id}-{span_id}-01")
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with xsp.profile("job", out=tmp_path / "job", collectors=[], warmup=0) as prof:
+        for _ in range(4):
+            with prof.step():
+                pass
+    trace = xsp.load(tmp_path / "job" / "rank-0003")
+    own = trace.run["otel"]
+    assert (own["trace_id"], own["parent_id"]) == (trace_id, span_id)
+    assert [trace.run[field] for field in ("rank", "local_rank", "world_size")] == [3, 1, 4]
+    found = trace.con.execute("SELECT DISTINCT trace_id, parent_id, rank FROM spans").fetchall()
+    assert found == [(trace_id, own["span_id"], 3)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "nonsense", f"00-{'0' * 32}-b7ad6b7169203331-01", "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"],
+)
+def test_what_is_no_traceparent_is_no_caller(value):
+    assert identity.caller_in({"TRACEPARENT": value}) is None

@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+from xsp.span import Span
+
 monotonic_ns = time.perf_counter_ns
 
 
@@ -36,3 +38,8 @@ def anchor(readings: int = 5) -> Anchor:
             best = Anchor(epoch - (before + after) // 2, error)
     assert best is not None
     return best
+
+
+def on_epoch(span: Span, anchor: Anchor) -> Span:
+    """Return a span whose times are monotonic with its times on the epoch."""
+    return span._replace(start_ns=span.start_ns + anchor.offset_ns)

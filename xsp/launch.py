@@ -18,9 +18,10 @@ from typing import Any
 
 from xsp import measure, rundir
 from xsp.autostep import AutoStep, OneAtATime, StepRule
+from xsp.collecting import Listener
 from xsp.errors import UsageError
 from xsp.schedule import parse_levels, rung_name
-from xsp.session import Listener, of_this_rank, profile
+from xsp.session import of_this_rank, profile
 from xsp.span import Level
 
 _DECORATOR = "__xsp_step__"

@@ -16,15 +16,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from xsp import clock, device, plugins, rundir, scrub
-from xsp.calibrate import cost_per_span
-from xsp.collector import Collector, Signal, ignore
-from xsp.errors import PluginError, UsageError
+from xsp import clock, device, identity, rundir, scrub
+from xsp.collecting import Collecting, Listener
+from xsp.collector import Collector
+from xsp.errors import UsageError
 from xsp.schedule import Schedule, Turn, parse_levels, rung_name
 from xsp.span import Kind, Level, Span
 from xsp.version import __version__
-
-Listener = Callable[[Signal, object], None]
 
 _active: profile | None = None
 
@@ -95,9 +93,7 @@ class profile:
         self._batch_size = batch_size
         self._wanted = collectors
         self._listener = listener
-        self._collectors: list[Collector] = []
-        self._absent: dict[str, str] = {}
-        self._notes: list[dict[str, str]] = []
+        self._collecting = Collecting()
         self._pending: list[Span] = []
         self._taken = threading.Lock()
         self._count = 0
@@ -126,17 +122,13 @@ class profile:
             raise UsageError(f"the profile {_active.name!r} is active in this process; one at a time")
         from xsp.writer import Writer  # not needed by programs that only import xsp
 
-        self._collectors = self._find_collectors()
+        self._collecting.find(self._wanted, self.schedule.rungs[-1])
         self.out = rundir.create(of_this_rank(self.out), overwrite=self._overwrite)
-        self._started = time.time()
+        self._identity = identity.of_this_process()
+        self._started_ns = time.time_ns()
         rundir.write_run(self.out, self._run(finished=False))
         self._writer = Writer(self.out)
-        if self._listener is not None:
-            notify = self._listener(self)
-            for collector in self._collectors:
-                collector.notify = notify
-        for collector in list(self._collectors):
-            self._guard(collector, "open", collector.open)
+        self._collecting.open(self._listener(self) if self._listener is not None else None)
         _forget_in_children()
         _active = self
         return self
@@ -150,23 +142,13 @@ class profile:
         if not self._enabled or _active is not self:
             return
         if self._step is not None:
-            self._note("xsp", f"step {self._step.number} was never closed; it was closed with the block")
+            self._collecting.note("xsp", f"step {self._step.number} was never closed; it was closed with the block")
             self._step.close("unclosed")
         _active = None
-        costs = {}
-        for collector in reversed(self._collectors):
-            self._guard(collector, "close", collector.close)
-            self._collect_notes(collector)
-        for collector in self._collectors:
-            collector.notify = ignore
-            cost = None
-            with contextlib.suppress(Exception):  # a probe that fails costs us a figure, not the program
-                cost = cost_per_span(collector)
-            if cost is not None:
-                costs[collector.name] = cost
+        costs = self._collecting.close()
         self._store_rest()
         if kind is not None:
-            self._note("xsp", f"the block was left by {kind.__name__}; the steps before it are kept")
+            self._collecting.note("xsp", f"the block was left by {kind.__name__}; the steps before it are kept")
         self._writer.finish(self._run(finished=True, costs=costs))
         if self._writer.failed is not None:
             print(f"xsp: {self.out}: {self._writer.failed}", file=sys.stderr)
@@ -191,82 +173,25 @@ class profile:
 
     def note(self, text: str) -> None:
         """Put a sentence on what the run is missing into the run."""
-        self._note("program", text)
-
-    # --- collectors -----------------------------------------------------------------------------------
-
-    def _find_collectors(self) -> list[Collector]:
-        """Load what was asked for, else all that can work here; remember why the others cannot."""
-        wanted: Sequence[str | Collector] = plugins.names("xsp.collectors") if self._wanted is None else self._wanted
-        found = []
-        for item in wanted:
-            try:
-                collector = plugins.load("xsp.collectors", item)() if isinstance(item, str) else item
-            except PluginError as error:
-                if self._wanted is not None:
-                    raise
-                self._absent[str(item)] = str(error)
-                continue
-            reason = collector.available()
-            if reason is not None:
-                self._absent[collector.name] = reason
-            elif min(collector.levels) <= self.schedule.rungs[-1]:
-                found.append(collector)
-        # Deeper ones are switched on first and off last.
-        return sorted(found, key=lambda each: min(each.levels), reverse=True)
-
-    def _guard(self, collector: Collector, verb: str, call: Callable[[], Any]) -> Any:
-        """Call a collector; one that raises is taken out, and the program goes on."""
-        try:
-            return call()
-        except Exception as error:
-            self._note(
-                collector.name,
-                f"{verb} failed and the collector was left out: {type(error).__name__}: {error}",
-            )
-            if collector in self._collectors:
-                self._collectors.remove(collector)
-                if verb != "close":
-                    with contextlib.suppress(Exception):
-                        collector.stop()
-                    with contextlib.suppress(Exception):
-                        collector.close()
-            return None
-
-    def _collect_notes(self, collector: Collector) -> None:
-        for text in self._guard(collector, "notes", lambda: list(collector.notes())) or ():
-            self._note(collector.name, text)
-
-    def _note(self, source: str, text: str) -> None:
-        note = {"source": source, "text": text}
-        if note not in self._notes:
-            self._notes.append(note)
+        self._collecting.note("program", text)
 
     # --- what was seen --------------------------------------------------------------------------------
 
-    def _rows(self, anchor: clock.Anchor) -> list[Span]:
-        """Take what the collectors saw, on the epoch."""
-        rows: list[Span] = []
-        for collector in self._collectors:
-            seen = self._guard(collector, "spans", lambda c=collector: list(c.spans())) or []  # type: ignore[misc]
-            rows += seen if collector.epoch else [_on_epoch(span, anchor) for span in seen]
-        pending, self._pending = self._pending, []
-        return rows + [_on_epoch(span, anchor) for span in pending]
-
     def _store(self, step: _Step) -> None:
-        rows = self._rows(step.anchor)
+        pending, self._pending = self._pending, []
+        rows = self._collecting.rows(step.anchor) + [clock.on_epoch(span, step.anchor) for span in pending]
         if not step.turn.kept:
             return
         batch = step.batch_size or self._batch_size
         if batch is None:
             batch = next((row.batch_size for row in rows if row.batch_size is not None), None)
-        process = os.getpid()
         common: dict[str, Any] = {
             "trace_id": step.trace_id,
             "step": step.number,
+            "rank": self._identity.rank,
             "rung": int(step.turn.rung),
             "timed": step.turn.timed,
-            "process": process,
+            "process": self._identity.process,
         }
         rows = [row._replace(level=int(row.level), **common) for row in [step.span(batch), *rows]]
         if self._writer.store(step.number, rows):
@@ -278,22 +203,38 @@ class profile:
         """Store user spans that ended after the last step, around several steps for instance."""
         rest, self._pending = self._pending, []
         if rest and self.steps_stored:
-            anchor, trace_id = clock.anchor(), os.urandom(16).hex()
-            process = os.getpid()
-            rows = [
-                _on_epoch(row, anchor)._replace(level=int(row.level), trace_id=trace_id, process=process)
-                for row in rest
-            ]
+            anchor, own = clock.anchor(), self._identity
+            common: dict[str, Any] = {"trace_id": own.trace_id, "process": own.process, "rank": own.rank}
+            rows = [clock.on_epoch(row, anchor)._replace(level=int(row.level), **common) for row in rest]
             self._writer.store(self._count, rows)
+
+    def _caller(self) -> identity.Caller | None:
+        """Return the run's own span, if the run was started inside a trace: then its steps are in it too."""
+        own = self._identity
+        return identity.Caller(own.trace_id, own.span_id) if own.caller is not None else None
 
     def _run(self, finished: bool, costs: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the content of `run.json`."""
+        own, now_ns = self._identity, time.time_ns()
         return {
             "xsp": __version__,
+            "id": own.id,
             "name": self.name,
             "finished": finished,
-            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._started)),
-            "seconds": round(time.time() - self._started, 3),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._started_ns // 10**9)),
+            "seconds": round((now_ns - self._started_ns) / 1e9, 3),
+            "start_ns": self._started_ns,
+            "end_ns": now_ns,
+            "otel": {
+                "trace_id": own.trace_id,
+                "span_id": own.span_id,
+                "parent_id": own.caller.span_id if own.caller else None,
+            },
+            "rank": own.rank,
+            "local_rank": own.local_rank,
+            "world_size": own.world_size,
+            "process": own.process,
+            "host": own.host,
             "command": scrub.command(sys.argv),
             "levels": self.levels,
             "rungs": [rung_name(rung) for rung in self.schedule.rungs],
@@ -308,10 +249,10 @@ class profile:
                 "lost": self.steps_lost,
                 "skipped": self.steps_skipped,
             },
-            "collectors": sorted(collector.name for collector in self._collectors),
-            "absent": self._absent,
+            "collectors": self._collecting.names,
+            "absent": self._collecting.absent,
             "costs": costs or {},
-            "notes": self._notes,
+            "notes": self._collecting.notes,
             "machine": device.describe(),
         }
 
@@ -328,22 +269,20 @@ class _Step:
         session = self._session
         if not session._taken.acquire(blocking=False):
             session.steps_skipped += 1
-            session._note("xsp", "steps that began while another one was being recorded were not recorded")
+            session._collecting.note("xsp", "steps that began while another one was being recorded were not recorded")
             return self
         self._recording = True
         self.number = session._count
         session._count += 1
         session._step = self
         self.turn: Turn = session.schedule.next()
-        caller = _caller()
-        self.trace_id = caller[0] if caller else os.urandom(16).hex()
-        self._parent_id = caller[1] if caller else None
+        caller = _caller() or session._caller()
+        self.trace_id = caller.trace_id if caller else os.urandom(16).hex()
+        self._parent_id = caller.span_id if caller else None
         self.span_id = os.urandom(8).hex()
         self.thread = threading.get_native_id()
-        self._on = [each for each in session._collectors if min(each.levels) <= self.turn.rung]
         _users.stack.append(self.span_id)
-        for collector in self._on:
-            session._guard(collector, "start", lambda c=collector: c.start(self.turn.rung, self.turn.describe))  # type: ignore[misc]
+        self._on = session._collecting.start(self.turn.rung, self.turn.describe)
         self.anchor = clock.anchor()
         self._start = clock.monotonic_ns()
         return self
@@ -357,30 +296,25 @@ class _Step:
     def close(self, status: str) -> None:
         """Read the clock, switch everything off, store the step."""
         session = self._session
-        for collector in self._on:
-            with contextlib.suppress(Exception):  # a device that failed must fail in the program, not here
-                collector.settle()
+        session._collecting.settle(self._on)
         self._end = clock.monotonic_ns()
         self._recording = False
         self._status = status
-        for collector in reversed(self._on):
-            session._guard(collector, "stop", collector.stop)
+        session._collecting.stop(self._on)
         if self.span_id in _users.stack:
             del _users.stack[_users.stack.index(self.span_id) :]
         session._step = None
         try:
             session._store(self)
-            for collector in self._on:
-                session._collect_notes(collector)
         except Exception as error:
             session.steps_lost += 1
-            session._note("xsp", f"a step could not be stored: {type(error).__name__}: {error}")
+            session._collecting.note("xsp", f"a step could not be stored: {type(error).__name__}: {error}")
         finally:
             session._taken.release()
 
     def span(self, batch_size: int | None) -> Span:
         """Return the step's own span, the root of its trace."""
-        return _on_epoch(
+        return clock.on_epoch(
             Span(
                 span_id=self.span_id,
                 parent_id=self._parent_id,
@@ -455,17 +389,14 @@ _users = _Users()
 _NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 
 
-def _on_epoch(row: Span, anchor: clock.Anchor) -> Span:
-    return row._replace(start_ns=row.start_ns + anchor.offset_ns)
-
-
-def _caller() -> tuple[str, str] | None:
-    """Return trace and span of the OpenTelemetry span that the program is in, if it uses OpenTelemetry."""
+def _caller() -> identity.Caller | None:
+    """Return the OpenTelemetry span that the program is in, if it uses OpenTelemetry."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None
     context = api.get_current_span().get_span_context()
-    return (f"{context.trace_id:032x}", f"{context.span_id:016x}") if context.is_valid else None
+    valid = context.is_valid
+    return identity.Caller(f"{context.trace_id:032x}", f"{context.span_id:016x}") if valid else None
 
 
 def _file_name(name: str) -> str:

@@ -1,0 +1,136 @@
+"""The collectors of a block: found by name, switched together, and none of them able to harm the program."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from xsp import clock, plugins
+from xsp.calibrate import cost_per_span
+from xsp.collector import Collector, Signal, ignore
+from xsp.errors import PluginError
+from xsp.span import Level, Span
+
+Listener = Callable[[Signal, object], None]
+
+
+class Collecting:
+    """What sees the levels down to a deepest one.
+
+    A collector that raises is taken out and noted, and the program goes on.
+    """
+
+    def __init__(self) -> None:
+        self.collectors: list[Collector] = []
+        self.absent: dict[str, str] = {}
+        """Reasons why collectors cannot work here, by name."""
+
+        self.notes: list[dict[str, str]] = []
+        """Sentences on what could not be seen, each with its source, each once."""
+
+    @property
+    def names(self) -> list[str]:
+        """The collectors that are at work, sorted."""
+        return sorted(collector.name for collector in self.collectors)
+
+    def find(self, wanted: Sequence[str | Collector] | None, deepest: Level) -> None:
+        """Load what was asked for, else all that can work here; remember why the others cannot.
+
+        Raises:
+            PluginError: a collector that was asked for by name is not there.
+        """
+        names: Sequence[str | Collector] = plugins.names("xsp.collectors") if wanted is None else wanted
+        found = []
+        for item in names:
+            try:
+                collector = plugins.load("xsp.collectors", item)() if isinstance(item, str) else item
+            except PluginError as error:
+                if wanted is not None:
+                    raise
+                self.absent[str(item)] = str(error)
+                continue
+            reason = collector.available()
+            if reason is not None:
+                self.absent[collector.name] = reason
+            elif min(collector.levels) <= deepest:
+                found.append(collector)
+        # Deeper ones are switched on first and off last.
+        self.collectors = sorted(found, key=lambda each: min(each.levels), reverse=True)
+
+    def open(self, notify: Listener | None) -> None:
+        """Install them.
+
+        Args:
+            notify: hears of the program's boundaries.
+        """
+        for collector in list(self.collectors):
+            if notify is not None:
+                collector.notify = notify
+            self._guard(collector, "open", collector.open)
+
+    def close(self) -> dict[str, Any]:
+        """Take them out again, and return what one span of each costs, by name."""
+        costs = {}
+        for collector in reversed(self.collectors):
+            self._guard(collector, "close", collector.close)
+            self._collect_notes(collector)
+        for collector in self.collectors:
+            collector.notify = ignore
+            cost = None
+            with contextlib.suppress(Exception):  # a probe that fails costs us a figure, not the program
+                cost = cost_per_span(collector)
+            if cost is not None:
+                costs[collector.name] = cost
+        return costs
+
+    def start(self, rung: Level, describe: bool) -> list[Collector]:
+        """Switch on what sees this rung, and return it."""
+        on = [each for each in self.collectors if min(each.levels) <= rung]
+        for collector in on:
+            self._guard(collector, "start", lambda c=collector: c.start(rung, describe))  # type: ignore[misc]
+        return on
+
+    def settle(self, on: Iterable[Collector]) -> None:
+        """Wait for work that the step started elsewhere."""
+        for collector in on:
+            with contextlib.suppress(Exception):  # a device that failed must fail in the program, not here
+                collector.settle()
+
+    def stop(self, on: Sequence[Collector]) -> None:
+        """Switch off what `start` returned."""
+        for collector in reversed(on):
+            self._guard(collector, "stop", collector.stop)
+
+    def rows(self, anchor: clock.Anchor) -> list[Span]:
+        """Take what they saw, on the epoch, and what they have to say of it."""
+        rows: list[Span] = []
+        for collector in list(self.collectors):
+            seen = self._guard(collector, "spans", lambda c=collector: list(c.spans())) or []  # type: ignore[misc]
+            rows += seen if collector.epoch else [clock.on_epoch(span, anchor) for span in seen]
+            self._collect_notes(collector)
+        return rows
+
+    def note(self, source: str, text: str) -> None:
+        """Remember a sentence on what is missing."""
+        note = {"source": source, "text": text}
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def _collect_notes(self, collector: Collector) -> None:
+        for text in self._guard(collector, "notes", lambda: list(collector.notes())) or ():
+            self.note(collector.name, text)
+
+    def _guard(self, collector: Collector, verb: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            self.note(collector.name, f"{verb} failed and the collector was left out: {type(error).__name__}: {error}")
+            if collector in self.collectors:
+                self.collectors.remove(collector)
+                if verb != "close":
+                    with contextlib.suppress(Exception):
+                        collector.stop()
+                    with contextlib.suppress(Exception):
+                        collector.close()
+            return None
