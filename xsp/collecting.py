@@ -69,8 +69,12 @@ class Collecting:
                 collector.notify = notify
             self._guard(collector, "open", collector.open)
 
-    def close(self) -> dict[str, Any]:
-        """Take them out again, and return what one span of each costs, by name."""
+    def close(self, calibrate: bool = True) -> dict[str, Any]:
+        """Take them out again, and return what one span of each costs, by name.
+
+        Args:
+            calibrate: measure those costs; a program that goes on serving has no time for it.
+        """
         costs = {}
         for collector in reversed(self.collectors):
             self._guard(collector, "close", collector.close)
@@ -78,8 +82,9 @@ class Collecting:
         for collector in self.collectors:
             collector.notify = ignore
             cost = None
-            with contextlib.suppress(Exception):  # a probe that fails costs us a figure, not the program
-                cost = cost_per_span(collector)
+            if calibrate:
+                with contextlib.suppress(Exception):  # a probe that fails costs us a figure, not the program
+                    cost = cost_per_span(collector)
             if cost is not None:
                 costs[collector.name] = cost
         return costs
