@@ -43,6 +43,7 @@ exporters:
   - gomod: $contrib/exporter/fileexporter $COLLECTOR
 extensions:
   - gomod: $contrib/extension/healthcheckextension $COLLECTOR
+  - gomod: $contrib/extension/storage/filestorage $COLLECTOR
 providers:
   - gomod: $core/confmap/provider/envprovider $COLLECTOR_V1
   - gomod: $core/confmap/provider/fileprovider $COLLECTOR_V1

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from realparts import Collector, Jaeger, to_file
 
 from xsp import session, testing
 
@@ -48,3 +49,27 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("the folder of published figures and sample traces (shared/) is not beside the checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def jaeger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jaeger]:
+    """A real Jaeger that keeps spans in memory; all tests share it."""
+    started = Jaeger(tmp_path_factory.mktemp("jaeger"))
+    started.start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def otel_collector(tmp_path: Path) -> Iterator[Callable[..., Collector]]:
+    """A function that starts a real Collector that appends to a file: `otel_collector(path, form="json")`."""
+    started: list[Collector] = []
+
+    def start(path: Path, form: str = "json") -> Collector:
+        started.append(Collector(tmp_path, to_file(path, form)))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for collector in started:
+        collector.stop()
