@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from test_report import FULL, HOSTILE, trace
@@ -144,6 +145,44 @@ def test_spans_are_found_by_name(page):
     field.clear()
     field.send_keys(" ")
     assert all(box["hit"] for box in seen(page)["boxes"])
+
+
+def linked(page, fragment: str) -> str:
+    """Follow a link to a place of the page and return what the page says to it."""
+    page.execute_async_script(
+        "addEventListener('hashchange', () => arguments[1](), {once: true}); location.hash = arguments[0]", fragment
+    )
+    return page.find_element("id", "linked").text
+
+
+def test_a_link_leads_to_the_span_of_its_key(page):
+    place = page.execute_script(
+        "return data.timeline.start.findIndex((_, at) => timeline.get.name(at) === arguments[0])", HOSTILE
+    )
+    key = page.execute_script("return data.timeline.key[arguments[0]]", place)
+    page.find_element("id", "all").click()
+    assert linked(page, f"key={key}") == ""
+    near = seen(page)
+    assert near["to"] - near["from"] == pytest.approx(2 * 35_000)
+    assert page.find_element("css selector", "#panel h3").text == HOSTILE
+    assert key in page.find_element("id", "panel").text
+
+
+@pytest.mark.parametrize("key", ["0123456789abcdef", "%3Cscript%3Ewindow.hacked%3D1%3C/script%3E", ""])
+def test_a_link_to_a_span_that_is_not_there_says_so(page, key):
+    said = linked(page, f"key={key}")
+    assert said.startswith(f"The link leads to a span with the key {unquote(key)}")
+    assert "the merged step shows none" in said
+    assert page.execute_script("return window.hacked") is None
+    assert linked(page, "charts") == ""
+
+
+def test_a_page_opens_at_the_span_that_a_link_names(browser, tmp_path):
+    path = html.write(trace(*FULL), tmp_path / "page.html")
+    key = trace(*FULL).sql("SELECT key FROM merged WHERE name = 'layer1'").fetchall()[0][0]
+    browser.get(f"{path.as_uri()}#key={key}")
+    assert browser.find_element("css selector", "#panel h3").text == "layer1"
+    assert browser.get_log("browser") == []
 
 
 def test_a_table_sorts_by_a_click_and_filters(page):

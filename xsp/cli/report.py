@@ -1,8 +1,12 @@
 """Write one page with the timeline, the charts and the tables of a run. It opens offline.
 
+With --serve the pages of one or more runs are shown at http://127.0.0.1:8600/NAME-OF-THE-RUN instead, where
+the links on spans in Jaeger lead (deploy/ui.json).
+
 examples:
   xsp report runs/demo
   xsp report runs/demo -o demo.html
+  xsp report runs/demo runs/other --serve
 """
 
 from __future__ import annotations
@@ -10,28 +14,56 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from xsp.errors import OutputError
+from xsp.errors import OutputError, UsageError
 
 SUMMARY = "write a run's page: timeline, charts, tables"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("path", type=Path, metavar="RUN", help="run directory, or Parquet file of spans")
-    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="the page (default: RUN/report.html)")
+    parser.add_argument("paths", type=Path, nargs="+", metavar="RUN", help="run directory, or Parquet file of spans")
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="the page of one run (default: RUN/report.html)")
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
+    parser.add_argument("--serve", action="store_true", help="show the pages on loopback until Ctrl-C, write none")
+    parser.add_argument("--port", type=int, metavar="N", help="of --serve (default: 8600, where Jaeger's links lead)")
 
 
 def run(given: argparse.Namespace) -> int:
-    """Load the run, write the page, say where it is."""
+    """Load the runs; write their pages and say where they are, or serve them."""
+    if given.out and (given.serve or len(given.paths) > 1):
+        raise UsageError("-o names the page of one run: leave it out with several runs and with --serve")
+    if given.port is not None and not given.serve:
+        raise UsageError("--port is where --serve listens: say --serve, too")
+    return _serve(given) if given.serve else _write(given)
+
+
+def _write(given: argparse.Namespace) -> int:
     from xsp import runs
     from xsp.report import html
 
-    loaded = runs.load(given.path, skip_damaged=given.skip_damaged)
-    default = given.path / "report.html" if given.path.is_dir() else given.path.with_suffix(".html")
-    try:
-        page = html.write(loaded, given.out or default)
-    except OSError as error:
-        raise OutputError(f"{given.out or default}: cannot be written ({error.strerror})") from error
-    print(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
+    for path in given.paths:
+        loaded = runs.load(path, skip_damaged=given.skip_damaged)
+        target = given.out or (path / "report.html" if path.is_dir() else path.with_suffix(".html"))
+        try:
+            page = html.write(loaded, target)
+        except OSError as error:
+            raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
+        print(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
+    return 0
+
+
+def _serve(given: argparse.Namespace) -> int:
+    from xsp import runs
+    from xsp.report import serve
+
+    port = serve.PORT if given.port is None else given.port
+    rendered = serve.pages(runs.load(path, skip_damaged=given.skip_damaged) for path in given.paths)
+    with serve.server(rendered, port) as listening:
+        for name in rendered:
+            print(f"serving {serve.address(listening, name)}", flush=True)
+        print("Ctrl-C ends it", flush=True)
+        try:
+            listening.serve_forever()
+        except KeyboardInterrupt:
+            return 0
     return 0

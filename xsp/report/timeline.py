@@ -38,7 +38,8 @@ class Lane(NamedTuple):
 def timeline(trace: Trace) -> dict[str, Any]:
     """Return the merged step for the page: lanes, packed columns, and what was left out.
 
-    Times are nanoseconds from the start of the step. `parent` is the place of the parent among the spans.
+    Times are nanoseconds from the start of the step. `parent` is the place of the parent among the spans, `key`
+    is what a link from elsewhere calls a span.
     """
     total = int(trace.con.execute("SELECT count(*) FROM merged").fetchall()[0][0])
     rows = _rows(trace)
@@ -53,6 +54,7 @@ def timeline(trace: Trace) -> dict[str, Any]:
         "lanes": _bounds(lanes),
         "range": (min(starts, default=0), max(ends, default=0)),
         "start": starts,
+        "key": [row["key"] for row in ordered],
         "parent": pack(place.get(row["parent_id"]) for row in ordered),
         "about": {column.name: column.about for column in _SHOWN},
         "columns": {column.name: pack(row[column.name] for row in ordered) for column in _SHOWN},

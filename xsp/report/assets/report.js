@@ -110,6 +110,7 @@ function show(place) {
   const above = timeline.parent(place), children = inside(place);
   fact("parent", above === null ? "none" : link(above));
   fact("found by", number(timeline.get.parent_rule(place)), data.timeline.about.parent_rule);
+  if (data.timeline.key[place] !== null) fact("key", data.timeline.key[place], "in Jaeger the spans with the tag xsp.key of this value are this one, of any step");
   if (children.length) {
     const links = make("div");
     for (const child of children.slice(0, 8)) {
@@ -121,6 +122,17 @@ function show(place) {
     fact(`inside: ${number(children.length)}`, links);
   }
   document.getElementById("panel").replaceChildren(make("h3", timeline.get.name(place)), list);
+}
+
+// A span in Jaeger links to #key=…, the place in the structure of a step.
+function follow() {
+  const key = new URLSearchParams(location.hash.slice(1)).get("key"), told = document.getElementById("linked");
+  const place = data.timeline.key.indexOf(key);
+  told.hidden = key === null || place >= 0;
+  if (key === null) return;
+  document.getElementById("timeline").scrollIntoView();
+  if (place >= 0) timeline.visit(place);
+  else told.textContent = `The link leads to a span with the key ${key}, and the merged step shows none: it is of another run, of a step of another kind, or among those that are left out here.`;
 }
 
 function legend() {
@@ -388,3 +400,5 @@ byType("A7", "alloc_mib", "MiB", "A7 Layer memory allocation by type");
 kernelShare();
 ledger();
 tables();
+follow();
+addEventListener("hashchange", follow);

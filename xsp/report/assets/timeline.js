@@ -212,6 +212,16 @@ function Timeline(step, show) {
     show(at);
   }
 
+  function closeUp(at, margin) {
+    look(start[at] - get.dur_ns(at) * margin, end(at) + get.dur_ns(at) * margin);
+  }
+
+  // Where a link from elsewhere leads: the span alone, with what is beside it.
+  function visit(at) {
+    choose(at, true);
+    closeUp(at, 0.5);
+  }
+
   function boxAt(mouse) {
     const seen = canvas.getBoundingClientRect();
     const lane = Math.floor((mouse.clientY - seen.top) / LANE), at = mouse.clientX - seen.left - GUTTER;
@@ -309,7 +319,7 @@ function Timeline(step, show) {
   canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
   canvas.addEventListener("dblclick", (mouse) => {
     const box = boxAt(mouse);
-    if (box && box.count === 1) look(start[box.place] - get.dur_ns(box.place) * 0.05, end(box.place) + get.dur_ns(box.place) * 0.05);
+    if (box && box.count === 1) closeUp(box.place, 0.05);
   });
   canvas.addEventListener("keydown", key);
   strip.addEventListener("pointerdown", (mouse) => {
@@ -330,7 +340,7 @@ function Timeline(step, show) {
   draw();
 
   return {
-    choose, redraw, get, parent, start,
+    choose, visit, redraw, get, parent, start,
     // What is on the screen, for tests: boxes with their places on the canvas.
     seen: () => ({ from, to, boxes: boxes.map((box) => ({ ...box, x: GUTTER + (box.left + box.right) / 2, y: box.lane * LANE + LANE / 2, name: get.name(box.place) })) }),
   };

@@ -1,0 +1,105 @@
+"""Reports on loopback, where a link on a span in Jaeger leads (`deploy/ui.json`).
+
+Pages are rendered once and served from memory: whatever path is asked for, nothing is read from the disk.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import quote, unquote
+
+from xsp.errors import UsageError
+from xsp.report.html import render
+from xsp.trace import Trace
+
+PORT = 8600
+"""Where the links of `deploy/ui.json` lead."""
+
+_LOOPBACK = "127.0.0.1"
+
+
+def pages(traces: Iterable[Trace]) -> dict[str, bytes]:
+    """Return the page of each trace by the name of its run.
+
+    Raises:
+        UsageError: two runs have the same name.
+    """
+    rendered: dict[str, bytes] = {}
+    for trace in traces:
+        if trace.name in rendered:
+            raise UsageError(f"two of the runs are called {trace.name!r}, and a link says no more: serve one of them")
+        rendered[trace.name] = render(trace).encode("utf-8", "replace")
+    return rendered
+
+
+def server(rendered: Mapping[str, bytes], port: int = PORT) -> ThreadingHTTPServer:
+    """Return a server that listens on loopback; `serve_forever` answers, `server_close` ends it.
+
+    Args:
+        rendered: page by name of the run; it is served at `/<name>`.
+        port: to listen on; 0 takes a free one.
+
+    Raises:
+        UsageError: the port is taken, or is none.
+    """
+    try:
+        return ThreadingHTTPServer((_LOOPBACK, port), _answering(rendered))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"--port {port}: cannot listen on {_LOOPBACK} ({reason}); name another port") from error
+
+
+def address(listening: ThreadingHTTPServer, name: str) -> str:
+    """Return the URL of the page of a run."""
+    return f"http://{_LOOPBACK}:{listening.server_port}/{quote(name, safe='')}"
+
+
+def _answering(rendered: Mapping[str, bytes]) -> type[BaseHTTPRequestHandler]:
+    """Return the handler of these pages."""
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 30  # seconds that an idle connection is kept
+
+        def do_GET(self) -> None:
+            status, kind, body = _answer(rendered, self.path, self.headers.get("Host", ""))
+            self.send_response(status)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing: a request is not news."""
+
+    return Handler
+
+
+def _answer(rendered: Mapping[str, bytes], path: str, host: str) -> tuple[HTTPStatus, str, bytes]:
+    """Return status, type and body for a path.
+
+    A page elsewhere can give its own name the address of loopback and would then read ours as its own; the name
+    in the request tells.
+    """
+    if host.partition(":")[0] not in (_LOOPBACK, "localhost"):
+        return HTTPStatus.FORBIDDEN, "text/plain", f"Ask {_LOOPBACK} by this address.\n".encode()
+    name = unquote(path.partition("?")[0][1:])
+    if name in rendered:
+        return HTTPStatus.OK, "text/html", rendered[name]
+    if not name:
+        return HTTPStatus.OK, "text/html", _index(rendered)
+    known = ", ".join(rendered)
+    missing = f"No run called {name!r} is served here, only: {known}. Name its directory to `xsp report --serve`.\n"
+    return HTTPStatus.NOT_FOUND, "text/plain", missing.encode("utf-8", "replace")
+
+
+def _index(rendered: Mapping[str, bytes]) -> bytes:
+    links = "".join(f'<li><a href="/{quote(name, safe="")}">{html.escape(name)}</a></li>' for name in rendered)
+    return f'<!doctype html><meta charset="utf-8"><title>xsp</title><ul>{links}</ul>'.encode("utf-8", "replace")
