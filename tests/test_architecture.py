@@ -18,12 +18,15 @@ LAYERS = [
     {"calibrate", "correlate", "device", "rundir", "table", "views"},
     {"trace"},
     {"overhead"},
-    {"runs", "store"},
+    {"importers", "store"},
+    {"intake"},
+    {"runs"},
     {"collecting", "writer"},
     {"health", "session"},
-    {"analyses", "bench", "exporters", "graph", "importers", "models"},
+    {"analyses", "bench", "exporters", "graph", "models", "serve"},
     {"advise", "autostep", "bound", "doctor", "measure", "predict", "report"},
     {"evaluate", "launch"},
+    {"torchrun"},
     {"cli"},
 ]
 """Outermost last. A module imports from the layers before its own; those of one layer do not import each other."""

@@ -61,6 +61,14 @@ def _run(trace: Trace) -> list[Finding]:
     if trace.run.get("finished") is False:
         stored = _one(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}'")
         findings.append(Finding(Severity.WARNING, "run", f"was interrupted; {stored} steps were stored and are read"))
+    ranks = trace.run.get("ranks", [])
+    missing = sorted(set(range(ranks[0].get("world_size", 1))) - {rank.get("rank") for rank in ranks}) if ranks else []
+    if missing:
+        text = f"missing {len(missing)} of {len(ranks) + len(missing)} ranks: {', '.join(map(str, missing))}"
+        findings.append(Finding(Severity.WARNING, "ranks", text))
+    if len(ranks) > 1:
+        text = f"{len(ranks)} ranks are in this trace; the merged step and its figures are of rank {ranks[0]['rank']}"
+        findings.append(Finding(Severity.NOTE, "ranks", text))
     if steps.get("lost"):
         findings.append(Finding(Severity.WARNING, "run", f"{steps['lost']} steps were recorded but not stored"))
     if steps.get("skipped"):

@@ -5,6 +5,8 @@ RUN/
   run.json             what was run, where, with which settings, and what is missing; see `xsp.session`
   steps/000004.parquet one segment a step, columns as in `xsp.span.COLUMNS`
   merged.parquet       the leveled steps merged into one true step; written when the run ends
+  delivery.json        which steps were delivered to which endpoint; see `xsp.exporters.delivery`
+  rank-0000/           a run for each process of a distributed program
   serialised/          a re-run with one thing at a time, where parents were ambiguous (`xsp run --resolve`)
 ```
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,13 @@ from xsp.errors import OutputError, TraceError
 
 FORMAT = 1
 RUN_FILE = "run.json"
+RANKS = "ranks"
+"""Kind of a directory that holds a run for each rank of a distributed program."""
+
 STEPS = "steps"
 MERGED_FILE = "merged.parquet"
 SERIALISED = "serialised"
+DELIVERY_FILE = "delivery.json"
 
 
 def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
@@ -67,7 +74,8 @@ def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
 
 def _clear(run: Path) -> None:
     """Remove what xsp wrote, and nothing else."""
-    for part in [*read_run(run).get("parts", []), SERIALISED]:
+    ranks = [part.name for part in rank_parts(run)]
+    for part in dict.fromkeys([*read_run(run).get("parts", []), *ranks, SERIALISED]):
         child = (run / str(part)).resolve()
         if child.parent == run.resolve() and (child / RUN_FILE).is_file():
             with contextlib.suppress(TraceError):  # a part that cannot be read stays
@@ -77,7 +85,7 @@ def _clear(run: Path) -> None:
         for file in [*segments(run), *(run / STEPS).glob(".*.part")]:
             file.unlink(missing_ok=True)
         _remove_empty(run / STEPS)
-    for name in (RUN_FILE, MERGED_FILE, "report.html"):
+    for name in (RUN_FILE, MERGED_FILE, DELIVERY_FILE, "report.html"):
         (run / name).unlink(missing_ok=True)
 
 
@@ -136,6 +144,41 @@ def read_run(run: Path) -> dict[str, Any]:
     return dict(content)
 
 
+def read_job(job: Path) -> dict[str, Any]:
+    """Read `run.json` of a run or of a distributed program; of the latter, what all its ranks say.
+
+    A program that was started by torchrun alone leaves runs of its ranks and nothing above them.
+
+    Returns:
+        As `read_run`; with `ranks`, the `run.json` of each, if it was several.
+
+    Raises:
+        TraceError: as `read_run`.
+    """
+    parts = rank_parts(job)
+    content = read_run(job) if (job / RUN_FILE).is_file() or not parts else {"kind": RANKS}
+    if content.get("kind") != RANKS:
+        return content
+    ranks = [read_run(part) for part in parts]
+    first = {name: value for name, value in (ranks[0] if ranks else {}).items() if name not in ("finished", "notes")}
+    return {
+        **first,
+        **content,
+        "parts": [part.name for part in parts],
+        "ranks": ranks,
+        "finished": content.get("finished", True) and all(rank.get("finished") for rank in ranks),
+        "notes": _different(note for rank in ranks for note in rank.get("notes", [])),
+    }
+
+
+def _different(items: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
+    for item in items:
+        if item not in found:
+            found.append(item)
+    return found
+
+
 def segment(run: Path, step: int) -> Path:
     """Return the path of a step's segment."""
     return run / STEPS / f"{step:06d}.parquet"
@@ -144,3 +187,14 @@ def segment(run: Path, step: int) -> Path:
 def segments(run: Path) -> list[Path]:
     """Return the paths of the segments that are there, in the order of their steps."""
     return sorted((run / STEPS).glob("[0-9]*.parquet"))
+
+
+def rank_part(rank: int) -> str:
+    """Return the name of a rank's run in the directory of its job."""
+    return f"rank-{rank:04d}"
+
+
+def rank_parts(run: Path) -> list[Path]:
+    """Return the runs of the ranks that are in a job's directory, in the order of their ranks."""
+    found = [part for part in run.glob("rank-*") if (part / RUN_FILE).is_file()]
+    return sorted(found, key=lambda part: (len(part.name), part.name))

@@ -32,7 +32,7 @@ def load(path: str | os.PathLike[str], *, skip_damaged: bool = False) -> Trace:
     place = Path(path).expanduser()
     if place.is_file():
         return _load_files([place], {"name": place.stem}, place)
-    run = rundir.read_run(place)
+    run = rundir.read_job(place)
     parts = run.get("parts")
     if parts:
         return _load_parts(place, run, [str(part) for part in parts], skip_damaged)
@@ -48,14 +48,14 @@ def load(path: str | os.PathLike[str], *, skip_damaged: bool = False) -> Trace:
 def parts(path: str | os.PathLike[str]) -> list[Path]:
     """Return the run directories in a directory of runs (a sweep), or the one that it is."""
     place = Path(path).expanduser()
-    run = rundir.read_run(place)
+    run = rundir.read_job(place)
     if run.get("kind") == "sweep":
         return [_inside(place, str(part)) for part in run.get("parts", [])]
     return [place]
 
 
 def _load_parts(place: Path, run: dict[str, Any], names: list[str], skip_damaged: bool) -> Trace:
-    """Load a program that was run once per level as the one run that it stands for."""
+    """Load a program that was run once per level, or by several ranks, as the one run that it stands for."""
     if run.get("kind") == "sweep":
         raise TraceError(f"{place}: holds several runs; load one of them: {', '.join(names)}")
     segments = [file for name in names for file in rundir.segments(_inside(place, name))]

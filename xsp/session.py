@@ -405,8 +405,10 @@ def _file_name(name: str) -> str:
 
 def of_this_rank(out: Path) -> Path:
     """Give each process of a distributed program a run directory of its own."""
-    rank, ranks = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "1")
-    return out / f"rank-{int(rank):04d}" if rank.isdigit() and ranks.isdigit() and int(ranks) > 1 else out
+    own = identity.of_this_process()
+    # under torchrun a single process is a job too: xsp's launcher has a run.json of its own in `out`
+    distributed = own.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ
+    return out / rundir.rank_part(own.rank) if distributed else out
 
 
 _fork_seen = False

@@ -42,7 +42,7 @@ class Kind(str, enum.Enum):
     MODULE = "module"  # a call of an nn.Module
     OP = "op"  # a framework operator
     PRIMITIVE = "primitive"  # a primitive of a CPU library
-    CALL = "call"  # a call of a GPU library
+    CALL = "call"  # a call of a GPU library, a collective of a communication library
     LAUNCH = "launch"  # a runtime call that starts device work
     KERNEL = "kernel"  # device work: a kernel
     COPY = "copy"  # device work: a copy or a memset

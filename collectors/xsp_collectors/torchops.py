@@ -19,21 +19,27 @@ from torch.autograd import profiler as autograd_profiler
 from xsp.collector import Collector, Probe
 from xsp.flops import flops
 from xsp.span import Kind, Level, Span
+from xsp_collectors import collectives
 from xsp_collectors.torchlog import WarningsHeldBack
 
 _LAUNCHES = ("Launch", "Memcpy", "Memset")
 
 
 class TorchOps(Collector):
-    """Operators (OP); with a GPU, in kernel rungs, runtime calls (RUNTIME) and kernels and copies (KERNEL)."""
+    """Operators (OP) and a communication backend's part of collectives (LIBRARY).
+
+    With a GPU, in kernel rungs, runtime calls (RUNTIME) and kernels and copies (KERNEL) too.
+    """
 
     name = "torchops"
-    levels = (Level.OP, Level.RUNTIME, Level.KERNEL)
+    levels = (Level.OP, Level.LIBRARY, Level.RUNTIME, Level.KERNEL)
     epoch = True
 
     def __init__(self) -> None:
         self._profile: autograd_profiler.profile | None = None
-        self._finished: list[autograd_profiler.profile] = []
+        self._finished: list[tuple[autograd_profiler.profile, collectives.Counts]] = []
+        self._counts = collectives.Counts()
+        self._notes: set[str] = set()
         self._busy = 0
         self._log = WarningsHeldBack()
         self._log_level: str | None = None
@@ -60,6 +66,8 @@ class TorchOps(Collector):
             return
         if describe:
             self._log.begin()
+        self._counts = collectives.Counts()
+        self._counts.begin()
         on_device = rung >= Level.RUNTIME and torch.cuda.is_available()
         self._profile = autograd_profiler.profile(
             use_kineto=True,
@@ -76,17 +84,23 @@ class TorchOps(Collector):
             profile, self._profile = self._profile, None
             profile.__exit__(None, None, None)
             self._log.end()
-            self._finished.append(profile)
+            self._counts.end()
+            self._finished.append((profile, self._counts))
 
     def spans(self) -> Iterator[Span]:
         """Return operators, runtime calls, device work, and (describing) allocations."""
         finished, self._finished = self._finished, []
-        for profile in finished:
+        for profile, counts in finished:
             if profile.kineto_results is not None:
-                yield from _spans_of(profile.kineto_results.events(), self.name)
+                found = collectives.label(list(_spans_of(profile.kineto_results.events(), self.name)), counts)
+                if found.note is not None:
+                    self._notes.add(found.note)
+                yield from found.spans
 
     def notes(self) -> Iterator[str]:
-        """Say in how many steps torch.profiler was taken."""
+        """Say in how many steps torch.profiler was taken, and which collectives could not be told."""
+        yield from sorted(self._notes)
+        self._notes.clear()
         if self._busy:
             yield (
                 f"in {self._busy} steps the program itself was using torch.profiler, of which there is one "
@@ -173,7 +187,7 @@ def _annotation(event: Any, threads: dict[int, int]) -> Span | None:
     # after the hooks that may have closed the step.
     if event.name().startswith("Optimizer.step#"):
         return None
-    return _op(event, threads)._replace(kind=Kind.USER.value)
+    return collectives.as_call(_op(event, threads)._replace(kind=Kind.USER.value))
 
 
 def _allocation(event: Any, threads: dict[int, int]) -> Span | None:

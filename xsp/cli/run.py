@@ -9,6 +9,7 @@ examples:
   xsp run --step train_one train.py               a function of the script
   xsp run --step mypkg.loop:Trainer.step train.py a function of a module
   xsp run --levels once-each train.py             a script that cannot take turns: once per level
+  xsp run torchrun --nproc-per-node 2 train.py    all ranks of a distributed script, in one trace
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="print no tables")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--one-at-a-time", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python file")
+    parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python file, or torchrun with what it takes")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments")
 
 
 def run(given: argparse.Namespace) -> int:
     """Run the script, print the first tables, return the script's exit code."""
+    from xsp import torchrun
     from xsp.launch import Launch, launch, once_each, resolve
     from xsp.session import of_this_rank
     from xsp.span import Level
@@ -50,7 +52,7 @@ def run(given: argparse.Namespace) -> int:
     how = Launch(
         script=given.script,
         args=tuple(given.args),
-        out=given.out or Path("runs") / given.script.stem,
+        out=given.out or Path("runs") / _name(given),
         levels="M/L/G" if given.levels == "once-each" else given.levels,
         step=given.step,
         warmup=given.warmup,
@@ -59,6 +61,11 @@ def run(given: argparse.Namespace) -> int:
         only=Level[given.only.upper()] if given.only else None,
         one_at_a_time=given.one_at_a_time,
     )
+    if str(given.script) == torchrun.COMMAND:
+        code = torchrun.launch(how)
+        if not given.quiet:
+            _show(how.out)
+        return code
     each = given.once_each or given.levels == "once-each"
     code = once_each(how) if each else launch(how)
     if given.resolve and code == 0:
@@ -67,6 +74,12 @@ def run(given: argparse.Namespace) -> int:
     if not given.quiet:
         _show(of_this_rank(how.out))
     return code
+
+
+def _name(given: argparse.Namespace) -> str:
+    """Return what the run directory is called: as the script, also behind torchrun's options."""
+    scripts = [Path(part).stem for part in (str(given.script), *given.args) if part.endswith(".py")]
+    return scripts[0] if scripts else given.script.stem
 
 
 def _show(out: Path) -> None:

@@ -1,0 +1,127 @@
+"""Which collective an operator of `c10d` was: communicator and sequence number, the same on all its ranks.
+
+Kineto records that a collective ran, not which one. But each communicator counts its collectives, in the same
+order on all ranks; so its counter is read before and after a step, and the collectives that ran in between
+carry the numbers in between. Only if exactly as many ran as were counted, and of one communicator: never a
+guess.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from xsp.span import Kind, Level, Span
+
+NAME = "xsp.collective.name"
+COMMUNICATOR = "xsp.collective.communicator"
+SEQUENCE = "xsp.collective.seq"
+ID = "xsp.collective.id"
+
+_POINT_TO_POINT = ("c10d::send", "c10d::recv")
+_BACKENDS = ("gloo:", "nccl:", "mpi:", "ucc:")
+
+
+class Counts:
+    """The communicators' counters before and after a step."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, int] = {}
+        self.after: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """Read the counters before the step."""
+        self.before = _counters()
+
+    def end(self) -> None:
+        """Read them after it."""
+        self.after = _counters()
+
+
+class Labelled(NamedTuple):
+    """Spans of a step, and a sentence if their collectives could not be told."""
+
+    spans: list[Span]
+    note: str | None
+
+
+def label(spans: Sequence[Span], counts: Counts) -> Labelled:
+    """Say of each collective which one it was, and hang the backend's own part of it beneath it.
+
+    Args:
+        spans: of one step, as the profiler saw them.
+        counts: of that step.
+    """
+    issued = sorted((span for span in spans if _is_collective(span)), key=lambda span: span.start_ns)
+    moved = {name: number for name, number in counts.after.items() if number > counts.before.get(name, number)}
+    if not issued:
+        return Labelled(list(spans), None)
+    if len(moved) != 1:
+        return Labelled(list(spans), f"the collectives of {len(moved)} communicators ran in one step: which is unknown")
+    (communicator,) = moved
+    first = counts.before[communicator]
+    if moved[communicator] - first != len(issued):
+        text = f"communicator {communicator} counted {moved[communicator] - first} collectives in a step of"
+        return Labelled(list(spans), f"{text} {len(issued)} operators: which is which is unknown")
+    names = {
+        id(span): _numbered(span, communicator, number)._replace(span_id=os.urandom(8).hex())
+        for number, span in enumerate(issued, start=first + 1)
+    }
+    parts = _parts([names[id(span)] for span in issued], [span for span in spans if _is_part(span)])
+    return Labelled([names.get(id(span)) or parts.get(id(span)) or span for span in spans], None)
+
+
+def _counters() -> dict[str, int]:
+    """Return how many collectives each communicator of this process has begun."""
+    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if distributed is None or not distributed.is_initialized():
+        return {}
+    found = {}
+    for group in list(distributed._world.pg_map):
+        try:
+            found[str(group.group_name)] = int(group._get_sequence_number_for_group())
+        except (AttributeError, RuntimeError):  # a backend that does not count
+            continue
+    return found
+
+
+def _is_collective(span: Span) -> bool:
+    return span.name.startswith("c10d::") and not span.name.startswith(_POINT_TO_POINT)
+
+
+def _is_part(span: Span) -> bool:
+    return span.name.startswith(_BACKENDS)
+
+
+def as_call(span: Span) -> Span:
+    """Return what a backend says of its own work as the library call that it is."""
+    return span._replace(level=Level.LIBRARY, kind=Kind.CALL.value) if _is_part(span) else span
+
+
+def _numbered(span: Span, communicator: str, number: int) -> Span:
+    known = {
+        NAME: span.name.removeprefix("c10d::").strip("_"),
+        COMMUNICATOR: communicator,
+        SEQUENCE: number,
+        ID: f"{communicator}:{number}",
+    }
+    return span._replace(attributes=json.dumps(known))
+
+
+def _parts(issued: Sequence[Span], parts: Iterable[Span]) -> dict[int, Span]:
+    """Find the collective that each part belongs to: the only one that was issued and not yet taken up."""
+    found: dict[int, Span] = {}
+    waiting: list[Span] = []
+    pending = list(issued)
+    for part in sorted(parts, key=lambda span: span.start_ns):
+        while pending and pending[0].start_ns <= part.start_ns:
+            waiting.append(pending.pop(0))
+        if len(waiting) == 1:
+            owner = waiting.pop()
+            found[id(part)] = part._replace(parent_id=owner.span_id, attributes=owner.attributes)
+        else:  # several could be it: from here on nothing is certain
+            break
+    return found

@@ -1,0 +1,162 @@
+"""Several ranks in one trace, with gloo on two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import xsp  # noqa: E402
+from xsp.health import health  # noqa: E402
+from xsp.span import Kind, Level, Span  # noqa: E402
+from xsp_collectors import collectives  # noqa: E402
+
+SCRIPT = """
+    import torch, torch.distributed as dist
+    from torch import nn
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(20):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the run of two ranks that train together."""
+    place = tmp_path_factory.mktemp("job")
+    (place / "train.py").write_text(textwrap.dedent(SCRIPT))
+    command = [sys.executable, "-m", "xsp.cli", "run", "--quiet", "--out", "out", "--warmup", "2"]
+    command += ["torchrun", "--standalone", "--nproc-per-node", "2", "train.py"]
+    environment = {name: value for name, value in os.environ.items() if name != "TRACEPARENT"}
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return place / "out"
+
+
+def test_all_ranks_are_in_one_trace(job: Path) -> None:
+    trace = xsp.load(job)
+    assert trace.sql("SELECT DISTINCT rank FROM spans ORDER BY rank").fetchall() == [(0,), (1,)]
+    assert trace.sql("SELECT DISTINCT trace_id FROM spans").fetchall() == [(trace.run["otel"]["trace_id"],)]
+
+
+def test_each_rank_says_who_it_is(job: Path) -> None:
+    ranks = xsp.load(job).run["ranks"]
+    assert [(run["rank"], run["local_rank"], run["world_size"]) for run in ranks] == [(0, 0, 2), (1, 1, 2)]
+    assert len({run["process"] for run in ranks}) == 2
+    assert len({run["host"] for run in ranks}) == 1
+
+
+def test_the_runs_of_the_ranks_hang_under_the_launcher(job: Path) -> None:
+    launcher = json.loads((job / "run.json").read_text())["otel"]
+    ranks = xsp.load(job).run["ranks"]
+    assert {run["otel"]["parent_id"] for run in ranks} == {launcher["span_id"]}
+    roots = xsp.load(job).sql(f"SELECT DISTINCT rank, parent_id FROM spans WHERE kind = '{Kind.STEP}' ORDER BY rank")
+    assert roots.fetchall() == [(run["rank"], run["otel"]["span_id"]) for run in ranks]
+
+
+def test_a_collective_has_the_same_id_on_all_its_ranks(job: Path) -> None:
+    rows = xsp.load(job).sql(
+        """
+        SELECT attributes->>'$."xsp.collective.id"' AS id, list(DISTINCT rank ORDER BY rank), list(DISTINCT step)
+        FROM spans WHERE name = 'c10d::allreduce_' GROUP BY id
+        """
+    )
+    found = rows.fetchall()
+    assert found
+    assert all(identity is not None and ranks == [0, 1] and len(steps) == 1 for identity, ranks, steps in found)
+
+
+def test_what_the_backend_did_hangs_under_its_collective(job: Path) -> None:
+    trace = xsp.load(job)
+    parts = trace.sql(
+        """
+        SELECT part.level, part.kind, op.name FROM spans AS part
+        LEFT JOIN spans AS op ON op.span_id = part.parent_id WHERE part.name LIKE 'gloo:%'
+        """
+    ).fetchall()
+    assert set(parts) == {(int(Level.LIBRARY), str(Kind.CALL), "c10d::allreduce_")}
+
+
+def test_the_figures_are_of_the_first_rank(job: Path) -> None:
+    whole, first = xsp.load(job), xsp.load(job / "rank-0000")
+    assert xsp.analyses.A2(whole).fetchall() == xsp.analyses.A2(first).fetchall()
+    assert any("figures are of rank 0" in finding.text for finding in health(whole))
+
+
+def test_ranks_without_a_launcher_load_as_one_too(job: Path, tmp_path: Path) -> None:
+    for part in ("rank-0000", "rank-0001"):
+        shutil.copytree(job / part, tmp_path / part)
+    assert xsp.load(tmp_path).sql("SELECT count(DISTINCT rank) FROM spans").fetchall() == [(2,)]
+
+
+def test_a_missing_rank_is_said(job: Path, tmp_path: Path) -> None:
+    shutil.copytree(job / "rank-0001", tmp_path / "rank-0001")
+    assert "missing 1 of 2 ranks: 0" in [finding.text for finding in health(xsp.load(tmp_path))]
+
+
+@pytest.mark.parametrize("args", [["--no-such-option", "train.py"], ["-m", "train"], []])
+def test_what_torchrun_would_not_take_is_one_error(args: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "xsp.cli", "run", "torchrun", *args]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("xsp: error: xsp run torchrun: ")
+    assert not (tmp_path / "runs").exists()
+
+
+# --- which collective it was ----------------------------------------------------------------------------
+
+
+def op(name: str, start: int) -> Span:
+    return Span(level=Level.OP, kind=Kind.OP.value, name=name, start_ns=start, dur_ns=10, thread=1)
+
+
+def counted(before: dict[str, int], after: dict[str, int]) -> collectives.Counts:
+    counts = collectives.Counts()
+    counts.before, counts.after = before, after
+    return counts
+
+
+def test_collectives_are_numbered_in_the_order_of_their_issue() -> None:
+    found = collectives.label([op("c10d::broadcast_", 5), op("c10d::allreduce_", 1)], counted({"0": 7}, {"0": 9}))
+    assert [json.loads(span.attributes or "")[collectives.ID] for span in found.spans] == ["0:9", "0:8"]
+    assert found.note is None
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ({"0": 8, "1": 1}, "the collectives of 2 communicators"),
+        ({"0": 10, "1": 0}, "communicator 0 counted 3 collectives in a step of 2 operators"),
+    ],
+)
+def test_a_number_is_never_guessed(after: dict[str, int], said: str) -> None:
+    ops = [op("c10d::broadcast_", 5), op("c10d::allreduce_", 1)]
+    found = collectives.label(ops, counted({"0": 7, "1": 0}, after))
+    assert found.spans == ops
+    assert said in str(found.note)
+
+
+def test_a_part_that_could_belong_to_two_collectives_belongs_to_none() -> None:
+    ops = [op("c10d::allreduce_", 1), op("c10d::allreduce_", 2), op("gloo:all_reduce", 5), op("gloo:all_reduce", 6)]
+    found = collectives.label(ops, counted({"0": 0}, {"0": 2})).spans
+    assert [span.parent_id for span in found] == [None] * 4
+
+
+def test_sends_are_no_collectives() -> None:
+    found = collectives.label([op("c10d::send", 1)], counted({"0": 0}, {"0": 0}))
+    assert found.spans[0].attributes is None

@@ -1,0 +1,84 @@
+"""Run a script on several ranks by torchrun, each rank inside a profile of its own, all in one trace.
+
+The launcher is the root of the trace: it names itself to the ranks in `TRACEPARENT`, and its own span lasts
+from before the first rank starts until after the last one ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from xsp import identity, rundir, scrub
+from xsp.errors import UsageError
+from xsp.launch import Launch
+from xsp.version import __version__
+
+COMMAND = "torchrun"
+
+
+def launch(how: Launch) -> int:
+    """Run torchrun with what stands after it, and return its exit code.
+
+    Args:
+        how: `script` is `torchrun`; `args` are torchrun's options, the script and its arguments.
+
+    Raises:
+        UsageError: torchrun's options make no sense, or name no script.
+        OutputError: the run directory exists or cannot be written.
+    """
+    options, program = _split(how.args)
+    out = rundir.create(how.out, overwrite=how.overwrite)
+    (out / rundir.STEPS).rmdir()
+    own, start_ns = identity.of_this_process(), time.time_ns()
+    content = _content(how, Path(program[0]).stem, own, start_ns)
+    rundir.write_run(out, {**content, "finished": False})
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "xsp.cli", "run", "--quiet"]
+    command += ["--out", str(out), "--levels", how.levels, "--step", how.step, "--seed", str(how.seed)]
+    if how.warmup is not None:
+        command += ["--warmup", str(how.warmup)]
+    environment = {**os.environ, "TRACEPARENT": identity.traceparent(own.trace_id, own.span_id)}
+    code = subprocess.run([*command, *program], env=environment, check=False).returncode
+    parts = [part.name for part in rundir.rank_parts(out)]
+    rundir.write_run(out, {**content, "parts": parts, "finished": code == 0, "end_ns": time.time_ns()})
+    return code
+
+
+def _split(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return torchrun's own options, and the script with its arguments."""
+    from torch.distributed.run import get_args_parser
+
+    with contextlib.redirect_stderr(sys.stdout), contextlib.suppress(SystemExit):
+        found = get_args_parser().parse_args(list(args))
+        if found.module or found.no_python:
+            raise UsageError("xsp run torchrun: give a Python file; -m/--module and --no-python are not supported")
+        program = [found.training_script, *found.training_script_args]
+        return list(args[: len(args) - len(program)]), program
+    raise UsageError("xsp run torchrun: torchrun does not take these options; `torchrun --help` lists its own")
+
+
+def _content(how: Launch, name: str, own: identity.Identity, start_ns: int) -> dict[str, Any]:
+    """Return what `run.json` says of the job as a whole."""
+    return {
+        "xsp": __version__,
+        "kind": rundir.RANKS,
+        "id": own.id,
+        "name": name,
+        "start_ns": start_ns,
+        "otel": {
+            "trace_id": own.trace_id,
+            "span_id": own.span_id,
+            "parent_id": own.caller.span_id if own.caller else None,
+        },
+        "process": own.process,
+        "host": own.host,
+        "command": scrub.command(sys.argv),
+        "levels": how.levels,
+        "parts": [],
+    }
