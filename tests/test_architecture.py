@@ -24,9 +24,9 @@ LAYERS = [
     {"collecting", "writer"},
     {"health", "session"},
     {"analyses", "bench", "exporters", "graph", "models", "serve"},
-    {"advise", "autostep", "bound", "doctor", "measure", "predict", "report"},
-    {"evaluate", "launch"},
-    {"torchrun"},
+    {"advise", "autostep", "bound", "correlating", "doctor", "measure", "predict", "report"},
+    {"evaluate", "handover", "launch"},
+    {"service", "torchrun"},
     {"cli"},
 ]
 """Outermost last. A module imports from the layers before its own; those of one layer do not import each other."""

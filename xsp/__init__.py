@@ -22,6 +22,7 @@ from xsp.version import __version__
 if TYPE_CHECKING:
     from xsp import analyses
     from xsp.runs import load
+    from xsp.service import instrument
     from xsp.trace import Trace
 
 __all__ = [
@@ -33,13 +34,14 @@ __all__ = [
     "XspError",
     "__version__",
     "analyses",
+    "instrument",
     "load",
     "profile",
     "span",
 ]
 
 # The table engine must not enter the measured process: these load when somebody first asks for them.
-_LAZY = {"Trace": "xsp.trace", "load": "xsp.runs", "analyses": "xsp.analyses"}
+_LAZY = {"Trace": "xsp.trace", "load": "xsp.runs", "analyses": "xsp.analyses", "instrument": "xsp.service"}
 
 
 def __getattr__(name: str) -> Any:

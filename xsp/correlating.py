@@ -1,0 +1,237 @@
+"""A second process that gives a service's spans their parents, so that the service's threads do not.
+
+What was recorded during one call of a model goes there as raw rows and comes back as the spans of that call
+alone, in the shape that OpenTelemetry wants them; or they are sent on from there over OTLP, and only their
+number comes back. Both ends are the same Python, so messages travel as `marshal`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import marshal
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xsp import semconv
+from xsp.correlate import correlate
+from xsp.errors import XspError
+from xsp.span import COLUMNS, Kind, Span
+
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.correlating import main; main(int(sys.argv[2]))"
+START_S = 60.0
+
+
+class Recorded(NamedTuple):
+    """What the collectors saw during one call of a model, and whose call it was."""
+
+    trace_id: str
+    span_id: str
+    """Of the model's span, which the service's own tracer made."""
+
+    thread: int
+    process: int
+    rung: int
+    rows: list[tuple[Any, ...]]
+
+
+class Finished(NamedTuple):
+    """A span with its parent, as an OpenTelemetry span has it."""
+
+    name: str
+    level: int
+    span_id: str
+    parent_id: str
+    start_ns: int
+    end_ns: int
+    error: str | None
+    """Name of the exception that ended it."""
+
+    attributes: dict[str, Any]
+
+
+class Answer(NamedTuple):
+    """What became of one call's rows."""
+
+    spans: list[Finished]
+    """To be given to the service's own processors; empty if they were sent from here."""
+
+    sent: int = 0
+    strangers: int = 0
+    """Spans that were recorded at the same time and do not belong to the call, as far as evidence goes."""
+
+
+class CorrelatorError(XspError):
+    """The second process did not start, ended, or says what went wrong in it."""
+
+
+# --- in the service -------------------------------------------------------------------------------------
+
+
+class Correlator:
+    """The service's end of the pipe."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """Start the second process.
+
+        Args:
+            settings: `otlp`, a URL or None; with a URL, `resource` and `service`, see `xsp.otlpout`.
+
+        Raises:
+            CorrelatorError: it does not start.
+        """
+        self._pipe, theirs = Pipe()
+        package = str(Path(__file__).resolve().parent.parent)
+        command = [sys.executable, "-c", _CODE, package, str(theirs.fileno())]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                cwd="/",  # the service's own directory may hold a file called duckdb.py
+                start_new_session=True,  # an interrupt in the terminal is for the service
+            )
+        except OSError as error:
+            raise CorrelatorError(f"the process that correlates did not start ({error})") from error
+        finally:
+            theirs.close()
+        self._ask(dict(settings), START_S)
+
+    def correlate(self, recorded: Recorded) -> Answer:
+        """Return what became of a call's rows; waits for it.
+
+        Raises:
+            CorrelatorError: the process is gone, or could not do it.
+        """
+        spans, sent, strangers = self._ask(tuple(recorded))
+        return Answer([Finished(*span) for span in spans], sent, strangers)
+
+    def close(self) -> None:
+        """End the second process."""
+        self._pipe.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it now; whoever waits for an answer gets an error."""
+        self._process.kill()
+        self._process.wait()
+
+    def forget(self) -> None:
+        """Let go of the pipe in a forked child, whose parent goes on using it."""
+        self._pipe.close()
+        self._process.returncode = 0  # it is no child of this process
+
+    def _ask(self, message: Any, timeout_s: float | None = None) -> Any:
+        try:
+            self._pipe.send_bytes(marshal.dumps(message))
+            if not self._pipe.poll(timeout_s):
+                raise CorrelatorError(f"the process that correlates did not start within {timeout_s:.0f} s")
+            answer = marshal.loads(self._pipe.recv_bytes())
+        except (OSError, EOFError) as error:
+            raise CorrelatorError("the process that correlates is gone; it starts again with the next call") from error
+        if "error" in answer:
+            raise CorrelatorError(answer["error"])
+        return answer["answer"]
+
+
+# --- in the second process --------------------------------------------------------------------------------
+
+
+def main(descriptor: int) -> None:
+    """Answer until the pipe ends."""
+    pipe = Connection(descriptor)
+    settings = marshal.loads(pipe.recv_bytes())
+    pipe.send_bytes(marshal.dumps({"answer": None}))
+    while True:
+        try:
+            recorded = Recorded(*marshal.loads(pipe.recv_bytes()))
+        except EOFError:
+            return
+        try:
+            answer: dict[str, Any] = {"answer": _answer(recorded, settings)}
+        except Exception as error:  # whatever it is, the service must hear of it and go on
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        with contextlib.suppress(BrokenPipeError):
+            pipe.send_bytes(marshal.dumps(answer))
+
+
+def _answer(recorded: Recorded, settings: Mapping[str, Any]) -> tuple[list[tuple[Any, ...]], int, int]:
+    spans, strangers = spans_of(recorded)
+    return [tuple(finished(span)) for span in spans], 0, strangers
+
+
+def spans_of(recorded: Recorded) -> tuple[list[Span], int]:
+    """Return the spans beneath the model's span, parents first, and the number of spans that are not of this call.
+
+    Other requests' threads are recorded at the same time. They are correlated too: work that tells no thread
+    is this call's only if it cannot be theirs.
+    """
+    rows = _rows(recorded)
+    inside = _beneath(recorded.span_id, correlate(rows))
+    strangers = len(rows) - len(inside)
+    if strangers:  # the others' rows would take part in the numbering of layers and in the keys
+        rows = [row for row in rows if row.span_id in inside]
+    own = [span for span in correlate(rows) if span.span_id != recorded.span_id]
+    return own, strangers
+
+
+def _rows(recorded: Recorded) -> list[Span]:
+    """Return the rows with ids, the model's own with the id of its OpenTelemetry span."""
+    common: dict[str, Any] = {"trace_id": recorded.trace_id, "process": recorded.process, "rung": recorded.rung}
+    rows = []
+    for row in map(Span._make, recorded.rows):
+        model = row.kind == Kind.FORWARD and row.thread == recorded.thread
+        identifier = recorded.span_id if model else row.span_id or os.urandom(8).hex()
+        rows.append(row._replace(**common, span_id=identifier, timed=True))
+    return rows
+
+
+def _beneath(root: str, spans: Iterable[Span]) -> set[str | None]:
+    """Return the ids of a span and of all that hangs under it; parents come first."""
+    inside: set[str | None] = {root}
+    for span in spans:
+        if span.parent_id in inside:
+            inside.add(span.span_id)
+    return inside
+
+
+def finished(span: Span) -> Finished:
+    """Return a span as OpenTelemetry has it."""
+    return Finished(
+        name=span.name,
+        level=span.level,
+        span_id=span.span_id or "",
+        parent_id=span.parent_id or "",
+        start_ns=span.start_ns,
+        end_ns=span.end_ns,
+        error=span.status.removeprefix("error:") if span.status.startswith("error:") else None,
+        attributes=attributes(span),
+    )
+
+
+def attributes(span: Span) -> dict[str, Any]:
+    """Return the attributes of a span; what the SDK's attributes cannot hold is JSON."""
+    found: dict[str, Any] = {}
+    value: Any
+    for column, value in zip(COLUMNS, span, strict=True):
+        if value is None or column.attribute is None or column.attribute in semconv.ON_RESOURCES:
+            continue
+        if column.name == "attributes":
+            found |= {name: _plain(each) for name, each in semconv.flat(value).items() if each is not None}
+        else:
+            found[column.attribute] = semconv.level_name(value) if column.name in ("level", "rung") else value
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, bool, int, float)) else json.dumps(value)
