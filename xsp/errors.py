@@ -8,6 +8,7 @@ XspError
 ├── RunError              a run directory that cannot be written or read
 │   ├── OutputError       it cannot be written: it exists, or the disk refuses
 │   └── TraceError        it cannot be read: empty, truncated, foreign, of a newer version
+├── DeliveryError         spans that a receiver does not take
 ├── AnalysisError         an analysis that this trace cannot carry, with the reason
 └── PluginError           a collector, importer or exporter that is missing or broken
 ```
@@ -44,6 +45,10 @@ class OutputError(RunError):
 
 class TraceError(RunError):
     """A run directory or a trace file that cannot be read."""
+
+
+class DeliveryError(XspError):
+    """Spans that a receiver does not take; they are still in the run directory."""
 
 
 class AnalysisError(XspError):

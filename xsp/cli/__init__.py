@@ -7,6 +7,7 @@ Only here do errors become exit codes: 2 for what xsp cannot do, with one line t
 from __future__ import annotations
 
 import argparse
+import keyword
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -14,7 +15,7 @@ from importlib import import_module
 from xsp.errors import XspError
 from xsp.version import __version__
 
-COMMANDS = ("run", "profile", "sweep", "analyze", "report", "doctor")
+COMMANDS = ("run", "profile", "sweep", "analyze", "report", "export", "import", "doctor")
 
 EXAMPLES = """examples:
   xsp profile torchvision:resnet50 --out runs/resnet50     profile a model by name
@@ -22,6 +23,8 @@ EXAMPLES = """examples:
   xsp sweep torchvision:resnet50 --batch 1,2,4,8           find the optimal batch size
   xsp analyze runs/resnet50 A2 A6                          print tables
   xsp report runs/resnet50                                 write the page with timeline and charts
+  xsp export runs/resnet50 --to http://localhost:4318      send it to Jaeger or to a Collector
+  xsp import traces.jsonl -o runs/back                     read what a Collector or Jaeger gives back
   xsp doctor                                               what can be seen on this machine
 """
 
@@ -50,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"xsp {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in COMMANDS:
-        command = import_module(f"xsp.cli.{name}")
+        command = import_module(f"xsp.cli.{name}_" if keyword.iskeyword(name) else f"xsp.cli.{name}")
         entry = commands.add_parser(
             name,
             help=command.SUMMARY,

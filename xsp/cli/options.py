@@ -58,6 +58,20 @@ def batches(text: str) -> list[int]:
     return sizes
 
 
+def steps(text: str | None) -> tuple[int, ...] | None:
+    """Read `5,7,9`.
+
+    Raises:
+        UsageError: something else.
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--steps {text!r}: write numbers with commas, 5,7,9") from None
+
+
 def shape(text: str | None) -> tuple[int, ...] | None:
     """Read `3x224x224`.
 

@@ -1,0 +1,526 @@
+"""What of a run is sent, what of it is still to be sent, and the counts.
+
+The run directory is the queue: a step that is on the disk and that `delivery.json` does not name is still to be
+delivered. A step is named when the receiver has taken its last request; so a step that was broken off is sent
+again as a whole, and as its spans are the same to the last byte, a receiver that stores spans by their ids keeps
+one of each.
+
+A run's own span leaves last, when all there is to say of the run is known; each step's root links to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from xsp import rundir, semconv, table
+from xsp.errors import DeliveryError, TraceError, UsageError
+from xsp.exporters import encode, otlp
+from xsp.exporters.encode import Request
+from xsp.exporters.endpoint import FROM_ENVIRONMENT, TRACES_PATH, Endpoint
+from xsp.exporters.otlp import Answer, Busy, Refused, TooLarge
+from xsp.span import COLUMNS, Kind, Level, Span
+
+PATIENCE_S = 60.0
+"""How long a request is tried again, unless told otherwise."""
+
+TRACE_SPANS = 10_000
+"""Spans of a trace from which on it is folded, unless told otherwise: see `xsp.exporters.zoom`."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_SAVE_EVERY_S = 0.2
+
+
+@dataclass
+class Counts:
+    """What became of what was sent."""
+
+    steps: int = 0
+    spans: int = 0
+    requests: int = 0
+    bytes: int = 0
+    rejected: int = 0
+    """Spans that the receiver did not take."""
+
+    retries: int = 0
+    seconds: float = 0.0
+    left: int = 0
+    """Steps, and runs' own spans, that are still to be delivered."""
+
+    messages: list[str] = field(default_factory=list)
+    """Why something was rejected or is left, each reason once."""
+
+    trace_id: str | None = None
+    """Of the first step that was delivered."""
+
+    def say(self, message: str) -> None:
+        """Keep a reason."""
+        if message and message not in self.messages:
+            self.messages.append(message)
+
+
+class Courier:
+    """Brings requests to one endpoint, and tries again for as long as its patience lasts."""
+
+    def __init__(self, to: Endpoint, patience_s: float, stop: threading.Event | None = None) -> None:
+        """Make the sender; nothing is sent yet.
+
+        Args:
+            to: where to.
+            patience_s: how long a request is tried again.
+            stop: ends the pauses between attempts, and with them the patience.
+        """
+        self.to = to
+        self.counts = Counts()
+        self.max_bytes = otlp.MAX_BYTES
+        self._patience_s = patience_s
+        self._stop = stop or threading.Event()
+        self._sender = otlp.sender(to)
+
+    def close(self, complete: bool = True) -> None:
+        """Let go of the endpoint; a file appears if it is `complete`."""
+        self._sender.close(complete)
+
+    def bring(self, request: Request) -> bool:
+        """Bring one request, in smaller ones if need be, and count what became of it.
+
+        Returns:
+            Whether the receiver took it, possibly but for spans that it rejected.
+
+        Raises:
+            DeliveryError: it could not be brought for as long as the patience lasted, or nothing can be.
+        """
+        try:
+            answer = self._send(request.body)
+        except TooLarge as error:
+            return self._bring_halves(request, error)
+        except Refused as error:
+            if error.always:
+                raise
+            self._reject(Answer(request.spans, str(error)))
+            return False
+        self._reject(answer)
+        self.counts.requests += 1
+        self.counts.bytes += len(request.body)
+        self.counts.spans += request.spans - answer.rejected
+        return True
+
+    def _bring_halves(self, request: Request, error: TooLarge) -> bool:
+        halves = otlp.halves(request.body)
+        if len(halves) < 2:
+            self._reject(Answer(request.spans, str(error)))
+            return False
+        self.max_bytes = min(self.max_bytes, max(len(request.body) // 2, 4096))
+        taken = [self.bring(Request(*half)) for half in halves]
+        return all(taken)
+
+    def _reject(self, answer: Answer) -> None:
+        self.counts.rejected += answer.rejected
+        self.counts.say(answer.message)
+
+    def _send(self, body: bytes) -> Answer:
+        end = time.monotonic() + self._patience_s
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                return self._sender.send(body, min(self.to.timeout_s, max(end - time.monotonic(), 0.1)))
+            except Busy as error:
+                wait = error.after_s if error.after_s is not None else pause * random.uniform(0.5, 1.0)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                if time.monotonic() + wait >= end or self._stop.wait(wait):
+                    raise DeliveryError(f"{error}; tried for {self._patience_s:.3g} s") from error
+                self.counts.retries += 1
+
+
+class Delivered:
+    """What `delivery.json` of a run says about one endpoint."""
+
+    def __init__(self, run: Path, to: Endpoint, anew: bool = False) -> None:
+        """Read it; there is nothing to read or to write where the endpoint is a file.
+
+        Args:
+            run: the run directory.
+            to: the endpoint.
+            anew: forget what it says.
+        """
+        self._path = run / rundir.DELIVERY_FILE
+        self._to = to
+        known = {} if anew or to.is_file else read(run).get(to.name, {})
+        self.steps: dict[int, int] = {int(step): int(spans) for step, spans in known.get("steps", {}).items()}
+        """Spans that were delivered, by step."""
+
+        self.run = bool(known.get("run", False))
+        """Whether the run's own span was delivered."""
+
+        self.rejected = int(known.get("rejected", 0))
+        """Spans that the receiver did not take when it took the rest of their request."""
+
+        self.messages: list[str] = [str(message) for message in known.get("messages", ())]
+        self._saved = 0.0
+
+    def save(self, at_once: bool = True) -> None:
+        """Write it in one piece; unless `at_once`, only if the last time is a while ago."""
+        if self._to.is_file or not (at_once or time.monotonic() - self._saved > _SAVE_EVERY_S):
+            return
+        content = {
+            "steps": {str(step): spans for step, spans in sorted(self.steps.copy().items())},
+            "run": self.run,
+            "rejected": self.rejected,
+            "messages": self.messages,
+        }
+        endpoints = {**read(self._path.parent), self._to.name: content}
+        text = json.dumps({"format": rundir.FORMAT, "endpoints": endpoints}, indent=1)
+        rundir.write_whole(self._path, text.encode())
+        self._saved = time.monotonic()
+
+
+def read(run: Path) -> dict[str, dict[str, Any]]:
+    """Return what is delivered of a run, by endpoint. A damaged file counts as none: spans are sent again."""
+    try:
+        found = json.loads((run / rundir.DELIVERY_FILE).read_text(encoding="utf-8"))["endpoints"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class Delivery:
+    """One run on its way to one endpoint."""
+
+    def __init__(
+        self,
+        run: Path,
+        courier: Courier,
+        *,
+        anew: bool = False,
+        trace_spans: int = TRACE_SPANS,
+        threads: int | None = None,
+    ) -> None:
+        """Read what is known of the run; nothing is sent yet.
+
+        Args:
+            run: directory of one run, not of several.
+            courier: that brings it.
+            anew: send all again.
+            trace_spans: of a trace, from which on it is folded; 0 for never.
+            threads: of the table engine.
+
+        Raises:
+            TraceError: it cannot be read.
+        """
+        self.run = run
+        self.courier = courier
+        self.content = rundir.read_run(run)
+        self.delivered = Delivered(run, courier.to, anew)
+        self._trace_spans = trace_spans
+        self._con = table.connect()
+        if threads is not None:
+            self._con.execute(f"SET threads = {threads}")
+
+    def close(self) -> None:
+        """Close the table engine."""
+        self._con.close()
+
+    def left(self) -> list[int]:
+        """Return the steps that are on the disk and not delivered, in their order."""
+        return [step for step in map(_number, rundir.segments(self.run)) if step not in self.delivered.steps]
+
+    def timed(self, steps: Collection[int]) -> list[int]:
+        """Return those of some steps whose times count."""
+        files = [rundir.segment(self.run, step) for step in steps]
+        rows = self._con.execute(f"SELECT DISTINCT step FROM {table.parquet(files)} WHERE timed") if files else None
+        found = {row[0] for row in rows.fetchall()} if rows is not None else set()
+        return [step for step in steps if step in found]
+
+    def step(self, number: int) -> bool:
+        """Deliver one step.
+
+        Returns:
+            Whether the receiver took it, possibly but for spans that it rejected.
+
+        Raises:
+            TraceError: its segment is damaged.
+            DeliveryError: see `Courier.bring`.
+        """
+        self._view(rundir.segment(self.run, number))
+        sent = [self._send(name) for name in self._folded("step")]
+        if None in sent:
+            return False
+        self.delivered.steps[number] = sum(filter(None, sent))
+        self.courier.counts.steps += 1
+        self.delivered.save(at_once=False)
+        if self.courier.counts.trace_id is None:
+            self.courier.counts.trace_id = self._con.execute("SELECT min(trace_id) FROM step").fetchall()[0][0]
+        return True
+
+    def finish(self) -> bool:
+        """Deliver the run's own span; return whether the receiver took it.
+
+        Raises:
+            DeliveryError: see `Courier.bring`.
+        """
+        table.create(self._con, "own")
+        table.insert(self._con, "own", [run_span(self.content, self._last_end_ns())])
+        self.delivered.run = self._send("own") is not None
+        self.delivered.save()
+        return self.delivered.run
+
+    def read_again(self) -> None:
+        """Read `run.json` again: it has its last content now."""
+        self.content = rundir.read_run(self.run)
+
+    def summary(self) -> dict[str, Any]:
+        """Return what `run.json` says of this delivery."""
+        return {
+            "endpoint": self.courier.to.name,
+            "steps": len(self.delivered.steps),
+            "spans": sum(self.delivered.steps.values()) + self.delivered.run,
+            "rejected": self.delivered.rejected,
+            "left": len(self.left()) + (not self.delivered.run),
+            "messages": self.delivered.messages,
+        }
+
+    def note(self, messages: list[str]) -> None:
+        """Let `delivery.json` and `run.json` say what became of the run, in place of what they said before.
+
+        Args:
+            messages: why something is left or was rejected.
+        """
+        if self.courier.to.is_file:
+            return
+        self.delivered.messages = messages
+        self.delivered.save()
+        content = rundir.read_run(self.run)
+        others = [each for each in content.get("delivery", ()) if each.get("endpoint") != self.courier.to.name]
+        rundir.write_run(self.run, {**content, "delivery": [*others, self.summary()]})
+
+    def _send(self, name: str) -> int | None:
+        """Send a table's spans; return how many, None if a request was refused."""
+        before, sent = self.courier.counts.rejected, 0
+        whole = True
+        resources = partial(_resource, self.content, self.courier.to.service)
+        for request in encode.requests(self._con, name, resources, max_bytes=self.courier.max_bytes):
+            whole = self.courier.bring(request) and whole
+            sent += request.spans
+        if not whole:
+            return None
+        rejected = self.courier.counts.rejected - before
+        self.delivered.rejected += rejected
+        return sent - rejected
+
+    def _folded(self, name: str) -> list[str]:
+        """Return the tables that stand for a trace: itself, or an overview and details if it is a large one."""
+        spans = self._con.execute(f"SELECT count(*) FROM {name}").fetchall()[0][0]
+        if not self._trace_spans or spans <= self._trace_spans:
+            return [name]
+        from xsp.exporters import zoom
+
+        return zoom.split(self._con, name, self._trace_spans)
+
+    def _view(self, segment: Path) -> None:
+        """Show a segment as `step`, with the links of its root."""
+        held = set(table.check_parquet(self._con, segment, COLUMNS))
+        shown = [c.name if c.name in held else f"{_default(c.name)}::{c.type} AS {c.name}" for c in COLUMNS]
+        own = self.content.get("otel") or {}
+        link = json.dumps([[own["trace_id"], own["span_id"]]]) if own else None
+        links = f"CASE WHEN kind = '{Kind.STEP}' THEN {table.literal(link)} END" if link else "NULL"
+        self._con.execute(
+            f"CREATE OR REPLACE VIEW step AS SELECT {', '.join(shown)}, {links}::VARCHAR AS links "
+            f"FROM {table.parquet(segment)}"
+        )
+
+    def _last_end_ns(self) -> int:
+        """Return when the last span ended, for a run that was broken off before it could say when it ended."""
+        segments = rundir.segments(self.run) if not self.content.get("finished") else []
+        if not segments:
+            return 0
+        query = f"SELECT max(start_ns + dur_ns) FROM {table.parquet(segments[-1])}"
+        return int(self._con.execute(query).fetchall()[0][0] or 0)
+
+
+def run_span(run: Mapping[str, Any], last_end_ns: int = 0) -> Span:
+    """Return the span of a run itself, which holds all that `run.json` says but for its deliveries.
+
+    Args:
+        run: content of `run.json`.
+        last_end_ns: when its last span ended, if it was broken off.
+    """
+    own, start = run["otel"], int(run["start_ns"])
+    known = {name: value for name, value in run.items() if name != "delivery"}
+    return Span(
+        trace_id=own["trace_id"],
+        span_id=own["span_id"],
+        parent_id=own.get("parent_id"),
+        level=Level.APPLICATION,
+        kind=Kind.RUN.value,
+        name=semconv.run_span_name(run),
+        start_ns=start,
+        dur_ns=max(int(run.get("end_ns", start)), last_end_ns) - start,
+        process=run.get("process"),
+        rank=run.get("rank", 0),
+        collector="session",
+        attributes=json.dumps({semconv.RUN: json.dumps(known, ensure_ascii=False)}, ensure_ascii=False),
+    )
+
+
+def _resource(run: Mapping[str, Any], service: str, level: int, rank: int, process: int | None) -> dict[str, str | int]:
+    return semconv.resource(run, level, rank, process, service)
+
+
+def _default(column: str) -> str:
+    default = Span._field_defaults[column]
+    return "NULL" if default is None else repr(default)
+
+
+def _number(segment: Path) -> int:
+    return int(segment.stem)
+
+
+# --- all of an export -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Export:
+    """What of a run, or of a directory of runs, is to be sent."""
+
+    run: Path
+    steps: tuple[int, ...] | None = None
+    """Numbers; None for all."""
+
+    timed: bool = False
+    """Only steps whose times count."""
+
+    resume: bool = False
+    """Only what was not delivered before."""
+
+    trace_spans: int = TRACE_SPANS
+    patience_s: float = PATIENCE_S
+
+
+def export(what: Export, to: Endpoint, progress: Callable[[str, int, int], None]) -> Counts:
+    """Send runs, and return what became of them.
+
+    Args:
+        what: of which runs.
+        to: where to.
+        progress: is called with what is being sent, steps done, and steps in all.
+
+    Raises:
+        TraceError: there is no run.
+        UsageError: a step that is not there; `resume` to a file.
+        DeliveryError: nothing could be delivered.
+        OutputError: the file, or `delivery.json`, cannot be written.
+    """
+    if to.is_file and what.resume:
+        raise UsageError(f"--resume: {to.name} is written as a whole; leave it away")
+    begin, courier = time.monotonic(), Courier(to, what.patience_s)
+    complete = False
+    try:
+        with contextlib.ExitStack() as stack:
+            deliveries = [_open(stack, run, courier, what) for run in runs_in(what.run)]
+            work = [(delivery, _chosen(delivery, what)) for delivery in deliveries]
+            _send_all(work, courier, progress)
+            _sum_up(work, courier.counts)
+        complete = True
+    finally:
+        courier.close(complete)
+    courier.counts.seconds = time.monotonic() - begin
+    if not courier.counts.spans and courier.counts.left:
+        raise DeliveryError("; ".join(courier.counts.messages))
+    return courier.counts
+
+
+def runs_in(path: Path) -> list[Path]:
+    """Return the directories with a run of their own in a run, a sweep, a run in parts, or a job of several ranks.
+
+    Raises:
+        TraceError: there is none.
+    """
+    ranks = rundir.rank_parts(path)
+    content = rundir.read_run(path) if (path / rundir.RUN_FILE).is_file() or not ranks else {}
+    parts = [path / str(part) for part in content.get("parts", ())]
+    inside = [run for part in dict.fromkeys([*parts, *ranks]) for run in _runs_in_part(path, part)]
+    own = [path] if content.get("otel") and "start_ns" in content else []
+    if not own and not inside:
+        raise TraceError(f"{path}: holds no run that can be sent; it was recorded by an xsp before 0.3")
+    return own + inside
+
+
+def _runs_in_part(path: Path, part: Path) -> list[Path]:
+    if path.resolve() not in part.resolve().parents:
+        raise TraceError(f"{path / rundir.RUN_FILE}: the part {part.name!r} lies outside the run directory")
+    return runs_in(part) if (part / rundir.RUN_FILE).is_file() else []  # it could not be started
+
+
+def _open(stack: contextlib.ExitStack, run: Path, courier: Courier, what: Export) -> Delivery:
+    delivery = Delivery(run, courier, anew=not what.resume, trace_spans=what.trace_spans)
+    stack.callback(delivery.close)
+    return delivery
+
+
+def _chosen(delivery: Delivery, what: Export) -> list[int]:
+    """Return the steps of a run that are to be sent."""
+    left = delivery.left()
+    if what.steps is not None:
+        held = {_number(segment) for segment in rundir.segments(delivery.run)}
+        missing = [step for step in what.steps if step not in held]
+        if missing:
+            raise UsageError(f"{delivery.run}: step {missing[0]} was not stored; there are {_listed(sorted(held))}")
+        left = [step for step in left if step in what.steps]
+    return delivery.timed(left) if what.timed else left
+
+
+def _listed(steps: list[int]) -> str:
+    shown = ", ".join(map(str, steps[:20]))
+    return shown + (", …" if len(steps) > 20 else "") if steps else "none"
+
+
+def _send_all(
+    work: list[tuple[Delivery, list[int]]], courier: Courier, progress: Callable[[str, int, int], None]
+) -> None:
+    """Send until all is sent, or until the endpoint takes nothing any more."""
+    total, done = sum(len(steps) for _, steps in work), 0
+    try:
+        for delivery, steps in work:
+            for step in steps:
+                progress(f"to {courier.to.name}", done, total)
+                try:
+                    delivery.step(step)
+                except TraceError as error:
+                    courier.counts.say(str(error))
+                done += 1
+            if not delivery.delivered.run:
+                delivery.finish()
+        progress(f"to {courier.to.name}", done, total)
+    except DeliveryError as error:
+        courier.counts.say(str(error))
+
+
+def _sum_up(work: list[tuple[Delivery, list[int]]], counts: Counts) -> None:
+    """Count what is left, and let the run directories say what was delivered."""
+    for delivery, steps in work:
+        counts.left += sum(step not in delivery.delivered.steps for step in steps) + (not delivery.delivered.run)
+    for delivery, _ in work:
+        delivery.note(list(counts.messages))
+
+
+def endpoint_to_resume(path: Path) -> str:
+    """Return the target of the one endpoint that a run was on its way to.
+
+    Raises:
+        UsageError: there is none, or several.
+        TraceError: there is no run.
+    """
+    names = sorted({name for run in runs_in(path) for name in read(run)})
+    if len(names) != 1:
+        known = ", ".join(names) or "none"
+        raise UsageError(f"{path}: say where to with --to; it was on its way to: {known}")
+    known_path = names[0].startswith("grpc") or names[0].endswith(f"/{TRACES_PATH}")
+    return names[0] if known_path else FROM_ENVIRONMENT

@@ -1,0 +1,263 @@
+"""Where spans are sent to and how: from options, and from OpenTelemetry's own environment variables.
+
+An option wins over the variable of traces (`OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`), which wins over that of all
+signals (`OTEL_EXPORTER_OTLP_ENDPOINT`). An empty variable counts as unset. A value that cannot be read is an
+error that names it, where OpenTelemetry's SDKs warn and go on: spans must not go elsewhere than one thinks.
+
+Only the standard library is imported here, because a measured program checks its endpoint before it starts.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+
+from xsp import semconv
+from xsp.errors import PluginError, UsageError
+
+FROM_ENVIRONMENT = "env"
+"""The target that means: as the environment says, and OpenTelemetry's default where it says nothing."""
+
+TRACES_PATH = "v1/traces"
+_DEFAULT = {"grpc": "http://localhost:4317", "http": "http://localhost:4318"}
+_NEEDED = ("grpc", "numpy", "opentelemetry.proto", "requests")
+
+
+class Protocol(str, enum.Enum):
+    """How requests travel; the values are those of `OTEL_EXPORTER_OTLP_PROTOCOL`, but for the files'."""
+
+    GRPC = "grpc"
+    HTTP = "http/protobuf"
+    HTTP_JSON = "http/json"
+    JSON_LINES = "file of JSON lines"
+    PROTOBUF_FILE = "file of protobuf messages"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_FILES = {".jsonl": Protocol.JSON_LINES, ".json": Protocol.JSON_LINES, ".pb": Protocol.PROTOBUF_FILE}
+PROTOCOLS = (Protocol.GRPC.value, Protocol.HTTP.value, Protocol.HTTP_JSON.value)
+COMPRESSIONS = ("gzip", "none")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user said; None is left to the environment."""
+
+    protocol: str | None = None
+    headers: tuple[str, ...] = ()
+    """Each `name=value`, in the place of the environment's."""
+
+    timeout_s: float | None = None
+    compression: str | None = None
+    insecure: bool | None = None
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    service: str | None = None
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A receiver of OTLP, or a file, and all that is needed to send to it."""
+
+    url: str
+    """With credentials and query: never to be shown. For gRPC a target, for a file its path."""
+
+    name: str
+    """Without credentials and query: what is shown, and what `delivery.json` knows it by."""
+
+    protocol: Protocol
+    headers: tuple[tuple[str, str], ...] = ()
+    timeout_s: float = 10.0
+    gzip: bool = False
+    insecure: bool = False
+    """No TLS; for gRPC alone, where no scheme tells."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    service: str = semconv.SERVICE
+
+    @property
+    def is_file(self) -> bool:
+        """Whether requests go into a file."""
+        return self.protocol in _FILES.values()
+
+    def without_secrets(self, text: str) -> str:
+        """Return what a receiver or a library said, on one line, without what must not be shown."""
+        parts = urlsplit(self.url) if "://" in self.url else SplitResult("", "", "", "", "")
+        secrets = [value for _, value in self.headers] + [parts.username or "", parts.password or "", parts.query]
+        for secret in sorted(secrets, key=len, reverse=True):
+            if len(secret) > 3:  # shorter ones are in every other word
+                text = text.replace(secret, "***")
+        shown = "".join(letter if letter.isprintable() else " " for letter in text)
+        return " ".join(shown.split())[:300]
+
+
+def endpoint(target: str, options: Options | None = None, environment: Mapping[str, str] = os.environ) -> Endpoint:
+    """Return where a target leads.
+
+    Args:
+        target: `http://…` and `https://…`, a base to which `/v1/traces` is added as OTLP says; `grpc://…` and
+            with TLS `grpcs://…`; a file's name that ends in `.jsonl`, `.json` or `.pb`; or `env`.
+        options: what else the user said.
+        environment: with the standard variables `OTEL_EXPORTER_OTLP_*` and `OTEL_SERVICE_NAME`.
+
+    Raises:
+        UsageError: a target, an option or a variable that cannot be read.
+        PluginError: a package is missing; the message says what to install.
+    """
+    check_installed()
+    options, variables = options or Options(), _Variables(environment)
+    service = options.service or environment.get("OTEL_SERVICE_NAME") or semconv.SERVICE
+    file = _FILES.get(Path(target).suffix.lower()) if "://" not in target else None
+    if file is not None:
+        return Endpoint(target, Path(target).name, file, service=service)
+    protocol = _protocol(target, options, variables)
+    url, bare, insecure = _place(target, protocol, options, variables)
+    return Endpoint(
+        url=url,
+        name=bare,
+        protocol=protocol,
+        headers=_headers(options, variables),
+        timeout_s=_timeout(options, variables),
+        gzip=variables.choice("COMPRESSION", options.compression, COMPRESSIONS, "none") == "gzip",
+        insecure=insecure,
+        ca_file=_file(options.ca_file, "--ca-file", "CERTIFICATE", variables),
+        cert_file=_file(options.cert_file, "--cert", "CLIENT_CERTIFICATE", variables),
+        key_file=_file(options.key_file, "--key", "CLIENT_KEY", variables),
+        service=service,
+    )
+
+
+def check_installed() -> None:
+    """Look for what sending needs, loading none of it.
+
+    Raises:
+        PluginError: a package is missing; the message says what to install.
+    """
+    missing = [name for name in _NEEDED if find_spec(name.partition(".")[0]) is None or find_spec(name) is None]
+    if missing:
+        raise PluginError(f'sending spans needs {", ".join(missing)}: pip install "xsp[otel]"')
+
+
+class _Variables:
+    """The environment's `OTEL_EXPORTER_OTLP_*`: those of traces before those of all signals."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+
+    def find(self, name: str) -> tuple[str, str]:
+        """Return the variable that is set, and its value; both empty where none is."""
+        for variable in (f"OTEL_EXPORTER_OTLP_TRACES_{name}", f"OTEL_EXPORTER_OTLP_{name}"):
+            value = self._environment.get(variable, "").strip()
+            if value:
+                return variable, value
+        return "", ""
+
+    def choice(self, name: str, option: str | None, choices: Iterable[str], default: str) -> str:
+        """Return the option, the variable or the default, and refuse what is none of the choices."""
+        variable, value = ("", option) if option else self.find(name)
+        if value and value not in choices:
+            raise UsageError(f"{variable or f'--{name.lower()}'} {value!r}: there is {', '.join(choices)}")
+        return value or default
+
+
+def _protocol(target: str, options: Options, variables: _Variables) -> Protocol:
+    if target.startswith(("grpc://", "grpcs://")):
+        if options.protocol not in (None, Protocol.GRPC.value):
+            raise UsageError(f"--protocol {options.protocol}: does not go with a target that begins with grpc://")
+        return Protocol.GRPC
+    return Protocol(variables.choice("PROTOCOL", options.protocol, PROTOCOLS, Protocol.HTTP.value))
+
+
+def _place(target: str, protocol: Protocol, options: Options, variables: _Variables) -> tuple[str, str, bool]:
+    """Return where to send, how that is shown, and whether it is without TLS."""
+    source, base = "--to", True
+    if target == FROM_ENVIRONMENT:
+        source, target = variables.find("ENDPOINT")
+        base = source != "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+        target = target or _DEFAULT["grpc" if protocol is Protocol.GRPC else "http"]
+    if protocol is Protocol.GRPC:
+        _, said = variables.find("INSECURE")
+        return _grpc(target, options.insecure if options.insecure is not None else said.lower() == "true")
+    parts = _split(target, source)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(
+            f"{source} {_bare(parts) or target}: no endpoint; write http://localhost:4318, grpc://localhost:4317, "
+            "or a file that ends in .jsonl or .pb"
+        )
+    given = source == "--to" and parts.path.rstrip("/").endswith(f"/{TRACES_PATH}")
+    path = f"{parts.path.rstrip('/')}/{TRACES_PATH}" if base and not given else parts.path or "/"
+    parts = parts._replace(path=path, fragment="")
+    return urlunsplit(parts), _bare(parts), parts.scheme == "http"
+
+
+def _grpc(target: str, insecure: bool) -> tuple[str, str, bool]:
+    """A scheme of HTTP's tells about TLS; other schemes (`dns:///`, `unix:`) are gRPC's own business."""
+    parts = _split(target, "--to")
+    if parts.scheme not in ("grpc", "grpcs", "http", "https"):
+        return target, target, insecure
+    if not parts.hostname:
+        raise UsageError(f"--to {_bare(parts)}: no endpoint; write grpc://localhost:4317")
+    place = parts.netloc.rpartition("@")[2]
+    plain = parts.scheme in ("grpc", "http")
+    return place, f"grpc{'' if plain else 's'}://{place}", plain
+
+
+def _split(url: str, source: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # where it is no number, this raises
+    except ValueError as error:
+        raise UsageError(f"{source}: not a URL ({error}); write http://localhost:4318") from error
+    return parts
+
+
+def _bare(parts: SplitResult) -> str:
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _headers(options: Options, variables: _Variables) -> tuple[tuple[str, str], ...]:
+    """Return the headers; the environment's are comma-separated, with percent signs as in W3C baggage."""
+    if options.headers:
+        return tuple(_header(text, "--header") for text in options.headers)
+    variable, value = variables.find("HEADERS")
+    pairs = [_header(text, variable) for text in value.split(",") if text.strip()]
+    return tuple((unquote(name), unquote(text)) for name, text in pairs)
+
+
+def _header(text: str, source: str) -> tuple[str, str]:
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not name or not all(part.isprintable() for part in (name, value)):
+        raise UsageError(f"{source}: a header is written name=value")  # without the text: it may be a secret
+    return name.lower(), value
+
+
+def _timeout(options: Options, variables: _Variables) -> float:
+    """Return seconds; the environment's are milliseconds."""
+    variable, value = variables.find("TIMEOUT")
+    if options.timeout_s is None and not value:
+        return Endpoint.timeout_s
+    try:
+        seconds = options.timeout_s if options.timeout_s is not None else float(value) / 1000
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        source = f"{variable} {value!r}: milliseconds" if options.timeout_s is None else "--timeout: seconds"
+        raise UsageError(f"{source} above 0 are needed")
+    return seconds
+
+
+def _file(option: str | None, name: str, variable: str, variables: _Variables) -> str | None:
+    source, value = (name, option) if option else variables.find(variable)
+    if value and not os.access(value, os.R_OK):
+        raise UsageError(f"{source} {value}: cannot be read")
+    return value or None
