@@ -22,6 +22,7 @@ from torch import nn
 from xsp.clock import monotonic_ns
 from xsp.collector import Collector, Probe, Signal, ignore
 from xsp.span import Kind, Level, Span
+from xsp_collectors import language
 from xsp_collectors.tensors import Sketch, describe, sketch, tensor_bytes
 
 _OFF, _INSIDE, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(6)
@@ -134,6 +135,7 @@ class ModuleCalls(Collector):
             input_shapes=inputs.shapes,
             dtype=inputs.dtype,
             collector=self.name,
+            attributes=_json(language.attributes(call.module, inputs.shapes)),
         )
 
     def _layer(self, call: _Call) -> Span:
@@ -160,7 +162,7 @@ class ModuleCalls(Collector):
             param_bytes=entry.param_bytes,
             activation_bytes=call.activation_bytes,
             collector=self.name,
-            attributes=json.dumps({"opaque": "torch.compile"}) if entry.compiled else None,
+            attributes=_json({**entry.code, **({"opaque": "torch.compile"} if entry.compiled else {})}),
         )
 
 
@@ -229,6 +231,7 @@ class _Entry(NamedTuple):
     reference: weakref.ref[nn.Module]
     name: str
     type: str
+    code: dict[str, str]
     param_bytes: int
     compiled: bool
     submodules: int
@@ -257,10 +260,12 @@ class _Catalog:
 
     def _learn(self, module: nn.Module, name: str) -> _Entry:
         kind = type(module).__name__
+        code = {"code.function.name": f"{type(module).__module__}.{type(module).__qualname__}.forward"}
         entry = self._entries[id(module)] = _Entry(
             weakref.ref(module),
             name or kind,
             kind,
+            code,
             sum(parameter.nbytes for parameter in module.parameters()),
             _is_compiled(module),
             sum(1 for _ in module.modules()) - 1,
@@ -278,6 +283,10 @@ class _Repeat(nn.Module):
     def forward(self, argument: torch.Tensor) -> None:
         for _ in range(self.times):
             self.module(argument)
+
+
+def _json(attributes: dict[str, Any]) -> str | None:
+    return json.dumps(attributes) if attributes else None
 
 
 def _is_compiled(module: nn.Module) -> bool:
