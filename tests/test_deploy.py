@@ -7,6 +7,7 @@ import re
 import secrets
 import subprocess
 import urllib.request
+from typing import Any
 
 import pytest
 import yaml
@@ -16,23 +17,35 @@ COMPOSE = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
 SERVICES = COMPOSE["services"]
 
 
-def send(part: Part, *names: str, service: str = "xsp.model") -> str:
+def from_to(start_ns: int, end_ns: int) -> dict[str, str]:
+    epoch = 1_790_000_000_000_000_001
+    return {"startTimeUnixNano": str(epoch + start_ns), "endTimeUnixNano": str(epoch + end_ns)}
+
+
+def send(part: Part, *names: str) -> str:
     """Send a trace with spans of these names, each below the one before; return its id."""
     trace, ids = secrets.token_hex(16), [""] + [secrets.token_hex(8) for _ in names]
     spans = [
         {
             "traceId": trace, "spanId": ids[place + 1], "parentSpanId": ids[place], "name": name, "kind": 1,
-            "startTimeUnixNano": str(1_790_000_000_000_000_001 + place), "endTimeUnixNano": "1790000000000100001",
+            **from_to(place, 1000),
         }
         for place, name in enumerate(names)
     ]  # fmt: skip
-    resource = {"attributes": [{"key": "service.name", "value": {"stringValue": service}}]}
-    body = {"resourceSpans": [{"resource": resource, "scopeSpans": [{"spans": spans}]}]}
-    request = urllib.request.Request(part.otlp_http + "/v1/traces", json.dumps(body).encode())
+    post(part, [resource_spans({"service.name": "xsp.model"}, spans)])
+    return trace
+
+
+def resource_spans(attributes: dict[str, str], spans: list[dict[str, Any]]) -> dict[str, Any]:
+    described = [{"key": key, "value": {"stringValue": value}} for key, value in attributes.items()]
+    return {"resource": {"attributes": described}, "scopeSpans": [{"spans": spans}]}
+
+
+def post(part: Part, resources: list[dict[str, Any]]) -> None:
+    request = urllib.request.Request(part.otlp_http + "/v1/traces", json.dumps({"resourceSpans": resources}).encode())
     request.add_header("Content-Type", "application/json")
     with urllib.request.urlopen(request, timeout=20) as answer:
         assert answer.status == 200
-    return trace
 
 
 def names_in(jaeger: Jaeger, trace: str) -> set[str]:
@@ -122,6 +135,24 @@ def test_jaeger_does_not_trace_itself(jaeger):
     trace = send(jaeger, "step")
     until(lambda: names_in(jaeger, trace))
     assert "jaeger" not in fetched(jaeger.query + "/api/v3/services")["services"]
+
+
+@pytest.mark.parametrize(("device", "warned"), [("host-1", False), ("host-2", True)])
+@pytest.mark.jaeger
+def test_a_kernel_that_runs_after_its_launch_is_no_clock_skew_on_the_same_host(jaeger, device, warned):
+    trace, launch = secrets.token_hex(16), secrets.token_hex(8)
+    op = {"traceId": trace, "spanId": launch, "name": "aten::mm", "kind": 1, **from_to(1000, 2000)}
+    kernel = {"traceId": trace, "spanId": secrets.token_hex(8), "parentSpanId": launch, "name": "gemm", "kind": 1}
+    post(
+        jaeger,
+        [
+            resource_spans({"service.name": "xsp.op", "host.id": "host-1"}, [op]),
+            resource_spans({"service.name": "xsp.kernel", "host.id": device}, [kernel | from_to(3000, 3500)]),
+        ],
+    )
+    until(lambda: len(names_in(jaeger, trace)) == 2)
+    found = fetched(f"{jaeger.query}/api/v3/traces/{trace}")
+    assert ("clock skew" in json.dumps(found)) is warned
 
 
 @pytest.mark.jaeger
