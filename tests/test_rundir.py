@@ -234,7 +234,7 @@ def test_a_foreign_parquet_file_is_refused(tmp_path: Path, query: str, expected:
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     file.write_text("{}")
-    assert message(TraceError, xsp.load, file).startswith(f"{file}: damaged or not a Parquet file")
+    assert message(TraceError, xsp.load, file).startswith(f"{file}: no importer recognises it")
 
 
 def test_a_table_of_an_older_xsp_loads_and_what_it_lacks_is_null(tmp_path: Path) -> None:

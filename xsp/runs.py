@@ -1,37 +1,51 @@
-"""Load what was recorded: run directories, programs that were run once per level, Parquet files of spans."""
+"""Load what was recorded: run directories, programs that were run once per level, Parquet files of spans; and
+what others give back, through the importers."""
 
 from __future__ import annotations
 
 import os
+import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from xsp import rundir, table
+from xsp import intake, rundir, table
 from xsp.errors import TraceError
+from xsp.importers import contract
 from xsp.overhead import true_trace
 from xsp.span import COLUMNS, MERGED_COLUMNS, Column, Span
 from xsp.trace import Trace
 
+SETS = ("sweep", intake.RUNS)
+"""Kinds of directories that hold several runs."""
 
-def load(path: str | os.PathLike[str], *, skip_damaged: bool = False) -> Trace:
-    """Load a run directory, or a Parquet file of spans.
+
+def load(path: str | os.PathLike[str], *, skip_damaged: bool = False, trace_id: str | None = None) -> Trace:
+    """Load a run directory, a Parquet file of spans, or what an importer reads.
 
     Args:
-        path: what `--out` named, or a `.parquet` file with the columns of `xsp.span.COLUMNS`.
+        path: what `--out` named; a `.parquet` file with the columns of `xsp.span.COLUMNS`; a file or a URL that
+            one of the importers recognises (see docs/importing.md).
         skip_damaged: leave damaged segments out, and say so in `run["notes"]`, instead of raising.
+        trace_id: of the trace to fetch, where the URL is that of a whole Jaeger.
 
     Returns:
         The trace. A run that was interrupted loads with the steps that were stored.
 
     Raises:
         TraceError: there is nothing, it is no run, it is damaged, or a newer xsp wrote it.
+        PluginError: it needs a package that is not installed.
     """
+    if contract.is_url(os.fspath(path)):
+        return _load_imported(contract.of_trace(os.fspath(path), trace_id))
     place = Path(path).expanduser()
     if place.is_file():
-        return _load_files([place], {"name": place.stem}, place)
+        return _load_files([place], {"name": place.stem}, place) if _is_parquet(place) else _load_imported(str(place))
+    if intake.is_waiting(place):
+        return _load_waiting(place)
     run = rundir.read_job(place)
     parts = run.get("parts")
     if parts:
@@ -49,14 +63,14 @@ def parts(path: str | os.PathLike[str]) -> list[Path]:
     """Return the run directories in a directory of runs (a sweep), or the one that it is."""
     place = Path(path).expanduser()
     run = rundir.read_job(place)
-    if run.get("kind") == "sweep":
+    if run.get("kind") in SETS:
         return [_inside(place, str(part)) for part in run.get("parts", [])]
     return [place]
 
 
 def _load_parts(place: Path, run: dict[str, Any], names: list[str], skip_damaged: bool) -> Trace:
     """Load a program that was run once per level, or by several ranks, as the one run that it stands for."""
-    if run.get("kind") == "sweep":
+    if run.get("kind") in SETS:
         raise TraceError(f"{place}: holds several runs; load one of them: {', '.join(names)}")
     segments = [file for name in names for file in rundir.segments(_inside(place, name))]
     segments = _whole(segments, run, skip_damaged)
@@ -90,6 +104,36 @@ def _whole(segments: list[Path], run: dict[str, Any], skip_damaged: bool) -> lis
         else:
             whole.append(segment)
     return whole
+
+
+def _is_parquet(file: Path) -> bool:
+    return file.suffix == ".parquet" or contract.first_bytes(file).startswith(b"PAR1")
+
+
+def _load_imported(source: str) -> Trace:
+    """Import into a directory that lasts as long as the trace."""
+    folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
+    found = intake.import_into(Path(folder.name), [source])
+    if len(found) > 1:
+        names = ", ".join(str(run.get("name", "")) for run in found.values())
+        raise TraceError(
+            f"{contract.without_credentials(source)}: holds {len(found)} runs ({names}); "
+            "`xsp import FILE -o DIR` makes a directory of each"
+        )
+    return _kept(folder, next(iter(found)))
+
+
+def _load_waiting(place: Path) -> Trace:
+    """Load what a receiver took and has not put in order, because it was killed or is still at it."""
+    folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
+    intake.put_in_order(place, Path(folder.name), finished=False)
+    return _kept(folder, Path(folder.name))
+
+
+def _kept(folder: tempfile.TemporaryDirectory[str], place: Path) -> Trace:
+    trace = load(place)
+    weakref.finalize(trace.con, folder.cleanup)
+    return trace
 
 
 def _load_files(files: list[Path], run: dict[str, Any], place: Path) -> Trace:

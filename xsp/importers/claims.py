@@ -1,0 +1,108 @@
+"""What a source says of the run that its spans are of. It is a claim: only what has the expected type is taken."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from xsp.importers.contract import Losses
+
+_ID = re.compile(r"[0-9a-f]{1,32}")
+INT64 = 1 << 63
+
+
+def run_of(text: str, losses: Losses) -> dict[str, Any] | None:
+    """Return the content of a `run.json` that came as text; fields of other types than ours are left out.
+
+    Args:
+        text: JSON.
+        losses: where what was left out is counted.
+
+    Returns:
+        With an `id` in any case; None if it is no description of a run.
+    """
+    try:
+        claimed = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        claimed = None
+    if not isinstance(claimed, dict) or not _is_id(claimed.get("id")):
+        losses.changed["description of a run that is none"] += 1
+        return None
+    run = {}
+    for name, value in claimed.items():
+        if name in _ELSEWHERE:
+            continue
+        if _EXPECTED.get(name, _anything)(value):
+            run[name] = value
+        else:
+            losses.changed[f"field {name} of a run left out: it has another type than xsp's"] += 1
+    return run
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value is an integer that a column holds, and not negative."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < INT64
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < INT64
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _anything(value: Any) -> bool:
+    return True
+
+
+def _or_null(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+def _each(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def _values(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
+
+
+def _fields(expected: Mapping[str, Callable[[Any], bool]]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(fits(value.get(name)) for name, fits in expected.items())
+
+
+_EXPECTED: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("xsp", "name", "created", "host", "levels", "kind"), _is_text),
+    **dict.fromkeys(("finished", "settle"), _is_flag),
+    **dict.fromkeys(("seconds",), _is_number),
+    **dict.fromkeys(("start_ns", "end_ns", "rank", "local_rank", "world_size", "process", "warmup"), is_count),
+    "seed": _or_null(_is_number),
+    "batch_size": _or_null(is_count),
+    "otel": _fields({"trace_id": _is_id, "span_id": _is_id, "parent_id": _or_null(_is_id)}),
+    **dict.fromkeys(("command", "rungs", "collectors"), _each(_is_text)),
+    "steps": _values(is_count),
+    "absent": _values(_is_text),
+    "costs": _values(_fields({"ns_per_span": _is_number, "level": is_count})),
+    "notes": _each(_fields({"source": _is_text, "text": _is_text})),
+    "machine": _fields({"devices": _or_null(_each(_is_text))}),
+    "clock": lambda value: isinstance(value, dict),
+}
+"""What the readers of a run rely on. A field that is not named here is taken as it is, and relied on by none."""
+
+_ELSEWHERE = frozenset({"format", "parts", "ranks", "imported", "received"})
+"""Fields that say how a run lies on the disk, which whoever writes it says himself."""

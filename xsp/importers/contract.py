@@ -1,0 +1,200 @@
+"""What an importer is: it recognises a source, and reads it as a stream of rows, saying what it left out.
+
+An importer is a class without arguments, named by an entry point in `xsp.importers`. Rows are a stream, so that
+memory is bounded whatever the size of the file; what is known only at the end (the runs, the losses) is filled in while
+the rows are read. Every row has a trace id and a span id, by which a span that is read twice counts once. Rows of
+a source without steps may leave `step`, `rung` and `key` out: `xsp.intake` makes a step of each trace.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol, cast
+
+from xsp import plugins
+from xsp.errors import PluginError, TraceError
+from xsp.span import Span
+
+GROUP = "xsp.importers"
+HEAD = 1 << 16
+"""Bytes of a file that `recognises` is shown, after decompression."""
+
+_GZIP = b"\x1f\x8b"
+
+
+class Row(NamedTuple):
+    """A span, and the run that it belongs to."""
+
+    span: Span
+    run: str = ""
+    """Id of the run; empty where the source does not tell."""
+
+
+@dataclass
+class Losses:
+    """What was read, and what was not: kinds of losses with their counts, and sentences."""
+
+    importer: str = ""
+    spans: int = 0
+    """Read and handed on."""
+
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Spans that were left out, by reason."""
+
+    changed: Counter[str] = field(default_factory=Counter)
+    """What was taken otherwise than it stood there, by what it is."""
+
+    notes: list[str] = field(default_factory=list)
+    """What holds for all of the source, each once."""
+
+    def note(self, text: str) -> None:
+        """Add a sentence, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def report(self) -> dict[str, Any]:
+        """Return all of it, as it stands under `imported` in `run.json`."""
+        return {
+            "importer": self.importer,
+            "spans": self.spans,
+            "skipped": dict(self.skipped),
+            "changed": dict(self.changed),
+            "notes": self.notes,
+        }
+
+    def sentences(self) -> list[str]:
+        """Return all of it for people, worst first."""
+        skipped = [f"{count} spans were left out: {reason}" for reason, count in self.skipped.most_common()]
+        changed = [f"{count} × {what}" for what, count in self.changed.most_common()]
+        return [*skipped, *changed, *self.notes]
+
+
+@dataclass
+class Imported:
+    """What a source holds. `runs` and `losses` are complete when `rows` is exhausted."""
+
+    rows: Iterator[Row]
+    losses: Losses
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    """The `run.json` of each run, with its `id`, as far as the source tells."""
+
+
+class Importer(Protocol):
+    """Reads one format."""
+
+    name: str
+
+    def recognises(self, head: bytes, source: str) -> bool:
+        """Return whether this importer reads the source.
+
+        Args:
+            head: its first `HEAD` bytes, decompressed if it is gzip; empty for a URL.
+            source: path of a file, or URL.
+        """
+        ...
+
+    def read(self, source: str) -> Imported:
+        """Start to read a source.
+
+        Raises:
+            TraceError: it cannot be read, or its structure is broken; at once, or while the rows are read.
+            PluginError: a package is missing; the message says what to install.
+        """
+        ...
+
+
+def find(source: str) -> Importer:
+    """Return the importer that recognises a source.
+
+    Raises:
+        TraceError: there is no such file, or no importer recognises it.
+        PluginError: none recognises it, and some could not be loaded.
+    """
+    head = b"" if is_url(source) else first_bytes(Path(source))
+    unusable: list[str] = []
+    for name in plugins.names(GROUP):
+        try:
+            importer: Importer = plugins.load(GROUP, name)()
+        except PluginError as error:
+            unusable.append(str(error))
+            continue
+        if importer.recognises(head, source):
+            return importer
+    if unusable:
+        raise PluginError(f"{without_credentials(source)}: no importer recognises it; {'; '.join(unusable)}")
+    known = ", ".join(plugins.names(GROUP))
+    raise TraceError(f"{without_credentials(source)}: no importer recognises it; there are: {known}")
+
+
+def is_url(source: str) -> bool:
+    """Return whether a source is a URL."""
+    return source.partition("://")[0].lower() in ("http", "https")
+
+
+def of_trace(url: str, trace_id: str | None) -> str:
+    """Return the URL of a trace, from that of the place that holds it; without a trace id, the URL as it is."""
+    return url if trace_id is None else f"{url.partition('?')[0].rstrip('/')}/trace/{trace_id}"
+
+
+def without_credentials(source: str) -> str:
+    """Return a source as it may be shown: of a URL no user, password and query."""
+    if not is_url(source):
+        return source
+    scheme, _, rest = source.partition("://")
+    place = rest.partition("?")[0].partition("#")[0]
+    host, slash, path = place.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def first_bytes(path: Path) -> bytes:
+    """Return the first bytes of a file, decompressed if it is gzip.
+
+    Raises:
+        TraceError: it cannot be read.
+    """
+    with opened(path) as file:
+        try:
+            return file.read(HEAD)
+        except (EOFError, OSError, zlib.error) as error:
+            raise broken(path, error) from error
+
+
+def opened(path: Path) -> IO[bytes]:
+    """Open a file to read its bytes, decompressed if it is gzip. Reading on may raise what `broken` explains.
+
+    Raises:
+        TraceError: it cannot be opened.
+    """
+    try:
+        if path.is_dir():
+            raise TraceError(f"{path}: is a directory; give the files in it")
+        with open(path, "rb") as file:
+            compressed = file.read(2) == _GZIP
+        return cast("IO[bytes]", gzip.open(path)) if compressed else open(path, "rb")
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise TraceError(f"{str(path)!r}: no path ({error})") from error
+
+
+def broken(source: Path | str, error: Exception, place: str = "") -> TraceError:
+    """Return the error that says where a source is broken.
+
+    Args:
+        source: path or URL.
+        error: what went wrong.
+        place: in it: a line, a byte.
+    """
+    if isinstance(error, EOFError):
+        reason = "the compressed file ends in the middle; copy it again"
+    elif isinstance(error, (gzip.BadGzipFile, zlib.error)):
+        reason = f"damaged gzip ({error})"
+    else:
+        reason = getattr(error, "strerror", None) or str(error)
+    where = f"{source}, {place}" if place else f"{source}"
+    return TraceError(f"{where}: {reason}")

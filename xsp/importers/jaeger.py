@@ -1,0 +1,301 @@
+"""What Jaeger gives back: a trace by URL, the same JSON as a file, and the JSON that its UI downloads.
+
+`/api/v3/traces/{id}` is OTLP in JSON and exact. The UI's download has times in microseconds and durations too;
+xsp's own spans carry `xsp.duration_ns`, by which durations come back whole. By URL, the traces that the spans
+link to are fetched too: the details of an overview, and the trace of the run.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import unquote, urlsplit
+
+from xsp.errors import TraceError
+from xsp.importers import otlp_json
+from xsp.importers.contract import Imported, Losses, is_url, opened, without_credentials
+from xsp.importers.otlp import Part, Reader, Spoken, Unfit
+from xsp.importers.otlp_json import LARGEST
+
+SECONDS = 30
+"""Without a byte from Jaeger, after which it counts as hanging."""
+
+LONGEST = 600
+"""Seconds after which an answer is given up, however steadily it trickles in."""
+
+MOST_LINKED = 2_000
+"""Linked traces that are fetched."""
+
+_UI = re.compile(rb'\s*\{\s*"(?:data|result)"\s*:\s*[\[{]')
+_TRACE_URL = re.compile(r"(https?://[^?#]*?)/(?:trace|api/traces|api/v3/traces)/([0-9a-fA-F]{1,32})/?(?:[?#].*)?", re.I)
+_BY_JAEGER = frozenset(
+    "span.kind otel.scope.name otel.scope.version otel.status_code otel.status_description error "
+    "internal.span.format w3c.tracestate".split()
+)
+"""Tags by which Jaeger says what are no attributes in OTLP."""
+
+
+class Jaeger:
+    """Importer of Jaeger's traces."""
+
+    name = "jaeger"
+
+    def recognises(self, head: bytes, source: str) -> bool:
+        """Return whether it is a URL, or a file that begins like an answer of Jaeger's."""
+        return is_url(source) or _UI.match(head) is not None
+
+    def read(self, source: str) -> Imported:
+        """Start to read a file or a URL; see `xsp.importers.contract.Importer`."""
+        losses = Losses(self.name)
+        if is_url(source):
+            base, trace_id = _parts_of_url(source)
+            reader = Reader(losses)
+            return Imported(reader.rows(_fetched(base, trace_id, reader)), losses, reader.runs)
+        with opened(Path(source)) as file:
+            text = otlp_json.whole(file, source)
+        documents = list(_documents(text, source))
+        in_microseconds = any("data" in document for document in documents)
+        reader = Reader(losses, unit_ns=1000 if in_microseconds else 1)
+        if in_microseconds:
+            losses.note("Jaeger's UI gives times in whole microseconds: starts are exact to the microsecond only")
+
+        def parts() -> Iterator[Part]:
+            for document in documents:
+                yield from _parts(document, source)
+            reader.close()
+
+        return Imported(reader.rows(parts()), losses, reader.runs)
+
+
+# --- by URL -------------------------------------------------------------------------------------------
+
+
+def _parts_of_url(url: str) -> tuple[str, str]:
+    """Return the base of a Jaeger and a trace id."""
+    found = _TRACE_URL.fullmatch(url)
+    if found is None:
+        raise TraceError(
+            f"{without_credentials(url)}: not the URL of a trace; "
+            "give http://localhost:16686/trace/<trace id>, as in the browser's address bar"
+        )
+    return found[1], found[2].lower().zfill(32)
+
+
+def _fetched(base: str, trace_id: str, reader: Reader) -> Iterator[Part]:
+    """Yield the parts of a trace and of those that its spans link to."""
+    seen = {trace_id}
+    yield from _trace(base, trace_id)
+    while pending := sorted(reader.links - seen):
+        for linked in pending[: MOST_LINKED - len(seen)]:
+            seen.add(linked)
+            try:
+                yield from _trace(base, linked)
+            except TraceError as error:
+                reader.losses.note(f"linked trace {linked}: {error}")
+        if len(seen) >= MOST_LINKED:
+            reader.losses.note(f"{len(reader.links - seen)} linked traces were not fetched: {MOST_LINKED} is the limit")
+            break
+    reader.close()
+
+
+def _trace(base: str, trace_id: str) -> Iterator[Part]:
+    url = f"{base}/api/v3/traces/{trace_id}"
+    place = without_credentials(url)
+    text = _get(url, place)
+    if text.lstrip()[:1] == b"<":
+        raise TraceError(f"{place}: answers with a page, not with a trace; is this the base path of a Jaeger v2?")
+    for document in _documents(text, place):
+        yield from _parts(document, place)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """A redirect is an error: credentials do not follow one, and Jaeger makes none."""
+
+
+def _get(url: str, place: str) -> bytes:
+    """Return what a URL holds.
+
+    Raises:
+        TraceError: it cannot be had; the message shows no credentials.
+    """
+    asked = _request(url, place)
+    try:
+        with urllib.request.build_opener(_NoRedirect).open(asked, timeout=SECONDS) as answer:
+            return _body(answer, place)
+    except urllib.error.HTTPError as error:
+        with error:
+            _refused(error, place)
+    except urllib.error.URLError as error:
+        reason = getattr(error.reason, "strerror", None) or error.reason
+        raise TraceError(f"{place}: no answer ({reason}); is Jaeger running there?") from None
+    except TimeoutError:
+        raise TraceError(f"{place}: no answer within {SECONDS} s") from None
+    except TraceError:
+        raise
+    except Exception as error:  # http.client's own, when the answer is no HTTP or breaks off
+        raise TraceError(f"{place}: the answer broke off or is no HTTP ({type(error).__name__})") from None
+
+
+def _request(url: str, place: str) -> urllib.request.Request:
+    """Return the request, with the URL's credentials where they belong."""
+    try:
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+        asked = urllib.request.Request(parts._replace(netloc=host, query="", fragment="").geturl())
+        _ = parts.port  # where it is no number, this raises
+        if not parts.hostname:
+            raise ValueError("it has no host")
+    except ValueError:
+        raise TraceError(f"{place}: not a URL; write http://localhost:16686/trace/<trace id>") from None
+    if parts.username is not None:
+        secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        asked.add_unredirected_header("Authorization", f"Basic {base64.b64encode(secret.encode()).decode()}")
+    return asked
+
+
+def _body(answer: Any, place: str) -> bytes:
+    content, end = bytearray(), time.monotonic() + LONGEST
+    while part := answer.read1(1 << 20):
+        content += part
+        if len(content) > LARGEST:
+            raise TraceError(f"{place}: more than {LARGEST >> 20} MiB; export it to a file of JSON lines instead")
+        if time.monotonic() > end:
+            raise TraceError(f"{place}: not finished within {LONGEST} s")
+    return bytes(content)
+
+
+def _refused(error: urllib.error.HTTPError, place: str) -> NoReturn:
+    if error.code == 404:
+        raise TraceError(f"{place}: Jaeger has no such trace (404), or this is not a Jaeger") from None
+    if error.code in (401, 403):
+        raise TraceError(f"{place}: not allowed ({error.code}); put credentials into the URL") from None
+    raise TraceError(f"{place}: answers with {error.code}") from None
+
+
+# --- as JSON ------------------------------------------------------------------------------------------
+
+
+def _documents(text: bytes, place: str) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects that stand one behind the other; a long answer of Jaeger's is several."""
+    try:
+        rest = text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{place}: not UTF-8 at byte {error.start}; this is no trace of Jaeger's") from error
+    decoder, at = json.JSONDecoder(), 0
+    while True:
+        at = _BLANK.match(rest, at).end()  # type: ignore[union-attr]
+        if at == len(rest):
+            return
+        try:
+            document, at = decoder.raw_decode(rest, at)
+        except json.JSONDecodeError as error:
+            raise TraceError(f"{place}: no JSON, or cut off ({error})") from error
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"{place}: JSON that cannot be read ({error})") from error
+        if not isinstance(document, dict):
+            raise TraceError(f"{place}: no JSON object; this is no trace of Jaeger's")
+        yield document
+
+
+_BLANK = re.compile(r"\s*")
+
+
+def _parts(document: Mapping[str, Any], place: str) -> Iterator[Part]:
+    """Yield the parts of one of Jaeger's two forms."""
+    for name in ("error", "errors"):
+        if document.get(name):
+            raise TraceError(f"{place}: Jaeger answers with an error: {_message(document[name])}")
+    result = document.get("result")
+    if isinstance(result, dict):
+        yield from otlp_json.parts_of(result, place)
+    elif isinstance(document.get("data"), list):
+        for trace in document["data"]:
+            yield from _downloaded(trace, place)
+    else:
+        raise TraceError(f"{place}: no trace of Jaeger's: it has neither result nor data")
+
+
+def _message(error: Any) -> str:
+    first = error[0] if isinstance(error, list) and error else error
+    text = first.get("message", first.get("msg", "")) if isinstance(first, dict) else first
+    return "".join(letter if letter.isprintable() else " " for letter in str(text))[:200]
+
+
+def _downloaded(trace: Any, place: str) -> Iterator[Part]:
+    """Yield the parts of a trace as the UI downloads it: one for each process that spans refer to."""
+    fits = isinstance(trace, dict) and isinstance(trace.get("spans"), list)
+    if not fits or not isinstance(trace.get("processes", {}), dict):
+        raise TraceError(f"{place}: an item of data has no spans and processes; this is no trace of Jaeger's")
+    for span in trace["spans"]:
+        own = span.get("process") if isinstance(span, dict) else None
+        named = str(span.get("processID")) if isinstance(span, dict) else ""
+        process = own if isinstance(own, dict) else trace.get("processes", {}).get(named)
+        process = process if isinstance(process, dict) else {}
+        try:
+            resource = {**_tags(process.get("tags")), "service.name": process.get("serviceName")}
+            tags = _tags(span.get("tags")) if isinstance(span, dict) else {}
+            yield Part(resource, str(tags.get("otel.scope.name", "")), [_spoken(span, tags)])
+        except Unfit as unfit:
+            yield Part({}, "", [unfit])
+
+
+def _spoken(span: Any, tags: Mapping[str, Any]) -> Spoken | Unfit:
+    if not isinstance(span, dict):
+        return Unfit("it is no JSON object")
+    start, duration = span.get("startTime"), span.get("duration")
+    trace_id, references = _digits(span.get("traceID"), 32), span.get("references") or []
+    if not isinstance(start, int) or not isinstance(duration, int) or not isinstance(references, list):
+        return Unfit("its times are missing or not valid")
+    targets = [
+        (str(each.get("refType")), _digits(each.get("traceID"), 32), _digits(each.get("spanID"), 16))
+        for each in references
+        if isinstance(each, dict)
+    ]
+    parents = [target for kind, trace, target in targets if kind == "CHILD_OF" and trace == trace_id]
+    return Spoken(
+        trace_id=trace_id,
+        span_id=_digits(span.get("spanID"), 16),
+        parent_id=parents[0] if parents else _digits(span.get("parentSpanID"), 16),
+        name=span.get("operationName", ""),
+        start_ns=start * 1000,
+        end_ns=(start + duration) * 1000,
+        attributes={name: value for name, value in tags.items() if name not in _BY_JAEGER},
+        status=2 if tags.get("error") is True or tags.get("otel.status_code") == "ERROR" else 0,
+        links=tuple(trace for kind, trace, _ in targets if trace and trace != trace_id),
+    )
+
+
+def _digits(value: Any, count: int) -> str | None:
+    """Return an id with the leading zeros that Jaeger leaves out."""
+    return value.zfill(count) if isinstance(value, str) and value else None
+
+
+def _tags(tags: Any) -> dict[str, Any]:
+    """Return a list of Jaeger's tags as a dictionary."""
+    if tags is None:
+        return {}
+    if not isinstance(tags, list):
+        raise Unfit("its tags are no list")
+    found = {}
+    for tag in tags:
+        if not isinstance(tag, dict) or not isinstance(tag.get("key"), str):
+            raise Unfit("one of its tags has no key")
+        found[tag["key"]] = _tag(tag.get("type"), tag.get("value"))
+    return found
+
+
+def _tag(kind: Any, value: Any) -> Any:
+    """Return a tag's value; lists and objects are JSON text in Jaeger, and stay text where they are none."""
+    if kind == "int64":
+        return otlp_json.integer(value)
+    if kind == "float64" and isinstance(value, (int, float)):
+        return float(value)
+    return value

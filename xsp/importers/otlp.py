@@ -1,0 +1,295 @@
+"""Decoded OTLP spans → rows: xsp's own go back into the columns that they came from, others come in as they are.
+
+A span is xsp's own if it carries `xsp.kind`; its attributes return by `xsp.semconv`. One of kind `run` is no
+row: it describes the run. A trace that was delivered in parts (see `xsp.exporters.zoom`) is put together again:
+folded spans stand for others and are left out, and spans of a detail trace name the trace that they are from.
+
+A span of another program is a row of level APPLICATION and kind user, with its scope as its collector.
+
+What cannot be a row (no ids, no times, wrong types) is left out and counted by its reason.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from xsp import semconv
+from xsp.importers import claims
+from xsp.importers.contract import Losses, Row
+from xsp.span import COLUMNS, Kind, Level, Span
+
+FOLD = "xsp.fold."
+"""Prefix of the attributes of a folded span, which stands for several; `count` says for how many."""
+
+TRACE_ID = "xsp.trace_id"
+PARENT_ID = "xsp.parent_id"
+"""Where a span is from that was delivered in another trace than its own."""
+
+_KIND, _LEVEL = "xsp.kind", "xsp.level"
+_RUN_SPAN = Kind.RUN.value
+_NOT_OURS = ("@jaeger@", "jaeger.adjuster")
+"""Prefixes of attributes that Jaeger adds when it is asked for a trace."""
+
+_TRACE = re.compile(r"(?!0{32})[0-9a-f]{32}")
+_SPAN = re.compile(r"(?!0{16})[0-9a-f]{16}")
+_ERROR = 2
+"""OTLP's code of a status that is an error."""
+
+_RANGE = {"SMALLINT": 1 << 15, "INTEGER": 1 << 31, "BIGINT": 1 << 63}
+_COLUMN = {column.attribute: column for column in COLUMNS if column.attribute is not None}
+_ELSEWHERE = frozenset({_KIND, _LEVEL, "xsp.duration_ns", "xsp.attributes", TRACE_ID, PARENT_ID, semconv.RUN})
+
+
+class Unfit(ValueError):
+    """A span that cannot be a row; the message is the reason."""
+
+
+class Spoken(NamedTuple):
+    """A span as OTLP speaks of it: ids in hexadecimal digits, values as they stand there."""
+
+    trace_id: Any
+    span_id: Any
+    parent_id: Any
+    name: Any
+    start_ns: Any
+    end_ns: Any
+    attributes: Mapping[str, Any]
+    status: int = 0
+    links: tuple[str, ...] = ()
+    """Trace ids of the spans that it links to."""
+
+
+class Part(NamedTuple):
+    """Spans of one resource and one scope."""
+
+    resource: Mapping[str, Any]
+    scope: str
+    spans: Iterable[Spoken | Unfit]
+
+
+class Reader:
+    """Turns parts into rows, and remembers the runs that it met."""
+
+    def __init__(self, losses: Losses, unit_ns: int = 1) -> None:
+        """Start without runs.
+
+        Args:
+            losses: where what is left out is counted.
+            unit_ns: of the times in the source.
+        """
+        self.losses = losses
+        self.runs: list[dict[str, Any]] = []
+        self.links: set[str] = set()
+        """Traces that spans of xsp's link to."""
+
+        self.folded = 0
+        """Spans that are in detail traces, as the folded ones say."""
+
+        self.restored = 0
+        """Spans that came from detail traces."""
+
+        self._place: dict[str, int] = {}
+        self._unit_ns = unit_ns
+
+    def rows(self, parts: Iterable[Part]) -> Iterator[Row]:
+        """Yield the rows of all parts, and count what is none."""
+        for part in parts:
+            run = self._run_of(part.resource)
+            for spoken in part.spans:
+                try:
+                    span = self._span(part, spoken)
+                except Unfit as unfit:
+                    self.losses.skipped[str(unfit)] += 1
+                    continue
+                if span is not None:
+                    self.losses.spans += 1
+                    yield Row(span, run)
+
+    def close(self) -> None:
+        """Say what only the whole source shows."""
+        if self.folded > self.restored:
+            self.losses.note(
+                f"{self.folded - self.restored} spans are in detail traces that were not given; "
+                "the overview alone does not hold them"
+            )
+
+    def _span(self, part: Part, spoken: Spoken | Unfit) -> Span | None:
+        if isinstance(spoken, Unfit):
+            raise spoken
+        trace_id, span_id = _id(_TRACE, spoken.trace_id, "trace"), _id(_SPAN, spoken.span_id, "span")
+        parent_id = _id(_SPAN, spoken.parent_id, "parent") if spoken.parent_id else None
+        placed = Span(trace_id, span_id, parent_id, name=_text(spoken.name), start_ns=_time(spoken.start_ns))
+        placed = placed._replace(dur_ns=_time(spoken.end_ns) - placed.start_ns)
+        if placed.dur_ns < 0:
+            raise Unfit("it ends before it starts")
+        if _KIND not in spoken.attributes:
+            return self._foreign(part, spoken, placed)
+        self.links.update(spoken.links)
+        if spoken.attributes[_KIND] == _RUN_SPAN:
+            self._describe(spoken.attributes.get(semconv.RUN))
+            return None
+        return self._own(part, spoken, placed)
+
+    def _own(self, part: Part, spoken: Spoken, placed: Span) -> Span | None:
+        """Return a span of xsp's as it was in the table; None if it only stands for others."""
+        attributes = spoken.attributes
+        count = attributes.get(f"{FOLD}count")
+        if count is not None:
+            self.folded += count if claims.is_count(count) else 0
+            return None
+        known: dict[str, Any] = {
+            "kind": _text(attributes[_KIND]),
+            "level": _level(attributes.get(_LEVEL)),
+            "dur_ns": self._duration(attributes.get("xsp.duration_ns"), placed.dur_ns),
+        }
+        if TRACE_ID in attributes:
+            self.restored += 1
+            known["trace_id"] = _id(_TRACE, attributes[TRACE_ID], "original trace")
+        if PARENT_ID in attributes:
+            original = attributes[PARENT_ID]
+            known["parent_id"] = _id(_SPAN, original, "original parent") if original else None
+        for name in semconv.ON_RESOURCES & part.resource.keys():
+            known[_COLUMN[name].name] = _value(name, part.resource[name])
+        own: dict[str, Any] = {}
+        for name, value in attributes.items():
+            if name in _COLUMN and name not in _ELSEWHERE:
+                known[_COLUMN[name].name] = _value(name, value)
+            elif name not in _ELSEWHERE and not name.startswith(_NOT_OURS):
+                own[name] = value
+        return placed._replace(**known, attributes=_nested(own))
+
+    def _foreign(self, part: Part, spoken: Spoken, placed: Span) -> Span:
+        """Return another program's span."""
+        attributes = {name: value for name, value in spoken.attributes.items() if not name.startswith(_NOT_OURS)}
+        service = part.resource.get("service.name")
+        if service is not None:
+            attributes.setdefault("service.name", service)
+        process, thread = part.resource.get(semconv.PROCESS), attributes.get("thread.id")
+        failed = f"error:{_text(attributes.get('error.type', 'unknown'))}"
+        return placed._replace(
+            level=int(Level.APPLICATION),
+            kind=Kind.USER.value,
+            status=failed if spoken.status == _ERROR else "ok",
+            collector=_text(part.scope) or None,
+            process=process if claims.is_count(process) else None,
+            thread=thread if claims.is_count(thread) else None,
+            attributes=_nested(attributes),
+        )
+
+    def _duration(self, stated: Any, measured_ns: int) -> int:
+        """Return the stated duration if the times agree with it, else the difference of the times."""
+        slack = 0 if self._unit_ns == 1 else 2 * self._unit_ns
+        if claims.is_count(stated) and abs(stated - measured_ns) <= slack:
+            return int(stated)
+        if stated is not None:
+            self.losses.changed["duration taken from start and end, which xsp.duration_ns contradicts"] += 1
+        return measured_ns
+
+    # --- runs -----------------------------------------------------------------------------------------
+
+    def _run_of(self, resource: Mapping[str, Any]) -> str:
+        """Return the id of a resource's run, and remember what the resource says of it."""
+        identity = resource.get(semconv.RUN_ID)
+        if not isinstance(identity, str) or not identity:
+            return ""
+        said = {
+            "id": identity,
+            "name": resource.get(semconv.RUN_NAME),
+            "xsp": resource.get("telemetry.sdk.version"),
+            "host": resource.get("host.id"),
+            "process": resource.get(semconv.PROCESS),
+            "rank": resource.get(semconv.RANK),
+            "local_rank": resource.get(semconv.LOCAL_RANK),
+            "world_size": resource.get(semconv.WORLD_SIZE),
+        }
+        if identity not in self._place:
+            text = json.dumps({name: value for name, value in said.items() if value is not None}, default=str)
+            self._keep(claims.run_of(text, self.losses))
+        return identity if identity in self._place else ""
+
+    def _describe(self, text: Any) -> None:
+        """Take what a run's own span says."""
+        if not isinstance(text, str):
+            self.losses.changed["span of a run without a description"] += 1
+            return
+        self._keep(claims.run_of(text, self.losses))
+
+    def _keep(self, run: dict[str, Any] | None) -> None:
+        """Keep the latest description of each run."""
+        if run is None:
+            return
+        place = self._place.setdefault(run["id"], len(self.runs))
+        if place == len(self.runs):
+            self.runs.append(run)
+        elif run.get("end_ns", 0) >= self.runs[place].get("end_ns", 0):
+            self.runs[place] = run
+
+
+def _id(form: re.Pattern[str], value: Any, what: str) -> str:
+    text = value.lower() if isinstance(value, str) else ""
+    if not form.fullmatch(text):
+        raise Unfit(f"its {what} id is not valid")
+    return text
+
+
+def _time(value: Any) -> int:
+    if not claims.is_count(value) or value == 0:
+        raise Unfit("its times are missing or not valid")
+    return int(value)
+
+
+def _level(value: Any) -> int:
+    try:
+        level = semconv.level_of(value) if isinstance(value, str) else value
+        if claims.is_count(level) and level < _RANGE["SMALLINT"]:
+            return int(level)
+    except ValueError:
+        pass
+    raise Unfit("its level is none")
+
+
+def _value(name: str, value: Any) -> Any:
+    """Return an attribute as the value of its column."""
+    kind = _COLUMN[name].type
+    if kind == "VARCHAR":
+        if isinstance(value, str):
+            return _text(value)
+    elif kind == "BOOLEAN":
+        if isinstance(value, bool):
+            return value
+    elif isinstance(value, int) and not isinstance(value, bool) and -_RANGE[kind] <= value < _RANGE[kind]:
+        return value
+    raise Unfit(f"{name} is not of the type {kind}")
+
+
+def _text(value: Any) -> str:
+    """Return text that every reader of UTF-8 takes."""
+    if not isinstance(value, str):
+        raise Unfit("its name or one of its texts is none")
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def _nested(attributes: Mapping[str, Any]) -> str | None:
+    try:
+        return semconv.nested({_text(name): _plain(value) for name, value in attributes.items()})
+    except RecursionError:
+        raise Unfit("its attributes are nested too deeply") from None
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON holds and that means the same."""
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, (bytes, bytearray)):
+        return value.hex()
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {_text(str(name)): _plain(each) for name, each in value.items()}
+    return value

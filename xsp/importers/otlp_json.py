@@ -1,0 +1,249 @@
+"""OTLP in JSON: the lines of the Collector's file exporter, or one document; plain or gzip.
+
+Ids are hexadecimal digits, 64-bit integers strings or numbers, enums numbers or names, as OTLP says. Lines are
+read one at a time. Needs no package beyond xsp's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from xsp.errors import TraceError
+from xsp.importers.contract import Imported, Losses, broken, opened
+from xsp.importers.otlp import Part, Reader, Spoken, Unfit
+
+LARGEST = 256 << 20
+"""Bytes of the largest line or document that is taken: it is decoded in memory."""
+
+DEEPEST = 32
+"""Lists and objects inside each other in one attribute, beyond which its span is left out."""
+
+_OURS = re.compile(rb'\s*\{[^{}\[\]]*"resource(?:Spans|Metrics|Logs)"\s*:')
+_OTHERS = ("resourceMetrics", "resourceLogs", "resourceProfiles")
+_INTEGER = re.compile(r"-?[0-9]{1,20}")
+_STATUS = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
+_BOM = b"\xef\xbb\xbf"
+
+
+class OtlpJson:
+    """Importer of OTLP JSON files."""
+
+    name = "otlp-json"
+
+    def recognises(self, head: bytes, source: str) -> bool:
+        """Return whether the first object of the file is one of OTLP's."""
+        return _OURS.match(head.removeprefix(_BOM)) is not None
+
+    def read(self, source: str) -> Imported:
+        """Start to read a file; see `xsp.importers.contract.Importer`."""
+        losses = Losses(self.name)
+        reader = Reader(losses)
+
+        def parts() -> Iterator[Part]:
+            with opened(Path(source)) as file:
+                for place, document in documents(file, source):
+                    if any(name in document for name in _OTHERS):
+                        losses.changed["messages of metrics, logs or profiles, which hold no spans"] += 1
+                    yield from parts_of(document, place)
+            reader.close()
+
+        return Imported(reader.rows(parts()), losses, reader.runs)
+
+
+def documents(file: IO[bytes], source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the JSON objects of a file and their places: one a line, or a single one over all lines.
+
+    Raises:
+        TraceError: something else stands there; the message names the line.
+    """
+    number = 0
+    while line := _line(file, source, number + 1):
+        number += 1
+        text = line.removeprefix(_BOM) if number == 1 else line
+        if not text.strip():
+            continue
+        if number == 1 and not _ends(text):
+            text += whole(file, source, LARGEST - len(text))
+            yield source, parsed(text, source)
+            return
+        place = f"{source}, line {number}"
+        yield place, parsed(text, place)
+
+
+def _ends(line: bytes) -> bool:
+    """Return whether a first line can be a whole object; if not, the object goes on over the next ones."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return line.rstrip().endswith(b"}") and len(line.strip()) > 1
+    return True
+
+
+def _line(file: IO[bytes], source: str, number: int) -> bytes:
+    try:
+        line = file.readline(LARGEST + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise broken(source, error, f"line {number}") from error
+    if len(line) > LARGEST:
+        raise TraceError(f"{source}, line {number}: longer than {LARGEST >> 20} MiB; write more and shorter lines")
+    return line
+
+
+def whole(file: IO[bytes], source: str, most: int = LARGEST) -> bytes:
+    """Return what is left of a file, if it is not too large to be decoded in memory.
+
+    Raises:
+        TraceError: it is, or it cannot be read.
+    """
+    try:
+        rest = file.read(most + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise broken(source, error) from error
+    if len(rest) > most:
+        raise TraceError(f"{source}: one document of more than {LARGEST >> 20} MiB; write it as JSON lines")
+    return rest
+
+
+def parsed(text: bytes, place: str) -> dict[str, Any]:
+    """Return a JSON object.
+
+    Raises:
+        TraceError: it is something else, or cut off; the message names the place.
+    """
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise TraceError(f"{place}: no JSON, or cut off ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{place}: JSON that cannot be read ({error})") from error
+    return _object(document, place, "the document")
+
+
+def parts_of(document: Mapping[str, Any], place: str) -> Iterator[Part]:
+    """Yield the parts of an OTLP document.
+
+    Args:
+        document: with `resourceSpans`.
+        place: where it stands, for errors.
+
+    Raises:
+        TraceError: its structure is not OTLP's.
+    """
+    for resource in _list(document, "resourceSpans", place):
+        resource = _object(resource, place, "an item of resourceSpans")
+        about = _object(resource.get("resource") or {}, place, "resource")
+        try:
+            attributes = attributes_of(about.get("attributes"))
+        except Unfit as unfit:
+            raise TraceError(f"{place}: attributes of a resource: {unfit}") from None
+        for group in _list(resource, "scopeSpans", place):
+            group = _object(group, place, "an item of scopeSpans")
+            scope = _object(group.get("scope") or {}, place, "scope").get("name", "")
+            spans = _list(group, "spans", place)
+            yield Part(attributes, scope if isinstance(scope, str) else "", map(spoken, spans))
+
+
+def spoken(span: Any) -> Spoken | Unfit:
+    """Return one span, decoded; or the reason why it cannot be."""
+    if not isinstance(span, dict):
+        return Unfit("it is no JSON object")
+    status = span.get("status")
+    code = status.get("code", 0) if isinstance(status, dict) else 0
+    try:
+        return Spoken(
+            trace_id=span.get("traceId"),
+            span_id=span.get("spanId"),
+            parent_id=span.get("parentSpanId"),
+            name=span.get("name", ""),
+            start_ns=integer(span.get("startTimeUnixNano")),
+            end_ns=integer(span.get("endTimeUnixNano")),
+            attributes=attributes_of(span.get("attributes")),
+            status=_STATUS.get(code, 0) if isinstance(code, str) else code,
+            links=tuple(str(link.get("traceId")) for link in span.get("links") or () if isinstance(link, dict)),
+        )
+    except Unfit as unfit:
+        return unfit
+    except TypeError:
+        return Unfit("its fields have other types than OTLP's")
+
+
+def attributes_of(pairs: Any, depth: int = 0) -> dict[str, Any]:
+    """Return a list of OTLP's key-value pairs as a dictionary.
+
+    Raises:
+        Unfit: it is something else.
+    """
+    if pairs is None:
+        return {}
+    if not isinstance(pairs, list):
+        raise Unfit("its attributes are no list")
+    found = {}
+    for pair in pairs:
+        if not isinstance(pair, dict) or not isinstance(pair.get("key"), str):
+            raise Unfit("one of its attributes has no key")
+        found[pair["key"]] = value_of(pair.get("value"), depth)
+    return found
+
+
+def value_of(value: Any, depth: int = 0) -> Any:
+    """Return OTLP's `AnyValue` as what it means; None where it holds nothing.
+
+    Raises:
+        Unfit: it is something else.
+    """
+    if not value:
+        return None
+    if depth > DEEPEST:
+        raise Unfit("one of its attributes is nested too deeply")
+    if isinstance(value, dict) and len(value) == 1:
+        ((kind, content),) = value.items()
+        if kind in ("stringValue", "bytesValue") and isinstance(content, str):
+            return content
+        if kind == "boolValue" and isinstance(content, bool):
+            return content
+        if kind == "intValue" and (number := integer(content)) is not None:
+            return number
+        if kind == "doubleValue":
+            return _double(content)
+        if kind in ("arrayValue", "kvlistValue") and isinstance(content, dict):
+            inner = content.get("values") or []
+            if kind == "kvlistValue":
+                return attributes_of(inner, depth + 1)
+            if isinstance(inner, list):
+                return [value_of(each, depth + 1) for each in inner]
+    raise Unfit("one of its attributes has a value of no type of OTLP's")
+
+
+def integer(value: Any) -> int | None:
+    """Return a 64-bit integer that is written as a number or as a string; None if it is none."""
+    if isinstance(value, str) and _INTEGER.fullmatch(value):
+        value = int(value)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and -(1 << 63) <= value < 1 << 63 else None
+
+
+def _double(content: Any) -> float:
+    try:
+        return float(content)
+    except (TypeError, ValueError, OverflowError):
+        raise Unfit("one of its attributes has a value of no type of OTLP's") from None
+
+
+def _object(value: Any, place: str, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TraceError(f"{place}: {what} is no JSON object; this is not OTLP")
+    return value
+
+
+def _list(holder: Mapping[str, Any], name: str, place: str) -> list[Any]:
+    value = holder.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise TraceError(f"{place}: {name} is no list; this is not OTLP")
+    return value

@@ -1,0 +1,183 @@
+"""OTLP in protobuf: one message (`TracesData`, an export request), or the Collector's file exporter's messages,
+each behind its length in four bytes, most significant first; plain or gzip.
+
+Messages are read one at a time, by the official classes of `opentelemetry-proto` (extra `otel`).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from xsp.errors import PluginError, TraceError
+from xsp.importers.contract import Imported, Losses, broken, opened
+from xsp.importers.otlp import Part, Reader, Spoken, Unfit
+
+LARGEST = 256 << 20
+"""Bytes of the largest message that is taken: it is decoded in memory."""
+
+_LENGTH = struct.Struct(">I")
+_RESOURCE_SPANS = 0x0A
+"""The tag that an OTLP message of spans begins with: field 1, of a length."""
+
+_ZSTD = b"\x28\xb5\x2f\xfd"
+DEEPEST = 32
+
+
+class OtlpProto:
+    """Importer of OTLP protobuf files."""
+
+    name = "otlp-proto"
+
+    def recognises(self, head: bytes, source: str) -> bool:
+        """Return whether the file begins like a message of OTLP's, or like the length of one."""
+        return _ZSTD in (head[:4], head[4:8]) or _is_message(head) or _is_message(head[4:], _length(head))
+
+    def read(self, source: str) -> Imported:
+        """Start to read a file; see `xsp.importers.contract.Importer`."""
+        _message_class()
+        losses = Losses(self.name)
+        reader = Reader(losses)
+
+        def parts() -> Iterator[Part]:
+            for place, body in _bodies(source):
+                yield from parts_of(decoded(body, place))
+            reader.close()
+
+        return Imported(reader.rows(parts()), losses, reader.runs)
+
+
+def _length(head: bytes) -> int | None:
+    return _LENGTH.unpack_from(head)[0] if len(head) >= _LENGTH.size else None
+
+
+def _is_message(content: bytes, length: int | None = None) -> bool:
+    """Return whether this is the start of a message: its first field fits in, and begins as resource spans do."""
+    if not content or content[0] != _RESOURCE_SPANS:
+        return False
+    size, place = 0, 1
+    for shift in range(0, 35, 7):
+        if place >= len(content):
+            return False
+        size |= (content[place] & 0x7F) << shift
+        place += 1
+        if not content[place - 1] & 0x80:
+            break
+    if length is not None and place + size > length:
+        return False
+    return size == 0 or place >= len(content) or content[place] in (0x0A, 0x12, 0x1A)
+
+
+def _bodies(source: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the messages of a file, and their places."""
+    with opened(Path(source)) as file:
+        head = _read(file, 8, source, 0)
+        if _ZSTD in (head[:4], head[4:8]):
+            raise TraceError(f"{source}: compressed with zstd, which is not read; decompress it, or export it as gzip")
+        if _is_message(head):
+            yield source, head + _read(file, LARGEST, source, len(head))
+            if _read(file, 1, source, LARGEST):
+                raise TraceError(f"{source}: one message of more than {LARGEST >> 20} MiB; export smaller ones")
+            return
+        yield from _prefixed(file, source, head)
+
+
+def _prefixed(file: IO[bytes], source: str, head: bytes) -> Iterator[tuple[str, bytes]]:
+    place, number = 0, 0
+    while head:
+        number += 1
+        where = f"message {number} at byte {place}"
+        head += _read(file, _LENGTH.size - len(head), source, place)
+        length = _length(head)
+        if length is None:
+            raise TraceError(f"{source}, {where}: the file ends in the middle; copy it again")
+        if length > LARGEST:
+            raise TraceError(f"{source}, {where}: a length of {length} bytes; this is not OTLP, or it is damaged")
+        body = head[_LENGTH.size : _LENGTH.size + length]
+        rest = head[_LENGTH.size + length :]
+        body += _read(file, length - len(body), source, place)
+        if len(body) < length:
+            raise TraceError(f"{source}, {where}: {len(body)} of {length} bytes are there; copy the file again")
+        yield f"{source}, {where}", body
+        place += _LENGTH.size + length
+        head = rest + _read(file, _LENGTH.size - len(rest), source, place)
+
+
+def _read(file: IO[bytes], size: int, source: str, place: int) -> bytes:
+    try:
+        return file.read(max(size, 0))
+    except (EOFError, OSError, zlib.error) as error:
+        raise broken(source, error, f"after byte {place}") from error
+
+
+def _message_class() -> Any:
+    try:
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+    except ImportError as error:
+        raise PluginError(
+            f"reading OTLP protobuf needs opentelemetry-proto: pip install 'xsp[otel]' ({error})"
+        ) from error
+    return ExportTraceServiceRequest
+
+
+def decoded(body: bytes, place: str) -> Any:
+    """Return a message of spans.
+
+    Raises:
+        TraceError: it is cut off or no OTLP.
+        PluginError: the package that decodes it is missing.
+    """
+    message = _message_class()()
+    try:
+        message.ParseFromString(body)
+    except Exception as error:  # protobuf's implementations raise different things
+        raise TraceError(f"{place}: not OTLP, or cut off in the middle ({error})") from error
+    return message
+
+
+def parts_of(message: Any) -> Iterator[Part]:
+    """Yield the parts of a message."""
+    for resource in message.resource_spans:
+        attributes = {pair.key: value_of(pair.value) for pair in resource.resource.attributes}
+        for group in resource.scope_spans:
+            yield Part(attributes, group.scope.name, map(spoken, group.spans))
+
+
+def spoken(span: Any) -> Spoken | Unfit:
+    """Return one span, decoded; or the reason why it cannot be."""
+    try:
+        return Spoken(
+            trace_id=span.trace_id.hex(),
+            span_id=span.span_id.hex(),
+            parent_id=span.parent_span_id.hex(),
+            name=span.name,
+            start_ns=span.start_time_unix_nano,
+            end_ns=span.end_time_unix_nano,
+            attributes={pair.key: value_of(pair.value) for pair in span.attributes},
+            status=span.status.code,
+            links=tuple(link.trace_id.hex() for link in span.links),
+        )
+    except Unfit as unfit:
+        return unfit
+
+
+def value_of(value: Any, depth: int = 0) -> Any:
+    """Return OTLP's `AnyValue` as what it means; None where it holds nothing.
+
+    Raises:
+        Unfit: it is nested too deeply.
+    """
+    if depth > DEEPEST:
+        raise Unfit("one of its attributes is nested too deeply")
+    kind = value.WhichOneof("value")
+    if kind is None:
+        return None
+    content = getattr(value, kind)
+    if kind == "array_value":
+        return [value_of(each, depth + 1) for each in content.values]
+    if kind == "kvlist_value":
+        return {pair.key: value_of(pair.value, depth + 1) for pair in content.values}
+    return content
