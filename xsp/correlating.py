@@ -19,13 +19,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xsp import semconv
+from xsp import identity, semconv
 from xsp.correlate import correlate
 from xsp.errors import XspError
 from xsp.span import COLUMNS, Kind, Span
 
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.correlating import main; main(int(sys.argv[2]))"
 START_S = 60.0
+PATIENCE_S = 30.0
+"""How long a receiver of spans is tried again."""
+
+_SIMPLE = (str, bool, int, float)
+_HOSTS = ("host.id", "host.ip", "host.name")
 
 
 class Recorded(NamedTuple):
@@ -50,8 +55,8 @@ class Finished(NamedTuple):
     parent_id: str
     start_ns: int
     end_ns: int
-    error: str | None
-    """Name of the exception that ended it."""
+    status: str
+    """As in the table: `ok`, `error:<exception type>`, …"""
 
     attributes: dict[str, Any]
 
@@ -65,6 +70,9 @@ class Answer(NamedTuple):
     sent: int = 0
     strangers: int = 0
     """Spans that were recorded at the same time and do not belong to the call, as far as evidence goes."""
+
+    problem: str | None = None
+    """Why not all spans were sent."""
 
 
 class CorrelatorError(XspError):
@@ -81,7 +89,8 @@ class Correlator:
         """Start the second process.
 
         Args:
-            settings: `otlp`, a URL or None; with a URL, `resource` and `service`, see `xsp.otlpout`.
+            settings: `otlp`, a target of `xsp.exporters.endpoint`, or None to have the spans back; `resource`,
+                the attributes of the service's.
 
         Raises:
             CorrelatorError: it does not start.
@@ -110,8 +119,8 @@ class Correlator:
         Raises:
             CorrelatorError: the process is gone, or could not do it.
         """
-        spans, sent, strangers = self._ask(tuple(recorded))
-        return Answer([Finished(*span) for span in spans], sent, strangers)
+        spans, *rest = self._ask(tuple(recorded))
+        return Answer([Finished(*span) for span in spans], *rest)
 
     def close(self) -> None:
         """End the second process."""
@@ -151,6 +160,7 @@ def main(descriptor: int) -> None:
     """Answer until the pipe ends."""
     pipe = Connection(descriptor)
     settings = marshal.loads(pipe.recv_bytes())
+    answer_to = _give_back if settings["otlp"] is None else _Sending(settings["otlp"], settings["resource"])
     pipe.send_bytes(marshal.dumps({"answer": None}))
     while True:
         try:
@@ -158,16 +168,59 @@ def main(descriptor: int) -> None:
         except EOFError:
             return
         try:
-            answer: dict[str, Any] = {"answer": _answer(recorded, settings)}
+            answer: dict[str, Any] = {"answer": tuple(answer_to(recorded))}
         except Exception as error:  # whatever it is, the service must hear of it and go on
             answer = {"error": f"{type(error).__name__}: {error}"}
         with contextlib.suppress(BrokenPipeError):
             pipe.send_bytes(marshal.dumps(answer))
 
 
-def _answer(recorded: Recorded, settings: Mapping[str, Any]) -> tuple[list[tuple[Any, ...]], int, int]:
+def _give_back(recorded: Recorded) -> tuple[Any, ...]:
     spans, strangers = spans_of(recorded)
-    return [tuple(finished(span)) for span in spans], 0, strangers
+    return [tuple(finished(span)) for span in spans], 0, strangers, None
+
+
+class _Sending:
+    """Sends calls over OTLP; the table engine and the encoder load here and never in the service."""
+
+    def __init__(self, target: str, resource: Mapping[str, Any]) -> None:
+        from xsp import table
+        from xsp.exporters.delivery import Courier
+        from xsp.exporters.endpoint import endpoint
+
+        self._resource = resource
+        self._con = table.connect()
+        self._courier = Courier(endpoint(target), PATIENCE_S)
+
+    def __call__(self, recorded: Recorded) -> tuple[Any, ...]:
+        """Return the numbers of spans that were sent and that were not the call's, and a problem."""
+        from xsp import table
+        from xsp.exporters.encode import requests
+
+        spans, strangers = spans_of(recorded)
+        if not spans:
+            return [], 0, strangers, None
+        before, problem = self._courier.counts.spans, None
+        table.create(self._con, "spans")
+        table.insert(self._con, "spans", spans)
+        for request in requests(self._con, "spans", self._resource_of, max_bytes=self._courier.max_bytes):
+            if not self._courier.bring(request):
+                problem = "; ".join(self._courier.counts.messages)
+        return [], self._courier.counts.spans - before, strangers, problem
+
+    def _resource_of(self, level: int, rank: int, process: int | None) -> dict[str, Any]:
+        return level_resource(self._resource, level)
+
+
+def level_resource(resource: Mapping[str, Any], level: int) -> dict[str, Any]:
+    """Return the resource of a deeper level: the service's, as a service of its own called `name.level`.
+
+    Viewers give services colours and filters. Where the service does not tell its host, a pseudonym stands
+    in: viewers doubt the clocks of spans whose hosts they do not know.
+    """
+    host = {} if any(name in resource for name in _HOSTS) else {"host.id": identity.host()}
+    name = f"{resource.get('service.name', 'unknown_service')}.{semconv.level_name(level)}"
+    return {**resource, **host, "service.name": name}
 
 
 def spans_of(recorded: Recorded) -> tuple[list[Span], int]:
@@ -214,7 +267,7 @@ def finished(span: Span) -> Finished:
         parent_id=span.parent_id or "",
         start_ns=span.start_ns,
         end_ns=span.end_ns,
-        error=span.status.removeprefix("error:") if span.status.startswith("error:") else None,
+        status=span.status,
         attributes=attributes(span),
     )
 
@@ -229,9 +282,13 @@ def attributes(span: Span) -> dict[str, Any]:
         if column.name == "attributes":
             found |= {name: _plain(each) for name, each in semconv.flat(value).items() if each is not None}
         else:
-            found[column.attribute] = semconv.level_name(value) if column.name in ("level", "rung") else value
+            found[column.attribute] = semconv.level_name(value) if column.name == "level" else value
+    if span.status.startswith("error:"):
+        found["error.type"] = span.status.removeprefix("error:")
     return found
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, (str, bool, int, float)) else json.dumps(value)
+    simple = isinstance(value, _SIMPLE)
+    alike = isinstance(value, list) and value and {type(each) for each in value} in [{kind} for kind in _SIMPLE]
+    return value if simple or alike else json.dumps(value)

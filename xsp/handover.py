@@ -22,8 +22,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
-from xsp import identity, semconv
-from xsp.correlating import Correlator, CorrelatorError, Finished, Recorded
+from xsp.correlating import Correlator, CorrelatorError, Finished, Recorded, level_resource
 from xsp.errors import UsageError
 from xsp.version import __version__
 
@@ -34,7 +33,6 @@ QUEUED_CALLS = 16
 """Recorded calls that wait for the second process and the processors; what comes on top is lost, and counted."""
 
 _logger = logging.getLogger("xsp")
-_HOSTS = ("host.id", "host.ip", "host.name")
 
 
 class Tally:
@@ -99,21 +97,11 @@ class Tracing:
         self._scope = InstrumentationScope(SCOPE, __version__)
         self._resources: dict[int, Resource] = {}
 
-    def resource(self, level: int) -> Resource:
-        """Return the resource of a deeper level: the service's, as a service of its own called `name.level`.
-
-        Viewers give services colours and filters. Where the service does not tell its host, a pseudonym
-        stands in: viewers doubt the clocks of spans whose hosts they do not know.
-        """
-        if level not in self._resources:
-            own = self._resource
-            assert own is not None
-            name = f"{own.attributes.get('service.name', 'unknown_service')}.{semconv.level_name(level)}"
-            added = {"service.name": name}
-            if not any(host in own.attributes for host in _HOSTS):
-                added["host.id"] = identity.host()
-            self._resources[level] = own.merge(Resource(added))
-        return self._resources[level]
+    @property
+    def resource(self) -> dict[str, Any]:
+        """The attributes of the service's resource."""
+        assert self._resource is not None
+        return dict(self._resource.attributes)
 
     def give(self, trace_id: int, spans: Iterable[Finished]) -> tuple[int, int]:
         """Hand finished spans to the service's processors.
@@ -140,18 +128,22 @@ class Tracing:
 
     def _readable(self, trace_id: int, span: Finished) -> ReadableSpan:
         sampled = TraceFlags(TraceFlags.SAMPLED)
-        error = span.error
         return ReadableSpan(
             name=span.name,
             context=SpanContext(trace_id, int(span.span_id, 16), is_remote=False, trace_flags=sampled),
             parent=SpanContext(trace_id, int(span.parent_id, 16), is_remote=False, trace_flags=sampled),
-            resource=self.resource(span.level),
+            resource=self._resource_of(span.level),
             attributes=span.attributes,
-            status=Status(StatusCode.ERROR, error) if error is not None else Status(),
+            status=Status() if span.status == "ok" else Status(StatusCode.ERROR, span.status),
             start_time=span.start_ns,
             end_time=span.end_ns,
             instrumentation_scope=self._scope,
         )
+
+    def _resource_of(self, level: int) -> Resource:
+        if level not in self._resources:
+            self._resources[level] = Resource(level_resource(self.resource, level))
+        return self._resources[level]
 
 
 class Handover:
@@ -206,12 +198,12 @@ class Handover:
     def _deliver(self, recorded: Recorded) -> str | None:
         """Have a call correlated and its spans delivered; return what went wrong, or None."""
         if self._correlator is None:
-            self._correlator = Correlator({"otlp": self._otlp})
+            self._correlator = Correlator({"otlp": self._otlp, "resource": self._tracing.resource})
         answer = self._correlator.correlate(recorded)
         given, refused = self._tracing.give(int(recorded.trace_id, 16), answer.spans)
         self._tally.add("delivered", given + answer.sent)
         self._tally.add("strangers", answer.strangers)
-        return "the service's span processors did not take all spans in time" if refused else None
+        return "the service's span processors did not take all spans in time" if refused else answer.problem
 
     def _end_correlator(self) -> None:
         correlator, self._correlator = self._correlator, None

@@ -31,6 +31,7 @@ from xsp.collecting import Collecting
 from xsp.collector import Collector, Signal
 from xsp.correlating import Recorded, attributes
 from xsp.errors import PluginError, UsageError
+from xsp.exporters.endpoint import endpoint
 from xsp.schedule import parse_levels
 from xsp.span import Kind, Span
 
@@ -96,7 +97,7 @@ def instrument(
         A handle with the counts; close it, or use it in a `with` block, to take everything out again.
 
     Raises:
-        UsageError: no tracer provider, not a module, a share that is none, or another handle is open.
+        UsageError: no tracer provider, not a module, a share or target that is none, or another handle is open.
         PluginError: OpenTelemetry's SDK or a collector is missing.
     """
     return Instrumented((model, *others), sample, levels, provider, otlp, collectors)
@@ -157,6 +158,8 @@ class Instrumented:
         self._rung = parse_levels(levels)[-1]
         self._tracing = _tracing(provider)
         self._bound = _bound(sample)
+        if otlp is not None:
+            endpoint(otlp)
         self._collecting = Collecting()
         self._find(collectors)
         self._closed = False
@@ -376,7 +379,8 @@ class Instrumented:
         error = sys.exc_info()[1]
         if error is not None and error is not call.outer:
             # without its message, which may hold what the request held
-            call.span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+            call.span.set_status(Status(StatusCode.ERROR, f"error:{type(error).__name__}"))
+            call.span.set_attribute("error.type", type(error).__name__)
         call.outer = None
         if not call.recorded:
             call.span.set_attribute("xsp.left_out", _BUSY)

@@ -1,0 +1,427 @@
+"""`xsp.instrument`: what hangs under a request's span, what does not, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("opentelemetry.sdk")
+
+import torch
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from torch import nn
+
+import xsp
+from xsp.errors import PluginError, UsageError
+
+HALF = 1 << 63
+
+
+class Service:
+    """A service's OpenTelemetry: a provider, and what was exported."""
+
+    def __init__(self, batch: bool = False, **options: Any) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider(resource=Resource({"service.name": "shop"}), **options)
+        make = BatchSpanProcessor if batch else SimpleSpanProcessor
+        self.provider.add_span_processor(make(self.exporter))
+        self.tracer = self.provider.get_tracer("app")
+
+    def request(self, trace_id: int | None = None) -> Any:
+        """Return the span of a request, in a trace of its own or in that of a caller."""
+        if trace_id is None:
+            return self.tracer.start_as_current_span("GET /")
+        caller = trace.SpanContext(trace_id, 1, is_remote=True, trace_flags=trace.TraceFlags(1))
+        around = trace.set_span_in_context(trace.NonRecordingSpan(caller))
+        return self.tracer.start_as_current_span("GET /", context=around)
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        return list(self.exporter.get_finished_spans())
+
+    def levels(self) -> dict[str, int]:
+        """Return the numbers of spans by service, a level being one."""
+        services = [str(span.resource.attributes["service.name"]) for span in self.spans]
+        return {name: services.count(name) for name in sorted(set(services))}
+
+    def shown(self) -> str:
+        """Draw the spans but for the operators, each under its parent."""
+        lines: list[str] = []
+
+        def draw(parent: int | None, depth: int) -> None:
+            for span in sorted(self.spans, key=lambda each: each.start_time or 0):
+                above = span.parent.span_id if span.parent is not None else None
+                if above == parent and not span.name.startswith("aten::"):
+                    lines.append("  " * depth + f"{span.resource.attributes['service.name']} {span.name}")
+                    draw(span.context.span_id, depth + 1)
+
+        draw(None, 0)
+        return "\n".join(lines)
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    made = Service()
+    yield made
+    made.provider.shutdown()
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+
+
+X = torch.ones(4, 8)
+
+
+# --- under the request's span -----------------------------------------------------------------------------
+
+
+def test_a_models_layers_and_operators_hang_under_the_requests_own_span(service: Service) -> None:
+    net = model()
+    with xsp.instrument(net, sample=1.0, provider=service.provider) as traced:
+        with service.request():
+            net(X)
+        assert traced.flush()
+        assert traced.counts.lost == {}
+        assert traced.counts.delivered == len(service.spans) - 2
+    assert service.shown() == (
+        "shop GET /\n  shop Sequential\n    shop.layer Sequential\n      shop.layer 0\n      shop.layer 1"
+    )
+    assert len({span.context.trace_id for span in service.spans}) == 1
+    assert "shop.op" in service.levels()
+
+
+def test_the_spans_carry_what_the_table_says_under_its_names(service: Service) -> None:
+    net = model()
+    with xsp.instrument(net, sample=1.0, provider=service.provider):
+        with service.request():
+            net(X)
+    spans = {(span.resource.attributes["service.name"], span.name): span for span in service.spans}
+    forward, layer = spans["shop", "Sequential"], spans["shop.layer", "0"]
+    assert forward.attributes["xsp.batch_size"] == 4
+    assert forward.attributes["xsp.sample"] == 1.0
+    assert layer.attributes["xsp.type"] == "Linear"
+    assert layer.attributes["xsp.duration_ns"] == layer.end_time - layer.start_time
+    assert forward.start_time <= layer.start_time <= layer.end_time <= forward.end_time
+    assert layer.resource.attributes["host.id"].startswith("host-")
+
+
+def test_a_model_that_is_called_twice_has_two_spans_and_both_have_their_layers(service: Service) -> None:
+    net = model()
+    with xsp.instrument(net, sample=1.0, provider=service.provider) as traced:
+        with service.request():
+            net(X)
+            net(X)
+        traced.flush()
+        assert traced.counts[:3] == (2, 2, 2)
+    assert service.shown().count("shop Sequential") == 2
+    assert service.shown().count("shop.layer 0") == 2
+
+
+def test_levels_say_how_deep_to_look(service: Service) -> None:
+    net = model()
+    with xsp.instrument(net, sample=1.0, levels="model/layer", provider=service.provider):
+        with service.request():
+            net(X)
+    assert service.levels() == {"shop": 2, "shop.layer": 3}
+
+
+def test_a_batch_processor_with_a_short_queue_drops_nothing() -> None:
+    service, net = Service(batch=True), nn.Sequential(*[nn.ReLU() for _ in range(3000)])
+    with xsp.instrument(net, sample=1.0, provider=service.provider) as traced:
+        with service.request():
+            net(X)
+        assert traced.flush()
+        assert traced.counts.delivered > 6000
+        assert len(service.spans) == traced.counts.delivered + 2
+    service.provider.shutdown()
+
+
+# --- which requests ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("trace_id", "sampled"), [(HALF - 1, 1), (HALF, 0), (5 << 64 | 7, 1), (5 << 64 | HALF, 0)])
+def test_a_request_is_chosen_by_its_trace_id(service: Service, trace_id: int, sampled: int) -> None:
+    net = model()
+    with xsp.instrument(net, sample=0.5, provider=service.provider) as traced:
+        with service.request(trace_id):
+            net(X)
+        assert traced.counts[:2] == (1, sampled)
+    assert len(service.levels()) == (4 if sampled and "shop.library" in service.levels() else 3 if sampled else 1)
+
+
+def test_calls_outside_requests_and_in_requests_that_the_service_does_not_sample_are_not_recorded() -> None:
+    service, net = Service(sampler=ALWAYS_OFF), model()
+    with xsp.instrument(net, sample=1.0, provider=service.provider) as traced:
+        net(X)
+        with service.request():
+            net(X)
+        assert traced.counts[:2] == (2, 0)
+    assert service.spans == []
+
+
+def test_calls_of_other_models_are_not_recorded_and_those_of_modules_around_the_model_are(service: Service) -> None:
+    net, other = model(), model()
+    with xsp.instrument(net, sample=1.0, provider=service.provider) as traced:
+        with service.request():
+            other(X)
+            nn.Sequential(other, net)(X)
+        assert traced.counts[:2] == (1, 1)
+    assert "shop.layer 1.1" in service.shown()
+
+
+def test_a_second_model_can_be_named(service: Service) -> None:
+    net, other = model(), nn.Sequential(nn.Tanh())
+    with xsp.instrument(net, other, sample=1.0, provider=service.provider):
+        with service.request():
+            other(X)
+            net(X)
+    assert [line.strip() for line in service.shown().splitlines() if "shop.layer" not in line] == [
+        "shop GET /",
+        "shop Sequential",
+        "shop Sequential",
+    ]
+
+
+# --- batches ----------------------------------------------------------------------------------------------
+
+
+def test_a_batch_links_to_each_request_and_the_requests_that_are_open_link_back(service: Service) -> None:
+    net = model()
+    first, second = service.tracer.start_span("GET /1"), service.tracer.start_span("GET /2")
+    waiting = [trace.set_span_in_context(first), second.get_span_context()]
+    with xsp.instrument(net, sample=1.0, provider=service.provider) as traced, traced.batch(waiting):
+        net(X)
+    first.end()
+    second.end()
+    spans = {span.name: span for span in service.spans}
+    batch = next(span for span in service.spans if span.name == "Sequential" and span.links)
+    assert {link.context.span_id for link in batch.links} == {s.get_span_context().span_id for s in (first, second)}
+    assert batch.parent.span_id == first.get_span_context().span_id
+    assert [link.context.span_id for link in spans["GET /1"].links] == [batch.context.span_id]
+
+
+def test_a_batch_hangs_under_the_span_that_it_runs_in_and_is_recorded_if_one_request_is_chosen(
+    service: Service,
+) -> None:
+    net = model()
+    requests = [
+        trace.SpanContext(number, 1, is_remote=False, trace_flags=trace.TraceFlags(1)) for number in (HALF, 1, 0)
+    ]
+    with xsp.instrument(net, sample=0.5, provider=service.provider) as traced:
+        with service.tracer.start_as_current_span("batch") as around:
+            with traced.batch(requests):
+                net(X)
+            with traced.batch(requests[:1]):
+                net(X)
+        assert traced.counts[:2] == (2, 1)
+    forward = next(span for span in service.spans if span.links)
+    assert forward.parent.span_id == around.get_span_context().span_id
+    assert [link.context.trace_id for link in forward.links] == [HALF, 1]
+
+
+# --- what a service does ----------------------------------------------------------------------------------
+
+
+def test_an_error_in_the_model_passes_unchanged_and_shows_without_its_message(service: Service) -> None:
+    net = model()
+    with xsp.instrument(net, sample=1.0, provider=service.provider) as traced:
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), service.request():
+            net(torch.ones(4, 7))
+        traced.flush()
+        assert traced.counts.lost == {}
+    spans = {(span.resource.attributes["service.name"], span.name): span for span in service.spans}
+    for name in (("shop", "Sequential"), ("shop.layer", "Sequential"), ("shop.layer", "0")):
+        assert spans[name].status.description == "error:RuntimeError"
+        assert spans[name].attributes["error.type"] == "RuntimeError"
+        assert not spans[name].events
+
+
+def test_a_call_inside_an_error_handler_is_no_error(service: Service) -> None:
+    net = model()
+    with xsp.instrument(net, sample=1.0, provider=service.provider):
+        with service.request():
+            try:
+                raise KeyError
+            except KeyError:
+                net(X)
+    assert {span.status.is_ok for span in service.spans} == {True}
+
+
+def test_one_call_is_recorded_at_a_time_and_what_other_threads_do_meanwhile_is_left_out(service: Service) -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    class Waits(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.set()
+            go.wait(20)
+            return x + 1
+
+    net, waits = model(), Waits()
+
+    def first() -> None:
+        with service.request():
+            waits(X)
+
+    with xsp.instrument(net, waits, sample=1.0, provider=service.provider) as traced:
+        thread = threading.Thread(target=first)
+        thread.start()
+        inside.wait(20)
+        with service.request():
+            net(X)
+        go.set()
+        thread.join()
+        assert traced.flush()
+        assert traced.counts[:3] == (2, 2, 1)
+        assert traced.counts.lost == {"another call was being recorded": 1}
+        assert traced.counts.strangers > 3
+    shown = service.shown()
+    assert "shop Waits\n    shop.layer Waits" in shown
+    assert "shop.layer 0" not in shown
+    assert next(s for s in service.spans if s.name == "Sequential").attributes["xsp.left_out"]
+
+
+def test_a_compiled_model_works_and_is_called_by_its_own_name(service: Service) -> None:
+    net = model()
+    compiled = torch.compile(net, backend="eager")
+    with xsp.instrument(net, sample=1.0, provider=service.provider):
+        for _ in range(2):
+            with service.request():
+                assert torch.equal(compiled(X), net(X))
+    models = [span for span in service.spans if span.attributes.get("xsp.kind") == "forward"]
+    assert [span.name for span in models] == ["Sequential"] * 4
+
+
+def test_a_service_whose_sampler_refuses_the_models_span_is_told_so(service: Service) -> None:
+    net, off = model(), Service(sampler=ALWAYS_OFF)
+    with xsp.instrument(net, sample=1.0, provider=off.provider) as traced:
+        with service.request():
+            net(X)
+        traced.flush()
+        assert traced.counts.lost == {"the service's sampler refused the model's span": 1}
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------
+
+
+def test_what_the_processors_do_not_take_is_counted(service: Service) -> None:
+    class Full(SimpleSpanProcessor):
+        def force_flush(self, timeout_millis: int = 0) -> bool:
+            return False
+
+    service.provider.add_span_processor(Full(InMemorySpanExporter()))
+    net = nn.Sequential(*[nn.ReLU() for _ in range(600)])
+    with xsp.instrument(net, sample=1.0, provider=service.provider) as traced:
+        with service.request():
+            net(X)
+        traced.flush()
+        assert traced.counts.delivered == 512
+        assert traced.counts.lost == {"the service's span processors did not take all spans in time": 1}
+
+
+def test_a_second_process_that_was_killed_costs_one_call_and_is_started_again(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = model()
+    with xsp.instrument(net, sample=1.0, provider=service.provider) as traced:
+        for number in range(3):
+            with service.request():
+                net(X)
+            assert traced.flush()
+            if number == 0:
+                correlator = traced._handover._correlator
+                assert correlator is not None
+                os.kill(correlator._process.pid, signal.SIGKILL)
+                correlator._process.wait()
+        reason = "the process that correlates is gone; it starts again with the next call"
+        assert traced.counts.lost == {reason: 1}
+    assert service.shown().count("shop.layer 0") == 2
+    assert reason in caplog.text
+
+
+def test_a_collector_that_fails_is_left_out_and_the_request_does_not_notice(service: Service) -> None:
+    from xsp.collector import Collector
+
+    class Broken(Collector):
+        name = "broken"
+        levels = (xsp.Level.OP,)
+
+        def start(self, rung: xsp.Level, describe: bool) -> None:
+            raise RuntimeError("no")
+
+    net = model()
+    with xsp.instrument(net, sample=1.0, provider=service.provider, collectors=["modules", Broken()]) as traced:
+        with service.request():
+            assert net(X).shape == (4, 8)
+        assert traced.notes == ["broken: start failed and the collector was left out: RuntimeError: no"]
+    assert service.levels() == {"shop": 2, "shop.layer": 3}
+
+
+def test_without_a_provider_it_says_what_to_do() -> None:
+    with pytest.raises(UsageError, match=r"set_tracer_provider\(TracerProvider\(\.\.\.\)\) before xsp\.instrument"):
+        xsp.instrument(model(), provider=trace.NoOpTracerProvider())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"sample": 1.5}, "between 0 and 1"),
+        ({"sample": "all"}, "between 0 and 1"),
+        ({"levels": "M/X"}, "levels 'M/X'"),
+        ({"otlp": "http://"}, "no endpoint"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(service: Service, wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        xsp.instrument(model(), provider=service.provider, **wrong)
+
+
+def test_what_is_no_module_and_a_second_handle_are_refused(service: Service) -> None:
+    with pytest.raises(UsageError, match="function is none"):
+        xsp.instrument(model, provider=service.provider)
+    with xsp.instrument(model(), provider=service.provider), pytest.raises(UsageError, match="all models in one call"):
+        xsp.instrument(model(), provider=service.provider)
+
+
+def test_without_the_collector_of_calls_it_says_so(service: Service) -> None:
+    with pytest.raises(PluginError, match="'modules'.*name it among"):
+        xsp.instrument(model(), provider=service.provider, collectors=["torchops"])
+
+
+# --- processes --------------------------------------------------------------------------------------------
+
+
+def test_a_forked_worker_goes_on_by_itself() -> None:
+    """As with gunicorn and a preloaded application: instrumented before the fork, called after it."""
+    program = Path(__file__).with_name("forking_service.py")
+    run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["child", "shop.layer,0", "child", "shop.layer,0", "parent", "shop.layer,0"]
+
+
+def test_a_process_that_ends_without_closing_delivers_what_it_recorded() -> None:
+    code = (
+        "import torch, xsp; from torch import nn\n"
+        "from opentelemetry.sdk.trace import TracerProvider\n"
+        "from opentelemetry.sdk.trace.export import SimpleSpanProcessor, ConsoleSpanExporter\n"
+        "provider = TracerProvider(); provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter()))\n"
+        "net = nn.Sequential(nn.ReLU()); xsp.instrument(net, sample=1.0, provider=provider)\n"
+        "with provider.get_tracer('app').start_as_current_span('GET /'): net(torch.ones(1))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert run.stderr == ""
+    assert '.op"' in run.stdout
