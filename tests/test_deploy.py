@@ -125,9 +125,22 @@ def test_jaeger_keeps_spans_over_a_restart(stored):
 
 
 @pytest.mark.jaeger
-def test_jaeger_takes_requests_beyond_the_receivers_default(jaeger):
+def test_jaeger_takes_requests_beyond_the_default(jaeger):
     trace = send(jaeger, "step", "x" * 21_000_000)
     assert "step" in until(lambda: names_in(jaeger, trace))
+
+
+@pytest.mark.jaeger
+def test_jaeger_takes_grpc_messages_beyond_the_default(jaeger):
+    grpc = pytest.importorskip("grpc")
+    service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc")
+    messages = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    trace, request = secrets.token_bytes(16), messages.ExportTraceServiceRequest()
+    span = request.resource_spans.add().scope_spans.add().spans.add(trace_id=trace, span_id=secrets.token_bytes(8))
+    span.name = "x" * 5_000_000
+    with grpc.insecure_channel(jaeger.otlp_grpc.removeprefix("http://")) as channel:
+        service.TraceServiceStub(channel).Export(request)
+    assert until(lambda: names_in(jaeger, trace.hex())) == {span.name}
 
 
 @pytest.mark.jaeger
