@@ -11,7 +11,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -20,6 +20,7 @@ from xsp import measure, rundir
 from xsp.autostep import AutoStep, OneAtATime, StepRule
 from xsp.collecting import Listener
 from xsp.errors import UsageError
+from xsp.exporters import endpoint
 from xsp.schedule import parse_levels, rung_name
 from xsp.session import of_this_rank, profile
 from xsp.span import Level
@@ -43,6 +44,8 @@ class Launch:
     overwrite: bool = False
     only: Level | None = None
     one_at_a_time: bool = False
+    otlp: str | None = None
+    otlp_policy: str = "wait"
 
 
 def launch(how: Launch) -> int:
@@ -56,6 +59,7 @@ def launch(how: Launch) -> int:
         OutputError: the run directory exists or cannot be written.
     """
     measure.before_the_first_use_of_libraries()
+    os.environ.pop(endpoint.VARIABLE, None)  # the script's own children are not meant
     function = how.step if how.step not in {rule.value for rule in StepRule} else None
     code = _compile(how.script, function)
     session = profile(
@@ -68,6 +72,8 @@ def launch(how: Launch) -> int:
         only=how.only,
         listener=functools.partial(_listener, how=how),
         hosts=True,
+        otlp=how.otlp,
+        otlp_policy=how.otlp_policy,
     )
     sys.argv = [str(how.script), *how.args]
     sys.path.insert(0, str(how.script.resolve().parent))
@@ -144,7 +150,9 @@ def resolve(how: Launch) -> tuple[int, int]:
 
     out = of_this_rank(how.out)
     serialised = out / rundir.SERIALISED
-    code = _again(how, serialised, ["--one-at-a-time"], {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"})
+    code = _again(
+        replace(how, otlp=None), serialised, ["--one-at-a-time"], {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"}
+    )
     return (resolve_run(out, serialised) if rundir.segments(serialised) else 0), code
 
 
@@ -154,8 +162,14 @@ def _again(how: Launch, out: Path, extra: list[str], environment: dict[str, str]
     command += ["--step", how.step, "--seed", str(how.seed), *extra]
     if how.warmup is not None:
         command += ["--warmup", str(how.warmup)]
-    command += [str(how.script), *how.args]
-    return subprocess.run(command, env={**os.environ, **(environment or {})}, check=False).returncode
+    command += ["--otlp-policy", how.otlp_policy, str(how.script), *how.args]
+    environment = {**os.environ, **otlp_environment(how), **(environment or {})}
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+def otlp_environment(how: Launch) -> dict[str, str]:
+    """Return what tells a further `xsp run` where to deliver to; a command line would show it to everybody."""
+    return {endpoint.VARIABLE: how.otlp} if how.otlp is not None else {}
 
 
 def _listener(session: profile, how: Launch) -> Listener:

@@ -25,6 +25,8 @@ class Recording:
     warmup: int | None = None
     seed: int = 0
     overwrite: bool = False
+    otlp: str | None = None
+    otlp_policy: str = "wait"
 
 
 def measure(spec: str, settings: models.Settings, how: Recording, progress: Progress) -> Path:
@@ -45,6 +47,8 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
         warmup=how.warmup,
         seed=how.seed,
         batch_size=settings.batch,
+        otlp=how.otlp,
+        otlp_policy=how.otlp_policy,
     )
     before_the_first_use_of_libraries()
     workload = models.load(spec, settings)

@@ -20,11 +20,14 @@ def command(argv: Sequence[str]) -> list[str]:
     """Return a command line without secrets, and with file names instead of absolute paths.
 
     Hidden are the values of options and headers whose name speaks of a secret (`--api-key X`, `--token=X`,
-    `Authorization: X`), credentials in URLs, and the directories of absolute paths, which often name a person.
+    `Authorization: X`), credentials in URLs, the query of `--otlp`, and the directories of absolute
+    paths, which often name a person.
     """
     shown: list[str] = []
     hide_next = False
-    for part in argv:
+    for part, before in zip(argv, ["", *argv], strict=False):
+        if before == "--otlp" or part.startswith("--otlp="):
+            part = part.partition("?")[0]
         if hide_next:
             shown.append(HIDDEN)
             hide_next = False

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from xsp import clock, device, identity, rundir, scrub
+from xsp import clock, device, identity, plugins, rundir, scrub
 from xsp.collecting import Collecting, Listener
 from xsp.collector import Collector
 from xsp.errors import UsageError
@@ -55,6 +55,8 @@ class profile:
         only: Level | None = None,
         listener: Callable[[profile], Listener] | None = None,
         hosts: bool = False,
+        otlp: str | None = None,
+        otlp_policy: str = "wait",
         enabled: bool = True,
     ) -> None:
         """Check the settings; nothing is installed before the block is entered.
@@ -73,6 +75,10 @@ class profile:
             listener: makes the function that collectors signal the program's boundaries to.
             hosts: a profile that is opened inside this block lends its steps to this one (`xsp run` of a
                 program that profiles itself).
+            otlp: deliver each step while the run goes on: `http://…`, `grpc://…`, or `env` for what the variables
+                `OTEL_EXPORTER_OTLP_*` say.
+            otlp_policy: what happens when the receiver is slow. `wait`: the program is held between steps, in
+                bounds; `shed`: steps stay in the run directory.
             enabled: False makes the block and its steps do nothing.
 
         Raises:
@@ -93,6 +99,7 @@ class profile:
         self._batch_size = batch_size
         self._wanted = collectors
         self._listener = listener
+        self._otlp = (otlp, otlp_policy) if otlp is not None else None
         self._collecting = Collecting()
         self._pending: list[Span] = []
         self._taken = threading.Lock()
@@ -106,9 +113,9 @@ class profile:
         """Make the run directory, start the storing process, install the collectors.
 
         Raises:
-            UsageError: another block is active in this process.
+            UsageError: another block is active in this process; `otlp` is no endpoint.
             OutputError: the run directory exists or cannot be written.
-            PluginError: a collector that was asked for by name is not there.
+            PluginError: a collector that was asked for by name, or what `otlp` needs, is not there.
         """
         global _active
         if not self._enabled:
@@ -123,11 +130,15 @@ class profile:
         from xsp.writer import Writer  # not needed by programs that only import xsp
 
         self._collecting.find(self._wanted, self.schedule.rungs[-1])
+        if self._otlp is not None:
+            plugins.load("xsp.exporters", "otlp").check(*self._otlp)
         self.out = rundir.create(of_this_rank(self.out), overwrite=self._overwrite)
         self._identity = identity.of_this_process()
         self._started_ns = time.time_ns()
         rundir.write_run(self.out, self._run(finished=False))
         self._writer = Writer(self.out)
+        if self._otlp is not None:
+            self._writer.deliver_to(*self._otlp)
         self._collecting.open(self._listener(self) if self._listener is not None else None)
         _forget_in_children()
         _active = self
@@ -149,9 +160,11 @@ class profile:
         self._store_rest()
         if kind is not None:
             self._collecting.note("xsp", f"the block was left by {kind.__name__}; the steps before it are kept")
-        self._writer.finish(self._run(finished=True, costs=costs))
+        done = self._writer.finish(self._run(finished=True, costs=costs))
         if self._writer.failed is not None:
             print(f"xsp: {self.out}: {self._writer.failed}", file=sys.stderr)
+        elif self._otlp is not None:
+            self._say_what_is_left(done["finished"]["delivery"])
         self._writer.close()
 
     def step(self, batch_size: int | None = None) -> contextlib.AbstractContextManager[object]:
@@ -174,6 +187,13 @@ class profile:
     def note(self, text: str) -> None:
         """Put a sentence on what the run is missing into the run."""
         self._collecting.note("program", text)
+
+    def _say_what_is_left(self, delivery: dict[str, Any]) -> None:
+        """Say on one line what was not delivered, why, and what to type."""
+        if delivery["left"] or delivery["rejected"]:
+            what = f"{delivery['left']} traces were not delivered, {delivery['rejected']} spans were rejected"
+            why = "; ".join(delivery["messages"])
+            print(f"xsp: {what} ({why}); `xsp export {self.out} --resume` sends what is left", file=sys.stderr)
 
     # --- what was seen --------------------------------------------------------------------------------
 

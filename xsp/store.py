@@ -1,4 +1,4 @@
-"""What the storing process does with a step: correlate it and write its segment."""
+"""What the storing process does with a step: correlate it, write its segment, and have it delivered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from xsp import overhead, rundir, table
+from xsp import overhead, plugins, rundir, table
 from xsp.correlate import correlate, resolve
 from xsp.span import COLUMNS, Rule, Span
 
@@ -18,18 +18,29 @@ class Store:
         self._run = run
         self._con = table.connect()
         self._con.execute("SET threads = 1")
+        self._live: Any = None
+
+    def deliver_to(self, target: str, policy: str) -> None:
+        """Have each step delivered from now on, once it is on the disk.
+
+        Raises:
+            UsageError, PluginError: see `xsp.exporters.live.Live.check`.
+        """
+        self._live = plugins.load("xsp.exporters", "otlp")(self._run, target, policy)
 
     def add(self, step: int, spans: Sequence[Span]) -> None:
-        """Correlate one step's spans and write them as its segment."""
+        """Correlate one step's spans and write them as its segment; return when the program may go on."""
         table.create(self._con, "segment")
         table.insert(self._con, "segment", correlate(spans))
         table.write_parquet(self._con, "segment", rundir.segment(self._run, step))
+        if self._live is not None:
+            self._live.stored(step)
 
     def finish(self, run: dict[str, Any]) -> dict[str, Any]:
         """Merge the steps and write `run.json` for good.
 
         Returns:
-            How many steps and spans the merged trace stands on.
+            How many steps and spans the merged trace stands on, and what became of the delivery.
         """
         segments = rundir.segments(self._run)
         summary: dict[str, Any] = {"segments": len(segments)}
@@ -39,6 +50,8 @@ class Store:
             table.write_parquet(self._con, "merged", self._run / rundir.MERGED_FILE)
             summary["spans"] = self._con.execute("SELECT count(*) FROM merged").fetchall()[0][0]
         rundir.write_run(self._run, run)
+        if self._live is not None:
+            summary["delivery"] = self._live.finish()
         return summary
 
 

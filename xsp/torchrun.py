@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from xsp import identity, rundir, scrub
+from xsp import identity, plugins, rundir, scrub
 from xsp.errors import UsageError
-from xsp.launch import Launch
+from xsp.launch import Launch, otlp_environment
 from xsp.version import __version__
 
 COMMAND = "torchrun"
@@ -43,10 +43,14 @@ def launch(how: Launch) -> int:
     command += ["--out", str(out), "--levels", how.levels, "--step", how.step, "--seed", str(how.seed)]
     if how.warmup is not None:
         command += ["--warmup", str(how.warmup)]
-    environment = {**os.environ, "TRACEPARENT": identity.traceparent(own.trace_id, own.span_id)}
+    command += ["--otlp-policy", how.otlp_policy]
+    environment = {**os.environ, **otlp_environment(how)}
+    environment["TRACEPARENT"] = identity.traceparent(own.trace_id, own.span_id)
     code = subprocess.run([*command, *program], env=environment, check=False).returncode
     parts = [part.name for part in rundir.rank_parts(out)]
     rundir.write_run(out, {**content, "parts": parts, "finished": code == 0, "end_ns": time.time_ns()})
+    if how.otlp is not None:
+        plugins.load("xsp.exporters", "otlp")(out, how.otlp, how.otlp_policy).finish()  # the job's own span
     return code
 
 

@@ -16,13 +16,16 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from xsp.errors import OutputError
+from xsp.errors import OutputError, PluginError
 from xsp.span import Span
 
+if TYPE_CHECKING:
+    from xsp.store import Store
+
 _LENGTH = struct.Struct("<Q")
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.writer import main; sys.exit(main(sys.argv[2]))"
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.writer import main; main(sys.argv[2])"
 
 
 class Writer:
@@ -51,6 +54,17 @@ class Writer:
         if self._answer() is None:
             self.close()
             raise OutputError(f"{run}: the process that stores spans did not start; try `xsp doctor`")
+
+    def deliver_to(self, target: str, policy: str) -> None:
+        """Have each step delivered once it is stored. The target travels by the pipe: it may hold a password.
+
+        Raises:
+            PluginError: what delivers cannot be loaded.
+        """
+        if self._send(("deliver", target, policy)) is None:
+            reason = self.failed
+            self.close()
+            raise PluginError(f"spans cannot be delivered: {reason}")
 
     def store(self, step: int, rows: Iterable[Span]) -> bool:
         """Store a step; return whether it is on the disk now. Never raises."""
@@ -99,8 +113,8 @@ class Writer:
         return dict(answer)
 
 
-def main(run: str) -> int:
-    """Run the second process: read messages until the pipe ends."""
+def main(run: str) -> NoReturn:
+    """Run the second process: read messages until the pipe ends, then end at once, whatever hangs."""
     from xsp.store import Store
 
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -109,14 +123,23 @@ def main(run: str) -> int:
     _say(answers, {"ready": True})
     while (message := _receive(sys.stdin.buffer)) is not None:
         try:
-            if message[0] == "step":
-                store.add(message[1], [Span._make(row) for row in message[2]])
-                _say(answers, {"stored": message[1]})
-            else:
-                _say(answers, {"finished": store.finish(json.loads(message[1]))})
+            _say(answers, _answer_to(store, message))
         except Exception as error:  # whatever it is, the measured process must hear of it and go on
             _say(answers, {"error": f"{type(error).__name__}: {error}"})
-    return 0
+    sys.stderr.flush()
+    os._exit(0)  # a thread may be waiting for a receiver that never answers
+
+
+def _answer_to(store: Store, message: tuple[Any, ...]) -> dict[str, Any]:
+    """Do what a message asks for, and return the answer."""
+    kind, *content = message
+    if kind == "step":
+        store.add(content[0], [Span._make(row) for row in content[1]])
+        return {"stored": content[0]}
+    if kind == "deliver":
+        store.deliver_to(*content)
+        return {"delivering": True}
+    return {"finished": store.finish(json.loads(content[0]))}
 
 
 def _receive(pipe: IO[bytes]) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xsp.errors import UsageError
+from xsp.exporters import endpoint
 
 if TYPE_CHECKING:
     from xsp.measure import Recording
@@ -30,6 +32,24 @@ def recording(parser: argparse.ArgumentParser, also: str = "") -> None:
     )
     parser.add_argument("--warmup", type=int, metavar="N", help="steps of which nothing is kept (default: one a level)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights and of the order of levels")
+    delivering(parser)
+
+
+def delivering(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every command that delivers a run while it is recorded."""
+    parser.add_argument(
+        "--otlp",
+        default=os.environ.get(endpoint.VARIABLE),
+        metavar="WHERE",
+        help="deliver meanwhile to http://HOST:PORT or grpc://HOST:PORT; env: as OTEL_EXPORTER_OTLP_* say "
+        f"(default: {endpoint.VARIABLE} of the environment)",
+    )
+    parser.add_argument(
+        "--otlp-policy",
+        choices=("wait", "shed"),
+        default="wait",
+        help="when the receiver is slow: hold the program between steps (default), or leave steps on the disk",
+    )
 
 
 def modelling(parser: argparse.ArgumentParser) -> None:
@@ -119,4 +139,6 @@ def how(given: argparse.Namespace, name: str) -> Recording:
         warmup=given.warmup,
         seed=given.seed,
         overwrite=given.overwrite,
+        otlp=given.otlp,
+        otlp_policy=given.otlp_policy,
     )

@@ -45,6 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Run the script, print the first tables, return the script's exit code."""
     from xsp import torchrun
+    from xsp.errors import UsageError
     from xsp.launch import Launch, launch, once_each, resolve
     from xsp.session import of_this_rank
     from xsp.span import Level
@@ -60,7 +61,11 @@ def run(given: argparse.Namespace) -> int:
         overwrite=given.overwrite,
         only=Level[given.only.upper()] if given.only else None,
         one_at_a_time=given.one_at_a_time,
+        otlp=given.otlp,
+        otlp_policy=given.otlp_policy,
     )
+    if given.resolve and given.otlp is not None:
+        raise UsageError("--resolve finds parents after the run: leave --otlp away, and `xsp export` the run then")
     if str(given.script) == torchrun.COMMAND:
         code = torchrun.launch(how)
         if not given.quiet:

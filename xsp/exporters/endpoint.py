@@ -23,6 +23,9 @@ from xsp.errors import PluginError, UsageError
 FROM_ENVIRONMENT = "env"
 """The target that means: as the environment says, and OpenTelemetry's default where it says nothing."""
 
+VARIABLE = "XSP_OTLP"
+"""Says the same as `--otlp`, but shows in no list of processes."""
+
 TRACES_PATH = "v1/traces"
 _DEFAULT = {"grpc": "http://localhost:4317", "http": "http://localhost:4318"}
 _NEEDED = ("grpc", "numpy", "opentelemetry.proto", "requests")
@@ -180,7 +183,7 @@ def _protocol(target: str, options: Options, variables: _Variables) -> Protocol:
 
 def _place(target: str, protocol: Protocol, options: Options, variables: _Variables) -> tuple[str, str, bool]:
     """Return where to send, how that is shown, and whether it is without TLS."""
-    source, base = "--to", True
+    source, base = "", True
     if target == FROM_ENVIRONMENT:
         source, target = variables.find("ENDPOINT")
         base = source != "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
@@ -190,11 +193,12 @@ def _place(target: str, protocol: Protocol, options: Options, variables: _Variab
         return _grpc(target, options.insecure if options.insecure is not None else said.lower() == "true")
     parts = _split(target, source)
     if parts.scheme not in ("http", "https") or not parts.hostname:
+        shown = f"{source} {_bare(parts)}".strip()
         raise UsageError(
-            f"{source} {_bare(parts) or target}: no endpoint; write http://localhost:4318, grpc://localhost:4317, "
+            f"{shown}: no endpoint; write http://localhost:4318, grpc://localhost:4317, "
             "or a file that ends in .jsonl or .pb"
         )
-    given = source == "--to" and parts.path.rstrip("/").endswith(f"/{TRACES_PATH}")
+    given = not source and parts.path.rstrip("/").endswith(f"/{TRACES_PATH}")
     path = f"{parts.path.rstrip('/')}/{TRACES_PATH}" if base and not given else parts.path or "/"
     parts = parts._replace(path=path, fragment="")
     return urlunsplit(parts), _bare(parts), parts.scheme == "http"
@@ -202,11 +206,11 @@ def _place(target: str, protocol: Protocol, options: Options, variables: _Variab
 
 def _grpc(target: str, insecure: bool) -> tuple[str, str, bool]:
     """A scheme of HTTP's tells about TLS; other schemes (`dns:///`, `unix:`) are gRPC's own business."""
-    parts = _split(target, "--to")
+    parts = _split(target, "")
     if parts.scheme not in ("grpc", "grpcs", "http", "https"):
         return target, target, insecure
     if not parts.hostname:
-        raise UsageError(f"--to {_bare(parts)}: no endpoint; write grpc://localhost:4317")
+        raise UsageError(f"{_bare(parts)}: no endpoint; write grpc://localhost:4317")
     place = parts.netloc.rpartition("@")[2]
     plain = parts.scheme in ("grpc", "http")
     return place, f"grpc{'' if plain else 's'}://{place}", plain
@@ -217,7 +221,7 @@ def _split(url: str, source: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port  # where it is no number, this raises
     except ValueError as error:
-        raise UsageError(f"{source}: not a URL ({error}); write http://localhost:4318") from error
+        raise UsageError(f"{source or 'the endpoint'}: not a URL ({error}); write http://localhost:4318") from error
     return parts
 
 

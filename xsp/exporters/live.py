@@ -35,6 +35,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _THE_RUN = None
 """What waits at the end: the run's own span."""
 
+_LET_GO_S = 0.2
 _NICE = 10
 
 
@@ -103,7 +104,8 @@ class Live:
             self._changed.notify_all()
             self._hurry.set()
             self._changed.wait_for(lambda: not self._waiting or self._stop.is_set(), FINISH_S)
-            self._stop.set()
+        self._end()
+        self._thread.join(_LET_GO_S)
         counts, left = self._delivery.courier.counts, self._delivery.summary()["left"]
         if left:
             counts.say(f"{self._delivery.courier.to.name}: it took too long")
@@ -117,13 +119,22 @@ class Live:
         pause = _FIRST_PAUSE_S
         while not self._stop.is_set():
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
-                step = self._waiting[0]
-            if self._deliver(step):
+                self._changed.wait_for(lambda: self._waiting or self._stop.is_set())
+                step = self._waiting[0] if self._waiting else _THE_RUN
+            last = self._hurry.is_set()
+            if self._stop.is_set() or self._deliver(step):
                 pause = _FIRST_PAUSE_S
                 continue
+            if last:
+                self._end()
             self._hurry.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _end(self) -> None:
+        """Try nothing more."""
+        self._stop.set()
+        with self._changed:
+            self._changed.notify_all()
 
     def _deliver(self, step: int | None) -> bool:
         """Deliver the first that waits; return whether it is done with, for good or for this run."""
@@ -136,10 +147,10 @@ class Live:
                 self._delivery.step(step)
         except DeliveryError as error:
             counts.say(str(error))
+            self._keeps_up = False
+            if getattr(error, "always", False):
+                self._end()
             with self._changed:
-                self._keeps_up = False
-                if getattr(error, "always", False):
-                    self._stop.set()
                 self._changed.notify_all()
             return False
         except Exception as error:  # whatever it is: the step is on the disk, and the next one may be sound
