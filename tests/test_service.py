@@ -107,9 +107,8 @@ def test_a_models_layers_and_operators_hang_under_the_requests_own_span(service:
 
 def test_the_spans_carry_what_the_table_says_under_its_names(service: Service) -> None:
     net = model()
-    with xsp.instrument(net, sample=1.0, provider=service.provider):
-        with service.request():
-            net(X)
+    with xsp.instrument(net, sample=1.0, provider=service.provider), service.request():
+        net(X)
     spans = {(span.resource.attributes["service.name"], span.name): span for span in service.spans}
     forward, layer = spans["shop", "Sequential"], spans["shop.layer", "0"]
     assert forward.attributes["xsp.batch_size"] == 4
@@ -134,9 +133,8 @@ def test_a_model_that_is_called_twice_has_two_spans_and_both_have_their_layers(s
 
 def test_levels_say_how_deep_to_look(service: Service) -> None:
     net = model()
-    with xsp.instrument(net, sample=1.0, levels="model/layer", provider=service.provider):
-        with service.request():
-            net(X)
+    with xsp.instrument(net, sample=1.0, levels="model/layer", provider=service.provider), service.request():
+        net(X)
     assert service.levels() == {"shop": 2, "shop.layer": 3}
 
 
@@ -186,10 +184,9 @@ def test_calls_of_other_models_are_not_recorded_and_those_of_modules_around_the_
 
 def test_a_second_model_can_be_named(service: Service) -> None:
     net, other = model(), nn.Sequential(nn.Tanh())
-    with xsp.instrument(net, other, sample=1.0, provider=service.provider):
-        with service.request():
-            other(X)
-            net(X)
+    with xsp.instrument(net, other, sample=1.0, provider=service.provider), service.request():
+        other(X)
+        net(X)
     assert [line.strip() for line in service.shown().splitlines() if "shop.layer" not in line] == [
         "shop GET /",
         "shop Sequential",
@@ -253,12 +250,11 @@ def test_an_error_in_the_model_passes_unchanged_and_shows_without_its_message(se
 
 def test_a_call_inside_an_error_handler_is_no_error(service: Service) -> None:
     net = model()
-    with xsp.instrument(net, sample=1.0, provider=service.provider):
-        with service.request():
-            try:
-                raise KeyError
-            except KeyError:
-                net(X)
+    with xsp.instrument(net, sample=1.0, provider=service.provider), service.request():
+        try:
+            raise KeyError
+        except KeyError:
+            net(X)
     assert {span.status.is_ok for span in service.spans} == {True}
 
 
@@ -398,7 +394,7 @@ def test_what_is_no_module_and_a_second_handle_are_refused(service: Service) -> 
 
 
 def test_without_the_collector_of_calls_it_says_so(service: Service) -> None:
-    with pytest.raises(PluginError, match="'modules'.*name it among"):
+    with pytest.raises(PluginError, match=r"'modules'.*name it among"):
         xsp.instrument(model(), provider=service.provider, collectors=["torchops"])
 
 

@@ -255,6 +255,10 @@ class Instrumented:
         _active = None
         if not self._tally.wait(max(0.0, end - time.monotonic())):
             self._tally.lose("not delivered when the handle was closed", self._tally.under_way)
+        with contextlib.suppress(
+            Exception
+        ):  # the models' spans are the service's, and so is what fails in its exporter
+            self._tracing.flush(max(0.0, end - time.monotonic()))
         self._ended.put(False)
         self._handover.close()
         if self._tally.lost:

@@ -1,0 +1,133 @@
+"""A real FastAPI service: its requests hold the spans of its model, in its own trace."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+pytest.importorskip("opentelemetry.instrumentation.fastapi")
+
+import fastapi_service
+import httpx
+from fastapi.testclient import TestClient
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from realparts import Jaeger, fetched, free_ports, until
+
+CALLER = "00-{:032x}-00000000000000aa-01"
+
+
+@pytest.fixture
+def exported() -> Iterator[InMemorySpanExporter]:
+    exporter = InMemorySpanExporter()
+    yield exporter
+    exporter.clear()
+
+
+def client_of(exporter: InMemorySpanExporter, **options: Any) -> TestClient:
+    provider = TracerProvider(resource=Resource({"service.name": "shop"}))
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return TestClient(fastapi_service.application(provider, **options), raise_server_exceptions=False)
+
+
+def ancestry(span: ReadableSpan, spans: list[ReadableSpan]) -> list[str]:
+    """Return the names of a span and of those above it."""
+    by_id = {each.context.span_id: each for each in spans}
+    names = [span.name]
+    while span.parent is not None and span.parent.span_id in by_id:
+        span = by_id[span.parent.span_id]
+        names.append(span.name)
+    return names
+
+
+@pytest.mark.parametrize("way", ["thread", "loop"])
+def test_operators_hang_under_the_request_whose_trace_the_caller_began(
+    exported: InMemorySpanExporter, way: str
+) -> None:
+    with client_of(exported, sample=1.0) as client:
+        answer = client.get(f"/{way}/3", headers={"traceparent": CALLER.format(0xABC)})
+    assert answer.json() == [3, 2]
+    spans = list(exported.get_finished_spans())
+    assert {span.context.trace_id for span in spans} == {0xABC}
+    addmm = min((span for span in spans if span.name == "aten::addmm"), key=lambda span: span.start_time or 0)
+    request = f"GET /{way}/{{rows}}"
+    assert ancestry(addmm, spans) == ["aten::addmm", "aten::linear", "0", "Sequential", "Sequential", request]
+
+
+def test_only_requests_that_are_chosen_by_their_trace_id_are_recorded(exported: InMemorySpanExporter) -> None:
+    ids = [number << 57 for number in range(1, 101)]
+    with client_of(exported, sample=0.01) as client:
+        for number in ids:
+            client.get("/thread/1", headers={"traceparent": CALLER.format(number)})
+        counts = client.app.state.traced.counts
+    assert counts[:3] == (100, 1, 1)
+    assert {span.context.trace_id for span in exported.get_finished_spans() if span.name == "0"} == {1 << 57}
+
+
+def test_an_error_of_the_model_is_the_requests_own(exported: InMemorySpanExporter) -> None:
+    with client_of(exported, sample=1.0) as client:
+        assert client.get("/fail").status_code == 500
+    model = next(span for span in exported.get_finished_spans() if span.name == "Sequential")
+    assert model.status.description == "error:RuntimeError"
+
+
+# --- a process of its own ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(*otlp: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Run the service; yield its URL and a list that holds what it printed when it has ended."""
+    port = free_ports(1)[0]
+    url, lines = f"http://127.0.0.1:{port}", []
+    command = [sys.executable, str(Path(fastapi_service.__file__)), str(port), *otlp]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: fetched(f"{url}/openapi.json"))
+        yield url, lines
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        assert err == ""
+        lines += map(json.loads, out.splitlines())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_real_server_delivers_all_spans_before_it_ends() -> None:
+    with served() as (url, lines):
+        for number in range(1, 4):
+            httpx.get(f"{url}/thread/{number}", headers={"traceparent": CALLER.format(number)})
+    for number in range(1, 4):
+        trace = [line for line in lines if line["context"]["trace_id"] == f"0x{number:032x}"]
+        ids = {line["context"]["span_id"] for line in trace}
+        assert [line["name"] for line in trace if line["parent_id"] not in ids] == ["GET /thread/{rows}"]
+        assert {line["resource"]["attributes"]["service.name"] for line in trace} >= {"shop", "shop.layer", "shop.op"}
+
+
+@pytest.mark.jaeger
+def test_a_request_and_its_model_are_one_trace_in_jaeger(jaeger: Jaeger) -> None:
+    """The request's spans come from the SDK, the deeper ones from xsp's own process."""
+    trace_id = 0xCAFE << 64 | 1
+    with served(jaeger.otlp_http) as (url, _):
+        httpx.get(f"{url}/loop/2", headers={"traceparent": CALLER.format(trace_id)})
+    trace = until(lambda: fetched(f"{jaeger.query}/api/traces/{trace_id:032x}"))["data"][0]
+    services = Counter(trace["processes"][span["processID"]]["serviceName"] for span in trace["spans"])
+    assert services["shop"] == 2
+    assert services["shop.layer"] == 4
+    assert services["shop.op"] > 10
+    warned = {span["operationName"]: span["warnings"] for span in trace["spans"] if span.get("warnings")}
+    assert list(warned) == ["GET /loop/{rows}"], warned  # its parent is the caller, of whom Jaeger never heard
