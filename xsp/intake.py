@@ -16,7 +16,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -36,8 +36,8 @@ ARRIVED = (*COLUMNS, Column("run", "VARCHAR", "id of the run that the span is of
 RUNS = "runs"
 """Kind of a directory that holds several runs that were imported together."""
 
-OTHERS = "other-programs"
-"""Directory of spans that are of no run of xsp's, where there are several jobs."""
+OTHERS = "services"
+"""Directory of spans in traces without a run of xsp's: services' own, and what `xsp.instrument` sees in them."""
 
 BATCH = 8192
 """Rows that are in Python at a time."""
@@ -127,8 +127,8 @@ def jobs(con: duckdb.DuckDBPyConnection, runs: Iterable[Mapping[str, Any]]) -> l
     traces = dict(con.execute("SELECT run, min(trace_id) FROM distinct_spans WHERE run <> '' GROUP BY run").fetchall())
     members: dict[str, list[str]] = defaultdict(list)
     for identity in dict.fromkeys([*known, *traces]):
-        members[_job_of(identity, known.get(identity, {}), traces.get(identity, ""))].append(identity)
-    found = [_job([known.get(identity, {"id": identity}) for identity in ids]) for ids in members.values()]
+        members[job_of(identity, known.get(identity, {}), traces.get(identity, ""))].append(identity)
+    found = [as_one([known.get(identity, {"id": identity}) for identity in ids]) for ids in members.values()]
     con.execute(
         "UPDATE distinct_spans SET run = own.run FROM "
         "(SELECT trace_id, min(run) AS run FROM distinct_spans WHERE run <> '' GROUP BY trace_id) own "
@@ -142,13 +142,13 @@ def jobs(con: duckdb.DuckDBPyConnection, runs: Iterable[Mapping[str, Any]]) -> l
     return found
 
 
-def _job_of(identity: str, run: Mapping[str, Any], trace_id: str) -> str:
+def job_of(identity: str, run: Mapping[str, Any], trace_id: str) -> str:
     """Return what the runs of one job have in common: a distributed program's trace, else the run itself."""
     together = run.get("world_size", 1) > 1 or run.get("kind") == rundir.RANKS
     return str(run.get("otel", {}).get("trace_id") or trace_id or identity) if together else identity
 
 
-def _job(runs: Sequence[dict[str, Any]]) -> Job:
+def as_one(runs: Sequence[dict[str, Any]]) -> Job:
     """Return runs as one: of the ranks the lowest speaks for all, and what the launcher says stands above it."""
     ranks = sorted((run for run in runs if run.get("kind") != rundir.RANKS), key=lambda run: run.get("rank", 0))
     ids = tuple(str(run["id"]) for run in (*ranks, *runs))
@@ -412,9 +412,13 @@ def lost(run: dict[str, Any], reports: Sequence[tuple[str, Losses]], doubled: in
         "doubled": doubled,
     }
     texts = [f"{name}: {text}" for name, losses in reports for text in losses.sentences()]
-    if doubled:
-        texts.append(f"{doubled} spans arrived twice and count once")
-    run["notes"] = [*run.get("notes", []), *({"source": "import", "text": text} for text in texts)]
+    run["notes"] = _noted(run, texts, doubled)
+
+
+def _noted(run: Mapping[str, Any], texts: Sequence[str], doubled: int) -> list[Any]:
+    """Return a run's notes with what was lost on the way."""
+    twice = [f"{doubled} spans arrived twice and count once"] if doubled else []
+    return _different([*run.get("notes", ()), *({"source": "import", "text": text} for text in (*texts, *twice))])
 
 
 # --- what a receiver took -------------------------------------------------------------------------------
@@ -444,33 +448,48 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> dict[str
         OutputError: the disk refuses.
     """
     content = rundir.read_run(run)
-    files = [*rundir.segments(run), *sorted((run / WAITING).glob("*.parquet"))]
     (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
+    files = sorted((run / WAITING).glob("*.parquet"))
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
         con = connect(Path(folder))
         try:
-            con.execute(
-                f"CREATE VIEW arrived AS SELECT {_shown_columns(content)}, '' AS run FROM {table.parquet(files)}"
-            )
+            con.execute(f"CREATE VIEW arrived AS {_together(run, files, content)}")
             doubled = once(con)
+            written = write(con, _received(content, doubled), out, finished)
         except duckdb.Error as error:
             raise TraceError(f"{run / WAITING}: damaged ({str(error).splitlines()[0]})") from error
-        try:
-            job = Job({name: value for name, value in content.items() if name != "format"}, ("",))
-            job.run["received"] = {**content.get("received", {}), "doubled": doubled}
-            written = write(con, job, out, finished)
         finally:
             con.close()
     if out == run:
-        for file in (run / WAITING).glob("*.parquet"):
+        for file in files:
             file.unlink()
     return written
 
 
-def _shown_columns(run: Mapping[str, Any]) -> str:
-    """Return the columns to read; what `_make_steps` added to other programs' spans is forgotten, and made anew."""
-    if "id" in run:
-        return _NAMES
-    plain = {"step": "NULL", "rung": "NULL", "timed": "NULL", "key": "NULL", "level": str(int(Level.APPLICATION)),
-             "kind": f"'{Kind.USER}'"}  # fmt: skip
-    return ", ".join(f"{plain[c.name]}::{c.type} AS {c.name}" if c.name in plain else c.name for c in COLUMNS)
+def _received(content: Mapping[str, Any], doubled: int) -> Job:
+    """Return the job of a directory that is being received, with what was lost on the way."""
+    before = content.get("received", {})
+    counts = {name: value for name, value in before.items() if name != "runs"}
+    counts["doubled"] = before.get("doubled", 0) + doubled
+    if before.get("runs"):
+        run = as_one(before["runs"]).run
+    else:
+        left_out = ("format", "received") if "id" in content else ("format", "received", "finished", "notes")
+        run = {name: value for name, value in content.items() if name not in left_out}
+    losses = Losses(skipped=Counter(counts.get("skipped", {})), changed=Counter(counts.get("changed", {})))
+    return Job({**run, "received": counts, "notes": _noted(run, losses.sentences(), counts["doubled"])}, ("",))
+
+
+def _together(run: Path, files: Sequence[Path], content: Mapping[str, Any]) -> str:
+    """Return the query for the spans that wait and those that are in steps already.
+
+    What `_make_steps` added to other programs' spans is forgotten, and made anew.
+    """
+    parts = [f"SELECT {_NAMES}, '' AS run FROM {table.parquet(files)}"] if files else []
+    if steps := rundir.segments(run):
+        made = any(note.get("text") == NO_STEPS for note in content.get("notes", ()))
+        plain = {"level": str(int(Level.APPLICATION)), "kind": f"'{Kind.USER}'"}
+        plain |= dict.fromkeys(("step", "rung", "timed", "key", "parent_rule"), "NULL")
+        names = [f"{plain[c.name]}::{c.type} AS {c.name}" if c.name in plain and made else c.name for c in COLUMNS]
+        parts.insert(0, f"SELECT {', '.join(names)}, '' AS run FROM {table.parquet(steps)}")
+    return " UNION ALL ".join(parts)

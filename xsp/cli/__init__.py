@@ -15,7 +15,7 @@ from importlib import import_module
 from xsp.errors import XspError
 from xsp.version import __version__
 
-COMMANDS = ("run", "profile", "sweep", "analyze", "report", "export", "import", "doctor")
+COMMANDS = ("run", "profile", "sweep", "analyze", "report", "export", "import", "serve", "doctor")
 
 EXAMPLES = """examples:
   xsp profile torchvision:resnet50 --out runs/resnet50     profile a model by name
@@ -25,6 +25,7 @@ EXAMPLES = """examples:
   xsp report runs/resnet50                                 write the page with timeline and charts
   xsp export runs/resnet50 --to http://localhost:4318      send it to Jaeger or to a Collector
   xsp import traces.jsonl -o runs/back                     read what a Collector or Jaeger gives back
+  xsp serve                                                receive spans without a Collector
   xsp doctor                                               what can be seen on this machine
 """
 

@@ -1,0 +1,77 @@
+"""Receive spans over OpenTelemetry, without a Collector, and write run directories.
+
+It listens on loopback until it is interrupted (Ctrl-C). A request is acknowledged when its spans are on the disk. All
+ranks of a distributed program come out as one run; spans that are sent twice count once.
+
+examples:
+  xsp serve                                      HTTP on 4318, gRPC on 4317, into runs/received
+  xsp serve --out runs/today --grpc off
+  xsp export runs/demo --to http://localhost:4318
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import threading
+from pathlib import Path
+
+from xsp.errors import UsageError
+
+SUMMARY = "receive spans over OpenTelemetry into run directories"
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("runs/received"), metavar="DIR", help="default: %(default)s"
+    )
+    parser.add_argument("--http", default="127.0.0.1:4318", metavar="HOST:PORT", help="or off (default: %(default)s)")
+    parser.add_argument("--grpc", default="127.0.0.1:4317", metavar="HOST:PORT", help="or off (default: %(default)s)")
+    parser.add_argument(
+        "--max-body", default="64MiB", metavar="SIZE", help="of a request, decompressed (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--connections", type=int, default=64, metavar="N", help="at a time; more get 503 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, metavar="SECONDS", help="for a request to arrive (default: %(default)s)"
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    """Receive until a signal, then put everything in order."""
+    from xsp.serve.limits import Limits
+    from xsp.serve.server import Server, address
+
+    if given.connections < 1 or not 0 < given.timeout < float("inf"):
+        raise UsageError("--connections and --timeout must be above 0")
+    limits = Limits(_size(given.max_body), given.connections, given.timeout)
+    http, grpc = address(given.http), address(given.grpc)
+    if http is None and grpc is None:
+        raise UsageError("--http off and --grpc off: there is no door left")
+    ended = threading.Event()
+    before = {each: signal.signal(each, lambda *_: ended.set()) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        server = Server(given.out, http, grpc, limits, lambda line: print(line, flush=True))
+        server.start()
+        ended.wait()
+    finally:
+        for each, handler in before.items():  # a second signal ends it at once; what arrived can be loaded then too
+            signal.signal(each, handler)
+    server.close()
+    return 0
+
+
+def _size(text: str) -> int:
+    """Read `64MiB`.
+
+    Raises:
+        UsageError: something else.
+    """
+    found = re.fullmatch(r"(\d+)(|KiB|MiB|GiB)", text)
+    if found is None or not int(found[1]):
+        raise UsageError(f"--max-body {text!r}: write 64MiB, 512KiB or a number of bytes")
+    return min(int(found[1]) * _UNITS[found[2]], 1 << 30)

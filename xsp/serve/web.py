@@ -1,0 +1,259 @@
+"""OTLP over HTTP: `POST /v1/traces`, protobuf or JSON, plain or gzip; every other request is told what is wrong.
+
+A connection has a thread. There are only so many, each request has only so long to arrive, and what is in memory at
+a time is bounded; beyond that the answer is 503 with `Retry-After`, after which senders try again.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from google.protobuf.json_format import MessageToJson
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from xsp.errors import OutputError, TraceError
+from xsp.importers import otlp_json, otlp_proto
+from xsp.importers.otlp import Part
+from xsp.serve.limits import CHUNK, Broken, Full, Limits, Room, Share, TooLarge, unzipped
+from xsp.serve.receiving import Answer, Receiving
+
+PATH = "/v1/traces"
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
+RETRY_AFTER_S = 1
+
+_CODES = {400: 3, 404: 5, 413: 3, 415: 3, 503: 14}
+"""gRPC's number for an HTTP status, which stands in the body of an error."""
+
+
+class Refused(Exception):
+    """A request that gets an error as its answer."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Web(ThreadingHTTPServer):
+    """The HTTP door of a receiver."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], receiving: Receiving, room: Room, limits: Limits) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the address cannot be used.
+        """
+        self.receiving, self.room, self.limits = receiving, room, limits
+        self.busy = threading.Lock()
+        self._free = threading.BoundedSemaphore(limits.connections)
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Request)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Give the connection a thread, or say that there is none."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        answer = f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {RETRY_AFTER_S}\r\nContent-Length: 0\r\n"
+        try:
+            request.settimeout(1)
+            request.sendall(f"{answer}Connection: close\r\n\r\n".encode())
+        except OSError:
+            pass  # it did not wait for the answer
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection until its end."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that breaks off is the sender's affair: what it sent was not acknowledged."""
+
+
+class _Deadline(io.RawIOBase):
+    """Reads from a connection, all of a request by one time, however slowly its bytes come."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.until = 0.0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self.until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request did not arrive in time")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
+class _Request(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: Web
+    protocol_version = "HTTP/1.1"
+    server_version = "xsp"
+    sys_version = ""
+
+    def setup(self) -> None:
+        super().setup()
+        self._deadline = _Deadline(self.connection)
+        self.rfile = io.BufferedReader(self._deadline)
+
+    def handle_one_request(self) -> None:
+        self._deadline.until = time.monotonic() + self.server.limits.seconds
+        try:
+            super().handle_one_request()
+        except OSError:
+            self.close_connection = True
+
+    def do_POST(self) -> None:
+        try:
+            with self.server.room.share() as share:
+                kind, body = self._body(share)
+                self._acknowledge(kind, self._take(kind, body))
+        except Refused as refused:
+            self._refuse(refused)
+
+    def do_GET(self) -> None:
+        known = self.path.partition("?")[0] == PATH
+        self._refuse(Refused(HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND, f"POST spans to {PATH}"))
+
+    do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_GET
+
+    # --- in -------------------------------------------------------------------------------------------
+
+    def _body(self, share: Share) -> tuple[str, bytes]:
+        """Return the kind of a request's body, and the body, decompressed."""
+        if self.path.partition("?")[0] != PATH:
+            raise Refused(HTTPStatus.NOT_FOUND, f"there is nothing here; POST spans to {PATH}")
+        kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        packed = self.headers.get("Content-Encoding", "identity").strip().lower()
+        if kind not in (PROTOBUF, JSON):
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send {PROTOBUF} or {JSON}")
+        if packed not in ("gzip", "identity", ""):
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send it plain or as gzip")
+        most = self.server.limits.max_body
+        try:
+            content = bytearray()
+            for piece in self._pieces():
+                if len(content) + len(piece) > most:
+                    raise TooLarge(f"more than {most} bytes; send smaller requests")
+                share.take(len(piece))
+                content += piece
+            return kind, unzipped(bytes(content), most, share) if packed == "gzip" else bytes(content)
+        except TooLarge as error:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
+        except Broken as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
+        except Full as error:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
+        except TimeoutError as error:
+            raise Refused(HTTPStatus.REQUEST_TIMEOUT, "the request did not arrive in time") from error
+
+    def _pieces(self) -> Iterator[bytes]:
+        """Yield the body as it arrives, whichever way its length is said."""
+        if self.headers.get("Transfer-Encoding", "").strip().lower() == "chunked":
+            while size := self._number(self.rfile.readline(32).partition(b";")[0].strip(), 16):
+                yield from self._exactly(size)
+                self.rfile.readline(3)
+            while self.rfile.readline(1024).strip():
+                pass
+            return
+        stated = self.headers.get("Content-Length")
+        if stated is None:
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "say the length of the request")
+        size = self._number(stated.encode("latin-1", "replace"), 10)
+        if size > self.server.limits.max_body:
+            raise TooLarge(f"more than {self.server.limits.max_body} bytes; send smaller requests")
+        yield from self._exactly(size)
+
+    def _number(self, text: bytes, digits: int) -> int:
+        try:
+            size = int(text, digits)
+        except ValueError:
+            size = -1
+        if size < 0:
+            raise Refused(HTTPStatus.BAD_REQUEST, "a length that is no number")
+        return size
+
+    def _exactly(self, size: int) -> Iterator[bytes]:
+        while size:
+            piece = self.rfile.read1(min(size, CHUNK))
+            if not piece:
+                raise Refused(HTTPStatus.BAD_REQUEST, "the request ends in the middle")
+            size -= len(piece)
+            yield piece
+
+    def _take(self, kind: str, body: bytes) -> Answer:
+        try:
+            return self.server.receiving.take(_parts(kind, body))
+        except TraceError as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
+        except OutputError as error:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
+
+    # --- out ------------------------------------------------------------------------------------------
+
+    def _acknowledge(self, kind: str, answer: Answer) -> None:
+        response = response_of(answer)
+        body = response.SerializeToString() if kind == PROTOBUF else MessageToJson(response, indent=None).encode()
+        self._send(HTTPStatus.OK, kind, body)
+
+    def _refuse(self, refused: Refused) -> None:
+        """Say what is wrong, in the words of the sender; the connection ends, for its body may not be read."""
+        self.close_connection = True
+        code, text = _CODES.get(int(refused.status), 2), str(refused)
+        kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if kind == PROTOBUF:
+            self._send(refused.status, PROTOBUF, Status(code=code, message=text).SerializeToString())
+        else:
+            self._send(refused.status, JSON, json.dumps({"code": code, "message": text}).encode())
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.connection.settimeout(self.server.limits.seconds)
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            self.send_header("Retry-After", str(RETRY_AFTER_S))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing of a request goes to a log: it may hold what is nobody's business."""
+
+
+def _parts(kind: str, body: bytes) -> Iterator[Part]:
+    if kind == PROTOBUF:
+        yield from otlp_proto.parts_of(otlp_proto.decoded(body, "the request"))
+    else:
+        yield from otlp_json.parts_of(otlp_json.parsed(body, "the request"), "the request")
+
+
+def response_of(answer: Answer) -> ExportTraceServiceResponse:
+    """Return OTLP's answer to a request; what was rejected stands in it."""
+    response = ExportTraceServiceResponse()
+    if answer.rejected:
+        response.partial_success.rejected_spans = answer.rejected
+        response.partial_success.error_message = answer.message
+    return response
