@@ -78,7 +78,7 @@ def requests(
     Raises:
         TraceError: an id is not hexadecimal, a time is missing or before 1970, `attributes` is no JSON object.
     """
-    _check(con, source)
+    check(con, source)
     spans = _Ordered(con, source)
     templates = _Templates(spans)
     header = functools.lru_cache(maxsize=4096)(lambda owner: wire.block(1, wire.attributes(1, resource_of(*owner))))
@@ -119,8 +119,12 @@ _WRONG = {
 """What a span must not have that goes out, as the words for it and the test."""
 
 
-def _check(con: duckdb.DuckDBPyConnection, source: str) -> None:
-    """Refuse a table with spans that have no place in a trace."""
+def check(con: duckdb.DuckDBPyConnection, source: str) -> None:
+    """Refuse a table with spans that have no place in a trace.
+
+    Raises:
+        TraceError: an id is not hexadecimal, or a time is missing or before 1970.
+    """
     counted = ", ".join(f"count(*) FILTER ({test})" for test in _WRONG.values())
     counts = con.execute(f"SELECT {counted} FROM {source}").fetchall()[0]
     for (words, test), count in zip(_WRONG.items(), counts, strict=True):

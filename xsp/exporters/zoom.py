@@ -1,0 +1,492 @@
+"""Traces that are too large for a viewer: an overview, and detail traces that it links to.
+
+A trace of more spans than the budget leaves as several traces, none of them larger than the budget.
+
+**The overview** has the original trace id. It holds the spans down to one level as they are. The deeper ones are
+folded: under the nearest span that was kept, those of the same level, kind, name, device, stream, rank and process
+become one span, from the first start to the last end. It carries `xsp.fold.count`, `xsp.fold.sum_ns`,
+`xsp.fold.min_ns`, `xsp.fold.median_ns` (the lower one of an even number), `xsp.fold.max_ns`, `xsp.fold.errors`
+where some failed, `xsp.fold.details`, the number of detail traces that hold its spans, and links to the roots of
+the first of these. The level is the deepest at which all that fits. Where none does (a million steps in one trace,
+a million names under one parent), as many outer levels are kept as take half of the budget, the folds with the
+largest totals stay, and the rest is lumped together, one `(others)` per level, kind, rank and process. These are
+never left out: if they alone are more than the budget, the overview is as large as they are.
+
+For each level and kind, the number of spans and the sum of their `dur_ns`, kept and folded, are those of the original.
+
+**A detail trace** has a root of kind `details`, which links back to the overview, and spans that the overview does
+not hold, each in exactly one detail trace and with its own span id. Spans under one span stay together unless they
+are more than the budget.
+
+**To put the original together again**, an importer follows two rules:
+
+1. A span with the attribute `xsp.fold.count` is none of the program's: leave it out. It says how many of the
+   program's spans it stands for; a root of kind `details` stands for none and says 0.
+2. Of every other span, the attribute `xsp.trace_id`, where it has one, is the original trace id, and
+   `xsp.parent_id`, where it has one, the original parent id, with `""` for none. Both attributes go; the rest of
+   the span is as it was.
+
+All ids that are made here are hashes of the ids of spans and of the budget, so the same trace gives the same ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+
+from xsp.errors import UsageError
+from xsp.exporters import encode
+from xsp.span import COLUMNS, Level
+
+BUDGET = 10_000
+"""Spans of a trace with which Jaeger stays fast; its critical path fails between 10 and 20 thousand."""
+
+OVERVIEW, DETAILS = "xsp_overview", "xsp_details"
+OTHERS = "(others)"
+KIND = "details"
+LINKS = 16
+"""Detail traces that a folded span links to; `xsp.fold.details` says how many there are."""
+
+Places = npt.NDArray[np.int64]
+Marks = npt.NDArray[np.bool_]
+NONE = -1
+
+
+def split(con: duckdb.DuckDBPyConnection, source: str, budget: int = BUDGET) -> list[str]:
+    """Split the traces that are larger than a budget.
+
+    Args:
+        con: the engine that holds the table.
+        source: table or view with the columns of `xsp.span.COLUMNS`, and perhaps `links`.
+        budget: spans that a trace may have.
+
+    Returns:
+        Names of tables with the same columns and `links`: the source itself if no trace is too large; else first
+        one with all overviews and with the traces that are small enough, then one with all detail traces. These
+        are temporary, and replaced by the next call on the same connection.
+
+    Raises:
+        UsageError: a budget of less than 2.
+        TraceError: an id is not hexadecimal, or a time is missing.
+    """
+    if budget < 2:
+        raise UsageError(f"a budget of {budget} spans a trace; a detail trace is a root and a span, 2 at least")
+    counted = f"SELECT trace_id FROM {source} GROUP BY trace_id HAVING count(*) > {budget} ORDER BY trace_id"
+    large = [row[0] for row in con.execute(counted).fetchall()]
+    if not large:
+        return [source]
+    encode.check(con, source)
+    _number(con, source)
+    plans, folds, details = [], 0, 0
+    for trace_id in large:
+        plan = _plan(_read(con, trace_id), budget)
+        plans.append(_rows(plan, folds, details))
+        folds += len(plan.folds.first)
+        details += len(plan.details)
+    _store(con, plans)
+    _write(con, budget)
+    con.execute(";".join(f"DROP TABLE {name}" for name in _TEMPORARY))
+    return [OVERVIEW, DETAILS]
+
+
+# --- one trace as arrays ----------------------------------------------------------------------------------
+
+_TEMPORARY = [
+    f"xsp_zoom_{name}" for name in ("spans", "classes", "places", "folds", "details", "named", "sums", "held")
+]
+_CLASS = ("level", "kind", "name", "device", "stream", "rank", "process")
+"""Spans that agree in these are folded together."""
+
+
+def _number(con: duckdb.DuckDBPyConnection, source: str) -> None:
+    """Copy the spans, which numbers them, and number their classes."""
+    names = ", ".join(c.name for c in COLUMNS)
+    held = {row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
+    links = "links" if "links" in held else "NULL::VARCHAR AS links"
+    classes = ", ".join(_CLASS)
+    con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_spans AS SELECT {names}, {links} FROM {source}")
+    con.execute(
+        f"""CREATE OR REPLACE TEMP TABLE xsp_zoom_classes AS
+            SELECT {classes}, row_number() OVER () AS class,
+                   dense_rank() OVER (ORDER BY level, kind, rank, process) AS lump,
+                   dense_rank() OVER (ORDER BY rank, process) AS owner
+            FROM (SELECT DISTINCT {classes} FROM xsp_zoom_spans)"""
+    )
+
+
+class _Spans(NamedTuple):
+    """The spans of one trace, an array per column."""
+
+    row: Places
+    span: npt.NDArray[np.uint64]
+    parent: Places
+    """Index of the parent in these arrays, NONE where it is not there."""
+
+    outside: Marks
+    """Whether the parent is not in this trace: there is none, or the caller has it."""
+
+    level: Places
+    start: Places
+    dur: Places
+    classed: Places
+    lump: Places
+    owner: Places
+
+
+def _read(con: duckdb.DuckDBPyConnection, trace_id: str) -> _Spans:
+    same = " AND ".join(f"s.{name} IS NOT DISTINCT FROM c.{name}" for name in _CLASS)
+    columns = con.execute(
+        f"""SELECT s.rowid AS row, ('0x' || s.span_id)::UBIGINT AS span,
+                   coalesce(('0x' || s.parent_id)::UBIGINT, 0) AS parent, s.level::BIGINT AS level,
+                   s.start_ns AS start, s.dur_ns AS dur, c.class AS classed, c.lump, c.owner
+            FROM xsp_zoom_spans s JOIN xsp_zoom_classes c ON {same} WHERE s.trace_id = ? ORDER BY s.rowid""",
+        [trace_id],
+    ).fetchnumpy()
+    parent = _found(columns["span"], columns.pop("parent"))
+    return _Spans(parent=_without_cycles(parent), outside=parent < 0, **columns)
+
+
+def _found(spans: npt.NDArray[np.uint64], parents: npt.NDArray[np.uint64]) -> Places:
+    """Return the index of each parent among the spans; no span has the id 0."""
+    order = np.argsort(spans, kind="stable")
+    place = np.minimum(np.searchsorted(spans, parents, sorter=order), len(spans) - 1)
+    return np.where(spans[order[place]] == parents, order[place], NONE)
+
+
+def _without_cycles(parent: Places) -> Places:
+    """Take the parent from spans that are their own ancestors, and from those below them."""
+    reached = np.where(parent < 0, np.arange(len(parent)), parent)
+    for _ in range(len(parent).bit_length()):
+        reached = reached[reached]
+    return np.where(parent[reached] < 0, parent, NONE)
+
+
+def _climb(parent: Places, stop: Marks) -> Places:
+    """Return for each span the first of itself and its ancestors at which to stop, or else its root.
+
+    Each round doubles how far all spans have climbed, so a chain of 50,000 takes 16 rounds.
+    """
+    reached = np.where(stop | (parent < 0), np.arange(len(parent)), parent)
+    while True:
+        further = reached[reached]
+        if np.array_equal(further, reached):
+            return reached
+        reached = further
+
+
+# --- what becomes of its spans ----------------------------------------------------------------------------
+
+
+class _Folds(NamedTuple):
+    """The folded spans of an overview; places are indices into the trace's arrays, NONE where there is none."""
+
+    first: Places
+    """The span that began first."""
+
+    anchor: Places
+    """The kept span that it hangs under."""
+
+    outer: Places
+    """The fold that it hangs under, where no span above it was kept."""
+
+    top: Places
+    """The outermost folded span above the first one, if its parent is outside."""
+
+    lump: Marks
+
+
+class _Plan(NamedTuple):
+    """What becomes of the spans of one trace."""
+
+    spans: _Spans
+    fold: Places
+    """Number of each span's fold, NONE for those that are kept."""
+
+    detail: Places
+    torn: Marks
+    """Whether it leaves in another trace than its parent."""
+
+    anchor: Places
+    """The nearest kept span above it."""
+
+    folds: _Folds
+    details: Places
+    """The first span of each detail trace."""
+
+
+def _plan(spans: _Spans, budget: int) -> _Plan:
+    kept, fold, lump = _choose(spans, budget)
+    climbed = _climb(spans.parent, kept)
+    above = np.where(spans.parent >= 0, climbed[spans.parent], NONE)
+    anchor = np.where((above >= 0) & kept[above], above, NONE)
+    top = _climb(spans.parent, ~kept & ((spans.parent < 0) | kept[spans.parent]))
+    detail, details = _distribute(spans, ~kept, anchor, top, budget - 1)
+    alone = np.where(kept, (spans.parent >= 0) & ~kept[spans.parent], True)
+    torn = alone & ~((spans.parent >= 0) & (detail == detail[spans.parent]) & ~kept)
+    folds = _describe(spans, kept, fold, lump, anchor, top)
+    return _Plan(spans, fold, detail, torn, anchor, folds, details)
+
+
+def _choose(spans: _Spans, budget: int) -> tuple[Marks, Places, Marks]:
+    """Return which spans are kept, the fold of each other one, and which folds are lumps."""
+    for kept in _levels(spans):
+        if kept.sum() < budget:
+            fold = _alike(spans, kept)
+            if kept.sum() + fold.max() + 1 <= budget:
+                return kept, fold, np.zeros(fold.max() + 1, np.bool_)
+    lumps = len(np.unique(spans.lump))
+    fitting = (kept for kept in _levels(spans) if kept.sum() <= budget // 2 and kept.sum() + lumps <= budget)
+    kept = next(fitting, np.zeros(len(spans.row), np.bool_))
+    return kept, *_lumped(spans, _alike(spans, kept), int(budget - kept.sum()))
+
+
+def _levels(spans: _Spans) -> Iterator[Marks]:
+    """Yield which spans are kept down to a level, the deepest but one first."""
+    for level in np.unique(spans.level)[-2::-1]:
+        yield spans.level <= level
+
+
+def _alike(spans: _Spans, kept: Marks) -> Places:
+    """Return the fold of each span that is not kept, from 0: those of one class under one kept span."""
+    above = _climb(spans.parent, kept)
+    anchor = np.where(kept[above], above, NONE)[~kept]
+    fold = np.full(len(kept), NONE)
+    fold[~kept] = np.unique((anchor + 1) * (spans.classed.max() + 1) + spans.classed[~kept], return_inverse=True)[1]
+    return fold
+
+
+def _lumped(spans: _Spans, fold: Places, room: int) -> tuple[Places, Marks]:
+    """Keep the folds with the largest totals and lump the others together, if they do not all fit."""
+    folds = int(fold.max()) + 1
+    if folds <= room:
+        return fold, np.zeros(folds, np.bool_)
+    folded = fold >= 0
+    totals = np.bincount(fold[folded], spans.dur[folded], folds)
+    largest = np.argsort(-totals, kind="stable")[: max(0, room - len(np.unique(spans.lump[folded])))]
+    number = np.full(folds, NONE)
+    number[largest] = np.arange(len(largest))
+    found = np.full(len(fold), NONE)
+    found[folded] = number[fold[folded]]
+    others = folded & (found < 0)
+    distinct, found[others] = np.unique(spans.lump[others], return_inverse=True)
+    found[others] += len(largest)
+    return found, np.arange(len(largest) + len(distinct)) >= len(largest)
+
+
+def _describe(spans: _Spans, kept: Marks, fold: Places, lump: Marks, anchor: Places, top: Places) -> _Folds:
+    """Return what each fold begins with and hangs under."""
+    order = np.lexsort((spans.span, spans.start, fold))
+    order = order[np.searchsorted(fold[order], 0) :]
+    first = order[np.searchsorted(fold[order], np.arange(len(lump)))]
+    outer = np.full(len(lump), NONE)
+    for level in np.unique(spans.level[first[anchor[first] < 0]]):
+        further_out = spans.level < level
+        above = _climb(spans.parent, further_out)[first]
+        here = (anchor[first] < 0) & (spans.level[first] == level) & further_out[above]
+        outer[here] = fold[above[here]]
+    top = np.where(spans.outside[top], top, NONE)
+    return _Folds(first, anchor[first], outer, top[first], lump)
+
+
+def _distribute(spans: _Spans, folded: Marks, anchor: Places, top: Places, capacity: int) -> tuple[Places, Places]:
+    """Return the detail trace of each folded span, and of each detail trace the first span."""
+    tops, unit, sizes = np.unique(top[folded], return_inverse=True, return_counts=True)
+    around = anchor[tops]
+    turn = np.lexsort((spans.span[tops], spans.start[tops], spans.span[around], spans.start[around], spans.owner[tops]))
+    rank = np.empty(len(tops), np.int64)
+    rank[turn] = np.arange(len(tops))
+    inside = np.flatnonzero(folded)
+    order = inside[np.lexsort((spans.span[inside], spans.start[inside], rank[unit]))]
+    bounds = _pack(sizes[turn], capacity)
+    detail = np.full(len(folded), NONE)
+    detail[order] = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    return detail, order[bounds[:-1]]
+
+
+def _pack(sizes: Places, capacity: int) -> Places:
+    """Return where detail traces begin and end; what is larger than one is cut, what is not stays in one."""
+    ends = np.cumsum(sizes)
+    bounds, unit = [0], 0
+    while unit < len(sizes):
+        stop = int(np.searchsorted(ends, bounds[-1] + capacity, side="right"))
+        if stop == unit:
+            bounds += range(bounds[-1] + capacity, int(ends[unit]), capacity)
+            stop = unit + 1
+        bounds.append(int(ends[stop - 1]))
+        unit = stop
+    return np.array(bounds)
+
+
+# --- back into tables -------------------------------------------------------------------------------------
+
+
+Table = dict[str, npt.NDArray[Any]]
+
+
+def _rows(plan: _Plan, folds: int, details: int) -> dict[str, Table]:
+    """Return the plan of one trace as rows, with its folds and detail traces numbered on from those before."""
+
+    def row(places: Places) -> Places:
+        return np.where(places >= 0, plan.spans.row[places], NONE)
+
+    def numbered(numbers: Places, before: int) -> Places:
+        return np.where(numbers >= 0, numbers + before, NONE)
+
+    above, parts = plan.folds, len(plan.details)
+    return {
+        "places": {
+            "row": plan.spans.row, "fold": numbered(plan.fold, folds), "detail": numbered(plan.detail, details),
+            "torn": plan.torn, "anchor": np.where(plan.torn & (plan.fold < 0), row(plan.anchor), NONE),
+        },
+        "folds": {
+            "fold": np.arange(len(above.first)) + folds, "first": row(above.first), "anchor": row(above.anchor),
+            "outer_fold": numbered(above.outer, folds), "top": row(above.top), "lump": above.lump,
+        },
+        "details": {
+            "detail": np.arange(parts) + details, "first": row(plan.details), "anchor": row(plan.anchor[plan.details]),
+            "fold": numbered(plan.fold[plan.details], folds),
+            "part": np.arange(parts) + 1, "parts": np.full(parts, parts),
+        },
+    }  # fmt: skip
+
+
+def _store(con: duckdb.DuckDBPyConnection, plans: list[dict[str, Table]]) -> None:
+    """Store the plans of all traces; the places have a row for each span, in the order of the spans."""
+    spans = int(con.execute("SELECT count(*) FROM xsp_zoom_spans").fetchall()[0][0])
+    merged = {
+        name: {column: np.concatenate([plan[name][column] for plan in plans]) for column in plans[0][name]}
+        for name in plans[0]
+    }
+    row = merged["places"].pop("row")
+    for column, values in merged["places"].items():
+        everywhere = np.full(spans, NONE if values.dtype != np.bool_ else False, values.dtype)
+        everywhere[row] = values
+        merged["places"][column] = everywhere
+    for name, columns in merged.items():
+        con.register("xsp_zoom_arrays", columns)
+        con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_{name} AS SELECT * FROM xsp_zoom_arrays")
+        con.unregister("xsp_zoom_arrays")
+
+
+def _write(con: duckdb.DuckDBPyConnection, budget: int) -> None:
+    """Make the two tables of the spans and the plans."""
+    names = ", ".join([*(c.name for c in COLUMNS), "links"])
+    # each in a table of its own: joins that DuckDB 2.0 plans over all of it at once fail an assertion of its own
+    for name, query in (("named", _NAMED), ("sums", _SUMS)):
+        con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_{name} AS {query}")
+    for name in ("details", "folds"):
+        con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_{name} AS {_IDS.format(name=name, budget=budget)}")
+    con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_held AS {_HELD}")
+    for table, spans, added in ((OVERVIEW, _KEPT, _FOLDED), (DETAILS, _DETAILED, _ROOTS)):
+        con.execute(f"CREATE OR REPLACE TEMP TABLE {table} AS SELECT {names} FROM ({spans})")
+        con.execute(f"INSERT INTO {table} BY NAME {added}")
+
+
+def _spliced(*entries: str) -> str:
+    """Return the SQL of the column `attributes` with entries put in front, its own text as it is."""
+    own = "ltrim(substr(ltrim(s.attributes), 2))"
+    comma = f"CASE WHEN starts_with({own}, '}}') THEN '' ELSE ',' END"
+    return f"'{{' || {' || '.join(entries)} || coalesce({comma} || {own}, '}}')"
+
+
+_ORIGINAL_TRACE = "'\"xsp.trace_id\":\"' || s.trace_id || '\"'"
+_ORIGINAL_PARENT = "'\"xsp.parent_id\":\"' || coalesce(s.parent_id, '') || '\"'"
+
+_NAMED = """
+    SELECT rowid AS row, trace_id, span_id, parent_id, level, kind, name, device, stream, rank, process, step
+    FROM xsp_zoom_spans WHERE rowid IN (
+        SELECT unnest([first, anchor, top]) FROM xsp_zoom_folds UNION ALL
+        SELECT unnest([first, anchor]) FROM xsp_zoom_details UNION ALL
+        SELECT anchor FROM xsp_zoom_places WHERE anchor >= 0
+    )
+"""
+"""The spans whose ids and names others take up."""
+
+_IDS = """
+    SELECT x.*, md5(concat_ws('/', '{name}', s.trace_id, s.span_id, {budget})) AS trace_id,
+           substr(md5(concat_ws('/', '{name} root', s.trace_id, s.span_id, {budget})), 1, 16) AS span_id
+    FROM xsp_zoom_{name} x JOIN xsp_zoom_named s ON s.row = x.first
+"""
+
+_PLACED = "xsp_zoom_spans s POSITIONAL JOIN xsp_zoom_places p"
+
+_KEPT = f"""
+    SELECT s.* REPLACE (
+        CASE WHEN p.torn THEN a.span_id ELSE s.parent_id END AS parent_id,
+        CASE WHEN p.torn THEN {_spliced(_ORIGINAL_PARENT)} ELSE s.attributes END AS attributes
+    )
+    FROM {_PLACED} LEFT JOIN xsp_zoom_named a ON a.row = p.anchor
+    WHERE p.fold < 0
+"""
+
+_SAME = ("type", "phase", "step", "rung", "timed", "collector", "thread")
+"""Columns that a fold has where all of its spans have the same value."""
+
+_SUMS = f"""
+    SELECT p.fold, min(start_ns) AS start_ns, max(start_ns + dur_ns) AS end_ns, count(*) AS spans,
+           sum(dur_ns) AS sum_ns, min(dur_ns) AS min_ns, quantile_disc(dur_ns, 0.5) AS median_ns,
+           max(dur_ns) AS max_ns, count(*) FILTER (status <> 'ok') AS errors,
+           {", ".join(f"min({c}) AS {c}, min({c}) = max({c}) AND count({c}) = count(*) AS same_{c}" for c in _SAME)}
+    FROM {_PLACED} WHERE p.fold >= 0 GROUP BY p.fold
+"""
+
+_HELD = f"""
+    WITH targets AS (
+        SELECT p.fold, detail, '["' || d.trace_id || '","' || d.span_id || '"]' AS target
+        FROM (SELECT DISTINCT fold, detail FROM xsp_zoom_places WHERE fold >= 0) p
+        JOIN xsp_zoom_details d USING (detail)
+    )
+    SELECT fold, count(*) AS details, array_to_string(list(target ORDER BY detail)[:{LINKS}], ',') AS links
+    FROM targets GROUP BY fold
+"""
+
+_FOLDED = f"""
+    SELECT s.trace_id, f.span_id, s.level, s.kind, CASE WHEN f.lump THEN '{OTHERS}' ELSE s.name END AS name,
+           CASE WHEN f.anchor >= 0 THEN a.span_id WHEN f.outer_fold >= 0 THEN o.span_id
+                ELSE t.parent_id END AS parent_id,
+           CASE WHEN NOT f.lump THEN s.device END AS device, CASE WHEN NOT f.lump THEN s.stream END AS stream,
+           s.rank, s.process, 'ok' AS status, sums.start_ns, sums.end_ns - sums.start_ns AS dur_ns,
+           {", ".join(f"CASE WHEN same_{c} THEN sums.{c} END AS {c}" for c in _SAME)},
+           concat('{{"xsp.fold.count":', spans, ',"xsp.fold.sum_ns":', sum_ns, ',"xsp.fold.min_ns":', min_ns,
+                  ',"xsp.fold.median_ns":', median_ns, ',"xsp.fold.max_ns":', max_ns,
+                  ',"xsp.fold.details":', details, ',"xsp.fold.errors":' || nullif(errors, 0), '}}') AS attributes,
+           '[' || held.links || ']' AS links
+    FROM xsp_zoom_folds f
+    JOIN xsp_zoom_sums sums USING (fold)
+    JOIN xsp_zoom_held held USING (fold)
+    JOIN xsp_zoom_named s ON s.row = f.first
+    LEFT JOIN xsp_zoom_named a ON a.row = f.anchor
+    LEFT JOIN xsp_zoom_named t ON t.row = f.top
+    LEFT JOIN xsp_zoom_folds o ON o.fold = f.outer_fold
+"""
+
+_DETAILED = f"""
+    SELECT s.* REPLACE (
+        d.trace_id AS trace_id,
+        CASE WHEN p.torn THEN d.span_id ELSE s.parent_id END AS parent_id,
+        CASE WHEN p.torn THEN {_spliced(_ORIGINAL_TRACE, "','", _ORIGINAL_PARENT)}
+             ELSE {_spliced(_ORIGINAL_TRACE)} END AS attributes
+    )
+    FROM {_PLACED} JOIN xsp_zoom_details d ON d.detail = p.detail
+"""
+
+_ROOTS = f"""
+    SELECT d.trace_id, d.span_id, {int(Level.APPLICATION)}::SMALLINT AS level, '{KIND}' AS kind,
+           concat('details ', d.part, ' of ', d.parts, ': ', coalesce(a.name, s.name)) AS name,
+           held.start_ns, held.end_ns - held.start_ns AS dur_ns, s.process, s.rank, s.step, 'ok' AS status,
+           concat('{{"xsp.fold.count":0,"xsp.details.of":"', s.trace_id, '","xsp.details.spans":', spans, '}}')
+               AS attributes,
+           concat('[["', s.trace_id, '","', f.span_id, '"]]') AS links
+    FROM xsp_zoom_details d
+    JOIN xsp_zoom_named s ON s.row = d.first
+    JOIN xsp_zoom_folds f ON f.fold = d.fold
+    LEFT JOIN xsp_zoom_named a ON a.row = d.anchor
+    JOIN (
+        SELECT detail, count(*) AS spans, min(start_ns) AS start_ns, max(start_ns + dur_ns) AS end_ns
+        FROM {_PLACED} WHERE detail >= 0 GROUP BY detail
+    ) held ON held.detail = d.detail
+"""
