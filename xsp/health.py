@@ -41,6 +41,7 @@ def health(trace: Trace) -> list[Finding]:
     """Return all findings on a trace, the most important first. Never empty."""
     findings = [
         *_run(trace),
+        *_deliveries(trace),
         *_rungs(trace),
         *_parents(trace),
         *_structure(trace),
@@ -78,6 +79,23 @@ def _run(trace: Trace) -> list[Finding]:
         findings.append(
             Finding(Severity.NOTE, "run", f"{failed} steps raised or were not closed; their times do not count")
         )
+    return findings
+
+
+def _deliveries(trace: Trace) -> list[Finding]:
+    """Say what of the run was sent where, and what of it is not there."""
+    findings = []
+    for each in trace.run.get("delivery", ()):
+        where, why = each["endpoint"], "; ".join(each["messages"])
+        if each["left"]:
+            text = f"{each['left']} traces are not at {where} ({why}); `xsp export --resume` sends them"
+            findings.append(Finding(Severity.WARNING, "delivery", text))
+        if each["rejected"]:
+            text = f"{each['rejected']} spans were rejected by {where} ({why})"
+            findings.append(Finding(Severity.WARNING, "delivery", text))
+        if not each["left"] and not each["rejected"]:
+            text = f"{each['spans']} spans of {each['steps']} steps are at {where}"
+            findings.append(Finding(Severity.GOOD, "delivery", text))
     return findings
 
 

@@ -121,7 +121,7 @@ class _HttpSender:
     def _connected(self) -> requests.Session:
         session, to, parts = requests.Session(), self._to, urlsplit(self._to.url)
         session.auth = lambda request: request  # or else what stands in ~/.netrc replaces the header
-        if parts.username is not None:
+        if parts.username is not None and "authorization" not in dict(to.headers):
             session.auth = (unquote(parts.username), unquote(parts.password or ""))
         session.verify = to.ca_file or True
         if to.cert_file:
