@@ -13,7 +13,7 @@ import marshal
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,6 +26,9 @@ from xsp.span import COLUMNS, Kind, Span
 
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.correlating import main; main(int(sys.argv[2]))"
 START_S = 60.0
+NICE = 10
+"""By how much the second process stands back behind the service's."""
+
 PATIENCE_S = 30.0
 """How long a receiver of spans is tried again."""
 
@@ -158,21 +161,23 @@ class Correlator:
 
 def main(descriptor: int) -> None:
     """Answer until the pipe ends."""
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
     pipe = Connection(descriptor)
-    settings = marshal.loads(pipe.recv_bytes())
-    answer_to = _give_back if settings["otlp"] is None else _Sending(settings["otlp"], settings["resource"])
-    pipe.send_bytes(marshal.dumps({"answer": None}))
-    while True:
-        try:
+    with contextlib.suppress(EOFError, OSError):  # the service has ended, or needs no more answers
+        settings = marshal.loads(pipe.recv_bytes())
+        answer_to = _give_back if settings["otlp"] is None else _Sending(settings["otlp"], settings["resource"])
+        pipe.send_bytes(marshal.dumps({"answer": None}))
+        while True:
             recorded = Recorded(*marshal.loads(pipe.recv_bytes()))
-        except EOFError:
-            return
-        try:
-            answer: dict[str, Any] = {"answer": tuple(answer_to(recorded))}
-        except Exception as error:  # whatever it is, the service must hear of it and go on
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        with contextlib.suppress(BrokenPipeError):
-            pipe.send_bytes(marshal.dumps(answer))
+            pipe.send_bytes(marshal.dumps(_tried(answer_to, recorded)))
+
+
+def _tried(answer_to: Callable[[Recorded], tuple[Any, ...]], recorded: Recorded) -> dict[str, Any]:
+    try:
+        return {"answer": answer_to(recorded)}
+    except Exception as error:  # whatever it is, the service must hear of it and go on
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _give_back(recorded: Recorded) -> tuple[Any, ...]:
@@ -190,6 +195,7 @@ class _Sending:
 
         self._resource = resource
         self._con = table.connect()
+        self._con.execute("SET threads = 1")
         self._courier = Courier(endpoint(target), PATIENCE_S)
 
     def __call__(self, recorded: Recorded) -> tuple[Any, ...]:

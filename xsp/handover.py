@@ -2,7 +2,7 @@
 
 A call's rows wait in a short queue, get their parents in a second process, and are handed as finished spans to
 the span processors that the service has: a portion at a time with a flush after each, because the queue of a
-`BatchSpanProcessor` is short, and what does not fit it drops.
+`BatchSpanProcessor` is short, and it drops what does not fit.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
@@ -27,7 +28,10 @@ from xsp.errors import UsageError
 from xsp.version import __version__
 
 SCOPE = "xsp"
-PORTION = 512
+PORTION = 128
+PAUSE_S = 0.01
+"""Between portions: an exporter encodes in Python, and holds up the service's threads meanwhile."""
+
 PATIENCE_S = 30.0
 QUEUED_CALLS = 16
 """Recorded calls that wait for the second process and the processors; what comes on top is lost, and counted."""
@@ -120,6 +124,7 @@ class Tracing:
             given += len(portion)
             if not self.flush(PATIENCE_S):
                 return given, sum(1 for _ in rest)
+            time.sleep(PAUSE_S)
         return given, 0
 
     def flush(self, timeout_s: float) -> bool:

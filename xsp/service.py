@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from xsp.handover import Tracing
 
 CLOSING_S = 10.0
+REQUEST_S = 0.05
+"""How long a request may take to answer after the model's call before rows are read beside it."""
+
 _FOR_TRAINING = ("training", "dataloading")
 _SEES_CALLS = "modules"
 _BUSY = "another call was being recorded"
@@ -409,7 +412,16 @@ class Instrumented:
 
     def _read(self) -> None:
         while self._ended.get():
+            self._wait_for_the_request(self._undrained)
             self._drain()
+
+    def _wait_for_the_request(self, call: _Call | None) -> None:
+        """Let the request end first: rows are read in Python, and hold up the threads that answer it."""
+        from opentelemetry.trace import get_current_span
+
+        end = time.monotonic() + REQUEST_S
+        while call is not None and get_current_span(call.context).is_recording() and time.monotonic() < end:
+            time.sleep(0.002)
 
     def _drain(self) -> None:
         """Take the rows of the last recorded call from the collectors, before the next one is recorded."""

@@ -1,0 +1,273 @@
+"""What requests of an instrumented service pay: those that are sampled, those beside them, and all others.
+
+A FastAPI service with OpenTelemetry runs in a process of its own on loopback and exports its spans to another
+one. It is instrumented and not instrumented in turns, some requests at a time. Whether a request is chosen is
+decided by the trace id that the client sends along.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import turns
+
+from xsp import summary
+
+SAMPLE = 0.01
+CHOSEN, OTHERS = 0, (1 << 64) - 1
+"""Lower halves of trace ids: one that is chosen at any share, one at none."""
+
+EVERY = 100
+"""Among the requests beside sampled ones, every so many-th is sampled."""
+
+GOAL = 1.01
+
+
+class Case(NamedTuple):
+    """Requests that are compared with those of the service as it is."""
+
+    name: str
+    way: str
+    """How the service is set: `bare`, `processors`, `otlp`."""
+
+    chosen_every: int
+    """Every how many-th request is chosen; 0 for none."""
+
+    measures_chosen: bool
+
+
+BARE = Case("not instrumented", "bare", 0, False)
+CASES = (
+    BARE,
+    Case("instrumented, request not sampled", "processors", 0, False),
+    Case(f"… while 1 in {EVERY} others is", "processors", EVERY, False),
+    Case("… and the others' spans are sent by xsp", "otlp", EVERY, False),
+    Case("request sampled, spans through the service", "processors", 4, True),
+    Case("request sampled, spans sent by xsp", "otlp", 4, True),
+)
+MODELS = {"MLP, 4 layers": ("mlp", 300), "resnet18": ("resnet18", 60)}
+"""Names in the table, names for the service, requests of a case in a round."""
+
+
+# --- the service, in a process of its own -----------------------------------------------------------------
+
+
+def serve(port: int, sink: int, name: str, threads: int) -> None:
+    """Run the service until it is ended."""
+    import torch
+    import uvicorn
+    from fastapi import FastAPI
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    import xsp
+
+    torch.set_num_threads(threads)
+    model, shape = _model(name)
+    value = torch.rand(shape)
+    target = f"http://127.0.0.1:{sink}"
+    provider = TracerProvider(resource=Resource({"service.name": "shop"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{target}/v1/traces")))
+    app, traced = FastAPI(), contextlib.ExitStack()
+
+    @app.post("/be/{way}")
+    def be(way: str) -> None:
+        traced.close()
+        if way != "bare":
+            otlp = target if way == "otlp" else None
+            app.state.traced = traced.enter_context(xsp.instrument(model, sample=SAMPLE, provider=provider, otlp=otlp))
+
+    @app.get("/flush")
+    def flush() -> dict[str, Any]:
+        app.state.traced.flush()
+        return dict(app.state.traced.counts._asdict())
+
+    @app.get("/predict")
+    def predict() -> int:
+        with torch.inference_mode():
+            return int(model(value).argmax())
+
+    FastAPIInstrumentor.instrument_app(app, tracer_provider=provider, exclude_spans=["receive", "send"])
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")
+
+
+def _model(name: str) -> tuple[Any, tuple[int, ...]]:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    if name == "mlp":
+        return nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(4)]).eval(), (8, 256)
+    from torchvision import models
+
+    return models.resnet18().eval(), (1, 3, 224, 224)
+
+
+def receive(port: int) -> None:
+    """Take all that is sent, and forget it."""
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    class Sink(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    ThreadingHTTPServer(("127.0.0.1", port), Sink).serve_forever()
+
+
+# --- the client -------------------------------------------------------------------------------------------
+
+
+class Client:
+    """A connection to the service that stays open."""
+
+    def __init__(self, port: int, seed: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        self._draw = random.Random(seed)
+
+    def ask(self, method: str, path: str, low: int = OTHERS) -> tuple[int, bytes]:
+        """Send a request whose trace id ends in `low`; return the nanoseconds until the answer, and the answer."""
+        trace_id = f"{self._draw.getrandbits(63) + 1:016x}{low:016x}"
+        headers = {"traceparent": f"00-{trace_id}-{1:016x}-01"}
+        begin = perf_counter_ns()
+        self._connection.request(method, path, headers=headers)
+        answer = self._connection.getresponse()
+        content = answer.read()
+        taken = perf_counter_ns() - begin
+        if answer.status != 200:
+            raise SystemExit(f"{method} {path}: {answer.status} {content[:200]!r}")
+        return taken, content
+
+    def take(self, case: Case, requests: int) -> list[int]:
+        """Return the nanoseconds of those requests of a case that it is about."""
+        self.ask("POST", f"/be/{case.way}")
+        if case.chosen_every:  # the first one starts threads and a process
+            self.ask("GET", "/predict", CHOSEN)
+            self.ask("GET", "/flush")
+        for _ in range(10):
+            self.ask("GET", "/predict")
+        taken = []
+        for number in range(requests):
+            chosen = case.chosen_every > 0 and number % case.chosen_every == case.chosen_every - 1
+            nanoseconds, _ = self.ask("GET", "/predict", CHOSEN if chosen else OTHERS)
+            if chosen == case.measures_chosen:
+                taken.append(nanoseconds)
+        return taken
+
+
+@contextlib.contextmanager
+def running(model: str, options: argparse.Namespace) -> Iterator[Client]:
+    """Start the service and what receives its spans."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        port, sink = (each.getsockname()[1] for each in sockets)
+        stack.close()
+        script = str(Path(__file__).resolve())
+        for command in (["--receive", str(sink)], ["--serve", str(port), str(sink), model, str(options.threads)]):
+            process = subprocess.Popen([sys.executable, script, *command])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        yield _connected(port, options.seed)
+
+
+def _connected(port: int, seed: int) -> Client:
+    end = time.monotonic() + 120
+    while True:
+        client = Client(port, seed)
+        try:
+            client.ask("GET", "/predict")
+        except OSError:
+            if time.monotonic() > end:
+                raise SystemExit("the service did not start within two minutes") from None
+            time.sleep(0.2)
+        else:
+            return client
+
+
+# --- figures ----------------------------------------------------------------------------------------------
+
+Round = dict[str, list[int]]
+
+
+def measured(name: str, options: argparse.Namespace) -> list[Round]:
+    """Return the nanoseconds of each case's requests, round by round, after one round that does not count."""
+    model, requests = MODELS[name]
+    requests = min(requests, 12) if options.quick else requests
+    draw = random.Random(options.seed)
+    with running(model, options) as client:
+        rounds = []
+        for number in range(options.rounds + 1):
+            turns.say(f"{name}: round {number} of {options.rounds}")
+            rounds.append({case.name: client.take(case, requests) for case in draw.sample(CASES, k=len(CASES))})
+    return rounds[1:]
+
+
+def at(share: float, rounds: Sequence[Round], name: str) -> float:
+    """Return the percentile of a case's requests, of all rounds together."""
+    return summary.percentile([taken for each in rounds for taken in each[name]], share)
+
+
+def against_bare(share: float, rounds: Sequence[Round], name: str) -> turns.Figure:
+    """Return the ratio of the percentiles of a case and of the service as it is."""
+    return turns.bootstrap(rounds, lambda some: at(share, some, name) / at(share, some, BARE.name))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    made = turns.parser(__doc__, rounds=20)
+    made.add_argument("--threads", type=int, default=1, help="of torch, in the service (default: 1)")
+    options = turns.parse(made, arguments)
+    columns = ("requests", "median, ms", "99th, ms", "median to bare", "99th to bare", "under 1 %")
+    report = turns.Report("service_cost", "What requests of an instrumented service pay", columns)
+    for name in MODELS:
+        rounds = measured(name, options)
+        for case in CASES:
+            middle, tail = (against_bare(share, rounds, case.name) for share in (0.5, 0.99))
+            milliseconds = [f"{at(share, rounds, case.name) / 1e6:.3f}" for share in (0.5, 0.99)]
+            goal = f"{turns.verdict(middle, GOAL)}, {turns.verdict(tail, GOAL)}" if not case.measures_chosen else "–"
+            shown = [middle.shown(4), tail.shown(4), goal] if case is not BARE else ["1", "1", "–"]
+            report.add(
+                [f"{name}: {case.name}", *milliseconds, *shown],
+                median=middle,
+                p99=tail,
+                requests=sum(len(each[case.name]) for each in rounds),
+                medians=[statistics.median(each[case.name]) for each in rounds],
+            )
+    report.notes.append(
+        "Times are the client's, on loopback; percentiles are over the requests of all rounds, intervals from "
+        f"resampling rounds. Every service exports its requests' spans. sample={SAMPLE}; a verdict for the median "
+        "and one for the 99th percentile."
+    )
+    report.finish(options)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        serve(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+    elif sys.argv[1:2] == ["--receive"]:
+        receive(int(sys.argv[2]))
+    else:
+        main()
