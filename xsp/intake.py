@@ -192,9 +192,10 @@ def import_into(out: Path, sources: Sequence[str]) -> dict[Path, dict[str, Any]]
             doubled = once(con)
             found = jobs(con, runs)
             if not con.execute("SELECT 1 FROM distinct_spans LIMIT 1").fetchall():
-                raise TraceError(f"{_shown(sources[0])}: holds no span; {'; '.join(losses[0].sentences())}")
+                raise TraceError("; ".join([f"{_named(sources)}: no span in it", *_sentences(losses)]))
             places = {_place(out, job, len(found)): job for job in found}
             for place, job in places.items():
+                job.run.setdefault("name", Path(_shown(sources[0])).stem)
                 lost(job.run, list(zip(map(_shown, sources), losses, strict=True)), doubled)
                 (place / rundir.STEPS).mkdir(parents=True, exist_ok=True)
             written = {place: write(con, job, place) for place, job in places.items()}
@@ -242,6 +243,14 @@ def name_of(run: Mapping[str, Any]) -> str:
     name = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in str(run.get("name", "")))
     identity = str(run.get("id", ""))
     return "-".join(filter(None, (name[:60].strip("-"), identity[:8]))) or OTHERS
+
+
+def _named(sources: Sequence[str]) -> str:
+    return ", ".join(map(contract.without_credentials, sources))
+
+
+def _sentences(losses: Iterable[Losses]) -> list[str]:
+    return [text for each in losses for text in each.sentences()]
 
 
 def _shown(source: str) -> str:
@@ -310,8 +319,8 @@ def _make_steps(con: duckdb.DuckDBPyConnection) -> None:
     con.execute(
         f"""
         CREATE OR REPLACE TABLE job AS SELECT job.* REPLACE (
-            placed.step AS step, placed.key AS key, {int(Level.MODEL)} AS rung, true AS timed,
-            CASE WHEN placed.root THEN {int(Level.MODEL)} ELSE job.level END AS level,
+            placed.step AS step, placed.key AS key, {int(Level.MODEL)}::SMALLINT AS rung, true AS timed,
+            CASE WHEN placed.root THEN {int(Level.MODEL)}::SMALLINT ELSE job.level END AS level,
             CASE WHEN placed.root THEN '{Kind.STEP}' ELSE job.kind END AS kind,
             CASE WHEN job.parent_id IN (SELECT span_id FROM job) THEN '{Rule.EXPLICIT}' END AS parent_rule
         ) FROM job JOIN placed USING (trace_id, span_id)

@@ -1,0 +1,87 @@
+"""A small real run, what is sent of it, and the question whether it came back as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from torch import nn
+
+import xsp
+from xsp import cli
+from xsp.analyses import ANALYSES
+from xsp.span import COLUMNS
+from xsp.trace import Trace
+
+
+class Whole(NamedTuple):
+    """What is asked of a run that is compared with others."""
+
+    rows: list[Any]
+    tables: dict[str, Any]
+
+
+def whole(run: Path) -> Whole:
+    """Return all that is compared of a run."""
+    trace = xsp.load(run)
+    return Whole(rows(trace), tables(trace))
+
+
+def record(out: Path, repeats: int = 5) -> Path:
+    """Record a convolution network on the CPU, with all levels."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 10)).eval()
+    inputs = torch.randn(2, 3, 32, 32)
+    with xsp.profile("small", out=out) as prof:
+        for _ in range(prof.schedule.steps_for(repeats=repeats)):
+            with prof.step(), torch.inference_mode():
+                model(inputs)
+    return out
+
+
+def sent(run: Path, to: str | Path, *options: str) -> str:
+    """Export a run, and return where to."""
+    assert cli.main(["export", str(run), "--to", str(to), "--quiet", *options]) == 0
+    return str(to)
+
+
+def rows(trace: Trace) -> list[Any]:
+    """Return all spans of all steps, with all columns; of attributes what they say, for JSON has no order."""
+    names = ", ".join(column.name for column in COLUMNS)
+    return [_said(row) for row in trace.sql(f"SELECT {names} FROM spans ORDER BY trace_id, span_id").fetchall()]
+
+
+def tables(trace: Trace) -> dict[str, Any]:
+    """Return the merged step and the table of each analysis, or why there is none."""
+    found = {name: each.refusal(trace) or each(trace).fetchall() for name, each in ANALYSES.items()}
+    return {**found, "merged": [_said(row) for row in trace.merged.fetchall()]}
+
+
+def _said(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(json.loads(value) if isinstance(value, str) and value[:1] == "{" else value for value in row)
+
+
+def request(**fields: Any) -> ExportTraceServiceRequest:
+    """Return a request with one span of another program; its fields can be others."""
+    message = ExportTraceServiceRequest()
+    resource = message.resource_spans.add()
+    attribute = resource.resource.attributes.add(key="service.name")
+    attribute.value.string_value = "shop"
+    scope = resource.scope_spans.add()
+    scope.scope.name = "handmade"
+    known = {
+        "trace_id": b"\x01" * 16,
+        "span_id": b"\x02" * 8,
+        "name": "GET /",
+        "start_time_unix_nano": 1_000_000,
+        "end_time_unix_nano": 3_000_000,
+    }
+    scope.spans.add(**{**known, **fields})
+    return message
+
+
+def spans_of(message: ExportTraceServiceRequest) -> Any:
+    """Return the spans of a request of `request`, to be changed."""
+    return message.resource_spans[0].scope_spans[0].spans
