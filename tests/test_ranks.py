@@ -14,6 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from realparts import Jaeger, fetched  # noqa: E402
+
 import xsp  # noqa: E402
 from xsp.health import health  # noqa: E402
 from xsp.span import Kind, Level, Span  # noqa: E402
@@ -160,3 +162,24 @@ def test_a_part_that_could_belong_to_two_collectives_belongs_to_none() -> None:
 def test_sends_are_no_collectives() -> None:
     found = collectives.label([op("c10d::send", 1)], counted({"0": 0}, {"0": 0}))
     assert found.spans[0].attributes is None
+
+
+@pytest.mark.jaeger
+def test_all_ranks_are_one_trace_in_jaeger_while_they_run(tmp_path: Path, jaeger: Jaeger) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    command = [sys.executable, "-m", "xsp.cli", "run", "--quiet", "--out", "out", "--otlp", jaeger.otlp_http]
+    command += ["--warmup", "2", "torchrun", "--standalone", "--nproc-per-node", "2", "train.py"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=300)
+    stored = xsp.load(tmp_path / "out")
+    trace_id = stored.run["otel"]["trace_id"]
+    (spans,) = stored.sql("SELECT count(*) FROM spans").fetchall()
+    back = xsp.load(f"{jaeger.query}/trace/{trace_id}")
+    assert back.sql("SELECT count(*) FROM spans").fetchall() == [spans]
+    assert back.sql("SELECT DISTINCT rank FROM spans ORDER BY rank").fetchall() == [(0,), (1,)]
+    named = {
+        span["name"]
+        for group in fetched(f"{jaeger.query}/api/v3/traces/{trace_id}")["result"]["resourceSpans"]
+        for scope in group["scopeSpans"]
+        for span in scope["spans"]
+    }
+    assert {"run train", "run train rank 0", "run train rank 1"} <= named

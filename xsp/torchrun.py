@@ -30,10 +30,13 @@ def launch(how: Launch) -> int:
         how: `script` is `torchrun`; `args` are torchrun's options, the script and its arguments.
 
     Raises:
-        UsageError: torchrun's options make no sense, or name no script.
+        UsageError: torchrun's options make no sense, or name no script; `otlp` is no endpoint.
+        PluginError: what `otlp` needs is not there.
         OutputError: the run directory exists or cannot be written.
     """
     options, program = _split(how.args)
+    if how.otlp is not None:
+        plugins.load("xsp.exporters", "otlp").check(how.otlp, how.otlp_policy)
     out = rundir.create(how.out, overwrite=how.overwrite)
     (out / rundir.STEPS).rmdir()
     own, start_ns = identity.of_this_process(), time.time_ns()
@@ -41,6 +44,7 @@ def launch(how: Launch) -> int:
     rundir.write_run(out, {**content, "finished": False})
     command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "xsp.cli", "run", "--quiet"]
     command += ["--out", str(out), "--levels", how.levels, "--step", how.step, "--seed", str(how.seed)]
+    command += ["--otlp-policy", how.otlp_policy]
     if how.warmup is not None:
         command += ["--warmup", str(how.warmup)]
     command += ["--otlp-policy", how.otlp_policy]
