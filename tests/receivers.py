@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -70,7 +71,7 @@ class Receiver:
 
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
-        self.seen = threading.Event()
+        self.last = b""
         self.released = threading.Event()
         receiver = self
 
@@ -96,13 +97,17 @@ class Receiver:
         self._server.shutdown()
         self._server.server_close()
 
+    def speak_tls(self, context: ssl.SSLContext) -> None:
+        """Expect TLS from now on."""
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+
     def _take(self, handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
         if handler.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
+        self.last = body
         self.headers.append({name.lower(): value for name, value in handler.headers.items()})
         self.paths.append(handler.path)
-        self.seen.set()
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if callable(answer):
             answer(handler)

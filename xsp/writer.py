@@ -51,7 +51,7 @@ class Writer:
             raise OutputError(f"{run}: the process that stores spans did not start ({error})") from error
         self._owner = os.getpid()
         self.failed: str | None = None
-        if self._answer() is None:
+        if self._answer("ready") is None:
             self.close()
             raise OutputError(f"{run}: the process that stores spans did not start; try `xsp doctor`")
 
@@ -61,18 +61,18 @@ class Writer:
         Raises:
             PluginError: what delivers cannot be loaded.
         """
-        if self._send(("deliver", target, policy)) is None:
+        if self._send(("deliver", target, policy), "delivering") is None:
             reason = self.failed
             self.close()
             raise PluginError(f"spans cannot be delivered: {reason}")
 
     def store(self, step: int, rows: Iterable[Span]) -> bool:
         """Store a step; return whether it is on the disk now. Never raises."""
-        return self._send(("step", step, [tuple(row) for row in rows])) is not None
+        return self._send(("step", step, [tuple(row) for row in rows]), "stored") is not None
 
     def finish(self, run: dict[str, Any]) -> dict[str, Any] | None:
         """Write the final `run.json` and the merged step; return what is to be said of them. Never raises."""
-        return self._send(("finish", json.dumps(run)))
+        return self._send(("finish", json.dumps(run)), "finished")
 
     def close(self) -> None:
         """End the second process. A forked child of the measured process leaves it alone."""
@@ -85,7 +85,7 @@ class Writer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=60)
 
-    def _send(self, message: tuple[Any, ...]) -> dict[str, Any] | None:
+    def _send(self, message: tuple[Any, ...], awaited: str) -> dict[str, Any] | None:
         if self.failed is not None or os.getpid() != self._owner:
             return None
         content = marshal.dumps(message)
@@ -98,19 +98,20 @@ class Writer:
         except (OSError, ValueError) as error:
             self.failed = f"the process that stores spans is gone ({error})"
             return None
-        return self._answer()
+        return self._answer(awaited)
 
-    def _answer(self) -> dict[str, Any] | None:
+    def _answer(self, awaited: str) -> dict[str, Any] | None:
+        """Wait for an answer; one that nobody waited for any more, after an interrupt, is skipped."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            self.failed = "the process that stores spans ended"
-            return None
-        answer = json.loads(line)
-        if "error" in answer:
-            self.failed = str(answer["error"])
-            return None
-        return dict(answer)
+        for line in self._process.stdout:
+            answer = json.loads(line)
+            if "error" in answer:
+                self.failed = str(answer["error"])
+                return None
+            if awaited in answer:
+                return dict(answer)
+        self.failed = "the process that stores spans ended"
+        return None
 
 
 def main(run: str) -> NoReturn:

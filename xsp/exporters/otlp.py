@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import grpc
 import requests
+import urllib3
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import RetryInfo
@@ -123,7 +124,6 @@ class _HttpSender:
         session.auth = lambda request: request  # or else what stands in ~/.netrc replaces the header
         if parts.username is not None and "authorization" not in dict(to.headers):
             session.auth = (unquote(parts.username), unquote(parts.password or ""))
-        session.verify = to.ca_file or True
         if to.cert_file:
             session.cert = (to.cert_file, to.key_file) if to.key_file else to.cert_file
         kind = "application/json" if self._json else "application/x-protobuf"
@@ -159,7 +159,10 @@ class _HttpSender:
 
     def _post(self, session: requests.Session, body: bytes, timeout_s: float) -> tuple[requests.Response, bytes]:
         try:
-            with session.post(self._url, data=body, timeout=timeout_s, allow_redirects=False, stream=True) as response:
+            verify = self._to.ca_file or True  # given with the request: a session's gives way to the environment
+            with session.post(
+                self._url, data=body, timeout=timeout_s, verify=verify, allow_redirects=False, stream=True
+            ) as response:
                 return response, response.raw.read(_MOST_OF_AN_ANSWER, decode_content=True)
         except requests.exceptions.SSLError as error:
             raise Refused(f"{self._to.name}: TLS failed ({self._shown(_innermost(error))})", always=True) from error
@@ -169,7 +172,9 @@ class _HttpSender:
             raise Busy(f"{self._to.name}: no answer within {timeout_s:.3g} s") from error
         except (requests.exceptions.RequestException, OSError, ValueError) as error:
             raise Refused(f"{self._to.name}: {self._shown(_innermost(error))}", always=True) from error
-        except Exception as error:  # urllib3's own, when the answer breaks off in the middle
+        except urllib3.exceptions.DecodeError as error:
+            raise Refused(f"{self._to.name}: answers, but not as a receiver of OTLP does", always=True) from error
+        except urllib3.exceptions.HTTPError as error:
             raise Busy(f"{self._to.name}: the answer broke off ({type(error).__name__})") from error
 
     def _judge(self, response: requests.Response, content: bytes) -> Answer:
