@@ -33,6 +33,7 @@ EVERY = 100
 """Among the requests beside sampled ones, every so many-th is sampled."""
 
 GOAL = 1.01
+SETTLE_S = 0.2
 
 
 class Case(NamedTuple):
@@ -54,8 +55,8 @@ CASES = (
     Case("instrumented, request not sampled", "processors", 0, False),
     Case(f"… while 1 in {EVERY} others is", "processors", EVERY, False),
     Case("… and the others' spans are sent by xsp", "otlp", EVERY, False),
-    Case("request sampled, spans through the service", "processors", 4, True),
-    Case("request sampled, spans sent by xsp", "otlp", 4, True),
+    Case("request sampled, spans through the service", "processors", 1, True),
+    Case("request sampled, spans sent by xsp", "otlp", 1, True),
 )
 MODELS = {"MLP, 4 layers": ("mlp", 300), "resnet18": ("resnet18", 60)}
 """Names in the table, names for the service, requests of a case in a round."""
@@ -97,6 +98,11 @@ def serve(port: int, sink: int, name: str, threads: int) -> None:
         app.state.traced.flush()
         return dict(app.state.traced.counts._asdict())
 
+    @app.get("/call/{times}")
+    def call(times: int) -> int:
+        with torch.inference_mode():
+            return statistics.median_low([_time(model, value) for _ in range(times)])
+
     @app.get("/predict")
     def predict() -> int:
         with torch.inference_mode():
@@ -104,6 +110,12 @@ def serve(port: int, sink: int, name: str, threads: int) -> None:
 
     FastAPIInstrumentor.instrument_app(app, tracer_provider=provider, exclude_spans=["receive", "send"])
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")
+
+
+def _time(model: Any, value: Any) -> int:
+    begin = perf_counter_ns()
+    model(value)
+    return perf_counter_ns() - begin
 
 
 def _model(name: str) -> tuple[Any, tuple[int, ...]]:
@@ -161,21 +173,38 @@ class Client:
             raise SystemExit(f"{method} {path}: {answer.status} {content[:200]!r}")
         return taken, content
 
-    def take(self, case: Case, requests: int) -> list[int]:
-        """Return the nanoseconds of those requests of a case that it is about."""
+    def set(self, case: Case) -> None:
+        """Set the service for a case, and warm it up."""
         self.ask("POST", f"/be/{case.way}")
         if case.chosen_every:  # the first one starts threads and a process
             self.ask("GET", "/predict", CHOSEN)
             self.ask("GET", "/flush")
+        time.sleep(SETTLE_S)
         for _ in range(10):
             self.ask("GET", "/predict")
+
+    def take(self, case: Case, requests: int) -> list[int]:
+        """Return the nanoseconds of those requests of a case that it is about."""
+        self.set(case)
+        if case.measures_chosen:
+            return [self._take_chosen() for _ in range(max(requests // 10, 5))]
         taken = []
         for number in range(requests):
-            chosen = case.chosen_every > 0 and number % case.chosen_every == case.chosen_every - 1
+            chosen = case.chosen_every > 0 and number % case.chosen_every == case.chosen_every // 2
             nanoseconds, _ = self.ask("GET", "/predict", CHOSEN if chosen else OTHERS)
-            if chosen == case.measures_chosen:
+            if not chosen:
                 taken.append(nanoseconds)
         return taken
+
+    def _take_chosen(self) -> int:
+        """Wait until nothing is under way, then ask."""
+        self.ask("GET", "/flush")
+        return self.ask("GET", "/predict", CHOSEN)[0]
+
+    def call(self, case: Case, times: int) -> int:
+        """Return the nanoseconds of the model's call alone, in a request that is not chosen."""
+        self.set(case)
+        return int(self.ask("GET", f"/call/{times}")[1])
 
 
 @contextlib.contextmanager
@@ -210,10 +239,14 @@ def _connected(port: int, seed: int) -> Client:
 # --- figures ----------------------------------------------------------------------------------------------
 
 Round = dict[str, list[int]]
+ALONE = "the model's call alone"
 
 
 def measured(name: str, options: argparse.Namespace) -> list[Round]:
-    """Return the nanoseconds of each case's requests, round by round, after one round that does not count."""
+    """Return the nanoseconds of each case's requests, round by round, after one round that does not count.
+
+    Under `ALONE` stand those of the model's call in the service as it is and in a request that is not chosen.
+    """
     model, requests = MODELS[name]
     requests = min(requests, 12) if options.quick else requests
     draw = random.Random(options.seed)
@@ -221,7 +254,8 @@ def measured(name: str, options: argparse.Namespace) -> list[Round]:
         rounds = []
         for number in range(options.rounds + 1):
             turns.say(f"{name}: round {number} of {options.rounds}")
-            rounds.append({case.name: client.take(case, requests) for case in draw.sample(CASES, k=len(CASES))})
+            taken = {case.name: client.take(case, requests) for case in draw.sample(CASES, k=len(CASES))}
+            rounds.append({**taken, ALONE: [client.call(case, requests) for case in CASES[:2]]})
     return rounds[1:]
 
 
@@ -247,8 +281,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for case in CASES:
             middle, tail = (against_bare(share, rounds, case.name) for share in (0.5, 0.99))
             milliseconds = [f"{at(share, rounds, case.name) / 1e6:.3f}" for share in (0.5, 0.99)]
-            goal = f"{turns.verdict(middle, GOAL)}, {turns.verdict(tail, GOAL)}" if not case.measures_chosen else "–"
-            shown = [middle.shown(4), tail.shown(4), goal] if case is not BARE else ["1", "1", "–"]
+            goal = "–" if case.measures_chosen else f"{turns.verdict(middle, GOAL)}, {turns.verdict(tail, GOAL)}"
+            shown = ["1", "1", "–"] if case is BARE else [middle.shown(4), tail.shown(4), goal]
             report.add(
                 [f"{name}: {case.name}", *milliseconds, *shown],
                 median=middle,
@@ -256,9 +290,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 requests=sum(len(each[case.name]) for each in rounds),
                 medians=[statistics.median(each[case.name]) for each in rounds],
             )
+        alone = turns.middle([instrumented - bare for bare, instrumented in (each[ALONE] for each in rounds)])
+        shares = [100 / at(share, rounds, BARE.name) for share in (0.5, 0.99)]
+        report.notes.append(
+            f"{name}: the model's call alone takes {alone.shown(1, 1e-3)} µs longer in a request that is not sampled: "
+            f"{alone.shown(2, shares[0])} % of the bare request's median, {alone.shown(2, shares[1])} % of its 99th."
+        )
+        report.data[f"{name}: {ALONE}"] = {"nanoseconds": alone, "rounds": [each[ALONE] for each in rounds]}
     report.notes.append(
         "Times are the client's, on loopback; percentiles are over the requests of all rounds, intervals from "
-        f"resampling rounds. Every service exports its requests' spans. sample={SAMPLE}; a verdict for the median "
+        f"resampling rounds. The service always exports its requests' spans. sample={SAMPLE}; a verdict for the median "
         "and one for the 99th percentile."
     )
     report.finish(options)
