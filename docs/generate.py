@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from xsp import analyses, testing
+from xsp import analyses, semconv, testing
 from xsp.analyses import ANALYSES, Analysis
 from xsp.cli import _parser
 from xsp.errors import AnalysisError
@@ -51,7 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def pages() -> dict[Path, str]:
     """Return what each page with a generated part is to contain."""
     table, cli, analysing = DOCS / "table.md", DOCS / "cli.md", DOCS / "analyses.md"
-    return {table: table_page(), cli: cli_page(), analysing: with_part(analysing, "analyses", analyses_part())}
+    names = DOCS / "attributes.md"
+    return {
+        table: table_page(),
+        names: names_page(),
+        cli: cli_page(),
+        analysing: with_part(analysing, "analyses", analyses_part()),
+    }
 
 
 def with_part(page: Path, name: str, part: str) -> str:
@@ -135,6 +141,48 @@ def meanings(choices: type[enum.Enum]) -> Iterator[tuple[str, str]]:
     """Yield each choice and the comment beside it in the source."""
     for value, about in re.findall(r'^    [A-Z]+ = "(\w+)"  # (.+)$', inspect.getsource(choices), re.MULTILINE):
         yield f"`{value}`", about
+
+
+# --- the names in OpenTelemetry -----------------------------------------------------------------------
+
+
+def names_page() -> str:
+    """Return the page on the attributes of spans and resources."""
+    named = [c for c in COLUMNS if c.attribute is not None]
+    fields = ", ".join(f"`{c.name}`" for c in COLUMNS if c.attribute is None)
+    return "\n".join(
+        [
+            NOTICE,
+            "",
+            "# Names in OpenTelemetry",
+            "",
+            "How a span of xsp's looks to a receiver of OpenTelemetry's protocol (see [otlp.md](otlp.md)). Names are",
+            "those of the semantic conventions where they have one; the rest is under `xsp.`, and under `cuda.` what",
+            "only device work has. What was not measured has no attribute.",
+            "",
+            f"These columns have a field of a span of their own: {fields}.",
+            "The end is `start_ns` plus `dur_ns`; a `status` other than `ok` is the status ERROR with its text.",
+            "",
+            "## On spans, from columns",
+            "",
+            *rows(("attribute", "column", "meaning"), ((f"`{c.attribute}`", f"`{c.name}`", c.about) for c in named)),
+            "",
+            "`xsp.level` has the name of the level, not its number. What `attributes` holds is sent key by key: a key",
+            f"with a dot under its own name, another one under `{semconv.OWN}`. `process.pid` and `xsp.rank` stand on",
+            "the resource.",
+            "",
+            "## On spans, from elsewhere",
+            "",
+            *rows(("attribute", "meaning"), ((f"`{name}`", about) for name, about in semconv.EXTRA.items())),
+            "",
+            "## On resources",
+            "",
+            "A resource is one level of one process.",
+            "",
+            *rows(("attribute", "meaning"), ((f"`{name}`", about) for name, about in semconv.RESOURCE.items())),
+            "",
+        ]
+    )
 
 
 # --- the command line ---------------------------------------------------------------------------------

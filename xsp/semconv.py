@@ -34,6 +34,48 @@ PROCESS = "process.pid"
 ON_RESOURCES = frozenset({PROCESS, RANK})
 """Attributes of columns that stand on the resource, because they are the same for all spans of a process."""
 
+RESOURCE: Mapping[str, str] = {
+    "service.name": "`xsp.model`, `xsp.layer`, … : a service for each level; `--service` names another one than xsp",
+    "service.version": "version of xsp that recorded the run",
+    "service.instance.id": "id of the run",
+    "telemetry.sdk.name": "xsp",
+    "telemetry.sdk.language": "python",
+    "telemetry.sdk.version": "version of xsp that recorded the run",
+    "host.id": "pseudonym of the host, the same for all that runs on it",
+    "host.name": "the same pseudonym",
+    "host.cpu.model.name": "model of the processor",
+    "process.runtime.version": "version of Python",
+    PROCESS: "id of the process that was profiled",
+    RUN_ID: "id of the run, 16 hexadecimal digits",
+    RUN_NAME: "what the run is called",
+    RANK: "number of the process in a distributed job; 0 where it is alone",
+    LOCAL_RANK: "its number on its host",
+    WORLD_SIZE: "processes of the job",
+    "hw.type": "`gpu`; on device work only",
+    "hw.name": "models of the devices; on device work only",
+}
+"""What the attributes of a resource mean; the order is that of `resource`."""
+
+EXTRA: Mapping[str, str] = {
+    RUN: "on the span of a run: the content of its `run.json`, as text",
+    "error.type": "class of the exception with which the span ended",
+    "code.function.name": "on module calls: the function that ran",
+    "gen_ai.*": "on the forward pass of a language model: operation, model, input tokens",
+    "xsp.collective.*": "on collectives: communicator, sequence number, name, and the id that all ranks share",
+    "xsp.sample": "on a request's model span: the share of requests that is sampled",
+    "xsp.left_out": "on a request's model span: why its layers and kernels are not there",
+    OWN + "*": "keys of the column `attributes` that have no dot in them",
+    "xsp.fold.count": "on a folded span: how many spans it stands for; 0 on the root of a detail trace",
+    "xsp.fold.sum_ns": "sum of their durations; `min_ns`, `median_ns` and `max_ns` likewise",
+    "xsp.fold.errors": "how many of them failed, if any",
+    "xsp.fold.details": "detail traces that hold them",
+    "xsp.details.of": "on the root of a detail trace: id of the trace that it belongs to",
+    "xsp.details.spans": "on the root of a detail trace: spans that it holds",
+    "xsp.trace_id": "on a span in a detail trace: id of its original trace",
+    "xsp.parent_id": "on a span in a detail trace: id of its original parent, empty for none",
+}
+"""What attributes mean that no column has."""
+
 COLUMN_OF: Mapping[str, str] = {c.attribute: c.name for c in COLUMNS if c.attribute is not None}
 """Name of the column by its attribute."""
 
