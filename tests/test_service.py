@@ -26,7 +26,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from torch import nn
 
 import xsp
+from xsp.correlating import Recorded, spans_of
 from xsp.errors import PluginError, UsageError
+from xsp.testing import spans
 
 HALF = 1 << 63
 
@@ -309,6 +311,27 @@ def test_a_service_whose_sampler_refuses_the_models_span_is_told_so(service: Ser
             net(X)
         traced.flush()
         assert traced.counts.lost == {"the service's sampler refused the model's span": 1}
+
+
+def test_device_work_belongs_to_the_call_that_launched_it() -> None:
+    rows = spans("""
+        forward Net 0-100
+        module net 5-95
+        op aten::relu 20-40
+        launch cudaLaunchKernel 25-30 correlation_id=7
+        kernel relu 110-180 correlation_id=7
+        forward Net 0-100 thread=2
+        op aten::tanh 20-40 thread=2
+        launch cudaLaunchKernel 26-31 thread=2 correlation_id=8
+        kernel tanh 60-80 correlation_id=8
+        primitive matmul 28-29
+    """)
+    recorded = Recorded(f"{5:032x}", f"{1:016x}", thread=1, process=1, rung=70, rows=[tuple(row) for row in rows])
+    own, strangers = spans_of(recorded)
+    parents = {row.name: next((p.name for p in own if p.span_id == row.parent_id), row.parent_id) for row in own}
+    assert parents == {"net": f"{1:016x}", "aten::relu": "net", "cudaLaunchKernel": "aten::relu", "relu": "aten::relu"}
+    assert {row.layer_index for row in own if row.kind == "module"} == {0}
+    assert strangers == 5  # of the other thread, and the primitive that could be of either
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------
