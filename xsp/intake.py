@@ -18,7 +18,8 @@ import shutil
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -280,13 +281,17 @@ def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | 
     run["finished"] = run.get("finished", True) if finished is None else finished
     try:
         con.execute(
-            "CREATE OR REPLACE TABLE job AS SELECT * FROM distinct_spans WHERE run IN (SELECT unnest(?::VARCHAR[]))",
+            "CREATE OR REPLACE TABLE job AS SELECT * FROM distinct_spans "
+            "WHERE run IN (SELECT unnest(?::VARCHAR[])) ORDER BY step, rank",
             [list(job.ids)],
         )
-        if not con.execute("SELECT 1 FROM job WHERE step IS NOT NULL LIMIT 1").fetchall():
+        without_steps = not con.execute("SELECT 1 FROM job WHERE step IS NOT NULL LIMIT 1").fetchall()
+        if without_steps:
             _make_steps(con)
             run["notes"] = _different([*run.get("notes", []), {"source": "import", "text": NO_STEPS}])
-        written = {_write_segment(con, out / rundir.STEPS / name, where) for name, where in _segments(con)}
+        written = {
+            _write_segment(con, out / rundir.STEPS / name, where) for name, where in _segments(con, without_steps)
+        }
         for stale in set(rundir.segments(out)) - written:
             stale.unlink()
         Store(out).finish(run)
@@ -303,19 +308,19 @@ NO_STEPS = (
 
 def _make_steps(con: duckdb.DuckDBPyConnection) -> None:
     """Make each trace of the job a step: number it by its start, its root the step, keys from the names."""
-    traces = con.execute("SELECT trace_id FROM job GROUP BY trace_id ORDER BY min(start_ns), trace_id").fetchall()
     marks = [c for c in COLUMNS if c.name in ("trace_id", "span_id", "step", "key")]
     marks.append(Column("root", "BOOLEAN", "whether it is the step itself"))
     table.create(con, "placed", marks)
-    for step, (trace_id,) in enumerate(traces):
-        rows = con.execute(
-            "SELECT span_id, parent_id, name FROM job WHERE trace_id = ? ORDER BY start_ns, dur_ns DESC, span_id",
-            [trace_id],
-        ).fetchall()
-        keys = _keys([(row[0], row[1]) for row in rows], {row[0]: row[2] for row in rows})
-        root = next(iter(keys))
-        placed = [(trace_id, span_id, step, key, span_id == root) for span_id, key in keys.items()]
-        table.insert(con, "placed", placed, marks)
+    rows = con.execute(
+        "SELECT trace_id, span_id, parent_id, name FROM job JOIN "
+        "(SELECT trace_id, min(start_ns) AS began FROM job GROUP BY trace_id) USING (trace_id) "
+        "ORDER BY began, trace_id, start_ns, dur_ns DESC, span_id"
+    )
+    placed = _placed(iter(rows.fetchone, None))
+    with con.cursor() as other:  # the first one is still giving rows
+        other.execute("USE arrived")
+        while batch := list(islice(placed, BATCH)):
+            table.insert(other, "placed", batch, marks)
     con.execute(
         f"""
         CREATE OR REPLACE TABLE job AS SELECT job.* REPLACE (
@@ -323,18 +328,18 @@ def _make_steps(con: duckdb.DuckDBPyConnection) -> None:
             CASE WHEN placed.root THEN {int(Level.MODEL)}::SMALLINT ELSE job.level END AS level,
             CASE WHEN placed.root THEN '{Kind.STEP}' ELSE job.kind END AS kind,
             CASE WHEN job.parent_id IN (SELECT span_id FROM job) THEN '{Rule.EXPLICIT}' END AS parent_rule
-        ) FROM job JOIN placed USING (trace_id, span_id)
+        ) FROM job JOIN placed USING (trace_id, span_id) ORDER BY placed.step
         """
     )
 
 
-_PLACED = (
-    ("trace_id", "VARCHAR"),
-    ("span_id", "VARCHAR"),
-    ("step", "INTEGER"),
-    ("key", "VARCHAR"),
-    ("root", "BOOLEAN"),
-)
+def _placed(rows: Iterable[tuple[str, str, str | None, str]]) -> Iterator[tuple[str, str, int, str, bool]]:
+    """Yield trace id, span id, step, key, and whether it is the root, of spans that come a trace at a time."""
+    for step, (trace_id, group) in enumerate(groupby(rows, key=itemgetter(0))):
+        family = [row[1:] for row in group]
+        keys = _keys([(span_id, parent_id) for span_id, parent_id, _ in family], {each[0]: each[2] for each in family})
+        root = next(iter(keys))
+        yield from ((trace_id, span_id, step, key, span_id == root) for span_id, key in keys.items())
 
 
 def _keys(family: Sequence[tuple[str, str | None]], names: Mapping[str, str]) -> dict[str, str]:
@@ -373,20 +378,31 @@ def _parents_first(family: Iterable[tuple[str, str | None]]) -> list[str]:
     return ordered if len(ordered) == len(parents) else [*ordered, *sorted(parents.keys() - set(ordered))]
 
 
-def _segments(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[str, str]]:
-    """Yield the name of each segment and the condition for its spans; what is in no step comes last."""
+def _segments(con: duckdb.DuckDBPyConnection, packed: bool) -> Iterator[tuple[str, str]]:
+    """Yield the name of each segment and the condition for its spans; what is in no step comes last.
+
+    Args:
+        con: holds `job`.
+        packed: several steps go into a segment. Services have many, and small ones.
+    """
     rows = con.execute(
         "SELECT step, rank, trace_id, count(*) FROM job WHERE step IS NOT NULL GROUP BY ALL ORDER BY ALL"
     ).fetchall()
-    steps: dict[int, list[tuple[int, str, int]]] = defaultdict(list)
-    for step, *part in rows:
-        steps[step].append((part[0], part[1], part[2]))
-    for step, parts in steps.items():
-        for number, (rank, trace_id, _) in enumerate(parts):
-            name = f"{step:06d}" if len(parts) == 1 else f"{step:06d}-{number:04d}"
-            yield f"{name}.parquet", f"step = {step} AND rank = {rank} AND trace_id = {table.literal(trace_id)}"
+    last = rows[-1][0] if rows else -1
+    if packed:
+        full = accumulate((row[3] for row in rows), lambda so_far, more: more + (so_far if so_far < BATCH else 0))
+        starts = [0, *(place + 1 for place, spans in enumerate(full) if spans >= BATCH)]
+        for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+            if start < stop:
+                yield f"{rows[start][0]:06d}.parquet", f"step BETWEEN {rows[start][0]} AND {rows[stop - 1][0]}"
+    else:
+        for step, parts in groupby(rows, key=itemgetter(0)):
+            alike = list(parts)
+            for number, (_, rank, trace_id, _) in enumerate(alike):
+                name = f"{step:06d}" if len(alike) == 1 else f"{step:06d}-{number:04d}"
+                yield f"{name}.parquet", f"step = {step} AND rank = {rank} AND trace_id = {table.literal(trace_id)}"
     if con.execute("SELECT 1 FROM job WHERE step IS NULL LIMIT 1").fetchall():
-        yield f"{max(steps, default=-1) + 1:06d}-none.parquet", "step IS NULL"
+        yield f"{last + 1:06d}-none.parquet", "step IS NULL"
 
 
 _OUTER_FIRST = f"""

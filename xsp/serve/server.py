@@ -121,9 +121,7 @@ class Server:
 
     def _warn(self, where: Address, option: str) -> None:
         if where.host not in LOOPBACK:
-            self._say(
-                f"warning: {option} {where}: everybody who reaches this address can send, and nobody is asked who he is"
-            )
+            self._say(f"warning: {option} {where}: everybody who reaches this address can send spans")
 
 
 def _module(name: str) -> Any:
