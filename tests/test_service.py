@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from realparts import free_ports
 from torch import nn
 
 import xsp
@@ -372,6 +373,20 @@ def test_a_second_process_that_was_killed_costs_one_call_and_is_started_again(
     assert reason in caplog.text
 
 
+def test_a_receiver_that_is_not_there_costs_its_spans_and_not_the_time_of_closing(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = model()
+    traced = xsp.instrument(net, sample=1.0, provider=service.provider, otlp=f"http://127.0.0.1:{free_ports(1)[0]}")
+    for _ in range(3):
+        with service.request():
+            net(X)
+    traced.close(timeout=0.5)
+    assert traced.counts.lost == {"not delivered when the handle was closed": 3}
+    assert service.levels() == {"shop": 6}
+    assert "of 3 sampled calls these miss spans" in caplog.text
+
+
 def test_a_collector_that_fails_is_left_out_and_the_request_does_not_notice(service: Service) -> None:
     from xsp.collector import Collector
 
@@ -402,6 +417,7 @@ def test_without_a_provider_it_says_what_to_do() -> None:
         ({"sample": "all"}, "between 0 and 1"),
         ({"levels": "M/X"}, "levels 'M/X'"),
         ({"otlp": "http://"}, "no endpoint"),
+        ({"otlp": "spans.jsonl"}, "sends to a receiver"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(service: Service, wrong: dict[str, Any], says: str) -> None:

@@ -75,11 +75,11 @@ class Answer(NamedTuple):
     """Spans that were recorded at the same time and do not belong to the call, as far as evidence goes."""
 
     problem: str | None = None
-    """Why not all spans were sent."""
+    """Why spans are missing."""
 
 
 class CorrelatorError(XspError):
-    """The second process did not start, ended, or says what went wrong in it."""
+    """The second process did not start, or ended."""
 
 
 # --- in the service -------------------------------------------------------------------------------------
@@ -114,13 +114,16 @@ class Correlator:
             raise CorrelatorError(f"the process that correlates did not start ({error})") from error
         finally:
             theirs.close()
-        self._ask(dict(settings), START_S)
+        problem = self._ask(dict(settings), START_S)
+        if problem is not None:
+            self.close()
+            raise CorrelatorError(f"the process that correlates did not start ({problem})")
 
     def correlate(self, recorded: Recorded) -> Answer:
         """Return what became of a call's rows; waits for it.
 
         Raises:
-            CorrelatorError: the process is gone, or could not do it.
+            CorrelatorError: the process is gone.
         """
         spans, *rest = self._ask(tuple(recorded))
         return Answer([Finished(*span) for span in spans], *rest)
@@ -148,12 +151,9 @@ class Correlator:
             self._pipe.send_bytes(marshal.dumps(message))
             if not self._pipe.poll(timeout_s):
                 raise CorrelatorError(f"the process that correlates did not start within {timeout_s:.0f} s")
-            answer = marshal.loads(self._pipe.recv_bytes())
+            return marshal.loads(self._pipe.recv_bytes())
         except (OSError, EOFError) as error:
             raise CorrelatorError("the process that correlates is gone; it starts again with the next call") from error
-        if "error" in answer:
-            raise CorrelatorError(answer["error"])
-        return answer["answer"]
 
 
 # --- in the second process --------------------------------------------------------------------------------
@@ -165,19 +165,28 @@ def main(descriptor: int) -> None:
         os.nice(NICE)
     pipe = Connection(descriptor)
     with contextlib.suppress(EOFError, OSError):  # the service has ended, or needs no more answers
-        settings = marshal.loads(pipe.recv_bytes())
-        answer_to = _give_back if settings["otlp"] is None else _Sending(settings["otlp"], settings["resource"])
-        pipe.send_bytes(marshal.dumps({"answer": None}))
+        try:
+            answer_to = _answering(**marshal.loads(pipe.recv_bytes()))
+        except Exception as error:
+            pipe.send_bytes(marshal.dumps(f"{type(error).__name__}: {error}"))
+            return
+        pipe.send_bytes(marshal.dumps(None))
         while True:
             recorded = Recorded(*marshal.loads(pipe.recv_bytes()))
             pipe.send_bytes(marshal.dumps(_tried(answer_to, recorded)))
 
 
-def _tried(answer_to: Callable[[Recorded], tuple[Any, ...]], recorded: Recorded) -> dict[str, Any]:
+def _answering(otlp: str | None, resource: Mapping[str, Any]) -> Callable[[Recorded], tuple[Any, ...]]:
+    return _give_back if otlp is None else _Sending(otlp, resource)
+
+
+def _tried(answer_to: Callable[[Recorded], tuple[Any, ...]], recorded: Recorded) -> tuple[Any, ...]:
     try:
-        return {"answer": answer_to(recorded)}
+        return answer_to(recorded)
+    except XspError as error:
+        return [], 0, 0, str(error)
     except Exception as error:  # whatever it is, the service must hear of it and go on
-        return {"error": f"{type(error).__name__}: {error}"}
+        return [], 0, 0, f"spans could not be correlated: {type(error).__name__}: {error}"
 
 
 def _give_back(recorded: Recorded) -> tuple[Any, ...]:

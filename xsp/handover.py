@@ -159,6 +159,7 @@ class Handover:
         self._queue: queue.Queue[Recorded | None] = queue.Queue(QUEUED_CALLS)
         self._correlator: Correlator | None = None
         self._thread: threading.Thread | None = None
+        self._closing = False
 
     def start(self) -> None:
         """Start the thread; it starts the second process."""
@@ -174,7 +175,8 @@ class Handover:
         return True
 
     def close(self) -> None:
-        """End the thread and the second process, whatever they are at."""
+        """End the thread and the second process, whatever they are at; calls that wait are not counted any more."""
+        self._closing = True
         with contextlib.suppress(queue.Full):
             self._queue.put(None, timeout=1)
         if self._thread is not None:
@@ -197,7 +199,7 @@ class Handover:
                 self._end_correlator()
             except Exception as error:
                 reason = f"the service's span processors failed: {type(error).__name__}: {error}"
-            self._tally.finish(reason)
+            self._tally.finish(None if self._closing else reason)
         self._end_correlator()
 
     def _deliver(self, recorded: Recorded) -> str | None:

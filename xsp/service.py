@@ -161,8 +161,8 @@ class Instrumented:
         self._rung = parse_levels(levels)[-1]
         self._tracing = _tracing(provider)
         self._bound = _bound(sample)
-        if otlp is not None:
-            endpoint(otlp)
+        if otlp is not None and endpoint(otlp).is_file:
+            raise UsageError(f"otlp={otlp!r}: a service sends to a receiver, such as http://localhost:4318")
         self._collecting = Collecting()
         self._find(collectors)
         self._closed = False
