@@ -1,0 +1,133 @@
+"""Spans lost on the way to a real Collector at full speed, also when it is killed and restarted in the middle.
+
+The Collector appends what it gets to a file, and nothing stands between its receiver and that file: what it has
+acknowledged survives its kill. What counts as lost is a span of the run directory that is not in the file at the end.
+`make jaeger` builds the Collector.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import fabricated
+import turns
+
+from xsp import rundir
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from realparts import Collector, to_file, until
+
+STEP = 8_192
+KILLS = 3
+_SPAN = re.compile(
+    rb'"traceId":"([0-9a-f]{32})","spanId":"([0-9a-f]{16})"(?:,"parentSpanId":"[0-9a-f]*")?(?:,"flags":[0-9]+)?,"name"'
+)
+
+
+class Outcome(NamedTuple):
+    """What one export came to."""
+
+    seconds: float
+    delivered: int
+    """Spans of which the sender says that they were taken."""
+
+    lost: int
+    twice: int
+    """Spans that came more than once: the Collector had written them and was killed before it could answer."""
+
+
+def export(run: Path, protocol: str, kills: int, folder: Path) -> Outcome:
+    """Send a run to a Collector, kill it so many times meanwhile, and compare its file with the run."""
+    taken = folder / "taken.jsonl"
+    collector = Collector(folder, to_file(taken))
+    collector.start()
+    url = collector.otlp_http if protocol == "HTTP" else collector.otlp_grpc.replace("http://", "grpc://")
+    command = [sys.executable, "-m", "xsp.cli", "export", str(run), "--to", url, "--quiet"]
+    begin = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    size = sum(path.stat().st_size for path in rundir.segments(run))
+    for kill in range(kills):
+        before = taken.stat().st_size if taken.exists() else 0
+        until(lambda before=before: _size(taken) > before + size or process.poll() is not None)
+        turns.say(f"  kill {kill + 1} of {kills}, {_size(taken) / 1e6:.0f} MB arrived")
+        collector.kill()
+        collector.start()
+    if process.wait() != 0:
+        raise SystemExit("the export failed")
+    seconds = time.perf_counter() - begin
+    collector.stop()
+    delivered = rundir.read_run(run)["delivery"][-1]["spans"]
+    found = ids_in(taken)
+    return Outcome(seconds, delivered, len(ids_of(run) - set(found)), sum(found.values()) - len(found))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def ids_of(run: Path) -> set[bytes]:
+    """Return trace and span ids of all spans in a run directory, its own span's among them."""
+    from xsp import table
+
+    con = table.connect()
+    rows = con.execute(f"SELECT trace_id || span_id FROM {table.parquet(rundir.segments(run))}").fetchall()
+    own = rundir.read_run(run)["otel"]
+    return {bytes.fromhex(row[0]) for row in rows} | {bytes.fromhex(own["trace_id"] + own["span_id"])}
+
+
+def ids_in(file: Path) -> Counter[bytes]:
+    """Count the spans in a file of JSON lines; a kill may have cut one of them."""
+    found: Counter[bytes] = Counter()
+    with file.open("rb") as lines:
+        for line in lines:
+            found.update(bytes.fromhex((trace + span).decode()) for trace, span in _SPAN.findall(line))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    made = turns.parser(__doc__, rounds=3)
+    made.add_argument("--spans", type=int, help="in all (default: 1000000, quick: 100000)")
+    options = turns.parse(made, arguments)
+    report = measure(options, options.spans or (100_000 if options.quick else 1_000_000))
+    report.finish(options)
+
+
+def measure(options: argparse.Namespace, spans: int) -> turns.Report:
+    """Send the same run by each way, as often as there are rounds."""
+    columns = ("way", "spans", "lost", "came twice", "s", "spans/s")
+    report = turns.Report("otlp_loss", "Spans lost on the way to a real Collector", columns)
+    ways = [("HTTP", 0), ("gRPC", 0), ("HTTP", KILLS), ("gRPC", KILLS)]
+    with tempfile.TemporaryDirectory() as place:
+        run = fabricated.write(Path(place) / "run", -(-spans // STEP), STEP)
+        for protocol, kills in ways:
+            outcomes = []
+            for number in range(options.rounds):
+                folder = Path(place) / f"{protocol}-{kills}-{number}"
+                folder.mkdir()
+                outcomes.append(export(run, protocol, kills, folder))
+                (folder / "taken.jsonl").unlink()
+            seconds = turns.middle([each.seconds for each in outcomes])
+            sent = outcomes[0].delivered
+            name = f"{protocol}, killed and restarted {kills} times" if kills else protocol
+            shown = [f"{sum(each.lost for each in outcomes):,}", f"{max(each.twice for each in outcomes):,}"]
+            report.add([name, f"{sent:,}", *shown, seconds.shown(1), f"{sent / seconds.value:,.0f}"],
+                       outcomes=[each._asdict() for each in outcomes])  # fmt: skip
+    report.notes.append(
+        f"Lost: over {options.rounds} rounds. Seconds are those of the whole command, start of Python and restarts of "
+        "the Collector included. A span that came twice came with the same ids and content."
+    )
+    return report
+
+
+if __name__ == "__main__":
+    main()
