@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -116,6 +118,23 @@ def test_a_real_server_delivers_all_spans_before_it_ends() -> None:
         ids = {line["context"]["span_id"] for line in trace}
         assert [line["name"] for line in trace if line["parent_id"] not in ids] == ["GET /thread/{rows}"]
         assert {line["resource"]["attributes"]["service.name"] for line in trace} >= {"shop", "shop.layer", "shop.op"}
+
+
+def test_the_page_on_services_runs() -> None:
+    page = Path(__file__).resolve().parents[1] / "docs" / "service.md"
+    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    request = "from fastapi.testclient import TestClient\nassert TestClient(app).get('/predict/2').json()\n"
+    nobody = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_ports(1)[0]}", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+    code = "\n".join([blocks[0], request, *blocks[1:], "print(traced.counts)"])
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **nobody},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert run.stdout.startswith("Counts(calls=2, sampled=")
 
 
 @pytest.mark.jaeger
