@@ -1,0 +1,140 @@
+"""One million spans from a run directory to a real Jaeger: time, memory, and how soon its API shows the overview.
+
+Jaeger keeps them in memory, with the settings of `deploy/jaeger.yaml`. `make jaeger` builds it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import fabricated
+import turns
+
+from xsp import rundir
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from realparts import Jaeger, until
+
+FEW = 10_000
+"""Spans of a trace that is not folded."""
+
+
+class Outcome(NamedTuple):
+    """What one export came to."""
+
+    seconds: float
+    delivered: int
+    ours_bytes: int
+    """The most memory that the export took."""
+
+    jaegers_bytes: int
+    """Of Jaeger's, at the end."""
+
+    overview_s: float
+    """From the request to the last byte of the first trace, as the API gives it to the page."""
+
+    overview_spans: int
+    overview_bytes: int
+
+
+def export(run: Path, folder: Path, *options: str) -> Outcome:
+    """Send a run to a fresh Jaeger and ask for its first trace."""
+    jaeger = Jaeger(folder)
+    jaeger.start()
+    try:
+        command = [sys.executable, "-m", "xsp.cli", "export", str(run), "--to", jaeger.otlp_http, "--quiet", *options]
+        begin = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        most = _most_memory(process)
+        seconds = time.perf_counter() - begin
+        if process.returncode != 0:
+            raise SystemExit("the export failed")
+        delivered = rundir.read_run(run)["delivery"][-1]["spans"]
+        overview = _overview(jaeger)
+        return Outcome(seconds, delivered, most, _memory(jaeger._process.pid), *overview)
+    finally:
+        jaeger.kill()
+
+
+def _overview(jaeger: Jaeger) -> tuple[float, int, int]:
+    url = f"{jaeger.query}/api/traces/{1:032x}"
+    until(lambda: _size_of(url) == _size_of(url))  # what was accepted is stored a moment later
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        with urllib.request.urlopen(url, timeout=120) as answer:
+            content = answer.read()
+        times.append(time.perf_counter() - begin)
+    return turns.median(times), len(json.loads(content)["data"][0]["spans"]), len(content)
+
+
+def _size_of(url: str) -> int:
+    with urllib.request.urlopen(url, timeout=120) as answer:
+        return len(answer.read())
+
+
+def _most_memory(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process and return the most memory that it took."""
+    most = 0
+    while process.poll() is None:
+        most = max(most, _memory(process.pid, "VmHWM"))
+        time.sleep(0.02)
+    return most
+
+
+def _memory(process: int, name: str = "VmRSS") -> int:
+    try:
+        lines = Path(f"/proc/{process}/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    made = turns.parser(__doc__, rounds=3)
+    made.add_argument("--spans", type=int, help="in all (default: 1000000, quick: 100000)")
+    options = turns.parse(made, arguments)
+    measure(options, options.spans or (100_000 if options.quick else 1_000_000)).finish(options)
+
+
+def measure(options: argparse.Namespace, spans: int) -> turns.Report:
+    """Send them as one trace and as many, as often as there are rounds."""
+    columns = ("run", "spans sent", "s", "spans/s", "our memory, MB", "first trace, spans", "API, ms", "API, MB")
+    report = turns.Report("otlp_million", f"{spans:,} spans from a run directory to a real Jaeger", columns)
+    shapes = {"one step, folded": (1, spans), f"steps of {FEW:,}": (spans // FEW, FEW)}
+    with tempfile.TemporaryDirectory() as place:
+        for name, (steps, size) in shapes.items():
+            run = fabricated.write(Path(place) / f"run-{steps}", steps, size)
+            outcomes = []
+            for number in range(options.rounds):
+                folder = Path(place) / f"{steps}-{number}"
+                folder.mkdir()
+                outcomes.append(export(run, folder))
+                turns.say(f"  {name}: {outcomes[-1]}")
+            seconds = turns.middle([each.seconds for each in outcomes])
+            shown = turns.middle([1000 * each.overview_s for each in outcomes])
+            last = outcomes[-1]
+            report.add([name, f"{last.delivered:,}", seconds.shown(1), f"{last.delivered / seconds.value:,.0f}",
+                        f"{max(each.ours_bytes for each in outcomes) / 1e6:,.0f}", f"{last.overview_spans:,}",
+                        shown.shown(0), f"{last.overview_bytes / 1e6:.1f}"],
+                       outcomes=[each._asdict() for each in outcomes])  # fmt: skip
+    report.notes.append(
+        "Seconds are those of the whole command, start of Python included. API: /api/traces/<id>, what Jaeger's page "
+        "asks for, the median of five requests. A trace beyond 10,000 spans is sent as an overview with detail traces; "
+        "`--fold 0` would send it as it is."
+    )
+    return report
+
+
+if __name__ == "__main__":
+    main()
