@@ -1,14 +1,10 @@
 """Spans of a table as OTLP requests, many at once.
 
 The OpenTelemetry SDK makes an object of each span and each attribute, and then bytes of the objects. Here the table
-engine reduces the spans to the few distinct **templates** that they are instances of: spans that agree in all
-columns of text (name, kind, type, shapes, …) and in which columns are null. A template is encoded once, as the
-bytes of a whole span with zeros where ids, times and counts belong. A request is the templates of its spans in a
+engine finds the few distinct **templates** that the spans are instances of: spans that agree in all columns of text
+(name, kind, type, shapes, …) and in which columns are null. A template is encoded once, as the bytes of a whole span
+with room where ids, times and counts belong (see `xsp.exporters.template`). A request is copies of templates in a
 row, into which NumPy writes the numbers, one column of all spans at a time.
-
-That works because protobuf lets an integer take more bytes than it needs: lengths and counts have a fixed width, so
-that a number's place depends on the template alone. What is different in nearly every span and is no number (the
-key, the JSON of `attributes`, links) is appended to its template span by span.
 
 Spans leave ordered by level, rank, process and start. As a parent is of a level further out, or began earlier, it
 leaves before its children.
@@ -19,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,21 +22,26 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 
-from xsp import semconv
 from xsp.errors import TraceError
-from xsp.exporters import wire
-from xsp.span import COLUMNS
+from xsp.exporters import template, wire
+from xsp.exporters.template import COUNTS, KEY, LOOSE, TEXT, Count, Owner, Template
 from xsp.version import __version__
 
 MAX_BYTES = 3_500_000
 """A gRPC receiver refuses more than 4 MiB unless it is told otherwise."""
 
 MAX_SPANS = 8192
-CHUNK = 16_384
+CHUNK = 1 << 13
 """Spans that are encoded together: as many as stay in the processor's caches."""
 
-CACHE_BYTES = 1 << 26
-"""Templates that are kept for the next chunks."""
+WINDOW = 1 << 16
+"""Spans whose numbers are fetched together."""
+
+MANY, FEW = 100_000, 1000
+"""Spans from where on, and templates up to which, it pays to find out in which columns the templates differ."""
+
+TEXT_BYTES = 1 << 26
+"""Text that a chunk holds at most, unless a single span has more; also of the templates kept for the next chunks."""
 
 ResourceOf = Callable[[int, int, "int | None"], Mapping[str, "str | int"]]
 Numbers = npt.NDArray[Any]
@@ -78,40 +78,26 @@ def requests(
     Raises:
         TraceError: an id is not hexadecimal, a time is missing or before 1970, `attributes` is no JSON object.
     """
-    check(con, source)
     spans = _Ordered(con, source)
     templates = _Templates(spans)
     header = functools.lru_cache(maxsize=4096)(lambda owner: wire.block(1, wire.attributes(1, resource_of(*owner))))
     try:
-        for start, stop in spans.chunks(2 * max_bytes):
-            columns = spans.read(start, stop)
-            found, which = templates.of(columns["template"], start, stop)
-            content, ends = _encode(columns, spans.counts, found, which)
-            owners = [template.owner for template in found]
-            yield from _cut(_Chunk(content, ends, owners, which), header, max_bytes, max_spans)
+        for chunk in spans.chunks():
+            found, which = templates.of(chunk)
+            content, ends = _encode(spans, chunk, found, which)
+            owners = [each.owner for each in found]
+            yield from _cut(_Encoded(content, ends, owners, which), header, max_bytes, max_spans)
     finally:
         spans.close()
 
 
 # --- what is asked of the table ---------------------------------------------------------------------------
 
-IDS = {"trace_id": 32, "span_id": 16, "parent_id": 16}
-LOOSE = ("key", "attributes", "links")
-"""Text that is another one in nearly every span; it is appended to the template."""
-
-TEXT = [c for c in COLUMNS if c.type in ("VARCHAR", "SMALLINT", "BOOLEAN") and c.name not in (*IDS, *LOOSE)]
-"""Columns whose values stand in the template."""
-
-COUNTS = [c for c in COLUMNS if c.type in ("INTEGER", "BIGINT") and c.name not in ("start_ns", "process", "rank")]
-"""Columns whose values are written into copies of the template."""
-
-_SERIAL = itertools.count()
-
 _WRONG = {
     **{name: f"{name} IS NULL" for name in ("trace_id", "span_id", "level", "start_ns", "dur_ns")},
     **{
         f"{name} = {{}}": f"NOT regexp_full_match({name}, '[0-9a-fA-F]{{{digits}}}') OR {name} = '{'0' * digits}'"
-        for name, digits in IDS.items()
+        for name, digits in (("trace_id", 32), ("span_id", 16), ("parent_id", 16))
     },
     "start_ns = {}": "start_ns < 0",
     "start_ns + dur_ns = {}": "start_ns::HUGEINT + dur_ns < 0",
@@ -138,349 +124,276 @@ def check(con: duckdb.DuckDBPyConnection, source: str) -> None:
             )
 
 
-class _Count(NamedTuple):
-    """A column of integers, and how many bytes its values take."""
+class _Chunk(NamedTuple):
+    """Spans that stand together in the order in which they leave."""
 
-    name: str
-    attribute: str
-    width: int
+    start: int
+    stop: int
+    columns: Mapping[str, Numbers]
+
+
+_SERIAL = itertools.count()
+_HASH = "hash({})"
+"""Numbers templates and traces; checked to tell those of a table apart, and salted until it does."""
+
+_RIGHT = [
+    *(f"count({name}) = count(*)" for name in ("trace_id", "span_id", "level", "start_ns", "dur_ns")),
+    *(
+        f"min(strlen({name})) = {digits} AND max(strlen({name})) = {digits} AND min({name}) <> '{'0' * digits}'"
+        for name, digits in (("trace_id", 32), ("span_id", 16), ("parent_id", 16))
+    ),
+    "min(start_ns) >= 0 AND min(dur_ns) >= 0",
+]
+"""What holds of a table that can go out, but for digits that are none; where one does not, `check` looks closer."""
 
 
 class _Ordered:
-    """The spans of a table in the order in which they leave, numbers and loose text only, and their templates."""
+    """The spans of a table in the order in which they leave: their numbers, and the numbers of their templates."""
 
     def __init__(self, con: duckdb.DuckDBPyConnection, source: str) -> None:
         self._con = con
+        self._source = source
         number = next(_SERIAL)
         self._rows, self._distinct = f"xsp_ordered_{number}", f"xsp_distinct_{number}"
-        held = {row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
-        self._survey(source, [name for name in LOOSE if name in held])
-        self._number_templates(source)
-        self._order(source)
+        keeps_order = con.execute("SELECT current_setting('preserve_insertion_order')").fetchall()[0][0]
+        self._in_order = "" if keeps_order else " ORDER BY rowid"
+        self._survey()
+        self._find_templates()
+        try:
+            self.traces = self._find_traces()
+            self._order()
+        except duckdb.Error:  # of an id that is not hexadecimal
+            self.close()
+            check(con, source)
+            raise
 
     def close(self) -> None:
         """Remove the temporary tables; a connection that was closed has taken them with it."""
         with contextlib.suppress(duckdb.ConnectionException):
             self._con.execute(f"DROP TABLE IF EXISTS {self._rows}; DROP TABLE IF EXISTS {self._distinct}")
 
-    def _survey(self, source: str, loose: Sequence[str]) -> None:
-        """Find which columns hold anything, and how large their numbers are."""
-        ranges = ", ".join(f"min({c.name}), max({c.name})" for c in COUNTS)
-        counts = ", ".join(f"count({name})" for name in loose)
-        found = self._con.execute(f"SELECT {ranges}, {counts}, count(*) FROM {source}").fetchall()[0]
+    def _survey(self) -> None:
+        """Find which columns hold anything, and how large it is."""
+        names = {row[0] for row in self._con.execute(f"DESCRIBE SELECT * FROM {self._source}").fetchall()}
+        loose = [name for name in LOOSE if name in names]
+        asked = {
+            "spans": "count(*)",
+            "right": f"coalesce({' AND '.join(f'coalesce({test}, true)' for test in _RIGHT)}, true)",
+            "count parent_id": "count(parent_id)",
+            "keyed": f"bool_and(length(key) = {KEY} AND strlen(key) = {KEY})",
+            **{f"most {name}": f"max(strlen({name}))" for name in loose},
+            **{f"{ask} {c.name}": f"{ask}({c.name})" for c in COUNTS for ask in ("count", "min", "max")},
+        }
+        values = self._con.execute(f"SELECT {', '.join(asked.values())} FROM {self._source}").fetchall()[0]
+        found = dict(zip(asked, values, strict=True))
+        if not found["right"]:
+            check(self._con, self._source)
+        self.spans = int(found["spans"])
+        self.keyed = bool(found["keyed"])
+        self.loose = [
+            name for name in loose if found[f"most {name}"] is not None and not (name == "key" and self.keyed)
+        ]
+        self._text_bytes = sum(found[f"most {name}"] for name in self.loose)
         self.counts = [
-            _Count(c.name, str(c.attribute), _width(low, high))
-            for c, low, high in zip(COUNTS, found[: 2 * len(COUNTS) : 2], found[1 : 2 * len(COUNTS) : 2], strict=True)
-            if low is not None
+            Count(c.name, str(c.attribute), found[f"min {c.name}"], found[f"max {c.name}"])
+            for c in COUNTS
+            if found[f"count {c.name}"]
         ]
-        self.loose = [name for name, count in zip(loose, found[2 * len(COUNTS) : -1], strict=True) if count]
-        self.spans = int(found[-1])
+        present = ["parent_id", *(["key"] if self.keyed else []), *(c.column for c in self.counts)]
+        self._sometimes = [name for name in present if found.get(f"count {name}") != self.spans]
 
-    def _number_templates(self, source: str) -> None:
-        """Keep the distinct templates; a number that two of them share makes another salt necessary."""
-        present = ["parent_id", *(c.name for c in self.counts)]
-        bits = " | ".join(f"(({name} IS NOT NULL)::BIGINT << {place})" for place, name in enumerate(present))
-        values = ", ".join([*(c.name for c in TEXT), "coalesce(rank, 0)", "process", bits])
-        names = ", ".join([*(c.name for c in TEXT), "rank", "process", "present"])
+    def _find_templates(self) -> None:
+        """Keep the distinct templates, and how to tell which of them a span has."""
+        bits = [f"(({name} IS NOT NULL)::BIGINT << {bit})" for bit, name in enumerate(self._sometimes)]
+        values = {c.name: c.name for c in TEXT}
+        values |= {"rank": "coalesce(rank, 0)", "process": "process", "present": " | ".join(bits) or "0::BIGINT"}
+        shown = ", ".join(f"{value} AS {name}" for name, value in values.items())
+        self._con.execute(f"CREATE TEMP TABLE {self._distinct} AS SELECT DISTINCT {shown} FROM {self._source}")
+        telling = self._telling(list(values))
         for salt in itertools.count():
-            self._template = f"hash({salt}, {values})"
-            self._con.execute(
-                f"CREATE OR REPLACE TEMP TABLE {self._distinct} AS "
-                f"SELECT * FROM (SELECT DISTINCT {self._template}, {values} FROM {source}) AS _(template, {names})"
-            )
-            if self._con.execute(f"SELECT count(*) = count(DISTINCT template) FROM {self._distinct}").fetchall()[0][0]:
-                return
+            self._number = _HASH.format(", ".join([str(salt), *telling]))
+            numbers = f"SELECT {self._number} AS number FROM {self._distinct}"
+            if self._con.execute(f"SELECT count(*) = count(DISTINCT number) FROM ({numbers})").fetchall()[0][0]:
+                break
+        self._template = _HASH.format(", ".join([str(salt), *(values[name] for name in telling)]))
+        sizes = " + ".join(f"coalesce(strlen({c.name}), 0)" for c in TEXT if c.type == "VARCHAR")
+        self._text_bytes += self._con.execute(f"SELECT max({sizes}) FROM {self._distinct}").fetchall()[0][0] or 0
 
-    def _order(self, source: str) -> None:
-        size = " + ".join(
-            f"coalesce(strlen({name}), 0)" for name in [*(c.name for c in TEXT if c.type == "VARCHAR"), *self.loose]
-        )
-        columns = [
-            f"{self._template} AS template",
-            f"{size} AS size",
-            "('0x' || substr(trace_id, 1, 16))::UBIGINT AS trace_high",
-            "('0x' || substr(trace_id, 17))::UBIGINT AS trace_low",
-            "('0x' || span_id)::UBIGINT AS span",
-            "coalesce(('0x' || parent_id)::UBIGINT, 0) AS parent",
-            "start_ns",
-            *(f"coalesce({c.name}, 0)::BIGINT AS {c.name}" for c in self.counts),
-            *(self.loose),
-        ]
+    def _telling(self, names: list[str]) -> list[str]:
+        """Return columns that tell the templates apart: fewer are hashed faster, which pays where spans are many."""
+        rows = self._con.execute(f"SELECT * FROM {self._distinct} LIMIT {FEW + 1}").fetchall()
+        if len(rows) > FEW or self.spans < MANY:
+            return names
+        left = list(range(len(names)))
+        for place in sorted(left, key=lambda each: names[each] == "name"):
+            without = [each for each in left if each != place]
+            if len({tuple(row[each] for each in without) for row in rows}) == len(rows):
+                left = without
+        return [names[each] for each in left]
+
+    def _find_traces(self) -> dict[str, Numbers]:
+        """Return the halves of the trace ids, by the number that tells them apart."""
+        distinct = f"SELECT DISTINCT trace_id FROM {self._source}"
+        for salt in itertools.count():
+            self._trace = _HASH.format(f"{salt}, trace_id")
+            found = self._con.execute(
+                f"SELECT {self._trace} AS number, {_word('left(trace_id, 16)')} AS high, "
+                f"{_word('right(trace_id, 16)')} AS low FROM ({distinct}) ORDER BY number"
+            ).fetchnumpy()
+            if not (np.diff(found["number"]) == 0).any():
+                return found
+        raise AssertionError
+
+    def _order(self) -> None:
+        columns = {
+            "template": self._template,
+            "trace": self._trace,
+            "span": _word("span_id"),
+            "parent": f"coalesce({_word('parent_id')}, 0)",
+            "start": "start_ns",
+            "dur_ns": "dur_ns",
+            **{c.column: f"coalesce({c.column}, 0)::BIGINT" for c in self.counts if not c.is_constant},
+        }
+        if self.keyed:
+            halves = {"key_high": "left", "key_low": "right"}
+            columns |= {name: f"coalesce(encode({half}(key, 8))::BIT::UBIGINT, 0)" for name, half in halves.items()}
+        self._columns = ", ".join(columns)
+        shown = ", ".join([*(f"{value} AS {name}" for name, value in columns.items()), *self.loose])
         self._con.execute(
-            f"CREATE OR REPLACE TEMP TABLE {self._rows} AS SELECT {', '.join(columns)} FROM {source} "
+            f"CREATE TEMP TABLE {self._rows} AS SELECT {shown} FROM {self._source} "
             "ORDER BY level, rank, process, start_ns, dur_ns DESC"
         )
 
-    def chunks(self, text_bytes: int) -> Iterator[tuple[int, int]]:
-        """Yield places in the order, from where to where, with about this much text between them."""
-        start = 0
-        while start < self.spans:
-            sizes = self._numbers("size", start, start + CHUNK)["size"].cumsum()
-            stop = start + max(1, int(np.searchsorted(sizes, text_bytes, side="right")))
-            yield start, stop
-            start = stop
+    def chunks(self) -> Iterator[_Chunk]:
+        """Yield the spans in their order, so many at once that their text fits into memory."""
+        size = min(CHUNK, max(1, TEXT_BYTES // max(1, self._text_bytes)))
+        for begin in range(0, self.spans, WINDOW):
+            window = self._read(self._columns, begin, begin + WINDOW)
+            for start in range(begin, min(begin + WINDOW, self.spans), size):
+                stop = min(start + size, begin + WINDOW, self.spans)
+                here = slice(start - begin, stop - begin)
+                yield _Chunk(start, stop, {name: column[here] for name, column in window.items()})
 
-    def read(self, start: int, stop: int) -> dict[str, Numbers]:
-        """Return the columns between two places."""
-        return self._numbers("*", start, stop)
+    def text(self, column: str, chunk: _Chunk) -> list[str | None]:
+        """Return the loose text of a chunk's spans."""
+        values: list[str | None] = self._read(column, chunk.start, chunk.stop)[column].tolist()
+        return values
 
-    def _numbers(self, columns: str, start: int, stop: int) -> dict[str, Numbers]:
-        query = f"SELECT {columns} FROM {self._rows} WHERE rowid >= {start} AND rowid < {stop} ORDER BY rowid"
-        return self._con.execute(query).fetchnumpy()
+    def _read(self, columns: str, start: int, stop: int) -> dict[str, Numbers]:
+        query = f"SELECT {columns} FROM {self._rows} WHERE rowid >= {start} AND rowid < {stop}"
+        return self._con.execute(query + self._in_order).fetchnumpy()
 
-    def templates(self, start: int, stop: int) -> list[tuple[Any, ...]]:
-        """Return the distinct templates between two places: number, columns of text, rank, process, presence."""
-        query = (
-            f"SELECT * FROM {self._distinct} WHERE template IN "
-            f"(SELECT template FROM {self._rows} WHERE rowid >= {start} AND rowid < {stop})"
-        )
-        return self._con.execute(query).fetchall()
-
-
-def _width(low: int, high: int) -> int:
-    """Return the bytes in which all of a column's integers fit: 7 bits in each, a negative one takes ten."""
-    return next((width for width in (4, 8) if low >= 0 and high < 1 << 7 * width), 10)
-
-
-# --- templates --------------------------------------------------------------------------------------------
-
-FIXED = ("length", "trace_high", "trace_low", "span", "parent", "start", "end")
-"""What is written into each template, before the counts."""
-
-FLAGS = b"\x85\x01" + (1).to_bytes(4, "little")
-"""Sampled, as in W3C Trace Context."""
-
-KIND = b"\x30\x01"
-"""Internal: client and server would make viewers expect another process at the other end."""
-
-ERROR = 2
+    def templates(self, chunk: _Chunk) -> Iterator[tuple[int, Template]]:
+        """Yield the templates of a chunk's spans, each by its number."""
+        numbers = f"SELECT template FROM {self._rows} WHERE rowid >= {chunk.start} AND rowid < {chunk.stop}"
+        query = f"SELECT {self._number} AS number, * FROM {self._distinct} WHERE number IN ({numbers})"
+        for number, *texts, rank, process, present in self._con.execute(query).fetchall():
+            text = dict(zip((c.name for c in TEXT), texts, strict=True))
+            missing = {name for bit, name in enumerate(self._sometimes) if not present >> bit & 1}
+            counts = [None if count.column in missing else count for count in self.counts]
+            parent, key = "parent_id" not in missing, self.keyed and "key" not in missing
+            yield number, template.template(text, (text["level"], rank, process), parent, key, counts)
 
 
-class _Template(NamedTuple):
-    """The bytes of a span but for its numbers."""
-
-    body: bytes
-    places: tuple[int, ...]
-    """Where the numbers go, in the order of `FIXED` and of the counts; -1 where it has none."""
-
-    owner: tuple[int, int, int | None]
-    """Level, rank and process: whose resource it belongs to."""
+def _word(digits: str) -> str:
+    """Return the SQL of 16 hexadecimal digits as a number."""
+    return f"unhex({digits})::BIT::UBIGINT"
 
 
 class _Templates:
-    """The templates that were met."""
+    """The templates that were met, but for those that memory has no room for."""
 
     def __init__(self, spans: _Ordered) -> None:
         self._spans = spans
-        self._known: dict[int, _Template] = {}
+        self._known: dict[int, Template] = {}
         self._bytes = 0
 
-    def of(self, numbers: Numbers, start: int, stop: int) -> tuple[list[_Template], Numbers]:
+    def of(self, chunk: _Chunk) -> tuple[list[Template], Numbers]:
         """Return the templates of a chunk, and which of them each span has."""
-        distinct, which = np.unique(numbers, return_inverse=True)
+        distinct, which = np.unique(chunk.columns["template"], return_inverse=True)
         wanted = distinct.tolist()
         if not self._known.keys() >= set(wanted):
-            self._load(start, stop)
+            self._load(chunk)
         return [self._known[number] for number in wanted], which
 
-    def _load(self, start: int, stop: int) -> None:
-        if self._bytes > CACHE_BYTES:
+    def _load(self, chunk: _Chunk) -> None:
+        if self._bytes > TEXT_BYTES:
             self._known.clear()
             self._bytes = 0
-        for number, *values in self._spans.templates(start, stop):
+        for number, found in self._spans.templates(chunk):
             if number not in self._known:
-                self._known[number] = template = _template(values, self._spans.counts)
-                self._bytes += len(template.body)
-
-
-def _template(values: Sequence[Any], counts: Sequence[_Count]) -> _Template:
-    """Encode what spans of one template have in common.
-
-    Args:
-        values: the columns of `TEXT`, rank, process, and which of the parent and the counts are there, as bits.
-        counts: the columns that the bits after the first are about.
-    """
-    *texts, rank, process, present = values
-    known = dict(zip((c.name for c in TEXT), texts, strict=True))
-    body = bytearray(b"\x12\0\0\0\0\x0a\x10" + bytes(16) + b"\x12\x08" + bytes(8))
-    places = [1, 7, 15, 25]
-    places.append(_room(body, b"\x22\x08", 8) if present & 1 else -1)
-    places.append(_room(body, b"\x39", 8))
-    places.append(_room(body, b"\x41", 8))
-    for bit, count in enumerate(counts, 1):
-        there = present >> bit & 1
-        places.append(_room(body, _count_head(count.attribute, count.width), count.width) if there else -1)
-    body += FLAGS + KIND + _texts(known)
-    return _Template(bytes(body), tuple(places), (known["level"], rank, process))
-
-
-def _room(body: bytearray, tag: bytes, width: int) -> int:
-    """Append a tag and room for a number; return where the room begins."""
-    body += tag
-    body += bytes(width)
-    return len(body) - width
-
-
-@functools.lru_cache(maxsize=256)
-def _count_head(attribute: str, width: int) -> bytes:
-    """Return what stands before the digits of an integer attribute."""
-    key = wire.block(1, attribute.encode()) + b"\x12" + wire.varint(1 + width) + b"\x18"
-    return b"\x4a" + wire.varint(len(key) + width) + key
-
-
-def _texts(known: Mapping[str, Any]) -> bytes:
-    """Return the name, the status, and the attributes that are text."""
-    parts = [wire.block(5, wire.text(known["name"] or ""))]
-    for column in TEXT:
-        value = known[column.name]
-        if column.attribute is not None and value is not None:
-            shown = semconv.level_name(value) if column.name == "level" else value
-            parts.append(_text_attribute(column.attribute, shown))
-    if known["status"] not in (None, "ok"):
-        parts.append(_failure(known["status"]))
-    return b"".join(parts)
-
-
-@functools.lru_cache(maxsize=4096)
-def _text_attribute(attribute: str, value: str | int) -> bytes:
-    return wire.block(9, wire.attribute(attribute, value))
-
-
-def _failure(status: str) -> bytes:
-    """Return the status of a span that did not end well."""
-    kind, _, what = status.partition(":")
-    named = wire.attributes(9, {"error.type": what}) if kind == "error" and what else b""
-    return named + wire.block(15, wire.block(2, wire.text(status)) + b"\x18" + wire.varint(ERROR))
-
-
-# --- loose text -------------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=4096)
-def _string_head(attribute: str, length: int) -> bytes:
-    """Return what stands before a string attribute of so many bytes."""
-    value = b"\x0a" + wire.varint(length)
-    key = wire.block(1, attribute.encode()) + b"\x12" + wire.varint(len(value) + length) + value
-    return b"\x4a" + wire.varint(len(key) + length) + key
-
-
-def _key(value: str | None) -> bytes:
-    if value is None:
-        return b""
-    content = value.encode()
-    return _string_head("xsp.key", len(content)) + content
-
-
-@functools.lru_cache(maxsize=4096)
-def _attributes(value: str | None) -> bytes:
-    """Return the JSON of the column `attributes` as attributes; a name that a column has goes under our own."""
-    if value is None:
-        return b""
-    try:
-        flat = semconv.flat(value)
-        named = {semconv.OWN + key if key in semconv.COLUMN_OF else key: each for key, each in flat.items()}
-        return wire.attributes(9, named)
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise TraceError(
-            f"attributes = {_short(value)}: no JSON object of a depth that can be read ({error})"
-        ) from error
-
-
-@functools.lru_cache(maxsize=4096)
-def _links(value: str | None) -> bytes:
-    if value is None:
-        return b""
-    try:
-        return wire.links(json.loads(value))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise TraceError(f"links = {_short(value)}: no JSON array of [trace_id, span_id] ({error})") from error
-
-
-def _short(value: str) -> str:
-    return value if len(value) <= 100 else value[:100] + "…"
-
-
-_ENCODED_BY: Mapping[str, Callable[[str | None], bytes]] = {"key": _key, "attributes": _attributes, "links": _links}
+                self._known[number] = found
+                self._bytes += len(found.body)
 
 
 # --- a chunk of spans -------------------------------------------------------------------------------------
 
 
-def _encode(
-    columns: Mapping[str, Numbers], counts: Sequence[_Count], templates: Sequence[_Template], which: Numbers
-) -> tuple[bytearray, Numbers]:
+def _encode(spans: _Ordered, chunk: _Chunk, templates: Sequence[Template], which: Numbers) -> tuple[bytearray, Numbers]:
     """Copy the templates and write the numbers into them; return the spans' bytes, and where each one ends."""
-    bodies = [template.body for template in templates]
-    copies = list(map(bodies.__getitem__, which.tolist()))
-    loose = [list(map(_ENCODED_BY[name], _values(columns[name]))) for name in LOOSE if name in columns]
-    lengths = np.zeros(len(copies), np.int64)
-    for pieces in (copies, *loose):
-        lengths += np.fromiter(map(len, pieces), np.int64, len(copies))
-    content = bytearray().join(itertools.chain.from_iterable(zip(copies, *loose, strict=True)))
+    bodies = [each.body for each in templates]
+    copies = map(bodies.__getitem__, which.tolist())
+    lengths = np.array([len(body) for body in bodies])[which]
+    loose = [template.loose(name, spans.text(name, chunk)) for name in spans.loose]
+    for pieces in loose:
+        lengths += np.fromiter(map(len, pieces), np.int64, len(pieces))
+    content = bytearray().join(itertools.chain.from_iterable(zip(copies, *loose, strict=True)) if loose else copies)
     ends = np.cumsum(lengths)
-    places = np.array([template.places for template in templates]).T
-    for place, (numbers, width) in zip(places, _numbers(columns, counts, lengths), strict=True):
-        _write(content, numbers, width, place[which], ends - lengths)
+    places = np.array([each.places for each in templates]).T
+    for place, words in zip(places, _words(spans, chunk.columns, lengths), strict=True):
+        _write(content, words, place[which], ends - lengths)
     return content, ends
 
 
-def _values(column: Numbers) -> list[Any]:
-    """Return a column of text with None where it is null."""
-    values: list[Any] = column.tolist()
-    return values
+Word = tuple[Numbers, int]
+"""Numbers, and how many of their bytes are written."""
 
 
-def _numbers(
-    columns: Mapping[str, Numbers], counts: Sequence[_Count], lengths: Numbers
-) -> Iterator[tuple[Numbers, int]]:
-    """Yield what goes into a template's places, in their order, each with its width in bytes."""
-    yield _spread(lengths - 5, 4), 4
-    for name in ("trace_high", "trace_low", "span", "parent"):
-        yield columns[name].byteswap(), 8
-    start = columns["start_ns"].view(np.uint64)
-    yield start, 8
-    yield start + columns["dur_ns"].view(np.uint64), 8
-    for count in counts:
-        yield _spread(columns[count.name], count.width), count.width
+def _words(spans: _Ordered, columns: Mapping[str, Numbers], lengths: Numbers) -> Iterator[Sequence[Word]]:
+    """Yield what goes into each place of the templates, in their order: words that follow each other."""
+    yield _varints(lengths - 5, 4)
+    trace = np.searchsorted(spans.traces["number"], columns["trace"])
+    for digits in (spans.traces["high"][trace], spans.traces["low"][trace], columns["span"], columns["parent"]):
+        yield [(digits.byteswap(), 8)]
+    yield [(columns["start"], 8)]
+    yield [(columns["start"].view(np.uint64) + columns["dur_ns"].view(np.uint64), 8)]
+    yield [(columns[half].byteswap(), 8) for half in ("key_high", "key_low") if spans.keyed]
+    for count in spans.counts:
+        yield [] if count.is_constant else _varints(columns[count.column], count.width)
 
 
-def _spread(values: Numbers, width: int) -> Numbers:
-    """Return integers with the 7-bit groups of each in bytes of their own, all but the last marked to go on.
-
-    Of those that are 10 bytes wide it is the first 8.
-    """
-    found: Numbers = values.view(np.uint64)
-    found = found & 0x0FFF_FFFF | (found & 0x00FF_FFFF_F000_0000) << 4
+def _varints(values: Numbers, width: int) -> list[Word]:
+    """Return integers as over-long varints: 7 bits in a byte, all bytes but the last marked to go on."""
+    bits: Numbers = values.view(np.uint64)
+    found = bits & 0x0FFF_FFFF | (bits & 0x00FF_FFFF_F000_0000) << 4
     found = found & 0x0000_3FFF_0000_3FFF | (found & 0x0FFF_C000_0FFF_C000) << 2
     found = found & 0x007F_007F_007F_007F | (found & 0x3F80_3F80_3F80_3F80) << 1
-    return found | {4: 0x0080_8080, 8: 0x0080_8080_8080_8080, 10: 0x8080_8080_8080_8080}[width]
+    if width < 10:
+        return [(found | {4: 0x0080_8080, 8: 0x0080_8080_8080_8080}[width], width)]
+    last = bits >> 56
+    return [(found | 0x8080_8080_8080_8080, 8), (last & 0x7F | 0x80 | last >> 7 << 8, 2)]
 
 
-def _write(content: bytearray, numbers: Numbers, width: int, places: Numbers, starts: Numbers) -> None:
-    """Write a number into each span that has a place for it."""
+def _write(content: bytearray, words: Sequence[Word], places: Numbers, starts: Numbers) -> None:
+    """Write words into each span that has a place for them, through a view of the content in which words overlap."""
     there = places >= 0
-    if there.all():
-        _put(content, numbers, width, starts + places)
-    elif there.any():
-        _put(content, numbers[there], width, (starts + places)[there])
+    everywhere = bool(there.all())
+    positions = starts + places if everywhere else (starts + places)[there]
+    for values, size in words:
+        view = np.ndarray((len(content) - size + 1,), f"<u{size}", content, strides=(1,))
+        view[positions] = values if everywhere else values[there]
+        positions = positions + size
 
 
-def _put(content: bytearray, numbers: Numbers, width: int, positions: Numbers) -> None:
-    """Write numbers at positions in bytes, through a view of the content in which words overlap."""
-    word = np.dtype(f"<u{width}")
-    view = np.ndarray((len(content) - width + 1,), word, content, strides=(1,))
-    view[positions] = numbers.astype(word)
-
-
-class _Chunk(NamedTuple):
+class _Encoded(NamedTuple):
     """Encoded spans in a row."""
 
     content: bytearray
     ends: Numbers
     """Where each span ends in the content."""
 
-    owners: list[tuple[int, int, int | None]]
-    """Level, rank and process, by template."""
+    owners: list[Owner]
+    """Of the templates."""
 
     which: Numbers
     """The template of each span; spans of the same owner stand together."""
@@ -491,7 +404,7 @@ AROUND = 18
 """Bytes that tags and lengths around the spans of a resource take at most."""
 
 
-def _cut(chunk: _Chunk, header: Callable[[Any], bytes], max_bytes: int, max_spans: int) -> Iterator[Request]:
+def _cut(chunk: _Encoded, header: Callable[[Any], bytes], max_bytes: int, max_spans: int) -> Iterator[Request]:
     """Yield the spans of a chunk as requests that keep the limits."""
     distinct = {owner: code for code, owner in enumerate(dict.fromkeys(chunk.owners))}
     headers = [header(owner) for owner in distinct]
@@ -512,7 +425,7 @@ def _cut(chunk: _Chunk, header: Callable[[Any], bytes], max_bytes: int, max_span
         start = stop
 
 
-def _slice(chunk: _Chunk, first: int, last: int) -> memoryview:
+def _slice(chunk: _Encoded, first: int, last: int) -> memoryview:
     return memoryview(chunk.content)[int(chunk.ends[first - 1]) if first else 0 : int(chunk.ends[last - 1])]
 
 
