@@ -271,7 +271,7 @@ def against_bare(share: float, rounds: Sequence[Round], name: str) -> turns.Figu
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
-    made = turns.parser(__doc__, rounds=20)
+    made = turns.parser(__doc__, rounds=12)
     made.add_argument("--threads", type=int, default=1, help="of torch, in the service (default: 1)")
     options = turns.parse(made, arguments)
     columns = ("requests", "median, ms", "99th, ms", "median to bare", "99th to bare", "under 1 %")

@@ -1,7 +1,8 @@
 """A FastAPI service with OpenTelemetry and an instrumented model: test_service_fastapi.py runs it.
 
-python fastapi_service.py PORT [OTLP]    serve on loopback; spans go to stdout, a JSON object a line, or to OTLP:
-                                         those of the requests by the SDK, the deeper ones by xsp's own process
+python fastapi_service.py PORT                  serve on loopback; spans go to stdout, a JSON object a line
+python fastapi_service.py PORT OTLP             or to OTLP
+python fastapi_service.py PORT OTLP directly    and those below the models' are sent there by xsp's own process
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ def application(provider: TracerProvider, **options: Any) -> FastAPI:
 
 
 if __name__ == "__main__":
-    port, *otlp = sys.argv[1:]
+    port, otlp, directly = [*sys.argv[1:], "", ""][:3]
     provider = TracerProvider(resource=Resource({"service.name": "shop"}))
     lines = ConsoleSpanExporter(formatter=lambda span: span.to_json(indent=None) + "\n")
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{otlp[0]}/v1/traces") if otlp else lines))
-    app = application(provider, sample=1.0, otlp=otlp[0] if otlp else None)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{otlp}/v1/traces") if otlp else lines))
+    app = application(provider, sample=1.0, otlp=otlp if directly else None)
     uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="warning")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from realparts import free_ports
 from torch import nn
 
 import xsp
-from xsp.correlating import Recorded, spans_of
+from xsp.correlating import Recorded, _Sending, spans_of
 from xsp.errors import PluginError, UsageError
 from xsp.testing import spans
 
@@ -333,6 +335,21 @@ def test_device_work_belongs_to_the_call_that_launched_it() -> None:
     assert parents == {"net": f"{1:016x}", "aten::relu": "net", "cudaLaunchKernel": "aten::relu", "relu": "aten::relu"}
     assert {row.layer_index for row in own if row.kind == "module"} == {0}
     assert strangers == 5  # of the other thread, and the primitive that could be of either
+
+
+def test_a_call_of_very_many_spans_is_sent_as_an_overview_and_details(tmp_path: Path) -> None:
+    pytest.importorskip("grpc")
+    rows = [*spans("forward Net 0-60000"), *spans("\n".join(f"op aten::relu {n}-{n + 1}" for n in range(12_000)))]
+    recorded = Recorded(f"{5:032x}", f"{1:016x}", thread=1, process=1, rung=40, rows=[tuple(row) for row in rows])
+    sending = _Sending(str(tmp_path / "spans.jsonl"), {"service.name": "shop"})
+    _, sent, strangers, problem = sending(recorded)
+    sending._courier.close()
+    assert (sent > 12_000, strangers, problem) == (True, 0, None)
+    traces: Counter[str] = Counter()
+    for line in (tmp_path / "spans.jsonl").read_text().splitlines():
+        for resource in json.loads(line)["resourceSpans"]:
+            traces.update(span["traceId"] for scope in resource["scopeSpans"] for span in scope["spans"])
+    assert 0 < traces.pop(f"{5:032x}") < max(traces.values()) <= 10_000
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------

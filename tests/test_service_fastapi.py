@@ -91,11 +91,11 @@ def test_an_error_of_the_model_is_the_requests_own(exported: InMemorySpanExporte
 
 
 @contextmanager
-def served(*otlp: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def served(*out: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Run the service; yield its URL and a list that holds what it printed when it has ended."""
     port = free_ports(1)[0]
     url, lines = f"http://127.0.0.1:{port}", []
-    command = [sys.executable, str(Path(fastapi_service.__file__)), str(port), *otlp]
+    command = [sys.executable, str(Path(fastapi_service.__file__)), str(port), *out]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: fetched(f"{url}/openapi.json"))
@@ -138,10 +138,9 @@ def test_the_page_on_services_runs() -> None:
 
 
 @pytest.mark.jaeger
-def test_a_request_and_its_model_are_one_trace_in_jaeger(jaeger: Jaeger) -> None:
-    """The request's spans come from the SDK, the deeper ones from xsp's own process."""
-    trace_id = 0xCAFE << 64 | 1
-    with served(jaeger.otlp_http) as (url, _):
+@pytest.mark.parametrize(("way", "trace_id"), [((), 0xCAFE << 64 | 1), (("directly",), 0xCAFE << 64 | 2)])
+def test_a_request_and_its_model_are_one_trace_in_jaeger(jaeger: Jaeger, way: tuple[str, ...], trace_id: int) -> None:
+    with served(jaeger.otlp_http, *way) as (url, _):
         httpx.get(f"{url}/loop/2", headers={"traceparent": CALLER.format(trace_id)})
     trace = until(lambda: fetched(f"{jaeger.query}/api/traces/{trace_id:032x}"))["data"][0]
     services = Counter(trace["processes"][span["processID"]]["serviceName"] for span in trace["spans"])

@@ -210,17 +210,17 @@ class _Sending:
     def __call__(self, recorded: Recorded) -> tuple[Any, ...]:
         """Return the numbers of spans that were sent and that were not the call's, and a problem."""
         from xsp import table
+        from xsp.exporters import zoom
         from xsp.exporters.encode import requests
 
         spans, strangers = spans_of(recorded)
-        if not spans:
-            return [], 0, strangers, None
         before, problem = self._courier.counts.spans, None
         table.create(self._con, "spans")
         table.insert(self._con, "spans", spans)
-        for request in requests(self._con, "spans", self._resource_of, max_bytes=self._courier.max_bytes):
-            if not self._courier.bring(request):
-                problem = "; ".join(self._courier.counts.messages)
+        for part in zoom.split(self._con, "spans"):
+            for request in requests(self._con, part, self._resource_of, max_bytes=self._courier.max_bytes):
+                if not self._courier.bring(request):
+                    problem = "; ".join(self._courier.counts.messages)
         return [], self._courier.counts.spans - before, strangers, problem
 
     def _resource_of(self, level: int, rank: int, process: int | None) -> dict[str, Any]:
