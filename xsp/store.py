@@ -54,6 +54,11 @@ class Store:
             summary["delivery"] = self._live.finish()
         return summary
 
+    def close(self) -> None:
+        """Let go of what delivers."""
+        if self._live is not None:
+            self._live.close()
+
 
 def resolve_run(run: Path, serialised: Path) -> int:
     """Decide the ambiguous parents of a run by its serialised re-run, and merge it again.

@@ -127,6 +127,7 @@ def main(run: str) -> NoReturn:
             _say(answers, _answer_to(store, message))
         except Exception as error:  # whatever it is, the measured process must hear of it and go on
             _say(answers, {"error": f"{type(error).__name__}: {error}"})
+    store.close()
     sys.stderr.flush()
     os._exit(0)  # a thread may be waiting for a receiver that never answers
 

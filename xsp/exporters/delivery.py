@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -34,6 +35,9 @@ PATIENCE_S = 60.0
 
 TRACE_SPANS = 10_000
 """Spans of a trace from which on it is folded, unless told otherwise: see `xsp.exporters.zoom`."""
+
+MEMORY = "512MB"
+"""Of the table engine; what is more goes to temporary files."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _SAVE_EVERY_S = 0.2
@@ -221,12 +225,19 @@ class Delivery:
         self.delivered = Delivered(run, courier.to, anew)
         self._trace_spans = trace_spans
         self._con = table.connect()
+        self._spill = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
+        self._con.execute(f"SET memory_limit = '{MEMORY}'; SET temp_directory = {table.literal(self._spill.name)}")
         if threads is not None:
             self._con.execute(f"SET threads = {threads}")
 
     def close(self) -> None:
-        """Close the table engine."""
+        """Close the table engine, and remove its temporary files."""
         self._con.close()
+        self.remove_temporary()
+
+    def remove_temporary(self) -> None:
+        """Remove the temporary files, if need be under a table engine that is still busy."""
+        self._spill.cleanup()
 
     def left(self) -> list[int]:
         """Return the steps that are on the disk and not delivered, in their order."""

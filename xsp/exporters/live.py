@@ -112,6 +112,15 @@ class Live:
         self._delivery.note(counts.messages[:1] if left or counts.rejected else [])
         return self._delivery.summary()
 
+    def close(self) -> None:
+        """Let go of everything, whether the run was finished or not."""
+        self._end()
+        self._thread.join(_LET_GO_S)
+        if self._thread.is_alive():
+            self._delivery.remove_temporary()
+        else:
+            self._delivery.close()
+
     def _work(self) -> None:
         """Deliver what waits, the oldest first; after a failure pause, longer each time."""
         with contextlib.suppress(OSError):  # of this thread alone, where the system can tell threads apart
