@@ -44,7 +44,6 @@ def launch(how: Launch) -> int:
     rundir.write_run(out, {**content, "finished": False})
     command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "xsp.cli", "run", "--quiet"]
     command += ["--out", str(out), "--levels", how.levels, "--step", how.step, "--seed", str(how.seed)]
-    command += ["--otlp-policy", how.otlp_policy]
     if how.warmup is not None:
         command += ["--warmup", str(how.warmup)]
     command += ["--otlp-policy", how.otlp_policy]

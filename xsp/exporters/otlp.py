@@ -12,6 +12,7 @@ import json
 import os
 import struct
 import threading
+import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLong
 from pathlib import Path
@@ -371,16 +372,20 @@ JAEGER_PORT = 16686
 
 
 def jaeger_page(to: Endpoint, trace_id: str) -> str | None:
-    """Return where a Jaeger on this machine shows a trace; None where there is none beside the endpoint."""
+    """Return where a Jaeger on this machine shows a trace that it was sent; None where none does."""
     host = urlsplit(to.url if "://" in to.url else f"//{to.url}").hostname
     if to.is_file or host not in ("localhost", "127.0.0.1", "::1"):
         return None
     page = f"http://localhost:{JAEGER_PORT}"
     try:
-        with requests.get(f"{page}/api/v3/services", timeout=0.5, stream=True) as response:
-            return f"{page}/trace/{trace_id}" if response.status_code == 200 else None
+        for _ in range(5):  # it stores what it accepts a moment later
+            with requests.get(f"{page}/api/v3/traces/{trace_id}", timeout=1, stream=True) as response:
+                if response.status_code == 200:
+                    return f"{page}/trace/{trace_id}"
+            time.sleep(0.2)
     except requests.exceptions.RequestException:
-        return None
+        pass
+    return None
 
 
 # --- bodies -------------------------------------------------------------------------------------------
