@@ -29,6 +29,7 @@ from realparts import free_ports
 from torch import nn
 
 import xsp
+import xsp.service as service_module
 from xsp.correlating import Recorded, _Sending, spans_of
 from xsp.errors import PluginError, UsageError
 from xsp.testing import spans
@@ -76,6 +77,12 @@ class Service:
 
         draw(None, 0)
         return "\n".join(lines)
+
+
+@pytest.fixture(autouse=True)
+def every_handle_is_closed() -> Iterator[None]:
+    yield
+    assert service_module._active is None
 
 
 @pytest.fixture

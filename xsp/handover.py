@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
-from xsp.correlating import Correlator, CorrelatorError, Finished, Recorded, level_resource
+from xsp.correlating import Correlator, CorrelatorError, Finished, Recorded, level_resource, pack
 from xsp.errors import UsageError
 from xsp.version import __version__
 
@@ -36,6 +36,7 @@ PATIENCE_S = 30.0
 QUEUED_CALLS = 16
 """Recorded calls that wait for the second process and the processors; what comes on top is lost, and counted."""
 
+MOST_REASONS, OTHER_REASONS = 50, "other reasons, too many to list"
 _logger = logging.getLogger("xsp")
 
 
@@ -57,6 +58,8 @@ class Tally:
         """Count calls that miss spans; a reason that was not to be expected is logged when it first occurs."""
         with self._changed:
             first = reason not in self.lost
+            if first and len(self.lost) >= MOST_REASONS:
+                reason, first = OTHER_REASONS, OTHER_REASONS not in self.lost
             self.lost[reason] += calls
         if first and not expected:
             _logger.warning("spans of a sampled call are lost: %s", reason)
@@ -156,7 +159,7 @@ class Handover:
 
     def __init__(self, tracing: Tracing, tally: Tally, otlp: str | None) -> None:
         self._tracing, self._tally, self._otlp = tracing, tally, otlp
-        self._queue: queue.Queue[Recorded | None] = queue.Queue(QUEUED_CALLS)
+        self._queue: queue.Queue[tuple[int, bytes] | None] = queue.Queue(QUEUED_CALLS)
         self._correlator: Correlator | None = None
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -169,7 +172,7 @@ class Handover:
     def put(self, recorded: Recorded) -> bool:
         """Put a call into the queue, whose end the tally then hears of; False if it is full."""
         try:
-            self._queue.put_nowait(recorded)
+            self._queue.put_nowait((int(recorded.trace_id, 16), pack(recorded)))
         except queue.Full:
             return False
         return True
@@ -190,10 +193,10 @@ class Handover:
             self._correlator.forget()
 
     def _run(self) -> None:
-        while (recorded := self._queue.get()) is not None:
+        while (call := self._queue.get()) is not None:
             reason = None
             try:
-                reason = self._deliver(recorded)
+                reason = self._deliver(*call)
             except CorrelatorError as error:
                 reason = str(error)
                 self._end_correlator()
@@ -202,12 +205,12 @@ class Handover:
             self._tally.finish(None if self._closing else reason)
         self._end_correlator()
 
-    def _deliver(self, recorded: Recorded) -> str | None:
+    def _deliver(self, trace_id: int, packed: bytes) -> str | None:
         """Have a call correlated and its spans delivered; return what went wrong, or None."""
         if self._correlator is None:
             self._correlator = Correlator({"otlp": self._otlp, "resource": self._tracing.resource})
-        answer = self._correlator.correlate(recorded)
-        given, refused = self._tracing.give(int(recorded.trace_id, 16), answer.spans)
+        answer = self._correlator.correlate(packed)
+        given, refused = self._tracing.give(trace_id, answer.spans)
         self._tally.add("delivered", given + answer.sent)
         self._tally.add("strangers", answer.strangers)
         return "the service's span processors did not take all spans in time" if refused else answer.problem

@@ -42,6 +42,9 @@ CLOSING_S = 10.0
 REQUEST_S = 0.05
 """How long a request may take to answer after the model's call before rows are read beside it."""
 
+MOST_NOTES = 100
+"""A service runs for months, and what collectors have to say may hold numbers."""
+
 _FOR_TRAINING = ("training", "dataloading")
 _SEES_CALLS = "modules"
 _BUSY = "another call was being recorded"
@@ -431,6 +434,7 @@ class Instrumented:
                 return
             try:
                 self._hand_over(call, self._collecting.rows(call.anchor))
+                del self._collecting.notes[MOST_NOTES:]
             except Exception as error:
                 self._fail(error, on_its_way=True)
             finally:
