@@ -23,17 +23,26 @@ TAKEN: Answer = (200, {"Content-Type": "application/x-protobuf"}, b"")
 EPOCH_NS = 1_790_000_000_000_000_000
 
 
-def write_run(run: Path, steps: int = 3, spans: int = 20, number: int = 1, **content: Any) -> Path:
-    """Write a finished run whose steps have a root and modules under it; ids follow from the number."""
+def write_run(
+    run: Path, steps: int = 3, spans: int = 20, number: int = 1, in_trace: bool = False, **content: Any
+) -> Path:
+    """Write a finished run whose steps have a root and modules under it; ids follow from the number.
+
+    Each step is a trace of its own, or all are in the trace of the run.
+    """
     rundir.create(run)
     con = table.connect()
     for step in range(steps):
-        trace, root = f"{number:016x}{step + 1:016x}", f"{number:04x}{step:04x}{0:08x}"
+        trace = f"{number:032x}" if in_trace else f"{number:016x}{step + 1:016x}"
+        root = f"{number:04x}{step:04x}{0:08x}"
         common = Span(
             trace_id=trace, process=1, thread=1, step=step, rung=int(Level.LAYER), rank=content.get("rank", 0)
         )
         common = common._replace(timed=step % 2 == 0, start_ns=EPOCH_NS)
-        top = common._replace(span_id=root, level=int(Level.MODEL), kind=Kind.STEP.value, name="step", dur_ns=10**6)
+        above = f"{number:016x}" if in_trace else None
+        top = common._replace(
+            span_id=root, parent_id=above, level=int(Level.MODEL), kind=Kind.STEP.value, name="step", dur_ns=10**6
+        )
         module = common._replace(parent_id=root, level=int(Level.LAYER), kind=Kind.MODULE.value, name="layer")
         for name, row in (("segment", top), ("one", module._replace(dur_ns=10))):
             table.create(con, name)

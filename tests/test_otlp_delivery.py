@@ -23,7 +23,7 @@ pytest.importorskip("grpc")
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from realparts import Collector, Jaeger, fetched, until
-from receivers import TAKEN, Receiver, about, spans_in, write_run
+from receivers import EPOCH_NS, TAKEN, Receiver, about, spans_in, write_run
 
 import xsp
 from xsp import rundir
@@ -169,6 +169,19 @@ def test_a_large_trace_is_sent_as_an_overview_and_details(tmp_path: Path) -> Non
     assert {f"{1:04x}{0:04x}{n:08x}" for n in range(500)} <= set(receiver.ids)
 
 
+def test_steps_in_the_trace_of_their_caller_are_folded_when_its_budget_is_used_up(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=20, spans=60, in_trace=True)
+    with Receiver() as receiver:
+        send(run, receiver.url, trace_spans=200)
+    traces = Counter(span.trace_id.hex() for span in receiver.spans)
+    assert traces[f"{1:032x}"] <= 200 + 20 * delivery.FOLDED_STEP
+    assert max(traces.values()) < 400
+    assert {f"{1:04x}{step:04x}{n:08x}" for step in range(20) for n in range(60)} <= set(receiver.ids)
+    with Receiver() as again:
+        send(run, again.url, trace_spans=200, steps=(7, 19))
+    assert set(again.ids) < set(receiver.ids)
+
+
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 @pytest.mark.parametrize("protocol", ["http/protobuf", "http/json"])
 def test_requests_say_what_they_are(tmp_path: Path, protocol: str, compression: str) -> None:
@@ -272,6 +285,22 @@ def test_resume_sends_only_what_is_left(tmp_path: Path, capsys: pytest.CaptureFi
     assert len(receiver.ids) == 4 * 3 + 1
     told = rundir.read_run(run)["delivery"]
     assert [(each["steps"], each["spans"], each["left"], each["messages"]) for each in told] == [(4, 13, 0, [])]
+
+
+def test_a_run_that_was_broken_off_ends_with_its_last_span_and_is_sent_on_when_it_goes_on(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=2, spans=3, finished=False, end_ns=EPOCH_NS)
+    with Receiver() as receiver:
+        assert send(run, receiver.url).left == 0
+        assert receiver.spans[-1].end_time_unix_nano == EPOCH_NS + 1_000_000
+        rundir.write_run(run, {**rundir.read_run(run), "finished": True, "end_ns": EPOCH_NS + 5_000_000})
+        assert send(run, receiver.url, resume=True).spans == 1
+        assert send(run, receiver.url, resume=True).spans == 0
+
+
+def test_a_trace_of_others_has_no_run_of_its_own(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=1, spans=3, otel=None)
+    with Receiver() as receiver:
+        assert (send(run, receiver.url).spans, [len(span.links) for span in receiver.spans]) == (3, [0, 0, 0])
 
 
 def test_to_resume_one_must_have_been_on_the_way_to_one_endpoint(tmp_path: Path) -> None:

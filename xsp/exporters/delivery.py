@@ -16,6 +16,7 @@ import random
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +39,9 @@ TRACE_SPANS = 10_000
 
 MEMORY = "512MB"
 """Of the table engine; what is more goes to temporary files."""
+
+FOLDED_STEP = 10
+"""Spans with which a step stands in a trace whose budget earlier steps have used up."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _SAVE_EVERY_S = 0.2
@@ -161,8 +165,8 @@ class Delivered:
         self.steps: dict[int, int] = {int(step): int(spans) for step, spans in known.get("steps", {}).items()}
         """Spans that were delivered, by step."""
 
-        self.run = bool(known.get("run", False))
-        """Whether the run's own span was delivered."""
+        self.run_end_ns = known.get("run_end_ns")
+        """The end of the run's own span as it was delivered: that of a run that goes on is delivered again."""
 
         self.rejected = int(known.get("rejected", 0))
         """Spans that the receiver did not take when it took the rest of their request."""
@@ -176,7 +180,7 @@ class Delivered:
             return
         content = {
             "steps": {str(step): spans for step, spans in sorted(self.steps.copy().items())},
-            "run": self.run,
+            "run_end_ns": self.run_end_ns,
             "rejected": self.rejected,
             "messages": self.messages,
         }
@@ -224,6 +228,10 @@ class Delivery:
         self.content = rundir.read_run(run)
         self.delivered = Delivered(run, courier.to, anew)
         self._trace_spans = trace_spans
+        self._earlier: Counter[str] = Counter()
+        """Spans of earlier steps, by trace."""
+
+        self._counted_to = -1
         self._con = table.connect()
         self._spill = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
         self._con.execute(f"SET memory_limit = '{MEMORY}'; SET temp_directory = {table.literal(self._spill.name)}")
@@ -261,7 +269,7 @@ class Delivery:
             DeliveryError: see `Courier.bring`.
         """
         self._view(rundir.segment(self.run, number))
-        sent = [self._send(name) for name in self._folded("step")]
+        sent = [self._send(name) for name in self._folded("step", number)]
         if None in sent:
             return False
         self.delivered.steps[number] = sum(filter(None, sent))
@@ -271,17 +279,25 @@ class Delivery:
             self.courier.counts.trace_id = self._con.execute("SELECT min(trace_id) FROM step").fetchall()[0][0]
         return True
 
-    def finish(self) -> bool:
-        """Deliver the run's own span; return whether the receiver took it.
+    def run_is_left(self) -> bool:
+        """Return whether the run's own span is still to be delivered; traces of others' have none."""
+        span = self._run_span()
+        return span is not None and span.end_ns != self.delivered.run_end_ns
+
+    def finish(self) -> None:
+        """Deliver the run's own span, if it has one.
 
         Raises:
             DeliveryError: see `Courier.bring`.
         """
+        span = self._run_span()
+        if span is None:
+            return
         table.create(self._con, "own")
-        table.insert(self._con, "own", [run_span(self.content, self._last_end_ns())])
-        self.delivered.run = self._send("own") is not None
+        table.insert(self._con, "own", [span])
+        if self._send("own") is not None:
+            self.delivered.run_end_ns = span.end_ns
         self.delivered.save()
-        return self.delivered.run
 
     def read_again(self) -> None:
         """Read `run.json` again: it has its last content now."""
@@ -292,14 +308,16 @@ class Delivery:
         return {
             "endpoint": self.courier.to.name,
             "steps": len(self.delivered.steps),
-            "spans": sum(self.delivered.steps.values()) + self.delivered.run,
+            "spans": sum(self.delivered.steps.copy().values()) + (self.delivered.run_end_ns is not None),
             "rejected": self.delivered.rejected,
-            "left": len(self.left()) + (not self.delivered.run),
+            "left": len(self.left()) + self.run_is_left(),
             "messages": self.delivered.messages,
         }
 
     def note(self, messages: list[str]) -> None:
         """Let `delivery.json` and `run.json` say what became of the run, in place of what they said before.
+
+        The `run.json` of a run that is not finished is left to the process that writes it.
 
         Args:
             messages: why something is left or was rejected.
@@ -309,6 +327,8 @@ class Delivery:
         self.delivered.messages = messages
         self.delivered.save()
         content = rundir.read_run(self.run)
+        if not content.get("finished"):
+            return
         others = [each for each in content.get("delivery", ()) if each.get("endpoint") != self.courier.to.name]
         rundir.write_run(self.run, {**content, "delivery": [*others, self.summary()]})
 
@@ -326,14 +346,34 @@ class Delivery:
         self.delivered.rejected += rejected
         return sent - rejected
 
-    def _folded(self, name: str) -> list[str]:
-        """Return the tables that stand for a trace: itself, or an overview and details if it is a large one."""
-        spans = self._con.execute(f"SELECT count(*) FROM {name}").fetchall()[0][0]
-        if not self._trace_spans or spans <= self._trace_spans:
+    def _folded(self, name: str, number: int) -> list[str]:
+        """Return the tables that stand for a step: itself, or an overview and details if its trace is a large one."""
+        if not self._trace_spans:
+            return [name]
+        query = f"SELECT count(*), min(trace_id), any_value(parent_id) FILTER (kind = '{Kind.STEP}') FROM {name}"
+        spans, trace_id, caller = self._con.execute(query).fetchall()[0]
+        room = self._trace_spans
+        if caller is not None:  # all steps, of all ranks, are in the caller's trace
+            share = room // max(1, int(self.content.get("world_size", 1)))
+            room = max(FOLDED_STEP, share - self._earlier_in(trace_id, number))
+        if spans <= room:
             return [name]
         from xsp.exporters import zoom
 
-        return zoom.split(self._con, name, self._trace_spans)
+        return zoom.split(self._con, name, room, self._trace_spans)
+
+    def _earlier_in(self, trace_id: str, number: int) -> int:
+        """Return how many spans the steps before this one have in a trace.
+
+        The run directory is counted, not what was sent, so that a step that is sent again leaves as before.
+        """
+        files = [rundir.segment(self.run, step) for step in range(self._counted_to + 1, number)]
+        held = [file for file in files if file.exists()]
+        if held:
+            query = f"SELECT trace_id, count(*) FROM {table.parquet(held)} GROUP BY trace_id"
+            self._earlier.update(dict(self._con.execute(query).fetchall()))
+        self._counted_to = max(self._counted_to, number - 1)
+        return self._earlier[trace_id]
 
     def _view(self, segment: Path) -> None:
         """Show a segment as `step`, with the links of its root."""
@@ -347,13 +387,14 @@ class Delivery:
             f"FROM {table.parquet(segment)}"
         )
 
-    def _last_end_ns(self) -> int:
-        """Return when the last span ended, for a run that was broken off before it could say when it ended."""
+    def _run_span(self) -> Span | None:
+        """Return the run's own span. One that was broken off ends with the last span that it stored."""
+        if not self.content.get("otel") or "start_ns" not in self.content:
+            return None
         segments = rundir.segments(self.run) if not self.content.get("finished") else []
-        if not segments:
-            return 0
-        query = f"SELECT max(start_ns + dur_ns) FROM {table.parquet(segments[-1])}"
-        return int(self._con.execute(query).fetchall()[0][0] or 0)
+        query = f"SELECT max(start_ns + dur_ns) FROM {table.parquet(segments[-1:])}"
+        last = self._con.execute(query).fetchall()[0][0] if segments else None
+        return run_span(self.content, last or 0)
 
 
 def run_span(run: Mapping[str, Any], last_end_ns: int = 0) -> Span:
@@ -458,9 +499,9 @@ def runs_in(path: Path) -> list[Path]:
     content = rundir.read_run(path) if (path / rundir.RUN_FILE).is_file() or not ranks else {}
     parts = [path / str(part) for part in content.get("parts", ())]
     inside = [run for part in dict.fromkeys([*parts, *ranks]) for run in _runs_in_part(path, part)]
-    own = [path] if content.get("otel") and "start_ns" in content else []
+    own = [path] if content.get("otel") or rundir.segments(path) else []
     if not own and not inside:
-        raise TraceError(f"{path}: holds no run that can be sent; it was recorded by an xsp before 0.3")
+        raise TraceError(f"{path}: holds no step that can be sent")
     return own + inside
 
 
@@ -473,6 +514,7 @@ def _runs_in_part(path: Path, part: Path) -> list[Path]:
 def _open(stack: contextlib.ExitStack, run: Path, courier: Courier, what: Export) -> Delivery:
     delivery = Delivery(run, courier, anew=not what.resume, trace_spans=what.trace_spans)
     stack.callback(delivery.close)
+    stack.callback(delivery.delivered.save)
     return delivery
 
 
@@ -507,7 +549,7 @@ def _send_all(
                 except TraceError as error:
                     courier.counts.say(str(error))
                 done += 1
-            if not delivery.delivered.run:
+            if delivery.run_is_left():
                 delivery.finish()
         progress(f"to {courier.to.name}", done, total)
     except DeliveryError as error:
@@ -517,7 +559,7 @@ def _send_all(
 def _sum_up(work: list[tuple[Delivery, list[int]]], counts: Counts) -> None:
     """Count what is left, and let the run directories say what was delivered."""
     for delivery, steps in work:
-        counts.left += sum(step not in delivery.delivered.steps for step in steps) + (not delivery.delivered.run)
+        counts.left += sum(step not in delivery.delivered.steps for step in steps) + delivery.run_is_left()
     for delivery, _ in work:
         delivery.note(list(counts.messages))
 

@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xsp.errors import UsageError
-from xsp.exporters import encode
+from xsp.exporters import ordered
 from xsp.span import COLUMNS, Level
 
 BUDGET = 10_000
@@ -56,13 +56,14 @@ Marks = npt.NDArray[np.bool_]
 NONE = -1
 
 
-def split(con: duckdb.DuckDBPyConnection, source: str, budget: int = BUDGET) -> list[str]:
+def split(con: duckdb.DuckDBPyConnection, source: str, budget: int = BUDGET, details: int | None = None) -> list[str]:
     """Split the traces that are larger than a budget.
 
     Args:
         con: the engine that holds the table.
         source: table or view with the columns of `xsp.span.COLUMNS`, and perhaps `links`.
         budget: spans that a trace may have.
+        details: spans that a detail trace may have, if that is not the same.
 
     Returns:
         Names of tables with the same columns and `links`: the source itself if no trace is too large; else first
@@ -73,20 +74,21 @@ def split(con: duckdb.DuckDBPyConnection, source: str, budget: int = BUDGET) -> 
         UsageError: a budget of less than 2.
         TraceError: an id is not hexadecimal, or a time is missing.
     """
-    if budget < 2:
+    details = details or budget
+    if min(budget, details) < 2:
         raise UsageError(f"a budget of {budget} spans a trace; a detail trace is a root and a span, 2 at least")
     counted = f"SELECT trace_id FROM {source} GROUP BY trace_id HAVING count(*) > {budget} ORDER BY trace_id"
     large = [row[0] for row in con.execute(counted).fetchall()]
     if not large:
         return [source]
-    encode.check(con, source)
+    ordered.check(con, source)
     _number(con, source)
-    plans, folds, details = [], 0, 0
+    plans, folds, found = [], 0, 0
     for trace_id in large:
-        plan = _plan(_read(con, trace_id), budget)
-        plans.append(_rows(plan, folds, details))
+        plan = _plan(_read(con, trace_id), budget, details)
+        plans.append(_rows(plan, folds, found))
         folds += len(plan.folds.first)
-        details += len(plan.details)
+        found += len(plan.details)
     _store(con, plans)
     _write(con, budget)
     con.execute(";".join(f"DROP TABLE {name}" for name in _TEMPORARY))
@@ -218,13 +220,13 @@ class _Plan(NamedTuple):
     """The first span of each detail trace."""
 
 
-def _plan(spans: _Spans, budget: int) -> _Plan:
+def _plan(spans: _Spans, budget: int, details_budget: int) -> _Plan:
     kept, fold, lump = _choose(spans, budget)
     climbed = _climb(spans.parent, kept)
     above = np.where(spans.parent >= 0, climbed[spans.parent], NONE)
     anchor = np.where((above >= 0) & kept[above], above, NONE)
     top = _climb(spans.parent, ~kept & ((spans.parent < 0) | kept[spans.parent]))
-    detail, details = _distribute(spans, ~kept, anchor, top, budget - 1)
+    detail, details = _distribute(spans, ~kept, anchor, top, details_budget - 1)
     alone = np.where(kept, (spans.parent >= 0) & ~kept[spans.parent], True)
     torn = alone & ~((spans.parent >= 0) & (detail == detail[spans.parent]) & ~kept)
     folds = _describe(spans, kept, fold, lump, anchor, top)
