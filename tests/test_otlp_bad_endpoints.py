@@ -386,7 +386,7 @@ def test_a_damaged_list_of_deliveries_means_sending_again(run: Path) -> None:
     with Receiver() as receiver:
         to = endpoint.endpoint(receiver.url, None, {})
         assert export(Export(run, resume=True), to, lambda what, done, total: None).left == 0
-    assert delivery.read(run)[to.name]["run"] is True
+    assert len(delivery.read(run)[to.name]["steps"]) == 2
 
 
 def test_what_is_missing_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

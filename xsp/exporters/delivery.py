@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import duckdb
+
 from xsp import rundir, semconv, table
 from xsp.errors import DeliveryError, TraceError, UsageError
 from xsp.exporters import encode, otlp
@@ -391,10 +393,16 @@ class Delivery:
         """Return the run's own span. One that was broken off ends with the last span that it stored."""
         if not self.content.get("otel") or "start_ns" not in self.content:
             return None
-        segments = rundir.segments(self.run) if not self.content.get("finished") else []
-        query = f"SELECT max(start_ns + dur_ns) FROM {table.parquet(segments[-1:])}"
-        last = self._con.execute(query).fetchall()[0][0] if segments else None
-        return run_span(self.content, last or 0)
+        return run_span(self.content, 0 if self.content.get("finished") else self._last_end_ns())
+
+    def _last_end_ns(self) -> int:
+        """Return when the last span of the last step ended; 0 where that is not known."""
+        segments = rundir.segments(self.run)[-1:]
+        try:
+            query = f"SELECT max(start_ns + dur_ns) FROM {table.parquet(segments)}"
+            return int(self._con.execute(query).fetchall()[0][0]) if segments else 0
+        except (duckdb.Error, TypeError):  # damaged, or empty: its step says so
+            return 0
 
 
 def run_span(run: Mapping[str, Any], last_end_ns: int = 0) -> Span:
