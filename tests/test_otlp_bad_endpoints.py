@@ -34,7 +34,8 @@ from xsp import plugins, rundir
 from xsp.cli import main
 from xsp.errors import DeliveryError, PluginError, UsageError
 from xsp.exporters import delivery, endpoint
-from xsp.exporters.delivery import Counts, Export, export
+from xsp.exporters.courier import Counts
+from xsp.exporters.export import Export, export
 
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 

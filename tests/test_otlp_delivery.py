@@ -30,8 +30,9 @@ from xsp import rundir
 from xsp.cli import main
 from xsp.errors import UsageError
 from xsp.exporters import delivery, live
-from xsp.exporters.delivery import Export, export
+from xsp.exporters.courier import Counts
 from xsp.exporters.endpoint import Options, endpoint
+from xsp.exporters.export import Export, endpoint_to_resume, export
 from xsp.health import Severity, health
 
 
@@ -39,7 +40,7 @@ def silent(what: str, done: int, total: int) -> None:
     pass
 
 
-def send(run: Path, to: str, options: Options | None = None, **what: object) -> delivery.Counts:
+def send(run: Path, to: str, options: Options | None = None, **what: object) -> Counts:
     return export(Export(run, **what), endpoint(to, options, {}), silent)
 
 
@@ -306,7 +307,7 @@ def test_a_trace_of_others_has_no_run_of_its_own(tmp_path: Path) -> None:
 def test_to_resume_one_must_have_been_on_the_way_to_one_endpoint(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     with pytest.raises(UsageError, match="say where to with --to; it was on its way to: none"):
-        delivery.endpoint_to_resume(run)
+        endpoint_to_resume(run)
 
 
 def test_a_kill_in_the_middle_loses_nothing_and_doubles_only_what_is_identical(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ class _Sending:
 
     def __init__(self, target: str, resource: Mapping[str, Any]) -> None:
         from xsp import table
-        from xsp.exporters.delivery import Courier
+        from xsp.exporters.courier import Courier
         from xsp.exporters.endpoint import endpoint
 
         self._resource = resource

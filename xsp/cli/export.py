@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from xsp.cli import options
 
 if TYPE_CHECKING:
-    from xsp.exporters.delivery import Counts
+    from xsp.exporters.courier import Counts
     from xsp.exporters.endpoint import Endpoint
     from xsp.exporters.endpoint import Options as EndpointOptions
 
@@ -77,11 +77,11 @@ def run(given: argparse.Namespace) -> int:
     from xsp.exporters import endpoint
 
     endpoint.check_installed()
-    from xsp.exporters import delivery
+    from xsp.exporters import export
 
-    target = given.to or (delivery.endpoint_to_resume(given.run) if given.resume else endpoint.FROM_ENVIRONMENT)
+    target = given.to or (export.endpoint_to_resume(given.run) if given.resume else endpoint.FROM_ENVIRONMENT)
     to = endpoint.endpoint(target, _options(given))
-    what = delivery.Export(
+    what = export.Export(
         run=given.run,
         steps=options.steps(given.steps),
         timed=given.timed,
@@ -90,7 +90,7 @@ def run(given: argparse.Namespace) -> int:
         patience_s=given.patience,
     )
     with progress.shown(given.quiet) as show:
-        counts = delivery.export(what, to, show)
+        counts = export.export(what, to, show)
     _say(counts, to, given)
     return 1 if counts.left or counts.rejected else 0
 

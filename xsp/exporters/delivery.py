@@ -10,15 +10,11 @@ A run's own span leaves last, when all there is to say of the run is known; each
 
 from __future__ import annotations
 
-import contextlib
 import json
-import random
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,15 +22,10 @@ from typing import Any
 import duckdb
 
 from xsp import rundir, semconv, table
-from xsp.errors import DeliveryError, TraceError, UsageError
-from xsp.exporters import encode, otlp
-from xsp.exporters.encode import Request
-from xsp.exporters.endpoint import FROM_ENVIRONMENT, TRACES_PATH, Endpoint
-from xsp.exporters.otlp import Answer, Busy, Refused, TooLarge
+from xsp.exporters import encode
+from xsp.exporters.courier import Courier
+from xsp.exporters.endpoint import Endpoint
 from xsp.span import COLUMNS, Kind, Level, Span
-
-PATIENCE_S = 60.0
-"""How long a request is tried again, unless told otherwise."""
 
 TRACE_SPANS = 10_000
 """Spans of a trace from which on it is folded, unless told otherwise: see `xsp.exporters.zoom`."""
@@ -45,109 +36,7 @@ MEMORY = "512MB"
 FOLDED_STEP = 10
 """Spans with which a step stands in a trace whose budget earlier steps have used up."""
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _SAVE_EVERY_S = 0.2
-
-
-@dataclass
-class Counts:
-    """What became of what was sent."""
-
-    steps: int = 0
-    spans: int = 0
-    requests: int = 0
-    bytes: int = 0
-    rejected: int = 0
-    """Spans that the receiver did not take."""
-
-    retries: int = 0
-    seconds: float = 0.0
-    left: int = 0
-    """Steps, and runs' own spans, that are still to be delivered."""
-
-    messages: list[str] = field(default_factory=list)
-    """Why something was rejected or is left, each reason once."""
-
-    trace_id: str | None = None
-    """Of the first step that was delivered."""
-
-    def say(self, message: str) -> None:
-        """Keep a reason."""
-        if message and message not in self.messages:
-            self.messages.append(message)
-
-
-class Courier:
-    """Brings requests to one endpoint, and tries again for as long as its patience lasts."""
-
-    def __init__(self, to: Endpoint, patience_s: float, stop: threading.Event | None = None) -> None:
-        """Make the sender; nothing is sent yet.
-
-        Args:
-            to: where to.
-            patience_s: how long a request is tried again.
-            stop: ends the pauses between attempts, and with them the patience.
-        """
-        self.to = to
-        self.counts = Counts()
-        self.max_bytes = otlp.MAX_BYTES
-        self._patience_s = patience_s
-        self._stop = stop or threading.Event()
-        self._sender = otlp.sender(to)
-
-    def close(self, complete: bool = True) -> None:
-        """Let go of the endpoint; a file appears if it is `complete`."""
-        self._sender.close(complete)
-
-    def bring(self, request: Request) -> bool:
-        """Bring one request, in smaller ones if need be, and count what became of it.
-
-        Returns:
-            Whether the receiver took it, possibly but for spans that it rejected.
-
-        Raises:
-            DeliveryError: it could not be brought for as long as the patience lasted, or nothing can be.
-        """
-        try:
-            answer = self._send(request.body)
-        except TooLarge as error:
-            return self._bring_halves(request, error)
-        except Refused as error:
-            if error.always:
-                raise
-            self._reject(Answer(request.spans, str(error)))
-            return False
-        self._reject(answer)
-        self.counts.requests += 1
-        self.counts.bytes += len(request.body)
-        self.counts.spans += request.spans - answer.rejected
-        return True
-
-    def _bring_halves(self, request: Request, error: TooLarge) -> bool:
-        halves = otlp.halves(request.body)
-        if len(halves) < 2:
-            self._reject(Answer(request.spans, str(error)))
-            return False
-        self.max_bytes = min(self.max_bytes, max(len(request.body) // 2, 4096))
-        taken = [self.bring(Request(*half)) for half in halves]
-        return all(taken)
-
-    def _reject(self, answer: Answer) -> None:
-        self.counts.rejected += answer.rejected
-        self.counts.say(answer.message)
-
-    def _send(self, body: bytes) -> Answer:
-        end = time.monotonic() + self._patience_s
-        pause = _FIRST_PAUSE_S
-        while True:
-            try:
-                return self._sender.send(body, min(self.to.timeout_s, max(end - time.monotonic(), 0.1)))
-            except Busy as error:
-                wait = error.after_s if error.after_s is not None else pause * random.uniform(0.5, 1.0)
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
-                if time.monotonic() + wait >= end or self._stop.wait(wait):
-                    raise DeliveryError(f"{error}; tried for {self._patience_s:.3g} s") from error
-                self.counts.retries += 1
 
 
 class Delivered:
@@ -251,7 +140,7 @@ class Delivery:
 
     def left(self) -> list[int]:
         """Return the steps that are on the disk and not delivered, in their order."""
-        return [step for step in map(_number, rundir.segments(self.run)) if step not in self.delivered.steps]
+        return [step for step in map(number_of, rundir.segments(self.run)) if step not in self.delivered.steps]
 
     def timed(self, steps: Collection[int]) -> list[int]:
         """Return those of some steps whose times count."""
@@ -439,149 +328,6 @@ def _default(column: str) -> str:
     return "NULL" if default is None else repr(default)
 
 
-def _number(segment: Path) -> int:
+def number_of(segment: Path) -> int:
+    """Return the number of the step that a segment holds."""
     return int(segment.stem)
-
-
-# --- all of an export -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Export:
-    """What of a run, or of a directory of runs, is to be sent."""
-
-    run: Path
-    steps: tuple[int, ...] | None = None
-    """Numbers; None for all."""
-
-    timed: bool = False
-    """Only steps whose times count."""
-
-    resume: bool = False
-    """Only what was not delivered before."""
-
-    trace_spans: int = TRACE_SPANS
-    patience_s: float = PATIENCE_S
-
-
-def export(what: Export, to: Endpoint, progress: Callable[[str, int, int], None]) -> Counts:
-    """Send runs, and return what became of them.
-
-    Args:
-        what: of which runs.
-        to: where to.
-        progress: is called with what is being sent, steps done, and steps in all.
-
-    Raises:
-        TraceError: there is no run.
-        UsageError: a step that is not there; `resume` to a file.
-        DeliveryError: nothing could be delivered.
-        OutputError: the file, or `delivery.json`, cannot be written.
-    """
-    if to.is_file and what.resume:
-        raise UsageError(f"--resume: {to.name} is written as a whole; leave it away")
-    begin, courier = time.monotonic(), Courier(to, what.patience_s)
-    complete = False
-    try:
-        with contextlib.ExitStack() as stack:
-            deliveries = [_open(stack, run, courier, what) for run in runs_in(what.run)]
-            work = [(delivery, _chosen(delivery, what)) for delivery in deliveries]
-            _send_all(work, courier, progress)
-            _sum_up(work, courier.counts)
-        complete = True
-    finally:
-        courier.close(complete)
-    courier.counts.seconds = time.monotonic() - begin
-    if not courier.counts.spans and courier.counts.left:
-        raise DeliveryError("; ".join(courier.counts.messages))
-    return courier.counts
-
-
-def runs_in(path: Path) -> list[Path]:
-    """Return the directories with a run of their own in a run, a sweep, a run in parts, or a job of several ranks.
-
-    Raises:
-        TraceError: there is none.
-    """
-    ranks = rundir.rank_parts(path)
-    content = rundir.read_run(path) if (path / rundir.RUN_FILE).is_file() or not ranks else {}
-    parts = [path / str(part) for part in content.get("parts", ())]
-    inside = [run for part in dict.fromkeys([*parts, *ranks]) for run in _runs_in_part(path, part)]
-    own = [path] if content.get("otel") or rundir.segments(path) else []
-    if not own and not inside:
-        raise TraceError(f"{path}: holds no step that can be sent")
-    return own + inside
-
-
-def _runs_in_part(path: Path, part: Path) -> list[Path]:
-    if path.resolve() not in part.resolve().parents:
-        raise TraceError(f"{path / rundir.RUN_FILE}: the part {part.name!r} lies outside the run directory")
-    return runs_in(part) if (part / rundir.RUN_FILE).is_file() else []  # it could not be started
-
-
-def _open(stack: contextlib.ExitStack, run: Path, courier: Courier, what: Export) -> Delivery:
-    delivery = Delivery(run, courier, anew=not what.resume, trace_spans=what.trace_spans)
-    stack.callback(delivery.close)
-    stack.callback(delivery.delivered.save)
-    return delivery
-
-
-def _chosen(delivery: Delivery, what: Export) -> list[int]:
-    """Return the steps of a run that are to be sent."""
-    left = delivery.left()
-    if what.steps is not None:
-        held = {_number(segment) for segment in rundir.segments(delivery.run)}
-        missing = [step for step in what.steps if step not in held]
-        if missing:
-            raise UsageError(f"{delivery.run}: step {missing[0]} was not stored; there are {_listed(sorted(held))}")
-        left = [step for step in left if step in what.steps]
-    return delivery.timed(left) if what.timed else left
-
-
-def _listed(steps: list[int]) -> str:
-    shown = ", ".join(map(str, steps[:20]))
-    return shown + (", …" if len(steps) > 20 else "") if steps else "none"
-
-
-def _send_all(
-    work: list[tuple[Delivery, list[int]]], courier: Courier, progress: Callable[[str, int, int], None]
-) -> None:
-    """Send until all is sent, or until the endpoint takes nothing any more."""
-    total, done = sum(len(steps) for _, steps in work), 0
-    try:
-        for delivery, steps in work:
-            for step in steps:
-                progress(f"to {courier.to.name}", done, total)
-                try:
-                    delivery.step(step)
-                except TraceError as error:
-                    courier.counts.say(str(error))
-                done += 1
-            if delivery.run_is_left():
-                delivery.finish()
-        progress(f"to {courier.to.name}", done, total)
-    except DeliveryError as error:
-        courier.counts.say(str(error))
-
-
-def _sum_up(work: list[tuple[Delivery, list[int]]], counts: Counts) -> None:
-    """Count what is left, and let the run directories say what was delivered."""
-    for delivery, steps in work:
-        counts.left += sum(step not in delivery.delivered.steps for step in steps) + delivery.run_is_left()
-    for delivery, _ in work:
-        delivery.note(list(counts.messages))
-
-
-def endpoint_to_resume(path: Path) -> str:
-    """Return the target of the one endpoint that a run was on its way to.
-
-    Raises:
-        UsageError: there is none, or several.
-        TraceError: there is no run.
-    """
-    names = sorted({name for run in runs_in(path) for name in read(run)})
-    if len(names) != 1:
-        known = ", ".join(names) or "none"
-        raise UsageError(f"{path}: say where to with --to; it was on its way to: {known}")
-    known_path = names[0].startswith("grpc") or names[0].endswith(f"/{TRACES_PATH}")
-    return names[0] if known_path else FROM_ENVIRONMENT

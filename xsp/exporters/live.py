@@ -71,7 +71,8 @@ class Live:
         Raises:
             As `check`.
         """
-        from xsp.exporters.delivery import Courier, Delivery
+        from xsp.exporters.courier import Courier
+        from xsp.exporters.delivery import Delivery
 
         self._policy = Policy(policy)
         self._stop = threading.Event()

@@ -1,7 +1,7 @@
 """One request of spans to one endpoint: over HTTP, over gRPC, or into a file.
 
 A sender sends once and says what came of it: what the receiver rejected, or one of three errors, for OTLP says
-of each answer whether the same request may be sent again. Trying again is `xsp.exporters.delivery`'s.
+of each answer whether the same request may be sent again. Trying again is `xsp.exporters.courier`'s.
 """
 
 from __future__ import annotations
