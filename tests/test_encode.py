@@ -24,7 +24,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from xsp.exporters import encode
+from xsp.exporters import encode, ordered
 from xsp.exporters.encode import Request, requests
 
 LINKS = Column("links", "VARCHAR", "")
@@ -208,11 +208,12 @@ def test_thousands_of_processes_have_a_resource_each() -> None:
     assert found == {span.span_id: span.process for span in given}
 
 
-@pytest.mark.parametrize("room", [1, 10_000, encode.TEXT_BYTES])
+@pytest.mark.parametrize("room", [1, 10_000, encode.TEMPLATE_BYTES])
 def test_texts_that_all_differ_go_through_whatever_memory_there_is_for_them(
     room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encode, "TEXT_BYTES", room)
+    monkeypatch.setattr(encode, "TEMPLATE_BYTES", room)
+    monkeypatch.setattr(ordered, "TEXT_BYTES", room)
     given = [
         Span(TRACE, number(place), name="n" * place, key=f"key {place}", status=f"error:{place}")
         for place in range(300)
@@ -222,7 +223,7 @@ def test_texts_that_all_differ_go_through_whatever_memory_there_is_for_them(
 
 
 def test_templates_with_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "_HASH", "hash({}) % 16")
+    monkeypatch.setattr(ordered, "_HASH", "hash({}) % 16")
     given = [Span(f"{place % 4 + 1:032x}", number(place), name=f"op {place % 5}") for place in range(100)]
     found = {span.span_id.hex(): (span.trace_id.hex(), span.name) for _, span in read(sent(given))}
     assert found == {span.span_id: (span.trace_id, span.name) for span in given}
@@ -232,8 +233,8 @@ def test_templates_with_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyP
 def test_few_templates_are_told_apart_by_few_columns(
     many_spans: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encode, "MANY", many_spans)
-    monkeypatch.setattr(encode, "WINDOW", window)
+    monkeypatch.setattr(ordered, "MANY", many_spans)
+    monkeypatch.setattr(ordered, "WINDOW", window)
     given = [
         Span(TRACE, number(place), name="same", type=f"{place % 3}", dtype=f"{place % 2}", device=place % 2 or None)
         for place in range(200)

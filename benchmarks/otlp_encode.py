@@ -1,0 +1,261 @@
+"""How many spans a second become OTLP requests: in bulk by xsp, and one by one through OpenTelemetry's own SDK.
+
+Both encode the same spans with the same attributes, as far as bytes that could be sent. The SDK starts and ends each
+span, its batch processor hands them to an exporter in its default batches, and the encoder of its OTLP exporter
+makes the bytes; names, times, parents and attributes lie ready as Python objects, and the queue is long enough that
+it drops none. xsp begins with the segments of a run on the disk. Each encodes fewer or more spans as it is slow or
+fast, and what is compared is the time a span.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import duckdb
+import turns
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+from turns import Condition, Group
+
+from xsp import semconv, table
+from xsp.exporters import encode
+from xsp.exporters.ordered import Ordered
+
+GOAL = 100
+STEP = 10_000
+"""Spans of one step, which is one trace and one segment."""
+
+WIDTH, OPS = 100, 50
+"""Spans of a layer: itself, its operators up to here, and their kernels."""
+
+RUN = {"id": "0123456789abcdef", "name": "bench", "host": "host-0", "rank": 0}
+
+# --- the spans --------------------------------------------------------------------------------------------
+
+_ROWS = f"""
+    SELECT printf('%032x', i // {STEP} + 1) AS trace_id, printf('%016x', hash(i + 1)) AS span_id,
+           CASE WHEN outer_i IS NOT NULL THEN printf('%016x', hash(outer_i + 1)) END AS parent_id,
+           CASE WHEN what <> 'step' THEN 'containment' END AS parent_rule,
+           CASE what WHEN 'step' THEN 20 WHEN 'module' THEN 30 WHEN 'op' THEN 40 ELSE 70 END AS level, what AS kind,
+           CASE what WHEN 'step' THEN what WHEN 'module' THEN 'features.' || layer WHEN 'op' THEN 'aten::op_' || inside
+                ELSE 'void elementwise_kernel<4, launch_' || inside || '<float>>(int, float*)' END AS name,
+           'forward' AS phase, 1790000000000000000 + i * 1009 AS start_ns, 500 + i * 7919 % 100000 AS dur_ns,
+           4242 AS process, i // {STEP} AS step, 0 AS rank, 70 AS rung, true AS timed, 'ok' AS status,
+           printf('%016x', hash(i % {STEP})) AS key, 'bench' AS collector,
+           CASE WHEN what = 'kernel' THEN 0 END AS device, CASE WHEN what = 'kernel' THEN 7 END AS stream,
+           CASE WHEN what = 'kernel' THEN i END AS correlation_id, CASE WHEN what <> 'kernel' THEN 4243 END AS thread,
+           CASE WHEN what = 'op' THEN i END AS sequence_nr, CASE WHEN what = 'module' THEN layer END AS layer_index,
+           CASE WHEN what = 'op' THEN '[[8, ' || inside % 7 || ', 56, 56]]' END AS input_shapes,
+           CASE WHEN what = 'op' THEN 'float32' END AS dtype, CASE WHEN what = 'op' THEN inside * 1000 END AS flops,
+           CASE WHEN what = 'op' THEN 'shapes' END AS flops_source
+    FROM (
+        SELECT i, i % {STEP} // {WIDTH} AS layer, i % {WIDTH} AS inside,
+               CASE WHEN i % {STEP} = 0 THEN 'step' WHEN inside = 0 THEN 'module' WHEN inside < {OPS} THEN 'op'
+                    ELSE 'kernel' END AS what,
+               CASE what WHEN 'module' THEN i - i % {STEP} WHEN 'op' THEN i - inside
+                         WHEN 'kernel' THEN greatest(i - {OPS}, i - inside + 1) END AS outer_i
+        FROM range({{first}}, {{last}}) AS _(i)
+    )
+"""
+
+
+def write_segments(folder: Path, spans: int) -> list[Path]:
+    """Write the segments of a run; return their paths."""
+    folder.mkdir()
+    con = table.connect()
+    paths = []
+    for first in range(0, spans, STEP):
+        table.create(con, "segment")
+        con.execute(f"INSERT INTO segment BY NAME {_ROWS.format(first=first, last=min(first + STEP, spans))}")
+        paths.append(folder / f"{first // STEP:06d}.parquet")
+        table.write_parquet(con, "segment", paths[-1])
+    return paths
+
+
+def resource_of(level: int, rank: int, process: int | None) -> Mapping[str, str | int]:
+    return semconv.resource(RUN, level, rank, process)
+
+
+# --- xsp --------------------------------------------------------------------------------------------------
+
+
+class Bulk(NamedTuple):
+    """A run's spans on the disk, read by one thread or by all cores."""
+
+    con: duckdb.DuckDBPyConnection
+
+    @classmethod
+    def of(cls, segments: Sequence[Path], threads: int | None) -> Bulk:
+        con = table.connect()
+        if threads:
+            con.execute(f"SET threads = {threads}")
+        con.execute(f"CREATE VIEW run AS SELECT * FROM {table.parquet(segments)}")
+        return cls(con)
+
+    def requests(self) -> Iterator[encode.Request]:
+        return encode.requests(self.con, "run", resource_of)
+
+    def run(self) -> None:
+        for _ in self.requests():
+            pass
+
+
+class Arrays:
+    """The same spans with their numbers in arrays and their templates made: the writing of the bytes alone."""
+
+    def __init__(self, segments: Sequence[Path]) -> None:
+        self._spans = Ordered(Bulk.of(segments, None).con, "run")
+        templates = encode._Templates(self._spans)
+        self._chunks = [(chunk, *templates.of(chunk)) for chunk in self._spans.chunks()]
+
+    def run(self) -> None:
+        header = functools.lru_cache(lambda owner: encode._resource(resource_of(*owner)))
+        for chunk, found, which in self._chunks:
+            encoded = encode._encode(self._spans, chunk, found, which)
+            for _ in encode._cut(encoded, header, encode.MAX_BYTES, encode.MAX_SPANS):
+                pass
+
+
+# --- the SDK ----------------------------------------------------------------------------------------------
+
+
+class Ready(NamedTuple):
+    """What a program would hand to the SDK."""
+
+    name: str
+    start: int
+    end: int
+    parent: tuple[int, int]
+    """Trace and span id; the roots of the traces are left out."""
+
+    attributes: dict[str, Any]
+
+    def context(self) -> Context:
+        """Return what says the parent to the SDK."""
+        trace_id, span_id = self.parent
+        return set_span_in_context(NonRecordingSpan(SpanContext(trace_id, span_id, True, TraceFlags(1))))
+
+
+class Encoder(SpanExporter):
+    """The SDK's OTLP exporter without the sending."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.spans = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.bodies.append(encode_spans(spans).SerializeToString())
+        self.spans += len(spans)
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        pass
+
+
+def read(bodies: Iterable[bytes]) -> Iterator[Ready]:
+    """Yield the spans in requests as the SDK takes them."""
+    for body in bodies:
+        message = ExportTraceServiceRequest.FromString(body)
+        for resource in message.resource_spans:
+            for span in itertools.chain.from_iterable(scope.spans for scope in resource.scope_spans):
+                values = {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+                parent = int.from_bytes(span.trace_id, "big"), int.from_bytes(span.parent_span_id, "big")
+                yield Ready(span.name, span.start_time_unix_nano, span.end_time_unix_nano, parent, values)
+
+
+def through_the_sdk(spans: Sequence[tuple[Ready, Context]]) -> list[bytes]:
+    """Return the requests that the SDK makes of spans with their contexts."""
+    exporter = Encoder()
+    provider = TracerProvider(resource=Resource(dict(resource_of(40, 0, 4242))))
+    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=len(spans) + 1))
+    tracer = provider.get_tracer("xsp")
+    for each, context in spans:
+        tracer.start_span(each.name, context, attributes=each.attributes, start_time=each.start).end(each.end)
+    provider.shutdown()
+    if exporter.spans != len(spans):
+        raise SystemExit(f"the SDK exported {exporter.spans} of {len(spans)} spans: nothing to compare")
+    return exporter.bodies
+
+
+def assert_same(spans: Sequence[tuple[Ready, Context]]) -> None:
+    """Stop if the SDK's spans, read back, are not those of xsp: then the comparison would be of two things."""
+
+    def counted(found: Iterable[Ready]) -> Counter[str]:
+        return Counter(repr(each._replace(attributes=dict(sorted(each.attributes.items())))) for each in found)
+
+    if counted(each for each, _ in spans) != counted(read(through_the_sdk(spans))):
+        raise SystemExit("the SDK and xsp encode different spans: nothing to compare")
+
+
+# --- the comparison ---------------------------------------------------------------------------------------
+
+
+def conditions(folder: Path, spans: int, sdk_spans: int) -> tuple[dict[str, Callable[[], object]], dict[str, int], str]:
+    """Return what is measured, how many spans each encodes, and a sentence about the spans."""
+    segments = write_segments(folder / "run", spans)
+    every, one = Bulk.of(segments, None), Bulk.of(segments, 1)
+    few = Bulk.of(write_segments(folder / "few", sdk_spans), None)
+    read_back = [each for each in read(request.body for request in few.requests()) if each.parent[1]]
+    ready = [(each, each.context()) for each in read_back]
+    assert_same(ready)
+    sizes = [(len(request.body), request.spans) for request in every.requests()]
+    attributes = sum(len(each.attributes) for each in read_back) / len(ready)
+    about = (
+        f"Spans have {attributes:.1f} attributes on average; xsp's {len(sizes)} requests hold "
+        f"{sum(size for size, _ in sizes) / spans:.0f} bytes a span, the largest {max(sizes)[0]:,} bytes."
+    )
+    runs = {
+        "SDK": lambda: through_the_sdk(ready),
+        "xsp, from the segments": every.run,
+        "xsp, from the segments, one thread": one.run,
+        "xsp, from arrays": Arrays(segments).run,
+    }
+    return runs, {name: len(ready) if name == "SDK" else spans for name in runs}, about
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    made = turns.parser(__doc__, rounds=12)
+    made.add_argument("--spans", type=int, default=1_000_000, help="that xsp encodes at once (default: 1,000,000)")
+    options = turns.parse(made, arguments)
+    if options.quick:
+        options.spans = 50_000
+    with tempfile.TemporaryDirectory() as folder:
+        _report(options, Path(folder))
+
+
+def _report(options: argparse.Namespace, folder: Path) -> None:
+    runs, spans, about = conditions(folder, options.spans, min(options.spans, 2 * STEP))
+    columns = ("spans → OTLP requests", "spans", "spans/s [95 %]", "times the SDK [95 %]", f"≥ {GOAL}")
+    report = turns.Report("otlp_encode", "Spans encoded a second, in turns", columns)
+    taker = turns.turns_of(options)
+    rounds = taker.take([Group([Condition(name, run) for name, run in runs.items()])], options.rounds)
+    for name in runs:
+        speeds = [spans[name] / each[name] * 1e9 for each in rounds]
+        times = [speed / (spans["SDK"] / each["SDK"] * 1e9) for speed, each in zip(speeds, rounds, strict=True)]
+        ratio = turns.middle(times)
+        cells = ["", ""] if name == "SDK" else [ratio.shown(0), _verdict(ratio)]
+        report.add([name, f"{spans[name]:,}", turns.middle(speeds).shown(0), *cells], times=times, speeds=speeds)
+    report.notes += [about, taker.note()]
+    report.finish(options)
+
+
+def _verdict(ratio: turns.Figure) -> str:
+    sure = ratio.lo >= GOAL or ratio.hi < GOAL
+    return ("met" if ratio.value >= GOAL else "missed") + ("" if sure else "?")
+
+
+if __name__ == "__main__":
+    main()
