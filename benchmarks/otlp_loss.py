@@ -26,6 +26,7 @@ from xsp import rundir
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from realparts import Collector, to_file, until
 
+ROOT = Path(__file__).resolve().parents[1]
 STEP = 8_192
 KILLS = 3
 _SPAN = re.compile(
@@ -98,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = turns.parser(__doc__, rounds=3)
     made.add_argument("--spans", type=int, help="in all (default: 1000000, quick: 100000)")
     options = turns.parse(made, arguments)
+    if not (ROOT / ".jaeger" / "otelcol").exists():
+        raise SystemExit("this needs a Collector: make jaeger")
     report = measure(options, options.spans or (100_000 if options.quick else 1_000_000))
     report.finish(options)
 

@@ -24,6 +24,7 @@ from xsp import rundir
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from realparts import Jaeger, until
 
+ROOT = Path(__file__).resolve().parents[1]
 FEW = 10_000
 """Spans of a trace that is not folded."""
 
@@ -104,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = turns.parser(__doc__, rounds=3)
     made.add_argument("--spans", type=int, help="in all (default: 1000000, quick: 100000)")
     options = turns.parse(made, arguments)
+    if not (ROOT / ".jaeger" / "jaeger").exists():
+        raise SystemExit("this needs a Jaeger: make jaeger")
     measure(options, options.spans or (100_000 if options.quick else 1_000_000)).finish(options)
 
 

@@ -88,10 +88,10 @@ def _deliveries(trace: Trace) -> list[Finding]:
     for each in trace.run.get("delivery", ()):
         where, why = each["endpoint"], "; ".join(each["messages"])
         if each["left"]:
-            text = f"{each['left']} traces are not at {where} ({why}); `xsp export --resume` sends them"
+            text = f"{each['left']} traces were not delivered ({why}); `xsp export --resume` sends them"
             findings.append(Finding(Severity.WARNING, "delivery", text))
         if each["rejected"]:
-            text = f"{each['rejected']} spans were rejected by {where} ({why})"
+            text = f"{each['rejected']} spans were rejected ({why})"
             findings.append(Finding(Severity.WARNING, "delivery", text))
         if not each["left"] and not each["rejected"]:
             text = f"{each['spans']} spans of {each['steps']} steps are at {where}"

@@ -91,6 +91,7 @@ class Courier:
                 raise
             self._reject(Answer(request.spans, str(error)))
             return False
+        answer = answer._replace(rejected=min(max(answer.rejected, 0), request.spans))
         self._reject(answer)
         self.counts.requests += 1
         self.counts.bytes += len(request.body)
@@ -117,7 +118,7 @@ class Courier:
             try:
                 return self._sender.send(body, min(self.to.timeout_s, max(end - time.monotonic(), 0.1)))
             except Busy as error:
-                wait = error.after_s if error.after_s is not None else pause * random.uniform(0.5, 1.0)
+                wait = max(error.after_s or 0.0, pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
                 if time.monotonic() + wait >= end or self._stop.wait(wait):
                     raise DeliveryError(f"{error}; tried for {self._patience_s:.3g} s") from error

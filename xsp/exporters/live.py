@@ -86,6 +86,7 @@ class Live:
         self._keeps_up = True
         courier = Courier(endpoint.endpoint(target), HOLD_S, self._stop)
         self._delivery: Delivery = Delivery(run, courier, anew=True, threads=1)
+        self._delivery.delivered.save()  # a kill before the first delivery leaves where to resume to
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
