@@ -162,6 +162,17 @@ def test_a_thousand_names_under_one_parent_are_lumped_and_the_largest_stay() -> 
     assert {row["name"] for row in split.overview} >= {f"op {place}" for place in range(983, 1001)}
 
 
+def test_layers_stay_when_what_is_under_them_fits_only_without_its_names() -> None:
+    spans = [span(0, None, Level.MODEL, kind="step")]
+    spans += [span(place, 0, Level.LAYER, kind="module", name=f"layer {place}") for place in range(1, 11)]
+    spans += [span(100 * layer + op, layer, name=f"op {op}", dur_ns=op) for layer in range(1, 11) for op in range(1, 6)]
+    split = assert_sound(spans, 30)
+    assert [row["span_id"] for row in split.overview if row["kind"] == "module"] == [s.span_id for s in spans[1:11]]
+    others = [row for row in split.overview if row["name"] == zoom.OTHERS]
+    assert len({row["parent_id"] for row in others}) == len(others) == 10
+    assert [row["name"] for row in split.overview].count("op 5") == 9
+
+
 def test_a_chain_of_50_000_needs_no_recursion() -> None:
     chain = [span(0, None, Level.MODEL, kind="step"), *(span(place, place - 1) for place in range(1, 50_000))]
     split = assert_sound(chain, 10_000)

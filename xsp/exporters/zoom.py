@@ -236,14 +236,14 @@ def _plan(spans: _Spans, budget: int, details_budget: int) -> _Plan:
 def _choose(spans: _Spans, budget: int) -> tuple[Marks, Places, Marks]:
     """Return which spans are kept, the fold of each other one, and which folds are lumps."""
     for kept in _levels(spans):
-        if kept.sum() < budget:
-            fold = _alike(spans, kept)
-            if kept.sum() + fold.max() + 1 <= budget:
-                return kept, fold, np.zeros(fold.max() + 1, np.bool_)
-    lumps = len(np.unique(spans.lump))
-    fitting = (kept for kept in _levels(spans) if kept.sum() <= budget // 2 and kept.sum() + lumps <= budget)
+        fold, lumps = (_alike(spans, kept, classes) for classes in (spans.classed, spans.lump))
+        if kept.sum() + lumps.max() + 1 <= budget:
+            return kept, *_lumped(spans, fold, lumps, int(budget - kept.sum()))
+    lumps = np.unique(spans.lump, return_inverse=True)[1]
+    fitting = (kept for kept in _levels(spans) if kept.sum() <= budget // 2 and kept.sum() + lumps.max() < budget)
     kept = next(fitting, np.zeros(len(spans.row), np.bool_))
-    return kept, *_lumped(spans, _alike(spans, kept), int(budget - kept.sum()))
+    fold = _alike(spans, kept, spans.classed)
+    return kept, *_lumped(spans, fold, np.where(kept, NONE, lumps), int(budget - kept.sum()))
 
 
 def _levels(spans: _Spans) -> Iterator[Marks]:
@@ -252,29 +252,36 @@ def _levels(spans: _Spans) -> Iterator[Marks]:
         yield spans.level <= level
 
 
-def _alike(spans: _Spans, kept: Marks) -> Places:
+def _alike(spans: _Spans, kept: Marks, classes: Places) -> Places:
     """Return the fold of each span that is not kept, from 0: those of one class under one kept span."""
     above = _climb(spans.parent, kept)
     anchor = np.where(kept[above], above, NONE)[~kept]
     fold = np.full(len(kept), NONE)
-    fold[~kept] = np.unique((anchor + 1) * (spans.classed.max() + 1) + spans.classed[~kept], return_inverse=True)[1]
+    fold[~kept] = np.unique((anchor + 1) * (classes.max() + 1) + classes[~kept], return_inverse=True)[1]
     return fold
 
 
-def _lumped(spans: _Spans, fold: Places, room: int) -> tuple[Places, Marks]:
-    """Keep the folds with the largest totals and lump the others together, if they do not all fit."""
+def _lumped(spans: _Spans, fold: Places, lumps: Places, room: int) -> tuple[Places, Marks]:
+    """Keep the folds with the largest totals, and lump the others together if they do not all fit.
+
+    Args:
+        spans: of the trace.
+        fold: of each span, NONE for those that are kept.
+        lumps: of each span, where it goes if its fold does not fit.
+        room: for folds and lumps.
+    """
     folds = int(fold.max()) + 1
     if folds <= room:
         return fold, np.zeros(folds, np.bool_)
     folded = fold >= 0
     totals = np.bincount(fold[folded], spans.dur[folded], folds)
-    largest = np.argsort(-totals, kind="stable")[: max(0, room - len(np.unique(spans.lump[folded])))]
+    largest = np.argsort(-totals, kind="stable")[: max(0, room - len(np.unique(lumps[folded])))]
     number = np.full(folds, NONE)
     number[largest] = np.arange(len(largest))
     found = np.full(len(fold), NONE)
     found[folded] = number[fold[folded]]
     others = folded & (found < 0)
-    distinct, found[others] = np.unique(spans.lump[others], return_inverse=True)
+    distinct, found[others] = np.unique(lumps[others], return_inverse=True)
     found[others] += len(largest)
     return found, np.arange(len(largest) + len(distinct)) >= len(largest)
 
