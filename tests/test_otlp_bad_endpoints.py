@@ -374,6 +374,12 @@ def test_options_that_make_no_sense(options: dict[str, Any], word: str) -> None:
     assert "S3CRET" not in str(caught.value)
 
 
+def test_a_password_that_would_be_left_out_is_refused() -> None:
+    with pytest.raises(UsageError, match="give a header") as caught:
+        endpoint.endpoint("grpc://ada:S3CRET@h:1", None, {})
+    assert "S3CRET" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("variable", "value"), [("TIMEOUT", "soon"), ("TRACES_COMPRESSION", "zip"), ("PROTOCOL", "udp"), ("HEADERS", "a")]
 )

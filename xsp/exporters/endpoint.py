@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
@@ -70,14 +70,14 @@ class Options:
 class Endpoint:
     """A receiver of OTLP, or a file, and all that is needed to send to it."""
 
-    url: str
+    url: str = field(repr=False)
     """With credentials and query: never to be shown. For gRPC a target, for a file its path."""
 
     name: str
     """Without credentials and query: what is shown, and what `delivery.json` knows it by."""
 
     protocol: Protocol
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     timeout_s: float = 10.0
     gzip: bool = False
     insecure: bool = False
@@ -211,7 +211,9 @@ def _grpc(target: str, insecure: bool) -> tuple[str, str, bool]:
         return target, target, insecure
     if not parts.hostname:
         raise UsageError(f"{_bare(parts)}: no endpoint; write grpc://localhost:4317")
-    place = parts.netloc.rpartition("@")[2]
+    if "@" in parts.netloc:
+        raise UsageError(f"{_bare(parts)}: gRPC has no user and password in its URL; give a header, authorization=…")
+    place = parts.netloc
     plain = parts.scheme in ("grpc", "http")
     return place, f"grpc{'' if plain else 's'}://{place}", plain
 
