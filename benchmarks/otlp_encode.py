@@ -92,16 +92,16 @@ def resource_of(level: int, rank: int, process: int | None) -> Mapping[str, str 
 
 
 class Bulk(NamedTuple):
-    """A run's spans on the disk, read by one thread or by all cores."""
+    """A run's spans, read by one thread or by all cores."""
 
     con: duckdb.DuckDBPyConnection
 
     @classmethod
-    def of(cls, segments: Sequence[Path], threads: int | None) -> Bulk:
+    def of(cls, segments: Sequence[Path], threads: int | None = None, kept: str = "VIEW") -> Bulk:
         con = table.connect()
         if threads:
             con.execute(f"SET threads = {threads}")
-        con.execute(f"CREATE VIEW run AS SELECT * FROM {table.parquet(segments)}")
+        con.execute(f"CREATE {kept} run AS SELECT * FROM {table.parquet(segments)}")
         return cls(con)
 
     def requests(self) -> Iterator[encode.Request]:
@@ -116,7 +116,7 @@ class Arrays:
     """The same spans with their numbers in arrays and their templates made: the writing of the bytes alone."""
 
     def __init__(self, segments: Sequence[Path]) -> None:
-        self._spans = Ordered(Bulk.of(segments, None).con, "run")
+        self._spans = Ordered(Bulk.of(segments).con, "run")
         templates = encode._Templates(self._spans)
         self._chunks = [(chunk, *templates.of(chunk)) for chunk in self._spans.chunks()]
 
@@ -205,8 +205,8 @@ def assert_same(spans: Sequence[tuple[Ready, Context]]) -> None:
 def conditions(folder: Path, spans: int, sdk_spans: int) -> tuple[dict[str, Callable[[], object]], dict[str, int], str]:
     """Return what is measured, how many spans each encodes, and a sentence about the spans."""
     segments = write_segments(folder / "run", spans)
-    every, one = Bulk.of(segments, None), Bulk.of(segments, 1)
-    few = Bulk.of(write_segments(folder / "few", sdk_spans), None)
+    every = Bulk.of(segments)
+    few = Bulk.of(write_segments(folder / "few", sdk_spans))
     read_back = [each for each in read(request.body for request in few.requests()) if each.parent[1]]
     ready = [(each, each.context()) for each in read_back]
     assert_same(ready)
@@ -219,7 +219,8 @@ def conditions(folder: Path, spans: int, sdk_spans: int) -> tuple[dict[str, Call
     runs = {
         "SDK": lambda: through_the_sdk(ready),
         "xsp, from the segments": every.run,
-        "xsp, from the segments, one thread": one.run,
+        "xsp, from the segments, one thread": Bulk.of(segments, threads=1).run,
+        "xsp, from a table in memory": Bulk.of(segments, kept="TABLE").run,
         "xsp, from arrays": Arrays(segments).run,
     }
     return runs, {name: len(ready) if name == "SDK" else spans for name in runs}, about

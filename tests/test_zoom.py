@@ -254,7 +254,7 @@ def forests(draw: st.DrawFn) -> list[Span]:
 
 
 @given(forests(), st.integers(2, 50))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_forest_within_every_budget_keeps_its_totals_and_can_be_put_together(
     spans: list[Span], budget: int
 ) -> None:
