@@ -163,7 +163,7 @@ class profile:
         done = self._writer.finish(self._run(finished=True, costs=costs))
         if self._writer.failed is not None:
             print(f"xsp: {self.out}: {self._writer.failed}", file=sys.stderr)
-        elif self._otlp is not None:
+        elif self._otlp is not None and done is not None:
             self._say_what_is_left(done["finished"]["delivery"])
         self._writer.close()
 

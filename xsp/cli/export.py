@@ -89,8 +89,12 @@ def run(given: argparse.Namespace) -> int:
         trace_spans=given.fold,
         patience_s=given.patience,
     )
-    with progress.shown(given.quiet) as show:
-        counts = export.export(what, to, show)
+    try:
+        with progress.shown(given.quiet) as show:
+            counts = export.export(what, to, show)
+    except KeyboardInterrupt:
+        print(f"xsp: broken off; `xsp export {given.run} --resume` goes on", file=sys.stderr)
+        return 130
     _say(counts, to, given)
     return 1 if counts.left or counts.rejected else 0
 

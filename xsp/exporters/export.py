@@ -53,7 +53,9 @@ def export(what: Export, to: Endpoint, progress: Callable[[str, int, int], None]
     complete = False
     try:
         with contextlib.ExitStack() as stack:
-            deliveries = [_open(stack, run, courier, what) for run in runs_in(what.run)]
+            runs = runs_in(what.run)
+            _check_steps(runs, what)
+            deliveries = [_open(stack, run, courier, what) for run in runs]
             work = [(delivery, _chosen(delivery, what)) for delivery in deliveries]
             _send_all(work, courier, progress)
             _sum_up(work, courier.counts)
@@ -97,14 +99,16 @@ def _open(stack: contextlib.ExitStack, run: Path, courier: Courier, what: Export
 
 def _chosen(delivery: Delivery, what: Export) -> list[int]:
     """Return the steps of a run that are to be sent."""
-    left = delivery.left()
-    if what.steps is not None:
-        held = {number_of(segment) for segment in rundir.segments(delivery.run)}
-        missing = [step for step in what.steps if step not in held]
-        if missing:
-            raise UsageError(f"{delivery.run}: step {missing[0]} was not stored; there are {_listed(sorted(held))}")
-        left = [step for step in left if step in what.steps]
+    left = [step for step in delivery.left() if what.steps is None or step in what.steps]
     return delivery.timed(left) if what.timed else left
+
+
+def _check_steps(runs: list[Path], what: Export) -> None:
+    """Refuse a step that no run holds."""
+    held = {number_of(segment) for run in runs for segment in rundir.segments(run)}
+    missing = [step for step in what.steps or () if step not in held]
+    if missing:
+        raise UsageError(f"{what.run}: step {missing[0]} was not stored; there are {_listed(sorted(held))}")
 
 
 def _listed(steps: list[int]) -> str:
