@@ -18,7 +18,7 @@ import shutil
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, groupby, islice
+from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +42,9 @@ OTHERS = "services"
 
 BATCH = 8192
 """Rows that are in Python at a time."""
+
+SINGLE = 500
+"""Steps that have a segment each; beyond that a segment holds several, of `BATCH` spans together."""
 
 _NAMES = ", ".join(column.name for column in COLUMNS)
 
@@ -285,13 +288,10 @@ def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | 
             "WHERE run IN (SELECT unnest(?::VARCHAR[])) ORDER BY step, rank",
             [list(job.ids)],
         )
-        without_steps = not con.execute("SELECT 1 FROM job WHERE step IS NOT NULL LIMIT 1").fetchall()
-        if without_steps:
+        if not con.execute("SELECT 1 FROM job WHERE step IS NOT NULL LIMIT 1").fetchall():
             _make_steps(con)
             run["notes"] = _different([*run.get("notes", []), {"source": "import", "text": NO_STEPS}])
-        written = {
-            _write_segment(con, out / rundir.STEPS / name, where) for name, where in _segments(con, without_steps)
-        }
+        written = {_write_segment(con, rundir.segment(out, number), where) for number, where in _segments(con)}
         for stale in set(rundir.segments(out)) - written:
             stale.unlink()
         Store(out).finish(run)
@@ -378,31 +378,20 @@ def _parents_first(family: Iterable[tuple[str, str | None]]) -> list[str]:
     return ordered if len(ordered) == len(parents) else [*ordered, *sorted(parents.keys() - set(ordered))]
 
 
-def _segments(con: duckdb.DuckDBPyConnection, packed: bool) -> Iterator[tuple[str, str]]:
-    """Yield the name of each segment and the condition for its spans; what is in no step comes last.
-
-    Args:
-        con: holds `job`.
-        packed: several steps go into a segment. Services have many, and small ones.
-    """
-    rows = con.execute(
-        "SELECT step, rank, trace_id, count(*) FROM job WHERE step IS NOT NULL GROUP BY ALL ORDER BY ALL"
-    ).fetchall()
-    last = rows[-1][0] if rows else -1
-    if packed:
-        full = accumulate((row[3] for row in rows), lambda so_far, more: more + (so_far if so_far < BATCH else 0))
-        starts = [0, *(place + 1 for place, spans in enumerate(full) if spans >= BATCH)]
-        for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
-            if start < stop:
-                yield f"{rows[start][0]:06d}.parquet", f"step BETWEEN {rows[start][0]} AND {rows[stop - 1][0]}"
-    else:
-        for step, parts in groupby(rows, key=itemgetter(0)):
-            alike = list(parts)
-            for number, (_, rank, trace_id, _) in enumerate(alike):
-                name = f"{step:06d}" if len(alike) == 1 else f"{step:06d}-{number:04d}"
-                yield f"{name}.parquet", f"step = {step} AND rank = {rank} AND trace_id = {table.literal(trace_id)}"
+def _segments(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[int, str]]:
+    """Yield the number of each segment and the condition for its spans; what is in no step comes last."""
+    steps = con.execute("SELECT step, count(*) FROM job WHERE step IS NOT NULL GROUP BY step ORDER BY step").fetchall()
+    most = 1 if len(steps) <= SINGLE else BATCH
+    held: list[int] = []
+    filled = 0
+    for step, spans in steps:
+        held.append(step)
+        filled += spans
+        if filled >= most or step == steps[-1][0]:
+            yield held[0], f"step BETWEEN {held[0]} AND {step}"
+            held, filled = [], 0
     if con.execute("SELECT 1 FROM job WHERE step IS NULL LIMIT 1").fetchall():
-        yield f"{last + 1:06d}-none.parquet", "step IS NULL"
+        yield (steps[-1][0] + 1 if steps else 0), "step IS NULL"
 
 
 _OUTER_FIRST = f"""
