@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from xsp.errors import TraceError
 from xsp.exporters import template
-from xsp.exporters.template import COUNTS, KEY, LOOSE, TEXT, Count, Template
+from xsp.exporters.template import COUNTS, KEY, LOOSE, TEXT, Count, Layout, Template
 
 CHUNK = 1 << 13
 """Spans that are encoded together: as many as stay in the processor's caches."""
@@ -143,6 +143,7 @@ class Ordered:
 
     def _number(self) -> None:
         """Number templates and traces, and order the spans."""
+        self._layouts: dict[int, Layout] = {}
         self._find_templates()
         self.traces = self._find_traces()
         self._order()
@@ -153,20 +154,23 @@ class Ordered:
         values = {c.name: c.name for c in TEXT}
         values |= {"rank": "coalesce(rank, 0)", "process": "process", "present": " | ".join(bits) or "0::BIGINT"}
         shown = ", ".join(f"{value} AS {name}" for name, value in values.items())
-        self._con.execute(
-            f"CREATE OR REPLACE TEMP TABLE {self._distinct} AS SELECT DISTINCT {shown} FROM {self._source}"
-        )
-        telling = self._telling(list(values))
+        found = f"{self._distinct}_found"
+        self._con.execute(f"CREATE OR REPLACE TEMP TABLE {found} AS SELECT DISTINCT {shown} FROM {self._source}")
+        telling = self._telling(found, list(values))
         for salt in itertools.count():
-            self._found = _HASH.format(", ".join([str(salt), *telling]))
-            numbers = f"SELECT {self._found} AS number FROM {self._distinct}"
-            if self._con.execute(f"SELECT count(*) = count(DISTINCT number) FROM ({numbers})").fetchall()[0][0]:
+            number = _HASH.format(", ".join([str(salt), *telling]))
+            self._con.execute(
+                f"CREATE OR REPLACE TEMP TABLE {self._distinct} AS SELECT {number} AS number, * FROM {found}"
+            )
+            told_apart = f"SELECT count(*) = count(DISTINCT number) FROM {self._distinct}"
+            if self._con.execute(told_apart).fetchall()[0][0]:
                 break
+        self._con.execute(f"DROP TABLE {found}")
         self._template = _HASH.format(", ".join([str(salt), *(values[name] for name in telling)]))
 
-    def _telling(self, names: list[str]) -> list[str]:
+    def _telling(self, found: str, names: list[str]) -> list[str]:
         """Return columns that tell the templates apart: fewer are hashed faster, which pays where spans are many."""
-        rows = self._con.execute(f"SELECT * FROM {self._distinct} LIMIT {FEW + 1}").fetchall()
+        rows = self._con.execute(f"SELECT * FROM {found} LIMIT {FEW + 1}").fetchall()
         if len(rows) > FEW or self.spans < MANY:
             return names
         left = list(range(len(names)))
@@ -241,13 +245,18 @@ class Ordered:
 
     def templates(self, numbers: list[int]) -> Iterator[tuple[int, Template]]:
         """Yield templates, each after its number."""
-        query = f"SELECT {self._found} AS number, * FROM {self._distinct} WHERE number IN (SELECT unnest(?::UBIGINT[]))"
+        query = f"SELECT * FROM {self._distinct} WHERE number IN (SELECT unnest(?::UBIGINT[]))"
         for number, *texts, rank, process, present in self._con.execute(query, [numbers]).fetchall():
-            text = dict(zip((c.name for c in TEXT), texts, strict=True))
+            yield number, template.template(self._layout(present), texts, rank, process)
+
+    def _layout(self, present: int) -> Layout:
+        """Return the layout of spans by the bits of what is there of `self._sometimes`."""
+        if present not in self._layouts:
             missing = {name for bit, name in enumerate(self._sometimes) if not present >> bit & 1}
             counts = [None if count.column in missing else count for count in self.counts]
-            parent, key = "parent_id" not in missing, self.keyed and "key" not in missing
-            yield number, template.template(text, (text["level"], rank, process), parent, key, counts)
+            key = self.keyed and "key" not in missing
+            self._layouts[present] = template.layout("parent_id" not in missing, key, counts)
+        return self._layouts[present]
 
 
 def _word(digits: str) -> str:

@@ -41,6 +41,7 @@ INTERNAL = b"\x30\x01"
 ERROR = b"\x18\x02"
 """The code of a status that is an error."""
 
+LEVEL = "xsp.level"
 NOWHERE = -1
 Owner = tuple[int, int, "int | None"]
 """Level, rank and process of a span: whose resource it belongs to."""
@@ -75,31 +76,46 @@ class Template(NamedTuple):
     owner: Owner
 
 
-def template(
-    text: Mapping[str, Any], owner: Owner, parent: bool, key: bool, counts: Sequence[Count | None]
-) -> Template:
-    """Encode what spans of one template have in common.
+class Layout(NamedTuple):
+    """How a template begins, and where its numbers go: the same for all spans that have the same numbers."""
+
+    head: bytes
+    places: tuple[int, ...]
+
+
+def layout(parent: bool, key: bool, counts: Sequence[Count | None]) -> Layout:
+    """Return the layout of spans.
 
     Args:
-        text: values of the columns of `TEXT`.
-        owner: whose resource it belongs to.
-        parent: whether it has one.
-        key: whether it has one of `KEY` bytes.
-        counts: those that it has; None for those that it has not.
+        parent: whether they have one.
+        key: whether they have one of `KEY` bytes.
+        counts: those that they have; None for those that they have not.
     """
-    body = bytearray(b"\x12\0\0\0\0\x0a\x10" + bytes(16) + b"\x12\x08" + bytes(8))
+    head = bytearray(b"\x12\0\0\0\0\x0a\x10" + bytes(16) + b"\x12\x08" + bytes(8))
     places = [1, 7, 15, 25]
-    places.append(_room(body, b"\x22\x08", 8) if parent else NOWHERE)
-    places += [_room(body, b"\x39", 8), _room(body, b"\x41", 8)]
-    places.append(_room(body, _string_head("xsp.key", KEY), KEY) if key else NOWHERE)
+    places.append(_room(head, b"\x22\x08", 8) if parent else NOWHERE)
+    places += [_room(head, b"\x39", 8), _room(head, b"\x41", 8)]
+    places.append(_room(head, _string_head("xsp.key", KEY), KEY) if key else NOWHERE)
     for count in counts:
         if count is None or count.is_constant:
             places.append(NOWHERE)
         else:
-            places.append(_room(body, _count_head(count.attribute, count.width), count.width))
-    body += b"".join(_attribute(count.attribute, count.low) for count in counts if count and count.is_constant)
-    body += FLAGS + INTERNAL + _texts(text)
-    return Template(bytes(body), tuple(places), owner)
+            places.append(_room(head, _count_head(count.attribute, count.width), count.width))
+    head += b"".join(_attribute(count.attribute, count.low) for count in counts if count and count.is_constant)
+    return Layout(bytes(head + FLAGS + INTERNAL), tuple(places))
+
+
+def template(layout: Layout, texts: Sequence[Any], rank: int, process: int | None) -> Template:
+    """Encode what spans of one template have in common; `texts` are the values of the columns of `TEXT`."""
+    parts = [layout.head, wire.block(5, wire.text(texts[_NAME] or ""))]
+    parts += [_attribute(name, texts[place]) for place, name in _ATTRIBUTES if texts[place] is not None]
+    if texts[_STATUS] not in (None, "ok"):
+        parts.append(_failure(texts[_STATUS]))
+    return Template(b"".join(parts), layout.places, (texts[_LEVEL], rank, process))
+
+
+_LEVEL, _NAME, _STATUS = ([c.name for c in TEXT].index(name) for name in ("level", "name", "status"))
+_ATTRIBUTES = [(place, c.attribute) for place, c in enumerate(TEXT) if c.attribute is not None]
 
 
 def _room(body: bytearray, tag: bytes, size: int) -> int:
@@ -116,21 +132,21 @@ def _count_head(attribute: str, size: int) -> bytes:
     return b"\x4a" + wire.varint(len(key) + size) + key
 
 
-def _texts(text: Mapping[str, Any]) -> bytes:
-    """Return the name, the attributes that are text, and the status."""
-    parts = [wire.block(5, wire.text(text["name"] or ""))]
-    for column in TEXT:
-        value = text[column.name]
-        if column.attribute is not None and value is not None:
-            parts.append(_attribute(column.attribute, semconv.level_name(value) if column.name == "level" else value))
-    if text["status"] not in (None, "ok"):
-        parts.append(_failure(text["status"]))
-    return b"".join(parts)
-
-
-@functools.lru_cache(maxsize=4096)
 def _attribute(attribute: str, value: str | int | bool) -> bytes:
-    return wire.block(9, wire.attribute(attribute, value))
+    return _known_attribute(attribute, value) if _is_short(value) else _encoded_attribute(attribute, value)
+
+
+def _is_short(value: Any) -> bool:
+    """Whether a value is worth keeping: a cache counts its entries, not their bytes."""
+    return not isinstance(value, str) or len(value) < 1000
+
+
+def _encoded_attribute(attribute: str, value: str | int | bool) -> bytes:
+    shown = semconv.level_name(value) if attribute == LEVEL and isinstance(value, int) else value
+    return wire.block(9, wire.attribute(attribute, shown))
+
+
+_known_attribute = functools.lru_cache(maxsize=4096)(_encoded_attribute)
 
 
 def _failure(status: str) -> bytes:
@@ -149,7 +165,8 @@ def loose(column: str, values: Sequence[str | None]) -> list[bytes]:
     Raises:
         TraceError: attributes are no JSON object, or links are no pairs of ids.
     """
-    return list(map(_APPENDED[column], values))
+    encoded, known = _APPENDED[column]
+    return [known(value) if _is_short(value) else encoded(value) for value in values]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -167,7 +184,6 @@ def _key(value: str | None) -> bytes:
     return _string_head("xsp.key", len(content)) + content
 
 
-@functools.lru_cache(maxsize=4096)
 def _attributes(value: str | None) -> bytes:
     """Return the JSON of the column `attributes` as attributes; a name that a column has goes under our own."""
     if value is None:
@@ -183,7 +199,6 @@ _TAKEN = {*semconv.COLUMN_OF, "error.type"}
 """Names that a span may have already: no attribute stands there twice."""
 
 
-@functools.lru_cache(maxsize=4096)
 def _links(value: str | None) -> bytes:
     if value is None:
         return b""
@@ -197,4 +212,9 @@ def _short(value: str) -> str:
     return value if len(value) <= 100 else value[:100] + "…"
 
 
-_APPENDED: Mapping[str, Callable[[str | None], bytes]] = {"key": _key, "attributes": _attributes, "links": _links}
+_APPENDED: Mapping[str, tuple[Callable[[str | None], bytes], Callable[[str | None], bytes]]] = {
+    "key": (_key, _key),
+    "attributes": (_attributes, functools.lru_cache(maxsize=4096)(_attributes)),
+    "links": (_links, functools.lru_cache(maxsize=4096)(_links)),
+}
+"""What encodes a column, and the same with a memory for values that return."""
