@@ -8,6 +8,7 @@ examples:
   xsp analyze runs/demo A8 --format csv > kernels.csv
   xsp analyze runs/demo A2 --format parquet --out layers.parquet
   xsp analyze runs/sweep A1                      over the runs of a sweep
+  xsp analyze traces.jsonl A2                    what a Collector wrote, see docs/importing.md
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import io
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -32,7 +34,11 @@ FORMATS = ("table", "csv", "json", "parquet")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("path", type=Path, metavar="RUN", help="run directory, sweep, or Parquet file of spans")
+    parser.add_argument(
+        "path",
+        metavar="RUN",
+        help="run directory, sweep, Parquet file of spans, OTLP file, or URL of a trace in Jaeger",
+    )
     parser.add_argument("names", nargs="*", metavar="ANALYSIS", help="A1 … A15, ledger, ledger-layers, ledger-kinds")
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default), csv, json or parquet")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write here instead of printing")
@@ -44,7 +50,7 @@ def run(given: argparse.Namespace) -> int:
     """Load, analyse, print."""
     from xsp import rundir, runs
 
-    places = runs.parts(given.path) if given.path.is_dir() else [given.path]
+    places: Sequence[str | Path] = runs.parts(given.path) if Path(given.path).is_dir() else [given.path]
     traces = [runs.load(place, skip_damaged=given.skip_damaged) for place in places]
     if not given.names:
         _list(traces[0])

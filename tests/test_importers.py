@@ -1,0 +1,257 @@
+"""The door of the importers: who reads what, nothing but clear errors from any bytes, and memory that stays."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("opentelemetry.proto")
+pytest.importorskip("hypothesis")
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+import xsp
+from xsp import plugins
+from xsp.errors import PluginError, TraceError
+from xsp.importers import contract
+
+
+def shop() -> ExportTraceServiceRequest:
+    message = ExportTraceServiceRequest()
+    scope = message.resource_spans.add().scope_spans.add()
+    for number in range(1, 4):
+        span = scope.spans.add(trace_id=b"\1" * 16, span_id=bytes([number] * 8), name=f"span {number}")
+        span.start_time_unix_nano, span.end_time_unix_nano = 1000 * number, 9000
+        for name, value in {"xsp.kind": "op", "xsp.level": "op", "xsp.status": "ok", "xsp.key": "ab"}.items():
+            span.attributes.add(key=name).value.string_value = value
+        span.attributes.add(key="xsp.step").value.int_value = 0
+        span.attributes.add(key="xsp.timed").value.bool_value = True
+        span.attributes.add(key="list").value.array_value.values.add().double_value = 1.5
+    return message
+
+
+BINARY = shop().SerializeToString()
+LINE = {
+    "resourceSpans": [
+        {
+            "resource": {"attributes": [{"key": "xsp.run.id", "value": {"stringValue": "ab"}}]},
+            "scopeSpans": [
+                {
+                    "spans": [
+                        {
+                            "traceId": "01" * 16,
+                            "spanId": "02" * 8,
+                            "name": "é",
+                            "startTimeUnixNano": "5",
+                            "endTimeUnixNano": 9,
+                            "attributes": [
+                                {"key": "xsp.kind", "value": {"stringValue": "step"}},
+                                {"key": "xsp.level", "value": {"stringValue": "model"}},
+                                {"key": "xsp.step", "value": {"intValue": "0"}},
+                                {"key": "deep", "value": {"arrayValue": {"values": [{"doubleValue": 1.5}]}}},
+                            ],
+                        }
+                    ]
+                }
+            ],
+        }
+    ]
+}
+DOWNLOAD = {
+    "data": [
+        {
+            "spans": [
+                {
+                    "traceID": "1",
+                    "spanID": "2",
+                    "operationName": "s",
+                    "startTime": 5,
+                    "duration": 1,
+                    "processID": "p1",
+                    "references": [{"refType": "CHILD_OF", "traceID": "1", "spanID": "3"}],
+                    "tags": [{"key": "a", "type": "int64", "value": 1}],
+                }
+            ],
+            "processes": {"p1": {"serviceName": "s", "tags": []}},
+        }
+    ]
+}
+SAMPLES = {
+    "lines": (json.dumps(LINE) + "\n").encode() * 3,
+    "message": BINARY,
+    "messages": (len(BINARY).to_bytes(4, "big") + BINARY) * 2,
+    "download": json.dumps(DOWNLOAD).encode(),
+    "answer": json.dumps({"result": LINE}).encode(),
+}
+READERS = {
+    "lines": "otlp-json",
+    "message": "otlp-proto",
+    "messages": "otlp-proto",
+    "download": "jaeger",
+    "answer": "jaeger",
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_file_is_recognised_by_what_is_in_it(tmp_path: Path, name: str, pack: Any) -> None:
+    file = tmp_path / "no-suffix"
+    file.write_bytes(pack(SAMPLES[name]))
+    assert contract.find(str(file)).name == READERS[name]
+
+
+def test_exactly_one_importer_recognises_each() -> None:
+    importers = [plugins.load(contract.GROUP, name)() for name in plugins.names(contract.GROUP)]
+    for name, content in SAMPLES.items():
+        assert [each.name for each in importers if each.recognises(content, name)] == [READERS[name]]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "no importer recognises it"),
+        (b"hello", "no importer recognises it"),
+        (b'{"a": 1}', "no importer recognises it"),
+        (b"\x1f\x8b rubbish", "damaged gzip"),
+        (bytes(100_000), "no importer recognises it"),
+    ],
+)
+def test_what_nobody_reads_is_said(tmp_path: Path, content: bytes, expected: str) -> None:
+    file = tmp_path / "x"
+    file.write_bytes(content)
+    with pytest.raises(TraceError, match=expected) as caught:
+        xsp.load(file)
+    assert str(file) in str(caught.value)
+
+
+def test_an_importer_that_is_broken_stops_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = plugins.load
+
+    def load(group: str, name: str) -> Any:
+        if name == "jaeger":
+            raise PluginError("jaeger needs something")
+        return real(group, name)
+
+    monkeypatch.setattr(plugins, "load", load)
+    file = tmp_path / "x"
+    file.write_bytes(SAMPLES["lines"])
+    assert contract.find(str(file)).name == "otlp-json"
+    file.write_bytes(b"hello")
+    with pytest.raises(PluginError, match="jaeger needs something"):
+        xsp.load(file)
+
+
+def test_the_core_alone_reads_json_and_says_what_protobuf_needs(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['opentelemetry.proto'] = None; import xsp; print(len(xsp.load(sys.argv[1]).spans))"
+    for name in ("lines", "message"):
+        (tmp_path / name).write_bytes(SAMPLES[name])
+    lines, message = (
+        subprocess.run([sys.executable, "-c", code, tmp_path / name], capture_output=True, text=True, check=False)
+        for name in ("lines", "message")
+    )
+    assert "PluginError: reading OTLP protobuf needs" in message.stderr
+    assert "pip install 'xsp[otel]'" in message.stderr
+    assert lines.stdout == "1\n"
+
+
+# --- any bytes ------------------------------------------------------------------------------------------
+
+MUTATIONS = st.lists(
+    st.tuples(st.floats(0, 1), st.sampled_from(["set", "cut", "insert", "repeat"]), st.binary(min_size=1, max_size=8)),
+    min_size=1,
+    max_size=6,
+)
+
+
+def mutated(content: bytes, mutations: list[tuple[float, str, bytes]]) -> bytes:
+    for where, how, new in mutations:
+        at = int(where * len(content))
+        if how == "set":
+            content = content[:at] + new + content[at + len(new) :]
+        elif how == "cut":
+            content = content[:at] + content[at + 16 * len(new) :]
+        elif how == "insert":
+            content = content[:at] + new + content[at:]
+        else:
+            content = content[:at] + content[at : at + 40] * 2 + content[at + 40 :]
+    return content
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(mutations=MUTATIONS)
+def test_no_bytes_lead_to_another_error(tmp_path: Path, name: str, mutations: list[tuple[float, str, bytes]]) -> None:
+    file = tmp_path / "fuzzed"
+    file.write_bytes(mutated(SAMPLES[name], mutations))
+    with contextlib.suppress(TraceError, PluginError):
+        assert len(xsp.load(file).spans) > 0
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths to all values inside of a document."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, each in items for place in places(each, (*path, key)))]
+
+
+def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = replaced(copy[path[0]], path[1:], new)
+    return copy
+
+
+@pytest.mark.parametrize("document", [LINE, {"result": LINE}, DOWNLOAD], ids=["otlp", "answer", "download"])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_value_leads_to_another_error(tmp_path: Path, document: dict[str, Any], data: st.DataObject) -> None:
+    where = data.draw(st.sampled_from(places(document)))
+    file = tmp_path / "fuzzed.json"
+    file.write_text(json.dumps(replaced(document, where, data.draw(ANYTHING))), encoding="utf-8")
+    with contextlib.suppress(TraceError, PluginError):
+        assert len(xsp.load(file).spans) > 0
+
+
+# --- memory ---------------------------------------------------------------------------------------------
+
+PEAK = """
+import resource, sys, xsp
+from pathlib import Path
+from xsp import intake
+xsp.load(sys.argv[1]).spans  # what is imported and warmed counts in both
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+intake.import_into(Path(sys.argv[3]), [sys.argv[2]])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_memory_follows_the_messages_not_the_file(tmp_path: Path) -> None:
+    small, large, out = tmp_path / "small", tmp_path / "large", tmp_path / "out"
+    small.write_bytes(SAMPLES["lines"])
+    out.mkdir()
+    span = {"startTimeUnixNano": 5, "endTimeUnixNano": 9, "name": "x" * 300}
+    with gzip.open(large, "wt", compresslevel=1) as file:
+        for line in range(150):
+            trace = f"{line + 1:032x}"
+            spans = [{**span, "traceId": trace, "spanId": f"{number + 1:016x}"} for number in range(500)]
+            file.write(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}) + "\n")
+    command = [sys.executable, "-c", PEAK, str(small), str(large), str(out)]
+    taken = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(taken) < 400  # MiB; the file's 75,000 spans as Python objects alone would be that
