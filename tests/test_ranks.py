@@ -36,6 +36,15 @@ SCRIPT = """
     dist.destroy_process_group()
 """
 
+OWN_STEPS = """
+    import torch, xsp
+    model = torch.nn.Linear(4, 2)
+    with xsp.profile("own", out="own", warmup=0, levels="M") as prof:
+        for _ in range(4):
+            with prof.step():
+                model(torch.randn(3, 4))
+"""
+
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -104,6 +113,15 @@ def test_ranks_without_a_launcher_load_as_one_too(job: Path, tmp_path: Path) -> 
     for part in ("rank-0000", "rank-0001"):
         shutil.copytree(job / part, tmp_path / part)
     assert xsp.load(tmp_path).sql("SELECT count(DISTINCT rank) FROM spans").fetchall() == [(2,)]
+
+
+def test_ranks_that_torchrun_alone_started_share_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(OWN_STEPS))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    environment = {name: value for name, value in os.environ.items() if name != "TRACEPARENT"}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=300)
+    traces = xsp.load(tmp_path / "own").sql("SELECT trace_id, count(DISTINCT rank) FROM spans GROUP BY trace_id")
+    assert [ranks for _, ranks in traces.fetchall()] == [2]
 
 
 def test_a_missing_rank_is_said(job: Path, tmp_path: Path) -> None:

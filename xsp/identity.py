@@ -32,7 +32,10 @@ class Identity(NamedTuple):
     trace_id: str
     span_id: str
     caller: Caller | None
-    """From `TRACEPARENT`; the run and its steps join its trace."""
+    """From `TRACEPARENT`."""
+
+    shared: bool
+    """Whether the trace is that of a caller, or of several ranks: then the steps are in it too."""
 
     rank: int
     local_rank: int
@@ -44,11 +47,13 @@ class Identity(NamedTuple):
 def of_this_process(environment: Mapping[str, str] = os.environ) -> Identity:
     """Return a new run's identity in this process."""
     caller = caller_in(environment)
+    shared = caller.trace_id if caller else _trace_of_ranks(environment)
     return Identity(
         id=os.urandom(8).hex(),
-        trace_id=caller.trace_id if caller else os.urandom(16).hex(),
+        trace_id=shared or os.urandom(16).hex(),
         span_id=os.urandom(8).hex(),
         caller=caller,
+        shared=shared is not None,
         rank=_number(environment, "RANK", 0),
         local_rank=_number(environment, "LOCAL_RANK", 0),
         world_size=_number(environment, "WORLD_SIZE", 1),
@@ -76,6 +81,24 @@ def host() -> str:
         name = ""
     # containers of one image share the machine id, and have node names of their own
     return f"host-{hashlib.blake2b(f'{name}/{platform.node()}'.encode(), digest_size=6).hexdigest()}"
+
+
+def _trace_of_ranks(environment: Mapping[str, str]) -> str | None:
+    """Return the trace of ranks that one launcher started on one host, which all of them can tell: it is theirs alone.
+
+    None for a process that is alone, and for ranks on several hosts: nothing that they share is new in each run.
+    """
+    ranks = _number(environment, "WORLD_SIZE", 1)
+    if ranks < 2 or ranks != _number(environment, "LOCAL_WORLD_SIZE", 0):
+        return None
+    launcher = os.getppid()
+    try:
+        began = (
+            Path(f"/proc/{launcher}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
+        )
+    except (OSError, IndexError):
+        return None
+    return hashlib.blake2b(f"{host()}/{launcher}/{began}".encode(), digest_size=16).hexdigest()
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:

@@ -229,9 +229,9 @@ class profile:
             self._writer.store(self._count, rows)
 
     def _caller(self) -> identity.Caller | None:
-        """Return the run's own span, if the run was started inside a trace: then its steps are in it too."""
+        """Return the run's own span, if its trace is shared: then its steps are in it too."""
         own = self._identity
-        return identity.Caller(own.trace_id, own.span_id) if own.caller is not None else None
+        return identity.Caller(own.trace_id, own.span_id) if own.shared else None
 
     def _run(self, finished: bool, costs: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the content of `run.json`."""
