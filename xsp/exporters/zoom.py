@@ -7,10 +7,11 @@ folded: under the nearest span that was kept, those of the same level, kind, nam
 become one span, from the first start to the last end. It carries `xsp.fold.count`, `xsp.fold.sum_ns`,
 `xsp.fold.min_ns`, `xsp.fold.median_ns` (the lower one of an even number), `xsp.fold.max_ns`, `xsp.fold.errors`
 where some failed, `xsp.fold.details`, the number of detail traces that hold its spans, and links to the roots of
-the first of these. The level is the deepest at which all that fits. Where none does (a million steps in one trace,
-a million names under one parent), as many outer levels are kept as take half of the budget, the folds with the
-largest totals stay, and the rest is lumped together, one `(others)` per level, kind, rank and process. These are
-never left out: if they alone are more than the budget, the overview is as large as they are.
+the first of these. Where the folds do not all fit, those with the largest totals stay, and the rest is lumped
+together, under each kept span one `(others)` per level, kind, rank and process. The level is the deepest at which
+the kept spans and these fit. Where none does (a million steps in one trace, an outermost level that is too large), as
+many outer levels are kept as take half of the budget, and there is one `(others)` per level, kind, rank and process of
+the whole trace. These are never left out: if they alone are more than the budget, the overview is as large as they are.
 
 For each level and kind, the number of spans and the sum of their `dur_ns`, kept and folded, are those of the original.
 
@@ -26,7 +27,7 @@ are more than the budget.
    `xsp.parent_id`, where it has one, the original parent id, with `""` for none. Both attributes go; the rest of
    the span is as it was.
 
-All ids that are made here are hashes of the ids of spans and of the budget, so the same trace gives the same ids.
+All ids that are made here are hashes of the ids of spans and of the budgets, so the same trace gives the same ids.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def split(con: duckdb.DuckDBPyConnection, source: str, budget: int = BUDGET, det
         folds += len(plan.folds.first)
         found += len(plan.details)
     _store(con, plans)
-    _write(con, budget)
+    _write(con, f"{budget}/{details}")
     con.execute(";".join(f"DROP TABLE {name}" for name in _TEMPORARY))
     return [OVERVIEW, DETAILS]
 
@@ -236,9 +237,10 @@ def _plan(spans: _Spans, budget: int, details_budget: int) -> _Plan:
 def _choose(spans: _Spans, budget: int) -> tuple[Marks, Places, Marks]:
     """Return which spans are kept, the fold of each other one, and which folds are lumps."""
     for kept in _levels(spans):
-        fold, lumps = (_alike(spans, kept, classes) for classes in (spans.classed, spans.lump))
-        if kept.sum() + lumps.max() + 1 <= budget:
-            return kept, *_lumped(spans, fold, lumps, int(budget - kept.sum()))
+        room = budget - int(kept.sum())
+        lumps = _alike(spans, kept, spans.lump) if room > 0 else None
+        if lumps is not None and lumps.max() < room:
+            return kept, *_lumped(spans, _alike(spans, kept, spans.classed), lumps, room)
     lumps = np.unique(spans.lump, return_inverse=True)[1]
     fitting = (kept for kept in _levels(spans) if kept.sum() <= budget // 2 and kept.sum() + lumps.max() < budget)
     kept = next(fitting, np.zeros(len(spans.row), np.bool_))
@@ -381,14 +383,14 @@ def _store(con: duckdb.DuckDBPyConnection, plans: list[dict[str, Table]]) -> Non
         con.unregister("xsp_zoom_arrays")
 
 
-def _write(con: duckdb.DuckDBPyConnection, budget: int) -> None:
+def _write(con: duckdb.DuckDBPyConnection, budgets: str) -> None:
     """Make the two tables of the spans and the plans."""
     names = ", ".join([*(c.name for c in COLUMNS), "links"])
     # each in a table of its own: joins that DuckDB 2.0 plans over all of it at once fail an assertion of its own
     for name, query in (("named", _NAMED), ("sums", _SUMS)):
         con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_{name} AS {query}")
     for name in ("details", "folds"):
-        con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_{name} AS {_IDS.format(name=name, budget=budget)}")
+        con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_{name} AS {_IDS.format(name=name, budgets=budgets)}")
     con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_held AS {_HELD}")
     for table, spans, added in ((OVERVIEW, _KEPT, _FOLDED), (DETAILS, _DETAILED, _ROOTS)):
         con.execute(f"CREATE OR REPLACE TEMP TABLE {table} AS SELECT {names} FROM ({spans})")
@@ -416,8 +418,8 @@ _NAMED = """
 """The spans whose ids and names others take up."""
 
 _IDS = """
-    SELECT x.*, md5(concat_ws('/', '{name}', s.trace_id, s.span_id, {budget})) AS trace_id,
-           substr(md5(concat_ws('/', '{name} root', s.trace_id, s.span_id, {budget})), 1, 16) AS span_id
+    SELECT x.*, md5(concat_ws('/', '{name}', s.trace_id, s.span_id, '{budgets}')) AS trace_id,
+           substr(md5(concat_ws('/', '{name} root', s.trace_id, s.span_id, '{budgets}')), 1, 16) AS span_id
     FROM xsp_zoom_{name} x JOIN xsp_zoom_named s ON s.row = x.first
 """
 
