@@ -134,7 +134,7 @@ def test_another_program_alone_is_a_step_a_trace(tmp_path: Path) -> None:
         ("user", 10, 0, "SELECT", "handmade", "explicit"),
     ]
     assert xsp.analyses.A1(trace).fetchall()[0][1] == pytest.approx(3.0)
-    assert "no span of xsp's" in " ".join(finding.text for finding in health(trace))
+    assert "no step of xsp's" in " ".join(finding.text for finding in health(trace))
     assert "layer level" in str(xsp.analyses.A2.refusal(trace))
 
 

@@ -300,20 +300,18 @@ def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | 
     return run
 
 
-NO_STEPS = (
-    "no span of xsp's is in it: each trace counts as a step, its root as the step itself; layers, operators and "
-    "kernels were not recorded"
-)
+NO_STEPS = "no step of xsp's is in it: each trace counts as one, and its root as the step itself"
 
 
 def _make_steps(con: duckdb.DuckDBPyConnection) -> None:
     """Make each trace of the job a step: number it by its start, its root the step, keys from the names."""
-    marks = [c for c in COLUMNS if c.name in ("trace_id", "span_id", "step", "key")]
+    marks = [c for c in COLUMNS if c.name in ("trace_id", "span_id", "step", "rung", "key")]
     marks.append(Column("root", "BOOLEAN", "whether it is the step itself"))
     table.create(con, "placed", marks)
     rows = con.execute(
-        "SELECT trace_id, span_id, parent_id, name FROM job JOIN "
-        "(SELECT trace_id, min(start_ns) AS began FROM job GROUP BY trace_id) USING (trace_id) "
+        "SELECT trace_id, span_id, parent_id, name, rung FROM (SELECT * EXCLUDE (rung) FROM job) JOIN "
+        f"(SELECT trace_id, min(start_ns) AS began, greatest(max(level), {int(Level.MODEL)}) AS rung "
+        "FROM job GROUP BY trace_id) USING (trace_id) "
         "ORDER BY began, trace_id, start_ns, dur_ns DESC, span_id"
     )
     placed = _placed(iter(rows.fetchone, None))
@@ -324,22 +322,23 @@ def _make_steps(con: duckdb.DuckDBPyConnection) -> None:
     con.execute(
         f"""
         CREATE OR REPLACE TABLE job AS SELECT job.* REPLACE (
-            placed.step AS step, placed.key AS key, {int(Level.MODEL)}::SMALLINT AS rung, true AS timed,
+            placed.step AS step, coalesce(job.key, placed.key) AS key, placed.rung AS rung, true AS timed,
             CASE WHEN placed.root THEN {int(Level.MODEL)}::SMALLINT ELSE job.level END AS level,
             CASE WHEN placed.root THEN '{Kind.STEP}' ELSE job.kind END AS kind,
-            CASE WHEN job.parent_id IN (SELECT span_id FROM job) THEN '{Rule.EXPLICIT}' END AS parent_rule
+            CASE WHEN job.parent_rule IS NULL AND job.parent_id IN (SELECT span_id FROM job) THEN '{Rule.EXPLICIT}'
+                 ELSE job.parent_rule END AS parent_rule
         ) FROM job JOIN placed USING (trace_id, span_id) ORDER BY placed.step
         """
     )
 
 
-def _placed(rows: Iterable[tuple[str, str, str | None, str]]) -> Iterator[tuple[str, str, int, str, bool]]:
-    """Yield trace id, span id, step, key, and whether it is the root, of spans that come a trace at a time."""
+def _placed(rows: Iterable[tuple[str, str, str | None, str, int]]) -> Iterator[tuple[str, str, int, int, str, bool]]:
+    """Yield trace id, span id, step, rung, key, and whether it is the root, of spans that come a trace at a time."""
     for step, (trace_id, group) in enumerate(groupby(rows, key=itemgetter(0))):
-        family = [row[1:] for row in group]
-        keys = _keys([(span_id, parent_id) for span_id, parent_id, _ in family], {each[0]: each[2] for each in family})
-        root = next(iter(keys))
-        yield from ((trace_id, span_id, step, key, span_id == root) for span_id, key in keys.items())
+        family = list(group)
+        keys = _keys([(row[1], row[2]) for row in family], {row[1]: row[3] for row in family})
+        root, rung = next(iter(keys)), family[0][4]
+        yield from ((trace_id, span_id, step, rung, key, span_id == root) for span_id, key in keys.items())
 
 
 def _keys(family: Sequence[tuple[str, str | None]], names: Mapping[str, str]) -> dict[str, str]:
@@ -502,8 +501,9 @@ def _together(run: Path, files: Sequence[Path], content: Mapping[str, Any]) -> s
     parts = [f"SELECT {_NAMES}, '' AS run FROM {table.parquet(files)}"] if files else []
     if steps := rundir.segments(run):
         made = any(note.get("text") == NO_STEPS for note in content.get("notes", ()))
-        plain = {"level": str(int(Level.APPLICATION)), "kind": f"'{Kind.USER}'"}
-        plain |= dict.fromkeys(("step", "rung", "timed", "key", "parent_rule"), "NULL")
+        plain = dict.fromkeys(("step", "rung", "timed"), "NULL")
+        plain["level"] = f"CASE WHEN kind = '{Kind.STEP}' THEN {int(Level.APPLICATION)} ELSE level END"
+        plain["kind"] = f"CASE WHEN kind = '{Kind.STEP}' THEN '{Kind.USER}' ELSE kind END"
         names = [f"{plain[c.name]}::{c.type} AS {c.name}" if c.name in plain and made else c.name for c in COLUMNS]
         parts.insert(0, f"SELECT {', '.join(names)}, '' AS run FROM {table.parquet(steps)}")
     return " UNION ALL ".join(parts)
