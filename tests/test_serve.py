@@ -241,6 +241,15 @@ def test_what_was_acknowledged_survives_a_kill(receiver: Receiver, tmp_path: Pat
     assert receiver.runs() == [place]
 
 
+def test_overwriting_takes_away_what_was_not_in_order_yet(receiver: Receiver) -> None:
+    receiver.post(GOOD)
+    receiver.end(signal.SIGKILL)
+    place = receiver.out / "services"
+    assert list((place / "arrived").iterdir())
+    rundir.create(place, overwrite=True)
+    assert not (place / "arrived").exists()
+
+
 def test_a_receiver_goes_on_with_a_run_that_was_cut(run: Path, original: Whole, tmp_path: Path) -> None:
     first = Receiver(tmp_path / "received")
     sent(run, first.http, "--steps", ",".join(str(int(file.stem)) for file in rundir.segments(run)[:4]))

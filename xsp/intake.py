@@ -436,13 +436,10 @@ def _noted(run: Mapping[str, Any], texts: Sequence[str], doubled: int) -> list[A
 
 # --- what a receiver took -------------------------------------------------------------------------------
 
-WAITING = "arrived"
-"""Folder in a run directory with what was received and is not in order yet, in the order in which it came."""
-
 
 def is_waiting(run: Path) -> bool:
     """Return whether a directory holds what was received and is not in order yet."""
-    return any((run / WAITING).glob("*.parquet"))
+    return any((run / rundir.WAITING).glob("*.parquet"))
 
 
 def put_in_order(run: Path, out: Path, finished: bool | None = None) -> dict[str, Any]:
@@ -462,7 +459,7 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> dict[str
     """
     content = rundir.read_run(run)
     (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
-    files = sorted((run / WAITING).glob("*.parquet"))
+    files = sorted((run / rundir.WAITING).glob("*.parquet"))
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
         con = connect(Path(folder))
         try:
@@ -470,7 +467,7 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> dict[str
             doubled = once(con)
             written = write(con, _received(content, doubled), out, finished)
         except duckdb.Error as error:
-            raise TraceError(f"{run / WAITING}: damaged ({str(error).splitlines()[0]})") from error
+            raise TraceError(f"{run / rundir.WAITING}: damaged ({str(error).splitlines()[0]})") from error
         finally:
             con.close()
     if out == run:

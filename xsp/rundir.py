@@ -7,6 +7,7 @@ RUN/
   merged.parquet       the leveled steps merged into one true step; written when the run ends
   delivery.json        which steps were delivered to which endpoint; see `xsp.exporters.delivery`
   rank-0000/           a run for each process of a distributed program
+  arrived/             what `xsp serve` received and has not put in order yet
   serialised/          a re-run with one thing at a time, where parents were ambiguous (`xsp run --resolve`)
 ```
 
@@ -32,6 +33,9 @@ RANKS = "ranks"
 """Kind of a directory that holds a run for each rank of a distributed program."""
 
 STEPS = "steps"
+WAITING = "arrived"
+"""Folder with what a receiver took and has not put in order yet (`xsp.intake`)."""
+
 MERGED_FILE = "merged.parquet"
 SERIALISED = "serialised"
 DELIVERY_FILE = "delivery.json"
@@ -81,10 +85,11 @@ def _clear(run: Path) -> None:
             with contextlib.suppress(TraceError):  # a part that cannot be read stays
                 _clear(child)
                 _remove_empty(child)
-    if not (run / STEPS).is_symlink():
-        for file in [*segments(run), *(run / STEPS).glob(".*.part")]:
-            file.unlink(missing_ok=True)
-        _remove_empty(run / STEPS)
+    for folder in (run / STEPS, run / WAITING):
+        if not folder.is_symlink():
+            for file in [*folder.glob("[0-9]*.parquet"), *folder.glob(".*.part")]:
+                file.unlink(missing_ok=True)
+            _remove_empty(folder)
     for name in (RUN_FILE, MERGED_FILE, DELIVERY_FILE, "report.html"):
         (run / name).unlink(missing_ok=True)
 

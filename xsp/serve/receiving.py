@@ -171,7 +171,7 @@ class Receiving:
         self._con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM arrived WHERE {where}")
         if not self._con.execute("SELECT 1 FROM staged LIMIT 1").fetchall():
             return None
-        folder = arriving.place / intake.WAITING
+        folder = arriving.place / rundir.WAITING
         folder.mkdir(exist_ok=True)
         path = folder / f".{arriving.files:09d}-{len(where)}.staged"
         table.write_parquet(self._con, "staged", path)
@@ -247,8 +247,8 @@ class Receiving:
         if not isinstance(received, dict):
             return
         runs = received.get("runs") or content.get("ranks") or ([content] if "id" in content else [])
-        names = [int(file.stem) for file in (place / intake.WAITING).glob("[0-9]*.parquet")]
-        for staged in (place / intake.WAITING).glob(".*"):
+        names = [int(file.stem) for file in (place / rundir.WAITING).glob("[0-9]*.parquet")]
+        for staged in (place / rundir.WAITING).glob(".*"):
             staged.unlink(missing_ok=True)
         arriving = _Arriving(
             place,
@@ -259,7 +259,7 @@ class Receiving:
             max(names, default=-1) + 1,
             bool(names),
         )
-        files = [*rundir.segments(place), *(place / intake.WAITING).glob("*.parquet")]
+        files = [*rundir.segments(place), *(place / rundir.WAITING).glob("*.parquet")]
         traces = self._traces(files)
         for identity, run in arriving.runs.items():
             self._by_run[identity] = self._jobs[intake.job_of(identity, run, min(traces, default=""))] = arriving
@@ -296,6 +296,12 @@ class Receiving:
         for arriving in chosen:
             self._put_in_order(arriving)
 
+    def close(self) -> None:
+        """Put all in order, and take no more."""
+        self.tidy(all_of_them=True)
+        with self._lock:
+            self._con.close()
+
     def _put_in_order(self, arriving: _Arriving) -> None:
         """Spans may go on arriving meanwhile: they wait for the next time."""
         with self._lock:
@@ -312,7 +318,7 @@ class Receiving:
             else:
                 self.finished += 1
                 with contextlib.suppress(OSError):
-                    (arriving.place / intake.WAITING).rmdir()
+                    (arriving.place / rundir.WAITING).rmdir()
         self._say(f"{arriving.place}: {_counted(arriving.place, written)}")
 
 
@@ -324,6 +330,7 @@ def _counted(place: Path, run: dict[str, Any]) -> str:
     """Say in words what a run directory holds."""
     counts = "count(DISTINCT (trace_id, step, rank)) FILTER (step IS NOT NULL), count(*)"
     query = f"SELECT {counts} FROM {table.parquet(rundir.segments(place))}"
-    ((steps, spans),) = table.connect().execute(query).fetchall()
+    with table.connect() as con:
+        ((steps, spans),) = con.execute(query).fetchall()
     ranks = f", {len(run['ranks'])} ranks" if run.get("ranks") else ""
     return f"{steps} steps, {spans} spans{ranks}"

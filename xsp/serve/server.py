@@ -92,7 +92,7 @@ class Server:
             self._rpc.stop(grace=5).wait()
         self._ended.set()
         self._tidying.join()
-        self.receiving.tidy(all_of_them=True)
+        self.receiving.close()
         taken = self.receiving
         self._say(f"{taken.spans} spans received, {taken.rejected} rejected, {taken.finished} runs written")
 
