@@ -68,6 +68,7 @@ def test_a_trace_by_url_and_by_its_id(run: Path, original: Whole, jaeger: Jaeger
     ):
         assert rows(back) == expected
         assert back.run["name"] == "small"
+        assert [source["source"] for source in back.run["imported"]["sources"]] in ([trace], [trace.lstrip("0")])
 
 
 @pytest.mark.jaeger
@@ -160,11 +161,20 @@ def test_a_bad_span_of_a_download_is_counted(tmp_path: Path, changes: dict[str, 
     assert reason in xsp.load(file).run["imported"]["sources"][0]["skipped"]
 
 
+def linked() -> dict[str, Any]:
+    """Return an answer with a span of xsp's that links to another trace."""
+    span = {"traceId": TRACE, "spanId": "b7ad6b7169203331", "startTimeUnixNano": 5, "endTimeUnixNano": 9}
+    own = [{"key": "xsp.kind", "value": {"stringValue": "step"}}, {"key": "xsp.level", "value": {"intValue": 20}}]
+    span |= {"links": [{"traceId": "ab" * 16, "spanId": "cd" * 8}], "attributes": own}
+    return {"result": {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}}
+
+
 class Answers(BaseHTTPRequestHandler):
     """Answers by the path before `/api`."""
 
     def do_GET(self) -> None:
         found = {
+            "/linked": (200, json.dumps(linked() if TRACE in self.path else {"hello": 1}).encode()),
             "/page": (200, b"<!doctype html><html>"),
             "/cut": (200, b'{"result": {"resourceSpans": ['),
             "/other": (200, b'{"hello": 1}'),
@@ -210,6 +220,12 @@ def test_an_answer_that_is_no_trace(server: str, path: str, expected: str) -> No
         xsp.load(f"http://me:pw-123@{server}/{path}/trace/{TRACE}")
     assert str(caught.value).startswith(f"http://{server}/{path}/api/v3/traces/{TRACE}")
     assert "pw-123" not in repr(caught.value)
+
+
+def test_a_linked_trace_that_cannot_be_had_is_a_loss(server: str) -> None:
+    notes = [note["text"] for note in xsp.load(f"http://{server}/linked/trace/{TRACE}").run["notes"]]
+    expected = f"{TRACE}: linked trace {'ab' * 16}: no trace of Jaeger's: it has neither result nor data"
+    assert expected in notes
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,7 @@ def test_a_bad_span_is_counted(tmp_path: Path, fields: dict[str, Any], reason: s
     [
         ("xsp.step", "two", "xsp.step is not of the type INTEGER"),
         ("xsp.step", 2**40, "xsp.step is not of the type INTEGER"),
+        ("xsp.step", -1, "xsp.step is below 0"),
         ("xsp.level", "attic", "its level is none"),
         ("xsp.timed", 1, "xsp.timed is not of the type BOOLEAN"),
     ],

@@ -258,8 +258,8 @@ def _sentences(losses: Iterable[Losses]) -> list[str]:
 
 
 def _shown(source: str) -> str:
-    """Return what a source is called in a run: neither directories nor credentials."""
-    return contract.without_credentials(source) if contract.is_url(source) else Path(source).name
+    """Return what a source is called in a run: the name of a file, the trace id of a URL, neither place nor host."""
+    return Path(contract.without_credentials(source)).name
 
 
 # --- one job → one run directory ------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def _fetched(base: str, trace_id: str, reader: Reader) -> Iterator[Part]:
             try:
                 yield from _trace(base, linked)
             except TraceError as error:
-                reader.losses.note(f"linked trace {linked}: {error}")
+                reader.losses.note(f"linked trace {linked}: {str(error).rpartition(f'{linked}: ')[2]}")
         if len(seen) >= MOST_LINKED:
             reader.losses.note(f"{len(reader.links - seen)} linked traces were not fetched: {MOST_LINKED} is the limit")
             break
@@ -106,7 +106,7 @@ def _fetched(base: str, trace_id: str, reader: Reader) -> Iterator[Part]:
 
 
 def _trace(base: str, trace_id: str) -> Iterator[Part]:
-    url = f"{base}/api/v3/traces/{trace_id}"
+    url = f"{base}/api/v3/traces/{trace_id}?raw_traces=true"  # as stored: no clock is adjusted
     place = without_credentials(url)
     text = _get(url, place)
     if text.lstrip()[:1] == b"<":
@@ -149,7 +149,7 @@ def _request(url: str, place: str) -> urllib.request.Request:
     try:
         parts = urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
-        asked = urllib.request.Request(parts._replace(netloc=host, query="", fragment="").geturl())
+        asked = urllib.request.Request(parts._replace(netloc=host, fragment="").geturl())
         _ = parts.port  # where it is no number, this raises
         if not parts.hostname:
             raise ValueError("it has no host")

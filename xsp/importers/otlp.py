@@ -160,6 +160,8 @@ class Reader:
                 known[_COLUMN[name].name] = _value(name, value)
             elif name not in _ELSEWHERE and not name.startswith(_NOT_OURS):
                 own[name] = value
+        if (known.get("step") or 0) < 0:
+            raise Unfit("xsp.step is below 0")
         return placed._replace(**known, attributes=_nested(own))
 
     def _foreign(self, part: Part, spoken: Spoken, placed: Span) -> Span:
