@@ -9,7 +9,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-SCRIPTS = ("idle_cost", "import_time", "layer_overhead", "op_overhead", "true_time")
+SCRIPTS = (
+    "idle_cost",
+    "import_time",
+    "layer_overhead",
+    "op_overhead",
+    "true_time",
+    "otlp_encode",
+    "otlp_loss",
+    "otlp_million",
+    "service_cost",
+)
 
 
 def run(script: str, options: Sequence[str], seconds: float) -> str | None:
@@ -25,7 +35,7 @@ def run(script: str, options: Sequence[str], seconds: float) -> str | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run them; options of this script's own aside, all are passed on."""
     made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("--limit", type=float, default=1500, help="seconds for all of them together (default: 1500)")
+    made.add_argument("--limit", type=float, default=2700, help="seconds for all of them together (default: 2700)")
     made.add_argument("--quick", action="store_true", help="small and short: to see that they work")
     made.add_argument("--save", action="store_true", help="write benchmarks/results/*.json as well")
     options = made.parse_args(arguments)
