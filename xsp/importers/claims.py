@@ -104,5 +104,5 @@ _EXPECTED: Mapping[str, Callable[[Any], bool]] = {
 }
 """What the readers of a run rely on. A field that is not named here is taken as it is, and relied on by none."""
 
-_ELSEWHERE = frozenset({"format", "parts", "ranks", "imported", "received"})
+_ELSEWHERE = frozenset({"format", "parts", "ranks", "imported", "received", "delivery"})
 """Fields that say how a run lies on the disk, which whoever writes it says himself."""

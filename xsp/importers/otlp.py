@@ -141,21 +141,15 @@ class Reader:
         if count is not None:
             self.folded += count if claims.is_count(count) else 0
             return None
-        known: dict[str, Any] = {
+        known = {
+            **self._origin(attributes),
             "kind": _text(attributes[_KIND]),
             "level": _level(attributes.get(_LEVEL)),
             "dur_ns": self._duration(attributes.get("xsp.duration_ns"), placed.dur_ns),
         }
-        if TRACE_ID in attributes:
-            self.restored += 1
-            known["trace_id"] = _id(_TRACE, attributes[TRACE_ID], "original trace")
-        if PARENT_ID in attributes:
-            original = attributes[PARENT_ID]
-            known["parent_id"] = _id(_SPAN, original, "original parent") if original else None
-        for name in semconv.ON_RESOURCES & part.resource.keys():
-            known[_COLUMN[name].name] = _value(name, part.resource[name])
         own: dict[str, Any] = {}
-        for name, value in attributes.items():
+        said = {name: part.resource[name] for name in semconv.ON_RESOURCES & part.resource.keys()}
+        for name, value in {**said, **attributes}.items():
             if name in _COLUMN and name not in _ELSEWHERE:
                 known[_COLUMN[name].name] = _value(name, value)
             elif name not in _ELSEWHERE and not name.startswith(_NOT_OURS):
@@ -163,6 +157,17 @@ class Reader:
         if (known.get("step") or 0) < 0:
             raise Unfit("xsp.step is below 0")
         return placed._replace(**known, attributes=_nested(own))
+
+    def _origin(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return where a span is from that was delivered in another trace than its own."""
+        found: dict[str, Any] = {}
+        if TRACE_ID in attributes:
+            self.restored += 1
+            found["trace_id"] = _id(_TRACE, attributes[TRACE_ID], "original trace")
+        if PARENT_ID in attributes:
+            original = attributes[PARENT_ID]
+            found["parent_id"] = _id(_SPAN, original, "original parent") if original else None
+        return found
 
     def _foreign(self, part: Part, spoken: Spoken, placed: Span) -> Span:
         """Return another program's span."""
