@@ -172,11 +172,12 @@ def read_job(job: Path) -> dict[str, Any]:
         "parts": [part.name for part in parts],
         "ranks": ranks,
         "finished": content.get("finished", True) and all(rank.get("finished") for rank in ranks),
-        "notes": _different(note for rank in ranks for note in rank.get("notes", [])),
+        "notes": different(note for rank in ranks for note in rank.get("notes", [])),
     }
 
 
-def _different(items: Iterable[Any]) -> list[Any]:
+def different(items: Iterable[Any]) -> list[Any]:
+    """Return items in their order, each once."""
     found: list[Any] = []
     for item in items:
         if item not in found:

@@ -12,14 +12,15 @@ from typing import Any
 
 import duckdb
 
-from xsp import intake, rundir, table
+from xsp import rundir, table
 from xsp.errors import TraceError
 from xsp.importers import contract
+from xsp.intake import importing, received
 from xsp.overhead import true_trace
 from xsp.span import COLUMNS, MERGED_COLUMNS, Column, Span
 from xsp.trace import Trace
 
-SETS = ("sweep", intake.RUNS)
+SETS = ("sweep", importing.RUNS)
 """Kinds of directories that hold several runs."""
 
 
@@ -44,7 +45,7 @@ def load(path: str | os.PathLike[str], *, skip_damaged: bool = False, trace_id: 
     place = Path(path).expanduser()
     if place.is_file():
         return _load_files([place], {"name": place.stem}, place) if _is_parquet(place) else _load_imported(str(place))
-    if intake.is_waiting(place):
+    if received.is_waiting(place):
         return _load_waiting(place)
     run = rundir.read_job(place)
     parts = run.get("parts")
@@ -113,7 +114,7 @@ def _is_parquet(file: Path) -> bool:
 def _load_imported(source: str) -> Trace:
     """Import into a directory that lasts as long as the trace."""
     folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
-    found = intake.import_into(Path(folder.name), [source])
+    found = importing.import_into(Path(folder.name), [source])
     if len(found) > 1:
         names = ", ".join(str(run.get("name", "")) for run in found.values())
         raise TraceError(
@@ -126,7 +127,7 @@ def _load_imported(source: str) -> Trace:
 def _load_waiting(place: Path) -> Trace:
     """Load what a receiver took and has not put in order, because it was killed or is still at it."""
     folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
-    intake.put_in_order(place, Path(folder.name), finished=False)
+    received.put_in_order(place, Path(folder.name), finished=False)
     return _kept(folder, Path(folder.name))
 
 

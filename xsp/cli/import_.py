@@ -28,9 +28,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Import beside the place, move it there whole, say what was lost."""
-    from xsp import intake
+    from xsp.intake import importing
 
-    written = intake.import_whole(given.out, given.sources, overwrite=given.overwrite)
+    written = importing.import_whole(given.out, given.sources, overwrite=given.overwrite)
     for place, content in written.items():
         _say(place, content)
     return 0

@@ -29,10 +29,12 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from xsp import intake, rundir, table
+from xsp import rundir, table
 from xsp.errors import OutputError, TraceError, XspError
 from xsp.importers.contract import Losses
 from xsp.importers.otlp import Part, Reader
+from xsp.intake import jobs
+from xsp.intake.received import put_in_order
 from xsp.span import COLUMNS
 
 QUIET_S = 2.0
@@ -77,7 +79,7 @@ class _Arriving:
 
     def content(self) -> dict[str, Any]:
         """Return what `run.json` says while spans arrive."""
-        run = intake.as_one(list(self.runs.values())).run if self.runs else {"name": self.place.name}
+        run = jobs.as_one(list(self.runs.values())).run if self.runs else {"name": self.place.name}
         received = {
             "requests": self.requests,
             "skipped": dict(self.skipped),
@@ -132,7 +134,7 @@ class Receiving:
         with self._lock:
             try:
                 self._con.execute("DROP TABLE IF EXISTS arrived")
-                intake.take(self._con, reader.rows(parts))
+                jobs.take(self._con, reader.rows(parts))
                 self._store(reader)
             except (duckdb.Error, OSError) as error:
                 reason = str(error).splitlines()[0]
@@ -201,7 +203,7 @@ class Receiving:
             ).fetchall()
         ]
         if arriving is None:
-            key = intake.job_of(identity, run, min(traces, default=""))
+            key = jobs.job_of(identity, run, min(traces, default=""))
             arriving = self._jobs.get(key) or self._create(run)
             self._jobs[key] = self._by_run[identity] = arriving
         known = arriving.runs.get(identity, {})
@@ -227,14 +229,14 @@ class Receiving:
         return [(arriving, f"run = '' AND trace_id IN ({', '.join(names)})") for arriving, names in traces.values()]
 
     def _others(self) -> _Arriving:
-        return self._jobs.get(intake.OTHERS) or self._jobs.setdefault(intake.OTHERS, self._create({}))
+        return self._jobs.get(jobs.OTHERS) or self._jobs.setdefault(jobs.OTHERS, self._create({}))
 
     def _create(self, run: dict[str, Any]) -> _Arriving:
         """Make a run directory; one of that name which is none of ours stays as it is."""
-        name, number = intake.name_of(run), 1
+        name, number = jobs.name_of(run), 1
         while (self.out / name).exists():
             number += 1
-            name = f"{intake.name_of(run)}-{number}"
+            name = f"{jobs.name_of(run)}-{number}"
         return _Arriving(rundir.create(self.out / name))
 
     def _resume(self, place: Path) -> None:
@@ -262,11 +264,11 @@ class Receiving:
         files = [*rundir.segments(place), *(place / rundir.WAITING).glob("*.parquet")]
         traces = self._traces(files)
         for identity, run in arriving.runs.items():
-            self._by_run[identity] = self._jobs[intake.job_of(identity, run, min(traces, default=""))] = arriving
+            self._by_run[identity] = self._jobs[jobs.job_of(identity, run, min(traces, default=""))] = arriving
         if arriving.runs:
             self._remember(traces, arriving)
         else:
-            self._jobs[intake.OTHERS] = arriving
+            self._jobs[jobs.OTHERS] = arriving
 
     def _traces(self, files: list[Path]) -> list[str]:
         if not files:
@@ -307,7 +309,7 @@ class Receiving:
         with self._lock:
             files, arriving.waiting = arriving.files, False
         try:
-            written = intake.put_in_order(arriving.place, arriving.place)
+            written = put_in_order(arriving.place, arriving.place)
         except XspError as error:
             arriving.waiting, arriving.touched = True, time.monotonic()
             self._say(f"{error}; what arrived is kept in {arriving.place}, and loads")

@@ -1,0 +1,1 @@
+"""Spans that come from elsewhere, in any order and perhaps twice, become run directories."""

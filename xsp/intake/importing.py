@@ -1,0 +1,118 @@
+"""Files and URLs become run directories."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from xsp import rundir
+from xsp.errors import OutputError, TraceError
+from xsp.importers import contract
+from xsp.importers.contract import Losses
+from xsp.intake.jobs import Job, connect, jobs, name_of, once, read
+from xsp.intake.steps import noted, write
+
+RUNS = "runs"
+"""Kind of a directory that holds several runs that were imported together."""
+
+
+def import_into(out: Path, sources: Sequence[str]) -> dict[Path, dict[str, Any]]:
+    """Import files and URLs into run directories.
+
+    Args:
+        out: an empty directory. One job is written into it; of several, each into a directory of its own in it.
+        sources: what importers recognise.
+
+    Returns:
+        The run directories with the content of their `run.json`.
+
+    Raises:
+        TraceError: a source cannot be read, or holds no span.
+        PluginError: an importer needs a package that is not installed.
+        OutputError: the disk refuses.
+    """
+    importing = [contract.find(source).read(source) for source in sources]
+    with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
+        con = connect(Path(folder))
+        try:
+            runs, losses = read(con, importing)
+            doubled = once(con)
+            found = jobs(con, runs)
+            if not con.execute("SELECT 1 FROM distinct_spans LIMIT 1").fetchall():
+                raise TraceError("; ".join([f"{_named(sources)}: no span in it", *_sentences(losses)]))
+            places = {_place(out, job, len(found)): job for job in found}
+            for place, job in places.items():
+                job.run.setdefault("name", Path(_shown(sources[0])).stem)
+                lost(job.run, list(zip(map(_shown, sources), losses, strict=True)), doubled)
+                (place / rundir.STEPS).mkdir(parents=True, exist_ok=True)
+            written = {place: write(con, job, place) for place, job in places.items()}
+            if len(found) > 1:
+                rundir.write_run(
+                    out, {"kind": RUNS, "name": out.name, "finished": True, "parts": [p.name for p in places]}
+                )
+        finally:
+            con.close()
+    return written
+
+
+def import_whole(out: Path, sources: Sequence[str], overwrite: bool = False) -> dict[Path, dict[str, Any]]:
+    """Import files and URLs into run directories that appear when all of it is done, or not at all.
+
+    Args:
+        out: where, as in `import_into`.
+        sources: what importers recognise.
+        overwrite: replace a run that is there already.
+
+    Raises:
+        TraceError, PluginError, OutputError: as `import_into` and `xsp.rundir.create`; nothing was written.
+    """
+    out = out.expanduser().absolute()
+    beside = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        beside.mkdir(parents=True)
+        written = import_into(beside, sources)
+        (rundir.create(out, overwrite) / rundir.STEPS).rmdir()
+        os.replace(beside, out)
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return {out / place.relative_to(beside): run for place, run in written.items()}
+
+
+def _place(out: Path, job: Job, count: int) -> Path:
+    """Return the directory of a job: the one that was named, or one in it."""
+    return out if count == 1 else out / name_of(job.run)
+
+
+def _named(sources: Sequence[str]) -> str:
+    return ", ".join(map(contract.without_credentials, sources))
+
+
+def _sentences(losses: Iterable[Losses]) -> list[str]:
+    return [text for each in losses for text in each.sentences()]
+
+
+def _shown(source: str) -> str:
+    """Return what a source is called in a run: the name of a file, the trace id of a URL, neither place nor host."""
+    return Path(contract.without_credentials(source)).name
+
+
+def lost(run: dict[str, Any], reports: Sequence[tuple[str, Losses]], doubled: int) -> None:
+    """Say in a run what its sources lost: all of it under `imported`, in sentences among the notes.
+
+    Args:
+        run: content of `run.json`, which is changed.
+        reports: of each source with its name, which has neither directories nor credentials.
+        doubled: spans that arrived again.
+    """
+    run["imported"] = {
+        "sources": [{"source": name, **losses.report()} for name, losses in reports],
+        "doubled": doubled,
+    }
+    texts = [f"{name}: {text}" for name, losses in reports for text in losses.sentences()]
+    run["notes"] = noted(run, texts, doubled)
