@@ -448,7 +448,7 @@ class Instrumented:
             refused = "the service's sampler refused the model's span"
             self._tally.finish("no collector saw the call" if own is None else refused)
             return
-        call.span.set_attributes(attributes(own._replace(rung=int(self._rung))))
+        call.span.set_attributes(attributes(own._replace(rung=int(self._rung), dur_ns=call.end - call.start)))
         recorded = Recorded(
             trace_id=f"{context.trace_id:032x}",
             span_id=f"{context.span_id:016x}",
