@@ -17,8 +17,10 @@ torch = pytest.importorskip("torch")
 from realparts import Jaeger, fetched  # noqa: E402
 
 import xsp  # noqa: E402
+from xsp.cli import main  # noqa: E402
 from xsp.health import health  # noqa: E402
 from xsp.span import Kind, Level, Span  # noqa: E402
+from xsp.testing import spans, trace_of  # noqa: E402
 from xsp_collectors import collectives  # noqa: E402
 
 SCRIPT = """
@@ -138,6 +140,18 @@ def test_what_torchrun_would_not_take_is_one_error(args: list[str], tmp_path: Pa
     assert not (tmp_path / "runs").exists()
 
 
+def test_what_does_not_go_with_torchrun_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--out", str(tmp_path / "out"), "--once-each", "torchrun", "train.py"]) == 2
+    assert "do not go with torchrun" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_claim_of_very_many_ranks_is_no_work() -> None:
+    ranks = [{"rank": 1, "world_size": 10**15}]
+    (text,) = [each.text for each in health(trace_of(spans("step s 0-9"), {"ranks": ranks})) if each.subject == "ranks"]
+    assert text.startswith("missing 999999999999999 of 1000000000000000 ranks: 0, 2, 3")
+
+
 # --- which collective it was ----------------------------------------------------------------------------
 
 
@@ -160,7 +174,7 @@ def test_collectives_are_numbered_in_the_order_of_their_issue() -> None:
 @pytest.mark.parametrize(
     ("after", "said"),
     [
-        ({"0": 8, "1": 1}, "the collectives of 2 communicators"),
+        ({"0": 8, "1": 1}, "2 communicators counted the collectives of a step"),
         ({"0": 10, "1": 0}, "communicator 0 counted 3 collectives in a step of 2 operators"),
     ],
 )

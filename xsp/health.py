@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from itertools import islice
 from typing import NamedTuple
 
 from xsp.schedule import rung_name
@@ -33,6 +34,9 @@ class Finding(NamedTuple):
 UNSTEADY = 0.25
 """From this share on, the distance of the 90th percentile from the median is worth a warning."""
 
+RANKS_NAMED = 20
+"""Of ranks that are missing, at most so many are named."""
+
 ENOUGH_STEPS = 5
 """Below this many timed steps at a rung its interval says little."""
 
@@ -41,6 +45,7 @@ def health(trace: Trace) -> list[Finding]:
     """Return all findings on a trace, the most important first. Never empty."""
     findings = [
         *_run(trace),
+        *_ranks(trace),
         *_deliveries(trace),
         *_rungs(trace),
         *_parents(trace),
@@ -62,14 +67,6 @@ def _run(trace: Trace) -> list[Finding]:
     if trace.run.get("finished") is False:
         stored = _one(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}'")
         findings.append(Finding(Severity.WARNING, "run", f"was interrupted; {stored} steps were stored and are read"))
-    ranks = trace.run.get("ranks", [])
-    missing = sorted(set(range(ranks[0].get("world_size", 1))) - {rank.get("rank") for rank in ranks}) if ranks else []
-    if missing:
-        text = f"missing {len(missing)} of {len(ranks) + len(missing)} ranks: {', '.join(map(str, missing))}"
-        findings.append(Finding(Severity.WARNING, "ranks", text))
-    if len(ranks) > 1:
-        text = f"{len(ranks)} ranks are in this trace; the merged step and its figures are of rank {ranks[0]['rank']}"
-        findings.append(Finding(Severity.NOTE, "ranks", text))
     if steps.get("lost"):
         findings.append(Finding(Severity.WARNING, "run", f"{steps['lost']} steps were recorded but not stored"))
     if steps.get("skipped"):
@@ -79,6 +76,25 @@ def _run(trace: Trace) -> list[Finding]:
         findings.append(
             Finding(Severity.NOTE, "run", f"{failed} steps raised or were not closed; their times do not count")
         )
+    return findings
+
+
+def _ranks(trace: Trace) -> list[Finding]:
+    """Say whose figures these are, and which ranks of a distributed program are not there."""
+    ranks = trace.run.get("ranks", [])
+    if not ranks:
+        return []
+    findings = []
+    here, size = {rank.get("rank", 0) for rank in ranks}, ranks[0].get("world_size", 1)
+    absent = (rank for rank in range(size) if rank not in here)  # an imported run may claim any size
+    named = list(islice(absent, RANKS_NAMED))
+    if named:
+        more = ", …" if next(absent, None) is not None else ""
+        text = f"missing {size - len(here)} of {size} ranks: {', '.join(map(str, named))}{more}"
+        findings.append(Finding(Severity.WARNING, "ranks", text))
+    if len(ranks) > 1:
+        text = f"{len(ranks)} ranks are in this trace; the merged step and its figures are of rank {min(here)}"
+        findings.append(Finding(Severity.NOTE, "ranks", text))
     return findings
 
 

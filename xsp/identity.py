@@ -43,6 +43,12 @@ class Identity(NamedTuple):
     process: int
     host: str
 
+    @property
+    def otel(self) -> dict[str, str | None]:
+        """The run's own span, as `run.json` says it."""
+        parent = self.caller.span_id if self.caller else None
+        return {"trace_id": self.trace_id, "span_id": self.span_id, "parent_id": parent}
+
 
 def of_this_process(environment: Mapping[str, str] = os.environ) -> Identity:
     """Return a new run's identity in this process."""

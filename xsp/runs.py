@@ -17,7 +17,7 @@ from xsp.errors import TraceError
 from xsp.importers import contract
 from xsp.intake import importing, received
 from xsp.overhead import true_trace
-from xsp.span import COLUMNS, MERGED_COLUMNS, Column, Span
+from xsp.span import COLUMNS, MERGED_COLUMNS
 from xsp.trace import Trace
 
 SETS = ("sweep", importing.RUNS)
@@ -156,10 +156,4 @@ def _view(
     con: duckdb.DuckDBPyConnection, name: str, files: list[Path], found: set[str], columns: Sequence[Any]
 ) -> None:
     """Show files as a view with all columns; those that an older xsp did not write hold their default."""
-    shown = ", ".join(c.name if c.name in found else f"CAST({_default(c)} AS {c.type}) AS {c.name}" for c in columns)
-    con.execute(f"CREATE VIEW {name} AS SELECT {shown} FROM {table.parquet(files)}")
-
-
-def _default(column: Column) -> str:
-    default = Span._field_defaults.get(column.name)
-    return "NULL" if default is None else repr(default)
+    con.execute(f"CREATE VIEW {name} AS SELECT {table.shown(columns, found)} FROM {table.parquet(files)}")

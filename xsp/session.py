@@ -245,11 +245,7 @@ class profile:
             "seconds": round((now_ns - self._started_ns) / 1e9, 3),
             "start_ns": self._started_ns,
             "end_ns": now_ns,
-            "otel": {
-                "trace_id": own.trace_id,
-                "span_id": own.span_id,
-                "parent_id": own.caller.span_id if own.caller else None,
-            },
+            "otel": own.otel,
             "rank": own.rank,
             "local_rank": own.local_rank,
             "world_size": own.world_size,

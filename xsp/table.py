@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
 from xsp.errors import OutputError, TraceError
-from xsp.span import COLUMNS, Column
+from xsp.span import COLUMNS, Column, Span
 
 
 def connect() -> duckdb.DuckDBPyConnection:
@@ -88,6 +88,21 @@ def parquet(path: Path | Sequence[Path]) -> str:
     """Return the SQL that reads one or more Parquet files."""
     paths = [path] if isinstance(path, Path) else path
     return f"read_parquet([{', '.join(literal(str(each)) for each in paths)}], union_by_name = true)"
+
+
+def shown(columns: Sequence[Column], held: Collection[str]) -> str:
+    """Return the SQL of all columns of a file; those that an older xsp did not write hold their default.
+
+    Args:
+        columns: wanted, in their order.
+        held: names of those that the file has.
+    """
+    return ", ".join(c.name if c.name in held else f"CAST({_default(c)} AS {c.type}) AS {c.name}" for c in columns)
+
+
+def _default(column: Column) -> str:
+    default = Span._field_defaults.get(column.name)
+    return "NULL" if default is None else repr(default)
 
 
 def write(con: duckdb.DuckDBPyConnection, relation: duckdb.DuckDBPyRelation, path: Path, form: str) -> None:

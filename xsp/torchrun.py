@@ -78,11 +78,7 @@ def _content(how: Launch, name: str, own: identity.Identity, start_ns: int) -> d
         "id": own.id,
         "name": name,
         "start_ns": start_ns,
-        "otel": {
-            "trace_id": own.trace_id,
-            "span_id": own.span_id,
-            "parent_id": own.caller.span_id if own.caller else None,
-        },
+        "otel": own.otel,
         "process": own.process,
         "host": own.host,
         "command": scrub.command(sys.argv),

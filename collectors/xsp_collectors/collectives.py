@@ -60,7 +60,8 @@ def label(spans: Sequence[Span], counts: Counts) -> Labelled:
     if not issued:
         return Labelled(list(spans), None)
     if len(moved) != 1:
-        return Labelled(list(spans), f"the collectives of {len(moved)} communicators ran in one step: which is unknown")
+        counted = f"{len(moved)} communicators counted" if moved else "no communicator counted"
+        return Labelled(list(spans), f"{counted} the collectives of a step: which is which is unknown")
     (communicator,) = moved
     first = counts.before[communicator]
     if moved[communicator] - first != len(issued):

@@ -67,6 +67,8 @@ def run(given: argparse.Namespace) -> int:
     if given.resolve and given.otlp is not None:
         raise UsageError("--resolve finds parents after the run: leave --otlp away, and `xsp export` the run then")
     if str(given.script) == torchrun.COMMAND:
+        if given.resolve or given.once_each or given.levels == "once-each":
+            raise UsageError("--resolve and once-each do not go with torchrun: leave them away")
         code = torchrun.launch(how)
         if not given.quiet:
             _show(how.out)

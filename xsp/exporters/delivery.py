@@ -269,12 +269,11 @@ class Delivery:
     def _view(self, segment: Path) -> None:
         """Show a segment as `step`, with the links of its root."""
         held = set(table.check_parquet(self._con, segment, COLUMNS))
-        shown = [c.name if c.name in held else f"{_default(c.name)}::{c.type} AS {c.name}" for c in COLUMNS]
         own = self.content.get("otel") or {}
         link = json.dumps([[own["trace_id"], own["span_id"]]]) if own else None
         links = f"CASE WHEN kind = '{Kind.STEP}' THEN {table.literal(link)} END" if link else "NULL"
         self._con.execute(
-            f"CREATE OR REPLACE VIEW step AS SELECT {', '.join(shown)}, {links}::VARCHAR AS links "
+            f"CREATE OR REPLACE VIEW step AS SELECT {table.shown(COLUMNS, held)}, {links}::VARCHAR AS links "
             f"FROM {table.parquet(segment)}"
         )
 
@@ -321,11 +320,6 @@ def run_span(run: Mapping[str, Any], last_end_ns: int = 0) -> Span:
 
 def _resource(run: Mapping[str, Any], service: str, level: int, rank: int, process: int | None) -> dict[str, str | int]:
     return semconv.resource(run, level, rank, process, service)
-
-
-def _default(column: str) -> str:
-    default = Span._field_defaults[column]
-    return "NULL" if default is None else repr(default)
 
 
 def number_of(segment: Path) -> int:
