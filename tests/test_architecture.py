@@ -15,7 +15,7 @@ LAYERS = [
     {"errors", "span", "version"},
     {"clock", "collector", "flops", "identity", "plugins", "schedule", "scrub", "semconv", "summary"},
     {"testing", "xsp_collectors"},
-    {"calibrate", "correlate", "device", "rundir", "table", "views"},
+    {"calibrate", "correlate", "device", "layers", "rundir", "table", "views"},
     {"trace"},
     {"overhead"},
     {"importers", "store"},

@@ -317,6 +317,8 @@ def values_of(column: Column) -> st.SearchStrategy[Any]:
         low, high = ranges.get(column.name, (-(2 ** sizes[column.type]), 2 ** sizes[column.type] - 1))
         values = st.integers(low, high)
         return values if column.name in (*ranges, "rank") else st.none() | st.sampled_from([0, 7]) | values
+    if column.type == "DOUBLE":
+        return st.none() | st.floats(0, 1)
     texts = st.booleans() if column.type == "BOOLEAN" else st.sampled_from(["", "a", "0123456789abcdef"]) | st.text()
     return texts if column.name in ("status", "kind", "name") else st.none() | texts
 

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from xsp.span import Kind, Level, Rule, Span
+from xsp.span import Grade, Kind, Level, Rule, Span
 
 TOLERANCE_NS = 500
 """By how much a span may stick out of its parent: sources on different clocks are placed on the epoch with
@@ -348,6 +348,9 @@ def _row(node: _Node, layer_index: int | None, counted_below: bool) -> Span:
         outer = parent
         while outer is not None and phase is None:
             phase, outer = outer.span.phase, outer.parent
+    layer: _Node | None = node
+    while layer is not None and layer.span.level != Level.LAYER:
+        layer = layer.parent
     attributes = span.attributes
     if node.candidates:
         known = json.loads(attributes) if attributes else {}
@@ -358,8 +361,17 @@ def _row(node: _Node, layer_index: int | None, counted_below: bool) -> Span:
         phase=phase,
         key=node.key,
         layer_index=layer_index,
+        layer_id=layer.span.span_id if layer is not None else None,
+        grade=_grade(node, layer),
         alloc_bytes=node.alloc_bytes,
         flops=None if counted_below else span.flops,
         flops_source=None if counted_below else span.flops_source,
         attributes=attributes,
     )
+
+
+def _grade(node: _Node, layer: _Node | None) -> str | None:
+    """Return how surely the layer of device work is known (all evidence here is strong); None on the host."""
+    if node.span.device is None:
+        return None
+    return str(Grade.UNKNOWN if layer is None else Grade.EXACT)

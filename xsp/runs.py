@@ -12,7 +12,7 @@ from typing import Any
 
 import duckdb
 
-from xsp import rundir, table
+from xsp import layers, rundir, table
 from xsp.errors import TraceError
 from xsp.importers import contract
 from xsp.intake import importing, received
@@ -141,6 +141,10 @@ def _load_files(files: list[Path], run: dict[str, Any], place: Path) -> Trace:
     con = table.connect()
     found = {name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS)}
     _view(con, "spans", files, found, COLUMNS)
+    if "layer_id" not in found:  # xsp wrote none before version 0.2
+        con.execute("CREATE TABLE with_layers AS FROM spans")
+        layers.fill(con, "with_layers")
+        con.execute("CREATE OR REPLACE VIEW spans AS FROM with_layers")
     merged = place / rundir.MERGED_FILE if place.is_dir() else None
     if merged is not None and merged.is_file() and run.get("finished"):
         try:
@@ -148,7 +152,8 @@ def _load_files(files: list[Path], run: dict[str, Any], place: Path) -> Trace:
         except TraceError as error:
             run.setdefault("notes", []).append({"source": "load", "text": f"merged again from the steps: {error}"})
         else:
-            _view(con, "merged", [merged], held, (*COLUMNS, *MERGED_COLUMNS))
+            if "layer_id" in held:  # else it is merged again, from spans that have one now
+                _view(con, "merged", [merged], held, (*COLUMNS, *MERGED_COLUMNS))
     return true_trace(con, run, place)
 
 

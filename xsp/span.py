@@ -47,6 +47,7 @@ class Kind(str, enum.Enum):
     KERNEL = "kernel"  # device work: a kernel
     COPY = "copy"  # device work: a copy or a memset
     SYNC = "sync"  # waiting for the device
+    OVERHEAD = "overhead"  # the profiler's own work, as it reports it
     ALLOC = "alloc"  # memory taken; folded into the spans around it and not kept
 
     def __str__(self) -> str:
@@ -61,6 +62,19 @@ class Rule(str, enum.Enum):
     SEQUENCE = "sequence"  # a backward op belongs to the layer of its forward op
     CONTAINMENT = "containment"  # the innermost span around it, on its thread, no deeper than itself
     SERIALISED = "serialised"  # ambiguous here, found in the serialised re-run
+    GRAPH = "graph"  # device work of a replayed graph takes the place of the replay's launch
+    EXTERNAL = "external"  # the launch left no trace, but the source names the operator
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Grade(str, enum.Enum):
+    """How surely the layer of device work is known."""
+
+    EXACT = "exact"  # by ids, sequence numbers and containment
+    INFERRED = "inferred"  # by weaker evidence: a replayed graph, an operator without a launch
+    UNKNOWN = "unknown"  # no layer
 
     def __str__(self) -> str:
         return self.value
@@ -113,6 +127,10 @@ COLUMNS: tuple[Column, ...] = (
     Column("key", "VARCHAR", "place in the structure of a step: the same span in another step has the same", "xsp.key"),
     Column("layer_index", "INTEGER", "position of the module call in execution order, from 0", "xsp.layer_index"),
     Column("depth", "INTEGER", "number of module calls around this one", "xsp.depth"),
+    Column("layer_id", "VARCHAR", "span_id of its layer: itself, or the innermost layer above it"),
+    Column(
+        "grade", "VARCHAR", "how surely the layer of device work is known, see Grade; null on the host", "xsp.grade"
+    ),
     Column(
         "batch_size",
         "BIGINT",
@@ -131,6 +149,15 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column("flops", "BIGINT", "floating-point operations that the span itself does, a multiply-add is 2", "xsp.flops"),
     Column("flops_source", "VARCHAR", "how flops are known: shapes, counter", "xsp.flops_source"),
+    Column(
+        "dram_read_bytes", "BIGINT", "bytes that a device's memory was read for the span itself", "xsp.dram_read_bytes"
+    ),
+    Column("dram_write_bytes", "BIGINT", "bytes that were written to a device's memory", "xsp.dram_write_bytes"),
+    Column("bytes_source", "VARCHAR", "how the bytes are known: shapes, counter", "xsp.bytes_source"),
+    Column("occupancy", "DOUBLE", "active warps over the most that there could be, 0 to 1", "xsp.occupancy"),
+    Column(
+        "occupancy_source", "VARCHAR", "how it is known: counter, or estimate from the launch", "xsp.occupancy_source"
+    ),
     Column("collector", "VARCHAR", "the collector or importer that saw it", "xsp.collector"),
     Column("attributes", "VARCHAR", "what only this kind of span has, as a JSON object", "xsp.attributes"),
 )
@@ -184,6 +211,8 @@ class Span(NamedTuple):
     key: str | None = None
     layer_index: int | None = None
     depth: int | None = None
+    layer_id: str | None = None
+    grade: str | None = None
     batch_size: int | None = None
     input_shapes: str | None = None
     dtype: str | None = None
@@ -192,6 +221,11 @@ class Span(NamedTuple):
     alloc_bytes: int | None = None
     flops: int | None = None
     flops_source: str | None = None
+    dram_read_bytes: int | None = None
+    dram_write_bytes: int | None = None
+    bytes_source: str | None = None
+    occupancy: float | None = None
+    occupancy_source: str | None = None
     collector: str | None = None
     attributes: str | None = None
 

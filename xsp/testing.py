@@ -26,6 +26,7 @@ LEVELS = {
     Kind.STEP: Level.MODEL, Kind.FORWARD: Level.MODEL, Kind.BACKWARD: Level.MODEL, Kind.OPTIMIZER: Level.MODEL,
     Kind.DATA: Level.MODEL, Kind.MODULE: Level.LAYER, Kind.OP: Level.OP, Kind.ALLOC: Level.OP,
     Kind.PRIMITIVE: Level.LIBRARY, Kind.CALL: Level.LIBRARY, Kind.LAUNCH: Level.RUNTIME, Kind.SYNC: Level.RUNTIME,
+    Kind.OVERHEAD: Level.RUNTIME,
     Kind.KERNEL: Level.KERNEL, Kind.COPY: Level.KERNEL,
 }  # fmt: skip
 """The level at which spans of each kind usually stand."""

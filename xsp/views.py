@@ -7,17 +7,8 @@ from xsp.span import Kind, Level
 NS = "coalesce(true_ns, raw_ns, dur_ns)"
 """The best that a trace knows of a span's duration: true, else averaged, else as recorded."""
 
-UNDER = f"""
-    under AS (
-        WITH RECURSIVE walk(span_id, layer_id) AS (
-            SELECT span_id, CASE WHEN level = {int(Level.LAYER)} THEN span_id END FROM merged
-            WHERE parent_id IS NULL OR parent_id NOT IN (SELECT span_id FROM merged)
-            UNION ALL
-            SELECT m.span_id, CASE WHEN m.level = {int(Level.LAYER)} THEN m.span_id ELSE walk.layer_id END
-            FROM merged m JOIN walk ON m.parent_id = walk.span_id
-        )
-        SELECT * FROM walk
-    )
+UNDER = """
+    under AS (SELECT span_id, layer_id FROM merged)
 """
 """Each span's nearest layer: itself, or the innermost layer above it; null where there is none."""
 

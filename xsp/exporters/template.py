@@ -20,7 +20,12 @@ IDS = ("trace_id", "span_id", "parent_id")
 LOOSE = ("key", "attributes", "links")
 """Text that is another one in nearly every span; it is appended to the template's copy."""
 
-TEXT = [c for c in COLUMNS if c.type in ("VARCHAR", "SMALLINT", "BOOLEAN") and c.name not in (*IDS, *LOOSE)]
+KEPT = "layer_id"
+"""It follows from the parents, so it stays in the table."""
+
+TEXT = [
+    c for c in COLUMNS if c.type in ("VARCHAR", "SMALLINT", "BOOLEAN", "DOUBLE") and c.name not in (*IDS, *LOOSE, KEPT)
+]
 """Columns whose values stand in the template."""
 
 COUNTS = [c for c in COLUMNS if c.type in ("INTEGER", "BIGINT") and c.name not in ("start_ns", "process", "rank")]
@@ -132,7 +137,7 @@ def _count_head(attribute: str, size: int) -> bytes:
     return b"\x4a" + wire.varint(len(key) + size) + key
 
 
-def _attribute(attribute: str, value: str | int | bool) -> bytes:
+def _attribute(attribute: str, value: str | float | bool) -> bytes:
     return _known_attribute(attribute, value) if _is_short(value) else _encoded_attribute(attribute, value)
 
 
@@ -141,7 +146,7 @@ def _is_short(value: Any) -> bool:
     return not isinstance(value, str) or len(value) < 1000
 
 
-def _encoded_attribute(attribute: str, value: str | int | bool) -> bytes:
+def _encoded_attribute(attribute: str, value: str | float | bool) -> bytes:
     shown = semconv.level_name(value) if attribute == LEVEL and isinstance(value, int) else value
     return wire.block(9, wire.attribute(attribute, shown))
 

@@ -16,13 +16,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, cast
 
+import duckdb
+
 from xsp import plugins
 from xsp.errors import PluginError, TraceError
-from xsp.span import Span
+from xsp.span import COLUMNS, Column, Span
 
 GROUP = "xsp.importers"
 HEAD = 1 << 16
 """Bytes of a file that `recognises` is shown, after decompression."""
+
+_SEEN = (
+    "level name kind type phase start_ns dur_ns process thread device stream correlation_id sequence_nr "
+    "forward_thread status batch_size input_shapes dtype alloc_bytes flops flops_source dram_read_bytes "
+    "dram_write_bytes bytes_source occupancy occupancy_source collector attributes"
+).split()
 
 _GZIP = b"\x1f\x8b"
 
@@ -82,6 +90,49 @@ class Imported:
     losses: Losses
     runs: list[dict[str, Any]] = field(default_factory=list)
     """The `run.json` of each run, with its `id`, as far as the source tells."""
+
+
+SEEN: tuple[Column, ...] = (
+    Column("number", "BIGINT", "of the span in its source, from 0; no two have the same"),
+    *(column for column in COLUMNS if column.name in _SEEN),
+    Column("forward", "BIGINT", "number of the forward operator of a backward one, where the source names it"),
+    Column("operator", "BIGINT", "number of the operator of device work, where the source names it"),
+    Column("inner", "BOOLEAN", "device work of a graph that is replayed"),
+    Column("dtypes", "VARCHAR", "element types of the inputs, as a JSON array"),
+    Column("scalars", "VARCHAR", "inputs that are no tensors, in the same places, as a JSON array"),
+)
+"""What a table of spans has before they have identities and parents. Times are nanoseconds since the epoch."""
+
+
+@dataclass
+class Seen:
+    """What a source holds that was read into the table `seen`."""
+
+    run: dict[str, Any]
+    """Content of `run.json`, as far as the source tells."""
+
+    losses: Losses
+
+
+class TableImporter(Protocol):
+    """Reads a format of spans without parents, of any size, into a table of the engine; `xsp.intake` places them."""
+
+    name: str
+
+    def recognises(self, head: bytes, source: str) -> bool:
+        """As of an `Importer`."""
+        ...
+
+    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
+        """Make the table `seen` with the columns of `SEEN`, of all spans of a source; it is one process's, or a rank's.
+
+        Steps have the kind STEP; where the source has none, none is made up. What a layer is has the level LAYER.
+
+        Raises:
+            TraceError: it cannot be read, or its structure is broken.
+            PluginError: a package is missing; the message says what to install.
+        """
+        ...
 
 
 class Importer(Protocol):

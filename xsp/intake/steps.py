@@ -17,7 +17,7 @@ from typing import Any
 
 import duckdb
 
-from xsp import rundir, table
+from xsp import layers, rundir, table
 from xsp.correlate import TOLERANCE_NS
 from xsp.errors import OutputError
 from xsp.intake.jobs import BATCH, Job, name_of
@@ -164,6 +164,7 @@ def _segments(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[int, str]]:
 
 def _write_segment(con: duckdb.DuckDBPyConnection, path: Path, where: str) -> Path:
     con.execute(f"CREATE OR REPLACE TABLE step AS SELECT * FROM job WHERE {where}")
+    layers.fill(con, "step")
     family = con.execute(f"SELECT span_id, parent_id FROM step ORDER BY {_OUTER_FIRST}").fetchall()
     con.execute(
         f"CREATE OR REPLACE TABLE segment AS SELECT {NAMES} FROM step "
