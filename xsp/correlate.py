@@ -154,11 +154,16 @@ def _outer_first(node: _Node) -> tuple[int, int, int, int, int]:
     return (node.start + slack, node.span.level, -node.end, inside, node.order)
 
 
+def _earliest(node: _Node) -> int:
+    """Return a time before which nothing begins that is not sorted before this span."""
+    return _outer_first(node)[0] - TOLERANCE_NS
+
+
 def _contain(thread: list[_Node]) -> None:
     """Sweep one thread, its spans sorted, with a stack of what is open."""
     stack: list[_Node] = []
     for node in thread:
-        while stack and stack[-1].end < node.middle:
+        while stack and stack[-1].end < _earliest(node):
             stack.pop()
         for outer in reversed(stack):
             if node.within(outer):
@@ -279,7 +284,7 @@ def _fold_allocations(allocations: Sequence[_Node], by_thread: dict[tuple[int | 
             node.alloc_bytes = 0
         stack: list[_Node] = []
         for node in sorted([*thread, *here], key=_outer_first):
-            while stack and stack[-1].end < node.middle:
+            while stack and stack[-1].end < _earliest(node):
                 stack.pop()
             if node.span.kind == Kind.ALLOC:
                 for outer in stack:

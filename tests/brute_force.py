@@ -1,0 +1,78 @@
+"""Who is whose parent, found by trying every pair: the rules of docs/correlation.md, word by word, and slow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xsp.span import Kind, Level, Rule, Span
+
+TOLERANCE_NS = 500
+"""By how much a span may end after its parent, and an operator begin before its layer."""
+
+Found = tuple[int | None, str | None]
+"""Place of the parent in the list, and the rule."""
+
+
+def parents(spans: Sequence[Span]) -> list[Found]:
+    """Return the parent of each span of a process, strongest evidence first."""
+    return [
+        _by_launch(place, spans) if span.device is not None else _by_sequence(place, spans) or _around(place, spans)
+        for place, span in enumerate(spans)
+    ]
+
+
+def _around(place: int, spans: Sequence[Span]) -> Found:
+    """Return the innermost span around this one on its thread that is no deeper in the stack."""
+    around = [outer for outer in range(len(spans)) if _contains(spans, outer, place)]
+    if not around:
+        return None, None
+    return max(around, key=lambda outer: _inwards(spans, outer)), Rule.CONTAINMENT.value
+
+
+def _contains(spans: Sequence[Span], outer: int, inner: int) -> bool:
+    a, b = spans[outer], spans[inner]
+    middle = b.start_ns + b.dur_ns // 2
+    deepest = max(b.level, Level.LAYER) if b.kind == Kind.USER else b.level
+    return (
+        a.device is None and (a.process, a.thread) == (b.process, b.thread)
+        and a.level <= deepest
+        and a.start_ns <= middle <= a.end_ns
+        and b.end_ns <= a.end_ns + TOLERANCE_NS
+        and _inwards(spans, outer) < _inwards(spans, inner)
+    )  # fmt: skip
+
+
+def _inwards(spans: Sequence[Span], place: int) -> tuple[int, int, int, int]:
+    """Order the spans of a thread from the outside to the inside."""
+    span = spans[place]
+    begin = span.start_ns + (TOLERANCE_NS if span.level >= Level.OP else 0)
+    return begin, span.level, -span.end_ns, place
+
+
+def _by_launch(place: int, spans: Sequence[Span]) -> Found:
+    """Return the parent of the call that launched this device work."""
+    number = spans[place].correlation_id
+    for launch, span in enumerate(spans):
+        if number is not None and span.device is None and span.correlation_id == number:
+            parent, _ = _around(launch, spans)
+            return (parent, Rule.CORRELATION.value) if parent is not None else (None, None)
+    return None, None
+
+
+def _by_sequence(place: int, spans: Sequence[Span]) -> Found | None:
+    """Return the layer of the forward operator of an outermost backward one; None if this is none."""
+    span = spans[place]
+    if span.sequence_nr is None or span.forward_thread is None:
+        return None
+    inside, _ = _around(place, spans)
+    if inside is not None and spans[inside].level >= Level.OP:
+        return None
+    forward = [
+        each
+        for each, other in enumerate(spans)
+        if (other.thread, other.sequence_nr) == (span.forward_thread, span.sequence_nr) and other.forward_thread is None
+    ]
+    outer = max(forward, key=lambda each: _inwards(spans, each), default=None)
+    while outer is not None and spans[outer].level >= Level.OP:
+        outer, _ = _around(outer, spans)
+    return None if outer is None else (outer, Rule.SEQUENCE.value)

@@ -1,0 +1,197 @@
+"""What a trace file holds, counted by reading it plainly: `json` or `sqlite3`, loops, and nothing of xsp.
+
+It is slow and obvious on purpose. Tests compare it with what xsp says of the same file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+KERNEL = {"kernel", "Kernel"}
+COPY = {"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"}
+CALL = {"cuda_runtime", "cuda_driver", "Runtime", "runtime", "driver"}
+OPERATOR = {"cpu_op", "user_annotation", "Operator", "operator"}
+
+NVTX_PUSHED, NVTX_STARTED = 59, 60
+"""Types of ranges in nsys's table of NVTX."""
+
+
+class NotPlain(Exception):
+    """The file is no timeline of a kind that is read here."""
+
+
+class Work(NamedTuple):
+    """What a device did in one interval of nanoseconds."""
+
+    name: str
+    copies: bool
+    device: int
+    stream: int
+    start: int
+    end: int
+    launch: tuple[int, int] | None
+    """Its process, where the source tells one, and the number that its launch has as well."""
+
+
+@dataclass
+class Reading:
+    """A file, read."""
+
+    work: list[Work] = field(default_factory=list)
+    calls: set[tuple[int, int]] = field(default_factory=set)
+    """Process and number of each runtime call."""
+
+    operators: Counter[str] = field(default_factory=Counter)
+    """Calls of operators and annotations by name."""
+
+    operators_ns: Counter[str] = field(default_factory=Counter)
+    modules: int = 0
+    steps: int = 0
+    rank: int | None = None
+    strange: Counter[str] = field(default_factory=Counter)
+    """Intervals that make no sense."""
+
+    def kernels(self, device: int | None = None) -> list[Work]:
+        return [each for each in self.on(device) if not each.copies]
+
+    def copies(self, device: int | None = None) -> list[Work]:
+        return [each for each in self.on(device) if each.copies]
+
+    def on(self, device: int | None) -> list[Work]:
+        return [each for each in self.work if device is None or each.device == device]
+
+    def devices(self) -> list[int]:
+        return sorted({each.device for each in self.work})
+
+    def launched(self) -> int:
+        """Count the device work whose launch stands in the file."""
+        return sum(each.launch in self.calls for each in self.work)
+
+
+# --- figures ----------------------------------------------------------------------------------------------
+
+
+def total_ns(work: Iterable[Work]) -> int:
+    return sum(each.end - each.start for each in work)
+
+
+def busy_ns(work: Iterable[Work]) -> int:
+    """Return the time in which at least one was under way."""
+    busy, until = 0, None
+    for each in sorted(work, key=lambda each: each.start):
+        if until is None or each.start > until:
+            busy += each.end - each.start
+            until = each.end
+        elif each.end > until:
+            busy += each.end - until
+            until = each.end
+    return busy
+
+
+def window_ns(work: list[Work]) -> int:
+    """Return the time from the first start to the last end."""
+    return max(each.end for each in work) - min(each.start for each in work) if work else 0
+
+
+def communicates(work: Work) -> bool:
+    return not work.copies and "nccl" in work.name.lower()
+
+
+def exposed_ns(work: list[Work]) -> int:
+    """Return the time in which communication kernels were under way and no other kernel of that device was."""
+    kernels = [each for each in work if not each.copies]
+    return busy_ns(kernels) - busy_ns([each for each in kernels if not communicates(each)])
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> Reading:
+    """Read a file.
+
+    Raises:
+        NotPlain: it is of another kind.
+    """
+    return nsys(path) if path.suffix == ".sqlite" else kineto(path)
+
+
+def content(path: Path) -> Any:
+    """Return the JSON of a file, with numbers as exact as they stand there."""
+    raw = path.read_bytes()
+    try:
+        return json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw, parse_float=Decimal, strict=False)
+    except ValueError as error:
+        raise NotPlain(str(error)) from error
+
+
+def kineto(path: Path) -> Reading:
+    """Read what PyTorch's profiler wrote."""
+    written = content(path)
+    rows = written.get("traceEvents") if isinstance(written, dict) else written
+    if not isinstance(rows, list):
+        raise NotPlain("there are no traceEvents")
+    found = Reading()
+    if isinstance(written, dict):
+        found.rank = (written.get("distributedInfo") or {}).get("rank")
+    for row in rows:
+        if isinstance(row, dict) and row.get("ph") == "X":
+            _interval(found, row)
+    return found
+
+
+def _interval(found: Reading, row: dict[str, Any]) -> None:
+    kind, name, args = row.get("cat"), str(row.get("name")), row.get("args") or {}
+    if "ts" not in row or row.get("dur", 0) < 0:
+        found.strange[str(kind)] += 1
+        return
+    start, lasted = round(Decimal(row["ts"]) * 1000), round(Decimal(row.get("dur", 0)) * 1000)
+    if kind in KERNEL or kind in COPY:
+        number = args.get("correlation")
+        launch = None if number is None else (0, int(number))
+        device, stream = int(args["device"]), int(args["stream"])
+        found.work.append(Work(name, kind in COPY, device, stream, start, start + lasted, launch))
+    elif kind in CALL and "correlation" in args:
+        found.calls.add((0, int(args["correlation"])))
+    elif kind in OPERATOR:
+        found.operators[name] += 1
+        found.operators_ns[name] += lasted
+        found.steps += name.startswith("ProfilerStep#")
+    elif kind == "python_function":
+        found.modules += name.startswith("nn.Module: ")
+
+
+def nsys(path: Path) -> Reading:
+    """Read an export of Nsight Systems."""
+    con = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    con.row_factory = sqlite3.Row
+    texts = {row["id"]: row["value"] for row in rows(con, "StringIds")}
+    found = Reading()
+    for table in ("KERNEL", "MEMCPY", "MEMSET"):
+        for row in rows(con, f"CUPTI_ACTIVITY_KIND_{table}"):
+            name = texts[row["demangledName"]] if table == "KERNEL" else table
+            launch = (row["globalPid"] >> 24, row["correlationId"])
+            place = (row["deviceId"], row["streamId"], row["start"], row["end"])
+            found.work.append(Work(name, table != "KERNEL", *place, launch))
+    for row in rows(con, "CUPTI_ACTIVITY_KIND_RUNTIME"):
+        found.calls.add((row["globalTid"] >> 24, row["correlationId"]))
+    for row in rows(con, "NVTX_EVENTS"):
+        if row["eventType"] in (NVTX_PUSHED, NVTX_STARTED) and row["end"] is not None:
+            name = row["text"] if row["text"] is not None else texts[row["textId"]]
+            found.operators[name] += 1
+            found.operators_ns[name] += row["end"] - row["start"]
+    con.close()
+    return found
+
+
+def rows(con: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
+    """Yield the rows of a table, none where there is no such table."""
+    if con.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [table]).fetchall():
+        yield from con.execute(f'SELECT * FROM "{table}"')
