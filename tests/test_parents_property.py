@@ -30,10 +30,10 @@ def program(draw: st.DrawFn) -> list[Span]:
         host = Span(level=KINDS[Kind(kind)], kind=str(kind), name=str(number), start_ns=start, dur_ns=end - start,
                     process=7, thread=thread)  # fmt: skip
         if kind == Kind.LAUNCH:
-            late = draw(times)
-            host = host._replace(correlation_id=number + 100)
-            found.append(Span(level=Level.KERNEL, kind="kernel", name=f"k{number}", start_ns=late, dur_ns=100,
-                              process=7, device=0, stream=7, correlation_id=number + 100 + draw(st.booleans())))  # fmt: skip
+            host = host._replace(correlation_id=number)
+            started = number + draw(st.integers(0, 1))  # by this call, or by one that may not be there
+            found.append(Span(level=Level.KERNEL, kind="kernel", name=f"k{number}", start_ns=draw(times), dur_ns=100,
+                              process=7, device=0, stream=7, correlation_id=started))  # fmt: skip
         elif kind == Kind.OP and draw(st.booleans()):
             backward = FORWARD if thread == BACKWARD else None
             host = host._replace(sequence_nr=draw(st.integers(0, 3)), forward_thread=backward)

@@ -155,7 +155,7 @@ def _outer_first(node: _Node) -> tuple[int, int, int, int, int]:
 
 
 def _earliest(node: _Node) -> int:
-    """Return a time before which nothing begins that is not sorted before this span."""
+    """Return a time before which no span begins that is sorted after this one."""
     return _outer_first(node)[0] - TOLERANCE_NS
 
 

@@ -1,0 +1,154 @@
+"""Write a Kineto trace of any size: copies of a real one, one after the other in time.
+
+What joins spans is shifted with them (correlation ids, operators' ids, sequence numbers, flows, numbers of steps), so
+that each copy stands for itself. Memory holds the real trace once, whatever the size of what is written.
+
+    python benchmarks/kineto_copies.py trace.json.gz large.json.gz --events 2000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+LINKS = {
+    "correlation": "correlation",
+    "wait_on_cuda_event_record_corr_id": "correlation",
+    "External id": "operator",
+    "external id": "operator",
+    "Sequence number": "sequence",
+    "Record function id": "record",
+    "Python id": "python",
+    "Python parent id": "python",
+    "Ev Idx": "index",
+}
+"""Arguments that join spans, and which of them name the same thing."""
+
+GAP_NS = 1_000_000
+"""Between copies."""
+
+_STEP = re.compile(r"(ProfilerStep#)(\d+)")
+_MARK = "\x00"
+"""Stands in the text of a span for a number that differs from copy to copy."""
+
+Value = tuple[str, int]
+"""What a number counts, and what it is in the first copy."""
+
+
+class Written(NamedTuple):
+    """What became of it."""
+
+    events: int
+    copies: int
+
+
+def write(source: Path, target: Path, events: int) -> Written:
+    """Write as many copies of a trace as it takes to have so many spans, instants and flows.
+
+    Args:
+        source: as PyTorch's profiler wrote it, plain or compressed.
+        target: compressed if it ends in `.gz`.
+        events: at least so many; metadata of processes and threads stands there once and does not count.
+    """
+    raw = source.read_bytes()
+    trace = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw, parse_float=Decimal, strict=False)
+    rows: list[dict[str, Any]] = trace.pop("traceEvents")
+    moving = [row for row in rows if row.get("ph") != "M" and "ts" in row]
+    standing = [row for row in rows if row.get("ph") == "M" or "ts" not in row]
+    copies = max(1, -(-events // len(moving)))
+    with _opened(target) as file:
+        head = json.dumps(trace, default=float)
+        file.write(f'{head[:-1]}{", " if trace else ""}"traceEvents": [\n')
+        file.write(",\n".join(json.dumps(row, default=float) for row in standing))
+        for number, part in enumerate(_parts(moving, copies)):
+            file.write((",\n" if standing or number else "") + part)
+        file.write("\n]}\n")
+    return Written(copies * len(moving), copies)
+
+
+def _parts(rows: Sequence[dict[str, Any]], copies: int) -> Iterator[str]:
+    """Yield the text of each copy."""
+    shapes = [_shape(row) for row in rows]
+    strides = _strides([value for _, values in shapes for value in values])
+    exact = any(isinstance(row["ts"], Decimal) for row in rows)
+    for copy in range(copies):
+        yield ",\n".join(
+            pieces % tuple(_shown(what, first + copy * strides[what], exact) for what, first in values)
+            for pieces, values in shapes
+        )
+
+
+def _shown(what: str, value: int, exact: bool) -> str:
+    if what != "time":
+        return str(value)
+    return f"{value // 1000}.{value % 1000:03d}" if exact else str(value // 1000)
+
+
+def _shape(row: dict[str, Any]) -> tuple[str, list[Value]]:
+    """Return the text of a span with `%s` for each number that is shifted, and these numbers."""
+    values: list[Value] = []
+    copy = {**row, "args": dict(row["args"])} if isinstance(row.get("args"), dict) else dict(row)
+    for place, key, what in _numbers(copy):  # in the order in which they come to stand in the text
+        values.append((what, _nanoseconds(place[key]) if what == "time" else place[key]))
+        place[key] = _MARK
+    text, mark = json.dumps(copy, default=float), json.dumps(_MARK)
+    step = _STEP.search(text)
+    if step is not None:
+        values.insert(text[: step.start()].count(mark), ("step", int(step[2])))
+        text = f"{text[: step.end(1)]}{mark}{text[step.end() :]}"
+    return text.replace("%", "%%").replace(mark, "%s"), values
+
+
+def _numbers(row: dict[str, Any]) -> Iterable[tuple[dict[str, Any], str, str]]:
+    """Yield where the numbers are that are shifted, and what they count; 0 says that there is none."""
+    for key in row:
+        if key == "ts":
+            yield row, key, "time"
+        elif key == "id" and isinstance(row[key], int):
+            yield row, key, "flow"
+        elif key == "args" and isinstance(row[key], dict):
+            for name in row[key]:
+                if name in LINKS and isinstance(row[key][name], int) and row[key][name] > 0:
+                    yield row[key], name, LINKS[name]
+
+
+def _strides(values: Sequence[Value]) -> dict[str, int]:
+    """Return by how much each copy's numbers are above those of the copy before."""
+    seen: dict[str, list[int]] = defaultdict(list)
+    for what, first in values:
+        seen[what].append(first)
+    return {what: max(each) - min(each) + (GAP_NS if what == "time" else 1) for what, each in seen.items()}
+
+
+def _nanoseconds(microseconds: Any) -> int:
+    return round(Decimal(microseconds) * 1000)
+
+
+def _opened(target: Path) -> IO[str]:
+    return (
+        gzip.open(target, "wt", compresslevel=1, encoding="utf-8")
+        if target.suffix == ".gz"
+        else open(target, "w", encoding="utf-8")
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write one file."""
+    made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    made.add_argument("source", type=Path, help="a trace of PyTorch's profiler")
+    made.add_argument("target", type=Path, help="compressed if it ends in .gz")
+    made.add_argument("--events", type=int, default=2_000_000, help="at least so many (default: 2000000)")
+    options = made.parse_args(arguments)
+    done = write(options.source, options.target, options.events)
+    print(f"{options.target}: {done.events:,} spans, instants and flows, {done.copies} copies of {options.source.name}")
+
+
+if __name__ == "__main__":
+    main()
