@@ -95,9 +95,8 @@ class Imported:
 SEEN: tuple[Column, ...] = (
     Column("number", "BIGINT", "of the span in its source, from 0; no two have the same"),
     *(column for column in COLUMNS if column.name in _SEEN),
-    Column("forward", "BIGINT", "number of the forward operator of a backward one, where the source names it"),
-    Column("operator", "BIGINT", "number of the operator of device work, where the source names it"),
-    Column("inner", "BOOLEAN", "device work of a graph that is replayed"),
+    Column("operator", "BIGINT", "the source's own id of an operator; of device work, that of the operator it is of"),
+    Column("replayed", "BOOLEAN", "device work of a graph that is replayed"),
     Column("dtypes", "VARCHAR", "element types of the inputs, as a JSON array"),
     Column("scalars", "VARCHAR", "inputs that are no tensors, in the same places, as a JSON array"),
 )
@@ -112,6 +111,9 @@ class Seen:
     """Content of `run.json`, as far as the source tells."""
 
     losses: Losses
+
+    tolerance_ns: int = 500
+    """By how much a span may stick out of the one around it: the resolution of the clocks."""
 
 
 class TableImporter(Protocol):

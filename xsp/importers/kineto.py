@@ -1,0 +1,103 @@
+"""Traces of PyTorch's profiler (Kineto), of all years: what their trace events mean.
+
+The categories, and the names of arguments, have changed since 2021, and differ by vendor; so each is known by all its
+names (`CATEGORIES`), and what an operator's row is (a step, an optimizer, a collective, an operator) is read from its
+name, since old traces have one category for all. What is not kept is counted.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import duckdb
+
+from xsp.errors import TraceError
+from xsp.importers import kineto_rows, traceevents
+from xsp.importers.contract import Losses, Seen
+
+MARKS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"baseTimeNanoseconds"', b"PyTorch Profiler",
+         b"ProfilerStep#", b'"cpu_op"', b'"python_function"', b'"ac2g"', b'"aten::')  # fmt: skip
+"""Of these, one in the first bytes tells a trace of Kineto from one of another program."""
+
+PRIVATE = ("host_name", "hostname", "user", "job", "traceName", "INFO")
+"""Top-level keys that tell of people, machines or paths, and stay behind."""
+
+
+class Kineto:
+    """Reads a trace file of torch.profiler."""
+
+    name = "kineto"
+
+    def recognises(self, head: bytes, source: str) -> bool:
+        """Return whether it is JSON with trace events of PyTorch's."""
+        return is_kineto(head)
+
+    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
+        """Make the table `seen`, see `xsp.importers.contract.TableImporter`."""
+        around = traceevents.read(con, source)
+        losses = Losses(self.name)
+        if around.open:
+            losses.note("the list of trace events is not closed: the program that wrote it ended early")
+        base = _whole(around.keys.get("baseTimeNanoseconds")) or 0
+        kineto_rows.fill(con, base, losses)
+        losses.spans = con.execute("SELECT count(*) FROM seen").fetchall()[0][0]
+        if not losses.spans:
+            raise TraceError("; ".join([f"{source}: holds no operator, call or kernel", *losses.sentences()]))
+        return Seen(_run(around.keys), losses, tolerance_ns=_resolution(con))
+
+
+def is_kineto(head: bytes) -> bool:
+    """Return whether a file that begins so is a trace of PyTorch's profiler."""
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    return start in (b"{", b"[") and b'"resourceSpans"' not in head and any(mark in head for mark in MARKS)
+
+
+def _run(keys: dict[str, Any]) -> dict[str, Any]:
+    """Return what a trace says of its run: devices, versions, rank; nothing of whose it is."""
+    distributed = keys.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    properties = keys.get("deviceProperties")
+    devices = [_device(each) for each in properties if isinstance(each, dict)] if isinstance(properties, list) else []
+    run: dict[str, Any] = {
+        "machine": {
+            "devices": [each["name"] for each in devices],
+            "device_properties": devices,
+            "versions": {key: keys[key] for key in sorted(keys) if re.search("version", key) and _is_plain(keys[key])},
+        },
+        "rank": _whole(distributed.get("rank")) or 0,
+    }
+    if (size := _whole(distributed.get("world_size"))) is not None:
+        run["world_size"] = size
+    if isinstance(distributed.get("backend"), str):
+        run["backend"] = distributed["backend"]
+    return run
+
+
+def _device(properties: dict[str, Any]) -> dict[str, Any]:
+    major, minor = (_whole(properties.get(key)) for key in ("computeMajor", "computeMinor"))
+    return {
+        "name": str(properties.get("name", "")),
+        "sms": _whole(properties.get("numSms")),
+        "memory_bytes": _whole(properties.get("totalGlobalMem")),
+        "compute": f"{major}.{minor}" if major is not None and minor is not None else None,
+        "warp_size": _whole(properties.get("warpSize")),
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, str) and len(value) < 40)
+
+
+def _whole(value: Any) -> int | None:
+    """Return an integer that may stand there as text, or None."""
+    try:
+        return int(value) if not isinstance(value, (bool, float)) else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _resolution(con: duckdb.DuckDBPyConnection) -> int:
+    """Return by how much a span may stick out of the one around it: more where times are whole microseconds."""
+    rounded = con.execute("SELECT coalesce(bool_and(start_ns % 1000 = 0 AND dur_ns % 1000 = 0), false) FROM seen")
+    return 2500 if rounded.fetchall()[0][0] else 500

@@ -1,0 +1,309 @@
+"""The table `seen` of Kineto's trace events, in SQL."""
+
+from __future__ import annotations
+
+import duckdb
+
+from xsp import table
+from xsp.importers.contract import SEEN, Losses
+from xsp.span import Kind, Level
+
+CATEGORIES = {
+    "op": ("cpu_op", "operator", "user_annotation"),
+    "runtime": ("cuda_runtime", "cuda_driver", "runtime", "driver", "xpu_runtime", "xpu_driver", "hip_runtime",
+                "mtia_runtime", "privateuse1_runtime", "privateuse1_driver", "hpu_runtime"),
+    "kernel": ("kernel", "concurrent_kernel", "mtia_ccp_events", "hpu_op", "privateuse1_kernel"),
+    "copy": ("gpu_memcpy", "memcpy", "gpu_memset", "memset"),
+    "module": ("python_function",),
+    "memory": ("cpu_instant_event",),
+    "overhead": ("overhead",),
+}  # fmt: skip
+"""What Kineto calls each sort of row, in all its years, in lower case."""
+
+LEFT_OUT = {
+    "python_function": "frames of Python that are no module",
+    "gpu_user_annotation": "the profiler's own projection of annotations onto the device",
+    "cuda_sync": "synchronisation as the device saw it; the calls that waited are kept",
+    "trace": "the profiler's own window",
+    "cuda_profiler_range": "counters of the range profiler",
+}
+"""Categories that are read and not kept, and why."""
+
+_LINKS = "('ac2g', 'async', 'async_cpu_to_gpu', 'async_gpu', 'fwdbwd', 'fwd_bwd')"
+
+
+def fill(con: duckdb.DuckDBPyConnection, base_ns: int, losses: Losses) -> None:
+    """Make `seen` from `events`, which is dropped.
+
+    Args:
+        con: holds `events`, see `xsp.importers.traceevents`.
+        base_ns: nanoseconds since the epoch at which times begin.
+        losses: what is left out is counted there.
+    """
+    _sort(con)
+    _count_left_out(con, losses)
+    con.execute(f"CREATE OR REPLACE TABLE seen ({', '.join(f'{c.name} {c.type}' for c in SEEN)})")
+    layers = _layers(con, losses)
+    for select in (_ops(layers), _MODULES, _RUNTIME, _DEVICE, _MEMORY, _OVERHEAD):
+        con.execute(f"INSERT INTO seen BY NAME {select}")
+    con.execute("UPDATE seen SET start_ns = start_ns + ?, collector = 'kineto', status = 'ok'", [base_ns])
+    _forward_threads(con)
+    _once(con, losses)
+    for name in ("events", "rows"):
+        con.execute(f"DROP TABLE {name}")
+
+
+def _sort(con: duckdb.DuckDBPyConnection) -> None:
+    """Say of each row of `events` what sort it is: the table `rows`, with what identifies them as numbers."""
+    sorts = " ".join(
+        f"WHEN kind IN ({', '.join(map(table.literal, names))}) THEN '{sort}'" for sort, names in CATEGORIES.items()
+    )
+    con.execute(
+        f"""
+        CREATE OR REPLACE TABLE rows AS
+        SELECT * EXCLUDE (pid, tid), CASE
+                   WHEN name = '[memory]' AND ph IN ('i', 'I') THEN 'memory'
+                   WHEN ph <> 'X' OR ph IS NULL THEN NULL
+                   WHEN kind = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL
+                   {sorts} END AS sort,
+               TRY_CAST(pid AS BIGINT) AS pid,
+               coalesce(TRY_CAST(tid AS BIGINT), TRY_CAST(regexp_extract(tid, '(\\d+)$', 1) AS BIGINT)) AS tid
+        FROM (SELECT *, lower(coalesce(cat, '')) AS kind FROM events)
+        """
+    )
+
+
+def _count_left_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+    """Count what is not kept, by what it is; rows without a usable time become no spans."""
+    rows = con.execute(
+        f"SELECT ph, kind, count(*) FROM rows WHERE sort IS NULL AND kind NOT IN {_LINKS} "
+        "AND ph IS DISTINCT FROM 'M' GROUP BY ALL ORDER BY 3 DESC"
+    ).fetchall()
+    for phase, category, count in rows:
+        what = LEFT_OUT.get(category) or (f"category {category!r}" if category else f"events of phase {phase!r}")
+        losses.skipped[what] += count
+    bad = "start_ns IS NULL OR start_ns < 0 OR sort <> 'memory' AND (dur_ns IS NULL OR dur_ns < 0)"
+    bad = bad.replace("start_ns", "ts_ns")
+    ((count, first),) = con.execute(
+        f"SELECT count(*), min(number) FROM rows WHERE sort IS NOT NULL AND ({bad})"
+    ).fetchall()
+    if count:
+        losses.skipped[f"without a time, or with a negative one (the first is event {first})"] += count
+    con.execute(f"UPDATE rows SET sort = NULL WHERE sort IS NOT NULL AND ({bad})")
+
+
+_STEP = "name LIKE 'ProfilerStep#%'"
+_PASSIVE = (
+    f"{_STEP} OR name LIKE 'Optimizer.%' OR name LIKE 'enumerate(DataLoader)%' OR name LIKE 'PyTorch Profiler%' "
+    "OR name LIKE 'nccl:%' OR name LIKE 'rccl:%' OR name LIKE 'gloo:%' OR name LIKE 'autograd::%'"
+)
+_COMPILED = "name LIKE '## Call CompiledFxGraph %' OR name LIKE 'Torch-Compiled Region%'"
+
+
+def _layers(con: duckdb.DuckDBPyConnection, losses: Losses) -> str:
+    """Return the SQL of the operators' rows that are layers.
+
+    A compiled region always is one. Where a trace holds no module, blocks that the user named stand for layers.
+    """
+    ((modules, named),) = con.execute(
+        f"SELECT count(*) FILTER (sort = 'module'), "
+        f"count(*) FILTER (sort = 'op' AND kind = 'user_annotation' AND NOT ({_PASSIVE})) FROM rows"
+    ).fetchall()
+    if modules or not named:
+        return f"({_COMPILED})"
+    losses.note(f"no module was recorded (with_stack=True, with_modules=True): {named} named blocks stand for layers")
+    return f"({_COMPILED} OR kind = 'user_annotation' AND NOT ({_PASSIVE}))"
+
+
+def _text(*names: str) -> str:
+    """Return the SQL of an argument as text, by the first of its names that is there."""
+    return f"coalesce({', '.join(f'args ->> {table.literal(_path(name))}' for name in names)})"
+
+
+def _whole(*names: str) -> str:
+    return f"TRY_CAST({_text(*names)} AS BIGINT)"
+
+
+def _json(name: str) -> str:
+    return f"CAST(args -> {table.literal(_path(name))} AS VARCHAR)"
+
+
+def _path(name: str) -> str:
+    return f'$."{name}"'
+
+
+def _object(parts: dict[str, str]) -> str:
+    """Return the SQL of a JSON object of those parts that are there; each is the SQL of JSON text."""
+    joined = " || ".join(f"coalesce(',\"{key}\":' || {value}, '')" for key, value in parts.items())
+    return f"nullif('{{' || substr({joined}, 2) || '}}', '{{}}')"
+
+
+_COLLECTIVE = {
+    "xsp.collective.name": f"to_json({_text('Collective name')})",
+    "xsp.collective.communicator": f"to_json({_text('Process Group Name')})",
+    "xsp.collective.seq": _json("Seq"),
+    "xsp.collective.in_elements": _json("In msg nelems"),
+    "xsp.collective.out_elements": _json("Out msg nelems"),
+    "xsp.collective.dtype": f"to_json({_text('dtype')})",
+    "xsp.collective.group_size": _json("Group size"),
+    "xsp.collective.group_ranks": f"to_json({_text('Process Group Ranks')})",
+}
+_HAS_COLLECTIVE = "json_exists(args, '$.\"Collective name\"')"
+
+_BACKWARD = f"({_whole('Fwd thread id')} > 0 OR name LIKE 'autograd::engine::%')"
+
+
+def _ops(layers: str) -> str:
+    """Return the SQL of operators, and of whatever else Kineto files among them."""
+    return f"""
+    SELECT number, ts_ns AS start_ns, dur_ns, pid AS process, tid AS thread, name,
+           CASE WHEN {_STEP} OR name LIKE 'Optimizer.%' OR name LIKE 'enumerate(DataLoader)%' THEN {int(Level.MODEL)}
+                WHEN {layers} THEN {int(Level.LAYER)}
+                WHEN name SIMILAR TO '(nccl|rccl|gloo):.*' THEN {int(Level.LIBRARY)}
+                ELSE {int(Level.OP)} END AS level,
+           CASE WHEN {_STEP} THEN '{Kind.STEP}'
+                WHEN name LIKE 'Optimizer.%' THEN '{Kind.OPTIMIZER}'
+                WHEN name LIKE 'enumerate(DataLoader)%' THEN '{Kind.DATA}'
+                WHEN name SIMILAR TO '(nccl|rccl|gloo):.*' THEN '{Kind.CALL}'
+                WHEN kind = 'user_annotation' OR {layers} THEN '{Kind.USER}'
+                ELSE '{Kind.OP}' END AS kind,
+           CASE WHEN {_COMPILED} THEN 'compiled' WHEN {layers} THEN 'annotation' END AS type,
+           CASE WHEN {_BACKWARD} THEN 'backward' WHEN name LIKE 'Optimizer.%' THEN 'optimizer' END AS phase,
+           CASE WHEN {_whole("Sequence number")} >= 0 THEN {_whole("Sequence number")} END AS sequence_nr,
+           CASE WHEN {_whole("Fwd thread id")} > 0 THEN {_whole("Fwd thread id")} END AS forward_thread,
+           CASE WHEN kind <> 'user_annotation' THEN
+               coalesce({_json("Input Dims")}, {_json("Input dims")}) END AS input_shapes,
+           CASE WHEN kind <> 'user_annotation' THEN
+               coalesce({_json("Input type")}, {_json("Input types")}) END AS dtypes,
+           list_filter(TRY_CAST(coalesce({_json("Input type")}, {_json("Input types")}) AS VARCHAR[]),
+                       lambda each: each NOT IN ('', 'Scalar', 'ScalarList', 'TensorList'))[1] AS dtype,
+           CASE WHEN kind <> 'user_annotation' THEN
+               coalesce({_json("Concrete Inputs")}, {_json("Concrete inputs")}) END AS scalars,
+           {_whole("External id", "external id")} AS operator,
+           CASE WHEN {_HAS_COLLECTIVE} THEN {_object(_COLLECTIVE)}
+                WHEN name LIKE '## Call CompiledFxGraph %' THEN
+                    json_object('compiled', regexp_extract(name, 'CompiledFxGraph (\\w+)', 1))::VARCHAR
+                WHEN name LIKE 'triton\\_%' ESCAPE '\\' THEN
+                    json_object('fused', regexp_extract(name, '^triton_\\w+?_fused_(.*)_\\d+$', 1))::VARCHAR
+           END AS attributes
+    FROM rows WHERE sort = 'op'
+"""
+
+
+_MODULES = f"""
+    SELECT number, ts_ns AS start_ns, dur_ns, pid AS process, tid AS thread, substr(name, 12) AS name,
+           {int(Level.LAYER)} AS level, '{Kind.MODULE}' AS kind,
+           regexp_replace(substr(name, 12), '_\\d+$', '') AS type
+    FROM rows WHERE sort = 'module'
+"""
+
+_RUNTIME = f"""
+    SELECT number, ts_ns AS start_ns, dur_ns, pid AS process, tid AS thread, name, {int(Level.RUNTIME)} AS level,
+           CASE WHEN name SIMILAR TO '.*(Launch|Memcpy|Memset).*' THEN '{Kind.LAUNCH}'
+                WHEN name LIKE '%Synchronize%' OR name LIKE '%EventQuery%' THEN '{Kind.SYNC}'
+                ELSE '{Kind.CALL}' END AS kind,
+           nullif({_whole("correlation")}, 0) AS correlation_id,
+           CASE WHEN name LIKE '%Synchronize%' THEN json_object('sync', CASE
+               WHEN name LIKE '%Stream%' THEN 'stream' WHEN name LIKE '%Event%' THEN 'event'
+               WHEN name LIKE '%Ctx%' THEN 'context' ELSE 'device' END)::VARCHAR END AS attributes
+    FROM rows WHERE sort = 'runtime'
+"""
+
+_LAUNCH_SHAPE = {
+    "grid": _json("grid"),
+    "block": _json("block"),
+    "registers": _json("registers per thread"),
+    "shared_bytes": _json("shared memory"),
+    "blocks_per_sm": _json("blocks per SM"),
+    "warps_per_sm": _json("warps per SM"),
+    "context": _json("context"),
+    "graph": "CASE WHEN coalesce(" + _whole("graph id", "graph node id") + ", 0) > 0 THEN 'true' END",
+}
+_COPIED = {"bytes": _json("bytes"), "copy": "to_json(" + "CASE WHEN name LIKE 'Memset%' THEN 'memset' ELSE "
+           "coalesce(nullif(regexp_extract(name, '([A-Z]to[A-Z])', 1), ''), name) END)"}  # fmt: skip
+
+_DEVICE = f"""
+    SELECT number, ts_ns AS start_ns, dur_ns, name, {int(Level.KERNEL)} AS level,
+           CASE WHEN sort = 'kernel' THEN '{Kind.KERNEL}' ELSE '{Kind.COPY}' END AS kind,
+           coalesce({_whole("device")}, pid, 0) AS device, coalesce({_whole("stream")}, tid) AS stream,
+           nullif({_whole("correlation")}, 0) AS correlation_id,
+           CASE WHEN {_whole("External id", "external id")} IS DISTINCT FROM {_whole("correlation")}
+                THEN {_whole("External id", "external id")} END AS operator,
+           coalesce({_whole("graph id", "graph node id")}, 0) > 0 AS replayed,
+           TRY_CAST({_text("est. achieved occupancy %")} AS DOUBLE) / 100 AS occupancy,
+           CASE WHEN {_text("est. achieved occupancy %")} IS NOT NULL THEN 'estimate' END AS occupancy_source,
+           CASE WHEN sort = 'copy' THEN {_object(_COPIED)}
+                WHEN {_HAS_COLLECTIVE} THEN {_object(_LAUNCH_SHAPE | _COLLECTIVE)}
+                ELSE {_object(_LAUNCH_SHAPE)} END AS attributes
+    FROM rows WHERE sort IN ('kernel', 'copy')
+"""
+
+_FREED = {
+    "device_type": _json("Device Type"),
+    "total_allocated_bytes": _json("Total Allocated"),
+    "total_reserved_bytes": _json("Total Reserved"),
+    "address": _json("Addr"),
+}
+
+_MEMORY = f"""
+    SELECT number, ts_ns AS start_ns, 0 AS dur_ns, pid AS process, tid AS thread, 'memory' AS name,
+           {int(Level.OP)} AS level, '{Kind.ALLOC}' AS kind, {_whole("Bytes")} AS alloc_bytes,
+           {_object(_FREED)} AS attributes
+    FROM rows WHERE sort = 'memory'
+"""
+
+_OVERHEAD = f"""
+    SELECT number, ts_ns AS start_ns, dur_ns, name, {int(Level.RUNTIME)} AS level, '{Kind.OVERHEAD}' AS kind
+    FROM rows WHERE sort = 'overhead'
+"""
+
+
+def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
+    """Turn Kineto's own numbers of forward threads into threads, where the evidence is of one thread only.
+
+    The arrows between forward and backward operators tell the number's thread. Without arrows it is known only where
+    all forward operators ran on one thread.
+    """
+    con.execute(
+        """
+        CREATE OR REPLACE TEMP TABLE numbered AS
+        WITH ends AS (
+            SELECT id, any_value(tid) FILTER (ph = 's') AS from_thread, any_value(pid) FILTER (ph = 'f') AS pid,
+                   any_value(tid) FILTER (ph = 'f') AS tid, any_value(ts_ns) FILTER (ph = 'f') AS ts_ns
+            FROM rows WHERE kind IN ('fwdbwd', 'fwd_bwd') GROUP BY id
+        ), told AS (
+            SELECT s.process, s.forward_thread AS number, ends.from_thread AS thread
+            FROM ends JOIN rows r ON r.sort = 'op' AND r.pid = ends.pid AND r.tid = ends.tid AND r.ts_ns = ends.ts_ns
+            JOIN seen s ON s.number = r.number WHERE s.forward_thread IS NOT NULL
+        ), alone AS (
+            SELECT process, min(thread) AS thread FROM seen
+            WHERE sequence_nr IS NOT NULL AND phase IS NULL GROUP BY process HAVING min(thread) = max(thread)
+        )
+        SELECT process, number, min(thread) AS thread FROM told GROUP BY process, number HAVING min(thread) = max(thread)
+        UNION ALL
+        SELECT process, number, thread FROM alone JOIN (SELECT DISTINCT process, forward_thread AS number FROM seen
+            WHERE forward_thread IS NOT NULL) USING (process)
+        WHERE (process, number) NOT IN (SELECT (process, number) FROM told)
+        """
+    )
+    con.execute(
+        "UPDATE seen SET forward_thread = (SELECT any_value(thread) FROM numbered "
+        "WHERE numbered.process = seen.process AND numbered.number = seen.forward_thread) "
+        "WHERE forward_thread IS NOT NULL"
+    )
+    con.execute("DROP TABLE numbered")
+
+
+def _once(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+    """Remove device work that stands there twice, as some profilers write what two of them saw."""
+    found = con.execute(
+        f"""
+        DELETE FROM seen WHERE number IN (
+            SELECT number FROM seen WHERE level = {int(Level.KERNEL)} AND correlation_id IS NOT NULL
+            QUALIFY row_number() OVER (PARTITION BY device, stream, start_ns, dur_ns, correlation_id, name
+                                       ORDER BY number) > 1
+        )
+        """
+    ).fetchall()
+    if found and found[0][0]:
+        losses.skipped["device work that stood there twice"] += found[0][0]
