@@ -1,0 +1,233 @@
+"""Traces of GPUs: xsp against Holistic Trace Analysis and TraceLens, in turns, on the same files.
+
+Three tables: time and memory, who raises what on which file, and what each says of the same trace. The peers that are
+on PyPI get environments of their own under `benchmarks/.peers`; TraceLens of AMD is not there (the package `tracelens`
+is something else) and takes part where `--tracelens` names the Python of an environment that has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import kineto_copies
+import kineto_turn
+import turns
+from kineto_turn import Turn
+
+HERE = Path(__file__).resolve().parent
+TRACES = HERE.parents[1] / "shared" / "traces"
+ON_PYPI = {"HTA 0.6.1": ("hta", "traceinsight==0.6.1"), "HTA 0.5.0": ("hta", "HolisticTraceAnalysis==0.5.0")}
+"""Tool and requirement; the project changed its name on PyPI."""
+
+LOAD_GOAL, ANALYSES_GOAL, PEAK_GOAL = 10.0, 30.0, 10**9
+"""Times faster than the faster peer to load and to analyse; bytes at the size of the synthetic trace."""
+
+
+class Tool(NamedTuple):
+    """A tool, and the Python that has it."""
+
+    name: str
+    kind: str
+    python: str
+
+
+# --- who takes part ---------------------------------------------------------------------------------------
+
+
+def tools(options: argparse.Namespace) -> list[Tool]:
+    """Return xsp and its peers; those that cannot be installed stay out, and that is said."""
+    found = [Tool("xsp", "xsp", sys.executable)]
+    for name, (kind, requirement) in ON_PYPI.items():
+        python = environment(requirement)
+        if python is not None:
+            found.append(Tool(name, kind, python))
+    if options.tracelens:
+        found.append(Tool("TraceLens", "tracelens", options.tracelens))
+    else:
+        turns.say("  TraceLens takes no part: name the Python of an environment that has it with --tracelens")
+    return found
+
+
+def environment(requirement: str) -> str | None:
+    """Return the Python of an environment with a package, which is made on first use; None if it cannot be."""
+    place = HERE / ".peers" / requirement.partition("==")[0]
+    python = place / "bin" / "python"
+    done = place / "installed"
+    if not done.exists():
+        turns.say(f"  installing {requirement} into {place}")
+        try:
+            subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+            subprocess.run([str(python), "-m", "pip", "install", "--quiet", requirement], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            turns.say(f"  {requirement} takes no part: it could not be installed ({error})")
+            return None
+        done.touch()
+    return str(python)
+
+
+# --- turns ------------------------------------------------------------------------------------------------
+
+
+def rounds_of(trace: Path, those: Sequence[Tool], rounds: int, seed: int) -> list[dict[str, Turn]]:
+    """Let every tool read a trace once a round, in random order."""
+    draw = random.Random(seed)
+    found = []
+    for number in range(rounds):
+        taken = {}
+        for tool in draw.sample(list(those), k=len(those)):
+            taken[tool.name] = kineto_turn.take(tool.python, tool.kind, trace)
+            turns.say(f"  {trace.name}, round {number + 1}, {tool.name}: {_line(taken[tool.name])}")
+        found.append(taken)
+    return found
+
+
+def _line(turn: Turn) -> str:
+    if turn.load_s is None:
+        return f"did not load it: {turn.raised.get('load')}"
+    return f"load {turn.load_s:.2f} s, analyses {turn.analyses_s:.2f} s, {turn.peak_bytes / 1e6:,.0f} MB"
+
+
+def times(found: Sequence[Mapping[str, Turn]], peer: str, what: Callable[[Turn], float | None]) -> turns.Figure | None:
+    """Return how many times as long a peer took, from the pairs of each round; None if it did not get there."""
+    pairs = [(what(each[peer]), what(each["xsp"])) for each in found]
+    ratios = [theirs / ours for theirs, ours in pairs if theirs and ours]
+    return turns.middle(ratios) if len(ratios) == len(pairs) else None
+
+
+# --- tables -----------------------------------------------------------------------------------------------
+
+
+def add_speed(report: turns.Report, trace: Path, events: int, found: Sequence[Mapping[str, Turn]]) -> None:
+    """Add a row for each peer: how many times as long as xsp."""
+    ours = [each["xsp"] for each in found]
+    if any(turn.load_s is None for turn in ours):
+        raise SystemExit(f"{trace}: xsp did not load it: {ours[0].raised}")
+    load, asked = (
+        turns.middle([turn.load_s or 0 for turn in ours]),
+        turns.middle([turn.analyses_s or 0 for turn in ours]),
+    )
+    for peer in [name for name in found[0] if name != "xsp"]:
+        loading, asking = times(found, peer, lambda turn: turn.load_s), times(found, peer, lambda turn: turn.analyses_s)
+        report.add(
+            [f"{_short(trace)} · {peer}", f"{events:,}", load.shown(2), _times(loading), asked.shown(2), _times(asking),
+             f"{_peak(found, 'xsp'):,.0f}", f"{_peak(found, peer):,.0f}"],
+            turns=[vars(each[peer]) for each in found], ours=[vars(turn) for turn in ours],
+        )  # fmt: skip
+
+
+def _times(figure: turns.Figure | None) -> str:
+    return "did not" if figure is None else f"{figure.shown(1)} ×"
+
+
+def _peak(found: Sequence[Mapping[str, Turn]], tool: str) -> float:
+    return statistics.median(each[tool].peak_bytes for each in found) / 1e6
+
+
+def add_robustness(report: turns.Report, trace: Path, turn: Mapping[str, Turn]) -> None:
+    """Add a row for each tool: what it answered, what it refused with a reason, and what it raised."""
+    for name, each in turn.items():
+        asked = len(each.answers_s)
+        raised = "; ".join(f"{what}: {error}" for what, error in each.raised.items())
+        answered = asked - len(each.refused) - sum(what in each.answers_s for what in each.raised)
+        loaded = "yes" if each.load_s is not None else "no"
+        report.add(
+            [f"{_short(trace)} · {name}", loaded, f"{answered}", f"{len(each.refused)}", raised.replace("|", "/")]
+        )
+
+
+def add_figures(report: turns.Report, trace: Path, turn: Mapping[str, Turn]) -> None:
+    """Add a row for each tool that states them: milliseconds of the device."""
+    for name, each in turn.items():
+        if each.figures:
+            shown = [f"{each.figures[what]:,.3f}" if what in each.figures else "–" for what in FIGURES]
+            report.add([f"{_short(trace)} · {name}", *shown])
+
+
+FIGURES = ("window", "busy", "idle", "communication", "exposed communication")
+
+
+def _short(trace: Path) -> str:
+    return trace.name.removesuffix(".gz").removesuffix(".json")
+
+
+def count(trace: Path) -> int:
+    """Return how many spans, instants and flows a trace holds, as far as its text tells."""
+    opened = gzip.open if trace.suffix == ".gz" else open
+    with opened(trace, "rb") as file:
+        text = file.read()
+    return text.count(b'"ph"') - text.count(b'"ph": "M"') - text.count(b'"ph":"M"')
+
+
+# --- the script -------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    made = turns.parser(__doc__, rounds=5)
+    made.add_argument("traces", nargs="*", type=Path, help="files (default: all Kineto traces of ../shared/traces)")
+    made.add_argument("--tracelens", help="Python of an environment that has AMD's TraceLens")
+    made.add_argument("--events", type=int, help="of the synthetic trace; 0 for none (default: 2000000, quick: 0)")
+    made.add_argument("--largest", type=int, default=3, help="how many of the largest files are timed (default: 3)")
+    options = turns.parse(made, arguments)
+    traces = options.traces or sorted(TRACES.rglob("*.json.gz"))
+    if not traces:
+        raise SystemExit("name traces: ../shared/traces is not there")
+    for report in measure(traces, options):
+        report.finish(options)
+        print()
+
+
+def measure(traces: Sequence[Path], options: argparse.Namespace) -> list[turns.Report]:
+    """Return the three tables."""
+    speed = turns.Report("kineto_peers", "Reading and analysing traces of GPUs, against peers", SPEED)
+    robust = turns.Report("kineto_peers_raised", "Who answers and who raises", ROBUST)
+    figures = turns.Report(
+        "kineto_peers_figures", "What each says of the same trace, milliseconds", ("trace", *FIGURES)
+    )
+    those = tools(options)
+    counted = sorted(((count(trace), trace) for trace in traces), reverse=True)
+    for place, (events, trace) in enumerate(counted):
+        timed = place < options.largest and not options.quick
+        found = rounds_of(trace, those, options.rounds if timed else 1, options.seed)
+        add_robustness(robust, trace, found[0])
+        add_figures(figures, trace, found[0])
+        if timed:
+            add_speed(speed, trace, events, found)
+    wanted = (0 if options.quick else 2_000_000) if options.events is None else options.events
+    if wanted:
+        _synthetic(speed, counted[0][1], wanted, [tool for tool in those if tool.name != "HTA 0.5.0"], options)
+    speed.notes.append(NOTE)
+    return [speed, robust, figures]
+
+
+def _synthetic(
+    speed: turns.Report, source: Path, events: int, those: Sequence[Tool], options: argparse.Namespace
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        trace = Path(place) / "copies.json"
+        written = kineto_copies.write(source, trace, events)
+        found = rounds_of(trace, those, options.rounds, options.seed)
+        add_speed(speed, Path(f"{written.copies} copies of {_short(source)}"), written.events, found)
+
+
+SPEED = ("trace · peer", "events", "xsp: load, s", "peer: load", "xsp: all analyses, s", "peer: its analyses",
+         "xsp: peak MB", "peer: peak MB")  # fmt: skip
+ROBUST = ("trace · tool", "loaded", "answered", "refused with a reason", "raised")
+NOTE = (
+    "`×` is how many times as long the peer takes, from the pairs of each round. Each tool reads the file in a process "
+    "of its own, in random order; starting Python and importing the tool does not count, the peak of memory is that of "
+    "the whole process. xsp answers all its analyses, HTA nine, TraceLens makes its report."
+)
+
+
+if __name__ == "__main__":
+    main()

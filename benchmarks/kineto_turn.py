@@ -1,0 +1,229 @@
+"""One turn: a tool reads a trace in a process of its own and answers all that it answers.
+
+The process that takes the turn has the tool's own Python, so this file imports nothing but the standard library before
+it knows whose turn it is. It prints one line of JSON: a `Turn`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+Answers = dict[str, Callable[[], Any]]
+
+
+@dataclass
+class Turn:
+    """What came of it. A time that is None was not reached."""
+
+    tool: str
+    version: str = ""
+    load_s: float | None = None
+    answers_s: dict[str, float] = field(default_factory=dict)
+    """Of each analysis, whether it answered or raised."""
+
+    raised: dict[str, str] = field(default_factory=dict)
+    """By analysis, `load` among them: the error."""
+
+    refused: dict[str, str] = field(default_factory=dict)
+    """By analysis: why the trace cannot carry it, as the tool itself says."""
+
+    figures: dict[str, float] = field(default_factory=dict)
+    """Milliseconds that several tools state, by what they are."""
+
+    peak_bytes: int = 0
+    """The most memory that the process took, from its start to its end."""
+
+    @property
+    def analyses_s(self) -> float | None:
+        """All analyses together, those that raised included; None if the trace was not even loaded."""
+        return None if self.load_s is None else sum(self.answers_s.values())
+
+
+def take(python: str, tool: str, trace: Path, limit_s: float = 3600) -> Turn:
+    """Start the process, wait for it, and return its turn.
+
+    Args:
+        python: interpreter in whose environment the tool is.
+        tool: a name in `TOOLS`.
+        trace: what it reads.
+        limit_s: after so long the process is ended, and that is its error.
+    """
+    _warm(trace)
+    begin = time.monotonic()
+    with tempfile.TemporaryFile() as out:
+        process = subprocess.Popen([python, __file__, tool, str(trace)], stdout=out, stderr=subprocess.DEVNULL)
+        while True:
+            ended, status, used = os.wait4(process.pid, os.WNOHANG)
+            if ended:
+                break
+            if time.monotonic() - begin > limit_s:
+                process.kill()
+            time.sleep(0.02)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        lines = out.read().decode(errors="replace").splitlines()
+    turn = Turn(tool, raised={"load": f"the process ended with {process.returncode}"})
+    if process.returncode == 0 and lines:
+        turn = Turn(**json.loads(lines[-1]))
+    turn.peak_bytes = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return turn
+
+
+def _warm(trace: Path) -> None:
+    """Read a file once, so that no tool pays for the disk."""
+    with open(trace, "rb") as file:
+        while file.read(1 << 24):
+            pass
+
+
+# --- in the process ---------------------------------------------------------------------------------------
+
+
+def xsp(turn: Turn, trace: str) -> None:
+    """Load with xsp, and ask all analyses."""
+    import xsp
+    from xsp.errors import AnalysisError
+
+    turn.version = xsp.__version__
+    with _loading(turn):
+        loaded = xsp.load(trace)
+    if turn.load_s is None:
+        return
+    for name, analysis in xsp.analyses.ANALYSES.items():
+        begin = time.perf_counter()
+        try:
+            analysis(loaded).fetchall()
+        except AnalysisError as refusal:
+            turn.refused[name] = str(refusal)
+        except Exception as error:
+            turn.raised[name] = _told(error)
+        turn.answers_s[name] = time.perf_counter() - begin
+
+
+def hta(turn: Turn, trace: str) -> None:
+    """Load with Holistic Trace Analysis, and ask the nine analyses that its documentation shows of one rank."""
+    from hta.configs.config import logger
+    from hta.trace_analysis import TraceAnalysis
+
+    logger.setLevel(logging.CRITICAL)
+    turn.version = _version("traceinsight") or _version("HolisticTraceAnalysis")
+    with _loading(turn):
+        loaded = TraceAnalysis(trace_files={0: trace}, trace_dir="", include_last_profiler_step=True)
+    if turn.load_s is None:
+        return
+    told: dict[str, Any] = {}
+    answers: Answers = {
+        "temporal breakdown": lambda: loaded.get_temporal_breakdown(visualize=False),
+        "kernel breakdown": lambda: loaded.get_gpu_kernel_breakdown(visualize=False),
+        "idle time breakdown": lambda: loaded.get_idle_time_breakdown(ranks=[0], visualize=False),
+        "communication overlap": lambda: loaded.get_comm_comp_overlap(visualize=False),
+        "launch statistics": lambda: loaded.get_cuda_kernel_launch_stats(ranks=[0], visualize=False),
+        "queue length": lambda: loaded.get_queue_length_summary(ranks=[0]),
+        "memory bandwidth": lambda: loaded.get_memory_bw_summary(ranks=[0]),
+        "kernel sequences": lambda: loaded.get_frequent_cuda_kernel_sequences(
+            operator_name="aten::linear", output_dir=tempfile.gettempdir(), visualize=False
+        ),
+        "critical path": lambda: loaded.critical_path_analysis(rank=0, annotation="ProfilerStep", instance_id=0),
+    }
+    _ask(turn, answers, told)
+    with contextlib.suppress(Exception):
+        row = told["temporal breakdown"].iloc[0]
+        turn.figures |= {"window": row["kernel_time(us)"] / 1000, "idle": row["idle_time(us)"] / 1000}
+    with contextlib.suppress(Exception):
+        kinds = told["kernel breakdown"][0]
+        talks = kinds["kernel_type"].str.contains("COMMUNICATION")
+        alone = ~kinds["kernel_type"].str.contains("COMPUTATION")
+        turn.figures["busy"] = kinds["sum"].sum() / 1000
+        turn.figures["communication"] = kinds[talks]["sum"].sum() / 1000
+        turn.figures["exposed communication"] = kinds[talks & alone]["sum"].sum() / 1000
+
+
+def tracelens(turn: Turn, trace: str) -> None:
+    """Load with TraceLens, and have it make its report."""
+    from TraceLens import TreePerfAnalyzer
+    from TraceLens.Reporting.generate_perf_report_pytorch import generate_perf_report_pytorch
+
+    turn.version = _version("TraceLens")
+    told: dict[str, Any] = {}
+    read = TreePerfAnalyzer.from_file
+
+    def timed(*given: Any, **named: Any) -> Any:
+        begin = time.perf_counter()
+        loaded = read(*given, **named)
+        turn.load_s = time.perf_counter() - begin
+        return loaded
+
+    TreePerfAnalyzer.from_file = timed
+    with tempfile.TemporaryDirectory() as folder:
+        _ask(turn, {"report": lambda: generate_perf_report_pytorch(trace, output_csvs_dir=folder)}, told)
+    if turn.load_s is None:
+        turn.raised["load"] = turn.raised.pop("report", "?")
+        return
+    turn.answers_s["report"] -= turn.load_s
+    with contextlib.suppress(Exception):
+        rows = told["report"]["gpu_timeline"].set_index("type")["time ms"]
+        named = {"window": "total_time", "idle": "idle_time", "busy": "busy_time",
+                 "communication": "total_comm_time", "exposed communication": "exposed_comm_time"}  # fmt: skip
+        turn.figures |= {what: float(rows[theirs]) for what, theirs in named.items() if theirs in rows}
+
+
+TOOLS = {"xsp": xsp, "hta": hta, "tracelens": tracelens}
+
+
+@contextlib.contextmanager
+def _loading(turn: Turn) -> Iterator[None]:
+    begin = time.perf_counter()
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        turn.raised["load"] = _told(error)
+    else:
+        turn.load_s = time.perf_counter() - begin
+
+
+def _ask(turn: Turn, answers: Answers, told: dict[str, Any]) -> None:
+    """Ask each; an error is the answer to that one only."""
+    for name, answer in answers.items():
+        begin = time.perf_counter()
+        try:
+            told[name] = answer()
+        except (Exception, SystemExit) as error:
+            turn.raised[name] = _told(error)
+        turn.answers_s[name] = time.perf_counter() - begin
+
+
+def _told(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0][:160] if lines else ''}"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def main(tool: str, trace: str) -> None:
+    """Take the turn; whatever a tool prints stands before the last line."""
+    warnings.simplefilter("ignore")
+    turn = Turn(tool)
+    TOOLS[tool](turn, trace)
+    print("\n" + json.dumps(asdict(turn), default=float), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
