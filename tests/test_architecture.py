@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
     {"errors", "span", "version"},
-    {"clock", "collector", "flops", "identity", "plugins", "schedule", "scrub", "semconv", "summary"},
+    {"clock", "collector", "flops", "identity", "kernelnames", "plugins", "schedule", "scrub", "semconv", "summary"},
     {"testing", "xsp_collectors"},
     {"calibrate", "correlate", "device", "layers", "rundir", "table", "views"},
     {"trace"},

@@ -12,6 +12,7 @@ names of the columns; what was not measured is null.
 
 from __future__ import annotations
 
+from xsp.analyses.activity import DEVICE_ACTIVITY, KERNEL_CLASSES, STEPS
 from xsp.analyses.contract import Analysis
 from xsp.analyses.kernel import A8, A10, A11, A12, A13
 from xsp.analyses.layer import A2, A3, A4, A5, A6, A7
@@ -23,6 +24,7 @@ ANALYSES: dict[str, Analysis] = {
     each.id: each
     for each in (
         A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND,
+        DEVICE_ACTIVITY, STEPS, KERNEL_CLASSES,
     )
 }  # fmt: skip
 """All analyses by what the command line calls them."""

@@ -26,6 +26,8 @@ class Analysis:
     function: Callable[[Trace], Table]
     counters: bool = False
     """Whether it also needs a device's counters."""
+    everywhere: bool = False
+    """Whether it asks all steps of all ranks, and not the merged step."""
 
     def __call__(self, trace: Trace) -> Table:
         """Return the table.
@@ -40,13 +42,14 @@ class Analysis:
 
     def refusal(self, trace: Trace) -> str | None:
         """Return why this trace cannot carry the analysis, or None."""
-        missing = [level for level in self.needs if not trace.has(level)]
+        missing = [level for level in self.needs if not self._holds(trace, level)]
         if missing:
             names = ", ".join(level.name.lower() for level in missing)
             took = trace.run.get("levels", "unknown levels")
+            where = " on a machine with a GPU" if Level.KERNEL in missing else ""
             return (
                 f"{self.id} ({self.title}) needs the {names} level, and {trace.name!r} holds no such span "
-                f"(recorded with {took}); record again with --levels M/L/G"
+                f"(recorded with {took}); record again with --levels M/L/G{where}"
             )
         if self.counters:
             return (
@@ -55,6 +58,11 @@ class Analysis:
             )
         return None
 
+    def _holds(self, trace: Trace, level: Level) -> bool:
+        if not self.everywhere:
+            return trace.has(level)
+        return bool(trace.con.execute("SELECT 1 FROM spans WHERE level = ? LIMIT 1", [int(level)]).fetchall())
+
     @property
     def about(self) -> str:
         """The first paragraph of the function's documentation."""
@@ -62,12 +70,12 @@ class Analysis:
 
 
 def analysis(
-    identity: str, title: str, *needs: Level, counters: bool = False
+    identity: str, title: str, *needs: Level, counters: bool = False, everywhere: bool = False
 ) -> Callable[[Callable[[Trace], Table]], Analysis]:
     """Make a function an analysis."""
 
     def make(function: Callable[[Trace], Table]) -> Analysis:
-        return Analysis(identity, title, needs, function, counters)
+        return Analysis(identity, title, needs, function, counters, everywhere)
 
     return make
 

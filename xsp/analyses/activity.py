@@ -1,0 +1,97 @@
+"""What each device did: over all of its window, by step, and by class of kernel."""
+
+from __future__ import annotations
+
+from xsp.analyses.contract import Table, analysis
+from xsp.analyses.devicework import COPY, SHARES, TENSOR_TIMES, WORK, moments
+from xsp.span import Kind, Level
+from xsp.trace import Trace
+
+_SHOWN = """
+    busy_ns / 1e6 AS busy_ms, computation_ns / 1e6 AS computation_ms,
+    communication_ns / 1e6 AS communication_ms, exposed_communication_ns / 1e6 AS exposed_communication_ms,
+    (communication_ns - exposed_communication_ns) / 1e6 AS hidden_communication_ms,
+    copy_ns / 1e6 AS copy_ms, exposed_copy_ns / 1e6 AS exposed_copy_ms, (window_ns - busy_ns) / 1e6 AS idle_ms,
+    100.0 * busy_ns / nullif(window_ns, 0) AS busy_percent
+"""
+
+_COUNTS = f"""
+    count(*) FILTER (WHERE purpose <> '{COPY}') AS kernels, count(*) FILTER (WHERE purpose = '{COPY}') AS copies
+"""
+
+
+@analysis("device-activity", "What each device did", Level.KERNEL, everywhere=True)
+def DEVICE_ACTIVITY(trace: Trace) -> Table:
+    """Busy and idle time of each device between its first work and its last: computation, communication, copies.
+
+    Each is the time in which at least one such kernel or copy ran on any stream. Communication is hidden while
+    computation runs too, else exposed; exposed copies run while nothing else does. Busy is computation, exposed
+    communication and exposed copies; busy and idle are the window. With several devices the last row, without
+    rank and device, is their sum.
+    """
+    return trace.sql(
+        f"""
+        WITH {WORK}, {moments("rank", "device", "recording")},
+        swept AS (SELECT rank, device, {SHARES} FROM moments GROUP BY rank, device),
+        each AS (
+            SELECT swept.*, counted.* EXCLUDE (rank, device)
+            FROM swept JOIN (SELECT rank, device, {_COUNTS} FROM work GROUP BY rank, device) counted
+            ON counted.rank = swept.rank AND counted.device IS NOT DISTINCT FROM swept.device
+        ),
+        summed AS (
+            FROM each UNION ALL
+            SELECT NULL, NULL, sum(COLUMNS(* EXCLUDE (rank, device)))::BIGINT FROM each HAVING count(*) > 1
+        )
+        SELECT rank, device, window_ns / 1e6 AS window_ms, {_SHOWN}, kernels, copies
+        FROM summed ORDER BY rank NULLS LAST, device NULLS LAST
+        """
+    )
+
+
+@analysis("steps", "Steps on the device", Level.KERNEL, everywhere=True)
+def STEPS(trace: Trace) -> Table:
+    """Each step of each rank: its time on the host, and what its device did from its first work to its last.
+
+    Device work counts for the step that launched it, also where it runs after the step's end on the host. Work
+    outside every step stands in a row without one.
+    """
+    return trace.sql(
+        f"""
+        WITH {WORK}, {moments("rank", "device", "step")},
+        each AS (SELECT rank, device, step, {SHARES} FROM moments GROUP BY rank, device, step),
+        counted AS (
+            SELECT rank, device, step, {_COUNTS}, min(start_ns) AS first_ns FROM work GROUP BY rank, device, step
+        ),
+        hosts AS (
+            SELECT rank, step, any_value(name) AS name, min(start_ns) AS start_ns,
+                   max(start_ns + dur_ns) - min(start_ns) AS host_ns
+            FROM spans WHERE kind = '{Kind.STEP}' AND step IS NOT NULL GROUP BY rank, step
+        )
+        SELECT counted.rank, counted.device, counted.step, hosts.name, host_ns / 1e6 AS host_ms,
+               (first_ns - hosts.start_ns) / 1e6 AS first_work_after_ms, window_ns / 1e6 AS window_ms, {_SHOWN},
+               kernels, copies
+        FROM counted
+        JOIN each ON each.rank = counted.rank AND each.device IS NOT DISTINCT FROM counted.device
+                  AND each.step IS NOT DISTINCT FROM counted.step
+        LEFT JOIN hosts ON hosts.rank = counted.rank AND hosts.step = counted.step
+        ORDER BY counted.rank, counted.device, counted.step NULLS LAST
+        """
+    )
+
+
+@analysis("kernel-classes", "Device time by class of kernel", Level.KERNEL, everywhere=True)
+def KERNEL_CLASSES(trace: Trace) -> Table:
+    """Kernels and copies by class, as their names tell it: how many, their time, their share of all of it.
+
+    Kernels that overlap count each for itself. Of matrix products, convolutions and attention, the time is told
+    apart by whether the name says that tensor cores are used, that they are not, or neither.
+    """
+    return trace.sql(
+        f"""
+        WITH {WORK}
+        SELECT coalesce(class, 'memory copy') AS class, count(*) AS kernels, sum(dur_ns) / 1e6 AS device_ms,
+               100.0 * sum(dur_ns) / nullif(sum(sum(dur_ns)) OVER (), 0) AS percent_of_device_time,
+               avg(dur_ns) / 1e3 AS mean_us, max(dur_ns) / 1e3 AS max_us, {TENSOR_TIMES}
+        FROM work GROUP BY ALL ORDER BY device_ms DESC, class
+        """
+    )

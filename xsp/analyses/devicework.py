@@ -1,0 +1,89 @@
+"""Device work of all steps and ranks, and what a device did at each moment, as SQL to put behind WITH.
+
+The window of a device is the time from the begin of its first kernel or copy to the end of its last one; where
+steps were recorded without device work (a leveled run takes turns) or only to describe, the window falls into
+several recordings, and what lies between them counts for nothing.
+Within a window each moment is either idle or busy, and what overlaps counts once.
+"""
+
+from __future__ import annotations
+
+from xsp.kernelnames import COMMUNICATION, MATRIX, NAMES
+from xsp.span import Kind, Level
+
+COMPUTATION = "computation"
+COPY = "copy"
+
+WORK = f"""
+    {NAMES},
+    recorded AS (
+        SELECT rank, step, count(*) FILTER (WHERE rung < {int(Level.KERNEL)} OR timed = false)
+                           OVER (PARTITION BY rank ORDER BY start_ns) AS recording
+        FROM (
+            SELECT rank, step, min(start_ns) AS start_ns, any_value(rung) AS rung, any_value(timed) AS timed
+            FROM spans WHERE kind = '{Kind.STEP}' AND step IS NOT NULL GROUP BY rank, step
+        )
+    ),
+    work AS MATERIALIZED (
+        SELECT s.rank, s.device, s.stream, s.step, s.trace_id, s.parent_id, s.layer_id, s.process, s.correlation_id,
+               s.name, s.start_ns, s.start_ns + s.dur_ns AS end_ns, s.dur_ns, s.attributes,
+               coalesce(recorded.recording, 0) AS recording,
+               names.class, names.tensor_cores, names.collective,
+               CASE WHEN s.kind = '{Kind.COPY}' THEN '{COPY}' WHEN names.class = '{COMMUNICATION}'
+                    THEN '{COMMUNICATION}' ELSE '{COMPUTATION}' END AS purpose
+        FROM spans s LEFT JOIN names ON names.name = s.name AND s.kind = '{Kind.KERNEL}'
+        LEFT JOIN recorded ON recorded.rank = s.rank AND recorded.step = s.step
+        WHERE s.level = {int(Level.KERNEL)} AND s.kind IN ('{Kind.KERNEL}', '{Kind.COPY}') AND s.timed IS NOT false
+    )
+"""
+"""Each kernel and copy with its recording, its purpose (computation, communication, copy), and what its name
+says; `class` is null for copies."""
+
+
+def moments(*place: str) -> str:
+    """Return the tables `edges` and `moments`: intervals between which nothing begins or ends, and how much runs.
+
+    Args:
+        place: columns that keep apart what is swept, a device for instance.
+    """
+    where = ", ".join(place)
+    sides = " UNION ALL ".join(
+        f"SELECT {where}, {side} AS time_ns, {sign} * (purpose = '{COMPUTATION}')::INT AS computing, "
+        f"{sign} * (purpose = '{COMMUNICATION}')::INT AS communicating, {sign} * (purpose = '{COPY}')::INT AS copying "
+        "FROM work"
+        for side, sign in (("start_ns", 1), ("end_ns", -1))
+    )
+    return f"""
+        edges AS ({sides}),
+        moments AS (
+            SELECT {where}, lead(time_ns) OVER sofar - time_ns AS ns,
+                   sum(computing) OVER sofar AS computing, sum(communicating) OVER sofar AS communicating,
+                   sum(copying) OVER sofar AS copying
+            FROM edges
+            WINDOW sofar AS (PARTITION BY {where} ORDER BY time_ns ROWS UNBOUNDED PRECEDING)
+        )
+    """
+
+
+SHARES = """
+    sum(ns)::BIGINT AS window_ns,
+    coalesce(sum(ns) FILTER (WHERE computing > 0 OR communicating > 0 OR copying > 0), 0)::BIGINT AS busy_ns,
+    coalesce(sum(ns) FILTER (WHERE computing > 0), 0)::BIGINT AS computation_ns,
+    coalesce(sum(ns) FILTER (WHERE communicating > 0), 0)::BIGINT AS communication_ns,
+    coalesce(sum(ns) FILTER (WHERE communicating > 0 AND computing <= 0), 0)::BIGINT AS exposed_communication_ns,
+    coalesce(sum(ns) FILTER (WHERE copying > 0), 0)::BIGINT AS copy_ns,
+    coalesce(sum(ns) FILTER (WHERE copying > 0 AND computing <= 0 AND communicating <= 0), 0)::BIGINT AS exposed_copy_ns
+"""
+"""What `moments` add up to: busy is computation, exposed communication and exposed copies together."""
+
+
+MATRIX_TIME = f"sum(dur_ns) FILTER (WHERE class IN {MATRIX})"
+
+TENSOR_TIMES = f"""
+    {MATRIX_TIME} / 1e6 AS matrix_ms,
+    sum(dur_ns) FILTER (WHERE tensor_cores = 'yes') / 1e6 AS with_tensor_cores_ms,
+    sum(dur_ns) FILTER (WHERE tensor_cores = 'no') / 1e6 AS without_tensor_cores_ms,
+    sum(dur_ns) FILTER (WHERE class IN {MATRIX} AND tensor_cores IS NULL) / 1e6 AS untold_ms,
+    100.0 * sum(dur_ns) FILTER (WHERE tensor_cores = 'yes')
+        / nullif(sum(dur_ns) FILTER (WHERE tensor_cores IS NOT NULL), 0) AS tensor_core_percent
+"""
