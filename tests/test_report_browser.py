@@ -157,9 +157,9 @@ def linked(page, fragment: str) -> str:
 
 def test_a_link_leads_to_the_span_of_its_key(page):
     place = page.execute_script(
-        "return data.timeline.start.findIndex((_, at) => timeline.get.name(at) === arguments[0])", HOSTILE
+        "return timeline.spans.places(place => timeline.get.name(place) === arguments[0])[0]", HOSTILE
     )
-    key = page.execute_script("return data.timeline.key[arguments[0]]", place)
+    key = page.execute_script("return timeline.get.key(arguments[0])", place)
     page.find_element("id", "all").click()
     assert linked(page, f"key={key}") == ""
     near = seen(page)
@@ -172,7 +172,7 @@ def test_a_link_leads_to_the_span_of_its_key(page):
 def test_a_link_to_a_span_that_is_not_there_says_so(page, key):
     said = linked(page, f"key={key}")
     assert said.startswith(f"The link leads to a span with the key {unquote(key)}")
-    assert "the merged step shows none" in said
+    assert "the timeline shows none" in said
     assert page.execute_script("return window.hacked") is None
     assert linked(page, "charts") == ""
 
@@ -222,7 +222,7 @@ def test_of_fifty_thousand_spans_few_boxes_are_drawn(browser, tmp_path):
 def test_a_page_without_layers_says_why_charts_are_missing(browser, tmp_path):
     browser.get(html.write(trace(Level.MODEL), tmp_path / "model.html").as_uri())
     assert browser.get_log("browser") == []
-    assert "A2 (Layer information) needs the layer level" in browser.find_element("id", "charts").text
+    assert "A2 (Layer information) needs the layer level" in browser.find_element("id", "time").text
     assert "One rung alone" in browser.find_element("id", "ledger").text
 
 

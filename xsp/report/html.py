@@ -18,7 +18,7 @@ from typing import Any
 from xsp import rundir
 from xsp.analyses import ANALYSES
 from xsp.errors import AnalysisError
-from xsp.health import health
+from xsp.report import charts, trust
 from xsp.report.timeline import timeline
 from xsp.trace import Trace
 
@@ -28,16 +28,8 @@ MOST_ROWS = 1000
 DEAREST = {"A8": ("latency_us", 200)}
 """Tables of which only so many rows are shown, those with the most of something."""
 
-CHARTS: dict[str, tuple[str, ...]] = {
-    "A2": ("layer_index", "name", "type", "latency_ms", "self_ms", "latency_low_ms", "latency_high_ms"),
-    "A4": ("layer_index", "name", "type", "alloc_mib"),
-    "A5": ("type", "layers"),
-    "A6": ("type", "latency_ms"),
-    "A7": ("type", "alloc_mib"),
-    "A13": ("layer_index", "layer_name", "kernel_ms", "other_ms"),
-    "ledger": ("rung", "step_ms", "added_ms", "low_ms", "high_ms"),
-}
-"""What the charts draw: all rows of these analyses, for those of these columns that they have."""
+SCRIPTS = ("echarts.min.js", "spans.js", "timeline.js", "words.js", "charts.js", "ledger.js", "tables.js", "report.js")
+"""The page's scripts, in the order in which they run."""
 
 
 def write(trace: Trace, path: str | Path) -> Path:
@@ -60,16 +52,12 @@ def write(trace: Trace, path: str | Path) -> Path:
 
 def render(trace: Trace) -> str:
     """Return the page of a trace."""
-    scripts = {
-        "__ECHARTS__": _asset("echarts.min.js"),
-        "__TIMELINE__": _asset("timeline.js"),
-        "__JS__": _asset("report.js"),
-    }
+    scripts = [_asset(name) for name in SCRIPTS]
     contents = {
-        **scripts,
         "__TITLE__": html.escape(f"{trace.name} · xsp"),
         "__CSS__": _asset("report.css"),
-        "__SCRIPTS__": " ".join(_allowed(script) for script in scripts.values()),
+        "__ALLOWED__": " ".join(_allowed(script) for script in scripts),
+        "__SCRIPTS__": "\n".join(f"<script>{script}</script>" for script in scripts),
         "__DATA__": _as_json(_data(trace)),
     }
     # In one pass: what is put in is never looked through for placeholders.
@@ -102,15 +90,16 @@ def _sayable(value: Any) -> Any:
 
 
 def _data(trace: Trace) -> dict[str, Any]:
-    tables, charts, refused = _analyses(trace)
+    tables, charted, refused = _analyses(trace)
     rows = {table["id"]: [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]] for table in tables}
     return {
         "name": trace.name,
         "headline": _headline(rows.get("A1", []), rows.get("ledger", [])),
         "facts": _facts(trace.run),
-        "health": [[str(part) for part in finding] for finding in health(trace)],
+        "health": trust.trust(trace),
         "timeline": timeline(trace),
-        "charts": charts,
+        "charts": charted,
+        "ledger": rows.get("ledger", []),
         "tables": tables,
         "refused": refused,
     }
@@ -166,27 +155,21 @@ def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(what, text) for what, text in facts if text]
 
 
-def _analyses(trace: Trace) -> tuple[list[dict[str, Any]], dict[str, Any], list[tuple[str, str]]]:
-    """Return the tables that this trace can carry, what the charts draw, and why the other analyses refuse."""
-    tables, charts, refused = [], {}, []
+def _analyses(trace: Trace) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[tuple[str, str]]]:
+    """Return the tables that this trace can carry, the charts, and why the other analyses refuse."""
+    tables, charted, refused = [], [], []
     for name, each in ANALYSES.items():
         try:
             relation = each(trace)
         except AnalysisError as error:
             refused.append((name, str(error)))
+            charted += [charts.missing(chart, str(error)) for chart in charts.of(name)]
             continue
         columns = relation.columns
         rows = [[_sayable(cell) for cell in row] for row in relation.fetchall()]
         tables.append({"id": name, "title": each.title, "about": each.about, **_table(trace, name, columns, rows)})
-        if name in CHARTS:
-            charts[name] = _chart(columns, rows, CHARTS[name])
-    return tables, charts, refused
-
-
-def _chart(columns: list[str], rows: list[list[Any]], wanted: Sequence[str]) -> dict[str, list[Any]]:
-    """Return those of the wanted columns that a table has, whole."""
-    places = {column: columns.index(column) for column in wanted if column in columns}
-    return {column: [row[place] for row in rows] for column, place in places.items()}
+        charted += [charts.drawn(chart, columns, rows) for chart in charts.of(name)]
+    return tables, charts.in_order(charted), refused
 
 
 def _table(trace: Trace, name: str, columns: list[str], rows: list[list[Any]]) -> dict[str, Any]:

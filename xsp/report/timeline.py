@@ -1,173 +1,234 @@
-"""The merged step as the timeline draws it: columns of spans, lane by lane.
+"""The spans that the page's timeline draws: which of them, lane by lane, as packed columns.
 
-A lane holds spans that do not overlap. There is a track of lanes for each thread and each stream, and in a
-track a span stands below the spans that are open when it starts: nesting in time, not parenthood, for a
-backward operator hangs under the layer of its forward operator, and the wait for data begins before the step.
+Of a run that xsp recorded it is the merged step, of all its ranks. What was imported was seen once, as a whole, so
+all of its steps are shown, as many as fit.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from xsp.span import COLUMNS, MERGED_COLUMNS, Kind
+import duckdb
+
+from xsp.kernelnames import NAMES
+from xsp.report.lanes import MOST_LANES, Bar, Lane, lanes
+from xsp.report.packed import pack
+from xsp.span import COLUMNS, MERGED_COLUMNS, Column, Kind, Level
+from xsp.table import literal
 from xsp.trace import Trace
 
 MOST_SPANS = 200_000
-"""Of a longer step the longest spans are shown, and the page says so."""
+"""Of more, the steps around the merged one are shown that fit, and of a single longer step its longest spans; the
+page says so."""
 
-MOST_LANES = 64
-"""In a track; what overlaps more deeply than that cannot be read, and is counted instead."""
+MOST_TEXT = 4_000_000
+"""Letters of the different values of a column; a column with more is left out, and the page says so."""
 
-_UNSEEN = {"trace_id", "span_id", "parent_id", "start_ns", "step", "rung", "timed", "key"}
+_UNSEEN = {"trace_id", "span_id", "parent_id", "start_ns", "dur_ns", "rung", "timed", "layer_id", "key", "rank"}
 _SHOWN = [column for column in (*COLUMNS, *MERGED_COLUMNS) if column.name not in _UNSEEN]
-
-Row = dict[str, Any]
-
-
-class Lane(NamedTuple):
-    """Spans that do not overlap, by start."""
-
-    track: str
-    level: int
-    rows: list[Row]
 
 
 def timeline(trace: Trace) -> dict[str, Any]:
-    """Return the merged step for the page: lanes, packed columns, and what was left out.
+    """Return the spans for the page: lanes, packed columns, and what was left out.
 
-    Times are nanoseconds from the start of the step. `parent` is the place of the parent among the spans, `key`
-    is what a link from elsewhere calls a span.
+    Times are nanoseconds from the start of the merged step. `parent`, `layer` and `launch` are places among the
+    spans; `key` is what a link from elsewhere calls a span.
     """
-    total = int(trace.con.execute("SELECT count(*) FROM merged").fetchall()[0][0])
-    rows = _rows(trace)
-    lanes = _lanes(rows)
-    ordered = [row for lane in lanes for row in lane.rows]
-    zero = _zero(ordered)
-    place = {row["span_id"]: number for number, row in enumerate(ordered)}
-    starts = [row["start_ns"] - zero for row in ordered]
-    ends = [start + row["dur_ns"] for start, row in zip(starts, ordered, strict=True)]
+    steps = _choose(trace)
+    total = _number(trace.con, "SELECT count(*) FROM chosen_spans")
+    _limit(trace.con)
+    bars = _bars(trace.con)
+    drawn = lanes(bars)
+    _put_in_order(trace.con, drawn)
+    shown = _number(trace.con, "SELECT count(*) FROM placed")
+    columns, too_long = _columns(trace.con)
+    zero = _number(trace.con, f"SELECT coalesce(min(start_ns) FILTER (kind = '{Kind.STEP}' AND "
+                              "span_id IN (SELECT span_id FROM merged)), min(start_ns), 0) FROM placed")  # fmt: skip
     return {
-        "note": _note(len(ordered), total - len(rows), len(rows) - len(ordered)),
-        "lanes": _bounds(lanes),
-        "range": (min(starts, default=0), max(ends, default=0)),
-        "start": starts,
-        "key": [row["key"] for row in ordered],
-        "parent": pack(place.get(row["parent_id"]) for row in ordered),
+        "count": shown,
+        "note": _note(shown, steps, [(total - len(bars), "the shortest"), (len(bars) - shown, _DEEP)], too_long),
+        "lanes": _bounds(drawn),
+        "range": _row(trace.con, f"SELECT min(start_ns) - {zero}, max(start_ns + dur_ns) - {zero} FROM placed"),
         "about": {column.name: column.about for column in _SHOWN},
-        "columns": {column.name: pack(row[column.name] for row in ordered) for column in _SHOWN},
+        "columns": {
+            "start": _packed(trace.con, f"start_ns - {zero}"),
+            "dur_ns": _packed(trace.con, "dur_ns"),
+            **{name: _packed(trace.con, name) for name in ("parent", "layer", "launch", "work", "key")},
+            **columns,
+        },
     }
 
 
-def pack(values: Iterable[Any]) -> Any:
-    """Return a column as short JSON: one value for all, or the different values and who has which, or a list."""
-    column = list(values)
-    different = list(dict.fromkeys(column))
-    if len(different) <= 1:
-        return {"all": _plain(different[0]) if different else None}
-    if 4 * len(different) > len(column) and not any(isinstance(value, str) for value in different):
-        return [_plain(value) for value in column]
-    number = {value: place for place, value in enumerate(different)}
-    return {"values": [_plain(value) for value in different], "at": [number[value] for value in column]}
+_DEEP = f"which overlap more than {MOST_LANES} deep"
 
 
-def _plain(value: Any) -> Any:
-    """Return a value that JSON can say; fractions of a nanosecond are dropped."""
-    if isinstance(value, float):
-        return round(value) if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (str, int)) else str(value)
+class Steps(NamedTuple):
+    """How many steps are shown of how many, and whether it is the one whose times are averaged over others."""
+
+    shown: int
+    total: int
+    merged: bool
 
 
-def _rows(trace: Trace) -> list[Row]:
-    found = trace.con.execute(f"SELECT * FROM merged ORDER BY dur_ns DESC, start_ns LIMIT {MOST_SPANS}")
-    names = [column[0] for column in found.description or []]
-    return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+def _choose(trace: Trace) -> Steps:
+    """Make the view `chosen_spans`: the merged step, or all that fits of a trace that was imported."""
+    seen_once = bool(trace.run.get("imported")) and len(trace.rungs) <= 1
+    found = trace.con.execute("SELECT step, rung, trace_id, rank FROM merged WHERE step IS NOT NULL LIMIT 1").fetchall()
+    if not found:
+        _view(trace.con, "true")
+        return Steps(0, 0, False)
+    step, rung, trace_id, rank = found[0]
+    if seen_once:
+        return _around(trace.con, step)
+    _view(trace.con, f"step = {step} AND rung = {rung} AND (trace_id = {literal(trace_id)} OR rank <> {rank})")
+    return Steps(1, 1, True)
 
 
-def _zero(rows: Sequence[Row]) -> int:
-    """Return when the step began, else when the first span did."""
-    steps = [row["start_ns"] for row in rows if row["kind"] == Kind.STEP]
-    return min(steps or [row["start_ns"] for row in rows], default=0)
+def _around(con: duckdb.DuckDBPyConnection, middle: int) -> Steps:
+    """Choose the steps next to the merged one while they fit, and what is outside of steps at that time."""
+    counts = con.execute("SELECT step, count(*) FROM spans WHERE step IS NOT NULL GROUP BY step").fetchall()
+    chosen, room = [], MOST_SPANS
+    for step, count in sorted(counts, key=lambda each: (abs(each[0] - middle), each[0])):
+        room -= count
+        if chosen and room < 0:
+            break
+        chosen.append(step)
+    first, last = min(chosen), max(chosen)
+    if len(chosen) == len(counts):
+        _view(con, "true")
+    else:
+        window = _row(con, "SELECT min(start_ns), max(start_ns + dur_ns) FROM spans "
+                           f"WHERE step BETWEEN {first} AND {last}")  # fmt: skip
+        outside = f"step IS NULL AND start_ns BETWEEN {window[0]} AND {window[1]}"
+        _view(con, f"step BETWEEN {first} AND {last} OR {outside}")
+    return Steps(len(chosen), len(counts), False)
 
 
-def _note(shown: int, short: int, deep: int) -> str:
-    text = f"{shown:,} spans of one real step of the deepest rung, as recorded; true times in the panel."
-    if short:
-        text += f" Left out: the {short:,} shortest."
-    if deep:
-        text += f" Left out: {deep:,} that overlap more than {MOST_LANES} deep."
+def _view(con: duckdb.DuckDBPyConnection, condition: str) -> None:
+    """Make the view of chosen spans; those of the merged step come with its figures."""
+    con.execute(
+        f"""
+        CREATE OR REPLACE TEMP VIEW chosen_spans AS
+        SELECT * FROM merged UNION ALL BY NAME
+        SELECT * FROM spans ANTI JOIN merged USING (trace_id, span_id, rank) WHERE {condition}
+        """
+    )
+
+
+def _limit(con: duckdb.DuckDBPyConnection) -> None:
+    """Make the table `numbered` of the longest spans, each with the numbers of its parent, layer and launch."""
+    con.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE numbered AS
+        SELECT row_number() OVER () - 1 AS number, * FROM chosen_spans ORDER BY dur_ns DESC, start_ns LIMIT {MOST_SPANS}
+        """
+    )
+    con.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE related AS
+        WITH ids AS (SELECT trace_id, span_id, min(number) AS number FROM numbered GROUP BY ALL),
+        launches AS (
+            SELECT rank, process, correlation_id, min(number) AS number FROM numbered
+            WHERE device IS NULL AND correlation_id IS NOT NULL AND level = {int(Level.RUNTIME)} GROUP BY ALL
+        )
+        SELECT own.number, up.number AS parent, layers.number AS layer, launches.number AS launch
+        FROM numbered own
+        LEFT JOIN ids up ON up.trace_id = own.trace_id AND up.span_id = own.parent_id
+        LEFT JOIN ids layers ON layers.trace_id = own.trace_id AND layers.span_id = own.layer_id
+        LEFT JOIN launches ON own.device IS NOT NULL AND launches.correlation_id = own.correlation_id
+            AND launches.rank = own.rank AND launches.process IS NOT DISTINCT FROM own.process
+        """
+    )
+
+
+def _bars(con: duckdb.DuckDBPyConnection) -> list[Bar]:
+    found = con.execute(
+        "SELECT number, parent, start_ns, dur_ns, level, coalesce(depth, 0), rank, process, thread, device, stream "
+        "FROM numbered JOIN related USING (number)"
+    )
+    return [Bar(*row) for row in found.fetchall()]
+
+
+def _put_in_order(con: duckdb.DuckDBPyConnection, drawn: Sequence[Lane]) -> None:
+    """Make the table `placed`: the spans by lane, with `place` and the places of parent, layer and launch."""
+    ordered = [bar.number for lane in drawn for bar in lane.bars]
+    con.execute("CREATE OR REPLACE TEMP TABLE places (number BIGINT, place BIGINT)")
+    con.execute("INSERT INTO places SELECT unnest(?::BIGINT[]), unnest(?::BIGINT[])", [ordered, [*range(len(ordered))]])
+    con.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE placed AS
+        WITH {NAMES}
+        SELECT own.place, up.place AS parent, layers.place AS layer, launches.place AS launch,
+               CASE kind WHEN '{Kind.COPY}' THEN 'copy' WHEN '{Kind.KERNEL}' THEN names.class END AS work, numbered.*
+        FROM places own JOIN numbered USING (number) JOIN related USING (number)
+        LEFT JOIN names USING (name)
+        LEFT JOIN places up ON up.number = related.parent
+        LEFT JOIN places layers ON layers.number = related.layer
+        LEFT JOIN places launches ON launches.number = related.launch
+        ORDER BY own.place
+        """
+    )
+
+
+def _columns(con: duckdb.DuckDBPyConnection) -> tuple[dict[str, Any], list[str]]:
+    """Return the columns that hold anything, and the names of those whose texts are too long."""
+    counted = ", ".join(f"count({column.name}), {_letters(column)}" for column in _SHOWN)
+    figures = _row(con, f"SELECT {counted} FROM placed")
+    columns, too_long = {}, []
+    for column, held, letters in zip(_SHOWN, figures[::2], figures[1::2], strict=True):
+        if letters > MOST_TEXT:
+            too_long.append(column.name)
+        elif held or column.name in ALWAYS:
+            columns[column.name] = _packed(con, _figure(column))
+    return columns, too_long
+
+
+ALWAYS = ("name", "level", "kind", "type", "phase", "true_ns", "true_lo_ns", "true_hi_ns", "cause", "parent_rule")
+"""Columns that the page always asks for."""
+
+
+def _letters(column: Column) -> str:
+    text = f"(SELECT sum(length(each)) FROM (SELECT DISTINCT {column.name} AS each FROM placed))"
+    return f"coalesce({text}, 0)" if column.type == "VARCHAR" and column.name != "name" else "0"
+
+
+def _figure(column: Column) -> str:
+    """Return a column's SQL; fractions of a nanosecond are dropped."""
+    if column.type != "DOUBLE":
+        return column.name
+    return f"round({column.name})::BIGINT" if column.name.endswith("_ns") else f"round({column.name}, 4)"
+
+
+def _packed(con: duckdb.DuckDBPyConnection, expression: str) -> dict[str, Any]:
+    return pack(value for (value,) in con.execute(f"SELECT {expression} FROM placed ORDER BY place").fetchall())
+
+
+def _note(shown: int, steps: Steps, left_out: Sequence[tuple[int, str]], too_long: Sequence[str]) -> str:
+    if steps.merged:
+        text = f"{shown:,} spans of one real step of the deepest rung, as recorded; true times in the panel."
+    elif steps.shown < steps.total:
+        text = f"{shown:,} spans: {steps.shown} of {steps.total} steps, those next to the merged one."
+    else:
+        text = f"{shown:,} spans, as recorded."
+    text += "".join(f" Left out: {count:,}, {why}." for count, why in left_out if count)
+    if too_long:
+        text += f" Left out for their length: {', '.join(too_long)}."
     return text
 
 
-def _bounds(lanes: Sequence[Lane]) -> list[tuple[str, int, int, int]]:
+def _bounds(drawn: Sequence[Lane]) -> list[tuple[str, int, int, int]]:
     """Return each lane's track, level, and the first and the last place of its spans."""
     bounds, first = [], 0
-    for lane in lanes:
-        bounds.append((lane.track, lane.level, first, first + len(lane.rows)))
-        first += len(lane.rows)
+    for lane in drawn:
+        bounds.append((lane.track, lane.level, first, first + len(lane.bars)))
+        first += len(lane.bars)
     return bounds
 
 
-def _lanes(rows: Sequence[Row]) -> list[Lane]:
-    """Put spans in lanes; threads come first, the busiest foremost, then devices."""
-    tracks: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    by_id = {row["span_id"]: row for row in rows}
-    for row in rows:
-        tracks[_track(row, by_id)].append(row)
-    busiest = sorted(tracks, key=lambda track: (track[0], -sum(row["dur_ns"] for row in tracks[track])))
-    return [
-        Lane(_title(track, number), _level(lane), lane)
-        for number, track in enumerate(busiest, start=1)
-        for lane in _nested(tracks[track], by_id)
-    ]
+def _row(con: duckdb.DuckDBPyConnection, query: str) -> tuple[Any, ...]:
+    return tuple(con.execute(query).fetchall()[0])
 
 
-def _track(row: Row, by_id: dict[str, Row]) -> tuple[Any, ...]:
-    """Return what a span ran on; a span without a thread (a primitive) stands on that of the spans above it."""
-    if row["device"] is not None:
-        return (1, row["device"], row["stream"])
-    outer, steps = row, 0
-    while outer["thread"] is None and outer["parent_id"] in by_id and steps < MOST_LANES:
-        outer, steps = by_id[outer["parent_id"]], steps + 1
-    return (0, outer["process"], outer["thread"])
-
-
-def _level(lane: Sequence[Row]) -> int:
-    """Return the level that most of a lane's time is of."""
-    times: Counter[int] = Counter()
-    for row in lane:
-        times[row["level"]] += row["dur_ns"]
-    return times.most_common(1)[0][0]
-
-
-def _title(track: tuple[Any, ...], number: int) -> str:
-    on_device, first, second = track
-    if on_device:
-        return f"device {first}" + (f", stream {second}" if second is not None else "")
-    return f"thread {number}" if second is not None else "no thread"
-
-
-def _nested(track: Sequence[Row], by_id: dict[str, Row]) -> list[list[Row]]:
-    """Put each span in the first lane below all lanes that are taken when it starts."""
-    lanes: list[list[Row]] = []
-    ends: list[int] = []
-    for row in sorted(track, key=lambda row: _outer_first(row, by_id.get(row["parent_id"]))):
-        place = next((place for place in reversed(range(len(ends))) if ends[place] > row["start_ns"]), -1) + 1
-        if place == MOST_LANES:
-            continue
-        if place == len(ends):
-            ends.append(0)
-            lanes.append([])
-        ends[place] = row["start_ns"] + row["dur_ns"]
-        lanes[place].append(row)
-    return lanes
-
-
-def _outer_first(row: Row, parent: Row | None) -> tuple[int, int, int, int]:
-    """Sort by start; a span that another clock puts just before the parent that it runs in comes after it."""
-    start = row["start_ns"]
-    if parent is not None and start < parent["start_ns"] <= start + row["dur_ns"] // 2:
-        start = parent["start_ns"]
-    return start, row["level"], -row["dur_ns"], row["depth"] or 0
+def _number(con: duckdb.DuckDBPyConnection, query: str) -> int:
+    return int(_row(con, query)[0])

@@ -1,22 +1,22 @@
 "use strict";
-// The timeline: lanes of spans on a canvas. What is narrower than two pixels is drawn as one box per two pixels,
-// as dark as it is full, so a frame costs what fits on the screen and not what is in the step.
+// The timeline: lanes of spans on a canvas that is as high as what is seen of it. Spans narrower than two pixels are
+// found two pixels at a time and drawn as one box, as dark as it is full: a frame costs what fits on the screen, and
+// not what is in the trace.
 
 const LEVELS = {
   10: ["application", "#c9cfda"], 20: ["model", "#8db7f2"], 30: ["layer", "#86d0a3"], 40: ["op", "#f4c27a"],
   50: ["library", "#c8abef"], 60: ["runtime", "#aeb8c6"], 70: ["kernel", "#f29cab"],
 };
-const GUTTER = 104, BIN = 2, LETTER = 6.2;
+// Device work and waiting in colours of their own; matrix products, convolutions and attention stand out.
+const WORKS = {
+  "matrix kernel": "#e8798f", communication: "#8f9bf5", copy: "#62c4cc", sync: "#d9a08f", overhead: "#ef6f6f",
+};
+const MATRIX = ["gemm", "convolution", "attention"];
+const BIN = 2, LETTER = 6.2, MOST_ARROWS = 40;
 
 function levelName(level) { return (LEVELS[level] || ["level " + level])[0]; }
 function levelColour(level) { return (LEVELS[level] || [null, "#c9cfda"])[1]; }
-
-// A column came as one value for all, as the different values and who has which, or as a list.
-function unpack(column) {
-  if (Array.isArray(column)) return (place) => column[place];
-  if ("all" in column) return () => column.all;
-  return (place) => column.values[column.at[place]];
-}
+function shade(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
 // Steps of 1, 2 or 5 on the ruler, and the unit in which they are short numbers.
 function ticks(from, to, room) {
@@ -31,317 +31,419 @@ function ticks(from, to, room) {
   return found;
 }
 
-function Timeline(step, show) {
-  const holder = document.getElementById("timeline-chart"), scroller = document.getElementById("lanes");
-  const [ruler, canvas, strip] = ["ruler", "spans", "strip"].map((id) => document.getElementById(id));
-  const tip = document.getElementById("tip");
-  const get = Object.fromEntries(Object.entries(step.columns).map(([name, column]) => [name, unpack(column)]));
-  const parent = unpack(step.parent), { start, lanes } = step;
-  const end = (place) => start[place] + get.dur_ns(place);
-  const [least, most] = step.range[0] < step.range[1] ? step.range : [step.range[0], step.range[0] + 1];
-  // Few lanes are high, many are low and scroll.
-  const LANE = Math.max(18, Math.min(30, Math.floor(480 / Math.max(1, lanes.length))));
-  const laneOf = (place) => lanes.findIndex(([, , first, last]) => place >= first && place < last);
-  let from = least, to = most, width = 1, boxes = [], chosen = null, wanted = null, pending = false;
+// A canvas of so many pixels of the page, empty, with sharp lines on any screen.
+function sized(element, wide, high) {
+  const ratio = devicePixelRatio || 1;
+  element.style.width = wide + "px";
+  element.style.height = high + "px";
+  if (element.width !== Math.round(wide * ratio) || element.height !== Math.round(high * ratio)) {
+    element.width = Math.round(wide * ratio);
+    element.height = Math.round(high * ratio);
+  }
+  const context = element.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, wide, high);
+  context.font = "11px system-ui, sans-serif";
+  context.textBaseline = "middle";
+  return context;
+}
 
-  function place(x) { return from + ((x - GUTTER) / width) * (to - from); }
-  function x(ns) { return GUTTER + ((ns - from) / (to - from)) * width; }
-
-  // Spans of a lane stand by start and do not overlap, so they stand by end too.
-  function firstEndingAfter(ns, low, high) {
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (end(middle) < ns) low = middle + 1; else high = middle;
-    }
-    return low;
+class Timeline {
+  constructor(data, show) {
+    this.spans = new Spans(data);
+    this.show = show;
+    [this.holder, this.scroller, this.floor, this.ruler, this.canvas, this.strip, this.tip] =
+      ["timeline-chart", "lanes", "floor", "ruler", "spans", "strip", "tip"].map((id) => byId(id));
+    const [first, last] = data.range[0] === null ? [0, 1] : data.range;
+    [this.least, this.most] = first < last ? [first, last] : [first, first + 1];
+    [this.from, this.to] = [this.least, this.most];
+    Object.assign(this, { width: 1, boxes: [], chosen: null, related: [], hits: null, pending: false });
+    this.listen();
+    this.chooseLanes("all");
+    this.draw();
   }
 
-  function visible() {
-    const found = [], scale = width / (to - from);
-    lanes.forEach(([, , first, last], lane) => {
-      let bin = null;
-      for (let at = firstEndingAfter(from, first, last); at < last && start[at] <= to; at++) {
-        const left = (start[at] - from) * scale, dur = get.dur_ns(at), wide = dur * scale;
-        const hit = wanted === null || wanted(at);
-        if (wide >= BIN) {
-          found.push({ lane, left: Math.max(0, left), right: Math.min(width, left + wide), place: at, count: 1, busy: dur, hit });
-          bin = null;
-          continue;
-        }
-        const pixel = Math.max(0, Math.floor(left / BIN) * BIN);
-        if (bin === null || bin.left !== pixel) found.push((bin = { lane, left: pixel, right: pixel + BIN, place: at, count: 0, busy: 0, hit: false }));
-        bin.count += 1;
-        bin.busy += dur;
-        bin.hit = bin.hit || hit;
-        if (dur > get.dur_ns(bin.place)) bin.place = at;
-      }
-    });
+  get get() { return this.spans.get; }
+  get start() { return this.spans.start; }
+
+  // --- which lanes, and where they stand ---
+
+  chooseLanes(which) {
+    const onDevice = ({ track }) => track.startsWith("device ");
+    const wanted = (lane) => lane.first === lane.last || which === "all" || onDevice(lane) === (which === "devices");
+    this.rows = this.spans.lanes.filter(wanted);
+    // Few lanes are high, many are low and scroll.
+    this.high = Math.max(18, Math.min(30, Math.floor(480 / Math.max(1, this.rows.length))));
+    this.gutter = this.spans.lanes.some(({ track }) => track.length > 12) ? 152 : 104;
+    this.rowOf = new Map(this.rows.map((lane, row) => [lane, row]));
+    this.floor.style.height = this.high * this.rows.length + 2 + "px";
+    this.redraw();
+  }
+
+  row(place) { return this.rowOf.get(this.spans.lanes[this.spans.laneOf(place)]); }
+  top(row) { return row * this.high - this.scroller.scrollTop; }
+  timeAt(x) { return this.from + ((x - this.gutter) / this.width) * (this.to - this.from); }
+  x(ns) { return this.gutter + ((ns - this.from) / (this.to - this.from)) * this.width; }
+
+  // --- what is seen ---
+
+  visible() {
+    const found = [], first = Math.floor(this.scroller.scrollTop / this.high);
+    const last = Math.min(this.rows.length, first + Math.ceil(this.scroller.clientHeight / this.high) + 1);
+    for (let row = first; row < last; row++) this.boxesOf(row, found);
     return found;
   }
 
-  function sized(element, wide, high) {
-    const ratio = devicePixelRatio || 1;
-    element.style.width = wide + "px";
-    element.style.height = high + "px";
-    if (element.width !== Math.round(wide * ratio) || element.height !== Math.round(high * ratio)) {
-      element.width = Math.round(wide * ratio);
-      element.height = Math.round(high * ratio);
+  boxesOf(row, found) {
+    const { spans, from, to } = this, { first, last } = this.rows[row], scale = this.width / (to - from);
+    let at = spans.firstEndingAfter(from, first, last);
+    while (at < last && spans.start[at] <= to) {
+      const left = (spans.start[at] - from) * scale, wide = spans.dur[at] * scale;
+      if (wide >= BIN) {
+        found.push(this.box(row, Math.max(0, left), Math.min(this.width, left + wide), at, at + 1));
+        at += 1;
+        continue;
+      }
+      const pixel = Math.max(0, Math.floor(left / BIN) * BIN);
+      let next = spans.firstStartingFrom(from + (pixel + BIN) / scale, at, last);
+      if (next > at + 1 && spans.dur[next - 1] * scale >= BIN) next -= 1;
+      found.push(this.box(row, pixel, pixel + BIN, at, Math.max(next, at + 1)));
+      at = Math.max(next, at + 1);
     }
-    const context = element.getContext("2d");
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.clearRect(0, 0, wide, high);
-    context.font = "11px system-ui, sans-serif";
-    context.textBaseline = "middle";
-    return context;
   }
 
-  function shade(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
+  // One span, or neighbours that share two pixels; the longest of them stands for all.
+  box(row, left, right, first, last) {
+    const hit = this.hits === null || this.hits[last] > this.hits[first];
+    const place = last === first + 1 ? first : this.spans.longest(first, last);
+    return { row, left, right, place, count: last - first, busy: this.spans.busy(first, last), hit };
+  }
+
+  // What a span's colour stands for: what device work does, or its level.
+  meaning(place) {
+    const kind = this.get.kind(place), work = this.get.work(place);
+    if (MATRIX.includes(work)) return "matrix kernel";
+    if (Object.hasOwn(WORKS, work)) return work;
+    return Object.hasOwn(WORKS, kind) ? kind : levelName(this.get.level(place));
+  }
+
+  colour(place) { return WORKS[this.meaning(place)] || levelColour(this.get.level(place)); }
 
   // A module's name holds its parents' names; the end tells more than the beginning.
-  function label(at, room) {
-    const letters = Math.floor((room - 8) / LETTER);
-    const name = String(get.name(at) === null ? "" : get.name(at));
+  label(place, room) {
+    const letters = Math.floor((room - 8) / LETTER), name = String(this.get.name(place) === null ? "" : this.get.name(place));
     if (letters < 3) return "";
     if (name.length <= letters) return name;
-    const short = get.kind(at) === "module" ? name.slice(name.lastIndexOf(".") + 1) : name.replace(/^(aten|autograd)::/, "").replace(/^void /, "");
+    const short = this.get.kind(place) === "module" ? name.slice(name.lastIndexOf(".") + 1) : name.replace(/^(aten|autograd)::/, "").replace(/^void /, "");
     return short.length <= letters ? short : short.slice(0, letters - 1) + "…";
   }
 
-  function drawRuler(outer) {
-    const context = sized(ruler, outer, 22);
+  // --- drawing ---
+
+  draw() {
+    this.pending = false;
+    const outer = this.scroller.clientWidth;
+    if (outer <= this.gutter + 40) return;
+    this.width = outer - this.gutter - 4;
+    this.boxes = this.visible();
+    this.drawRuler(outer);
+    this.drawLanes(outer, Math.min(this.scroller.clientHeight, this.high * this.rows.length + 2));
+    this.drawStrip(outer);
+  }
+
+  redraw() {
+    if (!this.pending) requestAnimationFrame(() => this.draw());
+    this.pending = true;
+  }
+
+  drawRuler(outer) {
+    const context = sized(this.ruler, outer, 22);
     context.fillStyle = shade("--quiet");
     context.textAlign = "center";
-    for (const [at, text] of ticks(from, to, width)) {
-      const middle = Math.min(GUTTER + width - 22, Math.max(GUTTER + 22, x(at)));
+    for (const [at, text] of ticks(this.from, this.to, this.width)) {
+      const middle = Math.min(this.gutter + this.width - 22, Math.max(this.gutter + 22, this.x(at)));
       context.fillText(text, middle, 9);
-      context.fillRect(x(at), 17, 1, 5);
+      context.fillRect(this.x(at), 17, 1, 5);
     }
   }
 
-  function drawLanes(outer) {
-    const context = sized(canvas, outer, LANE * lanes.length + 2);
-    const line = shade("--line"), text = shade("--text"), quiet = shade("--quiet");
-    context.fillStyle = line;
-    for (const [at] of ticks(from, to, width)) context.fillRect(x(at), 0, 1, LANE * lanes.length);
-    lanes.forEach(([track, level], lane) => {
-      const top = lane === 0 || lanes[lane - 1][0] !== track;
-      if (top && lane) { context.fillStyle = quiet; context.fillRect(0, lane * LANE, outer, 1); }
-      context.fillStyle = top ? text : quiet;
+  drawLanes(outer, high) {
+    const context = sized(this.canvas, outer, high);
+    context.fillStyle = shade("--line");
+    for (const [at] of ticks(this.from, this.to, this.width)) context.fillRect(this.x(at), 0, 1, high);
+    this.drawTitles(context, outer);
+    context.textAlign = "left";
+    const text = shade("--text"), perPixel = (this.to - this.from) / this.width;
+    for (const box of this.boxes) this.drawBox(context, box, text, perPixel);
+    context.globalAlpha = 1;
+    if (this.chosen !== null) this.drawChosen(context, text);
+  }
+
+  drawTitles(context, outer) {
+    const text = shade("--text"), quiet = shade("--quiet"), { high } = this;
+    this.rows.forEach(({ track, level, first, last }, row) => {
+      const top = this.top(row), heads = row === 0 || this.rows[row - 1].track !== track;
+      if (top < -high || top > this.scroller.clientHeight) return;
+      context.fillStyle = quiet;
+      if (heads && row) context.fillRect(0, top, outer, first === last ? 2 : 1);
+      context.fillStyle = heads ? text : quiet;
       context.textAlign = "left";
-      context.fillText(top ? track : "", 0, lane * LANE + LANE / 2);
+      if (heads) context.fillText(track, first === last ? 0 : 2, top + high / 2);
       context.textAlign = "right";
       context.fillStyle = quiet;
-      if (!top || track.length < 9) context.fillText(levelName(level), GUTTER - 8, lane * LANE + LANE / 2);
+      if (first < last && (!heads || track.length < 15)) context.fillText(levelName(level), this.gutter - 8, top + high / 2);
     });
-    context.textAlign = "left";
-    const perPixel = (to - from) / width;
-    for (const box of boxes) {
-      const { lane, left, place: at, count, hit } = box, wide = Math.max(1, box.right - left);
-      const many = wide <= BIN;
-      context.globalAlpha = (hit ? 1 : 0.12) * (many ? Math.max(0.25, Math.min(1, box.busy / (BIN * perPixel))) : 1);
-      context.fillStyle = levelColour(get.level(at));
-      context.fillRect(GUTTER + left, lane * LANE + 2, many ? wide : wide - (wide > 4 ? 1 : 0.5), LANE - 3);
-      if (get.phase(at) === "backward") {
-        context.fillStyle = "#16202e";
-        context.globalAlpha *= 0.5;
-        context.fillRect(GUTTER + left, lane * LANE + LANE - 4, wide - (wide > 4 ? 1 : 0), 3);
-      }
-      if (wide > 24 && count === 1) {
-        context.globalAlpha = hit ? 1 : 0.3;
-        context.fillStyle = hit ? "#16202e" : text;
-        context.fillText(label(at, wide), GUTTER + left + 4, lane * LANE + LANE / 2 + 0.5, wide - 6);
-      }
+  }
+
+  drawBox(context, box, text, perPixel) {
+    const { left, place, count, hit } = box, wide = Math.max(1, box.right - left), many = wide <= BIN;
+    const top = this.top(box.row), { gutter, high } = this;
+    context.globalAlpha = (hit ? 1 : 0.12) * (many ? Math.max(0.25, Math.min(1, box.busy / (BIN * perPixel))) : 1);
+    context.fillStyle = this.colour(place);
+    context.fillRect(gutter + left, top + 2, many ? wide : wide - (wide > 4 ? 1 : 0.5), high - 3);
+    if (this.get.phase(place) === "backward") {
+      context.fillStyle = "#16202e";
+      context.globalAlpha *= 0.5;
+      context.fillRect(gutter + left, top + high - 4, wide - (wide > 4 ? 1 : 0), 3);
     }
-    context.globalAlpha = 1;
-    if (chosen !== null) outline(context);
+    if (wide > 24 && count === 1) {
+      context.globalAlpha = hit ? 1 : 0.3;
+      context.fillStyle = hit ? "#16202e" : text;
+      context.fillText(this.label(place, wide), gutter + left + 4, top + high / 2 + 0.5, wide - 6);
+    }
   }
 
-  function outline(context) {
-    const lane = laneOf(chosen), left = Math.max(GUTTER, x(start[chosen])), right = Math.min(GUTTER + width, x(end(chosen)));
-    if (right < GUTTER || left > GUTTER + width) return;
-    context.strokeStyle = shade("--text");
+  // The chosen span in a frame, and lines from launches to what they launched.
+  drawChosen(context, text) {
+    this.drawFrame(context, text, this.chosen);
+    context.lineWidth = 1.5;
+    for (const [launch, work] of this.related) {
+      const [above, below] = [this.row(launch), this.row(work)];
+      if (above === undefined || below === undefined) continue;
+      context.strokeStyle = text;
+      context.beginPath();
+      context.moveTo(Math.max(this.gutter, this.x(this.start[launch])), this.top(above) + this.high - 2);
+      context.lineTo(Math.max(this.gutter, this.x(this.start[work])), this.top(below) + 2);
+      context.stroke();
+    }
+  }
+
+  drawFrame(context, text, place) {
+    const row = this.row(place), left = Math.max(this.gutter, this.x(this.start[place]));
+    const right = Math.min(this.gutter + this.width, this.x(this.spans.end(place)));
+    if (row === undefined || right < this.gutter || left > this.gutter + this.width) return;
+    context.strokeStyle = text;
     context.lineWidth = 2;
-    context.strokeRect(left, lane * LANE + 1.5, Math.max(3, right - left - 0.5), LANE - 2);
+    context.strokeRect(left, this.top(row) + 1.5, Math.max(3, right - left - 0.5), this.high - 2);
   }
 
-  function drawStrip(outer) {
-    const context = sized(strip, outer, 14);
+  drawStrip(outer) {
+    const context = sized(this.strip, outer, 14), whole = this.most - this.least;
     context.fillStyle = shade("--line");
-    context.fillRect(GUTTER, 4, width, 8);
+    context.fillRect(this.gutter, 4, this.width, 8);
     context.fillStyle = shade("--accent");
-    const left = ((from - least) / (most - least)) * width;
-    context.fillRect(GUTTER + left, 4, Math.max(3, ((to - from) / (most - least)) * width), 8);
+    context.fillRect(this.gutter + ((this.from - this.least) / whole) * this.width, 4, Math.max(3, ((this.to - this.from) / whole) * this.width), 8);
   }
 
-  function draw() {
-    pending = false;
-    const outer = scroller.clientWidth;
-    if (outer <= GUTTER + 40) return;
-    width = outer - GUTTER - 4;
-    boxes = visible();
-    drawRuler(outer);
-    drawLanes(outer);
-    drawStrip(outer);
+  // --- moving ---
+
+  look(left, right) {
+    const room = Math.min(this.most - this.least, Math.max(20, right - left));
+    this.from = Math.max(this.least, Math.min(this.most - room, left));
+    this.to = this.from + room;
+    this.tip.hidden = true;
+    this.redraw();
   }
 
-  function redraw() {
-    if (!pending) requestAnimationFrame(draw);
-    pending = true;
+  zoom(factor, middle) {
+    const at = middle === undefined ? (this.from + this.to) / 2 : middle;
+    this.look(at - (at - this.from) * factor, at + (this.to - at) * factor);
   }
 
-  function look(wantedFrom, wantedTo) {
-    const span = Math.min(most - least, Math.max(20, wantedTo - wantedFrom));
-    from = Math.min(most - span, Math.max(least, (wantedFrom + wantedTo) / 2 - span / 2));
-    to = from + span;
-    tip.hidden = true;
-    redraw();
+  all() { this.look(this.least, this.most); }
+
+  pan(share) {
+    const away = share * (this.to - this.from);
+    this.look(this.from + away, this.to + away);
   }
 
-  function zoom(factor, middle) {
-    const at = middle === undefined ? (from + to) / 2 : middle;
-    look(at - (at - from) * factor, at + (to - at) * factor);
+  choose(place, reveal) {
+    this.chosen = place;
+    this.related = this.relations(place);
+    if (reveal) this.reveal(place);
+    this.redraw();
+    this.show(place);
   }
 
-  function choose(at, reveal) {
-    chosen = at;
-    const room = end(at) - start[at];
-    if (reveal && (end(at) < from || start[at] > to || room < (to - from) / 400)) look(start[at] - room * 2, end(at) + room * 2);
-    const top = laneOf(at) * LANE;
-    if (reveal && (top < scroller.scrollTop || top + LANE > scroller.scrollTop + scroller.clientHeight)) scroller.scrollTop = top - 40;
-    redraw();
-    show(at);
+  // Pairs of a launch and what it launched, where the chosen span is one of them.
+  relations(place) {
+    const launch = this.get.launch(place);
+    if (launch !== null) return [[launch, place]];
+    if (this.get.level(place) !== 60) return [];
+    return this.spans.launched(place).slice(0, MOST_ARROWS).map((work) => [place, work]);
   }
 
-  function closeUp(at, margin) {
-    look(start[at] - get.dur_ns(at) * margin, end(at) + get.dur_ns(at) * margin);
+  reveal(place) {
+    if (this.row(place) === undefined) this.showLanes("all");
+    const room = this.spans.dur[place], begin = this.start[place];
+    if (begin + room < this.from || begin > this.to || room < (this.to - this.from) / 400) this.look(begin - room * 2, begin + room * 3);
+    const top = this.row(place) * this.high, { scroller } = this;
+    if (top < scroller.scrollTop || top + this.high > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = top - 40;
+  }
+
+  closeUp(place, margin) {
+    const room = this.spans.dur[place] * margin;
+    this.look(this.start[place] - room, this.spans.end(place) + room);
   }
 
   // Where a link from elsewhere leads: the span alone, with what is beside it.
-  function visit(at) {
-    choose(at, true);
-    closeUp(at, 0.5);
+  visit(place) {
+    this.choose(place, true);
+    this.closeUp(place, 0.5);
   }
 
-  function boxAt(mouse) {
-    const seen = canvas.getBoundingClientRect();
-    const lane = Math.floor((mouse.clientY - seen.top) / LANE), at = mouse.clientX - seen.left - GUTTER;
-    const near = boxes.filter((box) => box.lane === lane && at >= box.left - 1 && at <= box.right + 1);
+  neighbour(way) {
+    if (this.chosen === null) return;
+    const { first, last } = this.spans.lanes[this.spans.laneOf(this.chosen)], place = this.chosen + way;
+    if (place >= first && place < last) this.choose(place, true);
+  }
+
+  // --- mouse and keys ---
+
+  boxAt(mouse) {
+    const seen = this.canvas.getBoundingClientRect(), at = mouse.clientX - seen.left - this.gutter;
+    const row = Math.floor((mouse.clientY - seen.top + this.scroller.scrollTop) / this.high);
+    const near = this.boxes.filter((box) => box.row === row && at >= box.left - 1 && at <= box.right + 1);
     return near.sort((a, b) => Math.abs(2 * at - a.left - a.right) - Math.abs(2 * at - b.left - b.right))[0] || null;
   }
 
-  function hover(mouse) {
-    const box = boxAt(mouse);
+  hover(mouse) {
+    const box = this.boxAt(mouse), { tip } = this;
     tip.hidden = box === null;
-    canvas.style.cursor = box ? "pointer" : "grab";
+    this.canvas.style.cursor = box ? "pointer" : "grab";
     if (!box) return;
-    const name = make("b", get.name(box.place)), dur = time(get.dur_ns(box.place));
+    const true_ns = this.get.true_ns(box.place), dur = time(this.spans.dur[box.place]);
     const about = box.count > 1
       ? `the longest of ${box.count.toLocaleString("en")} spans here, ${time(box.busy)} together; click to zoom in`
-      : `${get.kind(box.place)}, ${dur} recorded, ${time(get.true_ns(box.place))} true`;
-    tip.replaceChildren(name, make("div", about));
-    const frame = holder.getBoundingClientRect(), left = mouse.clientX - frame.left, top = mouse.clientY - frame.top;
+      : `${this.get.kind(box.place)}, ${dur} recorded` + (true_ns === null ? "" : `, ${time(true_ns)} true`);
+    tip.replaceChildren(make("b", this.get.name(box.place)), make("div", about));
+    const frame = this.holder.getBoundingClientRect(), left = mouse.clientX - frame.left;
     tip.style.left = Math.max(0, Math.min(left + 12, frame.width - tip.offsetWidth)) + "px";
-    tip.style.top = top + 18 + "px";
+    tip.style.top = mouse.clientY - frame.top + 18 + "px";
   }
 
-  function press(down) {
+  press(down) {
     if (down.button !== 0) return;
-    const [wasFrom, wasTo, wasTop] = [from, to, scroller.scrollTop];
+    const { from, to, width, scroller } = this, wasTop = scroller.scrollTop;
     let moved = false;
     const move = (now) => {
       const aside = now.clientX - down.clientX, below = now.clientY - down.clientY;
       moved = moved || Math.abs(aside) + Math.abs(below) > 4;
       if (!moved) return;
-      canvas.style.cursor = "grabbing";
-      const away = (aside / width) * (wasTo - wasFrom);
-      look(wasFrom - away, wasTo - away);
+      this.canvas.style.cursor = "grabbing";
+      const away = (aside / width) * (to - from);
+      this.look(from - away, to - away);
       scroller.scrollTop = wasTop - below;
     };
-    const release = (up) => {
-      removeEventListener("pointermove", move);
-      removeEventListener("pointerup", release);
-      const box = moved ? null : boxAt(up);
-      if (!box) return;
-      if (box.count === 1) choose(box.place);
-      else zoom(0.1, place(up.clientX - canvas.getBoundingClientRect().left));
-    };
-    addEventListener("pointermove", move);
-    addEventListener("pointerup", release);
+    untilRelease(move, (up) => { if (!moved) this.click(up); });
   }
 
-  function next(way) {
-    if (chosen === null) return;
-    const [, , first, last] = lanes[laneOf(chosen)];
-    if (chosen + way >= first && chosen + way < last) choose(chosen + way, true);
+  click(mouse) {
+    const box = this.boxAt(mouse);
+    if (!box) return;
+    if (box.count === 1) this.choose(box.place);
+    else this.zoom(0.1, this.timeAt(mouse.clientX - this.canvas.getBoundingClientRect().left));
   }
 
-  function key(pressed) {
-    const aside = (to - from) / 8;
+  wheel(turn) {
+    turn.preventDefault();
+    if (turn.shiftKey) this.scroller.scrollTop += turn.deltaY || turn.deltaX;
+    else if (Math.abs(turn.deltaX) > Math.abs(turn.deltaY)) this.pan(turn.deltaX / this.width);
+    else this.zoom(Math.pow(1.002, Math.max(-240, Math.min(240, turn.deltaY))), this.timeAt(turn.clientX - this.canvas.getBoundingClientRect().left));
+  }
+
+  key(pressed) {
     const act = {
-      ArrowLeft: () => look(from - aside, to - aside), ArrowRight: () => look(from + aside, to + aside),
-      ArrowUp: () => (scroller.scrollTop -= LANE), ArrowDown: () => (scroller.scrollTop += LANE),
-      "+": () => zoom(0.6), "=": () => zoom(0.6), "-": () => zoom(1 / 0.6), 0: () => look(least, most),
-      n: () => next(1), p: () => next(-1),
+      ArrowLeft: () => this.pan(-1 / 8), ArrowRight: () => this.pan(1 / 8),
+      ArrowUp: () => (this.scroller.scrollTop -= this.high), ArrowDown: () => (this.scroller.scrollTop += this.high),
+      "+": () => this.zoom(0.6), "=": () => this.zoom(0.6), "-": () => this.zoom(1 / 0.6), 0: () => this.all(),
+      n: () => this.neighbour(1), p: () => this.neighbour(-1),
     }[pressed.key];
     if (!act || pressed.ctrlKey || pressed.metaKey) return;
     pressed.preventDefault();
     act();
   }
 
-  // Names repeat, so each different one is compared once.
-  function find(text) {
-    const found = document.getElementById("found");
-    const word = text.trim().toLowerCase();
-    wanted = null;
-    found.textContent = "";
-    if (word) {
-      const known = new Map();
-      const says = (value) => {
-        if (!known.has(value)) known.set(value, String(value === null ? "" : value).toLowerCase().includes(word));
-        return known.get(value);
-      };
-      wanted = (at) => says(get.name(at)) || says(get.type(at));
-      let count = 0, sum = 0;
-      for (let at = 0; at < start.length; at++) if (wanted(at)) { count += 1; sum += get.dur_ns(at); }
-      found.textContent = `${count.toLocaleString("en")} spans, ${time(sum)} together`;
-    }
-    redraw();
+  dragStrip(down) {
+    const go = (now) => {
+      const along = (now.clientX - this.strip.getBoundingClientRect().left - this.gutter) / this.width;
+      const middle = this.least + along * (this.most - this.least), half = (this.to - this.from) / 2;
+      this.look(middle - half, middle + half);
+    };
+    go(down);
+    untilRelease(go, () => {});
   }
 
-  canvas.addEventListener("wheel", (wheel) => {
-    wheel.preventDefault();
-    if (wheel.shiftKey) { scroller.scrollTop += wheel.deltaY || wheel.deltaX; return; }
-    if (Math.abs(wheel.deltaX) > Math.abs(wheel.deltaY)) { const away = (wheel.deltaX / width) * (to - from); look(from + away, to + away); return; }
-    zoom(Math.pow(1.002, Math.max(-240, Math.min(240, wheel.deltaY))), place(wheel.clientX - canvas.getBoundingClientRect().left));
-  }, { passive: false });
-  canvas.addEventListener("pointerdown", press);
-  canvas.addEventListener("pointermove", (mouse) => { if (!mouse.buttons) hover(mouse); });
-  canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
-  canvas.addEventListener("dblclick", (mouse) => {
-    const box = boxAt(mouse);
-    if (box && box.count === 1) closeUp(box.place, 0.05);
-  });
-  canvas.addEventListener("keydown", key);
-  strip.addEventListener("pointerdown", (mouse) => {
-    const go = (now) => {
-      const at = least + ((now.clientX - strip.getBoundingClientRect().left - GUTTER) / width) * (most - least), half = (to - from) / 2;
-      look(at - half, at + half);
-    };
-    const stop = () => { removeEventListener("pointermove", go); removeEventListener("pointerup", stop); };
-    go(mouse);
-    addEventListener("pointermove", go);
-    addEventListener("pointerup", stop);
-  });
-  document.getElementById("find").addEventListener("input", (typed) => find(typed.target.value));
-  document.getElementById("in").addEventListener("click", () => zoom(0.5));
-  document.getElementById("out").addEventListener("click", () => zoom(2));
-  document.getElementById("all").addEventListener("click", () => look(least, most));
-  addEventListener("resize", redraw);
-  draw();
+  find(text) {
+    const word = text.trim().toLowerCase(), told = byId("found");
+    this.hits = word ? this.spans.search(word) : null;
+    told.textContent = "";
+    if (this.hits) {
+      let sum = 0;
+      for (let place = 0; place < this.spans.count; place++) if (this.hits[place + 1] > this.hits[place]) sum += this.spans.dur[place];
+      told.textContent = `${this.hits[this.spans.count].toLocaleString("en")} spans, ${time(sum)} together`;
+    }
+    this.redraw();
+  }
 
-  return {
-    choose, visit, redraw, get, parent, start,
-    // What is on the screen, for tests: boxes with their places on the canvas.
-    seen: () => ({ from, to, boxes: boxes.map((box) => ({ ...box, x: GUTTER + (box.left + box.right) / 2, y: box.lane * LANE + LANE / 2, name: get.name(box.place) })) }),
+  // Goes to the next span that was found, and from the last one to the first.
+  findNext() {
+    if (!this.hits || !this.hits[this.spans.count]) return;
+    const count = this.spans.count, behind = this.chosen === null ? 0 : this.chosen + 1;
+    const number = this.hits[behind] < this.hits[count] ? this.hits[behind] : 0;
+    this.choose(least(0, count, (place) => this.hits[place + 1] > number), true);
+  }
+
+  showLanes(which) {
+    byId("which").value = which;
+    this.chooseLanes(which);
+  }
+
+  listen() {
+    const on = (element, name, act, options) => element.addEventListener(name, act, options);
+    on(this.canvas, "wheel", (turn) => this.wheel(turn), { passive: false });
+    on(this.canvas, "pointerdown", (down) => this.press(down));
+    on(this.canvas, "pointermove", (mouse) => { if (!mouse.buttons) this.hover(mouse); });
+    on(this.canvas, "pointerleave", () => { this.tip.hidden = true; });
+    on(this.canvas, "dblclick", (mouse) => {
+      const box = this.boxAt(mouse);
+      if (box && box.count === 1) this.closeUp(box.place, 0.05);
+    });
+    on(this.canvas, "keydown", (pressed) => this.key(pressed));
+    on(this.scroller, "scroll", () => this.redraw());
+    on(this.strip, "pointerdown", (down) => this.dragStrip(down));
+    on(byId("find"), "input", (typed) => this.find(typed.target.value));
+    on(byId("find"), "keydown", (pressed) => { if (pressed.key === "Enter") this.findNext(); });
+    on(byId("which"), "change", (chosen) => this.chooseLanes(chosen.target.value));
+    on(byId("in"), "click", () => this.zoom(0.5));
+    on(byId("out"), "click", () => this.zoom(2));
+    on(byId("all"), "click", () => this.all());
+    on(window, "resize", () => this.redraw());
+  }
+
+  // What is on the screen, for tests: boxes with their places on the canvas.
+  seen() {
+    const placeOf = (box) => ({ x: this.gutter + (box.left + box.right) / 2, y: this.top(box.row) + this.high / 2 });
+    return { from: this.from, to: this.to, boxes: this.boxes.map((box) => ({ ...box, ...placeOf(box), name: this.get.name(box.place) })) };
+  }
+}
+
+function untilRelease(move, release) {
+  const stop = (up) => {
+    removeEventListener("pointermove", move);
+    removeEventListener("pointerup", stop);
+    release(up);
   };
+  addEventListener("pointermove", move);
+  addEventListener("pointerup", stop);
 }

@@ -1,0 +1,58 @@
+"use strict";
+// How the page says things. Its data are somebody else's text: they reach the page through textContent, and charts
+// through plain().
+const data = JSON.parse(document.getElementById("data").textContent);
+
+function make(tag, text, className) {
+  const element = document.createElement(tag);
+  if (text !== undefined && text !== null) element.textContent = text;
+  if (className) element.className = className;
+  return element;
+}
+
+function byId(id) { return document.getElementById(id); }
+
+// ECharts reads a tooltip as HTML.
+function plain(text) {
+  return echarts.format.encodeHTML(String(text === null || text === undefined ? "–" : text));
+}
+
+function number(value) {
+  if (value === null || value === undefined) return "–";
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value !== "number") return String(value);
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  const size = Math.abs(value);
+  if (size < 0.001 || size >= 1e6) return value.toExponential(2);
+  const digits = Math.max(0, Math.min(4, 3 - Math.floor(Math.log10(size))));
+  return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+function time(ns) {
+  if (ns === null || ns === undefined) return "–";
+  const size = Math.abs(ns);
+  if (size >= 1e9) return number(ns / 1e9) + " s";
+  if (size >= 1e6) return number(ns / 1e6) + " ms";
+  return size >= 1e3 ? number(ns / 1e3) + " µs" : Math.round(ns) + " ns";
+}
+
+function bytes(count) {
+  if (count < 1024) return count + " B";
+  return count < 1048576 ? number(count / 1024) + " KiB" : number(count / 1048576) + " MiB";
+}
+
+function signed(value) { return (value < 0 ? "− " : "+ ") + number(Math.abs(value)); }
+
+function share(part, whole) { return whole ? `${((100 * part) / whole).toFixed(1)} %` : "–"; }
+
+function shortened(text, letters) {
+  const kept = Math.floor((letters - 1) / 2);
+  return text.length <= letters ? text : text.slice(0, kept) + "…" + text.slice(text.length - kept);
+}
+
+function legendItem(text, colour, className) {
+  const item = make("span"), box = make("i", null, className);
+  if (colour) box.style.background = colour;
+  item.append(box, text);
+  return item;
+}
