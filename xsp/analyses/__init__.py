@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from xsp.analyses.activity import DEVICE_ACTIVITY, KERNEL_CLASSES, STEPS
 from xsp.analyses.contract import Analysis
+from xsp.analyses.critical import CRITICAL_PATH, CRITICAL_PATH_SUMMARY
 from xsp.analyses.kernel import A8, A10, A11, A12, A13
 from xsp.analyses.layer import A2, A3, A4, A5, A6, A7
 from xsp.analyses.ledger import LEDGER, LEDGER_BY_KIND, LEDGER_BY_LAYER
@@ -25,6 +26,7 @@ ANALYSES: dict[str, Analysis] = {
     for each in (
         A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND,
         DEVICE_ACTIVITY, STEPS, KERNEL_CLASSES,
+        CRITICAL_PATH, CRITICAL_PATH_SUMMARY,
     )
 }  # fmt: skip
 """All analyses by what the command line calls them."""

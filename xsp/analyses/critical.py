@@ -1,0 +1,204 @@
+"""The critical path: which work, on the host and on devices, a step's duration consists of.
+
+At every moment of a step, one thing is what the rest has to wait for. The path is found backwards: from the end of
+the step to what ended last, from there to what that had waited for, and so on to the step's start. The rules of who
+waits for whom stand in `xsp.analyses.waiting`. They rest on the guarantees of threads, of streams (work of one
+stream runs in order) and of synchronising calls, and on times where a trace does not name the cause: dependencies
+between streams through stream events are inferred, and each segment says by which rule the path came to it.
+
+What one span of the path takes less, the step takes less, until another path is the longest.
+
+A launch that is late because its queue is full looks like any long call: traces do not tell.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from xsp.analyses.contract import Table, analysis, values
+from xsp.analyses.waiting import Seen, Segment, Thread, Walk
+from xsp.errors import AnalysisError
+from xsp.kernelnames import COMMUNICATION, NAMES
+from xsp.span import Kind, Level
+from xsp.table import literal
+from xsp.trace import Trace
+
+_COLUMNS = {
+    "start_ms": "DOUBLE",
+    "dur_ms": "DOUBLE",
+    "what": "VARCHAR",
+    "name": "VARCHAR",
+    "op": "VARCHAR",
+    "layer_index": "INTEGER",
+    "layer": "VARCHAR",
+    "thread": "BIGINT",
+    "device": "INTEGER",
+    "stream": "BIGINT",
+    "after": "VARCHAR",
+    "after_step": "BOOLEAN",
+}
+
+
+_BY = {"grouped_by": "VARCHAR", "name": "VARCHAR", "segments": "BIGINT", "dur_ms": "DOUBLE", "percent": "DOUBLE"}
+_OTHER_STEP = "(another step)"
+
+
+class _Window(NamedTuple):
+    """The step whose path is asked for."""
+
+    spans: str
+    """SQL condition of its spans."""
+    rank: int
+    start: int
+    end: int
+    main: Thread
+
+
+@analysis("critical-path", "Critical path")
+def CRITICAL_PATH(trace: Trace) -> Table:
+    """The critical path of the merged step in the order of time: segments that follow each other without a gap.
+
+    Their durations add up to the step's duration. Where device work goes on after the host's step has ended, the
+    path goes on to the end of that work, and `after_step` marks what lies beyond the step's end. `what` is host (the
+    program itself between operators), op, launch, call, sync, data, overhead, kernel, copy, communication or idle;
+    on a stream, launch is the time between the call and the kernel's start. `after` is the rule that says
+    what had to end before the segment could begin. Times are as recorded, with the cost of profiling in them.
+    """
+    window = _window(trace)
+    layers = {
+        span_id: (index, name)
+        for span_id, index, name in trace.con.execute(
+            f"SELECT span_id, layer_index, name FROM spans WHERE level = {int(Level.LAYER)} AND {window.spans}"
+        ).fetchall()
+    }
+    rows = []
+    for segment in critical_path(trace, window):
+        seen = segment.seen
+        rows.append(
+            (
+                (segment.start - window.start) / 1e6,
+                (segment.end - segment.start) / 1e6,
+                segment.what,
+                segment.name,
+                segment.op,
+                *layers.get(seen.layer_id if seen is not None else None, (None, None)),
+                *((seen.thread, seen.device, seen.stream) if seen is not None else (None, None, None)),
+                segment.after,
+                segment.start >= window.end,
+            )
+        )
+    return values(trace, "critical_path", _COLUMNS, rows)
+
+
+@analysis("critical-path-summary", "Shares of the critical path")
+def CRITICAL_PATH_SUMMARY(trace: Trace) -> Table:
+    """Of what the critical path consists: by what its segments are, by layer, and by name.
+
+    Each of the three (column `grouped_by`) adds up to the whole path. A layer's row has what the path does in it, its
+    backward operators and kernels included; segments of no layer have a row without a name.
+    """
+    CRITICAL_PATH(trace)
+    parts = " UNION ALL ".join(
+        f"SELECT {place} AS place, '{column}' AS grouped_by, {column} AS name, count(*) AS segments, "
+        "sum(dur_ms) AS dur_ms, 100 * sum(dur_ms) / nullif(sum(sum(dur_ms)) OVER (), 0) AS percent "
+        f"FROM critical_path GROUP BY {column}"
+        for place, column in enumerate(("what", "layer", "name"))
+    )
+    rows = trace.con.execute(
+        f"SELECT grouped_by, name, segments, dur_ms, percent FROM ({parts}) ORDER BY place, dur_ms DESC, name"
+    ).fetchall()
+    return values(trace, "critical_path_summary", _BY, rows)
+
+
+def critical_path(trace: Trace, window: _Window) -> list[Segment]:
+    """Return the path's segments, cut at the step's end; neighbours that differ in nothing are one."""
+    rows = [Seen._make(row) for row in trace.con.execute(_seen(window)).fetchall()]
+    last = max((row for row in rows if row.device is not None and row.mine), key=lambda row: row.end, default=None)
+    if last is not None and last.end <= window.end:
+        last = None
+    found = Walk(rows, window.main, window.start).back_from(last.end if last else window.end, last)
+    joined: list[Segment] = []
+    for segment in found:
+        before = joined[-1] if joined else None
+        if before is not None and before.end != window.end and _alike(before, segment):
+            joined[-1] = before._replace(end=segment.end)
+        elif segment.start < window.end < segment.end:
+            joined += [segment._replace(end=window.end), segment._replace(start=window.end)]
+        else:
+            joined.append(segment)
+    return joined
+
+
+def _alike(one: Segment, other: Segment) -> bool:
+    """Return whether two neighbours would be two rows that say the same."""
+    if one[2:5] != other[2:5] or one.after != other.after or one.seen is None or other.seen is None:
+        return False
+    return one.seen[4:8] == other.seen[4:8] and one.seen.layer_id == other.seen.layer_id and one.seen.device is None
+
+
+def _window(trace: Trace) -> _Window:
+    """Return the merged step; all that there is of the first rank, where a trace has no step."""
+    steps = trace.con.execute(
+        "SELECT trace_id, step, rung, rank, start_ns, start_ns + dur_ns, process, thread FROM merged "
+        f"WHERE kind = '{Kind.STEP}' ORDER BY dur_ns DESC LIMIT 1"
+    ).fetchall()
+    if not steps:
+        return _everything(trace)
+    trace_id, step, rung, rank, start, end, process, thread = steps[0]
+    named = {"trace_id": trace_id, "step": step, "rung": rung, "rank": rank}
+    spans = " AND ".join(f"{name} IS NOT DISTINCT FROM {_sql(value)}" for name, value in named.items())
+    return _Window(spans, rank, start, end, (process, thread))
+
+
+def _everything(trace: Trace) -> _Window:
+    """Return the time of the first rank's spans, as if it were a step of the thread that has the longest of them."""
+    found = trace.con.execute(
+        "SELECT rank, min(start_ns), max(start_ns + dur_ns), arg_max(process, dur_ns) FILTER (device IS NULL), "
+        "arg_max(thread, dur_ns) FILTER (device IS NULL) FROM spans "
+        "WHERE dur_ns > 0 GROUP BY rank ORDER BY rank LIMIT 1"
+    ).fetchall()
+    if not found:
+        raise AnalysisError(f"critical-path (Critical path) needs spans with durations, and {trace.name!r} holds none")
+    rank, start, end, process, thread = found[0]
+    return _Window(f"rank = {rank}", rank, start, end, (process, thread))
+
+
+def _sql(value: str | int | None) -> str:
+    return "NULL" if value is None else literal(value) if isinstance(value, str) else str(value)
+
+
+def _seen(window: _Window) -> str:
+    """Return the SQL of the step's spans, and of what its devices did meanwhile for other steps.
+
+    A span of a host without a thread is on that of its parent, else on that of the step.
+    """
+    process, thread = (_sql(part) for part in window.main)
+    return f"""
+        WITH {NAMES}, mine AS (SELECT * FROM spans WHERE {window.spans}), seen AS (
+            SELECT *, true AS mine FROM mine
+            UNION ALL
+            SELECT *, false AS mine FROM spans
+            WHERE rank = {window.rank} AND device IS NOT NULL AND NOT coalesce({window.spans}, false)
+              AND start_ns < {window.end} AND start_ns + dur_ns > {window.start}
+        )
+        SELECT seen.start_ns, seen.start_ns + seen.dur_ns AS end_ns, seen.kind, seen.name,
+               CASE WHEN seen.thread IS NULL AND seen.device IS NULL
+                    THEN coalesce(parent.process, {process}) ELSE seen.process END,
+               CASE WHEN seen.device IS NULL THEN coalesce(seen.thread, parent.thread, {thread}) END,
+               seen.device, seen.stream, seen.correlation_id, seen.layer_id,
+               CASE WHEN NOT seen.mine THEN '{_OTHER_STEP}' ELSE parent.op END,
+               seen.mine,
+               coalesce(class = '{COMMUNICATION}', false)
+                   OR coalesce(contains(seen.attributes, '"xsp.collective.name"'), false),
+               coalesce(seen.phase = 'backward', false) OR coalesce(seen.forward_thread <> seen.thread, false),
+               seen.kind = '{Kind.SYNC}' AND NOT contains(seen.name, 'WaitEvent'),
+               CASE WHEN seen.kind = '{Kind.SYNC}'
+                    THEN try_cast(json_extract_string(seen.attributes, '$.stream') AS BIGINT) END
+        FROM seen
+        LEFT JOIN names ON seen.device IS NOT NULL AND names.name = seen.name
+        LEFT JOIN (
+            SELECT span_id, process, thread, CASE WHEN kind = '{Kind.OP}' THEN name END AS op FROM mine
+        ) parent ON parent.span_id = seen.parent_id
+        WHERE seen.kind NOT IN ('{Kind.RUN}', '{Kind.ALLOC}') AND seen.dur_ns > 0
+        ORDER BY seen.start_ns, seen.dur_ns DESC, seen.level, seen.depth
+    """

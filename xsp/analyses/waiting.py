@@ -1,0 +1,299 @@
+"""The walk along the critical path of a step: backwards, from its end, to what each moment had to wait for.
+
+The rules, of which `xsp.analyses.critical` says what they rest on:
+
+- a host thread does one thing after the other (`program order`);
+- device work begins when what came before it on its stream has ended (`stream order`), and not before its launch
+  (`launch`): the call's return, or the work's own start where the call returns later;
+- device work that neither of the two explains, because they were over `LATENCY_NS` earlier, waited for the work of
+  another stream of its device that ended last before it began (`another stream`);
+- a call that synchronises ends when the device work that it waits for has ended: what ended last while it ran, on
+  its stream where that is known (`device work`). So does a call that starts a copy and returns after the copy's end;
+- a thread on which no operator runs while backward operators run on another waits for that one (`backward thread`),
+  and that one, where it has nothing to do, for the thread that called it (`forward thread`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from xsp.span import Kind
+
+LATENCY_NS = 10_000
+"""A launch reaches an idle device in less than this; a longer wait has another cause."""
+
+SKEW_NS = 2_000
+"""To so much the clocks of host and device agree, and traces in whole microseconds with themselves."""
+
+HOLDERS = frozenset({Kind.STEP, Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER, Kind.MODULE, Kind.USER, Kind.RUN})
+"""Kinds of host spans that hold others; what of their time no other span covers is the program's own, or waiting."""
+
+OPS = frozenset({Kind.OP, Kind.PRIMITIVE})
+
+UNKNOWN_LAUNCH = "launch not in the trace"
+_PATIENCE = 4
+
+Thread = tuple[int | None, int | None]
+"""Process and thread."""
+
+
+class Seen(NamedTuple):
+    """A span of the step, of the host or of a device; times in nanoseconds."""
+
+    start: int
+    end: int
+    kind: str
+    name: str
+    process: int | None
+    thread: int | None
+    device: int | None
+    stream: int | None
+    correlation_id: int | None
+    layer_id: str | None
+    op: str | None
+    mine: bool
+    """Whether it is of the step; device work of another one can be in its way."""
+    communicates: bool
+    backward: bool
+    waits: bool
+    """Whether the call synchronises: it returns when device work has ended."""
+    waits_on: int | None
+    """The stream on which it waits; None: any."""
+
+
+class Segment(NamedTuple):
+    """A piece of the critical path."""
+
+    start: int
+    end: int
+    what: str
+    name: str
+    op: str | None
+    seen: Seen | None
+    after: str
+    """The rule that says what had to end before it could begin."""
+
+
+class _Piece(NamedTuple):
+    """An interval of a thread with the innermost span that covers it, and the innermost operator."""
+
+    start: int
+    end: int
+    seen: Seen
+    op: str | None
+
+
+def innermost(rows: Sequence[Seen]) -> list[_Piece]:
+    """Return which span of one thread is the innermost at each moment.
+
+    Args:
+        rows: of the thread, by start, at equal starts the longest first.
+    """
+    pieces: list[_Piece] = []
+    open_: list[tuple[Seen, str | None]] = []
+    now = 0
+
+    def until(end: int) -> None:
+        nonlocal now
+        seen, op = open_[-1]
+        if end > now:
+            pieces.append(_Piece(now, end, seen, op))
+            now = end
+
+    for row in rows:
+        while open_ and open_[-1][0].end <= row.start:
+            until(open_[-1][0].end)
+            open_.pop()
+        if open_:
+            until(row.start)
+        now = max(now, row.start)
+        outer = open_[-1][1] if open_ else None
+        open_.append((row, row.name if row.kind == Kind.OP else outer))
+    while open_:
+        until(open_[-1][0].end)
+        open_.pop()
+    return pieces
+
+
+class _Timeline:
+    """What one thread did."""
+
+    def __init__(self, rows: Sequence[Seen]) -> None:
+        self.pieces = innermost(rows)
+        self.starts = [piece.start for piece in self.pieces]
+        self.ends = [piece.end for piece in self.pieces if piece.seen.kind not in HOLDERS]
+        self.backward = any(row.backward for row in rows)
+
+    def before(self, now: int) -> _Piece | None:
+        """Return the piece that covers the moment before `now`, or the last one that ended earlier."""
+        place = bisect_left(self.starts, now)
+        return self.pieces[place - 1] if place else None
+
+    def work_ended(self, after: int, until: int) -> int | None:
+        """Return when a piece of work (not of a holder) ended last in (after, until]."""
+        place = bisect_right(self.ends, until)
+        return self.ends[place - 1] if place and self.ends[place - 1] > after else None
+
+
+class _Lane:
+    """Device work by its end."""
+
+    def __init__(self, rows: Iterable[Seen]) -> None:
+        self.rows = sorted(rows, key=lambda row: (row.end, row.start))
+        self.ends = [row.end for row in self.rows]
+
+    def ended(self, until: int) -> Seen | None:
+        """Return what ended last, at `until` or before."""
+        place = bisect_right(self.ends, until)
+        return self.rows[place - 1] if place else None
+
+
+class Walk:
+    """The critical path of the spans of one step."""
+
+    def __init__(self, rows: Sequence[Seen], main: Thread, start: int) -> None:
+        """Put the spans in order.
+
+        Args:
+            rows: the step's, and what else the devices did meanwhile; by start, the longest first.
+            main: the thread of the step.
+            start: of the step.
+        """
+        threads: dict[Thread, list[Seen]] = defaultdict(list)
+        streams: dict[tuple[int, int | None], list[Seen]] = defaultdict(list)
+        for row in rows:
+            if row.device is None:
+                threads[row.process, row.thread].append(row)
+            else:
+                streams[row.device, row.stream].append(row)
+        self.main, self.start = main, start
+        self.threads = {name: _Timeline(found) for name, found in threads.items()}
+        self.backward = [name for name, found in self.threads.items() if found.backward and name != main]
+        self.streams = {name: _Lane(found) for name, found in streams.items()}
+        self.devices = {
+            device: _Lane(row for (of, _), found in streams.items() if of == device for row in found)
+            for device in {device for device, _ in streams}
+        }
+        self.copies: dict[Thread, Seen] = {
+            (row.process, row.correlation_id): row
+            for row in rows
+            if row.kind == Kind.COPY and row.correlation_id is not None
+        }
+        self.launches: dict[Thread, Seen] = {
+            (row.process, row.correlation_id): row
+            for row in rows
+            if row.device is None and row.correlation_id is not None
+        }
+        self.segments: list[Segment] = []
+
+    def back_from(self, end: int, last: Seen | None) -> list[Segment]:
+        """Return the path's segments in the order of time; they follow each other without a gap.
+
+        Args:
+            end: of the path.
+            last: the device work that ends then; None where it is the host that does.
+        """
+        here: Thread | Seen = self.main if last is None else last
+        now, stuck = end, 0
+        while now > self.start:
+            if isinstance(here, Seen):
+                here, before = self._device(here, now)
+            else:
+                here, before = self._host(here, now, stuck > _PATIENCE)
+            stuck = stuck + 1 if before >= now else 0
+            now = before
+        self.segments.reverse()
+        return self.segments
+
+    def _add(self, start: int, end: int, seen: Seen | None, after: str, what: str = "", name: str = "") -> int:
+        """Put a segment in front of the path, cut at the step's start; return where it begins."""
+        start = max(start, self.start)
+        if start < end:
+            op = seen.op if seen is not None else None
+            named = name or (seen.name if seen is not None else "")
+            self.segments.append(Segment(start, end, what or _what(seen), named, op, seen, after))
+        return min(start, end)
+
+    def _device(self, work: Seen, now: int) -> tuple[Thread | Seen, int]:
+        """Go from the end of device work to what let it begin."""
+        launch = self.launches.get((work.process, work.correlation_id))
+        ready, after, source = self._released(work, launch)
+        begin = self._add(work.start, now, work, after)
+        if after == "launch" and launch is not None:
+            self._add(ready, begin, work, after, "launch", launch.name)
+        else:
+            self._add(ready, begin, work, after, "idle", "idle")
+        return source, min(ready, begin)
+
+    def _released(self, work: Seen, launch: Seen | None) -> tuple[int, str, Thread | Seen]:
+        """Return when device work could have begun, by which rule, and where the path goes on."""
+        ready, after = self.start, UNKNOWN_LAUNCH
+        source: Thread | Seen = self.main
+        previous = self.streams[work.device or 0, work.stream].ended(work.start)
+        if previous is not None:
+            ready, after, source = previous.end, "stream order", previous
+        if launch is not None and (called := min(launch.end, work.start)) > ready:
+            ready, after, source = called, "launch", (launch.process, launch.thread)
+        other = self.devices[work.device or 0].ended(work.start)
+        if other is not None and other.end > ready and work.start - ready > LATENCY_NS:
+            ready, after, source = other.end, "another stream", other
+        return ready, after, source
+
+    def _host(self, thread: Thread, now: int, stuck: bool) -> tuple[Thread | Seen, int]:
+        """Go from a moment of a thread to what it had waited for until then."""
+        timeline = self.threads.get(thread)
+        piece = timeline.before(now) if timeline is not None else None
+        if piece is None or piece.end < now:
+            return self._gap(thread, piece.end if piece is not None else self.start, now, stuck)
+        work = self._waited_for(piece, now) if not stuck else None
+        if work is not None:
+            return work, self._add_host(min(work.end, now), now, piece, "device work")
+        if piece.seen.kind in HOLDERS and thread == self.main and not stuck:
+            ended, other = self._backward_ended(piece.start, now)
+            if other is not None:
+                return other, self._add_host(ended, now, piece, "backward thread")
+        return thread, self._add_host(piece.start, now, piece, "program order")
+
+    def _add_host(self, start: int, end: int, piece: _Piece, after: str) -> int:
+        return self._add(start, end, piece.seen._replace(op=piece.op), after)
+
+    def _waited_for(self, piece: _Piece, now: int) -> Seen | None:
+        """Return the device work that let a call return, if it is one that waits."""
+        call = piece.seen
+        if call.waits:
+            lanes = [lane for (_, stream), lane in self.streams.items() if call.waits_on in (None, stream)]
+            found = [work for lane in lanes if (work := lane.ended(now + SKEW_NS)) is not None]
+        elif call.kind == Kind.LAUNCH and (copy := self.copies.get((call.process, call.correlation_id))) is not None:
+            found = [copy] if copy.end <= now + SKEW_NS else []
+        else:
+            return None
+        last = max(found, key=lambda work: work.end, default=None)
+        return last if last is not None and last.end > piece.start else None
+
+    def _backward_ended(self, after: int, until: int) -> tuple[int, Thread | None]:
+        """Return when, and on which thread, a backward operator ended last in (after, until]."""
+        ends = [(end, name) for name in self.backward if (end := self.threads[name].work_ended(after, until))]
+        return max(ends, key=lambda found: found[0]) if ends else (after, None)
+
+    def _gap(self, thread: Thread, begin: int, now: int, stuck: bool) -> tuple[Thread | Seen, int]:
+        """Go on from a moment at which a thread has no span at all."""
+        main = self.threads.get(self.main)
+        if thread != self.main and main is not None and not stuck:
+            if begin <= self.start or main.work_ended(begin, now) is not None:
+                return self.main, now
+            return thread, self._add(begin, now, None, "program order", "host", "between operators")
+        return thread, self._add(begin, now, None, "program order", "idle", "no span")
+
+
+def _what(seen: Seen | None) -> str:
+    """Return in one word what a segment is."""
+    if seen is None:
+        return "idle"
+    if seen.communicates:
+        return "communication"
+    if seen.kind in OPS:
+        return "op"
+    return "host" if seen.kind in HOLDERS else seen.kind
