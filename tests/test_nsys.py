@@ -1,0 +1,329 @@
+"""Exports of Nsight Systems: what the tables become, in real files and in small ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from small_traces import KERNELS, NVTX, RUNTIME, SESSION_NS, START, STEP, call, kernel, nsys, nvtx, packed
+
+from xsp import table
+from xsp.errors import TraceError
+from xsp.importers.contract import Seen
+from xsp.importers.nsys import Nsys
+
+SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "traces" / "nsys_sqlite"
+REAL = sorted(SHARED.glob("*.sqlite")) or [pytest.param(None, marks=pytest.mark.skip("../shared/traces is not there"))]
+
+
+@pytest.fixture
+def con() -> duckdb.DuckDBPyConnection:
+    return table.connect()
+
+
+def read(con: duckdb.DuckDBPyConnection, path: Path | str, tables: dict[str, Any] | None = None) -> Seen:
+    return Nsys().fill(con, nsys(Path(path), tables) if tables is not None else str(path))
+
+
+def ranges(con: duckdb.DuckDBPyConnection, path: Path, *rows: dict[str, Any]) -> set[tuple[Any, ...]]:
+    """Import ranges and return their levels, kinds and names."""
+    read(con, path, {NVTX: rows})
+    return set(con.execute("SELECT level, kind, name FROM seen").fetchall())
+
+
+@pytest.mark.parametrize("path", REAL, ids=lambda path: getattr(path, "name", "absent"))
+def test_real_files_hold_what_sqlite_counts(con: duckdb.DuckDBPyConnection, path: Path) -> None:
+    read(con, path)
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as db:
+        for name, where in {
+            KERNELS: "kind = 'kernel'",
+            "CUPTI_ACTIVITY_KIND_MEMCPY": "kind = 'copy' AND name <> 'Memset'",
+            "CUPTI_ACTIVITY_KIND_MEMSET": "name = 'Memset'",
+            RUNTIME: "level = 60 AND kind <> 'overhead'",
+            NVTX: "level IN (40, 50)",
+        }.items():
+            plain = db.execute(f"SELECT count(*), coalesce(sum(end - start), 0) FROM {name}").fetchone()
+            assert con.execute(f"SELECT count(*), sum(dur_ns) FROM seen WHERE {where}").fetchall() == [plain], name
+        (launched,) = db.execute(
+            f"SELECT count(*) FROM {KERNELS} k JOIN {RUNTIME} r ON k.correlationId = r.correlationId "
+            "AND (k.globalPid >> 24) & 16777215 = (r.globalTid >> 24) & 16777215"
+        ).fetchone()
+    assert con.execute(
+        "SELECT count(*) FROM seen k JOIN seen r USING (process, correlation_id) "
+        "WHERE k.kind = 'kernel' AND r.device IS NULL AND r.kind = 'launch'"
+    ).fetchall() == [(launched,)]
+
+
+def test_a_step_is_read_with_times_of_the_epoch(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    read(con, tmp_path / "a.sqlite", STEP)
+    rows = con.execute("SELECT kind, name, start_ns - ?, dur_ns FROM seen WHERE level < 50 ORDER BY 3", [SESSION_NS])
+    assert rows.fetchall() == [
+        ("step", "step 0", 100, 180),
+        ("user", "conv1", 101, 89),
+        ("op", "aten::mm", 105, 80),
+        ("user", "fc", 200, 70),
+        ("op", "aten::add", 205, 60),
+        ("step", "step 1", 290, 90),
+        ("op", "MmBackward0", 295, 65),
+    ]
+
+
+def test_numbers_are_unique_and_kernels_say_how_they_were_launched(
+    con: duckdb.DuckDBPyConnection, tmp_path: Path
+) -> None:
+    seen = read(con, tmp_path / "a.sqlite", STEP)
+    assert con.execute("SELECT count(*) = count(DISTINCT number) FROM seen").fetchall() == [(True,)]
+    attributes, name = con.execute("SELECT attributes, name FROM seen WHERE kind = 'kernel' LIMIT 1").fetchall()[0]
+    assert name == "void gemm<float>(float*)"
+    assert json.loads(attributes) == {
+        "grid": [4, 1, 1], "block": [64, 1, 1], "registers": 32, "shared_bytes": 128, "context": 1,
+    }  # fmt: skip
+    assert seen.run["machine"]["device_properties"][1] == {
+        "name": "NVIDIA A100", "sms": 108, "memory_bytes": 40 << 30, "compute": "8.0", "warp_size": None,
+    }  # fmt: skip
+
+
+def test_backward_operators_find_the_thread_of_their_forward_operators(
+    con: duckdb.DuckDBPyConnection, tmp_path: Path
+) -> None:
+    read(con, tmp_path / "a.sqlite", STEP)
+    rows = con.execute("SELECT name, sequence_nr, forward_thread, phase, input_shapes FROM seen WHERE level = 40")
+    assert set(rows.fetchall()) == {
+        ("aten::mm", 5, None, None, "[[2, 3], [3, 4]]"),
+        ("aten::add", 6, None, None, None),
+        ("MmBackward0", 5, 1, "backward", None),
+    }
+
+
+def test_overhead_has_no_correlation_of_its_own(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    read(con, tmp_path / "a.sqlite", STEP)
+    rows = con.execute("SELECT name, type, correlation_id, thread, attributes FROM seen WHERE kind = 'overhead'")
+    assert rows.fetchall() == [("Buffer flush", "Buffer flush (Profiler)", None, 1, '{"by":"profiler"}')]
+
+
+def test_processes_have_their_own_devices_and_correlation_ids(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    read(
+        con,
+        tmp_path / "a.sqlite",
+        {
+            "TARGET_INFO_CUDA_DEVICE": [
+                {"pid": 100, "cudaId": 0, "gpuId": 1, "numMultiprocessors": 2},
+                {"pid": 200, "cudaId": 0, "gpuId": 0, "numMultiprocessors": 2},
+            ],
+            RUNTIME: [call(10, 20, 1), call(10, 20, 1, pid=200)],
+            KERNELS: [kernel(30, 40, 1), kernel(30, 40, 1, pid=200)],
+        },
+    )
+    rows = con.execute("SELECT process, device, attributes->>'blocks_per_sm' FROM seen WHERE level = 70 ORDER BY 1")
+    assert rows.fetchall() == [(100, 1, "2.0"), (200, 0, "2.0")]
+
+
+def test_graphs_are_marked_whether_by_node_or_as_a_whole(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    whole = {"start": 50, "end": 90, "deviceId": 0, "streamId": 7, "correlationId": 2, "globalPid": packed(100)}
+    seen = read(
+        con,
+        tmp_path / "a.sqlite",
+        {
+            RUNTIME: [call(10, 20, 1, name=5)],
+            KERNELS: [kernel(30, 40, 1, graphNodeId=77)],
+            "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": [whole],
+        },
+    )
+    rows = con.execute("SELECT name, replayed, attributes->>'graph' FROM seen WHERE level = 70 ORDER BY 1")
+    assert rows.fetchall() == [("CUDA graph", True, "true"), ("void gemm<float>(float*)", True, "true")]
+    assert any("--cuda-graph-trace=node" in note for note in seen.losses.notes)
+
+
+def test_waiting_says_for_what_and_asking_is_no_waiting(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    names = {21: "cudaStreamSynchronize_v3020", 22: "cudaEventQuery_v3020", 23: "cuCtxSynchronize", 24: "cudaMalloc"}
+    path = nsys(tmp_path / "a.sqlite", {RUNTIME: [call(i, i + 1, i, name=i) for i in names]})
+    with closing(sqlite3.connect(path)) as db:
+        db.executemany("INSERT INTO StringIds VALUES (?, ?)", names.items())
+        db.commit()
+    read(con, path)
+    assert con.execute("SELECT name, kind, attributes->>'sync' FROM seen ORDER BY number").fetchall() == [
+        ("cudaStreamSynchronize", "sync", "stream"),
+        ("cudaEventQuery", "call", None),
+        ("cuCtxSynchronize", "sync", "context"),
+        ("cudaMalloc", "call", None),
+    ]
+
+
+def test_calls_of_libraries_and_collectives_are_library_calls(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    cudnn = {"start": 1, "end": 2, "globalTid": packed(100, 1), "nameId": 7}
+    ranged = [
+        nvtx(10, 20, "ncclAllReduce", domainId=3),
+        nvtx(30, 40, "aFunction", domainId=4),
+        nvtx(0, None, "NCCL", domainId=4, eventType=75),
+    ]
+    read(con, tmp_path / "a.sqlite", {"CUDNN_EVENTS": [cudnn], NVTX: ranged})
+    assert con.execute("SELECT level, kind, name, attributes FROM seen ORDER BY start_ns").fetchall() == [
+        (50, "call", "cudnnConvolutionForward", None),
+        (50, "call", "ncclAllReduce", '{"xsp.collective.name":"all_reduce"}'),
+        (50, "call", "aFunction", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["ProfilerStep#3", "step 12", "iter_3", "batch 5", "train step: 4", "step=7", "x step=1 rank=0"]
+)
+def test_a_numbered_range_is_a_step(con: duckdb.DuckDBPyConnection, tmp_path: Path, text: str) -> None:
+    assert ranges(con, tmp_path / "a.sqlite", nvtx(1, 9, text)) == {(20, "step", text)}
+
+
+def test_a_bare_word_is_a_step_only_where_it_repeats(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    assert ranges(con, tmp_path / "a.sqlite", nvtx(1, 9, "train_step")) == {(30, "user", "train_step")}
+    twice = ranges(con, tmp_path / "b.sqlite", nvtx(1, 9, "train_step"), nvtx(10, 19, "train_step"))
+    assert twice == {(20, "step", "train_step")}
+
+
+def test_the_outermost_steps_count_and_what_is_around_them_is_the_application(
+    con: duckdb.DuckDBPyConnection, tmp_path: Path
+) -> None:
+    rows = [
+        nvtx(0, 100, "epoch 1"),
+        nvtx(1, 40, "step 1"),
+        nvtx(2, 30, "batch 7"),
+        nvtx(41, 90, "step 2"),
+        nvtx(5, 9, "step 9", tid=2),
+    ]
+    read(con, tmp_path / "a.sqlite", {NVTX: rows, RUNTIME: [call(3, 4, 1)]})
+    assert set(con.execute("SELECT level, kind, name FROM seen WHERE level < 60").fetchall()) == {
+        (10, "user", "epoch 1"),
+        (20, "step", "step 1"),
+        (20, "step", "step 2"),
+        (30, "user", "batch 7"),
+        (30, "user", "step 9"),
+    }
+
+
+def test_named_blocks_are_layers_unless_modules_are_around_them(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    rows = [
+        nvtx(0, 90, "step 1"),
+        nvtx(1, 50, "forward"),
+        nvtx(2, 40, "model.layers.0"),
+        nvtx(3, 20, "softmax"),
+        nvtx(51, 60, "loss"),
+    ]
+    assert ranges(con, tmp_path / "a.sqlite", *rows) == {
+        (20, "step", "step 1"),
+        (20, "forward", "forward"),
+        (30, "module", "model.layers.0"),
+        (40, "user", "softmax"),
+        (30, "user", "loss"),
+    }
+
+
+def test_modules_of_hooks_give_their_names(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    rows = [
+        nvtx(1, 2, "nn.Module: Conv2d_3"),
+        nvtx(3, 4, "{'Module': 'model.norm', 'TrainableParams': 4}"),
+        nvtx(5, 6, "[pl][module]torch.nn.Linear: net.fc"),
+    ]
+    assert {name for _, _, name in ranges(con, tmp_path / "a.sqlite", *rows)} == {"Conv2d_3", "model.norm", "net.fc"}
+
+
+def test_an_operator_is_told_from_a_block_that_emit_nvtx_numbered(
+    con: duckdb.DuckDBPyConnection, tmp_path: Path
+) -> None:
+    rows = [nvtx(1, 9, "my block, op_id = 1"), nvtx(2, 4, "aten::detach, op_id = 2"), nvtx(3, 4, "detach, op_id = 3")]
+    assert ranges(con, tmp_path / "a.sqlite", *rows) == {
+        (30, "user", "my block"),
+        (40, "op", "aten::detach"),
+        (40, "op", "detach"),
+    }
+
+
+def test_open_ranges_last_to_the_end_and_are_counted(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    seen = read(con, tmp_path / "a.sqlite", {NVTX: [nvtx(5, None, "open"), nvtx(6, 50, "closed")]})
+    assert con.execute("SELECT dur_ns, status FROM seen WHERE name = 'open'").fetchall() == [(45, "unclosed")]
+    assert sum(seen.losses.changed.values()) == 1
+
+
+def test_what_is_missing_or_unusable_is_counted(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    rows = [call(1, 2, 1), call(9, 2, 2), {**call(1, 2, 3), "start": None}, {**call(1, 2, 4), "end": "soon"}]
+    seen = read(con, tmp_path / "a.sqlite", {RUNTIME: rows, "OSRT_API": [{"start": 1, "end": 2}]})
+    assert con.execute("SELECT count(*) FROM seen").fetchall() == [(1,)]
+    assert seen.losses.skipped == {
+        f"{RUNTIME}: no time, or an end before the start": 3,
+        "rows of OSRT_API": 1,
+    }
+    assert any("when the recording began" in note for note in seen.losses.notes)
+
+
+def test_few_columns_are_enough(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    read(
+        con,
+        tmp_path / "a.sqlite",
+        {
+            KERNELS: [{"start": 5, "end": 9, "correlationId": 1}],
+            RUNTIME: [{"start": 1, "end": 2, "globalTid": packed(7, 8), "correlationId": 1}],
+        },
+    )
+    rows = con.execute("SELECT name, process, device FROM seen ORDER BY number").fetchall()
+    assert rows == [("unnamed call", 7, None), ("unnamed kernel", 7, 0)]
+
+
+def test_nothing_of_the_machine_but_devices_and_versions_comes_along(
+    con: duckdb.DuckDBPyConnection, tmp_path: Path
+) -> None:
+    secret = [
+        {"name": "PROCESS_0:ENVIRONMENT_VARIABLE_3", "value": "TOKEN=hunter2"},
+        {"name": "EXPORT_USER", "value": "hunter2"},
+    ]
+    tables = {
+        **STEP,
+        "META_DATA_CAPTURE": secret,
+        "META_DATA_EXPORT": secret,
+        "PROCESSES": [{"globalPid": packed(100), "pid": 100, "name": "hunter2"}],
+    }
+    seen = read(con, tmp_path / "a.sqlite", tables)
+    assert "hunter2" not in json.dumps([seen.run, seen.losses.report()])
+    assert "hunter2" not in str(con.execute("SELECT * FROM seen").fetchall())
+
+
+def test_what_the_program_printed_stays_in_the_file(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    path = nsys(tmp_path / "a.sqlite", STEP)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("INSERT INTO StringIds VALUES (99, ?)", ["printed " * 1000])
+        db.commit()
+    read(con, path)
+    assert "printed" not in str(con.execute("SELECT * FROM seen").fetchall())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.nsys-rep", b"anything", "nsys export --type sqlite a.nsys-rep"),
+        ("a.sqlite", gzip.compress(b"SQLite format 3\0"), "decompress it first"),
+        ("a.sqlite", b"SQLite format 3\0" + b"\0" * 500, "not readable as SQLite"),
+    ],
+)
+def test_what_cannot_be_read_says_what_to_do(
+    con: duckdb.DuckDBPyConnection, tmp_path: Path, name: str, content: bytes, says: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TraceError, match=says):
+        read(con, tmp_path / name)
+
+
+def test_an_sqlite_file_of_another_program_is_refused(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "a.sqlite")) as db:
+        db.execute("CREATE TABLE shopping (item TEXT)")
+    with pytest.raises(TraceError, match="not of Nsight Systems"):
+        read(con, tmp_path / "a.sqlite")
+
+
+def test_damage_in_the_middle_names_the_table(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    path = Path(nsys(tmp_path / "a.sqlite", {RUNTIME: [call(i, i + 1, i) for i in range(20_000)], **START}))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 8192] = b"\xff" * 8192
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=r"a\.sqlite, table CUPTI_ACTIVITY_KIND_RUNTIME"):
+        read(con, path)

@@ -1,0 +1,229 @@
+"""Reads SQLite files that Nsight Systems exported.
+
+One file is one rank. It may hold several processes, each with its own correlation ids, and several devices. Of what
+nsys says of the machine only the devices and the version of nsys come along: its other tables hold the environment,
+the command line, and names of hosts and users.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from xsp import table
+from xsp.errors import TraceError
+from xsp.importers import nsys_activities, nsys_ranges
+from xsp.importers.contract import SEEN, Losses, Seen
+from xsp.importers.nsys_tables import Export
+from xsp.span import Level
+
+SQLITE = b"SQLite format 3\0"
+REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
+GZIP = b"\x1f\x8b"
+
+EXPORT = "nsys export --type sqlite {}"
+OVERHEADS = {
+    1: "Unknown", 2: "Driver JIT compiler (CUDA)", 3: "Buffer flush (Profiler)", 4: "Instrumentation (Profiler)",
+    5: "Resource creation/destruction (Profiler)", 6: "Runtime module loading (CUDA)",
+    7: "Lazy function loading (CUDA)", 8: "Command buffer full (CUDA)",
+}  # fmt: skip
+"""What nsys calls kinds of overhead, for files without its list."""
+
+IGNORED = ("ANALYSIS_", "ENUM_", "META_DATA_", "TARGET_INFO_", "NVTX_PAYLOAD_", "sqlite_")
+DESCRIBING = {"NVTX_EVENTS", "StringIds", "PROCESSES", "ProcessStreams", "ThreadNames", "MODULES", "EXPORT_META_DATA",
+              "CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS", "CUDA_CALLCHAINS", "SAMPLING_CALLCHAINS",
+              "OSRT_CALLCHAINS"}  # fmt: skip
+"""Tables that hold no spans."""
+
+FURTHEST = 2**62
+"""Nanoseconds since the epoch: a time beyond it is damage."""
+
+_GPU = {"id": "BIGINT", "name": "VARCHAR", "smCount": "BIGINT", "totalMemory": "BIGINT", "computeMajor": "BIGINT",
+        "computeMinor": "BIGINT", "threadsPerWarp": "BIGINT"}  # fmt: skip
+
+
+class Nsys:
+    """Nsight Systems' export to SQLite."""
+
+    name = "nsys"
+
+    def recognises(self, head: bytes, source: str) -> bool:
+        """Return whether it is an SQLite file, or a report of nsys that must be exported first."""
+        return head.startswith(SQLITE) or source.lower().endswith(REPORTS)
+
+    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
+        """Make the table `seen`, see `xsp.importers.contract.TableImporter.fill`.
+
+        Raises:
+            TraceError: it is a report and no export, no SQLite file, damaged, or not nsys's.
+        """
+        _check(source)
+        losses = Losses(self.name)
+        with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
+            export = Export(source, Path(folder))
+            try:
+                _check_tables(source, export)
+                run = _run(export, losses)
+                _copy(con, export)
+                _count_others(export, losses)
+            finally:
+                export.close()
+        try:
+            _fill(con, losses, _epoch_of(run))
+        except (duckdb.DataError, duckdb.OperationalError) as error:
+            raise TraceError(f"{source}: values that no table holds ({str(error).splitlines()[0]})") from error
+        return Seen(run, losses)
+
+
+# --- what it is -------------------------------------------------------------------------------------------
+
+
+def _check(source: str) -> None:
+    """Refuse what must be turned into SQLite first."""
+    name = Path(source).name
+    with open(source, "rb") as file:
+        head = file.read(len(SQLITE))
+    if head.startswith(GZIP):
+        raise TraceError(f"{source}: is compressed; decompress it first (gunzip)")
+    if not head.startswith(SQLITE):
+        raise TraceError(f"{source}: is a report of Nsight Systems; export it first: {EXPORT.format(name)}")
+
+
+def _check_tables(source: str, export: Export) -> None:
+    if not {"StringIds", "NVTX_EVENTS", *nsys_activities.TABLES} & set(export.tables):
+        raise TraceError(f"{source}: is an SQLite file, but not of Nsight Systems: none of its tables is there")
+
+
+def _run(export: Export, losses: Losses) -> dict[str, Any]:
+    """Return what the file says of the machine and of nsys."""
+    known = dict(export.rows("META_DATA_EXPORT", {"name": "VARCHAR", "value": "VARCHAR"}))
+    version, schema = known.get("EXPORT_PRODUCT_VERSION"), known.get("EXPORT_SCHEMA_VERSION")
+    run: dict[str, Any] = {"profiler": {"name": "Nsight Systems", "version": version, "schema": schema}}
+    began = export.rows("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": "BIGINT"})
+    epoch = began[0][0] if began else None
+    if epoch is None or not 0 <= epoch < FURTHEST:
+        losses.note("the file does not say when the recording began: times count from its start")
+    else:
+        run["session_start_ns"] = epoch
+    devices = export.rows("TARGET_INFO_GPU", _GPU)
+    if devices:
+        run["machine"] = _machine(devices)
+    else:
+        losses.note("the file does not say what its devices are (no TARGET_INFO_GPU)")
+    return run
+
+
+def _epoch_of(run: dict[str, Any]) -> int:
+    return int(run.pop("session_start_ns", 0))
+
+
+def _machine(devices: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
+    ordered = sorted(devices, key=lambda row: row[0] if row[0] is not None else 0)
+    properties = [
+        {
+            "name": name,
+            "sms": sms,
+            "memory_bytes": memory,
+            "compute": None if major is None or minor is None else f"{major}.{minor}",
+            "warp_size": warp,
+        }
+        for _, name, sms, memory, major, minor, warp in ordered
+    ]
+    return {"devices": [each["name"] or "unknown" for each in properties], "device_properties": properties}
+
+
+def _count_others(export: Export, losses: Losses) -> None:
+    """Count rows of tables that hold something in time, but are not read."""
+    read = {*nsys_activities.TABLES, *nsys_activities.LIBRARIES, *DESCRIBING}
+    for name, columns in sorted(export.tables.items()):
+        if name in read or name.startswith(IGNORED) or not columns & {"start", "timestamp", "rawTimestamp"}:
+            continue
+        count = export.count(name)
+        if count:
+            losses.skipped[f"rows of {name}"] += count
+
+
+# --- the table --------------------------------------------------------------------------------------------
+
+
+def _copy(con: duckdb.DuckDBPyConnection, export: Export) -> None:
+    """Make tables of the engine of all that is needed."""
+    con.execute("CREATE OR REPLACE MACRO pid_of(packed) AS (packed >> 24) & 16777215")
+    con.execute("CREATE OR REPLACE MACRO tid_of(packed) AS packed & 16777215")
+    nsys_activities.copy(con, export)
+    nsys_ranges.copy(con, export)
+    export.copy_strings(
+        con, f"SELECT DISTINCT id FROM ({nsys_activities.names()} UNION {nsys_ranges.names()}) WHERE id IS NOT NULL"
+    )
+    labelled = {"id": "BIGINT", "label": "VARCHAR"}
+    export.copy(con, "ENUM_CUDA_MEM_KIND", "nsys_kinds", labelled)
+    if not export.copy(con, "ENUM_CUPTI_OVERHEAD_TYPE", "nsys_overheads", labelled):
+        con.executemany("INSERT INTO nsys_overheads VALUES (?, ?)", list(OVERHEADS.items()))
+    export.copy(con, "TARGET_INFO_GPU", "nsys_gpus", _GPU)
+    ordinals = {"pid": "BIGINT", "cudaId": "BIGINT", "gpuId": "BIGINT", "numMultiprocessors": "BIGINT"}
+    export.copy(con, "TARGET_INFO_CUDA_DEVICE", "nsys_ordinals", ordinals)
+    con.execute(_DEVICES)
+
+
+_DEVICES = """
+    CREATE OR REPLACE TEMP TABLE nsys_devices AS
+    SELECT o.pid AS process, o.cudaId AS ordinal, any_value(o.gpuId) AS device,
+           nullif(any_value(coalesce(o.numMultiprocessors, g.smCount)), 0) AS sms
+    FROM nsys_ordinals o LEFT JOIN nsys_gpus g ON g.id = o.gpuId
+    WHERE o.pid IS NOT NULL AND o.cudaId IS NOT NULL AND o.gpuId BETWEEN 0 AND 65535 GROUP BY ALL
+"""
+"""What a process calls its device 0 may be any of the machine's; multiprocessors are those of the device."""
+
+
+def _fill(con: duckdb.DuckDBPyConnection, losses: Losses, epoch: int) -> None:
+    table.create(con, "seen", SEEN)
+    nsys_activities.fill(con, losses)
+    nsys_ranges.fill(con, losses)
+    ((gone,),) = con.execute(
+        f"DELETE FROM seen WHERE start_ns NOT BETWEEN {-epoch} AND {FURTHEST - epoch} OR dur_ns > {FURTHEST}"
+    ).fetchall()
+    if gone:
+        losses.skipped["a time before the epoch or in the far future"] += gone
+    con.execute(
+        """
+        CREATE OR REPLACE TABLE seen AS SELECT * REPLACE (
+            row_number() OVER (ORDER BY start_ns, level, dur_ns DESC) - 1 AS number, start_ns + $1::BIGINT AS start_ns,
+            coalesce(status, 'ok') AS status, coalesce(replayed, false) AS replayed, 'nsys' AS collector
+        ) FROM seen
+        """,
+        [epoch],
+    )
+    _find_forward(con, losses)
+    ((losses.spans,),) = con.execute("SELECT count(*) FROM seen").fetchall()
+    _drop(con)
+
+
+def _find_forward(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+    """Name the thread on which the forward operator of each backward one ran.
+
+    Sequence numbers count per thread, so this is known only where operators of one thread of the process have them.
+    """
+    con.execute(
+        f"""
+        UPDATE seen SET forward_thread = made.thread FROM (
+            SELECT process, min(thread) AS thread FROM seen
+            WHERE level = {int(Level.OP)} AND sequence_nr IS NOT NULL AND phase IS NULL
+            GROUP BY process HAVING min(thread) = max(thread)
+        ) made
+        WHERE seen.phase = 'backward' AND seen.sequence_nr IS NOT NULL AND seen.process = made.process
+        """
+    )
+    ((lost,),) = con.execute("SELECT count(*) FROM seen WHERE phase = 'backward' AND forward_thread IS NULL").fetchall()
+    if lost:
+        losses.note(f"{lost} backward operators whose forward operator cannot be told")
+
+
+def _drop(con: duckdb.DuckDBPyConnection) -> None:
+    for (name,) in con.execute(
+        "SELECT table_name FROM duckdb_tables() WHERE starts_with(table_name, 'nsys_')"
+    ).fetchall():
+        con.execute(f"DROP TABLE {name}")

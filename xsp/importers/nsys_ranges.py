@@ -1,0 +1,252 @@
+"""What NVTX ranges in an export of nsys stand for.
+
+A range is, by its text, the first of these that fits:
+
+- **a collective or a library's call**, in a domain of NCCL, cuBLAS and their like, or named `ncclAllReduce`, `nccl:…`;
+- **an operator**, written by torch.autograd.profiler.emit_nvtx: `aten::mm, seq = 12, op_id = 3, sizes = [[2, 3]]`;
+- **a step**: `ProfilerStep#3`, `step 12`, `iter_3`, `batch 5`, `train_step` that comes more than once. Only the
+  outermost such ranges of a process count, on the thread of theirs that calls CUDA most;
+- **a phase of a step**: forward, backward, optimizer, data; unless it lies inside a layer;
+- **a module**: `nn.Module: Linear_3`, a dotted path such as `model.layers.0`, and what vLLM and Lightning write;
+- **the user's own**: a layer. Around a step it belongs to the application, inside a module to the operators.
+"""
+
+from __future__ import annotations
+
+import duckdb
+
+from xsp.importers.contract import Losses
+from xsp.importers.nsys_tables import Export
+from xsp.span import Kind, Level
+
+_COLUMNS = {
+    "start": "BIGINT", "end": "BIGINT", "eventType": "BIGINT", "text": "VARCHAR", "textId": "BIGINT",
+    "globalTid": "BIGINT", "endGlobalTid": "BIGINT", "domainId": "BIGINT", "binaryData": "VARCHAR",
+}  # fmt: skip
+
+NESTED, FREE, DOMAINS = (59, 70), (60, 71), (75,)
+"""Kinds of rows: ranges that were pushed and popped, ranges with a start and an end, and the names of domains."""
+
+LIBRARY_DOMAINS = "(?i)^(nccl|nvshmem|cublas|cublaslt|cudnn|cusparse|cusolver|cufft|cccl|cub|thrust|mpi|ucx)$"
+NCCL = "^nccl(All|Reduce|Broadcast|Bcast|Send|Recv|Group|Gather|Scatter|Comm|Mem|Win)"
+OF_INTERPRETER = "^(Holding|Waiting for) GIL$"
+FIELDS = ", (stashed seq|seq|op_id|sizes|input_op_ids) = "
+BACKWARD = r"(Backward\d*|Backwards|AccumulateGrad|GraphRoot)$|^autograd::engine::evaluate_function"
+
+_STEP = r"((train|training|eval|inference|global|decode|prefill)[ _-]?)?(step|iter|iteration)"
+NUMBERED = rf"(?i)^(ProfilerStep|batch|{_STEP})[ _#:=-]*\d+\*?$"
+SAID = r"(?i)(^|[ _,])(step|iter|iteration)\s?=\s?\d+"
+BARE = f"(?i)^{_STEP}$"
+
+PHASES = {
+    Kind.OPTIMIZER: r"(?i)^(optimi[sz]er|opt)([ ._]?(step|zero_grad))?(\(\))?$|^Optimizer\.(step|zero_grad)#",
+    Kind.DATA: r"(?i)^(load[ _])?data([ _]?(load(ing|er)?|next))?$|^enumerate\(DataLoader\)#",
+    Kind.BACKWARD: r"(?i)^(bwd|backward([ _]pass)?|loss\.backward(\(\))?)$",
+    Kind.FORWARD: r"(?i)^(fwd|forward([ _]pass)?|\w+\.forward)$",
+}
+
+MODULES = (
+    r"^nn\.Module: (.+)$",
+    r"^\[pl\]\[module\][\w.]+: (.+)$",
+    r"^\{['\"]Module['\"]: ['\"]([^'\"]+)['\"]",
+    r"^([A-Za-z_]\w*(?:\.\w+)+)$",
+)
+"""Ranges of modules; the group is the name."""
+
+COLLECTIVES = {
+    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "alltoall": "all_to_all",
+    "broadcast": "broadcast", "bcast": "broadcast", "reduce": "reduce", "gather": "gather", "scatter": "scatter",
+    "send": "send", "recv": "recv", "barrier": "barrier",
+}  # fmt: skip
+"""Names of collectives, by what NCCL and torch call them without underscores, case and their word in front."""
+
+
+def copy(con: duckdb.DuckDBPyConnection, export: Export) -> None:
+    """Make the table `nsys_nvtx` of the engine."""
+    export.copy(con, "NVTX_EVENTS", "nsys_nvtx", _COLUMNS)
+
+
+def names() -> str:
+    """Return the SQL of all ids of strings that are needed."""
+    return "SELECT textId AS id FROM nsys_nvtx"
+
+
+def fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+    """Append what the ranges stand for to `seen`.
+
+    Args:
+        con: holds `nsys_nvtx`, `nsys_strings` and `seen` with what CUPTI saw.
+        losses: gains what was left out.
+    """
+    _leave_out(con, losses)
+    con.execute(f"CREATE OR REPLACE TEMP TABLE nsys_ranges AS {_RANGES}")
+    con.execute(f"CREATE OR REPLACE TEMP TABLE nsys_steps AS {_STEPS}")
+    con.execute(f"CREATE OR REPLACE TEMP TABLE nsys_users AS {_USERS}")
+    ((gil,),) = con.execute("SELECT count(*) FROM nsys_ranges WHERE role = 'interpreter'").fetchall()
+    if gil:
+        losses.skipped["NVTX: the interpreter's lock was held or awaited"] += gil
+    for part in (_OPERATORS, _CALLS, _STEP_SPANS, _USER_SPANS):
+        con.execute(f"INSERT INTO seen BY NAME {part}")
+
+
+def _leave_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+    """Close ranges that are open at the end, and leave out rows that are none."""
+    con.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE nsys_domains AS
+        SELECT pid_of(n.globalTid) AS process, n.domainId AS domain, any_value(coalesce(n.text, s.value)) AS name
+        FROM nsys_nvtx n LEFT JOIN nsys_strings s ON s.id = n.textId
+        WHERE n.eventType IN {_listed(DOMAINS)} GROUP BY ALL
+        """
+    )
+    kinds = _listed(NESTED + FREE)
+    for reason, condition in {
+        "NVTX: marks and names, not ranges": f"eventType NOT IN {kinds}",
+        "NVTX: no time, or an end before the start": """
+            "start" IS NULL OR "start" > "end" OR abs("start") > 4e18""",
+    }.items():
+        ((gone,),) = con.execute(f"DELETE FROM nsys_nvtx WHERE {condition}").fetchall()
+        if gone:
+            losses.skipped[reason] += gone
+    ((payloads,),) = con.execute("SELECT count(*) FROM nsys_nvtx WHERE binaryData IS NOT NULL").fetchall()
+    if payloads:
+        losses.skipped["NVTX: binary payloads of ranges; the ranges themselves were read"] += payloads
+    ((open_,),) = con.execute('SELECT count(*) FROM nsys_nvtx WHERE "end" IS NULL').fetchall()
+    if open_:
+        losses.changed["NVTX: ranges without an end, taken to last until the last one"] += open_
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, values))})"
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _matches(pattern: str, column: str = "text") -> str:
+    return f"regexp_matches({column}, {_literal(pattern)})"
+
+
+def _module_name() -> str:
+    found = ", ".join(f"nullif(regexp_extract(text, {_literal(pattern)}, 1), '')" for pattern in MODULES)
+    return f"coalesce({found})"
+
+
+def _phase() -> str:
+    cases = " ".join(f"WHEN {_matches(pattern)} THEN '{kind}'" for kind, pattern in PHASES.items())
+    return f"CASE {cases} END"
+
+
+_RANGES = f"""
+    WITH texts AS (
+        SELECT coalesce(n.text, s.value, '') AS text, pid_of(n.globalTid) AS process,
+               CASE WHEN n.eventType IN {_listed(NESTED)} OR coalesce(n.endGlobalTid, n.globalTid) = n.globalTid
+                    THEN tid_of(n.globalTid) END AS thread,
+               n.eventType IN {_listed(FREE)} AS free, n."start" AS start_ns,
+               coalesce(n."end", greatest(n."start", max(n."end") OVER (), max(n."start") OVER ())) AS end_ns,
+               n."end" IS NULL AS open, d.name AS domain
+        FROM nsys_nvtx n LEFT JOIN nsys_strings s ON s.id = n.textId
+        LEFT JOIN nsys_domains d ON d.process = pid_of(n.globalTid) AND d.domain = n.domainId
+    ), parted AS (
+        SELECT * EXCLUDE (text), regexp_split_to_array(text, {_literal(FIELDS)})[1] AS text,
+               text AS whole, {_matches(FIELDS)} AS noted
+        FROM texts
+    )
+    SELECT *, CASE
+        WHEN coalesce({_matches(LIBRARY_DOMAINS, "domain")}, false) OR {_matches(NCCL)} OR text LIKE 'nccl:%'
+        THEN 'call'
+        WHEN {_matches(OF_INTERPRETER)} THEN 'interpreter'
+        WHEN noted AND ({_matches("::")} OR {_matches(", (stashed )?seq = ", "whole")} OR text = 'record_param_comms'
+            OR text IN (SELECT replace(text, 'aten::', '') FROM parted WHERE text LIKE 'aten::%')) THEN 'operator'
+        ELSE 'user' END AS role
+    FROM parted
+"""
+
+_OPERATORS = f"""
+    SELECT {int(Level.OP)} AS level, '{Kind.OP}' AS kind, text AS name, process, thread, start_ns,
+           end_ns - start_ns AS dur_ns, CASE WHEN open THEN 'unclosed' ELSE 'ok' END AS status,
+           TRY_CAST(nullif(regexp_extract(whole, 'seq = ([0-9]+)', 1), '') AS BIGINT) AS sequence_nr,
+           CASE WHEN {_matches(BACKWARD)} OR whole LIKE '%, stashed seq = %' THEN 'backward' END AS phase,
+           nullif(regexp_extract(whole, ', sizes = (\\[[0-9\\[\\], ]*\\])', 1), '') AS sizes,
+           CASE WHEN json_valid(sizes) THEN sizes END AS input_shapes
+    FROM nsys_ranges WHERE role = 'operator'
+"""
+_OPERATORS = f"SELECT * EXCLUDE (sizes) FROM ({_OPERATORS})"
+
+_COLLECTIVE = (
+    "CASE regexp_extract(lower(replace(text, '_', '')), '^nccl:?([a-z]+)', 1) "
+    + " ".join(f"WHEN '{key}' THEN '{name}'" for key, name in COLLECTIVES.items())
+    + " END"
+)
+
+# torch's range says which collective it is; those of NCCL inside it are parts of it
+_CALLS = f"""
+    SELECT {int(Level.LIBRARY)} AS level, '{Kind.CALL}' AS kind, text AS name, process, thread, start_ns,
+           end_ns - start_ns AS dur_ns, CASE WHEN open THEN 'unclosed' ELSE 'ok' END AS status,
+           CASE WHEN {_COLLECTIVE} IS NOT NULL AND (contains(text, ':') OR NOT told_by_torch)
+                THEN json_object('xsp.collective.name', {_COLLECTIVE}) END AS attributes
+    FROM nsys_ranges, (SELECT count(*) > 0 AS told_by_torch FROM nsys_ranges WHERE text LIKE 'nccl:%')
+    WHERE role = 'call'
+"""
+
+_STEPS = f"""
+    WITH marked AS (
+        SELECT * FROM nsys_ranges WHERE role = 'user' AND thread IS NOT NULL AND (
+            {_matches(NUMBERED)} OR {_matches(SAID)} OR {_matches(BARE)})
+    ), outermost AS (
+        SELECT *, coalesce(max(end_ns) OVER inside, start_ns) > start_ns AS within FROM marked
+        WINDOW inside AS (PARTITION BY process, thread ORDER BY start_ns, end_ns DESC
+                          ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+    ), repeated AS (
+        SELECT *, count(*) OVER (PARTITION BY process, thread, text) AS times FROM outermost WHERE NOT within
+    ), busiest AS (
+        SELECT process, arg_max(thread, calls) AS thread FROM (
+            SELECT process, thread, count(*) AS calls FROM seen
+            WHERE level = {int(Level.RUNTIME)} AND (process, thread) IN (SELECT process, thread FROM marked)
+            GROUP BY ALL
+        ) GROUP BY process
+    )
+    SELECT repeated.* FROM repeated LEFT JOIN busiest USING (process)
+    WHERE (times > 1 OR NOT {_matches(BARE)}) AND repeated.thread = coalesce(busiest.thread, repeated.thread)
+"""
+
+_STEP_SPANS = f"""
+    SELECT {int(Level.MODEL)} AS level, '{Kind.STEP}' AS kind, text AS name, process, thread, start_ns,
+           end_ns - start_ns AS dur_ns, CASE WHEN open THEN 'unclosed' ELSE 'ok' END AS status
+    FROM nsys_steps
+"""
+
+_USERS = f"""
+    WITH users AS (
+        SELECT r.* EXCLUDE (role, domain, noted, whole), {_module_name()} AS module, {_phase()} AS phase
+        FROM nsys_ranges r ANTI JOIN nsys_steps s
+        ON s.process = r.process AND s.thread = r.thread AND s.start_ns = r.start_ns AND s.text = r.text
+        WHERE r.role = 'user'
+    ), around AS (
+        SELECT u.*, coalesce(s.end_ns <= u.end_ns, false) AS around_step
+        FROM users u ASOF LEFT JOIN nsys_steps s
+        ON u.process = s.process AND u.thread = s.thread AND u.start_ns <= s.start_ns
+    )
+    SELECT *, coalesce(max(CASE WHEN phase IS NULL AND module IS NOT NULL THEN end_ns END) OVER inside, 0) >= end_ns
+               AS in_module,
+           coalesce(max(CASE WHEN phase IS NULL AND NOT around_step AND NOT free THEN end_ns END) OVER inside, 0)
+               >= end_ns AS in_layer
+    FROM around
+    WINDOW inside AS (PARTITION BY process, thread ORDER BY start_ns, end_ns DESC
+                      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+"""
+
+_USER_SPANS = f"""
+    SELECT CASE WHEN free OR around_step THEN {int(Level.APPLICATION)}
+                WHEN phase IS NOT NULL AND NOT in_layer THEN {int(Level.MODEL)}
+                WHEN module IS NULL AND in_module THEN {int(Level.OP)} ELSE {int(Level.LAYER)} END AS level,
+           CASE level WHEN {int(Level.MODEL)} THEN phase
+                      WHEN {int(Level.LAYER)} THEN CASE WHEN module IS NULL THEN '{Kind.USER}' ELSE '{Kind.MODULE}' END
+                      ELSE '{Kind.USER}' END AS kind,
+           CASE WHEN kind = '{Kind.USER}' AND level = {int(Level.LAYER)} THEN 'annotation'
+                WHEN starts_with(text, 'nn.Module: ') THEN regexp_replace(module, '_[0-9]+$', '') END AS type,
+           coalesce(module, text) AS name, process, thread, start_ns, end_ns - start_ns AS dur_ns,
+           CASE WHEN open THEN 'unclosed' ELSE 'ok' END AS status
+    FROM (SELECT * REPLACE (CASE WHEN NOT free THEN thread END AS thread) FROM nsys_users)
+"""

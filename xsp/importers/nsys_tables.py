@@ -1,0 +1,161 @@
+"""The tables of an SQLite file that nsys exported, as tables of the engine.
+
+The file is opened to be read only, and as it lies on the disk. SQLite holds any value in any column, and versions of
+nsys differ in tables and columns: a value of another type than wanted, and a column that is not there, becomes null.
+Rows go through a file of comma-separated values, which the engine reads several times faster than rows from Python.
+"""
+
+from __future__ import annotations
+
+import csv
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from xsp import table
+from xsp.errors import TraceError
+
+MOST_IN_TEXT = 4096
+"""Characters of a name that are kept."""
+
+MOST_IN_VALUE = 1 << 26
+"""Bytes of one value that SQLite reads; a longer one that is needed is damage, or an attack."""
+
+
+class Export:
+    """An SQLite file of nsys."""
+
+    def __init__(self, source: str, folder: Path) -> None:
+        """Open it.
+
+        Args:
+            source: path of the file.
+            folder: where files for the time between may lie.
+
+        Raises:
+            TraceError: it is no SQLite file, or damaged.
+        """
+        self._source, self._folder = source, folder
+        try:
+            self._file = sqlite3.connect(f"{Path(source).absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+            self._file.execute("PRAGMA trusted_schema = OFF")
+            self._file.text_factory = _text
+            if hasattr(self._file, "setlimit"):  # since Python 3.11
+                self._file.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_IN_VALUE)
+            names = [name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            self.tables = {name: self._columns(name) for name in names}
+        except sqlite3.Error as error:
+            raise self._broken(error) from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def copy(self, con: duckdb.DuckDBPyConnection, name: str, into: str, columns: Mapping[str, str]) -> bool:
+        """Make a table of the engine of one in the file; an empty one if there is none.
+
+        Args:
+            con: the engine.
+            name: of the table in the file.
+            into: its name in the engine.
+            columns: names and types, BIGINT, DOUBLE or VARCHAR.
+
+        Returns:
+            Whether it is in the file.
+
+        Raises:
+            TraceError: it cannot be read.
+        """
+        held = self.tables.get(name, set())
+        shown = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
+        con.execute(f"CREATE OR REPLACE TABLE {into} ({shown})")
+        if held:
+            wanted = ", ".join(_typed(column, kind) if column in held else "NULL" for column, kind in columns.items())
+            self._pour(con, self._rows(name, f"SELECT {wanted} FROM {_quoted(name)}"), into, columns)
+        return bool(held)
+
+    def copy_strings(self, con: duckdb.DuckDBPyConnection, wanted: str) -> None:
+        """Make the table `nsys_strings` of the strings whose ids a query of the engine returns.
+
+        Only those: the others may hold what the program printed.
+        """
+        con.execute("CREATE OR REPLACE TABLE nsys_strings (id BIGINT, value VARCHAR)")
+        if not {"id", "value"} <= self.tables.get("StringIds", set()):
+            return
+        ids = con.execute(wanted).fetchall()
+        try:
+            self._file.execute("CREATE TEMP TABLE wanted (id INTEGER PRIMARY KEY)")
+            self._file.executemany("INSERT OR IGNORE INTO wanted VALUES (?)", ids)
+        except sqlite3.Error as error:
+            raise self._broken(error) from error
+        value = _typed("value", "VARCHAR")
+        rows = self._rows("StringIds", f"SELECT id, {value} FROM StringIds WHERE id IN (SELECT id FROM wanted)")
+        self._pour(con, rows, "nsys_strings", {"id": "BIGINT", "value": "VARCHAR"})
+
+    def rows(self, name: str, columns: Mapping[str, str]) -> list[tuple[Any, ...]]:
+        """Return the rows of a small table, null for columns that it does not have; none if there is no such table."""
+        held = self.tables.get(name, set())
+        wanted = ", ".join(_typed(column, kind) if column in held else "NULL" for column, kind in columns.items())
+        return list(self._rows(name, f"SELECT {wanted} FROM {_quoted(name)} LIMIT 1024")) if held else []
+
+    def count(self, name: str) -> int:
+        """Return how many rows a table has."""
+        return int(next(self._rows(name, f"SELECT count(*) FROM {_quoted(name)}"))[0])
+
+    def _columns(self, name: str) -> set[str]:
+        return {str(row[1]) for row in self._file.execute(f"PRAGMA table_info({_quoted(name)})")}
+
+    def _rows(self, name: str, query: str) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._file.execute(query)
+        except sqlite3.Error as error:
+            raise self._broken(error, f", table {name}") from error
+
+    def _pour(
+        self,
+        con: duckdb.DuckDBPyConnection,
+        rows: Iterator[tuple[Any, ...]],
+        into: str,
+        columns: Mapping[str, str],
+    ) -> None:
+        between = self._folder / "rows.csv"
+        try:
+            with open(between, "w", encoding="utf-8", newline="") as file:
+                csv.writer(file).writerows(rows)
+            kinds = ", ".join(f"'{column}': '{kind}'" for column, kind in columns.items())
+            con.execute(
+                f"INSERT INTO {into} SELECT * FROM read_csv({table.literal(str(between))}, header = false, "
+                f"auto_detect = false, delim = ',', quote = '\"', escape = '\"', nullstr = '', parallel = false, "
+                f"columns = {{{kinds}}})"
+            )
+        except duckdb.Error as error:
+            reason = str(error).splitlines()[0].replace(str(between), Path(self._source).name)
+            raise TraceError(f"{self._source}: values that no table holds ({reason})") from error
+        finally:
+            between.unlink(missing_ok=True)
+
+    def _broken(self, error: sqlite3.Error, place: str = "") -> TraceError:
+        return TraceError(
+            f"{self._source}{place}: not readable as SQLite ({error}); export it again from the .nsys-rep"
+        )
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace").replace("\0", "")
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _typed(column: str, kind: str) -> str:
+    """Return the SQLite expression of a column's value, null where it is of another type."""
+    name = _quoted(column)
+    if kind == "VARCHAR":
+        return f"CASE typeof({name}) WHEN 'text' THEN substr({name}, 1, {MOST_IN_TEXT}) END"
+    if kind == "DOUBLE":
+        return f"CASE WHEN typeof({name}) IN ('integer', 'real') THEN CAST({name} AS REAL) END"
+    return f"CASE typeof({name}) WHEN 'integer' THEN {name} WHEN 'real' THEN CAST({name} AS INTEGER) END"
