@@ -15,10 +15,15 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
-KERNEL = {"kernel", "Kernel"}
-COPY = {"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"}
-CALL = {"cuda_runtime", "cuda_driver", "Runtime", "runtime", "driver"}
-OPERATOR = {"cpu_op", "user_annotation", "Operator", "operator"}
+KERNEL = {"kernel"}
+COPY = {"gpu_memcpy", "gpu_memset", "memcpy", "memset"}
+OPERATOR = {"cpu_op", "operator", "user_annotation"}
+CALL = ("runtime", "driver")
+"""How the categories end that hold runtime calls."""
+
+COMMUNICATION = ("nccl", "rccl", "nvshmem", "allreduce", "all_reduce", "allgather", "all_gather", "reducescatter",
+                 "reduce_scatter", "alltoall", "all_to_all", "cross_device_reduce")  # fmt: skip
+"""Words in the names of kernels that talk to other devices."""
 
 NVTX_PUSHED, NVTX_STARTED = 59, 60
 """Types of ranges in nsys's table of NVTX."""
@@ -37,7 +42,7 @@ class Work(NamedTuple):
     stream: int
     start: int
     end: int
-    launch: tuple[int, int] | None
+    launch: tuple[int, int | None]
     """Its process, where the source tells one, and the number that its launch has as well."""
 
 
@@ -46,7 +51,7 @@ class Reading:
     """A file, read."""
 
     work: list[Work] = field(default_factory=list)
-    calls: set[tuple[int, int]] = field(default_factory=set)
+    calls: set[tuple[int, int | None]] = field(default_factory=set)
     """Process and number of each runtime call."""
 
     operators: Counter[str] = field(default_factory=Counter)
@@ -73,7 +78,7 @@ class Reading:
 
     def launched(self) -> int:
         """Count the device work whose launch stands in the file."""
-        return sum(each.launch in self.calls for each in self.work)
+        return sum(each.launch in self.calls for each in self.work if each.launch[1])
 
 
 # --- figures ----------------------------------------------------------------------------------------------
@@ -102,7 +107,7 @@ def window_ns(work: list[Work]) -> int:
 
 
 def communicates(work: Work) -> bool:
-    return not work.copies and "nccl" in work.name.lower()
+    return not work.copies and any(word in work.name.lower() for word in COMMUNICATION)
 
 
 def exposed_ns(work: list[Work]) -> int:
@@ -144,22 +149,22 @@ def kineto(path: Path) -> Reading:
     for row in rows:
         if isinstance(row, dict) and row.get("ph") == "X":
             _interval(found, row)
+    found.work = list(dict.fromkeys(found.work))  # what two profilers saw stands there twice
     return found
 
 
 def _interval(found: Reading, row: dict[str, Any]) -> None:
-    kind, name, args = row.get("cat"), str(row.get("name")), row.get("args") or {}
-    if "ts" not in row or row.get("dur", 0) < 0:
-        found.strange[str(kind)] += 1
+    kind, name, args = str(row.get("cat")).lower(), str(row.get("name")), row.get("args") or {}
+    if "ts" not in row or "dur" not in row or row["dur"] < 0 or row["ts"] < 0:
+        found.strange[kind] += 1
         return
-    start, lasted = round(Decimal(row["ts"]) * 1000), round(Decimal(row.get("dur", 0)) * 1000)
+    start, lasted = round(Decimal(row["ts"]) * 1000), round(Decimal(row["dur"]) * 1000)
+    number = args.get("correlation")
     if kind in KERNEL or kind in COPY:
-        number = args.get("correlation")
-        launch = None if number is None else (0, int(number))
-        device, stream = int(args["device"]), int(args["stream"])
-        found.work.append(Work(name, kind in COPY, device, stream, start, start + lasted, launch))
-    elif kind in CALL and "correlation" in args:
-        found.calls.add((0, int(args["correlation"])))
+        place = int(args.get("device", row["pid"])), int(args.get("stream", row["tid"]))
+        found.work.append(Work(name, kind in COPY, *place, start, start + lasted, (0, number)))
+    elif kind.endswith(CALL):
+        found.calls.add((0, number))
     elif kind in OPERATOR:
         found.operators[name] += 1
         found.operators_ns[name] += lasted
@@ -183,10 +188,15 @@ def nsys(path: Path) -> Reading:
     for row in rows(con, "CUPTI_ACTIVITY_KIND_RUNTIME"):
         found.calls.add((row["globalTid"] >> 24, row["correlationId"]))
     for row in rows(con, "NVTX_EVENTS"):
-        if row["eventType"] in (NVTX_PUSHED, NVTX_STARTED) and row["end"] is not None:
-            name = row["text"] if row["text"] is not None else texts[row["textId"]]
-            found.operators[name] += 1
-            found.operators_ns[name] += row["end"] - row["start"]
+        if row["eventType"] in (COMMUNICATION = ("nccl", "rccl", "nvshmem", "allreduce", "all_reduce", "allgather", "all_gather", "reducescatter",
+                 "reduce_scatter", "alltoall", "all_to_all", "cross_device_reduce")  # fmt: skip
+"""Words in the names of kernels that talk to other devices."""
+
+NVTX_PUSHED, NVTX_STARTED) and row["end"] is not None:
+            name, _, notes = (row["text"] or texts.get(row["textId"], "")).partition(", ")
+            if "op_id = " in notes:  # written by PyTorch for each operator
+                found.operators[name] += 1
+                found.operators_ns[name] += row["end"] - row["start"]
     con.close()
     return found
 

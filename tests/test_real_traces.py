@@ -1,0 +1,225 @@
+"""Each trace of `../shared/traces`, whichever lie there: xsp says of it what a plain reading of the file counts."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import plain_reading
+import pytest
+from plain_reading import Reading
+
+import xsp
+from xsp.errors import AnalysisError, XspError
+from xsp.trace import Trace
+
+FOLDER = Path(__file__).resolve().parents[2] / "shared" / "traces"
+FILES = sorted(each for each in FOLDER.rglob("*") if each.name.endswith((".json", ".json.gz", ".sqlite")))
+pytestmark = pytest.mark.skipif(not FILES, reason="no traces of GPUs lie in ../shared/traces")
+
+
+class Both(NamedTuple):
+    """A file as it is read plainly, and as xsp reads it."""
+
+    plain: Reading
+    trace: Trace
+
+
+@functools.cache
+def loaded(path: Path) -> Both:
+    try:
+        plain = plain_reading.read(path)
+    except plain_reading.NotPlain as reason:
+        pytest.skip(f"no timeline: {reason}")
+    return Both(plain, xsp.load(path))
+
+
+@pytest.fixture(params=FILES, ids=lambda path: path.name.partition(".")[0])
+def both(request: pytest.FixtureRequest) -> Both:
+    return loaded(request.param)
+
+
+def ask(trace: Trace, query: str) -> list[tuple[object, ...]]:
+    return trace.sql(query).fetchall()
+
+
+# --- what a device did ------------------------------------------------------------------------------------
+
+
+def test_every_kernel_and_copy_is_there_with_its_name_place_and_time(both: Both) -> None:
+    begin = min((each.start for each in both.plain.work), default=0)
+    expected = [(w.name if not w.copies else "", w.copies, w.device, w.stream, w.start - begin, w.end - begin)
+                for w in both.plain.work]  # fmt: skip
+    found = ask(
+        both.trace,
+        """
+        SELECT CASE WHEN kind = 'kernel' THEN name ELSE '' END, kind = 'copy', device, stream,
+               start_ns - min(start_ns) OVER (), start_ns + dur_ns - min(start_ns) OVER ()
+        FROM spans WHERE device IS NOT NULL
+        """,
+    )
+    assert sorted(found) == sorted(expected)
+
+
+def test_launches_that_are_found_and_missed(both: Both) -> None:
+    ((launched,),) = ask(
+        both.trace,
+        """
+        SELECT count(*) FROM spans work WHERE device IS NOT NULL AND EXISTS (
+            SELECT 1 FROM spans call WHERE call.device IS NULL AND call.level = 60 AND call.rank = work.rank
+            AND call.correlation_id = work.correlation_id
+            AND call.process IS NOT DISTINCT FROM coalesce(work.process, call.process))
+        """,
+    )
+    assert launched == both.plain.launched()
+
+
+def test_device_time_idle_time_and_communication_of_each_device(both: Both) -> None:
+    expected = {}
+    for device in both.plain.devices():
+        work = both.plain.on(device)
+        talking = [each for each in work if plain_reading.communicates(each)]
+        expected[device] = {
+            "window_ms": plain_reading.window_ns(work),
+            "busy_ms": plain_reading.busy_ns(work),
+            "idle_ms": plain_reading.window_ns(work) - plain_reading.busy_ns(work),
+            "communication_ms": plain_reading.busy_ns(talking),
+            "exposed_communication_ms": plain_reading.exposed_ns(work),
+            "kernels": len(both.plain.kernels(device)),
+            "copies": len(both.plain.copies(device)),
+        }
+    if not expected:
+        pytest.skip("the file holds no device work")
+    table = xsp.analyses.ANALYSES["device-activity"](both.trace)
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.fetchall()]
+    found = {
+        row["device"]: {
+            name: round(row[name] * 1e6) if name.endswith("_ms") else row[name] for name in expected[row["device"]]
+        }
+        for row in rows if row["device"] is not None
+    }  # fmt: skip
+    assert found == expected
+
+
+def test_device_time_by_the_name_of_the_kernel(both: Both) -> None:
+    expected: dict[str, int] = {}
+    for kernel in both.plain.kernels():
+        expected[kernel.name] = expected.get(kernel.name, 0) + kernel.end - kernel.start
+    rows = ask(both.trace, "SELECT name, sum(dur_ns)::BIGINT FROM spans WHERE kind = 'kernel' GROUP BY name")
+    assert dict(rows) == expected
+
+
+# --- what the host did ------------------------------------------------------------------------------------
+
+
+def test_calls_and_time_of_each_operator(both: Both) -> None:
+    names = list(both.plain.operators)
+    rows = both.trace.sql(
+        "SELECT name, count(*), sum(dur_ns)::BIGINT FROM spans WHERE device IS NULL AND kind <> 'module' "
+        "AND name IN (SELECT unnest($1::VARCHAR[])) GROUP BY name",
+        [names],
+    ).fetchall()
+    assert {name: (calls, ns) for name, calls, ns in rows} == {
+        name: (both.plain.operators[name], both.plain.operators_ns[name]) for name in names
+    }
+
+
+def test_modules_steps_and_rank(both: Both) -> None:
+    ((modules, steps),) = ask(
+        both.trace,
+        "SELECT count(*) FILTER (kind = 'module'), count(*) FILTER (kind = 'step' AND name LIKE 'ProfilerStep#%') "
+        "FROM spans",
+    )
+    ranks = {rank for (rank,) in ask(both.trace, "SELECT DISTINCT rank FROM spans")}
+    assert (modules, steps, ranks) == (both.plain.modules, both.plain.steps, {both.plain.rank or 0})
+
+
+def test_parents_stand_in_the_trace_and_none_is_its_own_ancestor(both: Both) -> None:
+    ((lost,),) = ask(
+        both.trace, "SELECT count(*) FROM spans WHERE parent_id NOT IN (SELECT span_id FROM spans) AND kind <> 'step'"
+    )
+    ((reached, all_of_them),) = ask(
+        both.trace,
+        """
+        WITH RECURSIVE down(trace_id, span_id) AS (
+            SELECT trace_id, span_id FROM spans child WHERE parent_id IS NULL
+            UNION ALL
+            SELECT child.trace_id, child.span_id FROM spans child JOIN down ON child.parent_id = down.span_id
+            AND child.trace_id = down.trace_id
+        )
+        SELECT count(*), (SELECT count(*) FROM spans) FROM down
+        """,
+    )
+    assert (lost, reached) == (0, all_of_them)
+
+
+def test_device_work_hangs_where_its_launch_hangs(both: Both) -> None:
+    wrong = ask(
+        both.trace,
+        """
+        SELECT work.name, work.parent_id, call.parent_id FROM spans work JOIN spans call
+        ON call.device IS NULL AND call.level = 60 AND call.rank = work.rank
+        AND call.correlation_id = work.correlation_id
+        AND call.process IS NOT DISTINCT FROM coalesce(work.process, call.process)
+        WHERE work.device IS NOT NULL AND work.parent_rule = 'correlation' AND work.parent_id <> call.parent_id LIMIT 5
+        """,
+    )
+    assert wrong == []
+
+
+# --- analyses and privacy ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", xsp.analyses.ANALYSES)
+def test_an_analysis_answers_or_says_why_not(both: Both, name: str) -> None:
+    try:
+        xsp.analyses.ANALYSES[name](both.trace).fetchall()
+    except AnalysisError:
+        pass
+
+
+def test_nothing_of_whose_trace_it_is_comes_along(both: Both, request: pytest.FixtureRequest) -> None:
+    path = request.node.callspec.params["both"]
+    told = json.dumps(both.trace.run)
+    assert set(private(path)) & set(re.split(r'[",:\s]+', told)) == set()
+    assert str(path.parent) not in told
+    assert not re.search(r"(/home/|/root/|/tmp/|/Users/|[A-Z]:\\\\)", told)
+    assert getpass.getuser() not in re.split(r"\W+", told)
+
+
+def private(path: Path) -> list[str]:
+    """Return what a Kineto file says at its top of names and paths; nsys's are not read here."""
+    if path.suffix == ".sqlite":
+        return []
+    written = plain_reading.content(path)
+    keys = [key for key in written if re.search("host|user|job|traceName|path|environment", key, re.IGNORECASE)]
+    return [str(written[key]) for key in keys]
+
+
+# --- several files ----------------------------------------------------------------------------------------
+
+
+def folders() -> list[Path]:
+    """Return the folders that hold the ranks of one job."""
+    return sorted({each.parent for each in FILES if each.parent.name.startswith("multi_rank")})
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda path: path.name)
+def test_a_folder_of_ranks_is_one_job_with_the_work_of_all(folder: Path) -> None:
+    plain = [plain_reading.read(each) for each in FILES if each.parent == folder]
+    trace = xsp.load(folder)
+    rows = ask(trace, "SELECT rank, count(*), sum(dur_ns)::BIGINT FROM spans WHERE device IS NOT NULL GROUP BY rank")
+    assert sorted(rows) == sorted((each.rank, len(each.work), plain_reading.total_ns(each.work)) for each in plain)
+
+
+def test_what_is_no_timeline_is_refused_with_its_name() -> None:
+    for path in FILES:
+        try:
+            plain_reading.read(path)
+        except plain_reading.NotPlain:
+            with pytest.raises(XspError, match=re.escape(path.name)):
+                xsp.load(path)
