@@ -188,11 +188,7 @@ def nsys(path: Path) -> Reading:
     for row in rows(con, "CUPTI_ACTIVITY_KIND_RUNTIME"):
         found.calls.add((row["globalTid"] >> 24, row["correlationId"]))
     for row in rows(con, "NVTX_EVENTS"):
-        if row["eventType"] in (COMMUNICATION = ("nccl", "rccl", "nvshmem", "allreduce", "all_reduce", "allgather", "all_gather", "reducescatter",
-                 "reduce_scatter", "alltoall", "all_to_all", "cross_device_reduce")  # fmt: skip
-"""Words in the names of kernels that talk to other devices."""
-
-NVTX_PUSHED, NVTX_STARTED) and row["end"] is not None:
+        if row["eventType"] in (NVTX_PUSHED, NVTX_STARTED) and row["end"] is not None:
             name, _, notes = (row["text"] or texts.get(row["textId"], "")).partition(", ")
             if "op_id = " in notes:  # written by PyTorch for each operator
                 found.operators[name] += 1
