@@ -88,7 +88,8 @@ def _choose(trace: Trace) -> Steps:
 def _around(con: duckdb.DuckDBPyConnection, middle: int) -> Steps:
     """Choose the steps next to the merged one while they fit, and what is outside of steps at that time."""
     counts = con.execute("SELECT step, count(*) FROM spans WHERE step IS NOT NULL GROUP BY step").fetchall()
-    chosen, room = [], MOST_SPANS
+    chosen: list[int] = []
+    room = MOST_SPANS
     for step, count in sorted(counts, key=lambda each: (abs(each[0] - middle), each[0])):
         room -= count
         if chosen and room < 0:
@@ -201,7 +202,16 @@ def _figure(column: Column) -> str:
 
 
 def _packed(con: duckdb.DuckDBPyConnection, expression: str) -> dict[str, Any]:
-    return pack(value for (value,) in con.execute(f"SELECT {expression} FROM placed ORDER BY place").fetchall())
+    changes = con.execute(
+        f"""
+        SELECT place, value FROM (
+            SELECT place, value, lag(value) OVER (ORDER BY place) AS before
+            FROM (SELECT place, {expression} AS value FROM placed)
+        )
+        WHERE place = 0 OR value IS DISTINCT FROM before ORDER BY place
+        """
+    )
+    return pack(changes.fetchall())
 
 
 def _note(shown: int, steps: Steps, left_out: Sequence[tuple[int, str]], too_long: Sequence[str]) -> str:

@@ -2,20 +2,19 @@
 // The spans of the timeline: packed columns made readable, and questions that are answered without looking at each.
 
 // Integers came as differences: zigzag, seven bits a byte, the lowest first, in base64.
-function integers(text, count) {
-  const bytes = atob(text), found = new Float64Array(count);
-  let at = 0, last = 0;
-  for (let place = 0; place < count; place++) {
-    let value = 0, scale = 1, byte;
-    do {
-      byte = bytes.charCodeAt(at++);
-      value += (byte & 127) * scale;
-      scale *= 128;
-    } while (byte > 127);
+function integers(text) {
+  const bytes = atob(text), found = [];
+  let last = 0, value = 0, scale = 1;
+  for (let at = 0; at < bytes.length; at++) {
+    const byte = bytes.charCodeAt(at);
+    value += (byte & 127) * scale;
+    scale *= 128;
+    if (byte > 127) continue;
     last += value % 2 ? -(value + 1) / 2 : value / 2;
-    found[place] = last;
+    found.push(last);
+    [value, scale] = [0, 1];
   }
-  return found;
+  return Float64Array.from(found);
 }
 
 // Which values are missing came as the lengths of the stretches that are there and missing, in turn.
@@ -29,18 +28,36 @@ function missing(lengths, count) {
   return found;
 }
 
+// Ids came as bytes; each is eight of them.
+function hexadecimal(bytes, place) {
+  let text = "";
+  for (let at = 8 * place; at < 8 * place + 8; at++) text += bytes.charCodeAt(at).toString(16).padStart(2, "0");
+  return text;
+}
+
+// Returns the values of a column where they change, as a function from the number of the change.
+function changes(column) {
+  if ("hex" in column) {
+    const bytes = atob(column.hex);
+    return (number) => hexadecimal(bytes, number);
+  }
+  if ("values" in column) {
+    const which = integers(column.at);
+    return (number) => column.values[which[number]];
+  }
+  const numbers = integers(column.numbers), gone = missing(column.holes, numbers.length);
+  return (number) => (gone[number] ? null : numbers[number]);
+}
+
 // Returns a column as a function from a span's place to its value, null where it is missing.
 function unpack(column, count) {
   if (column === undefined) return () => null;
   if ("all" in column) return () => column.all;
-  if ("values" in column) {
-    const which = integers(column.at, count);
-    return (place) => column.values[which[place]];
-  }
-  const numbers = integers(column.numbers, count);
-  if (column.holes.length < 2) return (place) => numbers[place];
-  const gone = missing(column.holes, count);
-  return (place) => (gone[place] ? null : numbers[place]);
+  const from = integers(column.from), value = changes(column);
+  if (from.length === count) return value;
+  const number = new Int32Array(count);
+  from.forEach((first, each) => number.fill(each, first, each + 1 < from.length ? from[each + 1] : count));
+  return (place) => value(number[place]);
 }
 
 class Spans {
@@ -51,7 +68,6 @@ class Spans {
     this.get = Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, unpack(column, count)]));
     this.start = Float64Array.from({ length: count }, (_, place) => this.get.start(place));
     this.dur = Float64Array.from({ length: count }, (_, place) => this.get.dur_ns(place));
-    this.keys = columns.key;
     this.sums = sums(this.dur);
     this.tree = longestTree(this.dur);
   }
