@@ -1,0 +1,271 @@
+"""Reads traces in Chrome's JSON format of programs other than PyTorch's profiler.
+
+Such a trace has no layers and no operators: its spans are the application's, each on its thread, and nest by time.
+Device work is told only where the metadata names a device (`/device:GPU:0`, as JAX and TensorFlow write it), a step
+only where an event carries `step_num`. Arguments of events stay behind: they may tell of people and machines.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+
+from xsp import table
+from xsp.errors import TraceError
+from xsp.importers import traceevents
+from xsp.importers.contract import SEEN, Losses, Seen
+from xsp.importers.kineto import Kineto, is_kineto
+from xsp.importers.kineto_rows import CATEGORIES
+from xsp.span import Kind, Level
+
+PROTOBUF = (".pftrace", ".perfetto-trace")
+_FIRST_FIELDS = (0x18, 0x32, 0x40, 0x50, 0x8A)
+"""Fields with which packets of Perfetto begin, and none of OTLP's do."""
+
+NOT_SPANS = {
+    "i": "instants", "I": "instants", "R": "instants", "n": "instants", "T": "instants", "p": "instants",
+    "C": "values of counters", "P": "samples", "N": "objects", "O": "objects", "D": "objects",
+    "v": "dumps of memory", "V": "dumps of memory", "s": "arrows", "t": "arrows", "f": "arrows",
+}  # fmt: skip
+"""Phases that are no spans; M (metadata), c and the like are left out without a word."""
+
+FURTHEST = 2**62
+"""Nanoseconds: a time beyond it is damage."""
+
+
+class Chrome:
+    """Chrome's JSON format: VizTracer, JAX and TensorFlow, Chrome itself."""
+
+    name = "chrome"
+
+    def recognises(self, head: bytes, source: str) -> bool:
+        """Return whether it is JSON with trace events that PyTorch did not write, or Perfetto's binary format."""
+        text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+        events = (text[:1] == b"{" and b'"traceEvents"' in text) or (text[:1] == b"[" and b'"ph"' in text)
+        return (events and not is_kineto(head)) or _is_protobuf(head, source)
+
+    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
+        """Make the table `seen`, see `xsp.importers.contract.TableImporter.fill`.
+
+        Raises:
+            TraceError: it is Perfetto's binary format, or cannot be read.
+        """
+        with open(source, "rb") as file:
+            if _is_protobuf(file.read(64), source):
+                raise TraceError(
+                    f"{source}: is in Perfetto's binary format, which is not read; convert it first: "
+                    f"traceconv json {Path(source).name} trace.json"
+                )
+        around = traceevents.read(con, source, args=_ARGS)
+        if con.execute(_FROM_TORCH).fetchall():
+            return Kineto().fill(con, source)
+        losses = Losses(self.name)
+        if around.open:
+            losses.note("the list of trace events is not closed: the program that wrote it ended early")
+        _count(con, losses)
+        _fill(con, losses)
+        devices = con.execute("SELECT DISTINCT device FROM seen WHERE device IS NOT NULL").fetchall()
+        return Seen({"machine": {"devices": ["unknown"] * (max(devices)[0] + 1)}} if devices else {}, losses)
+
+
+def _is_protobuf(head: bytes, source: str) -> bool:
+    """Return whether it is Perfetto's: a packet behind its length, by what is in it or by the name of the file."""
+    if head[:1] != b"\x0a":
+        return False
+    length = next((place for place in range(1, 6) if head[place : place + 1] < b"\x80"), 5)
+    first = head[length + 1 : length + 2]
+    return source.lower().endswith(PROTOBUF) or (bool(first) and first[0] in _FIRST_FIELDS)
+
+
+# --- what is needed of arguments --------------------------------------------------------------------------
+
+
+def _argument(name: str) -> str:
+    return f"args ->> {table.literal(f'$.{name}')}"
+
+
+_ARGS = f"""
+    CASE WHEN ph IN ('X', 'M') THEN {{
+        'name': substr({_argument("name")}, 1, 256), 'step': TRY_CAST({_argument("step_num")} AS BIGINT),
+        'correlation': TRY_CAST({_argument("correlation_id")} AS BIGINT),
+        'details': substr(coalesce({_argument("kernel_details")}, {_argument("memcpy_details")}), 1, 1024),
+        'op': substr({_argument("hlo_op")}, 1, 256), 'source': substr({_argument("tf_op")}, 1, 1024)
+    }} END
+"""
+
+_FROM_TORCH = f"""
+    SELECT 1 FROM events WHERE ph = 'X' AND lower(cat) IN (
+        {
+    ", ".join(
+        table.literal(name)
+        for names in CATEGORIES.values()
+        for name in names
+        if name not in ("runtime", "driver", "kernel", "memory", "overhead", "operator")
+    )
+})
+    LIMIT 1
+"""
+"""Whether PyTorch wrote it after all, which the first bytes did not tell."""
+
+
+# --- the table --------------------------------------------------------------------------------------------
+
+
+def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+    """Count what is no span, and take away events without a usable time."""
+    rows = con.execute("SELECT ph, count(*) FROM events GROUP BY ph ORDER BY 2 DESC").fetchall()
+    for phase, count in rows:
+        if phase in NOT_SPANS:
+            losses.skipped[f"{NOT_SPANS[phase]}, not spans"] += count
+        elif phase is None or phase not in "XBEbeSFMc(),":
+            losses.skipped[f"events of the unknown phase {str(phase)[:20]!r}"] += count
+    bad = f"ph <> 'M' AND (ts_ns IS NULL OR ts_ns < 0 OR ts_ns > {FURTHEST})"
+    bad += f" OR ph = 'X' AND (dur_ns IS NULL OR dur_ns < 0 OR dur_ns > {FURTHEST})"
+    ((count, first),) = con.execute(f"SELECT count(*), min(number) FROM events WHERE {bad}").fetchall()
+    if count:
+        losses.skipped[f"without a time, or with a negative one (the first is event {first})"] += count
+        con.execute(f"DELETE FROM events WHERE {bad}")
+    ((latest,),) = con.execute("SELECT max(ts_ns) FROM events WHERE ph <> 'M'").fetchall()
+    if latest is not None and latest < 10**18:
+        losses.note("times count from an origin that the file does not name, not from 1970")
+
+
+def _fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+    table.create(con, "seen", SEEN)
+    for name, query in {"chrome_places": _PLACES, "chrome_pairs": _PAIRS, "chrome_async": _ASYNC}.items():
+        con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
+    for part in (_WHOLE, _PAIRED, _PAIRED_ASYNC):
+        con.execute(f"INSERT INTO seen BY NAME {part}")
+    for reasons, reason, rows in (
+        (losses.changed, "spans without an end, taken to last until the last event", "chrome_pairs WHERE no_end"),
+        (losses.skipped, "ends without a begin", "chrome_pairs WHERE no_begin"),
+        (losses.skipped, "asynchronous spans without an end, a begin or an id", "chrome_async WHERE begins <> ends"),
+        (losses.skipped, "projections of host spans onto the device", f"events e JOIN chrome_places p {_SAME} "
+                                                                      "WHERE ph = 'X' AND projected"),
+    ):  # fmt: skip
+        ((count,),) = con.execute(f"SELECT count(*) FROM {rows}").fetchall()
+        if count:
+            reasons[reason] += count
+    ((losses.spans,),) = con.execute("SELECT count(*) FROM seen").fetchall()
+    for name in ("chrome_places", "chrome_pairs", "chrome_async", "events"):
+        con.execute(f"DROP TABLE {name}")
+
+
+_SAME = "ON p.pid IS NOT DISTINCT FROM e.pid AND p.tid IS NOT DISTINCT FROM e.tid"
+
+_PLACES = r"""
+    WITH owners AS (
+        SELECT pid, any_value(args.name) AS owner FROM events WHERE ph = 'M' AND name = 'process_name' GROUP BY pid
+    ), lines AS (
+        SELECT pid, tid, any_value(args.name) AS line FROM events WHERE ph = 'M' AND name = 'thread_name' GROUP BY ALL
+    ), found AS (
+        SELECT DISTINCT pid, tid FROM events WHERE ph <> 'M'
+    ), told AS (
+        SELECT found.pid, found.tid, line, owner,
+               TRY_CAST(coalesce(nullif(regexp_extract(owner, '^/device:[A-Z]+:(\d+)', 1), ''),
+                                 nullif(regexp_extract(owner, '(?i)^gpu ?#?(\d+)$', 1), '')) AS INTEGER) AS device
+        FROM found LEFT JOIN owners ON owners.pid IS NOT DISTINCT FROM found.pid
+        LEFT JOIN lines ON lines.pid IS NOT DISTINCT FROM found.pid
+             AND lines.tid IS NOT DISTINCT FROM found.tid
+    )
+    SELECT pid, tid, device, CASE WHEN device IS NULL THEN
+               coalesce(TRY_CAST(pid AS BIGINT), dense_rank() OVER (ORDER BY pid) + 1000000000) END AS process,
+           CASE WHEN device IS NOT NULL THEN coalesce(TRY_CAST(regexp_extract(line, '#(\d+)', 1) AS BIGINT),
+                                                      TRY_CAST(tid AS BIGINT), 0) END AS stream,
+           CASE WHEN device IS NULL THEN
+               coalesce(TRY_CAST(tid AS BIGINT), dense_rank() OVER (ORDER BY tid) + 1000000000) END AS thread,
+           device IS NOT NULL AND regexp_matches(coalesce(line, ''),
+               CASE WHEN owner LIKE '/device:TPU:%' THEN '^(Steps|XLA Modules|Framework|Source|TensorFlow)'
+                    ELSE '^(Steps|XLA |Framework|Source|TensorFlow|Launch Stats)' END) AS projected
+    FROM told
+"""
+"""Process and thread, or device and stream, of what the format calls process and thread."""
+
+_NAME = r"coalesce(regexp_replace(e.name, '\((/|[A-Za-z]:\\)[^()]*[/\\]([^/\\()]+:\d+)\)', '(\2)'), 'unnamed')"
+"""Names without the directories of files, in which VizTracer says where a function stands."""
+
+_DETAILS = {key: rf"nullif(regexp_extract(e.args.details, '\b{key}:([\d,]+)', 1), '')"
+            for key in ("regs", "static_shared", "dynamic_shared", "grid", "block", "occ_pct", "size")}  # fmt: skip
+
+_WHOLE = rf"""
+    SELECT number, {_NAME} AS name, process, thread, device, stream, ts_ns AS start_ns, dur_ns,
+           CASE WHEN device IS NOT NULL THEN {int(Level.KERNEL)} WHEN e.args.step IS NOT NULL THEN {int(Level.MODEL)}
+                WHEN e.args.correlation IS NOT NULL THEN {int(Level.RUNTIME)}
+                ELSE {int(Level.APPLICATION)} END AS level,
+           CASE WHEN device IS NOT NULL AND regexp_matches(e.name, '(?i)^mem(cpy|set)') THEN '{Kind.COPY}'
+                WHEN device IS NOT NULL THEN '{Kind.KERNEL}' WHEN e.args.step IS NOT NULL THEN '{Kind.STEP}'
+                WHEN e.args.correlation IS NOT NULL AND regexp_matches(e.name, '(?i)launch|mem(cpy|set)')
+                THEN '{Kind.LAUNCH}' WHEN e.args.correlation IS NOT NULL THEN '{Kind.CALL}'
+                ELSE '{Kind.USER}' END AS kind,
+           e.args.correlation AS correlation_id, 'ok' AS status, 'chrome' AS collector, false AS replayed,
+           TRY_CAST({_DETAILS["occ_pct"]} AS DOUBLE) / 100 AS occupancy,
+           CASE WHEN occupancy IS NOT NULL THEN 'estimate' END AS occupancy_source,
+           CASE WHEN device IS NOT NULL THEN nullif(json_merge_patch('{{}}', json_object(
+               'grid', TRY_CAST('[' || {_DETAILS["grid"]} || ']' AS BIGINT[]),
+               'block', TRY_CAST('[' || {_DETAILS["block"]} || ']' AS BIGINT[]),
+               'registers', TRY_CAST({_DETAILS["regs"]} AS BIGINT),
+               'shared_bytes', TRY_CAST({_DETAILS["static_shared"]} AS BIGINT)
+                               + TRY_CAST({_DETAILS["dynamic_shared"]} AS BIGINT),
+               'bytes', TRY_CAST({_DETAILS["size"]} AS BIGINT),
+               'copy', CASE WHEN e.name ILIKE 'memset%' THEN 'memset' ELSE nullif(replace(
+                   regexp_extract(e.name, '(?i)^memcpy([HDP]2[HDP])', 1), '2', 'to'), '') END,
+               'sources', CASE WHEN e.args.source IS NOT NULL THEN [e.args.source] END
+           ))::VARCHAR, '{{}}') END AS attributes
+    FROM events e JOIN chrome_places p {_SAME} WHERE ph = 'X' AND NOT projected
+"""
+
+_PAIRS = """
+    WITH walked AS (
+        SELECT *, sum(CASE ph WHEN 'B' THEN 1 ELSE -1 END) OVER line AS running
+        FROM events WHERE ph IN ('B', 'E') WINDOW line AS (PARTITION BY pid, tid ORDER BY ts_ns, number)
+    ), grounded AS (
+        SELECT *, least(0, min(running) OVER line) AS ground FROM walked
+        WINDOW line AS (PARTITION BY pid, tid ORDER BY ts_ns, number)
+    ), levelled AS (
+        SELECT *, running - ground + CASE ph WHEN 'E' THEN 1 ELSE 0 END AS depth,
+               ph = 'E' AND ground < coalesce(lag(ground) OVER line, 0) AS no_begin
+        FROM grounded WINDOW line AS (PARTITION BY pid, tid ORDER BY ts_ns, number)
+    ), paired AS (
+        SELECT *, CASE WHEN lead(ph) OVER box = 'E' THEN lead(ts_ns) OVER box END AS end_ns
+        FROM levelled WHERE NOT no_begin WINDOW box AS (PARTITION BY pid, tid, depth ORDER BY ts_ns, number)
+    )
+    SELECT number, name, pid, tid, ts_ns, coalesce(end_ns, greatest(ts_ns, (SELECT max(ts_ns + coalesce(dur_ns, 0))
+               FROM events WHERE ph IN ('X', 'B', 'E')))) AS end_ns,
+           end_ns IS NULL AS no_end, false AS no_begin
+    FROM paired WHERE ph = 'B'
+    UNION ALL SELECT number, name, pid, tid, ts_ns, ts_ns, false, true FROM levelled WHERE no_begin
+"""
+"""Begins with their ends: of a thread's events the depth is counted, and at one depth begins and ends take turns. An
+end that takes the depth below all before it has no begin, and is the new ground."""
+
+_PLACED = "process, thread, device, stream"
+_HOST = f"""
+    CASE WHEN device IS NULL THEN {int(Level.APPLICATION)} ELSE {int(Level.KERNEL)} END AS level,
+    CASE WHEN device IS NULL THEN '{Kind.USER}' ELSE '{Kind.KERNEL}' END AS kind,
+    'chrome' AS collector, false AS replayed
+"""
+
+_PAIRED = f"""
+    SELECT number, {_NAME} AS name, {_PLACED}, ts_ns AS start_ns, end_ns - ts_ns AS dur_ns,
+           CASE WHEN no_end THEN 'unclosed' ELSE 'ok' END AS status, {_HOST}
+    FROM chrome_pairs e JOIN chrome_places p {_SAME} WHERE NOT no_begin AND NOT projected
+"""
+
+_ASYNC = """
+    SELECT pid, cat, id, any_value(name) AS name, place, min(number) AS number, min(tid) AS tid,
+           count(*) FILTER (begins) AS begins, count(*) FILTER (NOT begins) AS ends,
+           min(ts_ns) AS ts_ns, max(ts_ns) AS end_ns
+    FROM (
+        SELECT *, ph IN ('b', 'S') AS begins, row_number() OVER (
+            PARTITION BY pid, cat, id, name, ph IN ('b', 'S') ORDER BY ts_ns, number) AS place
+        FROM events WHERE ph IN ('b', 'e', 'S', 'F')
+    ) GROUP BY pid, cat, id, CASE WHEN id IS NULL THEN number END, name, place
+"""
+"""Asynchronous spans: the first begin of an id and a name with the first end, and so on."""
+
+_PAIRED_ASYNC = f"""
+    SELECT number, {_NAME} AS name, process, ts_ns AS start_ns, end_ns - ts_ns AS dur_ns, 'ok' AS status,
+           {int(Level.APPLICATION)} AS level, '{Kind.USER}' AS kind, 'chrome' AS collector, false AS replayed
+    FROM chrome_async e JOIN chrome_places p {_SAME} WHERE begins = 1 AND ends = 1
+"""
