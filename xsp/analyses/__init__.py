@@ -15,7 +15,9 @@ from __future__ import annotations
 from xsp.analyses.activity import DEVICE_ACTIVITY, KERNEL_CLASSES, STEPS
 from xsp.analyses.contract import Analysis
 from xsp.analyses.critical import CRITICAL_PATH, CRITICAL_PATH_SUMMARY
+from xsp.analyses.idle import IDLE_CAUSES, IDLE_GAPS
 from xsp.analyses.kernel import A8, A10, A11, A12, A13
+from xsp.analyses.launches import LAUNCH_BOUND, LAUNCHES
 from xsp.analyses.layer import A2, A3, A4, A5, A6, A7
 from xsp.analyses.ledger import LEDGER, LEDGER_BY_KIND, LEDGER_BY_LAYER
 from xsp.analyses.model import A1, Optimum, optimal_batch
@@ -25,7 +27,7 @@ ANALYSES: dict[str, Analysis] = {
     each.id: each
     for each in (
         A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND,
-        DEVICE_ACTIVITY, STEPS, KERNEL_CLASSES,
+        DEVICE_ACTIVITY, STEPS, KERNEL_CLASSES, IDLE_CAUSES, IDLE_GAPS, LAUNCHES, LAUNCH_BOUND,
         CRITICAL_PATH, CRITICAL_PATH_SUMMARY,
     )
 }  # fmt: skip

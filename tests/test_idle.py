@@ -1,0 +1,109 @@
+"""Why devices were idle: one gap of each cause, by hand; and that the causes add up."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from xsp.analyses import ANALYSES
+from xsp.analyses.idle import LAUNCH_NS
+from xsp.testing import spans, trace_of
+from xsp.trace import Trace
+
+
+def ask(name: str, trace: Trace, columns: str) -> list[tuple[Any, ...]]:
+    return ANALYSES[name](trace).select(columns).fetchall()
+
+
+def cause(text: str) -> str:
+    """Return the cause of the gap from 200 to 300 µs between two kernels."""
+    trace = trace_of(
+        spans(f"""
+        step s                  0-1000
+        launch cudaLaunchKernel 10-15 correlation_id=1
+        kernel first            100-200 correlation_id=1
+        kernel second           300-400 correlation_id=2
+        {text}
+        """)
+    )
+    ((found, idle_ms),) = ask("idle-causes", trace, "cause, idle_ms")
+    assert idle_ms == 0.1
+    return str(found)
+
+
+def test_a_launch_that_comes_when_the_device_is_idle_is_the_hosts() -> None:
+    assert cause("launch cudaLaunchKernel 280-285 correlation_id=2") == "host-bound"
+    just_in_time = 200 - (LAUNCH_NS / 1000 - 1)
+    assert cause(f"launch cudaLaunchKernel {just_in_time}-199 correlation_id=2") == "host-bound"
+
+
+def test_a_launch_that_came_long_before_is_no_fault_of_the_host() -> None:
+    assert cause("launch cudaLaunchKernel 20-25 correlation_id=2") == "kernel wait"
+
+
+def test_a_launch_after_a_wait_for_the_device_is_late_because_of_the_wait() -> None:
+    assert cause("sync cudaStreamSynchronize 20-205\nlaunch cudaLaunchKernel 290-295 correlation_id=2") == "sync"
+    short = "sync cudaStreamSynchronize 190-205\nlaunch cudaLaunchKernel 290-295 correlation_id=2"
+    assert cause(short) == "host-bound"  # 15 µs sooner it would still have been late
+    elsewhere = "sync cudaStreamSynchronize 20-205 thread=9\nlaunch cudaLaunchKernel 290-295 correlation_id=2"
+    assert cause(elsewhere) == "host-bound"
+
+
+def test_a_call_that_lasts_until_its_copy_is_done_waited_for_it() -> None:
+    copied = """
+        launch cudaMemcpyAsync  20-201 correlation_id=7
+        copy MemcpyDtoH         190-200 correlation_id=7
+        launch cudaLaunchKernel 290-295 correlation_id=2
+    """
+    assert cause(copied) == "sync"
+    assert cause(copied.replace("20-201", "20-25")) == "host-bound"
+
+
+def test_waiting_for_data_is_told_from_other_work_of_the_host() -> None:
+    assert cause("data next 195-270\nlaunch cudaLaunchKernel 280-285 correlation_id=2") == "data loading"
+    assert cause("data next 195-230\nlaunch cudaLaunchKernel 280-285 correlation_id=2") == "host-bound"
+
+
+def test_without_a_launch_or_with_one_from_the_future_the_cause_is_unknown() -> None:
+    assert cause("") == "unknown"
+    assert cause("launch cudaLaunchKernel 310-315 correlation_id=2") == "unknown"
+    assert cause("launch cudaLaunchKernel 280-285 correlation_id=2 process=5") == "unknown"
+
+
+def test_the_longest_gaps_say_what_came_next() -> None:
+    trace = trace_of(spans("""
+        step s                  0-1000
+        module net.a            5-90 type=Linear
+        op aten::mm             6-80
+        launch cudaLaunchKernel 10-15 correlation_id=1
+        launch cudaLaunchKernel 60-65 correlation_id=2
+        kernel first            20-30 correlation_id=1
+        kernel second           70-80 correlation_id=2
+        kernel third            85-90
+    """))  # fmt: skip
+    columns = "begins_at_ms, idle_us, cause, launched_after_us, next_work, next_op, next_layer"
+    assert ask("idle-gaps", trace, columns) == [
+        (0.01, 40.0, "host-bound", 30.0, "second", "aten::mm", "net.a"),
+        (0.06, 5.0, "unknown", None, "third", None, None),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_causes_of_each_device_add_up_to_its_idle_time(seed: int) -> None:
+    chance = random.Random(seed)
+    lines = []
+    for number in range(200):
+        start, device = chance.randrange(100, 3000), chance.randrange(2)
+        end = start + chance.randrange(20)
+        lines.append(f"kernel k {start}-{end} device={device} stream={chance.randrange(3)} correlation_id={number}")
+        launch = start + chance.randrange(-60, 3)
+        lines += [f"launch cudaLaunchKernel {launch}-{launch + 4} correlation_id={number}"] * chance.randrange(3)
+        lines += [f"sync cudaDeviceSynchronize {start}-{end}"] * chance.randrange(2)
+        lines += [f"data next {launch}-{end}"] * (number % 7 == 0)
+    trace = trace_of(spans("\n".join(lines)))
+    idle = dict(ask("device-activity", trace, "device, round(idle_ms * 1000)"))
+    for device in (0, 1):
+        found = ask("idle-causes", trace, "device, round(idle_ms * 1000)")
+        assert sum(time for here, time in found if here == device) == idle[device]

@@ -1,0 +1,118 @@
+"""Launches: what they cost the host, how long device work waits after them, and where the host is what is slow."""
+
+from __future__ import annotations
+
+from xsp.analyses.contract import Table, analysis
+from xsp.analyses.devicework import RECORDED
+from xsp.span import Kind, Level
+from xsp.trace import Trace
+
+_LAUNCHES = f"""
+    {RECORDED},
+    launches AS (
+        SELECT rank, coalesce(process, -1) AS on_process, correlation_id,
+               min(start_ns) AS launch_ns, max(dur_ns) AS launch_dur_ns
+        FROM spans WHERE level = {int(Level.RUNTIME)} AND kind NOT IN ('{Kind.SYNC}', '{Kind.OVERHEAD}')
+                         AND correlation_id IS NOT NULL AND timed IS NOT false
+        GROUP BY ALL
+    ),
+    launched AS (
+        SELECT s.rank, s.device, s.step, s.recording, s.trace_id, s.parent_id, s.layer_id, s.kind, s.start_ns,
+               s.dur_ns, launch_ns, launch_dur_ns,
+               row_number() OVER (PARTITION BY s.rank, on_process, correlation_id ORDER BY s.start_ns) AS place
+        FROM (SELECT *, coalesce(process, -1) AS on_process FROM on_device) s
+        LEFT JOIN launches USING (rank, on_process, correlation_id)
+    )
+"""
+"""Device work with its launch. One launch may start many kernels (a graph): `place` counts them, and the time of
+the launch counts with the first."""
+
+_LEVELS = " ".join(f"WHEN {int(level)} THEN '{level.name.lower()}'" for level in Level)
+
+_COST = "sum(launch_dur_ns) FILTER (WHERE place = 1)"
+
+
+@analysis("launches", "Launches and queues", Level.KERNEL, everywhere=True)
+def LAUNCHES(trace: Trace) -> Table:
+    """Of each device: what launches cost the host, how long kernels and copies then wait, and how many are waiting.
+
+    `delay` is the time from the begin of the launch to the begin of the work on the device: on an idle device
+    the latency of a launch, on a busy one the queue before it. `waiting` is how many were launched and had not
+    begun: its mean over time between the first launch and the last begin, and its maximum. `short` counts
+    kernels that took less time than the call that launched them. Work without a launch in the trace, and work
+    that begins before its launch (the clocks disagree), is counted and left out.
+    """
+    return trace.sql(
+        f"""
+        WITH {_LAUNCHES},
+        sound AS (SELECT *, start_ns - launch_ns AS delay_ns FROM launched WHERE launch_ns <= start_ns),
+        edges AS (
+            SELECT rank, device, recording, launch_ns AS time_ns, 1 AS waiting FROM sound
+            UNION ALL SELECT rank, device, recording, start_ns, -1 FROM sound
+        ),
+        queue AS (
+            SELECT rank, device, lead(time_ns) OVER sofar - time_ns AS ns, sum(waiting) OVER sofar AS waiting
+            FROM edges WINDOW sofar AS (PARTITION BY rank, device, recording ORDER BY time_ns, waiting
+                                        ROWS UNBOUNDED PRECEDING)
+        ),
+        queues AS (
+            SELECT rank, device, sum(waiting * ns) / nullif(sum(ns), 0) AS mean_waiting,
+                   max(waiting)::BIGINT AS most_waiting
+            FROM queue GROUP BY ALL
+        ),
+        counted AS (
+            SELECT rank, device, count(*) AS kernels_and_copies, count(*) FILTER (WHERE place = 1) AS launches,
+                   {_COST} / 1e6 AS launch_ms,
+                   median(launch_dur_ns) FILTER (WHERE place = 1) / 1e3 AS launch_median_us,
+                   min(delay_ns) / 1e3 AS delay_min_us, median(delay_ns) / 1e3 AS delay_median_us,
+                   quantile_cont(delay_ns, 0.9) / 1e3 AS delay_p90_us, max(delay_ns) / 1e3 AS delay_max_us,
+                   count(*) FILTER (WHERE kind = '{Kind.KERNEL}' AND dur_ns < launch_dur_ns) AS short
+            FROM sound GROUP BY ALL
+        ),
+        missing AS (
+            SELECT rank, device, count(*) FILTER (WHERE launch_ns IS NULL) AS without_launch,
+                   count(*) FILTER (WHERE launch_ns > start_ns) AS before_launch
+            FROM launched GROUP BY ALL
+        )
+        SELECT missing.rank, missing.device, counted.* EXCLUDE (rank, device), mean_waiting, most_waiting,
+               without_launch, before_launch
+        FROM missing
+        LEFT JOIN counted ON counted.rank = missing.rank AND counted.device IS NOT DISTINCT FROM missing.device
+        LEFT JOIN queues ON queues.rank = missing.rank AND queues.device IS NOT DISTINCT FROM missing.device
+        ORDER BY missing.rank, missing.device
+        """
+    )
+
+
+@analysis("launch-bound", "Layers whose launches cost more than their work", Level.KERNEL, everywhere=True)
+def LAUNCH_BOUND(trace: Trace) -> Table:
+    """Each layer, by name, over all steps and ranks: host time of its launches against device time of their work.
+
+    `launch_bound` says that the calls alone take longer than what they launch; there a graph, fusion or a larger
+    batch helps, and a faster kernel does not. Device work of no layer stands under its operator; what has
+    neither, in a row without a name. Worst first, by how much longer the calls take.
+    """
+    return trace.sql(
+        f"""
+        WITH {_LAUNCHES},
+        within AS (
+            SELECT rank, trace_id, coalesce(layer_id, parent_id) AS span_id, count(*) AS kernels_and_copies,
+                   count(*) FILTER (WHERE place = 1) AS launches, sum(dur_ns) AS device_ns, {_COST} AS launch_ns,
+                   count(*) FILTER (WHERE kind = '{Kind.KERNEL}' AND dur_ns < launch_dur_ns) AS short
+            FROM launched WHERE launch_ns IS NOT NULL GROUP BY ALL
+        ),
+        named AS (
+            SELECT around.level, around.name, around.type, within.*
+            FROM within LEFT JOIN (
+                SELECT rank, trace_id, span_id, level, name, type FROM spans WHERE level < {int(Level.KERNEL)}
+            ) around USING (rank, trace_id, span_id)
+        )
+        SELECT CASE named.level {_LEVELS} END AS level, name, type,
+               sum(kernels_and_copies)::BIGINT AS kernels_and_copies, sum(launches)::BIGINT AS launches,
+               sum(launch_ns) / 1e6 AS launch_ms, sum(device_ns) / 1e6 AS device_ms,
+               sum(launch_ns) / nullif(sum(device_ns), 0) AS launch_per_device,
+               sum(launch_ns) > sum(device_ns) AS launch_bound, sum(short)::BIGINT AS short
+        FROM named GROUP BY ALL
+        ORDER BY launch_ms - device_ms DESC NULLS LAST, name
+        """
+    )
