@@ -34,9 +34,14 @@ from xsp.span import COLUMNS, MERGED_COLUMNS, Kind, Level, Rule, Span
 from xsp.trace import Rung, Trace
 
 DESCRIBED = (
-    "input_shapes", "dtype", "param_bytes", "activation_bytes", "alloc_bytes", "flops", "flops_source", "attributes",
+    "input_shapes", "dtype", "param_bytes", "activation_bytes", "alloc_bytes", "flops", "flops_source",
+    "dram_read_bytes", "dram_write_bytes", "bytes_source", "attributes",
 )  # fmt: skip
 """Columns that timed steps leave out and that the describing step supplies."""
+
+
+_UNMEASURED = "not measured at its own rung"
+_NO_RUNG_OUTSIDE = "no rung further out to tell the cost of this one"
 
 
 @dataclass
@@ -74,9 +79,13 @@ def merge(con: duckdb.DuckDBPyConnection) -> None:
     """
     table.create(con, "merged", (*COLUMNS, *MERGED_COLUMNS))
     find_alike(con)
-    template = _template(con)
-    if template is None:
+    chosen = _chosen(con)
+    if chosen is None:
         return
+    if _is_alone(con):
+        _merge_alone(con, chosen)
+        return
+    template = _template(con, chosen)
     rungs = rungs_of(con)
     _count_inside(template, rungs)
     durations = _durations(con, template)
@@ -164,8 +173,8 @@ def own_rung(level: int, rungs: Sequence[Rung]) -> Rung | None:
     return next((rung for rung in rungs if rung.level >= level), None)
 
 
-def _template(con: duckdb.DuckDBPyConnection) -> _Template | None:
-    """Choose the step: deepest rung, most common structure, median duration."""
+def _chosen(con: duckdb.DuckDBPyConnection) -> tuple[Any, ...] | None:
+    """Choose the step: deepest rung, most common structure, median duration; as in the table `alike`."""
     found = con.execute(
         f"""
         WITH steps AS (
@@ -185,14 +194,48 @@ def _template(con: duckdb.DuckDBPyConnection) -> _Template | None:
         ORDER BY dur_ns, step
         """
     ).fetchall()
-    if not found:
-        return None
-    chosen = found[len(found) // 2]
+    return found[len(found) // 2] if found else None
+
+
+_STEP = "(trace_id, step, rung, rank) = (?, ?, ?, ?)"
+
+
+def _template(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> _Template:
     names = ", ".join(column.name for column in COLUMNS)
-    rows = con.execute(
-        f"SELECT {names} FROM spans WHERE (trace_id, step, rung, rank) = (?, ?, ?, ?)", chosen
-    ).fetchall()
+    rows = con.execute(f"SELECT {names} FROM spans WHERE {_STEP}", chosen).fetchall()
     return _Template([Span._make(row) for row in rows])
+
+
+def _is_alone(con: duckdb.DuckDBPyConnection) -> bool:
+    """Return whether all steps were recorded at one rung deeper than the model's, so that no cost can be told."""
+    found = con.execute("SELECT count(DISTINCT rung), max(rung), bool_and(timed) FROM alike_spans").fetchall()
+    rungs, rung, timed = found[0]
+    return bool(rungs == 1 and rung > Level.MODEL and timed)
+
+
+def _merge_alone(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> None:
+    """Make `merged` of steps of one rung, however many spans they have: averages, and no true times."""
+    names = ", ".join(f"spans.{column.name}" for column in COLUMNS)
+    con.execute(
+        f"""
+        INSERT INTO merged
+        WITH measured AS (
+            SELECT key, list_sort(list(dur_ns::DOUBLE)) AS sorted, len(sorted) AS steps,
+                   CASE WHEN steps = 3 THEN 1 ELSE floor({summary.TRIM} * steps)::BIGINT END AS dropped
+            FROM alike_spans WHERE status = 'ok' AND key IN (SELECT key FROM spans WHERE {_STEP}) GROUP BY key
+        ), averaged AS (
+            SELECT key, steps, list_avg(sorted[dropped + 1 : steps - dropped]) AS raw_ns,
+                   list_aggregate(sorted, 'quantile_cont', 0.5) AS median_ns,
+                   list_aggregate(sorted, 'quantile_cont', 0.9) AS p90_ns,
+                   list_aggregate(sorted, 'quantile_cont', 0.99) AS p99_ns
+            FROM measured
+        )
+        SELECT {names}, coalesce(steps, 0), raw_ns, NULL, NULL, NULL, median_ns, p90_ns, p99_ns, NULL,
+               CASE WHEN steps IS NULL THEN '{_UNMEASURED}' ELSE '{_NO_RUNG_OUTSIDE}' END
+        FROM spans LEFT JOIN averaged USING (key) WHERE {_STEP}
+        """,
+        [*chosen, *chosen],
+    )
 
 
 def _count_inside(template: _Template, rungs: Sequence[Rung]) -> None:
@@ -278,11 +321,10 @@ def _figures(
     own = own_rung(span.level, rungs)
     values = durations.get(own.level, []) if own is not None else []
     if own is None or not values:
-        return _Figures(0, raw, cause="not measured at its own rung")
+        return _Figures(0, raw, cause=_UNMEASURED)
     median, p90, p99 = (summary.percentile(values, share) for share in (0.5, 0.9, 0.99))
     if own.added_ns is None and own.level > Level.MODEL:
-        cause = "no rung further out to tell the cost of this one"
-        return _Figures(len(values), raw, median_ns=median, p90_ns=p90, p99_ns=p99, cause=cause)
+        return _Figures(len(values), raw, median_ns=median, p90_ns=p90, p99_ns=p99, cause=_NO_RUNG_OUTSIDE)
     nested = inside.get(own.level, 0)
     middle = summary.trimmed_mean(values)
     least = min(least_ns, middle)

@@ -15,12 +15,12 @@ import duckdb
 from xsp import layers, rundir, table
 from xsp.errors import TraceError
 from xsp.importers import contract
-from xsp.intake import importing, received
+from xsp.intake import importing, jobs, received
 from xsp.overhead import true_trace
 from xsp.span import COLUMNS, MERGED_COLUMNS
 from xsp.trace import Trace
 
-SETS = ("sweep", importing.RUNS)
+SETS = ("sweep", jobs.RUNS)
 """Kinds of directories that hold several runs."""
 
 
@@ -45,6 +45,8 @@ def load(path: str | os.PathLike[str], *, skip_damaged: bool = False, trace_id: 
     place = Path(path).expanduser()
     if place.is_file():
         return _load_files([place], {"name": place.stem}, place) if _is_parquet(place) else _load_imported(str(place))
+    if place.is_dir() and not (place / rundir.RUN_FILE).is_file() and not rundir.rank_parts(place):
+        return _load_imported(str(place))
     if received.is_waiting(place):
         return _load_waiting(place)
     run = rundir.read_job(place)

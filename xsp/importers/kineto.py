@@ -65,8 +65,9 @@ def _run(keys: dict[str, Any]) -> dict[str, Any]:
             "device_properties": devices,
             "versions": {key: keys[key] for key in sorted(keys) if re.search("version", key) and _is_plain(keys[key])},
         },
-        "rank": _whole(distributed.get("rank")) or 0,
     }
+    if (rank := _whole(distributed.get("rank"))) is not None:
+        run["rank"] = rank
     if (size := _whole(distributed.get("world_size"))) is not None:
         run["world_size"] = size
     if isinstance(distributed.get("backend"), str):

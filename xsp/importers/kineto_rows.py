@@ -279,7 +279,8 @@ def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
             SELECT process, min(thread) AS thread FROM seen
             WHERE sequence_nr IS NOT NULL AND phase IS NULL GROUP BY process HAVING min(thread) = max(thread)
         )
-        SELECT process, number, min(thread) AS thread FROM told GROUP BY process, number HAVING min(thread) = max(thread)
+        SELECT process, number, min(thread) AS thread FROM told
+        GROUP BY process, number HAVING min(thread) = max(thread)
         UNION ALL
         SELECT process, number, thread FROM alone JOIN (SELECT DISTINCT process, forward_thread AS number FROM seen
             WHERE forward_thread IS NOT NULL) USING (process)

@@ -12,12 +12,10 @@ from typing import Any
 from xsp import rundir
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
-from xsp.importers.contract import Losses
-from xsp.intake.jobs import Job, connect, jobs, name_of, once, read
+from xsp.importers.contract import Imported, Losses
+from xsp.intake.jobs import RUNS, Job, connect, jobs, name_of, once, read
 from xsp.intake.steps import noted, write
-
-RUNS = "runs"
-"""Kind of a directory that holds several runs that were imported together."""
+from xsp.intake.tables import import_tables
 
 
 def import_into(out: Path, sources: Sequence[str]) -> dict[Path, dict[str, Any]]:
@@ -35,7 +33,18 @@ def import_into(out: Path, sources: Sequence[str]) -> dict[Path, dict[str, Any]]
         PluginError: an importer needs a package that is not installed.
         OutputError: the disk refuses.
     """
-    importing = [contract.find(source).read(source) for source in sources]
+    found_by = {source: contract.find(source) for source in _files(sources)}
+    tables = {source: each for source, each in found_by.items() if not hasattr(each, "read")}
+    if tables and len(tables) < len(found_by):
+        rest = ", ".join(_shown(source) for source in found_by if source not in tables)
+        raise TraceError(f"{rest}: spans with parents do not go together with {', '.join(map(_shown, tables))}")
+    if tables:
+        return import_tables(out, tables)
+    return _import_rows(out, sources, [each.read(source) for source, each in found_by.items()])
+
+
+def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported]) -> dict[Path, dict[str, Any]]:
+    """Import spans that have identities and parents."""
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
         con = connect(Path(folder))
         try:
@@ -57,6 +66,25 @@ def import_into(out: Path, sources: Sequence[str]) -> dict[Path, dict[str, Any]]
         finally:
             con.close()
     return written
+
+
+def _files(sources: Sequence[str]) -> list[str]:
+    """Return sources with folders replaced by the files in them, but for hidden ones.
+
+    Raises:
+        TraceError: a folder holds no file.
+    """
+    found = []
+    for source in sources:
+        place = Path(source)
+        if contract.is_url(source) or not place.is_dir():
+            found.append(source)
+            continue
+        inside = sorted(str(each) for each in place.iterdir() if each.is_file() and not each.name.startswith("."))
+        if not inside:
+            raise TraceError(f"{source}: no file in it")
+        found += inside
+    return found
 
 
 def import_whole(out: Path, sources: Sequence[str], overwrite: bool = False) -> dict[Path, dict[str, Any]]:

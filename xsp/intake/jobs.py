@@ -25,6 +25,9 @@ ARRIVED = (*COLUMNS, Column("run", "VARCHAR", "id of the run that the span is of
 OTHERS = "services"
 """Directory of spans in traces without a run of xsp's: services' own, and what `xsp.instrument` sees in them."""
 
+RUNS = "runs"
+"""Kind of a directory that holds several runs that were imported together."""
+
 BATCH = 8192
 """Rows that are in Python at a time."""
 

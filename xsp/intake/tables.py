@@ -1,0 +1,166 @@
+"""Files that a table importer reads become run directories: one file a run, and the files of ranks a job."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import duckdb
+
+from xsp import overhead, rundir, table
+from xsp.errors import OutputError, TraceError
+from xsp.importers import contract
+from xsp.importers.contract import Losses, Seen, TableImporter
+from xsp.intake.jobs import RUNS, name_of
+from xsp.intake.placing import place
+from xsp.intake.steps import noted
+from xsp.span import Level
+
+_RANK = re.compile(r"rank[-_ ]?(\d{1,6})", re.IGNORECASE)
+
+MEMORY = "500MB"
+"""Of the engine; what does not fit lies on the disk."""
+
+
+def connect(folder: Path) -> duckdb.DuckDBPyConnection:
+    """Return an engine in bounded memory that spills into a folder."""
+    con = table.connect()
+    con.execute(f"SET memory_limit = '{MEMORY}'")
+    con.execute(f"SET temp_directory = {table.literal(str(folder / 'spill'))}")
+    return con
+
+
+class Enricher(Protocol):
+    """Adds to what another file says: it recognises its own format, and changes the table `seen` of the other."""
+
+    def enrich(self, con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
+        """Add what a file says to the spans of `seen`; what does not match is counted."""
+        ...
+
+
+def import_tables(out: Path, sources: Mapping[str, Any]) -> dict[Path, dict[str, Any]]:
+    """Import files into run directories: one into `out`; the ranks of a job, or several runs, into folders in it.
+
+    Args:
+        out: an empty directory.
+        sources: importer by path: those that fill a table, and enrichers of a single one.
+
+    Returns:
+        The content of `run.json` of each run.
+
+    Raises:
+        TraceError: one cannot be read, or they do not go together.
+        OutputError: the disk refuses.
+    """
+    files = {source: each for source, each in sources.items() if hasattr(each, "fill")}
+    beside = {source: each for source, each in sources.items() if source not in files}
+    if not files or (beside and len(files) > 1):
+        raise TraceError(
+            f"{', '.join(beside)}: an execution trace has no times; give it together with the one trace "
+            "that was recorded beside it"
+        )
+    if len(files) == 1:
+        ((source, importer),) = files.items()
+        return {out: _import(importer, source, out, beside)}
+    runs: dict[Path, dict[str, Any]] = {}
+    for number, (source, importer) in enumerate(files.items()):
+        runs[out / f"{number:04d}"] = _import(importer, source, out / f"{number:04d}", {})
+    return _as_ranks(out, runs) if _are_ranks(runs.values()) else _as_runs(out, runs)
+
+
+def _import(importer: TableImporter, source: str, out: Path, beside: Mapping[str, Enricher]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
+        con = connect(Path(folder))
+        try:
+            seen = importer.fill(con, source)
+            for other, enricher in beside.items():
+                enricher.enrich(con, other, seen.losses)
+            if "rank" not in seen.run and (named := _RANK.search(Path(source).name)):
+                seen.run["rank"] = int(named.group(1))
+            identity = _identity(source)
+            place(con, seen, identity)
+            return _write(con, seen, out, source, identity)
+        except duckdb.OutOfMemoryException as error:
+            raise OutputError(f"{source}: needs more room than {tempfile.gettempdir()} has ({error})") from error
+        finally:
+            con.close()
+
+
+def _are_ranks(runs: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether runs are those of the ranks of one job: each says another rank."""
+    ranks = [run.get("rank") for run in runs]
+    return None not in ranks and len(set(ranks)) == len(ranks)
+
+
+def _as_ranks(out: Path, runs: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
+    """Make a job of the runs of its ranks."""
+    for folder, run in runs.items():
+        folder.rename(out / rundir.rank_part(run["rank"]))
+    parts = rundir.rank_parts(out)
+    rundir.write_run(out, {"kind": rundir.RANKS, "name": out.name, "finished": True})
+    job = rundir.read_job(out)
+    con = table.connect()
+    con.execute(f"CREATE VIEW spans AS FROM {table.parquet([s for part in parts for s in rundir.segments(part)])}")
+    overhead.merge(con)
+    table.write_parquet(con, "merged", out / rundir.MERGED_FILE)
+    job["imported"] = {
+        "sources": [each for run in runs.values() for each in run["imported"]["sources"]],
+        "doubled": 0,
+    }
+    rundir.write_run(out, {"kind": rundir.RANKS, "name": out.name, "finished": True, "imported": job["imported"]})
+    return {out: job}
+
+
+def _as_runs(out: Path, runs: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
+    """Name the folders of runs that do not belong together."""
+    placed = {}
+    for folder, run in runs.items():
+        named = out / name_of(run)
+        folder.rename(named)
+        placed[named] = run
+    rundir.write_run(out, {"kind": RUNS, "name": out.name, "finished": True, "parts": [p.name for p in placed]})
+    return placed
+
+
+def _identity(source: str) -> str:
+    """Return what ids are made of: the same for the same file, wherever it lies."""
+    digest = hashlib.blake2b(str(os.path.getsize(source)).encode(), digest_size=8)
+    with open(source, "rb") as file:
+        digest.update(file.read(contract.HEAD))
+        file.seek(max(0, os.path.getsize(source) - contract.HEAD))
+        digest.update(file.read(contract.HEAD))
+    return digest.hexdigest()
+
+
+def _write(con: duckdb.DuckDBPyConnection, seen: Seen, out: Path, source: str, identity: str) -> dict[str, Any]:
+    (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
+    ((start, end, levels),) = con.execute(
+        "SELECT min(start_ns), max(start_ns + dur_ns), list(DISTINCT level) FROM placed"
+    ).fetchall()
+    name = Path(source).name
+    run = {
+        "id": identity,
+        "name": name.partition(".")[0],
+        "start_ns": start,
+        "end_ns": end,
+        **seen.run,
+        "levels": "/".join(level.name.lower() for level in Level if level in levels),
+        "finished": True,
+        "imported": {"sources": [{"source": name, **seen.losses.report()}], "doubled": 0},
+    }
+    run["notes"] = noted(run, [f"{name}: {text}" for text in seen.losses.sentences()], 0)
+    segment = rundir.segment(out, 0)
+    try:
+        table.write_parquet(con, "placed", segment)
+        con.execute("ALTER TABLE placed RENAME TO spans")
+        overhead.merge(con)
+        table.write_parquet(con, "merged", out / rundir.MERGED_FILE)
+    except (duckdb.IOException, OSError) as error:
+        raise OutputError(f"{out}: cannot be written ({str(error).splitlines()[0]})") from error
+    rundir.write_run(out, run)
+    return run
