@@ -158,6 +158,10 @@ def test_a_trace_of_nothing_refuses() -> None:
         CRITICAL_PATH(trace_of([]))
 
 
+def test_a_step_without_a_duration_has_a_path_without_segments() -> None:
+    assert path(spans("step predict 5-5")) == []
+
+
 def disorder(seed: int) -> list[Span]:
     """Return a step of spans that need not nest, nor be in any order that makes sense."""
     draw = random.Random(seed)

@@ -16,28 +16,32 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from xsp.analyses.contract import Table, analysis, values
-from xsp.analyses.waiting import Seen, Segment, Thread, Walk
+from xsp.analyses.waiting import Seen, Thread, Walk
 from xsp.errors import AnalysisError
 from xsp.kernelnames import COMMUNICATION, NAMES
 from xsp.span import Kind, Level
 from xsp.table import literal
 from xsp.trace import Trace
 
-_COLUMNS = {
-    "start_ms": "DOUBLE",
-    "dur_ms": "DOUBLE",
+_LABELS = {
+    "label": "INTEGER",
     "what": "VARCHAR",
     "name": "VARCHAR",
     "op": "VARCHAR",
-    "layer_index": "INTEGER",
-    "layer": "VARCHAR",
+    "layer_id": "VARCHAR",
     "thread": "BIGINT",
     "device": "INTEGER",
     "stream": "BIGINT",
     "after": "VARCHAR",
-    "after_step": "BOOLEAN",
 }
-
+_PATH = f"""
+    SELECT start_ns / 1e6 AS start_ms, (end_ns - start_ns) / 1e6 AS dur_ms, what, path_labels.name, op,
+           layer_index, layers.name AS layer, thread, device, stream, after, after_step
+    FROM path_segments JOIN path_labels USING (label)
+    LEFT JOIN (SELECT span_id AS layer_id, layer_index, name FROM merged WHERE level = {int(Level.LAYER)}) layers
+    USING (layer_id) ORDER BY start_ns
+"""
+"""The table of the path: its segments, and what they are labelled with; few labels stand for many segments."""
 
 _BY = {"grouped_by": "VARCHAR", "name": "VARCHAR", "segments": "BIGINT", "dur_ms": "DOUBLE", "percent": "DOUBLE"}
 _OTHER_STEP = "(another step)"
@@ -65,29 +69,32 @@ def CRITICAL_PATH(trace: Trace) -> Table:
     what had to end before the segment could begin. Times are as recorded, with the cost of profiling in them.
     """
     window = _window(trace)
-    layers = {
-        span_id: (index, name)
-        for span_id, index, name in trace.con.execute(
-            f"SELECT span_id, layer_index, name FROM spans WHERE level = {int(Level.LAYER)} AND {window.spans}"
-        ).fetchall()
-    }
-    rows = []
-    for segment in critical_path(trace, window):
-        seen = segment.seen
-        rows.append(
-            (
-                (segment.start - window.start) / 1e6,
-                (segment.end - segment.start) / 1e6,
-                segment.what,
-                segment.name,
-                segment.op,
-                *layers.get(seen.layer_id if seen is not None else None, (None, None)),
-                *((seen.thread, seen.device, seen.stream) if seen is not None else (None, None, None)),
-                segment.after,
-                segment.start >= window.end,
-            )
-        )
-    return values(trace, "critical_path", _COLUMNS, rows)
+    rows = [Seen._make(row) for row in trace.con.execute(_seen(window)).fetchall()]
+    last = max((row for row in rows if row.device is not None and row.mine), key=lambda row: row.end, default=None)
+    if last is not None and last.end <= window.end:
+        last = None
+    end = last.end if last is not None else window.end
+    walk = Walk(rows, window.main, window.start, window.end)
+    walk.back_from(end, last)
+    _keep(trace, walk, window, end)
+    return trace.sql(_PATH)
+
+
+def _keep(trace: Trace, walk: Walk, window: _Window, end: int) -> None:
+    """Give the path to the engine; as text, since a path can be long and lists of Python's are slow to pass."""
+    values(trace, "path_labels", _LABELS, [(number, *label) for label, number in walk.labels.items()])
+    path = walk.path[::-1]
+    trace.con.execute(
+        f"""
+        CREATE OR REPLACE TABLE path_segments AS
+        SELECT start_ns, lead(start_ns, 1, {end - window.start}) OVER (ORDER BY start_ns) AS end_ns, label,
+               start_ns >= {window.end - window.start} AS after_step
+        FROM (SELECT try_cast(unnest(string_split(?, ' ')) AS BIGINT) AS start_ns,
+                     try_cast(unnest(string_split(?, ' ')) AS INTEGER) AS label)
+        WHERE label IS NOT NULL
+        """,
+        [" ".join(str(start - window.start) for start, _ in path), " ".join(str(label) for _, label in path)],
+    )
 
 
 @analysis("critical-path-summary", "Shares of the critical path")
@@ -101,39 +108,14 @@ def CRITICAL_PATH_SUMMARY(trace: Trace) -> Table:
     parts = " UNION ALL ".join(
         f"SELECT {place} AS place, '{column}' AS grouped_by, {column} AS name, count(*) AS segments, "
         "sum(dur_ms) AS dur_ms, 100 * sum(dur_ms) / nullif(sum(sum(dur_ms)) OVER (), 0) AS percent "
-        f"FROM critical_path GROUP BY {column}"
+        f"FROM path GROUP BY {column}"
         for place, column in enumerate(("what", "layer", "name"))
     )
     rows = trace.con.execute(
+        f"WITH path AS MATERIALIZED ({_PATH}) "
         f"SELECT grouped_by, name, segments, dur_ms, percent FROM ({parts}) ORDER BY place, dur_ms DESC, name"
     ).fetchall()
     return values(trace, "critical_path_summary", _BY, rows)
-
-
-def critical_path(trace: Trace, window: _Window) -> list[Segment]:
-    """Return the path's segments, cut at the step's end; neighbours that differ in nothing are one."""
-    rows = [Seen._make(row) for row in trace.con.execute(_seen(window)).fetchall()]
-    last = max((row for row in rows if row.device is not None and row.mine), key=lambda row: row.end, default=None)
-    if last is not None and last.end <= window.end:
-        last = None
-    found = Walk(rows, window.main, window.start).back_from(last.end if last else window.end, last)
-    joined: list[Segment] = []
-    for segment in found:
-        before = joined[-1] if joined else None
-        if before is not None and before.end != window.end and _alike(before, segment):
-            joined[-1] = before._replace(end=segment.end)
-        elif segment.start < window.end < segment.end:
-            joined += [segment._replace(end=window.end), segment._replace(start=window.end)]
-        else:
-            joined.append(segment)
-    return joined
-
-
-def _alike(one: Segment, other: Segment) -> bool:
-    """Return whether two neighbours would be two rows that say the same."""
-    if one[2:5] != other[2:5] or one.after != other.after or one.seen is None or other.seen is None:
-        return False
-    return one.seen[4:8] == other.seen[4:8] and one.seen.layer_id == other.seen.layer_id and one.seen.device is None
 
 
 def _window(trace: Trace) -> _Window:

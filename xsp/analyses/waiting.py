@@ -64,78 +64,68 @@ class Seen(NamedTuple):
     """The stream on which it waits; None: any."""
 
 
-class Segment(NamedTuple):
-    """A piece of the critical path."""
+class Label(NamedTuple):
+    """What a segment of the path is; many segments share one."""
 
-    start: int
-    end: int
     what: str
     name: str
     op: str | None
-    seen: Seen | None
+    layer_id: str | None
+    thread: int | None
+    device: int | None
+    stream: int | None
     after: str
     """The rule that says what had to end before it could begin."""
 
 
-class _Piece(NamedTuple):
-    """An interval of a thread with the innermost span that covers it, and the innermost operator."""
-
-    start: int
-    end: int
-    seen: Seen
-    op: str | None
-
-
-def innermost(rows: Sequence[Seen]) -> list[_Piece]:
-    """Return which span of one thread is the innermost at each moment.
-
-    Args:
-        rows: of the thread, by start, at equal starts the longest first.
-    """
-    pieces: list[_Piece] = []
-    open_: list[tuple[Seen, str | None]] = []
-    now = 0
-
-    def until(end: int) -> None:
-        nonlocal now
-        seen, op = open_[-1]
-        if end > now:
-            pieces.append(_Piece(now, end, seen, op))
-            now = end
-
-    for row in rows:
-        while open_ and open_[-1][0].end <= row.start:
-            until(open_[-1][0].end)
-            open_.pop()
-        if open_:
-            until(row.start)
-        now = max(now, row.start)
-        outer = open_[-1][1] if open_ else None
-        open_.append((row, row.name if row.kind == Kind.OP else outer))
-    while open_:
-        until(open_[-1][0].end)
-        open_.pop()
-    return pieces
-
-
 class _Timeline:
-    """What one thread did."""
+    """What one thread did: at each moment the innermost span, and the innermost operator."""
 
     def __init__(self, rows: Sequence[Seen]) -> None:
-        self.pieces = innermost(rows)
-        self.starts = [piece.start for piece in self.pieces]
-        self.ends = [piece.end for piece in self.pieces if piece.seen.kind not in HOLDERS]
+        """Divide the thread's time.
+
+        Args:
+            rows: by start, at equal starts the longest first.
+        """
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.seen: list[Seen] = []
+        self.ops: list[str | None] = []
+        self._divide(rows)
+        self.work_ends = [end for end, seen in zip(self.ends, self.seen, strict=True) if seen.kind not in HOLDERS]
         self.backward = any(row.backward for row in rows)
 
-    def before(self, now: int) -> _Piece | None:
-        """Return the piece that covers the moment before `now`, or the last one that ended earlier."""
-        place = bisect_left(self.starts, now)
-        return self.pieces[place - 1] if place else None
+    def _divide(self, rows: Sequence[Seen]) -> None:
+        open_: list[tuple[int, Seen, str | None]] = []
+        now = 0
+        for row in rows:
+            while open_ and open_[-1][0] <= row.start:
+                now = self._until(open_[-1][0], now, open_.pop())
+            if open_:
+                now = self._until(row.start, now, open_[-1])
+            now = max(now, row.start)
+            outer = open_[-1][2] if open_ else None
+            open_.append((row.end, row, row.name if row.kind == Kind.OP else outer))
+        while open_:
+            now = self._until(open_[-1][0], now, open_.pop())
+
+    def _until(self, end: int, now: int, inner: tuple[int, Seen, str | None]) -> int:
+        if end <= now:
+            return now
+        self.starts.append(now)
+        self.ends.append(end)
+        self.seen.append(inner[1])
+        self.ops.append(inner[2])
+        return end
+
+    def before(self, now: int) -> int | None:
+        """Return the place of what covers the moment before `now`, or of what ended last before."""
+        return bisect_left(self.starts, now) - 1 if self.starts and self.starts[0] < now else None
 
     def work_ended(self, after: int, until: int) -> int | None:
-        """Return when a piece of work (not of a holder) ended last in (after, until]."""
-        place = bisect_right(self.ends, until)
-        return self.ends[place - 1] if place and self.ends[place - 1] > after else None
+        """Return when work that is not a holder's own ended last in (after, until]."""
+        place = bisect_right(self.work_ends, until)
+        return self.work_ends[place - 1] if place and self.work_ends[place - 1] > after else None
 
 
 class _Lane:
@@ -154,13 +144,14 @@ class _Lane:
 class Walk:
     """The critical path of the spans of one step."""
 
-    def __init__(self, rows: Sequence[Seen], main: Thread, start: int) -> None:
+    def __init__(self, rows: Sequence[Seen], main: Thread, start: int, step_end: int) -> None:
         """Put the spans in order.
 
         Args:
             rows: the step's, and what else the devices did meanwhile; by start, the longest first.
             main: the thread of the step.
             start: of the step.
+            step_end: where a segment is cut in two.
         """
         threads: dict[Thread, list[Seen]] = defaultdict(list)
         streams: dict[tuple[int, int | None], list[Seen]] = defaultdict(list)
@@ -169,7 +160,7 @@ class Walk:
                 threads[row.process, row.thread].append(row)
             else:
                 streams[row.device, row.stream].append(row)
-        self.main, self.start = main, start
+        self.main, self.start, self.step_end = main, start, step_end
         self.threads = {name: _Timeline(found) for name, found in threads.items()}
         self.backward = [name for name, found in self.threads.items() if found.backward and name != main]
         self.streams = {name: _Lane(found) for name, found in streams.items()}
@@ -187,10 +178,13 @@ class Walk:
             for row in rows
             if row.device is None and row.correlation_id is not None
         }
-        self.segments: list[Segment] = []
+        self.labels: dict[Label, int] = {}
+        """The labels by number."""
+        self.path: list[tuple[int, int]] = []
+        """The segments, the last one first: where each begins, and its label. Each ends where the next begins."""
 
-    def back_from(self, end: int, last: Seen | None) -> list[Segment]:
-        """Return the path's segments in the order of time; they follow each other without a gap.
+    def back_from(self, end: int, last: Seen | None) -> None:
+        """Find the path.
 
         Args:
             end: of the path.
@@ -205,27 +199,33 @@ class Walk:
                 here, before = self._host(here, now, stuck > _PATIENCE)
             stuck = stuck + 1 if before >= now else 0
             now = before
-        self.segments.reverse()
-        return self.segments
 
-    def _add(self, start: int, end: int, seen: Seen | None, after: str, what: str = "", name: str = "") -> int:
-        """Put a segment in front of the path, cut at the step's start; return where it begins."""
+    def _add(self, start: int, end: int, seen: Seen, after: str, op: str | None) -> int:
+        """Put a span's time in front of the path; return where it begins."""
+        return self._put(start, end, _what(seen), seen.name, op, seen, after)
+
+    def _put(self, start: int, end: int, what: str, name: str, op: str | None, seen: Seen | None, after: str) -> int:
         start = max(start, self.start)
-        if start < end:
-            op = seen.op if seen is not None else None
-            named = name or (seen.name if seen is not None else "")
-            self.segments.append(Segment(start, end, what or _what(seen), named, op, seen, after))
-        return min(start, end)
+        if start >= end:
+            return end
+        place = (seen.layer_id, seen.thread, seen.device, seen.stream) if seen is not None else (None, None, None, None)
+        label = self.labels.setdefault(Label(what, name, op, *place, after), len(self.labels))
+        if start < self.step_end < end:
+            self.path.append((self.step_end, label))
+        elif self.path and self.path[-1][1] == label and place[2] is None and end != self.step_end:
+            self.path.pop()  # neighbours on the host that say the same are one
+        self.path.append((start, label))
+        return start
 
     def _device(self, work: Seen, now: int) -> tuple[Thread | Seen, int]:
         """Go from the end of device work to what let it begin."""
         launch = self.launches.get((work.process, work.correlation_id))
         ready, after, source = self._released(work, launch)
-        begin = self._add(work.start, now, work, after)
+        begin = self._add(work.start, now, work, after, work.op)
         if after == "launch" and launch is not None:
-            self._add(ready, begin, work, after, "launch", launch.name)
+            self._put(ready, begin, "launch", launch.name, work.op, work, after)
         else:
-            self._add(ready, begin, work, after, "idle", "idle")
+            self._put(ready, begin, "idle", "idle", work.op, work, after)
         return source, min(ready, begin)
 
     def _released(self, work: Seen, launch: Seen | None) -> tuple[int, str, Thread | Seen]:
@@ -237,32 +237,33 @@ class Walk:
             ready, after, source = previous.end, "stream order", previous
         if launch is not None and (called := min(launch.end, work.start)) > ready:
             ready, after, source = called, "launch", (launch.process, launch.thread)
-        other = self.devices[work.device or 0].ended(work.start)
-        if other is not None and other.end > ready and work.start - ready > LATENCY_NS:
-            ready, after, source = other.end, "another stream", other
+        if work.start - ready > LATENCY_NS:
+            other = self.devices[work.device or 0].ended(work.start)
+            if other is not None and other.end > ready:
+                ready, after, source = other.end, "another stream", other
         return ready, after, source
 
     def _host(self, thread: Thread, now: int, stuck: bool) -> tuple[Thread | Seen, int]:
         """Go from a moment of a thread to what it had waited for until then."""
         timeline = self.threads.get(thread)
-        piece = timeline.before(now) if timeline is not None else None
-        if piece is None or piece.end < now:
-            return self._gap(thread, piece.end if piece is not None else self.start, now, stuck)
-        work = self._waited_for(piece, now) if not stuck else None
-        if work is not None:
-            return work, self._add_host(min(work.end, now), now, piece, "device work")
-        if piece.seen.kind in HOLDERS and thread == self.main and not stuck:
-            ended, other = self._backward_ended(piece.start, now)
+        place = timeline.before(now) if timeline is not None else None
+        if timeline is None or place is None:
+            return self._gap(thread, self.start, now, stuck)
+        begin, end, seen, op = timeline.starts[place], timeline.ends[place], timeline.seen[place], timeline.ops[place]
+        if end < now:
+            return self._gap(thread, end, now, stuck)
+        if seen.kind in HOLDERS:
+            ended, other = self._backward_ended(begin, now) if thread == self.main and not stuck else (begin, None)
             if other is not None:
-                return other, self._add_host(ended, now, piece, "backward thread")
-        return thread, self._add_host(piece.start, now, piece, "program order")
+                return other, self._add(ended, now, seen, "backward thread", op)
+        else:
+            work = self._waited_for(seen, begin, now) if not stuck else None
+            if work is not None:
+                return work, self._add(min(work.end, now), now, seen, "device work", op)
+        return thread, self._add(begin, now, seen, "program order", op)
 
-    def _add_host(self, start: int, end: int, piece: _Piece, after: str) -> int:
-        return self._add(start, end, piece.seen._replace(op=piece.op), after)
-
-    def _waited_for(self, piece: _Piece, now: int) -> Seen | None:
+    def _waited_for(self, call: Seen, begin: int, now: int) -> Seen | None:
         """Return the device work that let a call return, if it is one that waits."""
-        call = piece.seen
         if call.waits:
             lanes = [lane for (_, stream), lane in self.streams.items() if call.waits_on in (None, stream)]
             found = [work for lane in lanes if (work := lane.ended(now + SKEW_NS)) is not None]
@@ -271,7 +272,7 @@ class Walk:
         else:
             return None
         last = max(found, key=lambda work: work.end, default=None)
-        return last if last is not None and last.end > piece.start else None
+        return last if last is not None and last.end > begin else None
 
     def _backward_ended(self, after: int, until: int) -> tuple[int, Thread | None]:
         """Return when, and on which thread, a backward operator ended last in (after, until]."""
@@ -284,14 +285,12 @@ class Walk:
         if thread != self.main and main is not None and not stuck:
             if begin <= self.start or main.work_ended(begin, now) is not None:
                 return self.main, now
-            return thread, self._add(begin, now, None, "program order", "host", "between operators")
-        return thread, self._add(begin, now, None, "program order", "idle", "no span")
+            return thread, self._put(begin, now, "host", "between operators", None, None, "program order")
+        return thread, self._put(begin, now, "idle", "no span", None, None, "program order")
 
 
-def _what(seen: Seen | None) -> str:
-    """Return in one word what a segment is."""
-    if seen is None:
-        return "idle"
+def _what(seen: Seen) -> str:
+    """Return in one word what the time of a span is."""
     if seen.communicates:
         return "communication"
     if seen.kind in OPS:
