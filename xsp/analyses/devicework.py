@@ -14,8 +14,7 @@ from xsp.span import Kind, Level
 COMPUTATION = "computation"
 COPY = "copy"
 
-WORK = f"""
-    {NAMES},
+RECORDED = f"""
     recorded AS (
         SELECT rank, step, count(*) FILTER (WHERE rung < {int(Level.KERNEL)} OR timed = false)
                            OVER (PARTITION BY rank ORDER BY start_ns) AS recording
@@ -24,19 +23,32 @@ WORK = f"""
             FROM spans WHERE kind = '{Kind.STEP}' AND step IS NOT NULL GROUP BY rank, step
         )
     ),
-    work AS MATERIALIZED (
-        SELECT s.rank, s.device, s.stream, s.step, s.trace_id, s.parent_id, s.layer_id, s.process, s.correlation_id,
-               s.name, s.start_ns, s.start_ns + s.dur_ns AS end_ns, s.dur_ns, s.attributes,
-               coalesce(recorded.recording, 0) AS recording,
-               names.class, names.tensor_cores, names.collective,
-               CASE WHEN s.kind = '{Kind.COPY}' THEN '{COPY}' WHEN names.class = '{COMMUNICATION}'
-                    THEN '{COMMUNICATION}' ELSE '{COMPUTATION}' END AS purpose
-        FROM spans s LEFT JOIN names ON names.name = s.name AND s.kind = '{Kind.KERNEL}'
-        LEFT JOIN recorded ON recorded.rank = s.rank AND recorded.step = s.step
+    hosts AS (
+        SELECT rank, any_value(process) AS process FROM spans WHERE level = {int(Level.RUNTIME)}
+        GROUP BY rank HAVING min(process) = max(process)
+    ),
+    on_device AS (
+        SELECT s.*, s.start_ns + s.dur_ns AS end_ns, coalesce(recorded.recording, 0) AS recording,
+               coalesce(s.process, hosts.process, -1) AS on_process
+        FROM spans s LEFT JOIN recorded ON recorded.rank = s.rank AND recorded.step = s.step
+        LEFT JOIN hosts ON hosts.rank = s.rank
         WHERE s.level = {int(Level.KERNEL)} AND s.kind IN ('{Kind.KERNEL}', '{Kind.COPY}') AND s.timed IS NOT false
     )
 """
-"""Each kernel and copy with its recording, its purpose (computation, communication, copy), and what its name
+"""Each kernel and copy with its end, its recording, and the process that launched it: Kineto does not say it of
+device work, but where all calls of a rank are of one process, it is that one."""
+
+WORK = f"""
+    {RECORDED}, {NAMES},
+    work AS MATERIALIZED (
+        SELECT s.rank, s.device, s.stream, s.step, s.trace_id, s.parent_id, s.layer_id, s.process, s.correlation_id,
+               s.name, s.start_ns, s.end_ns, s.dur_ns, s.recording, names.class, names.tensor_cores, names.collective,
+               CASE WHEN s.kind = '{Kind.COPY}' THEN '{COPY}' WHEN names.class = '{COMMUNICATION}'
+                    THEN '{COMMUNICATION}' ELSE '{COMPUTATION}' END AS purpose
+        FROM on_device s LEFT JOIN names ON names.name = s.name AND s.kind = '{Kind.KERNEL}'
+    )
+"""
+"""The same with its purpose (computation, communication, copy), and what its name
 says; `class` is null for copies."""
 
 

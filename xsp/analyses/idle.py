@@ -35,7 +35,7 @@ LONGEST = 100
 _CAUSES = f"""
     {RECORDED},
     ordered AS (
-        SELECT rank, device, coalesce(process, -1) AS on_process, correlation_id, span_id, start_ns,
+        SELECT rank, device, on_process, correlation_id, span_id, start_ns,
                max(end_ns) OVER (PARTITION BY rank, device, recording ORDER BY start_ns
                                  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS idle_from
         FROM on_device
@@ -61,7 +61,7 @@ _CAUSES = f"""
         UNION ALL  -- a copy's call that goes on until the copy is done waited for it
         SELECT rank, on_process, on_thread, calls.start_ns, calls.end_ns
         FROM calls JOIN (
-            SELECT rank, coalesce(process, -1) AS on_process, correlation_id, max(end_ns) AS copied_ns
+            SELECT rank, on_process, correlation_id, max(end_ns) AS copied_ns
             FROM on_device WHERE kind = '{Kind.COPY}' GROUP BY ALL
         ) copies USING (rank, on_process, correlation_id)
         WHERE calls.kind <> '{Kind.SYNC}' AND calls.end_ns >= copied_ns

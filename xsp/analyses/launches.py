@@ -20,8 +20,7 @@ _LAUNCHES = f"""
         SELECT s.rank, s.device, s.step, s.recording, s.trace_id, s.parent_id, s.layer_id, s.kind, s.start_ns,
                s.dur_ns, launch_ns, launch_dur_ns,
                row_number() OVER (PARTITION BY s.rank, on_process, correlation_id ORDER BY s.start_ns) AS place
-        FROM (SELECT *, coalesce(process, -1) AS on_process FROM on_device) s
-        LEFT JOIN launches USING (rank, on_process, correlation_id)
+        FROM on_device s LEFT JOIN launches USING (rank, on_process, correlation_id)
     )
 """
 """Device work with its launch. One launch may start many kernels (a graph): `place` counts them, and the time of
