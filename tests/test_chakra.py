@@ -1,0 +1,158 @@
+"""Execution traces of PyTorch beside the traces that they were recorded with."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from xsp import table
+from xsp.errors import TraceError
+from xsp.importers.chakra import Chakra
+from xsp.importers.contract import Losses
+from xsp.importers.kineto import Kineto
+
+PAIR = Path(__file__).resolve().parents[1].parent / "shared" / "traces" / "et_pair"
+
+
+@pytest.fixture
+def con() -> duckdb.DuckDBPyConnection:
+    return table.connect()
+
+
+def op(name: str, at: int, identity: int, tid: int = 1, **args: Any) -> dict[str, Any]:
+    known = {"External id": identity, **args}
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": tid, "ts": at, "dur": 5, "args": known}
+
+
+def old(identity: int, name: str, **more: Any) -> dict[str, Any]:
+    """Return a node of schema 1.0.1."""
+    return {"id": identity + 100, "name": name, "rf_id": identity, "parent": 1, "fw_parent": 0, "seq_id": -1, **more}
+
+
+def new(identity: int, name: str, **more: Any) -> dict[str, Any]:
+    """Return a node of schema 1.1.1."""
+    attributes = {"rf_id": identity, "fw_parent": 0, "seq_id": -1, **more.pop("attrs", {})}
+    listed = [{"name": key, "type": "uint64", "value": value} for key, value in attributes.items()]
+    return {"id": identity + 100, "name": name, "ctrl_deps": 1, "attrs": listed, **more}
+
+
+def enrich(
+    con: duckdb.DuckDBPyConnection, folder: Path, events: list[Any], nodes: list[Any], schema: str = "1.0.1"
+) -> Losses:
+    trace, execution = folder / "kineto.json", folder / "et.json"
+    trace.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}), encoding="utf-8")
+    execution.write_text(json.dumps({"schema": schema, "pid": 1, "nodes": nodes}), encoding="utf-8")
+    losses = Kineto().fill(con, str(trace)).losses
+    assert Chakra().recognises(execution.read_bytes(), str(execution))
+    Chakra().enrich(con, str(execution), losses)
+    return losses
+
+
+SHAPES = {
+    "input_shapes": [[2, 3], [], [[4], [5]]],
+    "input_types": ["Tensor(float)", "Int", "GenericList[Tensor(long),Tensor(long)]"],
+    "inputs": [[6, 7, 0, 6, 4, "cuda:0"], 9, []],
+    "outputs": [[8]],
+    "output_shapes": [[2, 3]],
+    "output_types": ["Tensor(float)"],
+}
+PARTS = {
+    "inputs": {"values": SHAPES["inputs"], "shapes": SHAPES["input_shapes"], "types": SHAPES["input_types"]},
+    "outputs": {"values": [], "shapes": SHAPES["output_shapes"], "types": SHAPES["output_types"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("node", "schema"),
+    [(old(7, "aten::cat", **SHAPES), "1.0.1"), (new(7, "aten::cat", **PARTS), "1.1.1-chakra.0.0.4")],
+    ids=["1.0.1", "1.1.1"],
+)
+def test_shapes_types_and_scalars_are_added(
+    con: duckdb.DuckDBPyConnection, tmp_path: Path, node: dict[str, Any], schema: str
+) -> None:
+    enrich(con, tmp_path, [op("aten::cat", 10, 7)], [node], schema)
+    rows = con.execute("SELECT input_shapes, dtypes, scalars, dtype, attributes FROM seen").fetchall()
+    assert rows == [
+        (
+            "[[2, 3], [], [[4], [5]]]",
+            '["float", "Scalar", "TensorList"]',
+            '["", "9", ""]',
+            "float",
+            '{"output_shapes":[[2,3]]}',
+        )
+    ]
+
+
+def test_what_kineto_says_stays(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    event = op("aten::cat", 10, 7, **{"Input Dims": [[9]], "Input type": ["double"]})
+    enrich(con, tmp_path, [event], [old(7, "aten::cat", **SHAPES)])
+    assert con.execute("SELECT input_shapes, dtypes FROM seen").fetchall() == [("[[9]]", '["double"]')]
+
+
+def test_a_backward_operator_finds_the_thread_of_the_forward_one_that_is_named(
+    con: duckdb.DuckDBPyConnection, tmp_path: Path
+) -> None:
+    events = [op("aten::mm", 10, 7, tid=3), op("MmBackward0", 30, 8, tid=4)]
+    nodes = [old(7, "aten::mm", seq_id=5), old(8, "MmBackward0", fw_parent=107, seq_id=5)]
+    enrich(con, tmp_path, events, nodes)
+    rows = con.execute("SELECT name, phase, sequence_nr, forward_thread FROM seen ORDER BY number").fetchall()
+    assert rows == [("aten::mm", None, 5, None), ("MmBackward0", "backward", 5, 3)]
+
+
+def test_what_does_not_match_is_counted(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    nodes = [old(7, "aten::mm"), old(8, "aten::add"), old(9, "aten::mul"), old(0, "aten::sub")]
+    losses = enrich(con, tmp_path, [op("aten::mm", 10, 7), op("aten::other", 20, 8)], nodes)
+    assert any("1 of its 4 operators" in note for note in losses.notes)
+    assert losses.skipped["operators of the execution trace that are not in the trace"] == 2
+    assert losses.skipped["operators of the execution trace without rf_id"] == 1
+
+
+def test_without_ids_nothing_is_matched_and_that_is_said(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    losses = enrich(con, tmp_path, [op("aten::mm", 10, 7)], [{"id": 3, "name": "aten::mm", "rf_id": None}])
+    assert any("have no rf_id" in note for note in losses.notes)
+
+
+def test_a_file_of_another_trace_is_refused(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="recorded beside another one"):
+        enrich(con, tmp_path, [op("aten::mm", 10, 7)], [old(7, "aten::add")])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'{"schema": "1.0.1", "nodes": [{"rf_id": 1},', "ends in the middle"),
+        (b'{"schema": "1.0.1", "nodes": [{"rf_id": oops}]}', "character 40: invalid JSON"),
+        (b'{"rf_id": 1, "nodes": 5}', "without an array 'nodes'"),
+        (b'{"nodes": [' + b"[" * 200_000, "nested too deeply|ends in the middle|invalid JSON"),
+        (gzip.compress(b'{"nodes": [' + b'{"rf_id": 1}, ' * 9000)[:-20], "compressed file ends in the middle"),
+        (b'{"nodes": ["' + b"a" * (1 << 25) + b'"]}', "more than 16 MiB"),
+        (b'{"nodes": ["\xff"]}', "no UTF-8"),
+    ],
+    ids=["cut", "invalid", "no array", "nested", "cut gzip", "huge", "no text"],
+)
+def test_broken_files_say_where(con: duckdb.DuckDBPyConnection, tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "et.json"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=says):
+        Chakra().enrich(con, str(path), Losses())
+
+
+def test_the_real_pair_matches_as_a_plain_reading_does(con: duckdb.DuckDBPyConnection) -> None:
+    if not PAIR.is_dir():
+        pytest.skip("../shared/traces is not there")
+    trace, execution = (PAIR / f"hta_simple_add_{name}.json.gz" for name in ("kineto", "et"))
+    losses = Kineto().fill(con, str(trace)).losses
+    Chakra().enrich(con, str(execution), losses)
+    nodes = {node["rf_id"]: node for node in json.loads(gzip.decompress(execution.read_bytes()))["nodes"]}
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    shaped = {event["args"]["External id"] for event in events if event.get("cat") == "cpu_op"
+              and nodes[event["args"]["External id"]]["input_shapes"]}  # fmt: skip
+    rows = con.execute("SELECT operator, input_shapes FROM seen WHERE level = 40 AND input_shapes IS NOT NULL")
+    found = dict(rows.fetchall())
+    assert found.keys() == shaped
+    assert json.loads(found[36]) == [[256, 256], [256, 256], []]

@@ -1,0 +1,205 @@
+"""Reads execution traces of PyTorch (Chakra's JSON), to add what they know to the trace that was recorded beside them.
+
+An execution trace has shapes, types, scalars and the forward operator of each operator, but no times. Its `rf_id` is
+what Kineto calls `Record function id`, or `External id` where it does not write that. An operator must have the same
+name in both files to be taken for the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from xsp import table
+from xsp.errors import TraceError
+from xsp.importers.contract import Losses
+from xsp.importers.jsonstream import elements
+from xsp.span import Column, Level
+
+MARKS = (b'"rf_id"', b"execution_trace|", b"chakra")
+"""Of these, one in the first bytes tells an execution trace from other JSON with nodes."""
+
+BATCH = 4096
+
+_NODES = (
+    Column("id", "BIGINT", ""), Column("rf_id", "BIGINT", ""), Column("fw_parent", "BIGINT", ""),
+    Column("sequence_nr", "BIGINT", ""), Column("name", "VARCHAR", ""), Column("input_shapes", "VARCHAR", ""),
+    Column("dtypes", "VARCHAR", ""), Column("scalars", "VARCHAR", ""), Column("outputs", "VARCHAR", ""),
+)  # fmt: skip
+
+SCALAR = "Scalar"
+"""What Kineto calls the type of an input that is no tensor; one that is not given has an empty type."""
+
+
+class Chakra:
+    """Execution traces of PyTorch, of schemas 1.0.1 to 1.1.1."""
+
+    name = "chakra"
+
+    def recognises(self, head: bytes, source: str) -> bool:
+        """Return whether it is JSON with nodes of an execution trace."""
+        start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+        return (
+            start == b"{"
+            and b'"nodes"' in head
+            and b'"traceEvents"' not in head
+            and any(mark in head for mark in MARKS)
+        )
+
+    def enrich(self, con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
+        """Add shapes, types, scalars, outputs and forward operators to the operators in `seen`.
+
+        Args:
+            con: holds `seen`; perhaps `operators` (number, record_function_id).
+            source: path of the file, perhaps gzip.
+            losses: gains how many operators match, and how many do not.
+
+        Raises:
+            TraceError: it cannot be read, or belongs to another trace.
+        """
+        table.create(con, "chakra_nodes", _NODES)
+        nodes = (_node(node) for node in elements(source, "nodes") if isinstance(node, dict))
+        while batch := list(islice(nodes, BATCH)):
+            table.insert(con, "chakra_nodes", batch, _NODES)
+        _match(con, source, losses)
+        for update in (_ENRICH, _FORWARD):
+            con.execute(update)
+        for name in ("chakra_nodes", "chakra_pairs"):
+            con.execute(f"DROP TABLE {name}")
+
+
+# --- nodes ------------------------------------------------------------------------------------------------
+
+
+def _node(node: dict[str, Any]) -> tuple[Any, ...]:
+    """Return a node as a row, of whatever schema it is."""
+    listed = node.get("attrs")
+    attributes = {str(each.get("name")): each.get("value") for each in _dicts(listed)} | node
+    inputs, outputs = _part(node, "input"), _part(node, "output")
+    return (
+        _whole(attributes.get("id")),
+        _whole(attributes.get("rf_id")),
+        _whole(attributes.get("fw_parent")),
+        _whole(attributes.get("seq_id")),
+        str(attributes.get("name", ""))[:4096].encode("utf-8", "replace").decode(),
+        _text(_shapes(*inputs[1:])),
+        _text([_type(each) for each in inputs[2]]),
+        _text([_scalar(*each) for each in zip(inputs[0], inputs[2], strict=False)]),
+        _text(_shapes(*outputs[1:])),
+    )
+
+
+def _part(node: dict[str, Any], which: str) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return values, shapes and types of the inputs or the outputs."""
+    whole = node.get(f"{which}s")
+    if isinstance(whole, dict):
+        return _list(whole.get("values")), _list(whole.get("shapes")), _list(whole.get("types"))
+    return _list(whole), _list(node.get(f"{which}_shapes")), _list(node.get(f"{which}_types"))
+
+
+def _shapes(shapes: Iterable[Any], types: Iterable[Any]) -> list[Any]:
+    """Return shapes of tensors; what is no tensor has an empty one, as Kineto writes it."""
+    return [shape if "Tensor" in str(kind) else [] for shape, kind in zip(shapes, types, strict=False)]
+
+
+def _type(kind: Any) -> str:
+    """Return a type as Kineto calls it: `Tensor(float)` is float."""
+    text = str(kind)
+    if text.startswith("Tensor("):
+        return text[7:].rstrip(")")
+    if "Tensor" in text:
+        return "TensorList"
+    return "" if text in ("None", "Device") else SCALAR
+
+
+def _scalar(value: Any, kind: Any) -> str:
+    return "" if "Tensor" in str(kind) or value == "<None>" else str(value)[:256]
+
+
+def _text(values: list[Any]) -> str | None:
+    return json.dumps(values) if values else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _dicts(value: Any) -> Iterator[dict[str, Any]]:
+    return (each for each in _list(value) if isinstance(each, dict))
+
+
+# --- joining ----------------------------------------------------------------------------------------------
+
+
+def _match(con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
+    """Make the table `chakra_pairs` of spans and nodes, by the numbering under which more of them agree."""
+    ((nodes, numbered),) = con.execute(
+        "SELECT count(*), count(*) FILTER (rf_id > 0) FROM chakra_nodes WHERE name NOT LIKE '[pytorch|%'"
+    ).fetchall()
+    if not numbered:
+        con.execute(_PAIRS.format(numbers="SELECT NULL::BIGINT AS number, NULL::BIGINT AS id WHERE false"))
+        losses.note(f"{Path(source).name}: its {nodes} operators have no rf_id, so none could be matched")
+        return
+    best = 0
+    for numbers in _numberings(con):
+        con.execute(_PAIRS.format(numbers=numbers).replace("chakra_pairs", "chakra_tried"))
+        ((found,),) = con.execute("SELECT count(*) FROM chakra_tried").fetchall()
+        if found > best:
+            best = found
+            con.execute("CREATE OR REPLACE TEMP TABLE chakra_pairs AS FROM chakra_tried")
+    con.execute("DROP TABLE chakra_tried")
+    if not best:
+        raise TraceError(f"{source}: none of its {nodes} operators is in the trace; it was recorded beside another one")
+    losses.note(f"{Path(source).name}: {best} of its {nodes} operators and named blocks were found in the trace")
+    if numbered < nodes:
+        losses.skipped["operators of the execution trace without rf_id"] += nodes - numbered
+    if best < numbered:
+        losses.skipped["operators of the execution trace that are not in the trace"] += numbered - best
+
+
+def _numberings(con: duckdb.DuckDBPyConnection) -> list[str]:
+    """Return queries of spans and what may be their `rf_id`."""
+    known = con.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'operators'").fetchall()
+    by_record = ["SELECT number, record_function_id AS id FROM operators"] if known else []
+    return [*by_record, "SELECT number, operator AS id FROM seen"]
+
+
+_PAIRS = f"""
+    CREATE OR REPLACE TEMP TABLE chakra_pairs AS
+    SELECT seen.number, node.* EXCLUDE (name)
+    FROM ({{numbers}}) numbers JOIN seen USING (number) JOIN chakra_nodes node
+        ON node.rf_id = numbers.id AND node.rf_id > 0 AND node.name = seen.name
+    WHERE seen.device IS NULL AND seen.level < {int(Level.RUNTIME)}
+    QUALIFY count(*) OVER (PARTITION BY node.rf_id) = 1
+"""
+
+_ENRICH = f"""
+    UPDATE seen SET
+        input_shapes = coalesce(seen.input_shapes, pair.input_shapes),
+        dtypes = CASE WHEN seen.input_shapes IS NULL THEN pair.dtypes ELSE coalesce(seen.dtypes, pair.dtypes) END,
+        scalars = coalesce(seen.scalars, pair.scalars),
+        dtype = coalesce(seen.dtype, list_filter(TRY_CAST(pair.dtypes AS VARCHAR[]),
+                         lambda each: each NOT IN ('', '{SCALAR}', 'TensorList'))[1]),
+        sequence_nr = coalesce(seen.sequence_nr, CASE WHEN pair.sequence_nr >= 0 THEN pair.sequence_nr END),
+        attributes = CASE WHEN pair.outputs IS NULL THEN seen.attributes ELSE json_merge_patch(
+            coalesce(seen.attributes, '{{}}'), json_object('output_shapes', pair.outputs::JSON)) END
+    FROM chakra_pairs pair WHERE seen.number = pair.number
+"""
+
+_FORWARD = """
+    UPDATE seen SET phase = 'backward', forward_thread = made.thread,
+        sequence_nr = coalesce(made.sequence_nr, seen.sequence_nr)
+    FROM chakra_pairs pair JOIN chakra_pairs forward ON forward.id = pair.fw_parent AND forward.number <> pair.number
+    JOIN seen made ON made.number = forward.number
+    WHERE seen.number = pair.number AND pair.fw_parent > 0
+"""
+"""The forward operator that the file names, in place of what was concluded from threads' numbers."""

@@ -1,0 +1,120 @@
+"""The elements of an array in a JSON file, one after another, in memory that follows the largest of them."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from xsp.errors import TraceError
+from xsp.importers.contract import broken, opened
+
+CHUNK = 1 << 20
+"""Bytes that are read at a time, at least."""
+
+MOST = 1 << 24
+"""Characters of one element, and of a value beside the array; a longer one is damage, or an attack."""
+
+_BLANK = re.compile(r"[\s,]*")
+_DECODER = json.JSONDecoder(parse_constant=lambda name: None)  # NaN and the infinities are nothing measured
+
+
+def elements(source: str, name: str) -> Iterator[Any]:
+    """Yield the elements of an array that an object holds under a name.
+
+    Args:
+        source: path of the file, perhaps gzip.
+        name: the key of the array, which is at the top.
+
+    Raises:
+        TraceError: it cannot be read, ends in the middle, is no such JSON; with the place.
+    """
+    with opened(Path(source)) as file:
+        text = _Text(source, file)
+        if text.next() != "{":
+            raise text.error("no JSON object begins here")
+        text.skip(1)
+        while text.next() != "}":
+            key = text.value()
+            text.skip_separator()
+            if key == name and text.next() == "[":
+                text.skip(1)
+                break
+            text.value()
+        else:
+            raise text.error(f"the object ends without an array {name!r}")
+        while text.next() != "]":
+            yield text.value()
+
+
+class _Text:
+    """A file that is read forwards, of which a part is held."""
+
+    def __init__(self, source: str, file: IO[bytes]) -> None:
+        self._source, self._file = source, file
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._held, self._place, self._before, self._ended = "", 0, 0, False
+
+    def next(self) -> str:
+        """Return the next character that is neither blank nor a comma."""
+        while True:
+            found = _BLANK.match(self._held, self._place)
+            self._place = found.end() if found else self._place
+            if self._place < len(self._held):
+                return self._held[self._place]
+            if self._ended:
+                raise self.error("ends in the middle; copy it again")
+            self._more()
+
+    def skip(self, count: int) -> None:
+        """Go on by some characters."""
+        self._place += count
+
+    def skip_separator(self) -> None:
+        """Go behind the colon that stands between a key and its value."""
+        if self.next() != ":":
+            raise self.error("a colon is missing")
+        self.skip(1)
+
+    def value(self) -> Any:
+        """Return the next value."""
+        self.next()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._held, self._place)
+            except RecursionError as error:
+                raise self.error("nested too deeply") from error
+            except json.JSONDecodeError as error:
+                if self._ended:
+                    self._place = error.pos
+                    raise self.error(f"invalid JSON, or cut off ({error.msg})") from error
+            except ValueError as error:
+                raise self.error(f"a value that no program reads ({error})") from error
+            else:
+                if end < len(self._held) or self._ended:
+                    self._place = end
+                    return value
+            if len(self._held) - self._place > MOST:
+                raise self.error(f"invalid JSON, or a value of more than {MOST >> 20} MiB")
+            self._more()
+
+    def error(self, reason: str) -> TraceError:
+        """Return the error that says what is wrong here."""
+        return TraceError(f"{self._source}, character {self._before + self._place}: {reason}")
+
+    def _more(self) -> None:
+        """Let go of what was passed, and hold more: twice as much, so that a long value is not tried over and over."""
+        try:
+            read = self._file.read(max(CHUNK, len(self._held) - self._place))
+            text = self._decoder.decode(read, final=not read)
+        except (EOFError, OSError, zlib.error) as error:
+            raise broken(self._source, error, f"character {self._before + self._place}") from error
+        except UnicodeDecodeError as error:
+            raise self.error(f"no UTF-8 ({error.reason})") from error
+        self._ended = not read
+        self._before += self._place
+        self._held, self._place = self._held[self._place :] + text, 0
