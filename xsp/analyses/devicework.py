@@ -23,15 +23,15 @@ RECORDED = f"""
             FROM spans WHERE kind = '{Kind.STEP}' AND step IS NOT NULL GROUP BY rank, step
         )
     ),
-    hosts AS (
+    processes AS (
         SELECT rank, any_value(process) AS process FROM spans WHERE level = {int(Level.RUNTIME)}
         GROUP BY rank HAVING min(process) = max(process)
     ),
     on_device AS (
         SELECT s.*, s.start_ns + s.dur_ns AS end_ns, coalesce(recorded.recording, 0) AS recording,
-               coalesce(s.process, hosts.process, -1) AS on_process
+               coalesce(s.process, processes.process, -1) AS on_process
         FROM spans s LEFT JOIN recorded ON recorded.rank = s.rank AND recorded.step = s.step
-        LEFT JOIN hosts ON hosts.rank = s.rank
+        LEFT JOIN processes ON processes.rank = s.rank
         WHERE s.level = {int(Level.KERNEL)} AND s.kind IN ('{Kind.KERNEL}', '{Kind.COPY}') AND s.timed IS NOT false
     )
 """
