@@ -156,3 +156,9 @@ def test_the_real_pair_matches_as_a_plain_reading_does(con: duckdb.DuckDBPyConne
     found = dict(rows.fetchall())
     assert found.keys() == shaped
     assert json.loads(found[36]) == [[256, 256], [256, 256], []]
+
+
+def test_record_function_ids_come_before_external_ids(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    events = [op("aten::mm", 10, 500, **{"Record function id": 7}), op("aten::mm", 20, 7, **{"Record function id": 8})]
+    enrich(con, tmp_path, events, [old(7, "aten::mm", seq_id=1), old(8, "aten::mm", seq_id=2)])
+    assert con.execute("SELECT operator, sequence_nr FROM seen ORDER BY number").fetchall() == [(500, 1), (7, 2)]

@@ -47,6 +47,7 @@ def fill(con: duckdb.DuckDBPyConnection, base_ns: int, losses: Losses) -> None:
     for select in (_ops(layers), _MODULES, _RUNTIME, _DEVICE, _MEMORY, _OVERHEAD):
         con.execute(f"INSERT INTO seen BY NAME {select}")
     con.execute("UPDATE seen SET start_ns = start_ns + ?, collector = 'kineto', status = 'ok'", [base_ns])
+    _record_functions(con)
     _forward_threads(con)
     _once(con, losses)
     for name in ("events", "rows"):
@@ -256,6 +257,20 @@ _OVERHEAD = f"""
     SELECT number, ts_ns AS start_ns, dur_ns, name, {int(Level.RUNTIME)} AS level, '{Kind.OVERHEAD}' AS kind
     FROM rows WHERE sort = 'overhead'
 """
+
+
+def _record_functions(con: duckdb.DuckDBPyConnection) -> None:
+    """Make the table `operators` of what execution traces number operators by, see `xsp.importers.chakra`.
+
+    Where the first operators have no such number none is sought: it takes time.
+    """
+    number = _whole("Record function id")
+    first = f"SELECT 1 FROM (FROM rows WHERE sort = 'op' LIMIT 1000) WHERE {number} > 0 LIMIT 1"
+    where = "sort = 'op'" if con.execute(first).fetchall() else "false"
+    con.execute(
+        f"CREATE OR REPLACE TEMP TABLE operators AS SELECT number, {number} AS record_function_id "
+        f"FROM rows WHERE {where}"
+    )
 
 
 def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
