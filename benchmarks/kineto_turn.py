@@ -58,7 +58,7 @@ def take(python: str, tool: str, trace: Path, limit_s: float = 3600) -> Turn:
     Args:
         python: interpreter in whose environment the tool is.
         tool: a name in `TOOLS`.
-        trace: what it reads.
+        trace: what it reads; for xsp also the directory of a run.
         limit_s: after so long the process is ended, and that is its error.
     """
     _warm(trace)
@@ -83,10 +83,12 @@ def take(python: str, tool: str, trace: Path, limit_s: float = 3600) -> Turn:
 
 
 def _warm(trace: Path) -> None:
-    """Read a file once, so that no tool pays for the disk."""
-    with open(trace, "rb") as file:
-        while file.read(1 << 24):
-            pass
+    """Read a file, or the files of a directory, once, so that no tool pays for the disk."""
+    for each in [trace, *trace.rglob("*")]:
+        if each.is_file():
+            with open(each, "rb") as file:
+                while file.read(1 << 24):
+                    pass
 
 
 # --- in the process ---------------------------------------------------------------------------------------

@@ -1,0 +1,93 @@
+"""What a trace of a GPU costs as it grows: xsp on 200 thousand to 10 million events.
+
+The traces are copies of a real one, one after the other in time. The exponent is the slope of a straight line through
+the points on logarithmic axes: 1 is linear.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from math import log
+from pathlib import Path
+
+import kineto_copies
+import kineto_turn
+import turns
+from kineto_peers import TRACES, count
+from kineto_turn import Turn
+
+SIZES = (200_000, 500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000)
+AT_MOST = 1.0
+"""Exponent: no faster than linear."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    made = turns.parser(__doc__, rounds=3)
+    made.add_argument("trace", nargs="?", type=Path, help="a trace (default: the largest of ../shared/traces)")
+    made.add_argument("--sizes", type=int, nargs="*", help="events (default: 200 thousand to 10 million)")
+    options = turns.parse(made, arguments)
+    traces = [options.trace] if options.trace else sorted(TRACES.rglob("*.json.gz"), key=count)
+    if not traces:
+        raise SystemExit("name a trace: ../shared/traces is not there")
+    sizes = options.sizes or ((50_000, 200_000) if options.quick else SIZES)
+    measure(options, traces[-1], sizes).finish(options)
+
+
+def measure(options: argparse.Namespace, source: Path, sizes: Sequence[int]) -> turns.Report:
+    """Load each size as often as there are rounds, each time in a process of its own."""
+    columns = ("events", "MB", "load, s", "events/s", "all analyses, s", "peak MB")
+    report = turns.Report("kineto_scale", f"Copies of {source.name}, read and analysed", columns)
+    taken: dict[int, list[Turn]] = {}
+    for size in sizes:
+        with tempfile.TemporaryDirectory() as place:
+            trace = Path(place) / "copies.json"
+            events = kineto_copies.write(source, trace, size).events
+            taken[events] = [kineto_turn.take(sys.executable, "xsp", trace) for _ in range(options.rounds)]
+            _add(report, events, trace.stat().st_size, taken[events])
+    for what in ("load_s", "analyses_s", "peak_bytes"):
+        slope = exponent(taken, what, options.rounds)
+        goal = turns.verdict(slope, AT_MOST) if what != "peak_bytes" else ""
+        report.notes.append(f"Exponent of {what.rpartition('_')[0]}: {slope.shown(2)} {goal}".rstrip())
+    return report
+
+
+def _add(report: turns.Report, events: int, size: int, each: Sequence[Turn]) -> None:
+    if each[0].raised.get("load"):
+        raise SystemExit(f"{events} events: {each[0].raised['load']}")
+    load = turns.middle([turn.load_s or 0 for turn in each])
+    asked = turns.middle([turn.analyses_s or 0 for turn in each])
+    peak = max(turn.peak_bytes for turn in each) / 1e6
+    turns.say(f"  {events:,}: {load.shown()} s, {asked.shown()} s, {peak:,.0f} MB")
+    report.add(
+        [
+            f"{events:,}",
+            f"{size / 1e6:,.0f}",
+            load.shown(),
+            f"{events / load.value:,.0f}",
+            asked.shown(),
+            f"{peak:,.0f}",
+        ],
+        turns=[vars(turn) for turn in each],
+    )
+
+
+def exponent(taken: dict[int, list[Turn]], what: str, rounds: int) -> turns.Figure:
+    """Return the exponent with which something grows with the events, from a line through each round's points."""
+    return turns.middle([
+        slope([(log(events), log(getattr(each[number], what))) for events, each in taken.items()])
+        for number in range(rounds)
+    ])  # fmt: skip
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Return the slope of the straight line with the least squares."""
+    x, y = (sum(each) / len(points) for each in zip(*points, strict=True))
+    return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Parents for ten million spans: how long the bulk placement takes, and whether it grows linearly.
+
+The spans are fabricated: steps on four threads in turn, layers in them, operators in the layers, launches in the
+operators, and a kernel for each launch. What is measured is `xsp.intake.placing.place`: identities, parents, steps,
+layers and keys. Up to 200 thousand spans, `xsp.correlate` takes turns with it on the same spans.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from math import log
+from pathlib import Path
+
+import duckdb
+import turns
+from kineto_scale import slope
+
+from xsp import table
+from xsp.correlate import correlate
+from xsp.importers.contract import SEEN, Losses, Seen
+from xsp.intake import placing, tables
+from xsp.span import Kind, Level, Span
+
+SIZES = (200_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000)
+SMALL = 200_000
+"""Up to so many spans, `xsp.correlate` is measured too."""
+
+THREADS = 4
+A_STEP = 20_000
+"""Spans; each begins with its own."""
+
+_PART = "n % 20"
+_KINDS = f"""
+    SELECT n, CASE WHEN n % {A_STEP} = 0 THEN '{Kind.STEP}' WHEN {_PART} = 1 THEN '{Kind.MODULE}'
+                   WHEN {_PART} < 8 THEN '{Kind.OP}' WHEN {_PART} < 14 THEN '{Kind.LAUNCH}'
+                   ELSE '{Kind.KERNEL}' END AS kind,
+           CASE WHEN {_PART} >= 2 THEN ({_PART} - 2) % 6 END AS pair, (n // 20) * 12_000 AS begin_ns
+    FROM range($spans) AS _(n)
+"""
+_SPANS = f"""
+    SELECT n AS number, kind, kind || n % 97 AS name, 1 AS process, 'ok' AS status, 'fabricated' AS collector,
+           CASE kind WHEN '{Kind.STEP}' THEN {int(Level.MODEL)} WHEN '{Kind.MODULE}' THEN {int(Level.LAYER)}
+                WHEN '{Kind.OP}' THEN {int(Level.OP)} WHEN '{Kind.LAUNCH}' THEN {int(Level.RUNTIME)}
+                ELSE {int(Level.KERNEL)} END AS level,
+           CASE WHEN kind <> '{Kind.KERNEL}' THEN n // {A_STEP} % {THREADS} END AS thread,
+           CASE WHEN kind = '{Kind.KERNEL}' THEN 0 END AS device,
+           CASE WHEN kind = '{Kind.KERNEL}' THEN 7 END AS stream,
+           CASE WHEN kind IN ('{Kind.LAUNCH}', '{Kind.KERNEL}') THEN n // 20 * 6 + pair + 1 END AS correlation_id,
+           begin_ns + CASE kind WHEN '{Kind.STEP}' THEN 0 WHEN '{Kind.MODULE}' THEN 1_000
+                WHEN '{Kind.OP}' THEN coalesce(1_100 + pair * 1_600, 50) WHEN '{Kind.LAUNCH}' THEN 1_700 + pair * 1_600
+                ELSE 3_000 + pair * 1_600 END AS start_ns,
+           CASE kind WHEN '{Kind.STEP}' THEN {A_STEP // 20 * 12_000} WHEN '{Kind.MODULE}' THEN 10_500
+                WHEN '{Kind.OP}' THEN CASE WHEN pair IS NULL THEN 900 ELSE 1_500 END
+                WHEN '{Kind.LAUNCH}' THEN 500 ELSE 1_200 END AS dur_ns
+    FROM ({_KINDS})
+"""
+
+
+def fabricate(con: duckdb.DuckDBPyConnection, spans: int) -> Seen:
+    """Make the table `seen`, as an importer does."""
+    con.execute(f"CREATE OR REPLACE TABLE seen ({', '.join(f'{each.name} {each.type}' for each in SEEN)})")
+    con.execute(f"INSERT INTO seen BY NAME {_SPANS}", {"spans": spans})
+    return Seen({}, Losses("fabricated", spans))
+
+
+def placed(spans: int) -> tuple[float, int, int]:
+    """Place so many spans; return seconds, the most bytes that the process took, and the number of orphans."""
+    with tempfile.TemporaryDirectory() as folder:
+        con = tables.connect(Path(folder))
+        seen = fabricate(con, spans)
+        begin = time.perf_counter()
+        placing.place(con, seen, "fabricated")
+        seconds = time.perf_counter() - begin
+        ((orphans,),) = con.execute("SELECT count(*) FROM placed WHERE parent_id IS NULL AND kind <> 'step'").fetchall()
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, orphans
+
+
+def correlated(spans: int) -> float:
+    """Return the seconds that `xsp.correlate` takes, a step at a time."""
+    con = table.connect()
+    fabricate(con, spans)
+    names = [each.name for each in SEEN if each.name in Span._fields]
+    rows = con.execute(f"SELECT {', '.join(names)} FROM seen ORDER BY number").fetchall()
+    found = [Span(**dict(zip(names, row, strict=True))) for row in rows]
+    begin = time.perf_counter()
+    for first in range(0, len(found), A_STEP):
+        correlate(found[first : first + A_STEP])
+    return time.perf_counter() - begin
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    made = turns.parser(__doc__, rounds=3)
+    made.add_argument("--sizes", type=int, nargs="*", help="spans (default: 200 thousand to 10 million)")
+    made.add_argument("--one", type=int, help=argparse.SUPPRESS)  # a measurement in a process of its own
+    options = turns.parse(made, arguments)
+    if options.one:
+        print(json.dumps(placed(options.one)))
+    else:
+        measure(options, options.sizes or ((20_000, 200_000) if options.quick else SIZES)).finish(options)
+
+
+def measure(options: argparse.Namespace, sizes: Sequence[int]) -> turns.Report:
+    """Place each size as often as there are rounds, each time in a process of its own."""
+    columns = ("spans", "s", "spans/s", "peak MB", "orphans", "xsp.correlate takes")
+    report = turns.Report("parents", "Parents, layers and keys in bulk", columns)
+    seconds: list[list[float]] = []
+    for size in sizes:
+        each = [_apart(size) for _ in range(options.rounds)]
+        seconds.append([taken for taken, _, _ in each])
+        slower = [correlated(size) / taken for taken in seconds[-1]] if size <= SMALL else []
+        shown = turns.middle(seconds[-1])
+        turns.say(f"  {size:,}: {shown.shown()} s")
+        peak, orphans = max(most for _, most, _ in each) / 1e6, each[0][2]
+        cells = [f"{size:,}", shown.shown(), f"{size / shown.value:,.0f}", f"{peak:,.0f}", f"{orphans:,}",
+                 f"{turns.middle(slower).shown(1)} ×" if slower else "–"]  # fmt: skip
+        report.add(cells, rounds=each)
+    points = [[(log(size), log(taken[n])) for size, taken in zip(sizes, seconds, strict=True)]
+              for n in range(options.rounds)]  # fmt: skip
+    exponent = turns.middle([slope(each) for each in points])
+    report.notes.append(f"Exponent: {exponent.shown(2)} {turns.verdict(exponent, 1.0)}")
+    return report
+
+
+def _apart(size: int) -> tuple[float, int, int]:
+    command = [sys.executable, __file__, "--one", str(size)]
+    seconds, peak, orphans = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return seconds, peak, orphans
+
+
+if __name__ == "__main__":
+    main()
