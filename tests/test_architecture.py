@@ -12,8 +12,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
-    {"errors", "span", "version"},
-    {"clock", "collector", "flops", "identity", "kernelnames", "plugins", "schedule", "scrub", "semconv", "summary"},
+    {"errors", "flops", "span", "version"},
+    {"clock", "clocks", "collector", "identity", "kernelnames", "plugins", "schedule", "scrub", "semconv", "summary"}
+    | {"traffic"},
     {"testing", "xsp_collectors"},
     {"calibrate", "correlate", "device", "layers", "rundir", "table", "views"},
     {"trace"},
@@ -36,7 +37,7 @@ PLACE = {name: place for place, names in enumerate(LAYERS) for name in names}
 TABLE_OF_CONTENTS = "__init__"
 """`xsp/__init__.py` shows what stands in other modules, so it may import all of them."""
 
-FOR_COLLECTORS = {"clock", "collector", "errors", "flops", "plugins", "span", "testing"}
+FOR_COLLECTORS = {"clock", "collector", "errors", "flops", "plugins", "span", "testing", "traffic"}
 """What of xsp may enter the measured process with a collector."""
 
 TO_AVOID = {"base", "common", "engine", "event", "events", "helper", "helpers", "manager", "record", "utils"}

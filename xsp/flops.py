@@ -14,6 +14,8 @@ from typing import Any
 
 Shape = Sequence[int]
 Formula = Callable[[Sequence[Shape], Sequence[Any]], int]
+LIMIT = 1 << 63
+"""More than the table's integers hold; no operator does that much."""
 
 
 def flops(name: str, shapes: Sequence[Shape], scalars: Sequence[Any]) -> int | None:
@@ -31,8 +33,9 @@ def flops(name: str, shapes: Sequence[Shape], scalars: Sequence[Any]) -> int | N
     if formula is None:
         return None
     try:
-        return formula(shapes, scalars)
-    except (IndexError, ValueError, TypeError, ZeroDivisionError):
+        found = formula(shapes, scalars)
+        return found if type(found) is int and 0 <= found < LIMIT else None
+    except (LookupError, ValueError, TypeError, ArithmeticError, RecursionError):
         return None
 
 
@@ -57,9 +60,23 @@ def _attention(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) 
     return 2 * batch * heads * length * key[2] * (width + value[3])
 
 
-def _attention_backward(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
-    """Five products where the forward pass has two: weights again, and two gradients of each product."""
-    return 5 * _attention(shapes, scalars, first=1) // 2
+def _attention_by_length(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
+    """Attention whose inputs are (batch, length, heads, width) each."""
+    query, key, value = ((b, h, n, w) for b, n, h, w in shapes[first : first + 3])
+    return _attention([query, key, value], scalars)
+
+
+def _backward(attention: Callable[..., int]) -> Formula:
+    """Return five products where attention has two: weights again, and two gradients of each product."""
+    return lambda shapes, scalars: 5 * attention(shapes, scalars, first=1) // 2
+
+
+def _grouped(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """A product for each group: of all the groups' rows, of all their columns, or of a batch."""
+    left, right = shapes[:2]
+    if len(left) == len(right) == 3:
+        return _bmm(shapes, scalars)
+    return 2 * prod(left[-2:]) * right[-1]
 
 
 def _convolution(stride: int, padding: int, dilation: int, transposed: int | None = None) -> Formula:
@@ -67,24 +84,46 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int | Non
 
     def formula(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
         image, weight = shapes[0], shapes[1]
-        kernel, space = weight[2:], image[2:]
-        if len(kernel) != len(space) or not kernel:
-            raise ValueError("not a batched image and a kernel")
-        if transposed is not None and _is_true(scalars[transposed]):
-            return 2 * prod(image) * prod(weight[1:])
-        strides = _per_dimension(scalars[stride], len(kernel))
-        dilations = _per_dimension(scalars[dilation], len(kernel))
-        if scalars[padding] == "same":
-            out = space
-        else:
-            pads = _per_dimension(0 if scalars[padding] == "valid" else scalars[padding], len(kernel))
-            out = [
-                (size + 2 * pad - dil * (width - 1) - 1) // step + 1
-                for size, pad, dil, width, step in zip(space, pads, dilations, kernel, strides, strict=True)
-            ]
+        if transposed is not None and is_true(scalars[transposed]):
+            return _transposed(shapes, scalars)
+        out = convolution_output(image, weight, scalars[stride], scalars[padding], scalars[dilation])
         return 2 * image[0] * prod(out) * prod(weight)
 
     return formula
+
+
+def convolution_output(image: Shape, weight: Shape, stride: Any, padding: Any, dilation: Any) -> list[int]:
+    """Return the spatial sizes of a convolution's output; the options as Kineto writes them.
+
+    Raises:
+        ValueError: the shapes are not those of a batched image and a kernel, or the source tells no options.
+    """
+    kernel, space = weight[2:], image[2:]
+    if len(kernel) != len(space) or not kernel:
+        raise ValueError("not a batched image and a kernel")
+    if padding == "same":
+        return list(space)
+    strides, dilations = per_dimension(stride, len(kernel)), per_dimension(dilation, len(kernel))
+    pads = per_dimension(0 if padding == "valid" else padding, len(kernel))
+    return [
+        (size + 2 * pad - dil * (width - 1) - 1) // step + 1
+        for size, pad, dil, width, step in zip(space, pads, dilations, kernel, strides, strict=True)
+    ]
+
+
+def _transposed(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """Each element of the image goes to all places of the kernel."""
+    return 2 * prod(shapes[0]) * prod(shapes[1][1:])
+
+
+def _of_image(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """The gradient of a convolution's input, from (its size, gradient, weight)."""
+    return 2 * prod(shapes[1]) * prod(shapes[2][1:])
+
+
+def _of_weight(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """The gradient of a convolution's weight, from (its size, gradient, image)."""
+    return 2 * prod(shapes[1]) * prod(json.loads(str(scalars[0]))[1:])
 
 
 def _undilated(stride: int, padding: int) -> Formula:
@@ -96,18 +135,20 @@ def _undilated(stride: int, padding: int) -> Formula:
 def _convolution_backward(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
     """Return one forward pass for each gradient that is asked for, of input and of weight."""
     gradient, image, weight = shapes[:3]
-    forward = 2 * prod(image if _is_true(scalars[7]) else gradient) * prod(weight[1:])
+    forward = 2 * prod(image if is_true(scalars[7]) else gradient) * prod(weight[1:])
     wanted = json.loads(str(scalars[10]).lower()) if len(scalars) > 10 and scalars[10] else [True, True]
     return forward * sum(bool(each) for each in wanted[:2])
 
 
-def _per_dimension(value: Any, dimensions: int) -> list[int]:
+def per_dimension(value: Any, dimensions: int) -> list[int]:
+    """Return an option of a convolution or a pooling for each dimension; as Kineto writes it, one for all or a list."""
     read = json.loads(value) if isinstance(value, str) else value
     values = list(read) if isinstance(read, (list, tuple)) else [read]
     return [int(v) for v in (values * dimensions if len(values) == 1 else values)]
 
 
-def _is_true(value: Any) -> bool:
+def is_true(value: Any) -> bool:
+    """Return whether an input that Kineto writes as text is true."""
     return str(value).lower() in ("true", "1")
 
 
@@ -117,26 +158,41 @@ FORMULAS: dict[str, Formula] = {
     "_addmm_activation": lambda shapes, scalars: _mm(shapes, scalars, first=1),
     "bmm": _bmm,
     "baddbmm": lambda shapes, scalars: _bmm(shapes, scalars, first=1),
-    "linear": _linear,
-    "mkldnn_linear": _linear,
-    "_mkl_linear": _linear,
+    "_scaled_mm": _mm,
+    **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm"), _grouped),
+    **dict.fromkeys(("linear", "mkldnn_linear", "_mkl_linear", "mkldnn::_linear_pointwise"), _linear),
     "conv1d": _convolution(3, 4, 5),
     "conv2d": _convolution(3, 4, 5),
     "conv3d": _convolution(3, 4, 5),
     "convolution": _convolution(3, 4, 5, transposed=6),
     "_convolution": _convolution(3, 4, 5, transposed=6),
     "mkldnn_convolution": _convolution(4, 3, 5),
+    **dict.fromkeys(("miopen_convolution", "miopen_depthwise_convolution"), _convolution(4, 3, 5)),
+    "mkldnn::_convolution_pointwise": _convolution(4, 3, 5),
     "cudnn_convolution": _convolution(3, 2, 4),
+    **dict.fromkeys(("cudnn_convolution_relu", "cudnn_convolution_add_relu"), _convolution(3, 4, 5)),
+    **dict.fromkeys(("_conv_depthwise2d", "conv_depthwise3d", "slow_conv_dilated2d"), _convolution(4, 5, 6)),
+    **dict.fromkeys(("cudnn_convolution_transpose", "miopen_convolution_transpose"), _transposed),
     "thnn_conv2d": _undilated(4, 5),
     "_slow_conv2d_forward": _undilated(4, 5),
     "convolution_backward": _convolution_backward,
+    **dict.fromkeys(("cudnn_convolution_backward_input", "miopen_convolution_backward_input"), _of_image),
+    **dict.fromkeys(("cudnn_convolution_backward_weight", "miopen_convolution_backward_weight"), _of_weight),
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_efficient_attention": _attention,
     "_scaled_dot_product_cudnn_attention": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-    "_scaled_dot_product_flash_attention_backward": _attention_backward,
-    "_scaled_dot_product_efficient_attention_backward": _attention_backward,
+    "_cudnn_attention_forward": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _backward(_attention),
+    "_scaled_dot_product_flash_attention_backward": _backward(_attention),
+    "_scaled_dot_product_efficient_attention_backward": _backward(_attention),
+    "_scaled_dot_product_cudnn_attention_backward": _backward(_attention),
+    "_flash_attention_forward": _attention_by_length,
+    "_efficient_attention_forward": _attention_by_length,
+    "_flash_attention_backward": _backward(_attention_by_length),
+    "_efficient_attention_backward": _backward(_attention_by_length),
+    "flash_attn::_flash_attn_forward": _attention_by_length,
+    "flash_attn::_flash_attn_backward": _backward(_attention_by_length),
 }
 """Operator → formula over its inputs; only operators that do the work themselves or stand right above it.
 

@@ -19,6 +19,7 @@ from torch.autograd import profiler as autograd_profiler
 from xsp.collector import Collector, Probe
 from xsp.flops import flops
 from xsp.span import Kind, Level, Span
+from xsp.traffic import traffic
 from xsp_collectors import collectives
 from xsp_collectors.torchlog import WarningsHeldBack
 
@@ -162,8 +163,9 @@ def _category(event: Any) -> str:
 def _op(event: Any, threads: dict[int, int]) -> Span:
     sequence = event.sequence_nr()
     backward = event.fwd_thread_id() > 0
-    shapes = event.shapes()
-    operations = flops(event.name(), shapes, event.concrete_inputs()) if shapes else None
+    shapes, dtypes, scalars = event.shapes(), event.dtypes(), event.concrete_inputs()
+    operations = flops(event.name(), shapes, scalars) if shapes else None
+    moved = traffic(event.name(), shapes, dtypes, scalars) if shapes else None
     return Span(
         level=Level.OP,
         kind=Kind.OP.value,
@@ -176,9 +178,12 @@ def _op(event: Any, threads: dict[int, int]) -> Span:
         sequence_nr=sequence if sequence >= 0 else None,
         forward_thread=threads.get(event.fwd_thread_id()) if backward else None,
         input_shapes=json.dumps(shapes) if shapes else None,
-        dtype=next((name for name in event.dtypes() if name), None) if shapes else None,
+        dtype=next((name for name in dtypes if name), None) if shapes else None,
         flops=operations,
         flops_source="shapes" if operations is not None else None,
+        dram_read_bytes=moved.read_bytes if moved is not None else None,
+        dram_write_bytes=moved.write_bytes if moved is not None else None,
+        bytes_source="shapes" if moved is not None else None,
     )
 
 
