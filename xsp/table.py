@@ -111,13 +111,15 @@ def write(con: duckdb.DuckDBPyConnection, relation: duckdb.DuckDBPyRelation, pat
     Args:
         con: the engine that the relation belongs to.
         relation: what to write, in its order.
-        path: where to.
+        path: where to; text is compressed if it ends in `.gz`.
         form: csv, json or parquet.
 
     Raises:
         OutputError: the file cannot be written.
     """
     options = {"csv": "FORMAT csv, HEADER", "json": "FORMAT json, ARRAY true", "parquet": "FORMAT parquet"}[form]
+    if path.suffix == ".gz" and form != "parquet":
+        options += ", COMPRESSION gzip"
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         con.execute(f"COPY ({relation.sql_query()}) TO {literal(str(beside))} ({options})")

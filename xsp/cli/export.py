@@ -1,13 +1,19 @@
-"""Send a run to a receiver of OpenTelemetry's protocol: Jaeger, a Collector, or a file.
+"""Write a run for another viewer, or send it to a receiver of OpenTelemetry's protocol.
 
-Each step becomes a trace, and links to a span of the run itself. What was delivered is kept in the run
-directory, so an export that was broken off goes on with --resume, without loss and without duplicates.
+With --format a file is written: chrome (Perfetto's page, chrome://tracing), speedscope, flame (a flame graph, SVG),
+folded (its stacks as text), csv or parquet (the span table, or what --table names). What a file does not show as
+it was recorded is counted.
 
-The variables OTEL_EXPORTER_OTLP_* and OTEL_SERVICE_NAME count where no option is given; secrets are better
-there than on a command line.
+Without --format the run is sent to Jaeger or to a Collector: each step becomes a trace, and links to a span of the
+run itself. What was delivered is kept in the run directory, so an export that was broken off goes on with
+--resume, without loss and without duplicates. The variables OTEL_EXPORTER_OTLP_* and OTEL_SERVICE_NAME count where
+no option is given; secrets are better there than on a command line.
 
 examples:
-  xsp export runs/resnet50                                 to http://localhost:4318, or as the variables say
+  xsp export runs/resnet50 --format chrome -o resnet50.json.gz      for ui.perfetto.dev
+  xsp export trace.json.gz --format flame --weight device -o kernels.svg
+  xsp export runs/resnet50 --format csv --table A2 -o layers.csv
+  xsp export runs/resnet50                                 send it to http://localhost:4318, or as the variables say
   xsp export runs/resnet50 --to grpc://localhost:4317
   xsp export runs/resnet50 --steps 9,13 --to step.jsonl    a file that Jaeger's page can upload
   xsp export runs/resnet50 --resume                        what is still missing, to where it was sent before
@@ -21,18 +27,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xsp.cli import options
+from xsp.errors import UsageError
 
 if TYPE_CHECKING:
     from xsp.exporters.courier import Counts
     from xsp.exporters.endpoint import Endpoint
     from xsp.exporters.endpoint import Options as EndpointOptions
+    from xsp.trace import Trace
 
-SUMMARY = "send a run to Jaeger or to a Collector, over OTLP"
+SUMMARY = "write a run for Perfetto, speedscope and others, or send it to Jaeger or to a Collector"
+
+_OF_SENDING = (
+    "to", "protocol", "header", "insecure", "ca_file", "cert", "key", "compression", "timeout", "service", "timed",
+    "resume",
+)  # fmt: skip
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory, or a directory of runs")
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory; with --format also a trace")
+    parser.add_argument(
+        "--format", metavar="NAME", help="write a file: chrome, speedscope, flame, folded, csv, parquet"
+    )
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="the file; .gz compresses")
+    parser.add_argument("--table", metavar="NAME", help="of csv and parquet: spans (default), merged, or an analysis")
+    parser.add_argument("--weight", choices=("host", "device"), help="of flame and folded: whose time (default: host)")
     parser.add_argument(
         "--to",
         metavar="WHERE",
@@ -72,7 +91,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Send, and say what became of it."""
+    """Write or send, and say what became of it."""
+    if given.format is not None:
+        return _write(given)
+    _refuse(given, ("out", "table", "weight"), "only with --format")
     from xsp.cli import progress
     from xsp.exporters import endpoint
 
@@ -97,6 +119,47 @@ def run(given: argparse.Namespace) -> int:
         return 130
     _say(counts, to, given)
     return 1 if counts.left or counts.rejected else 0
+
+
+def _write(given: argparse.Namespace) -> int:
+    """Write a file, and say what is in it and what is not."""
+    from xsp import plugins, runs
+    from xsp.exporters import contract
+
+    _refuse(given, _OF_SENDING, "of sending, not with --format")
+    if given.out is None:
+        raise UsageError(f"--format {given.format}: say which file to write with -o FILE")
+    if given.format == contract.OTLP:
+        raise UsageError("--format otlp: leave --format away, and say where to with --to")
+    write: contract.Exporter = plugins.load(contract.GROUP, given.format)
+    trace = runs.load(given.run)
+    choice = contract.Choice(
+        options.steps(given.steps), contract.Weight(given.weight or "host"), _rows(trace, given.table or "spans")
+    )
+    written = write(trace, given.out, choice)
+    for sentence in written.sentences():
+        print(f"xsp: {sentence}", file=sys.stderr)
+    print(f"{written.spans:,} {'spans' if given.table is None else 'rows'} in {given.out}")
+    return 0
+
+
+def _rows(trace: Trace, name: str) -> str:
+    """Return the name of a table in the trace's engine: an analysis becomes one."""
+    from xsp.analyses import ANALYSES
+
+    if name in ("spans", "merged"):
+        return name
+    found = {known.lower(): each for known, each in ANALYSES.items()}.get(name.lower())
+    if found is None:
+        raise UsageError(f"--table {name!r}: there are spans, merged, {', '.join(ANALYSES)}")
+    found(trace).create_view("of_analysis")
+    return "of_analysis"
+
+
+def _refuse(given: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if getattr(given, name):
+            raise UsageError(f"--{name.replace('_', '-')}: {why}")
 
 
 def _options(given: argparse.Namespace) -> EndpointOptions:

@@ -1,0 +1,198 @@
+"""Chrome's JSON trace format, which Perfetto's page, chrome://tracing and the tools for Kineto's traces open.
+
+Categories, names and arguments are Kineto's where it has them, so that what reads a trace of torch.profiler reads
+this: `ProfilerStep#N`, `nn.Module: NAME`, `cpu_op`, `cuda_runtime`, `kernel`, `correlation`, flows `ac2g`. All that
+the table knows beside it stands in `args` under the columns' names. The top-level key `xsp` says who wrote it.
+
+Times are microseconds after `baseTimeNanoseconds`, with three decimals written as text, so that no nanosecond is lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import duckdb
+
+from xsp import table
+from xsp.exporters import traceevents, tracks
+from xsp.exporters.contract import Choice, Written, check_steps, whole
+from xsp.exporters.tracks import Placed, Track
+from xsp.span import Column
+from xsp.trace import Trace
+from xsp.version import __version__
+
+FORMAT = 1
+"""Of the key `xsp`."""
+
+SLICE = 50_000
+"""Spans that are in memory at a time."""
+
+_FETCH = 5_000
+_HIGHEST = 2**31 - 1
+"""Of a number that all viewers take for a process or a thread."""
+
+_SECOND = 1_000_000_000
+
+
+class Place(NamedTuple):
+    """The numbers by which viewers know a track."""
+
+    track: int
+    pid: int
+    tid: int
+
+
+_PLACES = (Column("track", "INTEGER", ""), Column("pid", "BIGINT", ""), Column("tid", "BIGINT", ""))
+
+
+def write(trace: Trace, path: Path, choice: Choice) -> Written:
+    """Write the spans of all steps, or of some, with the flows from launches to device work.
+
+    Args:
+        trace: to write.
+        path: where to; compressed if it ends in `.gz`.
+        choice: which steps. Of spans of the merged step, `true_ns` stands in the arguments.
+
+    Raises:
+        OutputError: the file cannot be written.
+        UsageError: there is no such step.
+    """
+    check_steps(trace, choice.steps)
+    placed = tracks.place(trace.con, "spans", choice.steps)
+    places = _places(placed.tracks)
+    table.create(trace.con, "places", _PLACES)
+    table.insert(trace.con, "places", places, _PLACES)
+    traceevents.make_views(trace.con)
+    base = _base(trace.con)
+    with whole(path) as file:
+        file.write(_head(trace, placed, base))
+        file.write(",\n".join(_metadata(trace, placed.tracks, places)))
+        for query, parameters in [*_slices(trace.con, base), (traceevents.MEMORY, [base]), (traceevents.FLOWS, [base])]:
+            _pour(trace.con.execute(query, parameters), file)
+        file.write("\n]}\n")
+    return placed.written()
+
+
+def _pour(rows: duckdb.DuckDBPyConnection, file: IO[str]) -> None:
+    while batch := rows.fetchmany(_FETCH):
+        file.write("".join([f",\n{line}" for (line,) in batch]))
+
+
+# --- numbers and names ------------------------------------------------------------------------------------
+
+
+def _places(found: Sequence[Track]) -> list[Place]:
+    """Number processes and threads as they are numbered in truth, or, where two would be one, by a free number."""
+    ranks = {track.rank for track in found}
+    pids: dict[tuple[Any, ...], int] = {}
+    tids: set[tuple[int, int]] = set()
+    places = []
+    for track in sorted(found, key=lambda track: track.lane > 0):
+        owner = (track.rank, track.process, track.device)
+        if owner not in pids:
+            wanted = track.process if track.device is None else track.device if len(ranks) == 1 else None
+            pids[owner] = _free(wanted, set(pids.values()))
+        taken = {tid for pid, tid in tids if pid == pids[owner]} if track.lane or track.line is None else set()
+        tid = _free(None if track.lane else track.line, taken)
+        tids.add((pids[owner], tid))
+        places.append(Place(track.number, pids[owner], tid))
+    return sorted(places)
+
+
+def _free(wanted: int | None, taken: set[int]) -> int:
+    if wanted is not None and 0 <= wanted <= _HIGHEST and wanted not in taken:
+        return wanted
+    return max((number for number in taken if number < _HIGHEST), default=0) + 1
+
+
+def _metadata(trace: Trace, found: Sequence[Track], places: Sequence[Place]) -> Iterator[str]:
+    """Yield the events that give tracks their names and their order."""
+    several = len({track.rank for track in found}) > 1
+    devices = (trace.run.get("machine") or {}).get("devices") or []
+    named: set[int] = set()
+    for order, (track, place) in enumerate(zip(found, places, strict=True)):
+        if place.pid not in named:
+            named.add(place.pid)
+            name = track.owner + _model(track, devices)
+            yield _named(place, "process_name", name=f"rank {track.rank}, {name}" if several else name)
+            yield _named(place, "process_labels", labels="CPU" if track.device is None else f"GPU {track.device}")
+            yield _named(place, "process_sort_index", sort_index=len(named))
+        yield _named(place, "thread_name", name=track.name)
+        yield _named(place, "thread_sort_index", sort_index=order)
+
+
+def _model(track: Track, devices: Sequence[str]) -> str:
+    """Return the device's model in brackets, where it is known."""
+    return f" ({devices[track.device]})" if track.device is not None and 0 <= track.device < len(devices) else ""
+
+
+def _named(place: Place, what: str, **values: Any) -> str:
+    return _json({"ph": "M", "name": what, "pid": place.pid, "tid": place.tid, "ts": 0, "args": values})
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+# --- the head ---------------------------------------------------------------------------------------------
+
+
+def _base(con: duckdb.DuckDBPyConnection) -> int:
+    """Return the last whole second before the first span."""
+    [(first,)] = con.execute("SELECT coalesce(min(at_ns), 0) FROM placed").fetchall()
+    return int(first) // _SECOND * _SECOND
+
+
+def _head(trace: Trace, placed: Placed, base: int) -> str:
+    """Return the file up to its first event: of the run, only what Kineto says of one."""
+    ranks = sorted({track.rank for track in placed.tracks})
+    head: dict[str, Any] = {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ns",
+        "baseTimeNanoseconds": base,
+        "traceName": trace.name,
+        "xsp": {"format": FORMAT, "version": __version__, "spans": placed.spans, "ranks": ranks},
+    }
+    devices = [_device(number, each) for number, each in enumerate(_properties(trace))]
+    if devices:
+        head["deviceProperties"] = devices
+    if len(ranks) == 1:
+        head["distributedInfo"] = {"rank": ranks[0], "world_size": trace.run.get("world_size") or 1}
+    return _json(head)[:-1] + ',"traceEvents":[\n'
+
+
+def _properties(trace: Trace) -> list[dict[str, Any]]:
+    return (trace.run.get("machine") or {}).get("device_properties") or []
+
+
+def _device(number: int, properties: dict[str, Any]) -> dict[str, Any]:
+    """Return a device's properties under Kineto's names."""
+    major, _, minor = str(properties.get("compute") or "").partition(".")
+    found = {
+        "id": number,
+        "name": properties.get("name"),
+        "numSms": properties.get("sms"),
+        "totalGlobalMem": properties.get("memory_bytes"),
+        "warpSize": properties.get("warp_size"),
+        "computeMajor": int(major) if major.isdigit() else None,
+        "computeMinor": int(minor) if minor.isdigit() else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+# --- the spans -------------------------------------------------------------------------------------------
+
+
+def _slices(con: duckdb.DuckDBPyConnection, base: int) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the query of events with its parameters, for one stretch of time after the other."""
+    [(spans,)] = con.execute("SELECT count(*) FROM placed").fetchall()
+    parts = -(-spans // SLICE)
+    shares = [part / parts for part in range(1, parts)]
+    [(inner,)] = con.execute("SELECT quantile_disc(at_ns, ?::DOUBLE[]) FROM placed", [shares]).fetchall()
+    bounds = [None, *dict.fromkeys(inner or []), None]
+    for first, last in pairwise(bounds):
+        yield traceevents.EVENTS, [first, first, last, last, base]

@@ -1,0 +1,126 @@
+"""What an exporter to a file is: a function of a trace, a path and a choice, that says what it wrote.
+
+It is named by an entry point in `xsp.exporters`, and called by `xsp export --format NAME`. The file appears in one
+piece (`whole`), memory does not grow with the trace, and what is not in the file as it was recorded is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import gzip
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Protocol, cast
+
+from xsp.errors import OutputError, UsageError
+from xsp.trace import Trace
+
+GROUP = "xsp.exporters"
+OTLP = "otlp"
+"""The exporter that sends, and writes no file of this kind."""
+
+_FAST = 3
+
+
+class Weight(str, enum.Enum):
+    """What the width of a frame in a flame graph is."""
+
+    HOST = "host"  # time of the host's threads
+    DEVICE = "device"  # time of the devices' kernels and copies
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What of a trace is to be written."""
+
+    steps: tuple[int, ...] | None = None
+    """Their numbers; None for what the format shows by itself."""
+
+    weight: Weight = Weight.HOST
+    rows: str = "spans"
+    """The table, of formats that write one: `spans`, `merged`, or another name in the trace's engine."""
+
+
+@dataclass
+class Written:
+    """What a file holds."""
+
+    spans: int = 0
+    changed: Counter[str] = field(default_factory=Counter)
+    """What is not there as it was recorded, by what became of it."""
+
+    def sentences(self) -> list[str]:
+        """Return the changes for people, the most frequent first."""
+        return [f"{count:,} spans {what}" for what, count in self.changed.most_common() if count]
+
+
+class Exporter(Protocol):
+    """A function that writes a file."""
+
+    def __call__(self, trace: Trace, path: Path, choice: Choice) -> Written:
+        """Write.
+
+        Raises:
+            OutputError: the file cannot be written.
+            UsageError: the choice makes no sense for this trace.
+        """
+        ...
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[IO[str]]:
+    """Open a file beside its place, which is renamed into place when all is written; `.gz` is compressed.
+
+    Raises:
+        OutputError: it cannot be written; what was there before is still there.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(beside, "wb") as file:
+            with _text(file, path) as text:
+                yield text
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror or error}); choose another file") from error
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+
+
+@contextlib.contextmanager
+def _text(file: IO[bytes], path: Path) -> Iterator[IO[str]]:
+    import io
+
+    if path.suffix == ".gz":
+        packed = gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=_FAST, mtime=0)
+        with packed, io.TextIOWrapper(cast("IO[bytes]", packed), encoding="utf-8", newline="\n") as text:
+            yield text
+    else:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
+        yield text
+        text.flush()
+        text.detach()
+
+
+def check_steps(trace: Trace, steps: tuple[int, ...] | None) -> None:
+    """Refuse steps that the trace does not hold.
+
+    Raises:
+        UsageError: one of them is not there.
+    """
+    if steps is None:
+        return
+    held = {step for (step,) in trace.sql("SELECT DISTINCT step FROM spans WHERE step IS NOT NULL").fetchall()}
+    missing = [step for step in steps if step not in held]
+    if missing:
+        there = ", ".join(map(str, sorted(held)[:20])) + (", …" if len(held) > 20 else "")
+        raise UsageError(f"{trace.name}: there is no step {missing[0]}; there are {there or 'none'}")

@@ -1,0 +1,214 @@
+"""Stacks that were added up: the text that flame graph tools read, and a flame graph that opens by itself.
+
+A stack is a span with the spans above it: model, layers, operators, kernel. Its weight is the time that was spent in
+it and in nothing inside it, in nanoseconds. On the host, "inside" is what ran meanwhile on the same thread, wherever it
+belongs: a backward operator stands under the layer of its forward one, but its time is taken off the backward pass that
+it ran in. So the weights of a thread add up to the time that its spans cover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from xsp import table
+from xsp.errors import UsageError
+from xsp.exporters import flamegraph, tracks
+from xsp.exporters.contract import Choice, Weight, Written, check_steps, whole
+from xsp.exporters.flamegraph import Frame
+from xsp.span import Column, Kind, Level
+from xsp.trace import Trace
+from xsp.views import NS
+
+ORPHANS = "(no parent)"
+"""Frame around spans whose parent is not known."""
+
+_BATCH = 50_000
+_DEEPEST = 2_000
+"""Spans above a span; more than that are a circle."""
+
+_OWN = (
+    Column("trace_id", "VARCHAR", ""), Column("span_id", "VARCHAR", ""), Column("own_ns", "BIGINT", ""),
+    Column("whole", "BIGINT", "number of the outermost span around it"), Column("whole_ns", "BIGINT", "of that one"),
+)  # fmt: skip
+
+
+def folded(trace: Trace, path: Path, choice: Choice) -> Written:
+    """Write a line for each stack, its frames with `;` between, and its weight.
+
+    Args:
+        trace: to write.
+        path: where to; compressed if it ends in `.gz`.
+        choice: which time counts, and which steps are added up. Without steps it is the merged step, and its time
+            is the true one where it is known.
+
+    Raises:
+        OutputError: the file cannot be written.
+        UsageError: there is no such step, or the trace holds no time of that kind.
+    """
+    stacks = _fold(trace, choice)
+    with whole(path) as file:
+        for names, own_ns in _lines(stacks.frames):
+            file.write(f"{';'.join(names)} {own_ns}\n")
+    return stacks.written
+
+
+def graph(trace: Trace, path: Path, choice: Choice) -> Written:
+    """Write a flame graph as SVG: a click on a frame makes it the whole width. Needs no other file.
+
+    Args and errors are those of `folded`.
+    """
+    stacks = _fold(trace, choice)
+    drawn = flamegraph.svg(stacks.frames, trace.name, f"{choice.weight} time")
+    with whole(path) as file:
+        file.write(drawn.text)
+    stacks.written.changed["are in frames too narrow to see, and drawn as part of what is around them"] = drawn.hidden
+    return stacks.written
+
+
+@dataclass
+class _Stacks:
+    """Frames by number, each after the one around it, and what is in them."""
+
+    frames: dict[int, Frame] = field(default_factory=dict)
+    written: Written = field(default_factory=Written)
+
+
+def _lines(frames: dict[int, Frame]) -> Iterator[tuple[list[str], int]]:
+    """Yield the stacks in which time was spent: names from the outside in, and nanoseconds."""
+    for frame in frames.values():
+        if frame.own_ns:
+            names = [_plain(frame.name)]
+            above = frame.above
+            while above is not None:
+                names.append(_plain(frames[above].name))
+                above = frames[above].above
+            yield names[::-1], frame.own_ns
+
+
+def _plain(name: str) -> str:
+    """Return a name that holds neither what separates frames nor what ends a line."""
+    return " ".join(name.replace(";", ":").split()) or "(no name)"
+
+
+def _fold(trace: Trace, choice: Choice) -> _Stacks:
+    check_steps(trace, choice.steps)
+    placed = tracks.place(trace.con, "merged" if choice.steps is None else "spans", choice.steps)
+    ns = NS if choice.steps is None else "dur_ns"
+    table.create(trace.con, "own_times", _OWN)
+    if choice.weight == Weight.DEVICE:
+        trace.con.execute(
+            f"INSERT INTO own_times SELECT trace_id, span_id, {ns}, NULL, NULL FROM placed WHERE device IS NOT NULL"
+        )
+    else:
+        _insert_own_times(trace.con, ns)
+    _make_nodes(trace.con)
+    stacks = _Stacks(_grown(trace.con))
+    reached = sum(frame.spans for frame in stacks.frames.values())
+    stacks.written.spans = reached
+    stacks.written.changed["have parents that form a circle, and are left out"] = (
+        placed.spans - placed.changes_of_memory - reached
+    )
+    if not any(frame.own_ns for frame in stacks.frames.values()):
+        raise UsageError(f"{trace.name}: there is no {choice.weight} time in it; choose the other --weight")
+    return stacks
+
+
+def _insert_own_times(con: duckdb.DuckDBPyConnection, ns: str) -> None:
+    """Write into `own_times` what each span of the host took without what ran in it on its thread.
+
+    True times are estimates, each for itself, and those of what is inside may add up to more than the whole. Then all
+    of them are made smaller by one factor, so that the whole stays what it is.
+    """
+    rows = con.execute(
+        f"""
+        SELECT track, at_ns, at_ns + for_ns, trace_id, span_id, greatest({ns}, 0)::BIGINT FROM placed
+        WHERE device IS NULL ORDER BY track, at_ns, for_ns DESC, level, depth, span_id
+        """
+    )
+    own = _own_times(row for batch in iter(lambda: rows.fetchmany(_BATCH), []) for row in batch)
+    with con.cursor() as other:  # the first one is still giving rows
+        while batch := list(islice(own, _BATCH)):
+            table.insert(other, "own_times", batch, _OWN)
+    con.execute(
+        """
+        UPDATE own_times SET own_ns = round(own_ns * factor) FROM (
+            SELECT whole, max(whole_ns) / sum(own_ns) AS factor FROM own_times
+            GROUP BY whole HAVING sum(own_ns) > max(whole_ns)
+        ) AS sums WHERE sums.whole = own_times.whole
+        """
+    )
+
+
+def _own_times(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of `own_times` for `track, start, end, trace_id, span_id, ns`, that nest in each track."""
+    around: list[list[Any]] = []  # track, end, and a row of which the time inside is taken off
+    whole, whole_ns = 0, 0
+    for track, start, end, trace_id, span_id, ns in rows:
+        while around and (around[-1][0] != track or around[-1][1] <= start):
+            yield _left(around.pop())
+        if around:
+            around[-1][4] -= ns
+        else:
+            whole, whole_ns = whole + 1, ns
+        around.append([track, end, trace_id, span_id, ns, whole, whole_ns])
+    while around:
+        yield _left(around.pop())
+
+
+def _left(span: list[Any]) -> tuple[Any, ...]:
+    _, _, trace_id, span_id, ns, whole, whole_ns = span
+    return trace_id, span_id, max(ns, 0), whole, whole_ns
+
+
+def _make_nodes(con: duckdb.DuckDBPyConnection) -> None:
+    con.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE nodes AS
+        SELECT hash(trace_id, span_id) AS node,
+               CASE WHEN parent_id IS NOT NULL THEN hash(trace_id, parent_id) END AS above,
+               CASE WHEN kind = '{Kind.MODULE}' AND type IS NOT NULL AND type <> name
+                    THEN name || ' (' || type || ')' ELSE name END AS name,
+               level, start_ns, coalesce(own_ns, 0) AS own_ns
+        FROM timed_spans LEFT JOIN own_times USING (trace_id, span_id) WHERE kind <> '{Kind.ALLOC}'
+        """
+    )
+    con.execute("UPDATE nodes SET above = NULL WHERE above NOT IN (SELECT node FROM nodes)")
+
+
+def _grown(con: duckdb.DuckDBPyConnection) -> dict[int, Frame]:
+    """Return the frames of `nodes`, from the outside in, a round for each depth: spans with one stack are one frame."""
+    frames = {0: Frame(ORPHANS, int(Level.APPLICATION), None)}
+    con.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE here AS
+        SELECT *, CASE WHEN level > {int(Level.MODEL)} THEN 0 END AS stack FROM nodes WHERE above IS NULL
+        """
+    )
+    for _ in range(_DEEPEST):
+        con.execute(
+            f"""
+            CREATE OR REPLACE TEMP TABLE grown AS
+            SELECT {len(frames)} - 1 + row_number() OVER (ORDER BY min(start_ns), name, level) AS number,
+                   name, level, stack, sum(own_ns)::BIGINT AS own_ns, count(*) AS spans
+            FROM here GROUP BY name, level, stack
+            """
+        )
+        found = con.execute("SELECT * FROM grown ORDER BY number").fetchall()
+        if not found:
+            break
+        frames |= {number: Frame(*rest) for number, *rest in found}
+        con.execute(
+            """
+            CREATE OR REPLACE TEMP TABLE here AS
+            SELECT nodes.*, grown.number AS stack FROM here JOIN grown
+                 ON grown.name = here.name AND grown.level = here.level AND grown.stack IS NOT DISTINCT FROM here.stack
+            JOIN nodes ON nodes.above = here.node
+            """
+        )
+    return frames

@@ -1,0 +1,102 @@
+"""Speedscope's file format: a profile of opened and closed frames for each thread and each stream.
+
+The page at speedscope.app, its offline copy (`npm install -g speedscope`) and others open it. Its time-order view is
+the track as it ran; its left-heavy view adds up what is alike. Times are nanoseconds after the first span.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import IO, Any
+
+import duckdb
+
+from xsp.exporters import tracks
+from xsp.exporters.contract import Choice, Written, check_steps, whole
+from xsp.span import Kind
+from xsp.trace import Trace
+from xsp.version import __version__
+
+SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+
+_FETCH = 10_000
+
+_ROWS = f"""
+    SELECT track, at_ns - $1, at_ns - $1 + for_ns,
+           CASE WHEN kind = '{Kind.MODULE}' AND type IS NOT NULL THEN name || ' (' || type || ')' ELSE name END
+    FROM placed WHERE kind <> '{Kind.ALLOC}' ORDER BY track, at_ns, for_ns DESC, level, depth, span_id
+"""
+
+
+def write(trace: Trace, path: Path, choice: Choice) -> Written:
+    """Write a profile for each thread and each stream, over all steps or some.
+
+    Args:
+        trace: to write.
+        path: where to; compressed if it ends in `.gz`.
+        choice: which steps.
+
+    Raises:
+        OutputError: the file cannot be written.
+        UsageError: there is no such step.
+    """
+    check_steps(trace, choice.steps)
+    placed = tracks.place(trace.con, "spans", choice.steps)
+    several = len({track.rank for track in placed.tracks}) > 1
+    frames: dict[str, int] = {}
+    with whole(path) as file:
+        file.write(
+            f'{{"$schema":{_json(SCHEMA)},"exporter":"xsp@{__version__}","name":{_json(trace.name)},"profiles":['
+        )
+        for place, (number, spans) in enumerate(groupby(_spans(trace.con), itemgetter(0))):
+            track = placed.tracks[number]
+            name = f"rank {track.rank}, {track.title}" if several else track.title
+            file.write(
+                f'{"," if place else ""}\n{{"type":"evented","name":{_json(name)},"unit":"nanoseconds","events":['
+            )
+            file.write(f'\n],"startValue":0,"endValue":{_write_track(spans, frames, file)}}}')
+        names = ",\n".join(f'{{"name":{_json(name)}}}' for name in frames)
+        file.write(f'\n],"shared":{{"frames":[\n{names}\n]}}}}\n')
+    return placed.written(memory=False)
+
+
+def _json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _spans(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
+    [(first,)] = con.execute("SELECT coalesce(min(at_ns), 0) FROM placed").fetchall()
+    rows = con.execute(_ROWS, [first])
+    while batch := rows.fetchmany(_FETCH):
+        yield from batch
+
+
+def _write_track(spans: Iterator[tuple[Any, ...]], frames: dict[str, int], file: IO[str]) -> int:
+    """Write when each frame of a track opens and closes, and return when the last one does."""
+    at, between = 0, ""
+    for what, at, frame in _events(spans, frames):
+        file.write(f'{between}\n{{"type":"{what}","frame":{frame},"at":{at}}}')
+        between = ","
+    return at
+
+
+def _events(spans: Iterator[tuple[Any, ...]], frames: dict[str, int]) -> Iterator[tuple[str, int, int]]:
+    """Yield what opens and closes, when, and the number of its frame, in the order of time.
+
+    Args:
+        spans: `track, start, end, name` of a track, that nest, by start.
+        frames: numbers of the names; new ones are added.
+    """
+    around: list[tuple[int, int]] = []  # end and frame of what is open
+    for _, start, end, name in spans:
+        while around and around[-1][0] <= start:
+            yield "C", *around.pop()
+        frame = frames.setdefault(name, len(frames))
+        yield "O", start, frame
+        around.append((end, frame))
+    while around:
+        yield "C", *around.pop()

@@ -1,0 +1,44 @@
+"""Rows for spreadsheets and other programs: CSV and Parquet of the span table, of the merged step, of any table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from xsp import table
+from xsp.errors import UsageError
+from xsp.exporters.contract import Choice, Written, check_steps
+from xsp.trace import Trace
+
+
+def csv(trace: Trace, path: Path, choice: Choice) -> Written:
+    """Write rows as text with a header; what was not measured is empty.
+
+    Args:
+        trace: to write.
+        path: where to; compressed if it ends in `.gz`.
+        choice: the table, and of `spans` which steps.
+
+    Raises:
+        OutputError: the file cannot be written.
+        UsageError: there is no such step, or the table has no steps.
+    """
+    return _write(trace, path, choice, "csv")
+
+
+def parquet(trace: Trace, path: Path, choice: Choice) -> Written:
+    """Write rows as Parquet; of `spans` it is a file that `xsp.load` reads.
+
+    Args and errors are those of `csv`.
+    """
+    return _write(trace, path, choice, "parquet")
+
+
+def _write(trace: Trace, path: Path, choice: Choice, form: str) -> Written:
+    if choice.steps is not None and choice.rows != "spans":
+        raise UsageError(f"--steps: {choice.rows} has no rows of several steps; leave it away, or write spans")
+    check_steps(trace, choice.steps)
+    only = f" WHERE step IN ({', '.join(map(str, choice.steps))})" if choice.steps is not None else ""
+    rows = trace.sql(f"SELECT * FROM {choice.rows}{only}")
+    table.write(trace.con, rows, path, form)
+    [(count,)] = trace.sql(f"SELECT count(*) FROM {choice.rows}{only}").fetchall()
+    return Written(count)

@@ -1,0 +1,185 @@
+"""The lines of a Chrome JSON file, as SQL over what was placed in tracks: spans, changes of memory, flows."""
+
+from __future__ import annotations
+
+import duckdb
+
+from xsp.span import COLUMNS, Column, Kind, Level
+
+_CATEGORIES = {
+    Kind.MODULE: "python_function", Kind.OP: "cpu_op", Kind.LAUNCH: "cuda_runtime", Kind.SYNC: "cuda_runtime",
+    Kind.KERNEL: "kernel", Kind.OVERHEAD: "overhead", Kind.PRIMITIVE: "primitive",
+}  # fmt: skip
+"""Kineto's words for our kinds; it has none for the primitives of a CPU library. What is not here is an annotation."""
+
+_SAID_ELSEWHERE = {
+    "trace_id", "span_id", "parent_id", "parent_rule", "name", "start_ns", "dur_ns", "process", "thread", "rank",
+    "level", "layer_id", "correlation_id", "sequence_nr", "forward_thread", "device", "stream", "input_shapes",
+    "collector", "attributes", "rung", "timed",
+}  # fmt: skip
+"""Columns that have a place of their own in the format, and those that only the table needs."""
+
+_KINETO_WORDS = {
+    "grid": "grid", "block": "block", "registers": "registers per thread", "shared_bytes": "shared memory",
+    "blocks_per_sm": "blocks per SM", "warps_per_sm": "warps per SM", "bytes": "bytes",
+    "xsp.collective.name": "Collective name", "xsp.collective.in_elements": "In msg nelems",
+    "xsp.collective.out_elements": "Out msg nelems", "xsp.collective.dtype": "dtype",
+    "xsp.collective.group_size": "Group size", "xsp.collective.communicator": "Process Group Name",
+}  # fmt: skip
+"""Our attributes that tools for Kineto's traces look for, and under which name."""
+
+
+def make_views(con: duckdb.DuckDBPyConnection) -> None:
+    """Make what the events are looked up in: names of layers, true times, and attributes that are JSON."""
+    con.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE layer_names AS
+        SELECT trace_id, span_id AS layer_id, any_value(name) AS layer_name
+        FROM timed_spans WHERE level = {int(Level.LAYER)} GROUP BY ALL
+        """
+    )
+    con.execute(
+        """
+        CREATE OR REPLACE TEMP TABLE true_times AS
+        SELECT trace_id, span_id, any_value(true_ns) AS true_ns FROM merged WHERE true_ns IS NOT NULL GROUP BY ALL
+        """
+    )
+    con.execute(
+        """
+        CREATE OR REPLACE TEMP VIEW told AS
+        SELECT placed.* REPLACE (
+                   CASE WHEN json_valid(attributes) THEN attributes END AS attributes,
+                   CASE WHEN json_valid(input_shapes) THEN input_shapes END AS input_shapes),
+               pid, tid, layer_name, true_ns
+        FROM placed JOIN places USING (track)
+        LEFT JOIN layer_names USING (trace_id, layer_id) LEFT JOIN true_times USING (trace_id, span_id)
+        """
+    )
+
+
+def _argument(name: str, value: str) -> str:
+    """Return the SQL of an argument; NULL where the value is."""
+    return f"""'"{name}":' || {value}"""
+
+
+def _plain(column: Column) -> str:
+    value = column.name if column.type != "VARCHAR" else f"to_json({column.name})"
+    if column.name == "status":
+        value = f"CASE WHEN status <> 'ok' THEN {value} END"
+    return _argument(column.name, value)
+
+
+_ON_DEVICE = f"device IS NOT NULL AND level >= {int(Level.KERNEL)}"
+_NUMBER_OF = "TRY_CAST('0x' || substr({}, 4) AS BIGINT)"
+"""A number for a span id that a double can hold; where it is of two spans, a tool may link to the other one."""
+
+_LEVEL = (
+    "CASE level " + " ".join(f"WHEN {int(level)} THEN '{level.name}'" for level in Level) + " ELSE level::VARCHAR END"
+)
+
+_ARGUMENTS = [
+    _argument("level", f"to_json({_LEVEL})"),
+    _argument("layer", "to_json(layer_name)"),
+    _argument("true_ns", "true_ns::BIGINT"),
+    *[_plain(column) for column in COLUMNS if column.name not in _SAID_ELSEWHERE],
+    _argument("rung", f"CASE WHEN kind = '{Kind.STEP}' THEN rung END"),
+    _argument("timed", f"CASE WHEN kind = '{Kind.STEP}' THEN timed END"),
+    _argument("correlation", "correlation_id"),
+    _argument("device", "device"),
+    _argument("stream", "stream"),
+    _argument(
+        "External id",
+        f"CASE WHEN kind = '{Kind.OP}' THEN {_NUMBER_OF.format('span_id')} "
+        f"WHEN level >= {int(Level.RUNTIME)} THEN {_NUMBER_OF.format('parent_id')} END",
+    ),
+    _argument("Sequence number", "sequence_nr"),
+    _argument("Fwd thread id", "forward_thread"),
+    _argument("Input Dims", "input_shapes"),
+    _argument(
+        "est. achieved occupancy %", "CASE WHEN occupancy_source = 'estimate' THEN round(occupancy * 100)::INTEGER END"
+    ),
+    *[
+        _argument(theirs, f"""json_extract(attributes, '$."{ours}"')::VARCHAR""")
+        for ours, theirs in _KINETO_WORDS.items()
+    ],
+    _argument("attributes", "attributes"),
+    _argument("recorded_ns", "CASE WHEN at_ns <> start_ns OR for_ns <> dur_ns THEN '[' || start_ns - $5 || ',' || "
+              "dur_ns || ']' END"),
+]  # fmt: skip
+
+_CATEGORY = (
+    f"CASE WHEN kind = '{Kind.COPY}' THEN CASE WHEN name ILIKE 'memset%' "
+    "OR json_extract_string(attributes, '$.copy') = 'memset' THEN 'gpu_memset' ELSE 'gpu_memcpy' END "
+    f"WHEN kind = '{Kind.CALL}' AND level = {int(Level.RUNTIME)} THEN 'cuda_runtime' "
+    f"WHEN kind = '{Kind.SYNC}' AND device IS NOT NULL THEN 'cuda_sync' "
+    + " ".join(f"WHEN kind = '{kind}' THEN '{category}'" for kind, category in _CATEGORIES.items())
+    + " WHEN device IS NOT NULL THEN 'gpu_user_annotation' ELSE 'user_annotation' END"
+)
+
+_NAME = (
+    f"CASE WHEN kind = '{Kind.STEP}' AND step IS NOT NULL AND NOT starts_with(name, 'ProfilerStep#') "
+    "THEN 'ProfilerStep#' || step "
+    f"WHEN kind = '{Kind.MODULE}' THEN 'nn.Module: ' || name ELSE name END"
+)
+
+
+def _microseconds(nanoseconds: str) -> str:
+    return f"({nanoseconds}) // 1000 || '.' || lpad((({nanoseconds}) % 1000)::VARCHAR, 3, '0')"
+
+
+EVENTS = f"""
+    SELECT '{{"ph":"X","cat":"' || {_CATEGORY} || '","name":' || to_json({_NAME})
+        || ',"pid":' || pid || ',"tid":' || tid
+        || ',"ts":' || {_microseconds("at_ns - $5")} || ',"dur":' || {_microseconds("for_ns")}
+        || ',"args":{{' || concat_ws(',', {", ".join(_ARGUMENTS)}) || '}}}}'
+    FROM told WHERE kind <> '{Kind.ALLOC}' AND ($1 IS NULL OR at_ns >= $2) AND ($3 IS NULL OR at_ns < $4)
+    ORDER BY at_ns, for_ns DESC, level, depth, span_id
+"""
+"""A line for each span of a stretch of time; of spans that begin together the outer one comes first."""
+
+_HELD = [
+    f"json_extract(attributes, '$.{name}')::VARCHAR AS {name}"
+    for name in ("device_type", "total_allocated_bytes", "total_reserved_bytes", "address")
+]
+_AT = f"""',"pid":' || pid || ',"tid":' || tid || ',"ts":' || {_microseconds("at_ns - $1")} || ',"args":{{'"""
+
+MEMORY = f"""
+    WITH changes AS (
+        SELECT at_ns, alloc_bytes, {_AT} AS begun, {", ".join(_HELD)}
+        FROM told WHERE kind = '{Kind.ALLOC}' ORDER BY at_ns, span_id
+    ), lines AS (
+        SELECT unnest([
+            '{{"ph":"i","s":"t","cat":"cpu_instant_event","name":"[memory]"' || begun || concat_ws(',',
+                {_argument("Bytes", "alloc_bytes")}, {_argument("Device Type", "device_type")},
+                {_argument("Total Allocated", "total_allocated_bytes")},
+                {_argument("Total Reserved", "total_reserved_bytes")}, {_argument("Addr", "address")}) || '}}}}',
+            '{{"ph":"C","name":"memory of ' || CASE device_type WHEN '0' THEN 'the host' ELSE 'devices' END || '"'
+                || begun || {_argument("allocated bytes", "total_allocated_bytes")}
+                || coalesce(',' || {_argument("reserved bytes", "total_reserved_bytes")}, '') || '}}}}'
+        ]) AS line FROM changes
+    )
+    SELECT line FROM lines WHERE line IS NOT NULL
+"""
+"""For each change of memory what happened and, where it is told, what was held from then on. Parameter: the base."""
+
+FLOWS = f"""
+    WITH launches AS (
+        SELECT rank, process, correlation_id, arg_min({{'track': track, 'at_ns': at_ns}}, at_ns) AS launch
+        FROM placed WHERE device IS NULL AND correlation_id IS NOT NULL GROUP BY ALL
+    ), joined AS (
+        SELECT launch.at_ns AS launched_ns, launcher.pid AS launch_pid, launcher.tid AS launch_tid,
+               work.at_ns, places.pid, places.tid, row_number() OVER (ORDER BY work.at_ns, work.span_id) AS flow
+        FROM placed work JOIN launches ON launches.rank IS NOT DISTINCT FROM work.rank
+             AND launches.correlation_id = work.correlation_id
+             AND coalesce(work.process, launches.process) IS NOT DISTINCT FROM launches.process
+        JOIN places launcher ON launcher.track = launch.track JOIN places ON places.track = work.track
+        WHERE {_ON_DEVICE}
+    )
+    SELECT unnest([
+        '{{"ph":"s","cat":"ac2g","name":"ac2g","id":' || flow || ',"pid":' || launch_pid || ',"tid":' || launch_tid
+            || ',"ts":' || {_microseconds("launched_ns - $1")} || '}}',
+        '{{"ph":"f","bp":"e","cat":"ac2g","name":"ac2g","id":' || flow || ',"pid":' || pid || ',"tid":' || tid
+            || ',"ts":' || {_microseconds("at_ns - $1")} || '}}'])
+    FROM joined
+"""
+"""Two lines for each piece of device work whose launch is there: from the call to where it ran."""
