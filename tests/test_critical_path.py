@@ -92,7 +92,7 @@ def test_a_copy_whose_call_returns_after_it_holds_the_host() -> None:
     step = """
         step train                 0-50
         launch cudaMemcpyAsync     10-40 correlation_id=1
-        copy Memcpy_DtoH           15-38 correlation_id=1
+        copy Memcpy_DtoH           15-38 correlation_id=1 process=None
     """
     assert path(spans(step), "what, after")[1:5] == [
         ("launch", "program order"),

@@ -129,20 +129,29 @@ def _window(trace: Trace) -> _Window:
     trace_id, step, rung, rank, start, end, process, thread = steps[0]
     named = {"trace_id": trace_id, "step": step, "rung": rung, "rank": rank}
     spans = " AND ".join(f"{name} IS NOT DISTINCT FROM {_sql(value)}" for name, value in named.items())
-    return _Window(spans, rank, start, end, (process, thread))
+    main = (process, thread) if thread is not None else _busiest(trace, spans)
+    return _Window(spans, rank, start, end, main)
+
+
+def _busiest(trace: Trace, spans: str) -> Thread:
+    """Return the thread that is at it the longest, from its first span to its last; of a step that names none."""
+    found = trace.con.execute(
+        f"SELECT process, thread FROM spans WHERE {spans} AND device IS NULL AND thread IS NOT NULL AND dur_ns > 0 "
+        "GROUP BY process, thread ORDER BY max(start_ns + dur_ns) - min(start_ns) DESC, count(*) DESC, 1, 2 LIMIT 1"
+    ).fetchall()
+    return found[0] if found else (None, None)
 
 
 def _everything(trace: Trace) -> _Window:
-    """Return the time of the first rank's spans, as if it were a step of the thread that has the longest of them."""
+    """Return the time of the first rank's spans, as if it were a step."""
     found = trace.con.execute(
-        "SELECT rank, min(start_ns), max(start_ns + dur_ns), arg_max(process, dur_ns) FILTER (device IS NULL), "
-        "arg_max(thread, dur_ns) FILTER (device IS NULL) FROM spans "
+        "SELECT rank, min(start_ns), max(start_ns + dur_ns) FROM spans "
         "WHERE dur_ns > 0 GROUP BY rank ORDER BY rank LIMIT 1"
     ).fetchall()
     if not found:
         raise AnalysisError(f"critical-path (Critical path) needs spans with durations, and {trace.name!r} holds none")
-    rank, start, end, process, thread = found[0]
-    return _Window(f"rank = {rank}", rank, start, end, (process, thread))
+    rank, start, end = found[0]
+    return _Window(f"rank = {rank}", rank, start, end, _busiest(trace, f"rank = {rank}"))
 
 
 def _sql(value: str | int | None) -> str:

@@ -174,9 +174,10 @@ class Walk:
             if row.kind == Kind.COPY and row.correlation_id is not None
         }
         self.launches: dict[Thread, Seen] = {
-            (row.process, row.correlation_id): row
+            (process, row.correlation_id): row
             for row in rows
             if row.device is None and row.correlation_id is not None
+            for process in (row.process, None)  # some sources do not say the process of device work
         }
         self.labels: dict[Label, int] = {}
         """The labels by number."""
@@ -267,8 +268,9 @@ class Walk:
         if call.waits:
             lanes = [lane for (_, stream), lane in self.streams.items() if call.waits_on in (None, stream)]
             found = [work for lane in lanes if (work := lane.ended(now + SKEW_NS)) is not None]
-        elif call.kind == Kind.LAUNCH and (copy := self.copies.get((call.process, call.correlation_id))) is not None:
-            found = [copy] if copy.end <= now + SKEW_NS else []
+        elif call.kind == Kind.LAUNCH:
+            copies = (self.copies.get((process, call.correlation_id)) for process in (call.process, None))
+            found = [copy for copy in copies if copy is not None and copy.end <= now + SKEW_NS]
         else:
             return None
         last = max(found, key=lambda work: work.end, default=None)
