@@ -14,11 +14,15 @@ Found = tuple[int | None, str | None]
 
 
 def parents(spans: Sequence[Span]) -> list[Found]:
-    """Return the parent of each span of a process, strongest evidence first."""
-    return [
-        _by_launch(place, spans) if span.device is not None else _by_sequence(place, spans) or _around(place, spans)
-        for place, span in enumerate(spans)
-    ]
+    """Return the parent of each span of a process."""
+    return [_parent(place, spans) for place in range(len(spans))]
+
+
+def _parent(place: int, spans: Sequence[Span]) -> Found:
+    """Follow the strongest evidence that there is."""
+    if spans[place].device is not None:
+        return _by_launch(place, spans)
+    return _by_sequence(place, spans) or _around(place, spans)
 
 
 def _around(place: int, spans: Sequence[Span]) -> Found:
@@ -43,7 +47,7 @@ def _contains(spans: Sequence[Span], outer: int, inner: int) -> bool:
 
 
 def _inwards(spans: Sequence[Span], place: int) -> tuple[int, int, int, int]:
-    """Order the spans of a thread from the outside to the inside."""
+    """Order spans from the outside to the inside."""
     span = spans[place]
     begin = span.start_ns + (TOLERANCE_NS if span.level >= Level.OP else 0)
     return begin, span.level, -span.end_ns, place
@@ -54,25 +58,28 @@ def _by_launch(place: int, spans: Sequence[Span]) -> Found:
     number = spans[place].correlation_id
     for launch, span in enumerate(spans):
         if number is not None and span.device is None and span.correlation_id == number:
-            parent, _ = _around(launch, spans)
+            parent, _ = _parent(launch, spans)
             return (parent, Rule.CORRELATION.value) if parent is not None else (None, None)
     return None, None
 
 
 def _by_sequence(place: int, spans: Sequence[Span]) -> Found | None:
-    """Return the layer of the forward operator of an outermost backward one; None if this is none."""
+    """Return the layer of the forward operator of a backward one; None where containment decides."""
     span = spans[place]
     if span.sequence_nr is None or span.forward_thread is None:
         return None
     inside, _ = _around(place, spans)
-    if inside is not None and spans[inside].level >= Level.OP:
-        return None
+    if inside is not None and spans[inside].sequence_nr == span.sequence_nr and spans[inside].forward_thread:
+        return None  # a frame in the frame that follows this number
     forward = [
         each
         for each, other in enumerate(spans)
-        if (other.thread, other.sequence_nr) == (span.forward_thread, span.sequence_nr) and other.forward_thread is None
+        if (other.thread, other.sequence_nr, other.forward_thread) == (span.forward_thread, span.sequence_nr, None)
+        and _inwards(spans, each) < _inwards(spans, place)
     ]
     outer = max(forward, key=lambda each: _inwards(spans, each), default=None)
     while outer is not None and spans[outer].level >= Level.OP:
-        outer, _ = _around(outer, spans)
-    return None if outer is None else (outer, Rule.SEQUENCE.value)
+        outer, _ = _parent(outer, spans)
+    if outer is None or (inside is not None and spans[outer].level != Level.LAYER):
+        return None
+    return outer, Rule.SEQUENCE.value

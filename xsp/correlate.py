@@ -199,25 +199,26 @@ def _follow_sequence_numbers(nodes: Sequence[_Node]) -> None:
     """Hang the outermost frame of each backward op under the layer of its forward op.
 
     Until a forward op makes its autograd node the counter stands still, so several ops carry the same
-    number; the last of them to begin is the one that made it.
+    number; the last of them to begin before the backward op is the one that made it. A frame in a frame of another
+    number (a checkpoint's) follows its own.
     """
-    makers: dict[tuple[int | None, int, int], _Node] = {}
-    for node in nodes:
-        span = node.span
-        if span.sequence_nr is not None and span.forward_thread is None and span.thread is not None:
-            name = (span.process, span.thread, span.sequence_nr)
-            if name not in makers or _outer_first(makers[name]) < _outer_first(node):
-                makers[name] = node
-    for node in nodes:
-        span = node.span
-        if span.sequence_nr is None or span.forward_thread is None:
+    makers: dict[tuple[int | None, int | None, int], _Node] = {}
+    for node in sorted((each for each in nodes if each.span.sequence_nr is not None), key=_outer_first):
+        span, inside = node.span, node.parent
+        if span.forward_thread is None:
+            if span.phase != "backward":
+                makers[span.process, span.thread, span.sequence_nr or 0] = node
             continue
-        if node.parent is not None and node.parent.span.level >= Level.OP:
-            continue  # inside a frame that follows its own number
-        layer = makers.get((span.process, span.forward_thread, span.sequence_nr))
+        if (
+            inside is not None
+            and inside.span.sequence_nr == span.sequence_nr
+            and inside.span.forward_thread is not None
+        ):
+            continue  # inside a frame that follows this number
+        layer = makers.get((span.process, span.forward_thread, span.sequence_nr or 0))
         while layer is not None and layer.span.level >= Level.OP:
             layer = layer.parent
-        if layer is not None:
+        if layer is not None and (inside is None or layer.span.level == Level.LAYER):
             node.parent, node.rule = layer, Rule.SEQUENCE
 
 

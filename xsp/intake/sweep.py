@@ -62,7 +62,8 @@ def sweep(hosts: Iterable[Host | tuple[Any, ...]], tolerance: int) -> Iterator[P
         if stack is None:
             stack = stacks[thread] = []
         middle = (start + end) // 2
-        while stack and stack[-1][0] < middle:
+        earliest = start if level >= Level.OP else start - tolerance  # nothing that follows begins before
+        while stack and stack[-1][0] < earliest:
             stack.pop()
         parent, rule = -1, 0
         for outer_end, outer_start, outer_level, outer in reversed(stack):
