@@ -20,6 +20,7 @@ from xsp.analyses.kernel import A8, A10, A11, A12, A13
 from xsp.analyses.launches import LAUNCH_BOUND, LAUNCHES
 from xsp.analyses.layer import A2, A3, A4, A5, A6, A7
 from xsp.analyses.ledger import LEDGER, LEDGER_BY_KIND, LEDGER_BY_LAYER
+from xsp.analyses.memory import MEMORY_STEPS, MEMORY_TIMELINE
 from xsp.analyses.model import A1, Optimum, optimal_batch
 from xsp.analyses.roofline import A9, A14, A15
 
@@ -28,7 +29,7 @@ ANALYSES: dict[str, Analysis] = {
     for each in (
         A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND,
         DEVICE_ACTIVITY, STEPS, KERNEL_CLASSES, IDLE_CAUSES, IDLE_GAPS, LAUNCHES, LAUNCH_BOUND,
-        CRITICAL_PATH, CRITICAL_PATH_SUMMARY,
+        CRITICAL_PATH, CRITICAL_PATH_SUMMARY, MEMORY_TIMELINE, MEMORY_STEPS,
     )
 }  # fmt: skip
 """All analyses by what the command line calls them."""

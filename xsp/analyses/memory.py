@@ -1,0 +1,264 @@
+"""How much memory is taken over a step, by whom, and what a step leaves behind.
+
+Two sources tell. Sources that report each allocation and each freeing (Kineto's `[memory]`) give spans of kind alloc,
+with negative bytes where memory was freed, and often the allocator's own totals. Others give only what was newly
+allocated between a span's start and end (`alloc_bytes`); then it is not known what was freed, and the columns that
+would need it are null.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from xsp.analyses.contract import Table, analysis, values
+from xsp.errors import AnalysisError
+from xsp.span import Kind, Level
+from xsp.trace import Trace
+from xsp.views import LAYERS, UNDER
+
+MIB = 1048576
+
+_COLUMNS = {
+    "device": "INTEGER",
+    "kind": "VARCHAR",
+    "layer_index": "INTEGER",
+    "name": "VARCHAR",
+    "type": "VARCHAR",
+    "start_mib": "DOUBLE",
+    "peak_mib": "DOUBLE",
+    "end_mib": "DOUBLE",
+    "growth_mib": "DOUBLE",
+    "allocated_mib": "DOUBLE",
+    "left_mib": "DOUBLE",
+    "live_at_peak_mib": "DOUBLE",
+    "peak_at_ms": "DOUBLE",
+    "peak_layer": "VARCHAR",
+    "peak_op": "VARCHAR",
+    "basis": "VARCHAR",
+}
+
+TOTALS = "totals of the allocator"
+SUMMED = "sums since the recording began"
+NO_FREES = "allocations alone"
+
+_ALLOCATIONS = f"""
+    allocations AS (
+        SELECT trace_id, step, rung, rank, start_ns, parent_id, layer_id, alloc_bytes,
+               CASE WHEN coalesce(json_extract_string(attributes, '$.device_type'), '0') <> '0' OR device IS NOT NULL
+                    THEN coalesce(device, try_cast(json_extract_string(attributes, '$.device') AS INTEGER), 0)
+               END AS pool,
+               json_extract_string(attributes, '$.address') AS address,
+               try_cast(json_extract_string(attributes, '$.total_allocated_bytes') AS BIGINT) AS total_bytes
+        FROM spans WHERE kind = '{Kind.ALLOC}' AND alloc_bytes IS NOT NULL
+          AND rank IS NOT DISTINCT FROM (SELECT min(rank) FROM spans)
+    ), levels AS (
+        SELECT *, total_bytes IS NOT NULL AS told,
+               coalesce(total_bytes, sum(alloc_bytes) OVER (
+                   PARTITION BY pool ORDER BY start_ns ROWS UNBOUNDED PRECEDING))::BIGINT AS level_bytes,
+               CASE WHEN alloc_bytes > 0 AND address IS NOT NULL
+                    THEN lead(start_ns) OVER (PARTITION BY pool, address ORDER BY start_ns) END AS freed_ns
+        FROM allocations
+    )
+"""
+"""Each allocation and freeing: in which pool (null: the host's memory, else the device), how much was taken after it,
+and when the memory was freed; null where that is not in the trace."""
+
+_STEP_COLUMNS = {
+    "device": "INTEGER",
+    "step": "INTEGER",
+    **dict.fromkeys(("start_mib", "peak_mib", "end_mib", "growth_mib", "allocated_mib", "left_mib"), "DOUBLE"),
+    "allocations": "BIGINT",
+    "basis": "VARCHAR",
+}
+
+
+class _Change(NamedTuple):
+    """An allocation or a freeing."""
+
+    at: int
+    bytes: int
+    level: int
+    """What is taken after it."""
+    freed: int | None
+    layer_id: str | None
+    op: str | None
+    told: bool
+    addressed: bool
+
+
+class _Place(NamedTuple):
+    """A step, a call of the model level, or a layer."""
+
+    start: int
+    end: int
+    span_id: str
+    kind: str
+    layer_index: int | None
+    name: str
+    type: str | None
+
+
+@analysis("memory-timeline", "Memory over the step, by layer")
+def MEMORY_TIMELINE(trace: Trace) -> Table:
+    """Memory taken at the start, at the peak and at the end of the step, of its calls and of each layer, per device.
+
+    `growth_mib` is end minus start. `allocated_mib` is what a layer itself allocates (for the step and its calls: all
+    that is allocated meanwhile), `left_mib` what of it is not freed before the step's end, `live_at_peak_mib` what of
+    it is there at the step's peak. `peak_layer` and `peak_op` are what was under way at the row's own peak. A null
+    device is the host's memory. `basis` says what figures rest on: the allocator's totals, sums since the recording
+    began (what was taken before is not known), or allocations alone (what was freed is not known).
+    """
+    pools = _changes(trace)
+    if not pools:
+        return _allocations_alone(trace)
+    places = [_Place._make(row) for row in trace.con.execute(_PLACES).fetchall()]
+    layers = {place.span_id: place.name for place in places if place.layer_index is not None}
+    rows = [row for device, changes in pools.items() for row in _Pool(device, changes, places, layers).rows()]
+    return values(trace, "memory_timeline", _COLUMNS, rows)
+
+
+@analysis("memory-steps", "Memory of each step")
+def MEMORY_STEPS(trace: Trace) -> Table:
+    """Memory taken at the start, at the peak and at the end of each step, and what the step leaves behind.
+
+    `left_mib` is what the step allocated and what was not freed before its end; memory that every step leaves is a
+    leak, memory that the first one leaves is often state that is kept (an optimizer's, a cache). A null device is the
+    host's memory.
+    """
+    rows = trace.con.execute(
+        f"""
+        WITH {_ALLOCATIONS}, steps AS (
+            SELECT trace_id, step, rung, rank, max(start_ns + dur_ns) AS end_ns FROM spans
+            WHERE kind = '{Kind.STEP}' AND step IS NOT NULL GROUP BY ALL
+        ), ends AS (
+            SELECT pool, levels.step, arg_min(level_bytes - alloc_bytes, start_ns) AS first, max(level_bytes) AS peak,
+                   arg_max(level_bytes, start_ns) AS last, sum(alloc_bytes) FILTER (alloc_bytes > 0) AS allocated,
+                   sum(alloc_bytes) FILTER (alloc_bytes > 0 AND coalesce(freed_ns > steps.end_ns, true)) AS left_there,
+                   count(address) > 0 AS addressed, count(*) FILTER (alloc_bytes > 0) AS allocations,
+                   bool_and(told) AS told
+            FROM levels JOIN steps
+            ON levels.trace_id = steps.trace_id AND levels.step = steps.step
+               AND levels.rung IS NOT DISTINCT FROM steps.rung AND levels.rank = steps.rank
+            GROUP BY pool, levels.step
+        )
+        SELECT pool, step, first / {MIB}, peak / {MIB}, last / {MIB}, (last - first) / {MIB},
+               coalesce(allocated, 0) / {MIB}, CASE WHEN addressed THEN coalesce(left_there, 0) / {MIB} END,
+               allocations, CASE WHEN told THEN '{TOTALS}' ELSE '{SUMMED}' END
+        FROM ends ORDER BY pool NULLS FIRST, step
+        """
+    ).fetchall()
+    if not rows:
+        raise AnalysisError(_refusal("memory-steps (Memory of each step)", trace))
+    return values(trace, "memory_steps", _STEP_COLUMNS, rows)
+
+
+_PLACES = f"""
+    SELECT start_ns, start_ns + dur_ns, span_id, kind, CASE WHEN level = {int(Level.LAYER)} THEN layer_index END,
+           name, type
+    FROM merged WHERE level IN ({int(Level.MODEL)}, {int(Level.LAYER)}) AND kind <> '{Kind.DATA}'
+    ORDER BY level, layer_index, start_ns
+"""
+
+
+def _changes(trace: Trace) -> dict[int | None, list[_Change]]:
+    """Return the allocations and freeings of the merged step in the order of time, per pool."""
+    rows = trace.con.execute(
+        f"""
+        WITH {_ALLOCATIONS}, chosen AS (
+            SELECT trace_id, step, rung, rank FROM merged WHERE kind = '{Kind.STEP}' LIMIT 1
+        ), ops AS (SELECT span_id, name FROM merged WHERE level >= {int(Level.OP)})
+        SELECT pool, start_ns, alloc_bytes, level_bytes, freed_ns, layer_id, ops.name, told, address IS NOT NULL
+        FROM levels SEMI JOIN chosen
+        ON levels.trace_id = chosen.trace_id AND levels.step IS NOT DISTINCT FROM chosen.step
+           AND levels.rung IS NOT DISTINCT FROM chosen.rung AND levels.rank = chosen.rank
+        LEFT JOIN ops ON ops.span_id = parent_id
+        ORDER BY pool NULLS FIRST, start_ns
+        """
+    ).fetchall()
+    pools: dict[int | None, list[_Change]] = {}
+    for device, *change in rows:
+        pools.setdefault(device, []).append(_Change._make(change))
+    return pools
+
+
+class _Pool:
+    """The memory of one device, or the host's, over a step."""
+
+    def __init__(
+        self, device: int | None, changes: Sequence[_Change], places: Sequence[_Place], layers: dict[str, str]
+    ) -> None:
+        self.device, self.changes, self.places, self.layers = device, changes, places, layers
+        self.times = [change.at for change in changes]
+        self.levels = [change.level for change in changes]
+        self.addressed = any(change.addressed for change in changes)
+        self.basis = TOTALS if all(change.told for change in changes) else SUMMED
+        self.start = min((place.start for place in places), default=self.times[0])
+        self.end = max((place.end for place in places), default=self.times[-1])
+        self.peak_at = self.times[self.levels.index(max(self.levels))]
+        self.by_layer: dict[str | None, list[_Change]] = {}
+        for change in changes:
+            self.by_layer.setdefault(change.layer_id, []).append(change)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Return a row of the timeline for each place."""
+        return [self._row(place) for place in self.places]
+
+    def _row(self, place: _Place) -> tuple[Any, ...]:
+        first, beyond = bisect_left(self.times, place.start), bisect_right(self.times, place.end)
+        before = self.levels[first - 1] if first else self.levels[0] - self.changes[0].bytes
+        inside = self.levels[first:beyond]
+        top = max(inside, default=before)
+        peak = self.changes[first + inside.index(top)] if inside and top > before else None
+        after = inside[-1] if inside else before
+        own = self.by_layer.get(place.span_id, []) if place.layer_index is not None else self.changes[first:beyond]
+        taken = [change for change in own if change.bytes > 0]
+        return (
+            self.device,
+            place.kind,
+            place.layer_index,
+            place.name,
+            place.type,
+            before / MIB,
+            max(top, before) / MIB,
+            after / MIB,
+            (after - before) / MIB,
+            sum(change.bytes for change in taken) / MIB,
+            self._held(taken, self.end),
+            self._held([change for change in taken if change.at <= self.peak_at], self.peak_at),
+            (peak.at - self.start) / 1e6 if peak is not None else None,
+            self.layers.get(peak.layer_id or "") if peak is not None else None,
+            peak.op if peak is not None else None,
+            self.basis,
+        )
+
+    def _held(self, taken: Sequence[_Change], at: int) -> float | None:
+        """Return how many MiB of what was taken are still there at a moment; null where no addresses tell."""
+        if not self.addressed:
+            return None
+        return sum(change.bytes for change in taken if change.freed is None or change.freed > at) / MIB
+
+
+def _allocations_alone(trace: Trace) -> Table:
+    """Return what each layer itself allocates, where nothing says what was freed."""
+    table = trace.sql(
+        f"""
+        WITH {UNDER}, {LAYERS}
+        SELECT NULL::INTEGER AS device, kind, layer_index, name, type,
+               {", ".join(f"NULL::DOUBLE AS {name}" for name in ("start_mib", "peak_mib", "end_mib", "growth_mib"))},
+               self_alloc_bytes / {MIB} AS allocated_mib, NULL::DOUBLE AS left_mib, NULL::DOUBLE AS live_at_peak_mib,
+               NULL::DOUBLE AS peak_at_ms, NULL AS peak_layer, NULL AS peak_op, '{NO_FREES}' AS basis
+        FROM layers WHERE self_alloc_bytes IS NOT NULL ORDER BY layer_index
+        """
+    )
+    if not table.aggregate("count(*)").fetchall()[0][0]:
+        raise AnalysisError(_refusal("memory-timeline (Memory over the step, by layer)", trace))
+    return table
+
+
+def _refusal(analysis: str, trace: Trace) -> str:
+    return (
+        f"{analysis} needs allocations, and {trace.name!r} holds none in its steps; record with profile_memory=True "
+        "(torch.profiler), or with xsp and --levels M/L/G"
+    )
