@@ -33,10 +33,19 @@ def flops(name: str, shapes: Sequence[Shape], scalars: Sequence[Any]) -> int | N
     if formula is None:
         return None
     try:
-        found = formula(shapes, scalars)
+        found = formula(shapes_of(shapes), scalars)
         return found if type(found) is int and 0 <= found < LIMIT else None
     except (LookupError, ValueError, TypeError, ArithmeticError, RecursionError):
         return None
+
+
+def shapes_of(shapes: Sequence[Any]) -> list[Any]:
+    """Return shapes as they are; what is no shape of a tensor becomes None, on which no formula works."""
+    return [shape if _is_shape(shape) else None for shape in shapes]
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, (list, tuple)) and all(type(size) is int and 0 <= size < LIMIT for size in shape)
 
 
 def _mm(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
@@ -123,7 +132,7 @@ def _of_image(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
 
 def _of_weight(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
     """The gradient of a convolution's weight, from (its size, gradient, image)."""
-    return 2 * prod(shapes[1]) * prod(json.loads(str(scalars[0]))[1:])
+    return 2 * prod(shapes[1]) * prod(per_dimension(scalars[0], 4)[1:])
 
 
 def _undilated(stride: int, padding: int) -> Formula:

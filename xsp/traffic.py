@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from xsp.flops import LIMIT, convolution_output, is_true, per_dimension
+from xsp.flops import LIMIT, convolution_output, is_true, per_dimension, shapes_of
 
 Shape = Sequence[int]
 
@@ -84,7 +84,7 @@ def traffic(name: str, shapes: Sequence[Any], dtypes: Sequence[str], scalars: Se
     if formula is None:
         return None
     try:
-        found = formula(Inputs(shapes, dtypes, scalars))
+        found = formula(Inputs(shapes_of(shapes), dtypes, scalars))
         known = all(type(each) is int and 0 <= each < LIMIT for each in found) and sum(found) > 0
     except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RecursionError):
         return None
@@ -283,7 +283,7 @@ def _pooled(inputs: Inputs) -> Traffic:
 
 def _resized(inputs: Inputs) -> Traffic:
     """Read all, write the spatial size that is asked for."""
-    asked = inputs.list(1)
+    asked = per_dimension(inputs.scalars[1], 2)
     return Traffic(inputs.bytes(0), prod(inputs.shapes[0][: -len(asked)]) * prod(asked) * inputs.size(0))
 
 
