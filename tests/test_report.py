@@ -211,7 +211,8 @@ def test_what_overlaps_too_deeply_to_be_read_is_counted():
     "values",
     [
         [], [None, None], ["a", "a"], ["a", "b", "a"], [3, None, 4, 5], [7, 7, 7, 7, 7, 7, 7, 7, 8], [True, False],
-        [*range(0, 10**9, 10**7), None, None, -5], [None, *range(40)], [0.25, None, 0.5], [2**51, -(2**60)], ["0123456789abcdef", "fedcba9876543210"],
+        [*range(0, 10**9, 10**7), None, None, -5], [None, *range(40)], [0.25, None, 0.5], [2**51, -(2**60)],
+        ["0123456789abcdef", "fedcba9876543210"],
     ],
 )  # fmt: skip
 def test_a_packed_column_holds_what_was_put_in(values):

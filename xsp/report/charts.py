@@ -1,21 +1,25 @@
 """Which charts stand in the page, as one table: each draws columns of an analysis, in a section, in a way.
 
-A chart computes nothing: what it shows is in the table of the same analysis. Where the analysis refuses, or the
-column that it draws was not measured, the section says so instead.
+A chart computes nothing but sums of rows: what it shows is in the table of the same analysis. Where the analysis
+refuses, or the columns that it draws hold nothing, the section says so instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
+
+from xsp.report.answers import Answer, Answers
 
 MOST_POINTS = 20_000
 """Rows that a chart draws; of more, the first, and the chart says so."""
 
-Rows = Sequence[Sequence[Any]]
+Row = dict[str, Any]
 
 
-class Chart(NamedTuple):
+@dataclass(frozen=True)
+class Chart:
     """A chart: the analysis that it draws, where, how (see `charts.js`), and which column is what in the drawing."""
 
     analysis: str
@@ -23,79 +27,131 @@ class Chart(NamedTuple):
     kind: str
     title: str
     unit: str
-    columns: Mapping[str, str]
-    series: Sequence[tuple[str, str]] = ()
-    """For stacked bars: each column with what the legend calls it."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Role in the drawing → column."""
+
+    series: Mapping[str, str] = field(default_factory=dict)
+    """For parts of a whole: column → what the legend calls it."""
+
+    pivot: tuple[str, str] | None = None
+    """Where the parts stand in rows: the column that names them, and the one that measures them."""
+
+    names: Sequence[str] = ()
+    """Columns that together name a row, each with its word: `rank 0, device 1`."""
+
+    where: Mapping[str, Any] = field(default_factory=dict)
+    """Column → value of the rows that are drawn."""
 
     @property
-    def drawn(self) -> list[str]:
-        """The columns without which nothing can be drawn: any of them must hold something."""
-        return [column for column, _ in self.series] or [self.columns["value"]]
+    def measured(self) -> list[str]:
+        """The columns of which any must hold something."""
+        if self.pivot:
+            return [self.pivot[1]]
+        return list(self.series) or [self.columns["value"]]
 
 
 _LAYER = {"at": "layer_index", "name": "name", "group": "type"}
-_BY_TYPE = {"name": "type"}
+_TYPE = {"name": "type"}
+_METRIC = {"at": "layer_index", "name": "layer_name"}
+_SHARES_OF_PATH = {"name": "name", "value": "dur_ms"}
+_ACTIVITY = {
+    "computation_ms": "computation", "exposed_communication_ms": "exposed communication",
+    "exposed_copy_ms": "exposed copies", "idle_ms": "idle",
+}  # fmt: skip
 
 CHARTS: tuple[Chart, ...] = (
+    Chart(
+        "device-activity", "time", "lying", "What each device did", "ms",
+        series=_ACTIVITY, names=("rank", "device"),
+    ),
+    Chart(
+        "idle-causes", "time", "lying", "Why devices were idle", "ms",
+        pivot=("cause", "idle_ms"), names=("rank", "device"),
+    ),
+    Chart("steps", "time", "lying", "Steps on the device", "ms", series=_ACTIVITY, names=("rank", "device", "step")),
+    Chart(
+        "kernel-classes", "time", "shares", "Device time by class of kernel", "ms",
+        {"name": "class", "value": "device_ms"},
+    ),
+    Chart("A10", "time", "shares", "A10 Kernels by name", "ms", {"name": "name", "value": "latency_ms"}),
     Chart(
         "A2", "time", "layers", "A2, A3 Layer latency", "ms",
         {**_LAYER, "value": "self_ms", "whole": "latency_ms", "low": "latency_low_ms", "high": "latency_high_ms"},
     ),
-    Chart("A6", "time", "shares", "A6 Layer latency by type", "ms", {**_BY_TYPE, "value": "latency_ms"}),
+    Chart("A11", "time", "layers", "A11 Kernels by layer", "ms", {**_METRIC, "value": "latency_ms"}),
     Chart(
-        "A13", "time", "stack", "A13 Kernel against other latency", "% of the layer",
-        {"at": "layer_index", "name": "layer_name"}, (("kernel_ms", "kernels"), ("other_ms", "other")),
+        "A13", "time", "stack", "A13 Kernel against other latency", "ms", _METRIC,
+        {"kernel_ms": "kernels", "other_ms": "other"},
     ),
-    Chart("A10", "time", "shares", "A10 Kernels by name", "ms", {"name": "name", "value": "latency_ms"}),
-    Chart("A5", "time", "shares", "A5 Layer type distribution", "layers", {**_BY_TYPE, "value": "layers"}),
+    Chart("A6", "time", "shares", "A6 Layer latency by type", "ms", {**_TYPE, "value": "latency_ms"}),
+    Chart("A5", "time", "shares", "A5 Layer type distribution", "layers", {**_TYPE, "value": "layers"}),
+    Chart(
+        "critical-path", "time", "strip", "Critical path", "ms",
+        {"start": "start_ms", "value": "dur_ms", "name": "name", "what": "what", "layer": "layer"},
+    ),
+    Chart(
+        "critical-path-summary", "time", "shares", "Critical path by what it waits for", "ms", _SHARES_OF_PATH,
+        where={"grouped_by": "what"},
+    ),
     Chart("A4", "memory", "layers", "A4 Layer memory allocation", "MiB", {**_LAYER, "value": "alloc_mib"}),
-    Chart("A7", "memory", "shares", "A7 Layer memory allocation by type", "MiB", {**_BY_TYPE, "value": "alloc_mib"}),
+    Chart("A7", "memory", "shares", "A7 Layer memory allocation by type", "MiB", {**_TYPE, "value": "alloc_mib"}),
+    Chart("A12", "rooflines", "layers", "A12 Operations by layer", "flop", {**_METRIC, "value": "flops"}),
+    Chart("A12", "rooflines", "layers", "A12 DRAM reads by layer", "bytes", {**_METRIC, "value": "dram_read_bytes"}),
+    Chart("A12", "rooflines", "layers", "A12 DRAM writes by layer", "bytes", {**_METRIC, "value": "dram_write_bytes"}),
 )  # fmt: skip
 """All charts, in the order of the page."""
 
 
-def of(analysis: str) -> list[Chart]:
-    """Return the charts of an analysis."""
-    return [chart for chart in CHARTS if chart.analysis == analysis]
+def charts(answers: Answers) -> list[dict[str, Any]]:
+    """Return what the page draws, in its order; where there is nothing to draw, the reason under `missing`."""
+    return [drawn(chart, answers[chart.analysis]) for chart in CHARTS]
 
 
-def in_order(charts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return charts in the order of the page."""
-    titles = [chart.title for chart in CHARTS]
-    return sorted(charts, key=lambda chart: titles.index(chart["title"]))
-
-
-def missing(chart: Chart, reason: str) -> dict[str, Any]:
-    """Return what the page says where there is nothing to draw."""
-    return {"section": chart.section, "id": chart.analysis, "title": chart.title, "missing": reason}
-
-
-def drawn(chart: Chart, columns: Sequence[str], rows: Rows) -> dict[str, Any]:
-    """Return what the page draws of an analysis, or why there is nothing to draw.
-
-    Args:
-        chart: of the analysis.
-        columns: that the analysis has.
-        rows: all of them.
-    """
-    places = {column: place for place, column in enumerate(columns)}
-    if not any(row[places[column]] is not None for column in chart.drawn if column in places for row in rows):
-        return missing(chart, f"{chart.analysis}: {_words(chart.drawn)} was not measured")
+def drawn(chart: Chart, answer: Answer) -> dict[str, Any]:
+    """Return what the page draws of an analysis, or the reason why there is nothing to draw."""
+    said = {"section": chart.section, "id": chart.analysis, "title": chart.title}
+    if answer.refused is not None:
+        return {**said, "missing": answer.refused}
+    rows = [row for row in answer.dicts() if all(row[column] == value for column, value in chart.where.items())]
+    if not any(row[column] is not None for column in chart.measured for row in rows):
+        return {**said, "missing": f"{chart.title}: {_words(chart.measured)} was not measured"}
     shown = rows[:MOST_POINTS]
     return {
-        "section": chart.section,
+        **said,
         "kind": chart.kind,
-        "id": chart.analysis,
-        "title": chart.title,
         "unit": chart.unit,
         "left_out": len(rows) - len(shown),
-        "data": {role: [row[places[name]] for row in shown] for role, name in chart.columns.items() if name in places},
-        "series": [
-            {"name": name, "values": [row[places[column]] for row in shown]}
-            for column, name in chart.series
-            if column in places
-        ],
+        **(_pivoted(chart, shown) if chart.pivot else _columns(chart, shown)),
     }
+
+
+def _columns(chart: Chart, rows: Sequence[Row]) -> dict[str, Any]:
+    data = {role: [row[column] for row in rows] for role, column in chart.columns.items()}
+    if chart.names:
+        data["name"] = [_name(chart.names, row) for row in rows]
+    parts = [{"name": name, "values": [row[column] for row in rows]} for column, name in chart.series.items()]
+    return {"data": data, "series": parts}
+
+
+def _pivoted(chart: Chart, rows: Sequence[Row]) -> dict[str, Any]:
+    """Put parts that stand in rows of their own beside each other."""
+    assert chart.pivot is not None
+    part, value = chart.pivot
+    sums: dict[tuple[str, Any], float] = {}
+    for row in rows:
+        key = (_name(chart.names, row), row[part])
+        sums[key] = sums.get(key, 0.0) + (row[value] or 0.0)
+    names = list(dict.fromkeys(name for name, _ in sums))
+    parts = list(dict.fromkeys(each for _, each in sums))
+    return {
+        "data": {"name": names},
+        "series": [{"name": str(each), "values": [sums.get((name, each)) for name in names]} for each in parts],
+    }
+
+
+def _name(columns: Sequence[str], row: Row) -> str:
+    """Return what a row is of; that of all is named by nothing."""
+    return ", ".join(f"{column} {row[column]}" for column in columns if row[column] is not None) or "all"
 
 
 def _words(columns: Sequence[str]) -> str:

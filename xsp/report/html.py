@@ -10,17 +10,21 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from xsp import rundir
 from xsp.analyses import ANALYSES
-from xsp.errors import AnalysisError
-from xsp.report import charts, trust
+from xsp.report import trust
+from xsp.report.answers import Answer, Answers
+from xsp.report.charts import charts
 from xsp.report.timeline import timeline
+from xsp.report.verdict import Verdict, verdict
+from xsp.span import Grade
 from xsp.trace import Trace
+
+Row = Mapping[str, Any]
 
 MOST_ROWS = 1000
 """Rows of a table; below it stands the command that prints the others."""
@@ -82,49 +86,82 @@ def _as_json(data: Any) -> str:
     return text
 
 
+def _data(trace: Trace) -> Any:
+    answers = Answers(trace)
+    found = {name: answers[name] for name in ANALYSES}
+    said, believed = verdict(answers), trust.trust(trace)
+    return _sayable(
+        {
+            "name": trace.name,
+            "verdict": [said.verdict, *said.next] if said else [],
+            "headline": _headline(found["A1"].dicts(), found["ledger"].dicts(), said, believed["attributed"]),
+            "facts": _facts(trace.run),
+            "health": believed,
+            "timeline": timeline(trace),
+            "charts": charts(answers),
+            "ledger": found["ledger"].dicts(),
+            "tables": [_table(trace, name, answer) for name, answer in found.items() if answer.refused is None],
+            "refused": [(name, answer.refused) for name, answer in found.items() if answer.refused is not None],
+        }
+    )
+
+
 def _sayable(value: Any) -> Any:
     """Replace what JSON cannot say: numbers that are not finite, and types that it does not know."""
-    if isinstance(value, (float, Decimal)):
-        return float(value) if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _sayable(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_sayable(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (str, int)) else str(value)
 
 
-def _data(trace: Trace) -> dict[str, Any]:
-    tables, charted, refused = _analyses(trace)
-    rows = {table["id"]: [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]] for table in tables}
-    return {
-        "name": trace.name,
-        "headline": _headline(rows.get("A1", []), rows.get("ledger", [])),
-        "facts": _facts(trace.run),
-        "health": trust.trust(trace),
-        "timeline": timeline(trace),
-        "charts": charted,
-        "ledger": rows.get("ledger", []),
-        "tables": tables,
-        "refused": refused,
-    }
-
-
-def _headline(models: Sequence[Mapping[str, Any]], ledger: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+def _headline(
+    models: Sequence[Row], ledger: Sequence[Row], said: Verdict | None, attributed: Sequence[tuple[str, int, float]]
+) -> list[tuple[str, str, str]]:
     """Return the figures that stand on top: what, how much, and how sure."""
+    return [*_latency(models), *_device(said, attributed), *_profiling(models, ledger)]
+
+
+def _latency(models: Sequence[Row]) -> list[tuple[str, str, str]]:
     if not models:
         return [("latency", "–", "no timed step")]
     row = models[0]
-    shown = [("latency of a step", f"{row['latency_ms']:.4g} ms", _between(row, "ms"))]
+    several = row["steps"] > 1
+    shown = [("latency of a step", f"{row['latency_ms']:.4g} ms", _between(row) if several else "one step")]
     if row.get("samples_per_s") is not None:
         shown.append(("throughput", f"{row['samples_per_s']:.4g} samples/s", f"batch size {row['batch_size']}"))
-    shown.append(
-        ("90th percentile", f"{row['p90_ms']:.4g} ms", f"median {row['median_ms']:.4g} ms, {row['steps']} steps")
-    )
-    if len(ledger) > 1:
-        shown.append(("cost of profiling", *_cost(ledger)))
+    if several:
+        about = f"median {row['median_ms']:.4g} ms, {row['steps']} steps"
+        shown.append(("90th percentile", f"{row['p90_ms']:.4g} ms", about))
+    return shown
+
+
+def _device(said: Verdict | None, attributed: Sequence[tuple[str, int, float]]) -> list[tuple[str, str, str]]:
+    """Return how busy the devices are, what is lost most, and how much of their time has a layer."""
+    if said is None:
+        return []
+    shown = [("device busy", f"{said.busy_percent:.1f} %", "of the time from its first work to its last")]
+    if said.losses and said.losses[0].ms:
+        worst = said.losses[0]
+        shown.append(("lost most to", worst.name, f"{worst.percent:.1f} % of the time, {worst.ms:.4g} ms"))
+    whole = sum(ms for _, _, ms in attributed)
+    if whole:
+        known = sum(ms for grade, _, ms in attributed if grade != Grade.UNKNOWN)
+        shown.append(("device time with a layer", f"{100 * known / whole:.1f} %", "see below how surely"))
+    return shown
+
+
+def _profiling(models: Sequence[Row], ledger: Sequence[Row]) -> list[tuple[str, str, str]]:
+    shown = [("cost of profiling", *_cost(ledger))] if len(ledger) > 1 else []
     if len(models) > 1:
         sizes = ", ".join(str(model["batch_size"]) for model in models[1:])
         shown.append(("also measured", f"{len(models) - 1} more", f"batch size {sizes}: see A1"))
     return shown
 
 
-def _cost(ledger: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def _cost(ledger: Sequence[Row]) -> tuple[str, str]:
     """Return what all rungs together add; where none can be told from the noise, that is said instead."""
     true, full, rung = ledger[0]["step_ms"], ledger[-1]["step_ms"], ledger[-1]["rung"]
     added = f"{full - true:+.3g} ms"
@@ -133,10 +170,10 @@ def _cost(ledger: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     return (added, share) if told else ("in the noise", f"{added}, {share}")
 
 
-def _between(row: Mapping[str, Any], unit: str) -> str:
+def _between(row: Row) -> str:
     if row.get("low_ms") is None or row.get("high_ms") is None:
         return "too few steps for an interval"
-    return f"95 % interval {row['low_ms']:.4g} to {row['high_ms']:.4g} {unit}"
+    return f"95 % interval {row['low_ms']:.4g} to {row['high_ms']:.4g} ms"
 
 
 def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -155,27 +192,9 @@ def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(what, text) for what, text in facts if text]
 
 
-def _analyses(trace: Trace) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[tuple[str, str]]]:
-    """Return the tables that this trace can carry, the charts, and why the other analyses refuse."""
-    tables, charted, refused = [], [], []
-    for name, each in ANALYSES.items():
-        try:
-            relation = each(trace)
-        except AnalysisError as error:
-            refused.append((name, str(error)))
-            charted += [charts.missing(chart, str(error)) for chart in charts.of(name)]
-            continue
-        columns = relation.columns
-        rows = [[_sayable(cell) for cell in row] for row in relation.fetchall()]
-        tables.append({"id": name, "title": each.title, "about": each.about, **_table(trace, name, columns, rows)})
-        charted += [charts.drawn(chart, columns, rows) for chart in charts.of(name)]
-    return tables, charts.in_order(charted), refused
-
-
-def _table(trace: Trace, name: str, columns: list[str], rows: list[list[Any]]) -> dict[str, Any]:
+def _table(trace: Trace, name: str, answer: Answer) -> dict[str, Any]:
     """Return a table's rows, as many as the page shows, without the columns that hold nothing."""
-    total, chosen = len(rows), "the first"
-    most = MOST_ROWS
+    columns, rows, most, chosen = answer.columns, answer.rows, MOST_ROWS, "the first"
     if name in DEAREST:
         by, most = DEAREST[name]
         rows = _by(rows, columns.index(by))
@@ -183,15 +202,18 @@ def _table(trace: Trace, name: str, columns: list[str], rows: list[list[Any]]) -
     kept = [place for place in range(len(columns)) if not rows or any(row[place] is not None for row in rows)]
     run = shlex.quote(trace.path.name) if trace.path else "RUN"
     return {
+        "id": name,
+        "title": ANALYSES[name].title,
+        "about": ANALYSES[name].about,
         "columns": [columns[place] for place in kept],
         "empty": [column for place, column in enumerate(columns) if place not in kept],
         "rows": [[row[place] for place in kept] for row in rows[:most]],
-        "total": total,
+        "total": len(rows),
         "chosen": chosen,
-        "command": f"xsp analyze {run} {name} --limit {total}",
+        "command": f"xsp analyze {run} {name} --limit {len(rows)}",
     }
 
 
-def _by(rows: list[list[Any]], place: int) -> list[list[Any]]:
+def _by(rows: Sequence[tuple[Any, ...]], place: int) -> list[tuple[Any, ...]]:
     """Return the rows with those first that have the most in one column."""
     return sorted(rows, key=lambda row: (row[place] is None, -(row[place] or 0)))

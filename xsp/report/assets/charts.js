@@ -3,7 +3,7 @@
 // an analysis under the names of their roles.
 const scheme = matchMedia("(prefers-color-scheme: dark)");
 const palette = ["#4c78d8", "#e0823d", "#3fa66a", "#c9506b", "#8a63c9", "#2ba5b5", "#a08a2c", "#7d8794"];
-const OTHER = "#9aa3b2", MOST_BARS = 12, MOST_GROUPS = 6;
+const OTHER = "#9aa3b2", MOST_BARS = 12, MOST_GROUPS = 6, LETTERS = 30;
 const plots = [];
 
 function plot(holder, option) {
@@ -39,6 +39,14 @@ function inOrder(places) {
     xAxis: { type: "category", data: places, name: "layer", nameLocation: "middle", nameGap: 22 }, yAxis: { type: "value" },
   };
 }
+
+// What a label says of a name: of a kernel without its result, its namespaces and its arguments.
+function labelOf(name) {
+  const short = name.replace(/^void /, "").replace(/(\w+::)+(\(anonymous namespace\)::)?/g, "").replace(/\(.*$/, "");
+  return shortened(name.length <= LETTERS || !short ? name : short, LETTERS);
+}
+
+function beside(names) { return { left: 18 + 6.3 * Math.max(4, ...names.map((name) => labelOf(name).length)) }; }
 
 function tip(lines) { return lines.filter((line) => line !== null).join("<br>"); }
 
@@ -84,9 +92,9 @@ function shares(chart) {
   const holder = card(chart, chart.unit);
   holder.style.height = Math.max(120, 34 + 22 * shown.length) + "px";
   plot(holder, () => ({
-    grid: { left: 8, right: 110, top: 4, bottom: 24, containLabel: true },
+    grid: { ...beside(shown.map(([each]) => each)), right: 110, top: 4, bottom: 24 },
     xAxis: { type: "value", splitNumber: 4 },
-    yAxis: { type: "category", data: shown.map(([each]) => each), axisLabel: { interval: 0, formatter: (each) => shortened(each, 28) } },
+    yAxis: { type: "category", data: shown.map(([each]) => each), axisLabel: { interval: 0, formatter: labelOf } },
     tooltip: { confine: true, formatter: ({ dataIndex }) => tip([`<b>${plain(shown[dataIndex][0])}</b>`, `${number(shown[dataIndex][1])} ${chart.unit} (${share(shown[dataIndex][1], whole)})`, shown[dataIndex][2] === null ? null : plain(shown[dataIndex][2])]), extraCssText: "max-width: 420px; white-space: normal; overflow-wrap: anywhere" },
     series: [{ type: "bar", barMaxWidth: 22, data: shown.map(([, each]) => each), itemStyle: { color: palette[0] }, label: { show: true, position: "right", formatter: (item) => `${number(item.value)} (${share(item.value, whole)})` } }],
   }));
@@ -116,19 +124,45 @@ function stack(chart) {
 }
 
 function lying(chart) {
-  const names = chart.data.name.map((each, place) => [chart.data.before ? chart.data.before[place] : null, each].filter((part) => part !== null).join(" · ") || "all");
+  const names = chart.data.name;
   const values = normalised(chart), holder = card(chart, `${chart.unit}, as shares`);
   holder.style.height = Math.max(110, 70 + 24 * Math.min(24, names.length)) + "px";
   plot(holder, () => ({
-    grid: { left: 8, right: 24, top: 34, bottom: 24, containLabel: true }, legend: LEGEND,
+    grid: { ...beside(names), right: 24, top: 34, bottom: 24 }, legend: LEGEND,
     xAxis: { type: "value", max: 100, axisLabel: { formatter: "{value} %" } },
-    yAxis: { type: "category", inverse: true, data: names, axisLabel: { formatter: (each) => shortened(each, 28) } },
+    yAxis: { type: "category", inverse: true, data: names, axisLabel: { formatter: labelOf } },
     tooltip: { trigger: "axis", axisPointer: { type: "shadow" }, confine: true, formatter: (items) => parts(chart, names[items[0].dataIndex], items[0].dataIndex) },
     series: chart.series.map(({ name }, number) => ({ type: "bar", name, stack: "all", barMaxWidth: 22, data: values[number] })),
   }));
 }
 
-const DRAWINGS = { layers, shares, stack, lying };
+// --- one line of segments that follow each other in time --------------------------------------------------------------
+
+function segment(params, api) {
+  const [left, top] = api.coord([api.value(0), 0]), [right] = api.coord([api.value(1), 0]), frame = params.coordSys;
+  const shape = echarts.graphic.clipRectByRect(
+    { x: left, y: top - 22, width: Math.max(right - left, 0.5), height: 44 }, { x: frame.x, y: frame.y, width: frame.width, height: frame.height });
+  return shape && { type: "rect", shape, style: { fill: api.visual("color") } };
+}
+
+function strip(chart) {
+  const { start, value, name, what, layer } = chart.data, kinds = dearest(what, value), groups = [...kinds, ...new Set(what.filter((each) => !kinds.includes(each)))];
+  const about = (place) => tip([`<b>${plain(name[place])}</b> ${plain(what[place])}`, `${number(value[place])} ms, from ${number(start[place])} ms on`, layer[place] === null ? null : `in ${plain(layer[place])}`]);
+  const holder = card(chart, `${number(start.length)} segments that follow each other; their durations add up to the step`);
+  holder.style.height = "190px";
+  holder.parentNode.classList.add("wide");
+  plot(holder, () => ({
+    grid: { left: 20, right: 20, top: 36, bottom: 66 }, legend: LEGEND, dataZoom: [{ type: "inside", filterMode: "weakFilter", zoomOnMouseWheel: "ctrl" }, { ...sliders[1], filterMode: "weakFilter" }],
+    xAxis: { type: "value", max: "dataMax", name: "ms", nameLocation: "middle", nameGap: 20 }, yAxis: { type: "category", data: [""], show: false },
+    tooltip: { confine: true, formatter: (item) => about(item.value[2]) },
+    series: groups.map((group, number) => ({
+      type: "custom", name: String(group), renderItem: segment, encode: { x: [0, 1] }, itemStyle: { color: number < palette.length ? palette[number] : OTHER },
+      data: what.flatMap((each, place) => (each === group ? [[start[place], start[place] + value[place], place]] : [])),
+    })),
+  }));
+}
+
+const DRAWINGS = { layers, shares, stack, lying, strip };
 
 function drawCharts() {
   const told = new Map();

@@ -5,6 +5,7 @@
 
 function drawHeader() {
   byId("name").textContent = data.name;
+  for (const sentence of data.verdict) byId("verdict").append(make("li", sentence.replaceAll("`", "")));
   for (const [what, value, about] of data.headline) {
     const tile = make("div", null, "tile");
     tile.append(make("span", what, "quiet"), make("b", value), make("span", about, "quiet"));

@@ -1,0 +1,49 @@
+"""All that a report asks of a trace, each analysis computed once."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from xsp.analyses import ANALYSES
+from xsp.errors import AnalysisError
+from xsp.trace import Trace
+
+
+class Answer(NamedTuple):
+    """The table of an analysis; where the trace cannot carry it, empty and with the reason."""
+
+    columns: list[str]
+    rows: list[tuple[Any, ...]]
+    refused: str | None = None
+
+    def dicts(self) -> list[dict[str, Any]]:
+        """Return the rows with the names of their columns."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+class Answers:
+    """What the analyses say of a trace, by their ids."""
+
+    def __init__(self, trace: Trace) -> None:
+        """Nothing is computed before it is asked for."""
+        self.trace = trace
+        self._known: dict[str, Answer] = {}
+
+    def __getitem__(self, identity: str) -> Answer:
+        """Return the answer of one of `xsp.analyses.ANALYSES`."""
+        if identity not in self._known:
+            self._known[identity] = self._ask(identity)
+        return self._known[identity]
+
+    def _ask(self, identity: str) -> Answer:
+        try:
+            relation = ANALYSES[identity](self.trace)
+        except AnalysisError as error:
+            return Answer([], [], str(error))
+        return Answer(relation.columns, [tuple(map(_figure, row)) for row in relation.fetchall()])
+
+
+def _figure(value: Any) -> Any:
+    """Return SQL's decimals as numbers like others."""
+    return float(value) if isinstance(value, Decimal) else value
