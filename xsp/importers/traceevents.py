@@ -1,9 +1,9 @@
 """The trace events of a Chrome JSON file, read into a table of the engine in bounded memory.
 
-The format is an object with the array `traceEvents` among other keys, or that array alone, whose closing bracket may be
-missing. The engine reads an array of objects quickly, in parallel, and a piece at a time, but not inside an object. So it
-is given a copy of the file, decompressed, in which what stands before the array is blank and what follows is cut off:
-places in the copy are places in the file.
+The format is an object with the array `traceEvents` among other keys, or that array alone, whose closing bracket may
+be missing. The engine reads an array of objects quickly, in parallel, and a piece at a time, but not inside an object.
+So it is given a copy of the file, decompressed, in which what stands before the array is blank and what follows is cut
+off: places in the copy are places in the file.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ _BLANK = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
 _KEY = re.compile(rb'[\s,]*("(?:[^"\\]|\\.)*")\s*:\s*')
 _SCALAR = re.compile(rb"[^,}\]\s]+")
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+_BRACKET = re.compile(rb"\](?=\s*[,}])")
+_DECODER = json.JSONDecoder()
 _FINE = re.compile(rb'"ts"\s*:\s*-?(\d{13,})\.\d')
 _TIME = re.compile(rb'("(?:ts|dur)"\s*:\s*)(-?\d[\d.eE+-]*)')
 
@@ -126,7 +128,7 @@ def _isolate(source: str, copy: Path) -> Around:
             raise TraceError(f"{source}: is empty")
         with mmap.mmap(file.fileno(), 0) as text:
             start, keys = _before(source, text)
-            end, after = _after(source, text, bare=text[:start].strip(b"\xef\xbb\xbf \t\r\n") == b"")
+            end, after = _after(source, text, start, bare=text[:start].strip(b"\xef\xbb\xbf \t\r\n") == b"")
             text[:start] = b" " * start
         closed = end is not None
         file.seek(end if end is not None else _last(source, copy))
@@ -175,26 +177,57 @@ def _parsed(source: str, text: bytes, place: int) -> Any:
         raise TraceError(f"{source}, byte {place}: invalid JSON ({error})") from error
 
 
-def _after(source: str, text: mmap.mmap, bare: bool) -> tuple[int | None, dict[str, Any]]:
-    """Return where the array ends, and the keys after it; for a bare array that is not closed, None.
+def _after(source: str, text: mmap.mmap, start: int, bare: bool) -> tuple[int | None, dict[str, Any]]:
+    """Return where the array ends that begins at a place, and the keys after it; for a bare one not closed, None.
 
-    The array's bracket is the first one of the end of the file from which on the rest of an object can be read.
+    Its bracket is the first one from which on the rest of the file is the rest of an object. It is sought from the end
+    of the file backwards, further and further, until a trace event stands before it: keys after it may hold arrays.
     """
     size, window = len(text), 1 << 12
     if bare:
         end = len(text[max(0, size - window) :].rstrip()) + max(0, size - window)
         return (end, {}) if text[end - 1 : end] == b"]" else (None, {})
-    while window < 8 * MOST_AROUND:
-        place = text.find(b"]", max(0, size - window))
-        while place >= 0:
-            try:
-                return place + 1, {key: value for key, value in json.loads(b'{"":0' + text[place + 1 :]).items() if key}
-            except (ValueError, RecursionError):
-                place = text.find(b"]", place + 1)
-        if window >= size:
-            break
+    while True:
+        low = max(start, size - window)
+        for found in _BRACKET.finditer(text, low):
+            end = found.start() + 1
+            keys = _rest(text, end)
+            if keys is not None and (low == start or b'"ph"' in text[low:end]):
+                return end, keys
+        if low == start:
+            raise TraceError(f"{source}: ends in the middle, after {size} bytes of its content; copy it again")
         window *= 8
-    raise TraceError(f"{source}: ends in the middle, after {size} bytes of its content; copy it again")
+
+
+def _rest(text: mmap.mmap, place: int) -> dict[str, Any] | None:
+    """Return the keys from a place on to the end of the file, or None if the rest of an object is not all that follows.
+
+    A little is tried first: an object that ends early, inside of the array, is most often short.
+    """
+    held = 1 << 9
+    while True:
+        piece = text[place : place + held].decode("utf-8", "replace")
+        try:
+            keys, end = _DECODER.raw_decode('{"":0' + piece)
+        except json.JSONDecodeError as error:
+            cut = error.pos >= len(piece) or error.msg.startswith("Unterminated")
+            if not cut or held > MOST_AROUND or place + held >= len(text):
+                return None
+            held *= 8
+            continue
+        except (ValueError, RecursionError):
+            return None
+        after = piece[end - len('{"":0') :]
+        return (
+            {key: value for key, value in keys.items() if key}
+            if not (after + _head(text, place + held)).strip()
+            else None
+        )
+
+
+def _head(text: mmap.mmap, place: int) -> str:
+    """Return a little of what stands from a place on, and the end of the file: blank where nothing more comes."""
+    return (text[place : place + 64] + text[max(place, len(text) - 64) :]).decode("utf-8", "replace")
 
 
 def _last(source: str, copy: Path) -> int:

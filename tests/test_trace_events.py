@@ -1,0 +1,43 @@
+"""The array of trace events is found wherever it stands in a file, and its end for what it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xsp import table
+from xsp.errors import TraceError
+from xsp.importers import traceevents
+
+EVENTS = [{"ph": "X", "ts": i, "dur": 1, "name": "]},{ [", "args": {"a": [1, {"b": [2]}], "c": {}}} for i in range(99)]
+AROUND = {"devices": [{"id": i, "sizes": list(range(50))} for i in range(40)], "z": [{"q": [1]}], "s": "a]} b"}
+DOCUMENTS: dict[str, Any] = {
+    "keys before": {**AROUND, "traceEvents": EVENTS},
+    "keys after": {"traceEvents": EVENTS, **AROUND},
+    "few keys": {"a": [1], "traceEvents": EVENTS, "b": [2]},
+    "alone": EVENTS,
+}
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_all_events_are_found_and_all_keys(tmp_path: Path, name: str, indent: int | None) -> None:
+    path, con = tmp_path / "a.json", table.connect()
+    path.write_text(json.dumps(DOCUMENTS[name], indent=indent), encoding="utf-8")
+    around = traceevents.read(con, str(path))
+    assert con.execute("SELECT count(*), sum(ts_ns) FROM events").fetchall() == [(99, 99 * 98 // 2 * 1000)]
+    wanted = DOCUMENTS[name] if isinstance(DOCUMENTS[name], dict) else {}
+    assert around.keys == {key: value for key, value in wanted.items() if key != "traceEvents"}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.999])
+def test_a_file_that_is_cut_off_is_an_error(tmp_path: Path, name: str, share: float) -> None:
+    path = tmp_path / "a.json"
+    text = json.dumps(DOCUMENTS[name])
+    path.write_text(text[: int(len(text) * share)], encoding="utf-8")
+    with pytest.raises(TraceError, match=r"a\.json"):
+        traceevents.read(table.connect(), str(path))
