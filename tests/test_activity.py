@@ -100,3 +100,26 @@ def test_a_count_of_each_nanosecond_says_the_same(seed: int) -> None:
     columns = "busy_ms, idle_ms, computation_ms, exposed_communication_ms, exposed_copy_ms"
     (found,) = ask("device-activity", trace_of(spans(text)), columns)
     assert [round(1000 * each) for each in found] == expected
+
+
+def test_tensor_cores_by_layer_as_far_as_names_tell() -> None:
+    trace = trace_of(spans("""
+        step s                  0-1000
+        module net.fc           0-100 type=Linear
+        launch cudaLaunchKernel 10-15 correlation_id=1
+        launch cudaLaunchKernel 20-25 correlation_id=2
+        launch cudaLaunchKernel 30-35 correlation_id=3
+        module net.act          100-200 type=ReLU
+        launch cudaLaunchKernel 110-115 correlation_id=4
+        op aten::mm             300-400
+        launch cudaLaunchKernel 310-315 correlation_id=5
+        kernel ampere_bf16_s16816gemm_bf16_128x64_nn  400-430 correlation_id=1
+        kernel volta_sgemm_128x64_nn                  430-440 correlation_id=2
+        kernel triton_tem_fused_mm                    440-445 correlation_id=3
+        kernel vectorized_elementwise_kernel          450-460 correlation_id=4
+        kernel Cijk_Alik_Bljk_SB                      460-461 correlation_id=5
+    """))  # fmt: skip
+    columns = "level, name, kernels, with_tensor_cores_ms, without_tensor_cores_ms, untold_ms, tensor_core_percent"
+    assert ask("tensor-cores", trace, columns) == [
+        ("layer", "net.fc", 3, 0.03, 0.01, 0.005, 75.0), ("op", "aten::mm", 1, None, None, 0.001, None),
+    ]  # fmt: skip

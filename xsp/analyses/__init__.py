@@ -13,6 +13,7 @@ names of the columns; what was not measured is null.
 from __future__ import annotations
 
 from xsp.analyses.activity import DEVICE_ACTIVITY, KERNEL_CLASSES, STEPS
+from xsp.analyses.communication import COMMUNICATION
 from xsp.analyses.contract import Analysis
 from xsp.analyses.critical import CRITICAL_PATH, CRITICAL_PATH_SUMMARY
 from xsp.analyses.idle import IDLE_CAUSES, IDLE_GAPS
@@ -22,13 +23,16 @@ from xsp.analyses.layer import A2, A3, A4, A5, A6, A7
 from xsp.analyses.ledger import LEDGER, LEDGER_BY_KIND, LEDGER_BY_LAYER
 from xsp.analyses.memory import MEMORY_STEPS, MEMORY_TIMELINE
 from xsp.analyses.model import A1, Optimum, optimal_batch
+from xsp.analyses.ranks import COLLECTIVE_SKEW, STRAGGLERS
 from xsp.analyses.roofline import A9, A14, A15
+from xsp.analyses.tensorcores import TENSOR_CORES
 
 ANALYSES: dict[str, Analysis] = {
     each.id: each
     for each in (
         A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND,
         DEVICE_ACTIVITY, STEPS, KERNEL_CLASSES, IDLE_CAUSES, IDLE_GAPS, LAUNCHES, LAUNCH_BOUND,
+        TENSOR_CORES, COMMUNICATION, COLLECTIVE_SKEW, STRAGGLERS,
         CRITICAL_PATH, CRITICAL_PATH_SUMMARY, MEMORY_TIMELINE, MEMORY_STEPS,
     )
 }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import COPY, SHARES, TENSOR_TIMES, WORK, moments
+from xsp.analyses.devicework import CLASSED, COPY, SHARES, TENSOR_TIMES, WORK, moments
 from xsp.span import Kind, Level
 from xsp.trace import Trace
 
@@ -88,10 +88,10 @@ def KERNEL_CLASSES(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        WITH {WORK}
+        WITH {CLASSED}
         SELECT coalesce(class, 'memory copy') AS class, count(*) AS kernels, sum(dur_ns) / 1e6 AS device_ms,
                100.0 * sum(dur_ns) / nullif(sum(sum(dur_ns)) OVER (), 0) AS percent_of_device_time,
                avg(dur_ns) / 1e3 AS mean_us, max(dur_ns) / 1e3 AS max_us, {TENSOR_TIMES}
-        FROM work GROUP BY ALL ORDER BY device_ms DESC, class
+        FROM classed GROUP BY ALL ORDER BY device_ms DESC, class
         """
     )

@@ -14,6 +14,9 @@ from xsp.span import Kind, Level
 COMPUTATION = "computation"
 COPY = "copy"
 
+LEVEL_NAMES = " ".join(f"WHEN {int(level)} THEN '{level.name.lower()}'" for level in Level)
+"""To put between CASE and END: what levels are called."""
+
 RECORDED = f"""
     recorded AS (
         SELECT rank, step, count(*) FILTER (WHERE rung < {int(Level.KERNEL)} OR timed = false)
@@ -38,18 +41,23 @@ RECORDED = f"""
 """Each kernel and copy with its end, its recording, and the process that launched it: Kineto does not say it of
 device work, but where all calls of a rank are of one process, it is that one."""
 
-WORK = f"""
+CLASSED = f"""
     {RECORDED}, {NAMES},
-    work AS MATERIALIZED (
-        SELECT s.rank, s.device, s.stream, s.step, s.trace_id, s.parent_id, s.layer_id, s.process, s.correlation_id,
-               s.name, s.start_ns, s.end_ns, s.dur_ns, s.recording, names.class, names.tensor_cores, names.collective,
+    classed AS (
+        SELECT s.*, names.class, names.tensor_cores, names.collective,
                CASE WHEN s.kind = '{Kind.COPY}' THEN '{COPY}' WHEN names.class = '{COMMUNICATION}'
                     THEN '{COMMUNICATION}' ELSE '{COMPUTATION}' END AS purpose
         FROM on_device s LEFT JOIN names ON names.name = s.name AND s.kind = '{Kind.KERNEL}'
     )
 """
-"""The same with its purpose (computation, communication, copy), and what its name
-says; `class` is null for copies."""
+"""The same with what its name says, and its purpose: computation, communication, copy. `class` is null for
+copies."""
+
+WORK = f"""
+    {CLASSED},
+    work AS MATERIALIZED (SELECT rank, device, recording, step, start_ns, end_ns, purpose FROM classed)
+"""
+"""The same with nothing but when it ran and for what."""
 
 
 def moments(*place: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import RECORDED
+from xsp.analyses.devicework import LEVEL_NAMES, RECORDED
 from xsp.span import Kind, Level
 from xsp.trace import Trace
 
@@ -25,8 +25,6 @@ _LAUNCHES = f"""
 """
 """Device work with its launch. One launch may start many kernels (a graph): `place` counts them, and the time of
 the launch counts with the first."""
-
-_LEVELS = " ".join(f"WHEN {int(level)} THEN '{level.name.lower()}'" for level in Level)
 
 _COST = "sum(launch_dur_ns) FILTER (WHERE place = 1)"
 
@@ -106,7 +104,7 @@ def LAUNCH_BOUND(trace: Trace) -> Table:
                 SELECT rank, trace_id, span_id, level, name, type FROM spans WHERE level < {int(Level.KERNEL)}
             ) around USING (rank, trace_id, span_id)
         )
-        SELECT CASE named.level {_LEVELS} END AS level, name, type,
+        SELECT CASE named.level {LEVEL_NAMES} END AS level, name, type,
                sum(kernels_and_copies)::BIGINT AS kernels_and_copies, sum(launches)::BIGINT AS launches,
                sum(launch_ns) / 1e6 AS launch_ms, sum(device_ns) / 1e6 AS device_ms,
                sum(launch_ns) / nullif(sum(device_ns), 0) AS launch_per_device,

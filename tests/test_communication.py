@@ -1,0 +1,164 @@
+"""Collectives: how long, how much hidden, at which bandwidth; which rank the others wait for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from xsp.analyses import ANALYSES
+from xsp.clocks import Clock, Difference, align
+from xsp.errors import AnalysisError
+from xsp.span import Span
+from xsp.testing import spans, trace_of
+from xsp.trace import Trace
+
+
+def ask(name: str, trace: Trace, columns: str) -> list[tuple[Any, ...]]:
+    rows = ANALYSES[name](trace).select(columns).fetchall()
+    return [tuple(round(cell, 6) if isinstance(cell, float) else cell for cell in row) for row in rows]
+
+
+def stated(name: str, elements: int, dtype: str = "Float", ranks: int = 4) -> str:
+    said = {"name": name, "communicator": "0", "in_elements": elements, "dtype": dtype, "group_size": ranks}
+    return "attributes=" + json.dumps(
+        {f"xsp.collective.{key}": value for key, value in said.items()}, indent=None
+    ).replace(" ", "")
+
+
+# --- one rank ---------------------------------------------------------------------------------------------
+
+
+def test_communication_is_hidden_while_its_own_device_computes() -> None:
+    trace = trace_of(spans("""
+        kernel gemm                             100-200
+        kernel gemm                             180-250 stream=8
+        kernel ncclDevKernel_AllReduce_Sum_f32  150-300 stream=20
+        kernel ncclDevKernel_AllReduce_Sum_f32  400-500 stream=20
+        kernel gemm                             400-420
+        kernel gemm                             430-440
+        copy Memcpy                             450-460
+        kernel gemm                             260-600 device=1
+        kernel ncclDevKernel_Generic            600-700 stream=20
+    """ + "step s 0-1000"))  # fmt: skip
+    assert ask("communication", trace, "collective, calls, total_ms, hidden_ms, exposed_ms, shortest_us, bytes") == [
+        ("all_reduce", 2, 0.25, 0.13, 0.12, 100.0, None), ("unknown", 1, 0.1, 0.0, 0.1, 100.0, None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "algorithm", "bus"),
+    [("allreduce", "all_reduce", 0.1, 0.15), ("_allgather_base", "all_gather", 0.1, 0.075),
+     ("reduce_scatter", "reduce_scatter", 0.1, 0.075), ("alltoallv", "all_to_all", 0.1, 0.075),
+     ("broadcast", "broadcast", 0.1, 0.1), ("gather", "gather", 0.1, None)],
+)  # fmt: skip
+def test_bandwidths_follow_the_benchmarks_of_nccl(name: str, kind: str, algorithm: float, bus: float | None) -> None:
+    trace = trace_of(spans(f"step s 0-900\nkernel ncclDevKernel_Generic 0-100 {stated(name, 2500)}"))
+    assert ask("communication", trace, "collective, communicator, bytes, algorithm_gb_per_s, bus_gb_per_s") == [
+        (kind, "0", 10_000, algorithm, bus)
+    ]
+
+
+def test_what_a_collective_is_stands_on_the_call_or_the_operator_above_its_kernel() -> None:
+    trace = trace_of(spans(f"""
+        step s                                 0-1000
+        op record_param_comms                  10-90 {stated("all_to_allv", 100, "BFloat16")}
+        call nccl:all_to_all                   20-80 thread=1
+        launch cudaLaunchKernel                30-40 correlation_id=1
+        kernel ncclDevKernel_SendRecv          100-200 correlation_id=1
+        call nccl:all_gather                   120-180 thread=1
+        launch cudaLaunchKernel                130-140 correlation_id=2
+        kernel ncclDevKernel_Generic           300-400 correlation_id=2
+        kernel ncclDevKernel_SendRecv          500-600
+    """))  # fmt: skip
+    assert ask("communication", trace, "collective, bytes, calls") == [
+        ("all_gather", None, 1), ("all_to_all", 200, 1), ("send_recv", None, 1),
+    ]  # fmt: skip
+
+
+def test_without_a_collective_it_refuses() -> None:
+    trace = trace_of(spans("step s 0-100\nkernel gemm 1-10"))
+    for name in ("communication", "collective-skew", "stragglers"):
+        with pytest.raises(AnalysisError, match="no communication kernel"):
+            ANALYSES[name](trace)
+
+
+# --- several ranks ----------------------------------------------------------------------------------------
+
+LATE = {0: [0, 0, 0], 1: [30, 0, 5], 2: [10, 50, 0]}
+"""By how many µs each rank comes late to each of three all-reduces of 100 µs, one a millisecond."""
+
+AHEAD = {0: 0, 1: 1000, 2: -2000}
+"""How far each rank's clock is ahead, in µs."""
+
+
+def job(ids: bool = True, ran: str = "kernel ncclDevKernel_AllReduce_Sum_f32", drift: int = 0) -> list[Span]:
+    rows: list[Span] = []
+    for rank, late in LATE.items():
+        lines = ["step s 5000-9000"]
+        for number, own in enumerate(late):
+            start, last = 5000 + (1000 + drift * rank) * number, max(each[number] for each in LATE.values())
+            said = {
+                "xsp.collective.name": "allreduce",
+                "xsp.collective.communicator": "0",
+                "xsp.collective.seq": number,
+            }
+            attributes = f"attributes={json.dumps(said, separators=(',', ':'))}" if ids else ""
+            lines.append(f"{ran} {start + own}-{start + last + 100} {attributes}")
+        moved = AHEAD[rank] * 1000
+        rows += [row._replace(rank=rank, start_ns=row.start_ns + moved) for row in spans("\n".join(lines))]
+    return rows
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_skew_of_each_collective_on_aligned_clocks(ids: bool) -> None:
+    columns = "collective, ranks, last_rank, skew_us, transfer_us, waited_us, certain, arrivals_us"
+    assert ask("collective-skew", trace_of(job(ids)), columns) == [
+        ("all_reduce", 3, 2, 50.0, 100.0, 100.0, True, '{"0":0.0,"1":0.0,"2":50.0}'),
+        ("all_reduce", 3, 1, 30.0, 100.0, 50.0, True, '{"0":0.0,"1":30.0,"2":10.0}'),
+        ("all_reduce", 3, 1, 5.0, 100.0, 10.0, True, '{"0":0.0,"1":5.0,"2":0.0}'),
+    ]
+
+
+def test_who_waits_for_whom() -> None:
+    columns = "rank, came_last, others_waited_ms, waited_ms, clock_offset_us, clock_uncertainty_us, unmatched"
+    assert ask("stragglers", trace_of(job()), columns) == [
+        (2, 1, 0.1, 0.025, -2000.0, 0.0, 0), (1, 2, 0.06, 0.05, 1000.0, 0.0, 0), (0, 0, 0.0, 0.085, 0.0, 0.0, 0),
+    ]  # fmt: skip
+
+
+def test_a_skew_within_the_uncertainty_of_the_clocks_is_not_certain() -> None:
+    found = ask("collective-skew", trace_of(job(drift=30)), "skew_us > clock_uncertainty_us, certain")
+    assert set(found) == {(True, True), (False, False)}
+
+
+def test_collectives_of_the_host_are_compared_where_no_device_ran_any() -> None:
+    trace = trace_of(job(ran="call gloo:all_reduce"))
+    assert ask("stragglers", trace, "rank, came_last") == [(2, 1), (1, 2), (0, 0)]
+    assert ask("communication", trace, "collective, calls, ranks, total_ms, exposed_ms") == [
+        ("all_reduce", 9, 3, 1.06, None)
+    ]
+
+
+def test_what_cannot_be_matched_is_counted_or_refused() -> None:
+    extra = 'attributes={"xsp.collective.id":"0:9"}'
+    alone = spans(f"kernel ncclDevKernel_AllReduce_Sum_f32 8000-8001 {extra}")
+    assert (0, 3, 1) in ask("stragglers", trace_of([*job(), *alone]), "rank, collectives, unmatched")
+    uneven = [*job(ids=False), *spans("kernel ncclDevKernel_AllReduce_Sum_f32 8000-8001")]
+    with pytest.raises(AnalysisError, match=r"different numbers of them .ncclDevKernel_AllReduce_Sum_f32: 3 to 4"):
+        ANALYSES["stragglers"](trace_of(uneven))
+    with pytest.raises(AnalysisError, match="longer than they last"):
+        ANALYSES["stragglers"](trace_of(job(ids=False, drift=400)))
+    with pytest.raises(AnalysisError, match="compares ranks"):
+        ANALYSES["collective-skew"](trace_of([row for row in job() if row.rank == 0]))
+
+
+# --- clocks -----------------------------------------------------------------------------------------------
+
+
+def test_clocks_go_over_the_most_certain_differences() -> None:
+    found = align([0, 1, 2, 3], [Difference(0, 1, 10, 1), Difference(1, 2, 5, 1), Difference(0, 2, 99, 50)])
+    assert found == {0: Clock(0, 0), 1: Clock(10, 1), 2: Clock(15, 2)}
+    assert align([4, 2], [Difference(2, 4, -7, 0)]) == {2: Clock(0, 0), 4: Clock(-7, 0)}
+    assert align([], []) == {}

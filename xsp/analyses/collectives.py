@@ -1,0 +1,100 @@
+"""Collectives as they ran on each rank, as SQL to put behind WITH: which one, how large, from when to when.
+
+Where a device ran them they are its communication kernels. Where none did, they are what a library of the host
+says of its own work (gloo). What is known of a collective stands on the kernel itself, or on the call or operator
+that it belongs to; nothing is known of the size where neither tells.
+"""
+
+from __future__ import annotations
+
+from xsp.analyses.devicework import CLASSED
+from xsp.errors import AnalysisError
+from xsp.kernelnames import COLLECTIVE, COMMUNICATION, NAMES
+from xsp.span import Kind, Level
+from xsp.trace import Trace
+
+ELEMENT_BYTES = {
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "byte", "char", "bool"), 1),
+    **dict.fromkeys(("half", "bfloat16", "short"), 2),
+    **dict.fromkeys(("float", "int"), 4),
+    **dict.fromkeys(("double", "long", "complexfloat"), 8),
+    "complexdouble": 16,
+}
+"""Bytes of an element, by the name that PyTorch gives its type in lower case."""
+
+
+def _known(name: str) -> str:
+    """Return the SQL of what the kernel says under a name, else what its parent or its parent's parent says."""
+    places = (f"json_extract_string(each.{side}, '$.\"xsp.collective.{name}\"')" for side in ("own", "above", "higher"))
+    return f"coalesce({', '.join(places)})"
+
+
+_BYTES = " ".join(f"WHEN '{name}' THEN {size}" for name, size in ELEMENT_BYTES.items())
+
+_CALL = f"level = {int(Level.LIBRARY)} AND kind = '{Kind.CALL}' AND contains(attributes, 'xsp.collective.name')"
+
+COLLECTIVES = f"""
+    {CLASSED},
+    ran AS MATERIALIZED (
+        SELECT rank, device, recording, step, trace_id, span_id, parent_id, name, start_ns, end_ns, collective
+        FROM classed WHERE purpose = '{COMMUNICATION}'
+    ),
+    executions AS MATERIALIZED (
+        FROM ran
+        UNION ALL
+        SELECT rank, NULL, NULL, step, trace_id, span_id, parent_id, name, start_ns, start_ns + dur_ns, NULL
+        FROM spans WHERE {_CALL} AND timed IS NOT false AND NOT EXISTS (FROM ran)
+    ),
+    near AS MATERIALIZED (
+        SELECT rank, trace_id, span_id, parent_id, name, attributes FROM spans
+        WHERE level <= {int(Level.LIBRARY)} AND span_id IN (SELECT parent_id FROM executions)
+    ),
+    further AS MATERIALIZED (
+        SELECT rank, trace_id, span_id, attributes FROM spans
+        WHERE level <= {int(Level.LIBRARY)} AND span_id IN (SELECT parent_id FROM near)
+    ),
+    told AS (
+        SELECT executions.*, near.name AS caller, itself.attributes AS own, near.attributes AS above,
+               further.attributes AS higher
+        FROM executions
+        LEFT JOIN (
+            SELECT rank, trace_id, span_id, attributes FROM spans
+            WHERE attributes IS NOT NULL AND span_id IN (SELECT span_id FROM executions)
+        ) itself USING (rank, trace_id, span_id)
+        LEFT JOIN near ON near.rank = executions.rank AND near.trace_id = executions.trace_id
+                       AND near.span_id = executions.parent_id
+        LEFT JOIN further ON further.rank = near.rank AND further.trace_id = near.trace_id
+                          AND further.span_id = near.parent_id
+    ),
+    read AS (
+        SELECT rank, device, recording, step, span_id, name AS full_name, start_ns, end_ns, collective AS by_kernel,
+               coalesce({_known("name")}, CASE WHEN contains(caller, ':') THEN caller END) AS name,
+               {_known("communicator")} AS communicator, {_known("id")} AS id, {_known("seq")} AS seq,
+               TRY_CAST({_known("group_size")} AS INTEGER) AS group_size,
+               greatest(TRY_CAST({_known("in_elements")} AS BIGINT), TRY_CAST({_known("out_elements")} AS BIGINT))
+                   * CASE lower({_known("dtype")}) {_BYTES} END AS bytes
+        FROM told each
+    ),
+    collectives AS MATERIALIZED (
+        SELECT rank, device, recording, step, span_id, full_name, start_ns, end_ns, communicator, group_size,
+               coalesce({COLLECTIVE}, by_kernel, trim(split_part(name, ':', -1), '_'), 'unknown') AS collective,
+               coalesce(id, communicator || ':' || seq) AS id, nullif(bytes, 0) AS bytes
+        FROM read
+    )
+"""
+"""One row a rank and collective; `id` is the same on all ranks of it, or null where the source does not tell.
+`bytes` is the larger of input and output: the size as the benchmarks of NCCL count it (nccl-tests,
+doc/PERFORMANCE.md)."""
+
+
+def require(trace: Trace, identity: str) -> None:
+    """Raise where a trace holds no collective.
+
+    Raises:
+        AnalysisError: neither a device nor a library of the host ran one.
+    """
+    kernels = f"WITH {NAMES} SELECT 1 FROM names WHERE class = '{COMMUNICATION}'"
+    for query in (kernels, f"SELECT 1 FROM spans WHERE {_CALL} LIMIT 1"):
+        if trace.con.execute(query).fetchall():
+            return
+    raise AnalysisError(f"{identity}: {trace.name!r} holds no communication kernel and no collective of the host")

@@ -1,0 +1,184 @@
+"""Ranks against each other: who came late to which collective, and who waits for whom.
+
+A collective is found on all of its ranks by its id (communicator and number). Where the source tells no ids, the
+n-th collective of a name on one rank is the n-th of that name on the others, if all ranks hold equally many and
+their ends then agree; else it refuses. Clocks are aligned from the ends (`xsp.clocks`).
+"""
+
+from __future__ import annotations
+
+from xsp.analyses.collectives import COLLECTIVES, require
+from xsp.analyses.contract import Table, analysis
+from xsp.clocks import Clock, Difference, align
+from xsp.errors import AnalysisError
+from xsp.span import Level
+from xsp.trace import Trace
+
+TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Collectives that end on all ranks together, because each rank needs something of every other."""
+
+_MATCHED = f"""
+    {COLLECTIVES},
+    counted AS (
+        SELECT *, count(*) OVER (PARTITION BY rank, id) AS alike,
+               row_number() OVER (PARTITION BY rank, full_name ORDER BY start_ns) AS place
+        FROM collectives
+    ),
+    keyed AS (
+        SELECT *, CASE WHEN {{by_id}} THEN CASE WHEN id IS NOT NULL AND alike = 1 THEN id END
+                       ELSE split_part(full_name, '(', 1) || ' ' || place END AS key
+        FROM counted
+    ),
+    matched AS MATERIALIZED (
+        SELECT keyed.* FROM keyed JOIN (
+            SELECT key FROM keyed WHERE key IS NOT NULL GROUP BY key HAVING count(DISTINCT rank) > 1
+        ) USING (key)
+    )
+"""
+
+
+@analysis("collective-skew", "Who came late to which collective", Level.MODEL, everywhere=True)
+def COLLECTIVE_SKEW(trace: Trace) -> Table:
+    """Each collective that several ranks share: who came first, who last, how long the others waited.
+
+    `arrivals_us` is when each rank came, after the first; `skew_us` when the last one did. `transfer_us` is the
+    shortest time that any rank spent in it, which is that of the last to come: what the collective itself
+    takes. `certain` says that the skew is larger than what the clocks may be wrong by. Longest skew first.
+    """
+    return trace.sql(
+        f"""
+        WITH {_aligned(trace, COLLECTIVE_SKEW.id)}
+        SELECT key AS id, collective, communicator, bytes, step, ranks, first_rank, last_rank, skew_ns / 1e3 AS skew_us,
+               uncertainty_ns / 1e3 AS clock_uncertainty_us, skew_ns > uncertainty_ns AS certain,
+               transfer_ns / 1e3 AS transfer_us, waited_ns / 1e3 AS waited_us, arrivals_us
+        FROM shared ORDER BY skew_ns DESC, id
+        """
+    )
+
+
+@analysis("stragglers", "Who waits for whom", Level.MODEL, everywhere=True)
+def STRAGGLERS(trace: Trace) -> Table:
+    """Each rank: how often it came last to a collective, how long the others then waited, how long it waited.
+
+    `clock_offset_us` was taken from the rank's times, to place them on the clock of the lowest rank.
+    `last_for_certain` counts skews that are larger than what the clocks may be wrong by. Collectives that could
+    not be found on another rank are counted as `unmatched`. Worst first.
+    """
+    return trace.sql(
+        f"""
+        WITH {_aligned(trace, STRAGGLERS.id)},
+        own AS (
+            SELECT arrived.rank, count(*) AS collectives,
+                   count(*) FILTER (WHERE rank = last_rank) AS came_last,
+                   count(*) FILTER (WHERE rank = last_rank AND skew_ns > shared.uncertainty_ns) AS last_for_certain,
+                   coalesce(sum(waited_ns) FILTER (WHERE rank = last_rank), 0) AS others_waited_ns,
+                   sum(last_ns - arrival_ns) AS own_wait_ns, avg(arrival_ns - first_ns) AS late_ns
+            FROM arrived JOIN shared USING (key) GROUP BY arrived.rank
+        ),
+        held AS (SELECT rank, count(*) AS held FROM collectives GROUP BY rank)
+        SELECT rank, coalesce(own.collectives, 0) AS collectives, held - coalesce(own.collectives, 0) AS unmatched,
+               came_last, last_for_certain, others_waited_ns / 1e6 AS others_waited_ms, own_wait_ns / 1e6 AS waited_ms,
+               late_ns / 1e3 AS mean_late_us, offset_ns / 1e3 AS clock_offset_us,
+               clocks.uncertainty_ns / 1e3 AS clock_uncertainty_us
+        FROM held LEFT JOIN own USING (rank) LEFT JOIN clocks USING (rank)
+        ORDER BY others_waited_ms DESC NULLS LAST, rank
+        """
+    )
+
+
+def _aligned(trace: Trace, identity: str) -> str:
+    """Return the tables `arrived` (a rank and collective) and `shared` (a collective), on one clock."""
+    clocks, by_id = _clocks(trace, identity)
+    rows = ", ".join(f"({rank}, {clock.offset_ns}, {clock.uncertainty_ns})" for rank, clock in clocks.items())
+    return f"""
+        {_MATCHED.format(by_id=by_id)},
+        clocks AS (SELECT * FROM (VALUES {rows}) AS of_ranks(rank, offset_ns, uncertainty_ns)),
+        arrived AS (
+            SELECT matched.*, start_ns - offset_ns::BIGINT AS arrival_ns, end_ns - start_ns AS ns, uncertainty_ns
+            FROM matched JOIN clocks USING (rank)
+        ),
+        spread AS (
+            SELECT key, any_value(collective) AS collective, any_value(communicator) AS communicator,
+                   max(bytes) AS bytes, any_value(step) AS step, count(*) AS ranks,
+                   min(arrival_ns) AS first_ns, max(arrival_ns) AS last_ns,
+                   first(rank ORDER BY arrival_ns, rank) AS first_rank,
+                   first(rank ORDER BY arrival_ns DESC, rank) AS last_rank, last_ns - first_ns AS skew_ns,
+                   first(uncertainty_ns ORDER BY arrival_ns, rank)
+                       + first(uncertainty_ns ORDER BY arrival_ns DESC, rank) AS uncertainty_ns, min(ns) AS transfer_ns,
+                   count(*) * last_ns - sum(arrival_ns) AS waited_ns,
+                   list((rank, arrival_ns) ORDER BY rank) AS arrivals
+            FROM arrived GROUP BY key HAVING count(*) > 1
+        ),
+        shared AS (
+            SELECT * EXCLUDE (arrivals), to_json(map_from_entries([
+                       (each[1]::VARCHAR, (each[2] - first_ns) / 1e3) FOR each IN arrivals
+                   ]))::VARCHAR AS arrivals_us
+            FROM spread
+        )
+    """
+
+
+def _clocks(trace: Trace, identity: str) -> tuple[dict[int, Clock], bool]:
+    """Return the clocks of the ranks that share collectives, and whether those are known by their ids."""
+    require(trace, identity)
+    ranks = [rank for (rank,) in trace.con.execute("SELECT DISTINCT rank FROM spans ORDER BY rank").fetchall()]
+    if len(ranks) < 2:
+        raise AnalysisError(
+            f"{identity} compares ranks, and {trace.name!r} holds one; load the directory that holds all of them"
+        )
+    by_id = _has_ids(trace, identity)
+    differences, length_ns = _differences(trace, by_id)
+    if not differences:
+        raise AnalysisError(f"{identity}: the ranks of {trace.name!r} share no collective that ends on all of them")
+    widest = max(each.uncertainty_ns for each in differences)
+    if not by_id and widest > length_ns:
+        raise AnalysisError(
+            f"{identity}: the source does not say which collective is which, and taken in order their ends are apart "
+            f"by {widest / 1e3:.0f} µs, longer than they last; record with a PyTorch that writes sequence numbers"
+        )
+    return align(ranks, differences), by_id
+
+
+def _has_ids(trace: Trace, identity: str) -> bool:
+    """Return whether collectives carry ids that ranks share.
+
+    Raises:
+        AnalysisError: they carry none, and the ranks hold different numbers of them.
+    """
+    shared = trace.con.execute(f"WITH {_MATCHED.format(by_id=True)} SELECT count(*) FROM matched").fetchall()[0][0]
+    if shared:
+        return True
+    uneven = trace.con.execute(
+        f"""
+        WITH {COLLECTIVES}, counts AS (SELECT full_name, rank, count(*) AS calls FROM collectives GROUP BY ALL)
+        SELECT full_name, min(calls), max(calls) FROM counts GROUP BY full_name
+        HAVING min(calls) <> max(calls) OR count(*) <> (SELECT count(DISTINCT rank) FROM spans) LIMIT 1
+        """
+    ).fetchall()
+    if uneven:
+        name, fewest, most = uneven[0]
+        raise AnalysisError(
+            f"{identity}: the source does not say which collective is which, and the ranks hold different numbers of "
+            f"them ({name.split('(')[0]}: {fewest} to {most}, or none on some); record whole steps on all ranks"
+        )
+    return False
+
+
+def _differences(trace: Trace, by_id: bool) -> tuple[list[Difference], float]:
+    """Return how far apart clocks are, each rank's against that of the first rank of its collectives, and how
+    long a collective lasts, in nanoseconds."""
+    rows = trace.con.execute(
+        f"""
+        WITH {_MATCHED.format(by_id=by_id)},
+        together AS (
+            SELECT key, rank, end_ns, end_ns - start_ns AS ns, min(rank) OVER (PARTITION BY key) AS reference,
+                   arg_min(end_ns, rank) OVER (PARTITION BY key) AS reference_ns
+            FROM matched WHERE collective IN {TOGETHER} OR collective = 'unknown'
+        )
+        SELECT reference, rank, median(end_ns - reference_ns), quantile_cont(end_ns - reference_ns, [0.05, 0.95]),
+               median(ns)
+        FROM together WHERE rank <> reference GROUP BY reference, rank
+        """
+    ).fetchall()
+    found = [Difference(reference, rank, middle, (ends[1] - ends[0]) / 2) for reference, rank, middle, ends, _ in rows]
+    return found, max((row[-1] for row in rows), default=0.0)

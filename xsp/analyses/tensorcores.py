@@ -1,0 +1,36 @@
+"""Tensor cores: which layers use them, as far as the names of their kernels tell."""
+
+from __future__ import annotations
+
+from xsp.analyses.contract import Table, analysis
+from xsp.analyses.devicework import CLASSED, LEVEL_NAMES, TENSOR_TIMES
+from xsp.kernelnames import MATRIX
+from xsp.span import Level
+from xsp.trace import Trace
+
+
+@analysis("tensor-cores", "Tensor cores by layer", Level.KERNEL, everywhere=True)
+def TENSOR_CORES(trace: Trace) -> Table:
+    """Device time of each layer's matrix products, convolutions and attention, with and without tensor cores.
+
+    Over all steps and ranks, layers of one name together; what is of no layer stands under its operator.
+    `untold_ms` is the time of kernels whose names do not tell; `tensor_core_percent` is of the time that is
+    told, and null where none is. Longest first. Which names tell what stands in `xsp.kernelnames`.
+    """
+    return trace.sql(
+        f"""
+        WITH {CLASSED},
+        within AS (
+            SELECT rank, trace_id, coalesce(layer_id, parent_id) AS span_id, class, tensor_cores, dur_ns
+            FROM classed WHERE class IN {MATRIX}
+        ),
+        named AS (
+            SELECT around.level, around.name, around.type, within.*
+            FROM within LEFT JOIN (
+                SELECT rank, trace_id, span_id, level, name, type FROM spans WHERE level < {int(Level.KERNEL)}
+            ) around USING (rank, trace_id, span_id)
+        )
+        SELECT CASE named.level {LEVEL_NAMES} END AS level, name, type, count(*) AS kernels, {TENSOR_TIMES}
+        FROM named GROUP BY ALL ORDER BY matrix_ms DESC, name
+        """
+    )
