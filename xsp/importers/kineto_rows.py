@@ -40,57 +40,60 @@ def fill(con: duckdb.DuckDBPyConnection, base_ns: int, losses: Losses) -> None:
         base_ns: nanoseconds since the epoch at which times begin.
         losses: what is left out is counted there.
     """
-    _sort(con)
+    con.execute(_ROWS)
     _count_left_out(con, losses)
     con.execute(f"CREATE OR REPLACE TABLE seen ({', '.join(f'{c.name} {c.type}' for c in SEEN)})")
+    _forward_threads(con)
     layers = _layers(con, losses)
     for select in (_ops(layers), _MODULES, _RUNTIME, _DEVICE, _MEMORY, _OVERHEAD):
-        con.execute(f"INSERT INTO seen BY NAME {select}")
-    con.execute("UPDATE seen SET start_ns = start_ns + ?, collector = 'kineto', status = 'ok'", [base_ns])
+        con.execute(
+            f"INSERT INTO seen BY NAME SELECT * REPLACE (start_ns + {base_ns} AS start_ns), 'kineto' AS collector, "
+            f"'ok' AS status FROM ({select})"
+        )
     _record_functions(con)
-    _forward_threads(con)
     _once(con, losses)
-    for name in ("events", "rows"):
+    con.execute("DROP VIEW rows")
+    for name in ("events", "numbered"):
         con.execute(f"DROP TABLE {name}")
 
 
-def _sort(con: duckdb.DuckDBPyConnection) -> None:
-    """Say of each row of `events` what sort it is: the table `rows`, with what identifies them as numbers."""
-    sorts = " ".join(
-        f"WHEN kind IN ({', '.join(map(table.literal, names))}) THEN '{sort}'" for sort, names in CATEGORIES.items()
-    )
-    con.execute(
-        f"""
-        CREATE OR REPLACE TABLE rows AS
+_SORTS = " ".join(
+    f"WHEN kind IN ({', '.join(map(table.literal, names))}) THEN '{sort}'" for sort, names in CATEGORIES.items()
+)
+
+_ROWS = f"""
+    CREATE OR REPLACE VIEW rows AS
+    SELECT *, CASE WHEN ts_ns IS NULL OR ts_ns < 0 OR sorted <> 'memory' AND (dur_ns IS NULL OR dur_ns < 0)
+                   THEN NULL ELSE sorted END AS sort
+    FROM (
         SELECT * EXCLUDE (pid, tid), CASE
                    WHEN name = '[memory]' AND ph IN ('i', 'I') THEN 'memory'
                    WHEN ph <> 'X' OR ph IS NULL THEN NULL
                    WHEN kind = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL
-                   {sorts} END AS sort,
+                   {_SORTS} END AS sorted,
                TRY_CAST(pid AS BIGINT) AS pid,
                coalesce(TRY_CAST(tid AS BIGINT), TRY_CAST(regexp_extract(tid, '(\\d+)$', 1) AS BIGINT)) AS tid
         FROM (SELECT *, lower(coalesce(cat, '')) AS kind FROM events)
-        """
     )
+"""
+"""Trace events with the sort of each, and with what identifies them as numbers. `sorted` is what one would be, `sort`
+what it is: without a time it is nothing."""
 
 
 def _count_left_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Count what is not kept, by what it is; rows without a usable time become no spans."""
+    """Count what is not kept, by what it is."""
     rows = con.execute(
-        f"SELECT ph, kind, count(*) FROM rows WHERE sort IS NULL AND kind NOT IN {_LINKS} "
+        f"SELECT ph, kind, count(*) FROM rows WHERE sorted IS NULL AND kind NOT IN {_LINKS} "
         "AND ph IS DISTINCT FROM 'M' GROUP BY ALL ORDER BY 3 DESC"
     ).fetchall()
     for phase, category, count in rows:
         what = LEFT_OUT.get(category) or (f"category {category!r}" if category else f"events of phase {phase!r}")
         losses.skipped[what] += count
-    bad = "start_ns IS NULL OR start_ns < 0 OR sort <> 'memory' AND (dur_ns IS NULL OR dur_ns < 0)"
-    bad = bad.replace("start_ns", "ts_ns")
     ((count, first),) = con.execute(
-        f"SELECT count(*), min(number) FROM rows WHERE sort IS NOT NULL AND ({bad})"
+        "SELECT count(*), min(number) FROM rows WHERE sorted IS NOT NULL AND sort IS NULL"
     ).fetchall()
     if count:
         losses.skipped[f"without a time, or with a negative one (the first is event {first})"] += count
-    con.execute(f"UPDATE rows SET sort = NULL WHERE sort IS NOT NULL AND ({bad})")
 
 
 _STEP = "name LIKE 'ProfilerStep#%'"
@@ -151,7 +154,8 @@ _COLLECTIVE = {
 }
 _HAS_COLLECTIVE = "json_exists(args, '$.\"Collective name\"')"
 
-_BACKWARD = f"({_whole('Fwd thread id')} > 0 OR name LIKE 'autograd::engine::%')"
+_FORWARD = _whole("Fwd thread id")
+_BACKWARD = f"({_FORWARD} > 0 OR name LIKE 'autograd::engine::%')"
 
 
 def _ops(layers: str) -> str:
@@ -171,7 +175,7 @@ def _ops(layers: str) -> str:
            CASE WHEN {_COMPILED} THEN 'compiled' WHEN {layers} THEN 'annotation' END AS type,
            CASE WHEN {_BACKWARD} THEN 'backward' WHEN name LIKE 'Optimizer.%' THEN 'optimizer' END AS phase,
            CASE WHEN {_whole("Sequence number")} >= 0 THEN {_whole("Sequence number")} END AS sequence_nr,
-           CASE WHEN {_whole("Fwd thread id")} > 0 THEN {_whole("Fwd thread id")} END AS forward_thread,
+           numbered.thread AS forward_thread,
            CASE WHEN kind <> 'user_annotation' THEN
                coalesce({_json("Input Dims")}, {_json("Input dims")}) END AS input_shapes,
            CASE WHEN kind <> 'user_annotation' THEN
@@ -187,7 +191,8 @@ def _ops(layers: str) -> str:
                 WHEN name LIKE 'triton\\_%' ESCAPE '\\' THEN
                     json_object('fused', regexp_extract(name, '^triton_\\w+?_fused_(.*)_\\d+$', 1))::VARCHAR
            END AS attributes
-    FROM rows WHERE sort = 'op'
+    FROM rows LEFT JOIN numbered ON numbered.process = pid AND numbered.forward = {_FORWARD}
+    WHERE sort = 'op'
 """
 
 
@@ -279,47 +284,41 @@ def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
     The arrows between forward and backward operators tell the number's thread. Without arrows it is known only where
     all forward operators ran on one thread.
     """
+    number = _whole("Sequence number")
     con.execute(
-        """
-        CREATE OR REPLACE TEMP TABLE numbered AS
-        WITH ends AS (
+        f"""
+        CREATE OR REPLACE TABLE numbered AS
+        WITH ops AS (
+            SELECT pid, tid, ts_ns, coalesce({_FORWARD}, 0) AS forward, name
+            FROM rows WHERE sort = 'op' AND {number} >= 0
+        ), ends AS (
             SELECT id, any_value(tid) FILTER (ph = 's') AS from_thread, any_value(pid) FILTER (ph = 'f') AS pid,
                    any_value(tid) FILTER (ph = 'f') AS tid, any_value(ts_ns) FILTER (ph = 'f') AS ts_ns
             FROM rows WHERE kind IN ('fwdbwd', 'fwd_bwd') GROUP BY id
         ), told AS (
-            SELECT s.process, s.forward_thread AS number, ends.from_thread AS thread
-            FROM ends JOIN rows r ON r.sort = 'op' AND r.pid = ends.pid AND r.tid = ends.tid AND r.ts_ns = ends.ts_ns
-            JOIN seen s ON s.number = r.number WHERE s.forward_thread IS NOT NULL
+            SELECT ops.pid, forward, from_thread AS thread FROM ends JOIN ops USING (pid, tid, ts_ns) WHERE forward > 0
         ), alone AS (
-            SELECT process, min(thread) AS thread FROM seen
-            WHERE sequence_nr IS NOT NULL AND phase IS NULL GROUP BY process HAVING min(thread) = max(thread)
+            SELECT pid, min(tid) AS thread FROM ops WHERE forward = 0 AND name NOT LIKE 'autograd::engine::%'
+            GROUP BY pid HAVING min(tid) = max(tid)
         )
-        SELECT process, number, min(thread) AS thread FROM told
-        GROUP BY process, number HAVING min(thread) = max(thread)
+        SELECT pid AS process, forward, min(thread) AS thread FROM told
+        GROUP BY pid, forward HAVING min(thread) = max(thread)
         UNION ALL
-        SELECT process, number, thread FROM alone JOIN (SELECT DISTINCT process, forward_thread AS number FROM seen
-            WHERE forward_thread IS NOT NULL) USING (process)
-        WHERE (process, number) NOT IN (SELECT (process, number) FROM told)
+        SELECT pid, forward, thread
+        FROM alone JOIN (SELECT DISTINCT pid, forward FROM ops WHERE forward > 0) USING (pid)
+        WHERE (pid, forward) NOT IN (SELECT (pid, forward) FROM told)
         """
     )
-    con.execute(
-        "UPDATE seen SET forward_thread = (SELECT any_value(thread) FROM numbered "
-        "WHERE numbered.process = seen.process AND numbered.number = seen.forward_thread) "
-        "WHERE forward_thread IS NOT NULL"
-    )
-    con.execute("DROP TABLE numbered")
 
 
 def _once(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     """Remove device work that stands there twice, as some profilers write what two of them saw."""
-    found = con.execute(
-        f"""
-        DELETE FROM seen WHERE number IN (
-            SELECT number FROM seen WHERE level = {int(Level.KERNEL)} AND correlation_id IS NOT NULL
-            QUALIFY row_number() OVER (PARTITION BY device, stream, start_ns, dur_ns, correlation_id, name
-                                       ORDER BY number) > 1
+    alike = "device, stream, start_ns, dur_ns, correlation_id, name"
+    work = f"seen WHERE level = {int(Level.KERNEL)} AND correlation_id IS NOT NULL"
+    ((doubled,),) = con.execute(f"SELECT count(*) - count(DISTINCT hash({alike})) FROM {work}").fetchall()
+    if doubled:
+        con.execute(
+            f"DELETE FROM seen WHERE number IN (SELECT number FROM {work} "
+            f"QUALIFY row_number() OVER (PARTITION BY {alike} ORDER BY number) > 1)"
         )
-        """
-    ).fetchall()
-    if found and found[0][0]:
-        losses.skipped["device work that stood there twice"] += found[0][0]
+        losses.skipped["device work that stood there twice"] += doubled

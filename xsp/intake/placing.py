@@ -40,10 +40,8 @@ def place(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
         identity: of the source: what ids are made of.
     """
     whole = _steps(con, seen)
-    _host(con, seen.tolerance_ns)
+    _host(con, seen.tolerance_ns, whole)
     _device(con)
-    if whole is not None:
-        _hang_under(con, whole)
     _nodes(con)
     ((deepest,),) = con.execute("SELECT coalesce(max(depth), 0) FROM nodes").fetchall()
     _hand_down(con, deepest)
@@ -79,8 +77,11 @@ def _steps(con: duckdb.DuckDBPyConnection, seen: Seen) -> int | None:
 # --- parents ----------------------------------------------------------------------------------------------
 
 
-def _host(con: duckdb.DuckDBPyConnection, tolerance: int) -> None:
-    """Find the parents of spans on threads: table `tree` of number, parent, rule and depth."""
+def _host(con: duckdb.DuckDBPyConnection, tolerance: int, whole: int | None) -> None:
+    """Find the parents of spans on threads: table `tree` of number, parent, rule and depth.
+
+    What has none hangs under the step that the trace is as a whole; device work without a launch stays alone.
+    """
     con.execute(
         f"""
         CREATE OR REPLACE TABLE lines AS SELECT process, thread, row_number() OVER () - 1 AS line
@@ -102,15 +103,19 @@ def _host(con: duckdb.DuckDBPyConnection, tolerance: int) -> None:
         """
     )
     con.execute("CREATE OR REPLACE TABLE swept (packed BIGINT)")
+    ((here,),) = con.execute("SELECT current_database()").fetchall()
     with con.cursor() as reading:
+        reading.execute(f"USE {here}")
         reading.execute("SELECT * EXCLUDE (number) FROM hosts ORDER BY rowid")
         packed = ((up + 1) << 24 | depth << 4 | rule for up, rule, depth in sweep(_rows(reading), tolerance))
         while batch := list(islice(packed, BATCH)):
             con.execute("INSERT INTO swept SELECT unnest(?::BIGINT[])", [batch])
+    above, rule, down = ("NULL", "NULL", 0) if whole is None else (str(whole), f"'{Rule.CONTAINMENT}'", 1)
     con.execute(
         f"""
         CREATE OR REPLACE TABLE tree AS
-        SELECT hosts.number, up.number AS parent, {_RULES} AS rule, (packed >> 4 & 1048575)::INTEGER AS depth
+        SELECT hosts.number, coalesce(up.number, {above}) AS parent, coalesce({_RULES}, {rule}) AS rule,
+               (packed >> 4 & 1048575)::INTEGER + {down} AS depth
         FROM swept JOIN hosts ON hosts.rowid = swept.rowid LEFT JOIN hosts up ON up.rowid = (packed >> 24) - 1
         """
     )
@@ -158,18 +163,6 @@ def _device(con: duckdb.DuckDBPyConnection) -> None:
     )
 
 
-def _hang_under(con: duckdb.DuckDBPyConnection, whole: int) -> None:
-    """Hang what is on threads under the step that the trace is as a whole; device work without a launch stays alone."""
-    con.execute(
-        f"""
-        UPDATE tree SET depth = depth + 1, parent = coalesce(parent, {whole}),
-                        rule = coalesce(rule, '{Rule.CONTAINMENT}')
-        WHERE number <> {whole}
-          AND (parent IS NOT NULL OR number IN (SELECT number FROM seen WHERE {_HOST}))
-        """
-    )
-
-
 # --- what follows from them -------------------------------------------------------------------------------
 
 
@@ -211,7 +204,8 @@ def _hand_down(con: duckdb.DuckDBPyConnection, deepest: int) -> None:
     con.execute(
         f"""
         CREATE OR REPLACE TABLE down AS
-        SELECT number, depth, step, CASE WHEN {layer} THEN number END AS layer, ({layer})::INTEGER AS layers,
+        SELECT number, parent, rule, depth, step, CASE WHEN {layer} THEN number END AS layer,
+               ({layer})::INTEGER AS layers,
                phase, false AS weak, {_KEY.format(above="0")} AS key
         FROM nodes node WHERE depth = 0
         """
@@ -220,7 +214,8 @@ def _hand_down(con: duckdb.DuckDBPyConnection, deepest: int) -> None:
         con.execute(
             f"""
             INSERT INTO down
-            SELECT node.number, node.depth, up.step, CASE WHEN {layer} THEN node.number ELSE up.layer END,
+            SELECT node.number, node.parent, node.rule, node.depth, up.step,
+                   CASE WHEN {layer} THEN node.number ELSE up.layer END,
                    up.layers + ({layer})::INTEGER, coalesce(node.phase, up.phase),
                    NOT ({layer}) AND (up.weak OR coalesce(node.rule IN ({weak}), false)),
                    {_KEY.format(above="up.key")}
@@ -321,8 +316,8 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
     values = {
         "trace_id": f"md5(concat_ws('/', '{identity}', coalesce(down.step, -1)))",
         "span_id": _id("seen.number"),
-        "parent_id": _id("node.parent"),
-        "parent_rule": "node.rule",
+        "parent_id": _id("down.parent"),
+        "parent_rule": "down.rule",
         "step": "down.step",
         "rank": f"{rank}",
         "rung": f"(SELECT greatest(max(level), {int(Level.MODEL)}) FROM seen)",
@@ -331,8 +326,7 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
         "phase": "down.phase",
         "key": "lpad(lower(hex(down.key)), 16, '0')",
         "layer_id": _id("down.layer"),
-        "layer_index": f"CASE WHEN seen.level = {int(Level.LAYER)} THEN (row_number() OVER "
-        "(PARTITION BY down.step, seen.level ORDER BY seen.start_ns, down.depth, seen.number) - 1)::INTEGER END",
+        "layer_index": "indexed.layer_index",
         "depth": f"CASE WHEN seen.level = {int(Level.LAYER)} THEN down.layers - 1 END",
         "grade": f"CASE WHEN seen.device IS NULL THEN NULL WHEN down.layer IS NULL THEN '{Grade.UNKNOWN}' "
         f"WHEN down.weak THEN '{Grade.INFERRED}' ELSE '{Grade.EXACT}' END",
@@ -355,13 +349,17 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
     con.execute(
         f"""
         CREATE OR REPLACE TABLE placed AS
-        WITH remembering AS (SELECT DISTINCT process, thread FROM seen WHERE kind = '{Kind.ALLOC}')
+        WITH remembering AS (SELECT DISTINCT process, thread FROM seen WHERE kind = '{Kind.ALLOC}'),
+        indexed AS (
+            SELECT number, (row_number() OVER (PARTITION BY step ORDER BY start_ns, down.depth, number) - 1)::INTEGER
+                AS layer_index
+            FROM seen JOIN down USING (number) WHERE level = {int(Level.LAYER)}
+        )
         SELECT {columns}
-        FROM seen JOIN down USING (number) JOIN nodes node USING (number)
+        FROM seen JOIN down USING (number) LEFT JOIN indexed USING (number)
         LEFT JOIN up USING (number) LEFT JOIN priced USING (number)
         LEFT JOIN remembering
             ON remembering.thread = seen.thread AND remembering.process IS NOT DISTINCT FROM seen.process
-        ORDER BY down.step NULLS LAST, seen.start_ns, down.depth
         """
     )
     for name in ("steps", "nodes", "down", "priced", "own", "up"):
