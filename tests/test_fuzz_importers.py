@@ -1,0 +1,284 @@
+"""Any input leads to spans or to one clear error: mutations of small valid files of every importer."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gzip
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("hypothesis")
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from small_traces import CHROME, EXECUTION, KINETO, STEP, nsys
+
+import xsp
+from xsp import table
+from xsp.analyses import ANALYSES
+from xsp.errors import AnalysisError, PluginError, TraceError
+from xsp.importers import contract
+from xsp.importers.chakra import Chakra
+from xsp.importers.kineto import Kineto
+
+JSON = {"kineto": KINETO, "chrome": CHROME}
+TIMES = int(os.environ.get("XSP_FUZZ_TIMES", "1"))
+"""How many times as many examples are tried as in the suite."""
+
+
+def examples(count: int) -> settings:
+    """Return how many examples are tried: the same each time in the suite, others in a longer run."""
+    unchecked = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    return settings(
+        max_examples=count * TIMES,
+        deadline=None,
+        derandomize=TIMES == 1,
+        suppress_health_check=unchecked,
+        database=None,
+    )
+
+
+def is_read(path: Path) -> None:
+    """Read a file into the table of spans: that, or an error of xsp's."""
+    con = table.connect()
+    con.execute("SET threads = 1")
+    with contextlib.suppress(TraceError, PluginError):
+        importer: Any = contract.find(str(path))
+        if hasattr(importer, "fill"):
+            importer.fill(con, str(path))
+            rows = con.execute("SELECT count(*) - count(DISTINCT number), min(start_ns), min(dur_ns) FROM seen")
+            doubled, start, duration = rows.fetchall()[0]
+            assert (doubled, (start or 0) >= 0, (duration or 0) >= 0) == (0, True, True)
+    con.close()
+
+
+def is_analysed(path: Path) -> None:
+    """Load a file and ask it everything: all analyses answer or refuse; or an error of xsp's."""
+    with contextlib.suppress(TraceError, PluginError):
+        trace = xsp.load(path)
+        for each in ANALYSES.values():
+            with contextlib.suppress(AnalysisError):
+                each(trace).fetchall()
+
+
+# --- documents --------------------------------------------------------------------------------------------
+
+ODD = st.sampled_from(
+    [None, True, -1, 0, 7, 2**31, 2**63 - 1, 2**63, -(2**63), 1e308, -1e308, 0.5, float("nan"), float("inf"), "", "0",
+     "x" * 5000, "\ud800", "\0", "a'b\"c", "2024-01-01", [], {}, [[]], {"a": [1]}, [None, 3, "x"], [[2**62, 2**62]] * 2,
+     "aten::mm", "ProfilerStep#2", "X", "B", "E", "b", "e"]
+)  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths to all values inside of a document."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [*([path] if path else []), *(place for key, each in items for place in places(each, (*path, key)))]
+
+
+def change(data: st.DataObject, document: Any) -> Any:
+    """Change some values of a document: replace, remove, double."""
+    changed = copy.deepcopy(document)
+    for _ in range(data.draw(st.integers(1, 3))):
+        *above, key = data.draw(st.sampled_from(places(changed)))
+        inside = changed
+        for step in above:
+            inside = inside[step]
+        how = data.draw(st.sampled_from(["replace", "replace", "replace", "remove", "double"]))
+        if how == "replace":
+            inside[key] = data.draw(ODD)
+        elif how == "remove":
+            del inside[key]
+        elif isinstance(inside, list):
+            inside.insert(key, copy.deepcopy(inside[key]))
+        if not places(changed):
+            break
+    return changed
+
+
+@pytest.mark.parametrize("name", JSON)
+@examples(8)
+@given(data=st.data())
+def test_no_value_leads_to_another_error(tmp_path: Path, name: str, data: st.DataObject) -> None:
+    path = tmp_path / "fuzzed.json"
+    path.write_text(json.dumps(change(data, JSON[name])), encoding="utf-8")
+    is_read(path)
+
+
+@pytest.mark.parametrize("name", JSON)
+@examples(1)
+@given(data=st.data())
+def test_no_value_stops_an_analysis(tmp_path: Path, name: str, data: st.DataObject) -> None:
+    path = tmp_path / "fuzzed.json"
+    path.write_text(json.dumps(change(data, JSON[name])), encoding="utf-8")
+    is_analysed(path)
+
+
+@examples(6)
+@given(data=st.data())
+def test_no_value_of_an_execution_trace_leads_to_another_error(tmp_path: Path, data: st.DataObject) -> None:
+    trace, execution = tmp_path / "kineto.json", tmp_path / "et.json"
+    trace.write_text(json.dumps(KINETO), encoding="utf-8")
+    execution.write_text(json.dumps(change(data, EXECUTION)), encoding="utf-8")
+    con = table.connect()
+    con.execute("SET threads = 1")
+    losses = Kineto().fill(con, str(trace)).losses
+    with contextlib.suppress(TraceError):
+        Chakra().enrich(con, str(execution), losses)
+
+
+# --- bytes ------------------------------------------------------------------------------------------------
+
+BYTES = st.lists(
+    st.tuples(st.floats(0, 1), st.sampled_from(["set", "cut", "insert", "end"]), st.binary(min_size=1, max_size=8)),
+    min_size=1,
+    max_size=4,
+)
+PACKED = {
+    "kineto": json.dumps(KINETO).encode(),
+    "kineto, gzip": gzip.compress(json.dumps(KINETO).encode(), mtime=0),
+    "chrome": json.dumps(CHROME["traceEvents"]).encode(),
+    "execution": json.dumps(EXECUTION).encode(),
+}
+
+
+def mutated(content: bytes, mutations: list[tuple[float, str, bytes]]) -> bytes:
+    for where, how, new in mutations:
+        at = int(where * len(content))
+        if how == "set":
+            content = content[:at] + new + content[at + len(new) :]
+        elif how == "cut":
+            content = content[:at] + content[at + 16 * len(new) :]
+        elif how == "insert":
+            content = content[:at] + new + content[at:]
+        else:
+            content = content[:at]
+    return content
+
+
+@pytest.mark.parametrize("name", PACKED)
+@examples(6)
+@given(mutations=BYTES)
+def test_no_bytes_lead_to_another_error(tmp_path: Path, name: str, mutations: list[tuple[float, str, bytes]]) -> None:
+    path = tmp_path / "fuzzed"
+    path.write_bytes(mutated(PACKED[name], mutations))
+    is_read(path)
+
+
+# --- SQLite -----------------------------------------------------------------------------------------------
+
+CELL = st.sampled_from([None, -1, 0, 2**63 - 1, -(2**63), 1e308, 0.5, "", "x" * 5000, "step 3", b"\xff\x00", "a'b\"c"])
+
+
+def change_cells(data: st.DataObject, path: str) -> None:
+    """Change some cells of a database, or lose a table or a column."""
+    with closing(sqlite3.connect(path)) as db:
+        for _ in range(data.draw(st.integers(1, 4))):
+            tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY 1")]
+            name = data.draw(st.sampled_from(tables))
+            columns = [row[1] for row in db.execute(f"PRAGMA table_info({name})")]
+            column = data.draw(st.sampled_from(columns))
+            how = data.draw(st.sampled_from(["cell", "cell", "cell", "double", "column", "table"]))
+            if how == "cell":
+                with contextlib.suppress(sqlite3.IntegrityError):  # a key that takes numbers only
+                    db.execute(f"UPDATE {name} SET [{column}] = ? WHERE rowid % 2", [data.draw(CELL)])
+            elif how == "double" and name != "StringIds":
+                db.execute(f"INSERT INTO {name} SELECT * FROM {name}")
+            elif how == "column" and len(columns) > 1:
+                db.execute(f"ALTER TABLE {name} RENAME COLUMN [{column}] TO [was_{column}]")
+            elif how == "table" and len(tables) > 1:
+                db.execute(f"DROP TABLE {name}")
+        db.commit()
+
+
+@examples(6)
+@given(data=st.data())
+def test_no_cell_leads_to_another_error(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "fuzzed.sqlite"
+    path.unlink(missing_ok=True)
+    change_cells(data, nsys(path, STEP))
+    is_read(path)
+
+
+@examples(1)
+@given(data=st.data())
+def test_no_cell_stops_an_analysis(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "fuzzed.sqlite"
+    path.unlink(missing_ok=True)
+    change_cells(data, nsys(path, STEP))
+    is_analysed(path)
+
+
+@examples(6)
+@given(mutations=BYTES)
+def test_no_damage_to_a_database_leads_to_another_error(
+    tmp_path: Path, mutations: list[tuple[float, str, bytes]]
+) -> None:
+    path = tmp_path / "fuzzed.sqlite"
+    path.unlink(missing_ok=True)
+    nsys(path, STEP)
+    path.write_bytes(mutated(path.read_bytes(), mutations))
+    is_read(path)
+
+
+# --- size -------------------------------------------------------------------------------------------------
+
+PEAK = """
+import resource, sys, xsp
+from xsp.errors import TraceError
+xsp.load(sys.argv[1]).spans  # what is imported and warmed counts in both
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    xsp.load(sys.argv[2])
+except TraceError as error:
+    print(error, file=sys.stderr)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def peak(small: Path, large: Path) -> tuple[int, str]:
+    """Return the memory in MiB that loading a large file takes beyond loading a small one, and what went wrong."""
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(small), str(large)], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout), done.stderr
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(KINETO), encoding="utf-8")
+    return path
+
+
+def test_a_huge_string_is_refused_in_bounded_memory(tmp_path: Path, small: Path) -> None:
+    large = tmp_path / "large.json.gz"
+    with gzip.open(large, "wb", compresslevel=1) as file:
+        file.write(b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "')
+        for _ in range(300):
+            file.write(b"x" * (1 << 20))
+        file.write(b'"}]}')
+    taken, said = peak(small, large)
+    assert "large.json.gz" in said
+    assert taken < 300
+
+
+def test_an_archive_bomb_takes_no_memory(tmp_path: Path, small: Path) -> None:
+    large = tmp_path / "large.json.gz"
+    with gzip.open(large, "wb", compresslevel=1) as file:
+        file.write(b'{"schemaVersion": 1, "traceEvents": [')
+        for _ in range(600):
+            file.write(b" " * (1 << 20))
+        file.write(b"]}")
+    taken, said = peak(small, large)
+    assert "large.json.gz" in said
+    assert taken < 300
