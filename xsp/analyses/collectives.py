@@ -29,6 +29,10 @@ def _known(name: str) -> str:
     return f"coalesce({', '.join(places)})"
 
 
+def _json(side: str) -> str:
+    return f"CASE WHEN json_valid({side}.attributes) THEN {side}.attributes END"
+
+
 _BYTES = " ".join(f"WHEN '{name}' THEN {size}" for name, size in ELEMENT_BYTES.items())
 
 _CALL = f"level = {int(Level.LIBRARY)} AND kind = '{Kind.CALL}' AND contains(attributes, 'xsp.collective.name')"
@@ -54,8 +58,8 @@ COLLECTIVES = f"""
         WHERE level <= {int(Level.LIBRARY)} AND span_id IN (SELECT parent_id FROM near)
     ),
     told AS (
-        SELECT executions.*, near.name AS caller, itself.attributes AS own, near.attributes AS above,
-               further.attributes AS higher
+        SELECT executions.*, near.name AS caller, {_json("itself")} AS own, {_json("near")} AS above,
+               {_json("further")} AS higher
         FROM executions
         LEFT JOIN (
             SELECT rank, trace_id, span_id, attributes FROM spans
@@ -71,8 +75,9 @@ COLLECTIVES = f"""
                coalesce({_known("name")}, CASE WHEN contains(caller, ':') THEN caller END) AS name,
                {_known("communicator")} AS communicator, {_known("id")} AS id, {_known("seq")} AS seq,
                TRY_CAST({_known("group_size")} AS INTEGER) AS group_size,
-               greatest(TRY_CAST({_known("in_elements")} AS BIGINT), TRY_CAST({_known("out_elements")} AS BIGINT))
-                   * CASE lower({_known("dtype")}) {_BYTES} END AS bytes
+               TRY_CAST(greatest(TRY_CAST({_known("in_elements")} AS BIGINT),
+                                 TRY_CAST({_known("out_elements")} AS BIGINT))::HUGEINT
+                        * CASE lower({_known("dtype")}) {_BYTES} END AS BIGINT) AS bytes
         FROM told each
     ),
     collectives AS MATERIALIZED (

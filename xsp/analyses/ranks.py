@@ -17,16 +17,18 @@ from xsp.trace import Trace
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives that end on all ranks together, because each rank needs something of every other."""
 
+_RANKS = "SELECT DISTINCT rank FROM spans WHERE rank IS NOT NULL ORDER BY rank"
+
 _MATCHED = f"""
     {COLLECTIVES},
     counted AS (
         SELECT *, count(*) OVER (PARTITION BY rank, id) AS alike,
-               row_number() OVER (PARTITION BY rank, full_name ORDER BY start_ns) AS place
+               row_number() OVER (PARTITION BY rank, collective, communicator, full_name ORDER BY start_ns) AS place
         FROM collectives
     ),
     keyed AS (
         SELECT *, CASE WHEN {{by_id}} THEN CASE WHEN id IS NOT NULL AND alike = 1 THEN id END
-                       ELSE split_part(full_name, '(', 1) || ' ' || place END AS key
+                       ELSE concat_ws(' ', communicator, collective, split_part(full_name, '(', 1), place) END AS key
         FROM counted
     ),
     matched AS MATERIALIZED (
@@ -121,7 +123,7 @@ def _aligned(trace: Trace, identity: str) -> str:
 def _clocks(trace: Trace, identity: str) -> tuple[dict[int, Clock], bool]:
     """Return the clocks of the ranks that share collectives, and whether those are known by their ids."""
     require(trace, identity)
-    ranks = [rank for (rank,) in trace.con.execute("SELECT DISTINCT rank FROM spans ORDER BY rank").fetchall()]
+    ranks = [rank for (rank,) in trace.con.execute(_RANKS).fetchall()]
     if len(ranks) < 2:
         raise AnalysisError(
             f"{identity} compares ranks, and {trace.name!r} holds one; load the directory that holds all of them"
@@ -150,16 +152,19 @@ def _has_ids(trace: Trace, identity: str) -> bool:
         return True
     uneven = trace.con.execute(
         f"""
-        WITH {COLLECTIVES}, counts AS (SELECT full_name, rank, count(*) AS calls FROM collectives GROUP BY ALL)
-        SELECT full_name, min(calls), max(calls) FROM counts GROUP BY full_name
-        HAVING min(calls) <> max(calls) OR count(*) <> (SELECT count(DISTINCT rank) FROM spans) LIMIT 1
+        WITH {COLLECTIVES},
+        counts AS (
+            SELECT collective, communicator, full_name, rank, count(*) AS calls FROM collectives GROUP BY ALL
+        )
+        SELECT full_name, min(calls), max(calls) FROM counts GROUP BY collective, communicator, full_name
+        HAVING min(calls) <> max(calls) OR count(*) <> (SELECT count(*) FROM ({_RANKS})) LIMIT 1
         """
     ).fetchall()
     if uneven:
         name, fewest, most = uneven[0]
         raise AnalysisError(
             f"{identity}: the source does not say which collective is which, and the ranks hold different numbers of "
-            f"them ({name.split('(')[0]}: {fewest} to {most}, or none on some); record whole steps on all ranks"
+            f"them ({str(name).split('(')[0]}: {fewest} to {most}, or none on some); record whole steps on all ranks"
         )
     return False
 
