@@ -21,7 +21,7 @@ from typing import NamedTuple
 import kineto_copies
 import kineto_turn
 import turns
-from kineto_turn import Turn
+from kineto_turn import FIGURES, Turn
 
 HERE = Path(__file__).resolve().parent
 TRACES = HERE.parents[1] / "shared" / "traces"
@@ -150,9 +150,6 @@ def add_figures(report: turns.Report, trace: Path, turn: Mapping[str, Turn]) -> 
         if each.figures:
             shown = [f"{each.figures[what]:,.3f}" if what in each.figures else "–" for what in FIGURES]
             report.add([f"{_short(trace)} · {name}", *shown])
-
-
-FIGURES = ("window", "busy", "idle", "communication", "exposed communication")
 
 
 def _short(trace: Path) -> str:

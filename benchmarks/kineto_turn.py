@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 Answers = dict[str, Callable[[], Any]]
+FIGURES = ("window", "busy", "idle", "communication", "exposed communication")
+"""Milliseconds of a device that several tools state."""
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Turn:
     """By analysis: why the trace cannot carry it, as the tool itself says."""
 
     figures: dict[str, float] = field(default_factory=dict)
-    """Milliseconds that several tools state, by what they are."""
+    """Of `FIGURES`, those that the tool states."""
 
     peak_bytes: int = 0
     """The most memory that the process took, from its start to its end."""
@@ -113,6 +115,10 @@ def xsp(turn: Turn, trace: str) -> None:
         except Exception as error:
             turn.raised[name] = _told(error)
         turn.answers_s[name] = time.perf_counter() - begin
+    with contextlib.suppress(AnalysisError):
+        table = xsp.analyses.ANALYSES["device-activity"](loaded)
+        row = dict(zip(table.columns, table.fetchall()[-1], strict=True))  # the only device, or the sum of all
+        turn.figures = {what: row[f"{what.replace(' ', '_')}_ms"] for what in FIGURES}
 
 
 def hta(turn: Turn, trace: str) -> None:
