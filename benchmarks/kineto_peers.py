@@ -47,7 +47,7 @@ def tools(options: argparse.Namespace) -> list[Tool]:
     """Return xsp and its peers; those that cannot be installed stay out, and that is said."""
     found = [Tool("xsp", "xsp", sys.executable)]
     for name, (kind, requirement) in ON_PYPI.items():
-        python = environment(requirement)
+        python = environment(requirement) if name in options.peers else None
         if python is not None:
             found.append(Tool(name, kind, python))
     if options.tracelens:
@@ -171,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     made = turns.parser(__doc__, rounds=5)
     made.add_argument("traces", nargs="*", type=Path, help="files (default: all Kineto traces of ../shared/traces)")
+    made.add_argument("--peers", nargs="*", default=list(ON_PYPI), choices=list(ON_PYPI), help="of those on PyPI")
     made.add_argument("--tracelens", help="Python of an environment that has AMD's TraceLens")
     made.add_argument("--events", type=int, help="of the synthetic trace; 0 for none (default: 2000000, quick: 0)")
     made.add_argument("--largest", type=int, default=3, help="how many of the largest files are timed (default: 3)")
