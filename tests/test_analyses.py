@@ -213,9 +213,9 @@ def test_A1_refuses_where_no_step_was_timed() -> None:
         analyses.A1(trace_of(spans("step s 0-10", timed=False), {"name": "warm"}))
 
 
-@pytest.mark.parametrize("name", ["A9", "A14", "A15"])
-def test_rooflines_refuse_without_counters(name: str, trace: Trace) -> None:
-    with pytest.raises(AnalysisError, match="DRAM traffic"):
+@pytest.mark.parametrize("name", ["A9", "A14"])
+def test_rooflines_of_a_processor_refuse_until_it_was_measured(name: str, trace: Trace) -> None:
+    with pytest.raises(AnalysisError, match="was not measured.*xsp doctor --measure RUN"):
         ANALYSES[name](trace)
 
 
@@ -225,7 +225,7 @@ def test_every_analysis_says_what_it_is_and_is_reachable_by_its_number() -> None
         assert each.id == name
         assert each.title
         assert each.about
-        assert each.needs[0] in Level
+        assert set(each.needs) <= set(Level)
 
 
 # --- the optimal batch size -------------------------------------------------------------------------------

@@ -13,18 +13,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
     {"errors", "flops", "span", "version"},
-    {"clock", "clocks", "collector", "identity", "kernelnames", "plugins", "schedule", "scrub", "semconv", "summary"}
-    | {"traffic"},
-    {"testing", "xsp_collectors"},
+    {"clock", "clocks", "collector", "finding", "identity", "kernelnames", "plugins", "schedule", "scrub"}
+    | {"semconv", "summary", "traffic"},
+    {"ceilings", "testing", "xsp_collectors"},
     {"calibrate", "correlate", "device", "layers", "rundir", "table", "views"},
     {"trace"},
     {"overhead"},
     {"importers", "store"},
     {"intake"},
     {"runs"},
-    {"collecting", "writer"},
+    {"collecting", "devicehealth", "writer"},
     {"health", "session"},
     {"analyses", "bench", "exporters", "graph", "models", "serve"},
+    {"comparison"},
     {"advise", "autostep", "bound", "correlating", "doctor", "measure", "predict", "report"},
     {"evaluate", "handover", "launch"},
     {"service", "torchrun"},

@@ -1,4 +1,7 @@
-"""What machine and which software a run was made on, without a word on whose machine it is."""
+"""What machine and which software a run was made on, without a word on whose machine it is.
+
+What a machine can do at most is in `xsp.ceilings`.
+"""
 
 from __future__ import annotations
 

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import enum
+from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from xsp import devicehealth
+from xsp.finding import Finding, Severity
 from xsp.schedule import rung_name
 from xsp.span import Kind, Level
 from xsp.trace import Trace
-from xsp.views import KERNELS, UNDER
+from xsp.views import kernels
 
 
-class Severity(str, enum.Enum):
-    """How much a finding matters."""
+class Grade(NamedTuple):
+    """How far a trace can be believed, from A to F, and what keeps it from an A."""
 
-    GOOD = "good"
-    NOTE = "note"
-    WARNING = "warning"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-class Finding(NamedTuple):
-    """One thing that a reader of the figures should know."""
-
-    severity: Severity
-    subject: str
-    text: str
+    letter: str
+    reasons: list[str]
 
 
 UNSTEADY = 0.25
@@ -51,6 +41,7 @@ def health(trace: Trace) -> list[Finding]:
         *_parents(trace),
         *_structure(trace),
         *_library(trace),
+        *devicehealth.findings(trace),
         *(Finding(Severity.NOTE, note["source"], note["text"]) for note in trace.run.get("notes", [])),
         *(
             Finding(Severity.NOTE, name, f"was not collected: {reason}")
@@ -61,14 +52,21 @@ def health(trace: Trace) -> list[Finding]:
     return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
+def grade(findings: Sequence[Finding]) -> Grade:
+    """Return the grade of a trace with these findings: the worst that one of them allows, with their texts."""
+    letter = max((finding.best for finding in findings), default="A")
+    return Grade(letter, [finding.text for finding in findings if finding.best == letter != "A"])
+
+
 def _run(trace: Trace) -> list[Finding]:
     findings = []
     steps = trace.run.get("steps", {})
     if trace.run.get("finished") is False:
         stored = _one(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}'")
-        findings.append(Finding(Severity.WARNING, "run", f"was interrupted; {stored} steps were stored and are read"))
+        text = f"was interrupted; {stored} steps were stored and are read"
+        findings.append(Finding(Severity.WARNING, "run", text, "B"))
     if steps.get("lost"):
-        findings.append(Finding(Severity.WARNING, "run", f"{steps['lost']} steps were recorded but not stored"))
+        findings.append(Finding(Severity.WARNING, "run", f"{steps['lost']} steps were recorded but not stored", "C"))
     if steps.get("skipped"):
         findings.append(Finding(Severity.NOTE, "run", f"{steps['skipped']} steps ran beside others, unrecorded"))
     failed = _one(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}' AND status <> 'ok'")
@@ -91,7 +89,7 @@ def _ranks(trace: Trace) -> list[Finding]:
     if named:
         more = ", …" if next(absent, None) is not None else ""
         text = f"missing {size - len(here)} of {size} ranks: {', '.join(map(str, named))}{more}"
-        findings.append(Finding(Severity.WARNING, "ranks", text))
+        findings.append(Finding(Severity.WARNING, "ranks", text, "B"))
     if len(ranks) > 1:
         text = f"{len(ranks)} ranks are in this trace; the merged step and its figures are of rank {min(here)}"
         findings.append(Finding(Severity.NOTE, "ranks", text))
@@ -121,7 +119,8 @@ def _rungs(trace: Trace) -> list[Finding]:
     measured = {rung_name(rung.level) for rung in rungs}
     for name in trace.run.get("rungs", []):
         if name not in measured:
-            findings.append(Finding(Severity.WARNING, name, "no step was measured at this rung: run more steps"))
+            text = "no step was measured at this rung: run more steps"
+            findings.append(Finding(Severity.WARNING, name, text, "C"))
     few = [f"{rung_name(rung.level)} ({rung.steps})" for rung in rungs if rung.steps < ENOUGH_STEPS]
     if few:
         findings.append(Finding(Severity.NOTE, "repeats", f"few steps, so wide intervals, at {', '.join(few)}"))
@@ -145,20 +144,19 @@ def _spread(trace: Trace) -> list[Finding]:
             Severity.WARNING,
             "noise",
             f"one step in ten takes {p90 / median:.1f} times the median or more: was the machine doing something else?",
+            "B",
         )
         for median, p90 in rows
     ]
 
 
 def _parents(trace: Trace) -> list[Finding]:
-    total = _one(trace, "SELECT count(*) FROM merged")
-    orphans = _one(
-        trace,
-        f"SELECT count(*) FROM merged WHERE parent_id IS NULL AND kind NOT IN ('{Kind.STEP}')",
-    )
+    """Count the host's spans without a parent; device work is looked at by `xsp.devicehealth`."""
+    hosts = f"FROM merged WHERE device IS NULL AND kind <> '{Kind.OVERHEAD}'"
+    total = _one(trace, f"SELECT count(*) {hosts}")
+    orphans = _one(trace, f"SELECT count(*) {hosts} AND parent_id IS NULL AND kind <> '{Kind.STEP}'")
     ambiguous = _one(
-        trace,
-        "SELECT count(*) FROM merged WHERE parent_id IS NULL AND json_exists(attributes, '$.candidates')",
+        trace, f"SELECT count(*) {hosts} AND parent_id IS NULL AND json_exists(attributes, '$.candidates')"
     )
     if not orphans:
         return [Finding(Severity.GOOD, "parents", f"all {total} spans of the merged step found their parent")]
@@ -168,7 +166,7 @@ def _parents(trace: Trace) -> list[Finding]:
             f"; {ambiguous} of them ran beside others and could belong to several: "
             "`xsp run --resolve` runs the program once more with one thing at a time"
         )
-    return [Finding(Severity.WARNING, "parents", text)]
+    return [Finding(Severity.WARNING, "parents", text, "B" if orphans < total / 10 else "C")]
 
 
 def _structure(trace: Trace) -> list[Finding]:
@@ -194,7 +192,7 @@ def _structure(trace: Trace) -> list[Finding]:
             f"{spans} spans in {steps} steps ({milliseconds:.3g} ms) have no counterpart in the merged step "
             "and are not averaged in: the program does not do the same in each step"
         )
-        findings.append(Finding(Severity.WARNING, rung_name(rung), text))
+        findings.append(Finding(Severity.WARNING, rung_name(rung), text, "B"))
     described = _one(
         trace, f"SELECT count(*) FROM merged WHERE level = {int(Level.LAYER)} AND input_shapes IS NOT NULL"
     )
@@ -213,7 +211,7 @@ def _library(trace: Trace) -> list[Finding]:
     if not trace.has(Level.LIBRARY):
         return []
     rows = trace.con.execute(
-        f"WITH {UNDER}, {KERNELS} SELECT sum(ns) FILTER (library <> 'unknown'), "
+        f"WITH {kernels(trace.has(Level.KERNEL))} SELECT sum(ns) FILTER (library <> 'unknown'), "
         "sum(ns) FILTER (library = 'unknown') FROM kernels"
     ).fetchall()
     known, unknown = (value or 0 for value in rows[0])

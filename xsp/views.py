@@ -1,24 +1,23 @@
-"""The tables that several analyses start from, as SQL to put behind WITH; `LAYERS` and `KERNELS` need `UNDER`."""
+"""The tables that several analyses start from, as SQL to put behind WITH."""
 
 from __future__ import annotations
 
+from xsp.ceilings import PRECISIONS, USUAL
 from xsp.span import Kind, Level
 
 NS = "coalesce(true_ns, raw_ns, dur_ns)"
 """The best that a trace knows of a span's duration: true, else averaged, else as recorded."""
 
-UNDER = """
-    under AS (SELECT span_id, layer_id FROM merged)
-"""
-"""Each span's nearest layer: itself, or the innermost layer above it; null where there is none."""
+UNDER = "under AS (SELECT span_id, layer_id FROM merged)"
+"""Each span's nearest layer."""
 
 LAYERS = f"""
     layers AS (
         WITH called AS (
             SELECT *, {NS} AS ns FROM merged WHERE level = {int(Level.LAYER)}
         ), inner_calls AS (
-            SELECT under.layer_id AS outer_id, sum(ns) AS ns, sum(alloc_bytes) AS alloc_bytes, count(*) AS calls
-            FROM called JOIN under ON under.span_id = called.parent_id GROUP BY under.layer_id
+            SELECT up.layer_id AS outer_id, sum(ns) AS ns, sum(called.alloc_bytes) AS alloc_bytes, count(*) AS calls
+            FROM called JOIN merged up ON up.span_id = called.parent_id GROUP BY up.layer_id
         )
         SELECT called.*,
                inner_calls.calls IS NULL AS leaf,
@@ -45,8 +44,15 @@ _COMPUTES = f"""(
     AND replace(m.name, 'aten::', '') NOT IN ({", ".join(f"'{name}'" for name in BOOKKEEPING)})
 )"""
 
-KERNELS = f"""
-    on_device AS (SELECT count(*) > 0 AS found FROM merged WHERE level = {int(Level.KERNEL)}),
+_ON_DEVICE = f"""
+    calls AS (
+        SELECT *, parent_id AS op_id, true AS carries, 'device' AS library,
+               flops AS own_flops, dram_read_bytes AS own_read, dram_write_bytes AS own_write
+        FROM merged WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}'
+    )
+"""
+
+_ON_HOST = f"""
     around AS (
         WITH RECURSIVE up(span_id) AS (
             SELECT m.parent_id FROM merged m WHERE {_COMPUTES}
@@ -55,26 +61,75 @@ KERNELS = f"""
         )
         SELECT span_id FROM up WHERE span_id IS NOT NULL
     ),
-    work AS (
-        SELECT parent_id, count(*) AS primitives FROM merged
-        WHERE kind = '{Kind.PRIMITIVE}' AND type <> 'reorder' GROUP BY parent_id
-    ),
-    kernels AS (
-        SELECT m.* EXCLUDE (flops, layer_index), coalesce(m.true_ns, m.raw_ns, m.dur_ns) AS ns, under.layer_id,
-               layer.layer_index, layer.name AS layer_name,
-               CASE WHEN m.kind <> '{Kind.PRIMITIVE}' THEN m.flops
-                    WHEN m.type <> 'reorder' AND work.primitives = 1 THEN parent.flops END AS flops,
-               CASE WHEN m.kind = '{Kind.PRIMITIVE}' THEN json_extract_string(m.attributes, '$.library')
-                    WHEN m.level = {int(Level.KERNEL)} THEN 'device' ELSE 'unknown' END AS library
-        FROM merged m
-        CROSS JOIN on_device
-        JOIN under USING (span_id)
-        LEFT JOIN merged layer ON layer.span_id = under.layer_id
-        LEFT JOIN merged parent ON parent.span_id = m.parent_id
-        LEFT JOIN work ON work.parent_id = m.parent_id
-        WHERE CASE WHEN on_device.found THEN m.level = {int(Level.KERNEL)} AND m.kind = '{Kind.KERNEL}'
-                   ELSE {_COMPUTES} AND m.span_id NOT IN (SELECT span_id FROM around) END
+    calls AS (
+        SELECT m.*, CASE WHEN kind = '{Kind.PRIMITIVE}' THEN parent_id ELSE span_id END AS op_id,
+               type IS DISTINCT FROM 'reorder' AS carries,
+               CASE WHEN kind = '{Kind.PRIMITIVE}' THEN json_extract_string(attributes, '$.library')
+                    ELSE 'unknown' END AS library,
+               NULL::BIGINT AS own_flops, NULL::BIGINT AS own_read, NULL::BIGINT AS own_write
+        FROM merged m WHERE {_COMPUTES} AND m.span_id NOT IN (SELECT span_id FROM around)
     )
 """
-"""Kernels with the layer that they belong to. Without a device, the innermost spans that compute are the
-kernels: the primitives, and the operators that hold no primitive and no computing operator."""
+
+_PRECISION = f"""CASE WHEN op.dtype = 'float' AND regexp_matches(calls.name, 'tf32|s1688(gemm|cudnn|fprop|dgrad|wgrad)')
+    THEN 'tf32' {" ".join(f"WHEN op.dtype = '{dtype}' THEN '{kind}'" for dtype, kind in PRECISIONS.items())}
+    ELSE '{USUAL}' END"""
+
+
+def _figure(own: str, ops: str) -> str:
+    """Return a figure's three columns: of the call, of calls of its name, and of all calls of its operator."""
+    share = f"CASE WHEN carries THEN op.{ops} / work.kernels END"
+    return f"""
+        CASE WHEN {own} IS NOT NULL OR work.counted THEN {own} WHEN carries AND work.kernels = 1 THEN op.{ops}
+             END AS {ops},
+        CASE WHEN {own} IS NOT NULL OR work.counted THEN {own} WHEN work.names = 1 THEN {share} END AS name_{ops},
+        CASE WHEN {own} IS NOT NULL OR work.counted THEN {own} ELSE {share} END AS whole_{ops}
+    """
+
+
+_KERNELS = f"""
+    work AS (
+        SELECT op_id, count(*) AS kernels, count(DISTINCT name) AS names,
+               count(own_flops) + count(own_read) > 0 AS counted
+        FROM calls WHERE carries AND op_id IS NOT NULL GROUP BY op_id
+    ),
+    ops AS (
+        SELECT span_id, dtype, flops, flops_source, dram_read_bytes, dram_write_bytes, bytes_source
+        FROM merged WHERE device IS NULL AND level >= {int(Level.OP)}
+            AND (flops IS NOT NULL OR dram_read_bytes IS NOT NULL OR dtype IS NOT NULL)
+    ),
+    kernels AS (
+        SELECT calls.span_id, calls.name, calls.kind, calls.type, calls.phase, calls.start_ns, calls.dur_ns,
+               coalesce(true_ns, raw_ns, calls.dur_ns) AS ns, true_lo_ns, true_hi_ns, calls.layer_id,
+               layer.layer_index, layer.name AS layer_name, library, {_PRECISION} AS precision,
+               {_figure("own_flops", "flops")}, {_figure("own_read", "dram_read_bytes")},
+               {_figure("own_write", "dram_write_bytes")},
+               CASE WHEN own_flops IS NOT NULL THEN coalesce(calls.flops_source, 'counter')
+                    WHEN carries AND NOT work.counted THEN op.flops_source END AS flops_source,
+               CASE WHEN own_read IS NOT NULL THEN coalesce(calls.bytes_source, 'counter')
+                    WHEN carries AND NOT work.counted THEN op.bytes_source END AS bytes_source,
+               calls.occupancy, calls.occupancy_source
+        FROM calls
+        LEFT JOIN work USING (op_id)
+        LEFT JOIN ops op ON op.span_id = calls.op_id
+        LEFT JOIN (SELECT span_id, layer_index, name FROM merged WHERE level = {int(Level.LAYER)}) layer
+            ON layer.span_id = calls.layer_id
+    )
+"""
+
+
+def kernels(on_device: bool) -> str:
+    """Return the SQL of `kernels`: each kernel with its layer, operations, memory traffic and precision.
+
+    Without a device, the innermost spans that compute are the kernels: the primitives, and the operators that hold
+    no primitive and no computing operator.
+
+    Figures are a kernel's own where a counter gave them. Figures from shapes are an operator's, and which of its
+    kernels did how much of it is not known. So a kernel has them (`flops`) where it is its operator's only one; the
+    kernels of a name (`name_flops`, shares that only mean something summed) where all of the operator's have that
+    name; and layers and the model (`whole_flops`, likewise) always.
+
+    Args:
+        on_device: whether the merged step holds device work.
+    """
+    return f"{_ON_DEVICE if on_device else _ON_HOST}, {_KERNELS}"

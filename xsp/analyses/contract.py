@@ -24,8 +24,8 @@ class Analysis:
     title: str
     needs: tuple[Level, ...]
     function: Callable[[Trace], Table]
-    counters: bool = False
-    """Whether it also needs a device's counters."""
+    unless: Callable[[Trace], str | None] | None = None
+    """Says why a trace that holds these levels cannot carry it all the same, or None."""
     everywhere: bool = False
     """Whether it asks all steps of all ranks, and not the merged step."""
 
@@ -45,23 +45,20 @@ class Analysis:
         missing = [level for level in self.needs if not self._holds(trace, level)]
         if missing:
             names = ", ".join(level.name.lower() for level in missing)
-            took = trace.run.get("levels", "unknown levels")
-            where = " on a machine with a GPU" if Level.KERNEL in missing else ""
             return (
                 f"{self.id} ({self.title}) needs the {names} level, and {trace.name!r} holds no such span "
-                f"(recorded with {took}); record again with --levels M/L/G{where}"
+                f"{_how_recorded(trace, missing)}"
             )
-        if self.counters:
-            return (
-                f"{self.id} ({self.title}) needs the DRAM traffic of each kernel from a device's counters, which no "
-                "collector of this version records"
-            )
-        return None
+        reason = self.unless(trace) if self.unless is not None else None
+        return reason and f"{self.id} ({self.title}): {reason}"
 
     def _holds(self, trace: Trace, level: Level) -> bool:
+        """Return whether a trace holds a level; a device's kernels do for the operators that launched them."""
+        asked = (level, Level.KERNEL) if level == Level.OP else (level,)
         if not self.everywhere:
-            return trace.has(level)
-        return bool(trace.con.execute("SELECT 1 FROM spans WHERE level = ? LIMIT 1", [int(level)]).fetchall())
+            return any(map(trace.has, asked))
+        levels = ", ".join(str(int(each)) for each in asked)
+        return bool(trace.con.execute(f"SELECT 1 FROM spans WHERE level IN ({levels}) LIMIT 1").fetchall())
 
     @property
     def about(self) -> str:
@@ -69,13 +66,24 @@ class Analysis:
         return (self.function.__doc__ or "").strip().split("\n\n")[0]
 
 
+def _how_recorded(trace: Trace, missing: Sequence[Level]) -> str:
+    if "imported" in trace.run and "levels" not in trace.run:
+        return "(imported); torch.profiler records modules with with_stack and with_modules, shapes with record_shapes"
+    where = " on a machine with a GPU" if Level.KERNEL in missing else ""
+    return f"(recorded with {trace.run.get('levels', 'unknown levels')}); record again with --levels M/L/G{where}"
+
+
 def analysis(
-    identity: str, title: str, *needs: Level, counters: bool = False, everywhere: bool = False
+    identity: str,
+    title: str,
+    *needs: Level,
+    unless: Callable[[Trace], str | None] | None = None,
+    everywhere: bool = False,
 ) -> Callable[[Callable[[Trace], Table]], Analysis]:
     """Make a function an analysis."""
 
     def make(function: Callable[[Trace], Table]) -> Analysis:
-        return Analysis(identity, title, needs, function, counters, everywhere)
+        return Analysis(identity, title, needs, function, unless, everywhere)
 
     return make
 

@@ -1,97 +1,189 @@
 """A8 and A10 to A13: kernels, one by one, by name and by layer.
 
-On a machine without a device the kernels are the leaves of what was recorded (see `KERNELS`). What needs a
-device's counters (DRAM traffic, occupancy, and what follows from them) is null until a counter rung gives it.
+On a machine without a device the kernels are the leaves of what was recorded (see `xsp.views.kernels`). Operations and
+memory traffic are those that a counter gave, else what follows from the shapes of the operator's inputs; which of the
+two, the columns `flops_source` and `bytes_source` say. What neither tells is null, and the `…_known_percent` of a sum
+say of which share of the kernels' time it stands.
 """
 
 from __future__ import annotations
 
+from xsp import ceilings
 from xsp.analyses.contract import Table, analysis
+from xsp.analyses.formulas import intensity, memory_bound, occupancy, roofs, share, throughput
+from xsp.ceilings import Ceiling
+from xsp.errors import AnalysisError
 from xsp.span import Kind, Level
 from xsp.trace import Trace
-from xsp.views import KERNELS, LAYERS, NS, UNDER
+from xsp.views import LAYERS, NS, kernels
 
-_MODEL = f"(SELECT max({NS}) FROM merged WHERE kind = '{Kind.STEP}')"
+MODEL_NS = f"(SELECT max({NS}) FROM merged WHERE kind = '{Kind.STEP}')"
 
-_COUNTERS = """
-    CAST(NULL AS BIGINT) AS dram_read_bytes, CAST(NULL AS BIGINT) AS dram_write_bytes,
-    CAST(NULL AS DOUBLE) AS occupancy, CAST(NULL AS DOUBLE) AS flop_per_byte,
-    CAST(NULL AS BOOLEAN) AS memory_bound
+
+def ceiling(trace: Trace) -> Ceiling | None:
+    """Return the ceiling of what the trace's kernels ran on, or None where it is not known."""
+    try:
+        return ceilings.of_run(trace.run, trace.has(Level.KERNEL))
+    except AnalysisError:
+        return None
+
+
+def prepared(trace: Trace) -> str:
+    """Return the SQL, to put behind WITH, of `kernels` and of `roofs` over them."""
+    return f"{kernels(trace.has(Level.KERNEL))}, {roofs(ceiling(trace))}"
+
+
+def summed(kind: str = "whole") -> str:
+    """Return the columns that sum up kernels; of which of `xsp.views.kernels`' shares, `kind` says."""
+    flops, read, write = (f"{kind}_{figure}" for figure in ("flops", "dram_read_bytes", "dram_write_bytes"))
+    return f"""
+        count(*) AS calls, sum(ns) AS ns, round(sum({flops}))::BIGINT AS flops,
+        round(sum({read}))::BIGINT AS dram_read_bytes, round(sum({write}))::BIGINT AS dram_write_bytes,
+        {occupancy("occupancy", "ns")} AS occupancy,
+        {intensity(f"sum({flops}) FILTER ({read} IS NOT NULL)", f"sum({read})", f"sum({write})")} AS flop_per_byte,
+        arg_max(precision, {flops}) AS precision,
+        {share(f"sum(ns) FILTER ({flops} IS NOT NULL)", "sum(ns)")} AS flops_known_percent,
+        {share(f"sum(ns) FILTER ({read} IS NOT NULL)", "sum(ns)")} AS bytes_known_percent
+    """
+
+
+FIGURES = f"""
+    flops, {throughput("flops", "ns")} AS gflop_per_s, dram_read_bytes, dram_write_bytes, occupancy, flop_per_byte,
+    {memory_bound("flop_per_byte", "ideal")} AS memory_bound, precision, flops_known_percent, bytes_known_percent
 """
+"""Columns of a sum of kernels that was joined with `roofs`."""
 
 
 @analysis("A8", "Kernel information", Level.OP)
 def A8(trace: Trace) -> Table:
-    """Each kernel call: name, layer, latency, operations and where they are known from, throughput.
+    """Each kernel call: name, layer, latency, operations, memory traffic, occupancy, and where these are known from.
 
     `library` is oneDNN for its primitives, `device` for a GPU's kernels, and `unknown` for operators that
-    went to MKL or to PyTorch's own code, which leave no trace.
+    went to MKL or to PyTorch's own code, which leave no trace. Figures from shapes are an operator's: where it has
+    several kernels they stand in the sums (A10 to A15), and are null here. `memory_bound` is null without a ceiling
+    of the device (see docs/rooflines.md).
     """
+    at = intensity("flops", "dram_read_bytes", "dram_write_bytes")
     return trace.sql(
         f"""
-        WITH {UNDER}, {KERNELS}
+        WITH {prepared(trace)}
         SELECT name, layer_index, layer_name, phase, library, ns / 1e3 AS latency_us,
                true_lo_ns / 1e3 AS low_us, true_hi_ns / 1e3 AS high_us,
-               flops, CASE WHEN flops IS NOT NULL THEN 'shapes' END AS flops_source,
-               flops / nullif(ns, 0) AS gflop_per_s, {_COUNTERS}
-        FROM kernels ORDER BY start_ns
+               flops, CASE WHEN flops IS NOT NULL THEN flops_source END AS flops_source,
+               {throughput("flops", "ns")} AS gflop_per_s, dram_read_bytes, dram_write_bytes,
+               CASE WHEN dram_read_bytes IS NOT NULL THEN bytes_source END AS bytes_source, occupancy,
+               occupancy_source, {at} AS flop_per_byte, {memory_bound(at, "ideal")} AS memory_bound
+        FROM kernels LEFT JOIN roofs USING (precision) ORDER BY start_ns
         """
     )
 
 
 @analysis("A10", "Kernels by name", Level.OP)
 def A10(trace: Trace) -> Table:
-    """Kernels of the same name together: calls, time, share of the model's latency, throughput."""
-    return _grouped(trace, "name, library", "name, any_value(library) AS library", "latency_ms DESC, name")
+    """Kernels of the same name together: calls, time, share of the model's latency, throughput.
+
+    The share can exceed 100 % in all where kernels of several streams ran at once.
+    """
+    return _grouped(
+        trace, "name", "name, library", "name, any_value(library) AS library", "name, library", "latency_ms DESC, name"
+    )
 
 
 @analysis("A11", "Kernels by layer", Level.LAYER, Level.OP)
 def A11(trace: Trace) -> Table:
     """Kernels of the same layer together; those of no layer stand in a row without one."""
-    return _grouped(
-        trace,
-        "layer_id",
-        "any_value(layer_index) AS layer_index, any_value(layer_name) AS layer_name",
-        "layer_index",
-    )
+    named = "any_value(layer_index) AS layer_index, any_value(layer_name) AS layer_name"
+    return _grouped(trace, "whole", "layer_id", named, "layer_index, layer_name", "layer_index NULLS LAST")
 
 
-def _grouped(trace: Trace, group: str, shown: str, order: str) -> Table:
+def _grouped(trace: Trace, kind: str, group: str, made: str, shown: str, order: str) -> Table:
     return trace.sql(
         f"""
-        WITH {UNDER}, {KERNELS}
-        SELECT {shown}, count(*) AS calls, sum(ns) / 1e6 AS latency_ms,
-               100.0 * sum(ns) / {_MODEL} AS percent_of_model,
-               sum(flops)::BIGINT AS flops, sum(flops) / nullif(sum(ns), 0) AS gflop_per_s, {_COUNTERS}
-        FROM kernels GROUP BY {group} ORDER BY {order} NULLS LAST
+        WITH {prepared(trace)}, groups AS (SELECT {made}, {summed(kind)} FROM kernels GROUP BY {group})
+        SELECT {shown}, calls, ns / 1e6 AS latency_ms, {share("ns", MODEL_NS)} AS percent_of_model, {FIGURES}
+        FROM groups LEFT JOIN roofs USING (precision) ORDER BY {order}
         """
     )
 
 
 @analysis("A12", "Metrics by layer", Level.LAYER, Level.OP)
 def A12(trace: Trace) -> Table:
-    """Operations and DRAM traffic of each layer's kernels, in execution order."""
+    """Operations and memory traffic of each layer's kernels, in execution order."""
     return trace.sql(
         f"""
-        WITH {UNDER}, {KERNELS}
-        SELECT any_value(layer_index) AS layer_index, any_value(layer_name) AS layer_name,
-               sum(flops)::BIGINT AS flops, {_COUNTERS}
-        FROM kernels WHERE layer_id IS NOT NULL GROUP BY layer_id ORDER BY layer_index
+        WITH {prepared(trace)}, groups AS (
+            SELECT any_value(layer_index) AS layer_index, any_value(layer_name) AS layer_name, {summed()}
+            FROM kernels WHERE layer_id IS NOT NULL GROUP BY layer_id
+        )
+        SELECT layer_index, layer_name, flops, dram_read_bytes, dram_write_bytes,
+               dram_read_bytes / 1048576 AS dram_read_mib, dram_write_bytes / 1048576 AS dram_write_mib,
+               flops_known_percent, bytes_known_percent
+        FROM groups ORDER BY layer_index
         """
     )
 
 
+AT_WORK = """
+    running AS (  -- a layer's kernels without what runs at the same time as another one of them
+        SELECT layer_id, start_ns AS from_ns, start_ns + dur_ns AS to_ns, ns::DOUBLE / nullif(dur_ns, 0) AS scale,
+               max(start_ns + dur_ns) OVER (PARTITION BY layer_id ORDER BY start_ns, span_id
+                   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before_ns
+        FROM kernels WHERE layer_id IS NOT NULL AND phase IS DISTINCT FROM 'backward'
+    ),
+    busy AS (
+        SELECT layer_id, greatest(from_ns, coalesce(before_ns, from_ns)) AS from_ns, to_ns, scale
+        FROM running WHERE to_ns > coalesce(before_ns, from_ns)
+    ),
+    nested AS (
+        SELECT up.layer_id, called.start_ns AS from_ns, called.start_ns + called.dur_ns AS to_ns
+        FROM layers called JOIN merged up ON up.span_id = called.parent_id WHERE up.layer_id IS NOT NULL
+    ),
+    marks AS (
+        SELECT layer_id, from_ns, to_ns FROM nested
+        UNION ALL SELECT span_id, start_ns + dur_ns, start_ns + dur_ns FROM layers
+    ),
+    pieces AS (  -- of the host's time, those in which a layer was at it itself
+        SELECT marks.layer_id, marks.from_ns AS to_ns, coalesce(
+                   max(marks.to_ns) OVER (PARTITION BY marks.layer_id ORDER BY marks.from_ns, marks.to_ns
+                       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), layers.start_ns) AS from_ns
+        FROM marks JOIN layers ON layers.span_id = marks.layer_id
+    ),
+    hosted AS (
+        SELECT layer_id, sum(to_ns - from_ns) AS ns FROM pieces WHERE to_ns > from_ns GROUP BY layer_id
+    ),
+    overlap AS (
+        SELECT layer_id, sum(least(busy.to_ns, pieces.to_ns) - greatest(busy.from_ns, pieces.from_ns)) AS ns
+        FROM busy JOIN pieces USING (layer_id)
+        WHERE busy.from_ns < pieces.to_ns AND pieces.from_ns < busy.to_ns GROUP BY layer_id
+    ),
+    kernel_time AS (SELECT layer_id, sum((to_ns - from_ns) * coalesce(scale, 1)) AS ns FROM busy GROUP BY layer_id),
+    at_work AS (
+        SELECT layers.*, coalesce(kernel_time.ns, 0) AS kernel_ns,
+               self_ns * (1 - coalesce(least(overlap.ns / nullif(hosted.ns, 0), 1), 0)) AS other_ns
+        FROM layers LEFT JOIN kernel_time ON kernel_time.layer_id = layers.span_id
+        LEFT JOIN hosted ON hosted.layer_id = layers.span_id LEFT JOIN overlap ON overlap.layer_id = layers.span_id
+    )
+"""
+"""Of each layer in the forward pass: the time in which its kernels ran, and the host's in which none of them did.
+To put behind `LAYERS` and `kernels`."""
+
+
 @analysis("A13", "Kernel against other latency", Level.LAYER, Level.OP)
 def A13(trace: Trace) -> Table:
-    """How much of each layer's own forward time its kernels take, and how much is spent around them."""
+    """How much of the time that a layer is at work in the forward pass its kernels take, and how much the rest.
+
+    A layer is at work while the host is in its call (and in no layer inside it) or one of its kernels runs.
+    `kernel_ms` is the time in which its kernels run, `other_ms` the host's in which none of them does, and
+    `latency_ms` both together; waiting in a queue behind kernels of other layers is in none of them. Where the host
+    waits for each kernel, as XSP records it and as on a processor, this is XSP's layer latency less kernel latency;
+    where it does not, no difference is negative. `host_ms` is the host's time in the call alone.
+    """
     return trace.sql(
         f"""
-        WITH {UNDER}, {LAYERS}, {KERNELS}, busy AS (
-            SELECT layer_id, sum(ns) AS ns FROM kernels WHERE phase IS DISTINCT FROM 'backward' GROUP BY layer_id
-        )
-        SELECT layers.layer_index, layers.name AS layer_name, layers.type, self_ns / 1e6 AS latency_ms,
-               coalesce(busy.ns, 0) / 1e6 AS kernel_ms, (self_ns - coalesce(busy.ns, 0)) / 1e6 AS other_ms,
-               100.0 * coalesce(busy.ns, 0) / nullif(self_ns, 0) AS kernel_percent
-        FROM layers LEFT JOIN busy ON busy.layer_id = layers.span_id ORDER BY layers.layer_index
+        WITH {LAYERS}, {kernels(trace.has(Level.KERNEL))}, {AT_WORK}
+        SELECT layer_index, name AS layer_name, type, (kernel_ns + other_ns) / 1e6 AS latency_ms,
+               kernel_ns / 1e6 AS kernel_ms, other_ns / 1e6 AS other_ms,
+               {share("kernel_ns", "(kernel_ns + other_ns)")} AS kernel_percent, self_ns / 1e6 AS host_ms
+        FROM at_work ORDER BY layer_index
         """
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from xsp.analyses.contract import Table, analysis
 from xsp.span import Level, Rule
 from xsp.trace import Trace
-from xsp.views import LAYERS, UNDER
+from xsp.views import LAYERS
 
 
 @analysis("A2", "Layer information", Level.LAYER)
@@ -22,7 +22,7 @@ def A2(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        WITH {UNDER}, {LAYERS}, backward AS (
+        WITH {LAYERS}, backward AS (
             SELECT parent_id, sum(coalesce(true_ns, raw_ns, dur_ns)) AS ns FROM merged
             WHERE parent_rule = '{Rule.SEQUENCE}' GROUP BY parent_id
         )
@@ -42,8 +42,7 @@ def A2(trace: Trace) -> Table:
 def A3(trace: Trace) -> Table:
     """Latency of each layer in execution order, without the layers inside it."""
     return trace.sql(
-        f"WITH {UNDER}, {LAYERS} SELECT layer_index, name, type, self_ns / 1e6 AS latency_ms "
-        "FROM layers ORDER BY layer_index"
+        f"WITH {LAYERS} SELECT layer_index, name, type, self_ns / 1e6 AS latency_ms FROM layers ORDER BY layer_index"
     )
 
 
@@ -51,7 +50,7 @@ def A3(trace: Trace) -> Table:
 def A4(trace: Trace) -> Table:
     """MiB that each layer allocates, in execution order, without the layers inside it."""
     return trace.sql(
-        f"WITH {UNDER}, {LAYERS} SELECT layer_index, name, type, self_alloc_bytes / 1048576 AS alloc_mib "
+        f"WITH {LAYERS} SELECT layer_index, name, type, self_alloc_bytes / 1048576 AS alloc_mib "
         "FROM layers ORDER BY layer_index"
     )
 
@@ -61,7 +60,7 @@ def A5(trace: Trace) -> Table:
     """How many layers there are of each type; only leaves count, since containers are made of them."""
     return trace.sql(
         f"""
-        WITH {UNDER}, {LAYERS}
+        WITH {LAYERS}
         SELECT type, count(*) AS layers, 100.0 * count(*) / sum(count(*)) OVER () AS percent
         FROM layers WHERE leaf GROUP BY type ORDER BY layers DESC, type
         """
@@ -83,7 +82,7 @@ def A7(trace: Trace) -> Table:
 def _by_type(trace: Trace, metric: str, name: str) -> Table:
     return trace.sql(
         f"""
-        WITH {UNDER}, {LAYERS}, summed AS (
+        WITH {LAYERS}, summed AS (
             SELECT type, count(*) AS layers, {metric} AS {name} FROM layers GROUP BY type
         )
         SELECT type, layers, {name}, 100.0 * {name} / nullif(sum({name}) OVER (), 0) AS percent

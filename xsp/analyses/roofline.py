@@ -1,28 +1,109 @@
 """A9, A14 and A15: where kernels, layers and the model stand under the roof of the machine.
 
-They need DRAM traffic from a device's counters, which no collector records yet; so for now they refuse.
+The roof is the device's peak in the precision of the work, and its memory's bandwidth: quoted from `devices.toml`, or
+measured (see `xsp.ceilings`). Work whose element type is not known stands under the peak of single precision, as all
+work does in XSP.
 """
 
 from __future__ import annotations
 
+from xsp import ceilings
 from xsp.analyses.contract import Table, analysis
-from xsp.span import Level
+from xsp.analyses.formulas import attainable, intensity, memory_bound, share, throughput
+from xsp.analyses.kernel import FIGURES, MODEL_NS, prepared, summed
+from xsp.errors import AnalysisError
+from xsp.span import Kind, Level
 from xsp.trace import Trace
+from xsp.views import kernels
 
 
-@analysis("A9", "Kernel roofline", Level.OP, counters=True)
+def _without_a_point(trace: Trace) -> str | None:
+    """Return why no kernel of a trace can stand under a roof."""
+    try:
+        ceilings.of_run(trace.run, trace.has(Level.KERNEL))
+    except AnalysisError as error:
+        return str(error)
+    ((found,),) = trace.con.execute(
+        f"WITH {kernels(trace.has(Level.KERNEL))} "
+        "SELECT count(*) FROM kernels WHERE whole_flops IS NOT NULL AND whole_dram_read_bytes IS NOT NULL"
+    ).fetchall()
+    if found:
+        return None
+    return (
+        "of no kernel both operations and memory traffic are known: record shapes (torch.profiler's record_shapes), "
+        "or counters"
+    )
+
+
+_POINT = f"""
+    precision, peak_gflop_per_s, bandwidth_gbyte_per_s,
+    {attainable("flop_per_byte", "peak_gflop_per_s", "bandwidth_gbyte_per_s")} AS roof_gflop_per_s,
+    {share("gflop_per_s", attainable("flop_per_byte", "peak_gflop_per_s", "bandwidth_gbyte_per_s"))} AS roof_percent,
+    {share("gbyte_per_s", "bandwidth_gbyte_per_s")} AS bandwidth_percent,
+    {memory_bound("flop_per_byte", "ideal")} AS memory_bound
+"""
+
+
+@analysis("A9", "Kernel roofline", Level.OP, unless=_without_a_point)
 def A9(trace: Trace) -> Table:
-    """Arithmetic intensity and throughput of each kernel against the machine's roof."""
-    raise NotImplementedError("A9 has no counters to stand on yet")
+    """Arithmetic intensity and throughput of each kernel, and the roof over it.
+
+    `roof_gflop_per_s` is the roof's height at the kernel's intensity, `roof_percent` how much of it is reached;
+    `bandwidth_percent` how much of the memory's bandwidth. Kernels without counted operations (element-wise work,
+    see docs/rooflines.md) or without known traffic have null there.
+    """
+    return trace.sql(
+        f"""
+        WITH {prepared(trace)}, points AS (
+            SELECT *, {intensity("flops", "dram_read_bytes", "dram_write_bytes")} AS flop_per_byte,
+                   {throughput("flops", "ns")} AS gflop_per_s,
+                   {throughput("(dram_read_bytes + dram_write_bytes)", "ns")} AS gbyte_per_s
+            FROM kernels LEFT JOIN roofs USING (precision)
+        )
+        SELECT name, layer_index, layer_name, ns / 1e3 AS latency_us, flop_per_byte, gflop_per_s, gbyte_per_s, {_POINT},
+               CASE WHEN flops IS NOT NULL THEN flops_source END AS flops_source,
+               CASE WHEN dram_read_bytes IS NOT NULL THEN bytes_source END AS bytes_source
+        FROM points ORDER BY start_ns
+        """
+    )
 
 
-@analysis("A14", "Layer roofline", Level.LAYER, Level.OP, counters=True)
+@analysis("A14", "Layer roofline", Level.LAYER, Level.OP, unless=_without_a_point)
 def A14(trace: Trace) -> Table:
-    """Arithmetic intensity and throughput of each layer against the machine's roof."""
-    raise NotImplementedError("A14 has no counters to stand on yet")
+    """Arithmetic intensity and throughput of each layer's kernels together, and the roof over them.
+
+    The precision is that of the layer's largest operation.
+    """
+    return trace.sql(
+        f"""
+        WITH {prepared(trace)}, groups AS (
+            SELECT any_value(layer_index) AS layer_index, any_value(layer_name) AS layer_name, {summed()}
+            FROM kernels WHERE layer_id IS NOT NULL GROUP BY layer_id
+        ), points AS (
+            SELECT *, {throughput("flops", "ns")} AS gflop_per_s,
+                   {throughput("(dram_read_bytes + dram_write_bytes)", "ns")} AS gbyte_per_s
+            FROM groups LEFT JOIN roofs USING (precision)
+        )
+        SELECT layer_index, layer_name, ns / 1e6 AS latency_ms, flop_per_byte, gflop_per_s, gbyte_per_s, {_POINT},
+               flops_known_percent, bytes_known_percent
+        FROM points ORDER BY layer_index
+        """
+    )
 
 
-@analysis("A15", "Kernels by model", Level.OP, counters=True)
+@analysis("A15", "Kernels by model", Level.OP)
 def A15(trace: Trace) -> Table:
-    """All kernels of the model together, and whether memory bounds it."""
-    raise NotImplementedError("A15 has no counters to stand on yet")
+    """All kernels of the model together: time, operations, memory traffic, and whether memory bounds the model.
+
+    `latency_ms` is that of the step, and `kernel_percent` the kernels' share of it: XSP's GPU latency percentage. Over
+    the runs of a sweep this is the model roofline, see `xsp.analyses.model_roofline`.
+    """
+    return trace.sql(
+        f"""
+        WITH {prepared(trace)}, groups AS (SELECT {summed()} FROM kernels)
+        SELECT (SELECT max(batch_size) FROM merged WHERE kind = '{Kind.STEP}') AS batch_size,
+               {MODEL_NS} / 1e6 AS latency_ms, ns / 1e6 AS kernel_ms, {share("ns", MODEL_NS)} AS kernel_percent, calls,
+               {FIGURES}
+        FROM groups LEFT JOIN roofs USING (precision)
+        """
+    )

@@ -1,0 +1,222 @@
+"""What a device can do at most: operations and bytes per second, quoted from its maker or measured.
+
+A quote is an entry of `devices.toml`, each with its source. A measurement is a short calibration (`measure`) that
+`xsp doctor --measure RUN` keeps in `run.json` under `machine.ceilings`; where there is one, it counts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from xsp.clock import monotonic_ns
+from xsp.errors import AnalysisError, UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+VARIABLE = "XSP_DEVICES"
+"""Names a file of more devices, written like `devices.toml`; its entries go first."""
+
+PRECISIONS = {
+    "double": "fp64",
+    "float": "fp32",
+    "c10::Half": "fp16",
+    "c10::BFloat16": "bf16",
+    "signed char": "int8",
+    "unsigned char": "int8",
+    **dict.fromkeys((f"c10::Float8_{kind}" for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")), "fp8"),
+}
+"""Precision of an element type as Kineto names it."""
+
+USUAL = "fp32"
+"""The precision that counts where none is known; XSP knows no other."""
+
+_BRANDS = {"NVIDIA", "AMD", "TESLA", "INSTINCT", "GEFORCE"}
+_NEUTRAL = re.compile(r"\d+GI?B|HBM\d?E?|SXM\d?|PCIE|OAM|VF")
+"""What a device's name may say beyond that of its entry: size and kind of memory, form factor."""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The roof over a device; FLOP/s by precision, and bytes per second."""
+
+    name: str
+    vector: Mapping[str, float]
+    tensor: Mapping[str, float]
+    bytes_per_s: float
+    source: str
+    """URL of the quote, or how it was measured."""
+
+    def peak(self, precision: str = USUAL) -> float | None:
+        """Return the most FLOP/s in a precision, dense, on whichever units; None where the source does not say."""
+        return max((units[precision] for units in (self.vector, self.tensor) if precision in units), default=None)
+
+    def ideal_intensity(self, precision: str = USUAL) -> float | None:
+        """Return the FLOP per byte below which memory bounds: peak over bandwidth (XSP, section III-D)."""
+        peak = self.peak(precision)
+        return None if peak is None else peak / self.bytes_per_s
+
+    def precisions(self) -> list[str]:
+        """Return the precisions whose peak is known."""
+        return sorted({*self.vector, *self.tensor})
+
+    def content(self) -> dict[str, Any]:
+        """Return it as it stands in `run.json`."""
+        units = {"vector": dict(self.vector), "tensor": dict(self.tensor)}
+        return {"name": self.name, **units, "bytes_per_s": self.bytes_per_s, "source": self.source}
+
+
+def ceiling(name: str) -> Ceiling:
+    """Return the quoted ceiling of a device.
+
+    Args:
+        name: as its driver gives it: "Tesla V100-SXM2-32GB", "NVIDIA H100 80GB HBM3", "AMD Instinct MI300X".
+
+    Raises:
+        AnalysisError: there is no such entry (a part of a divided device, a "Ti", has none); it says how to add one.
+    """
+    asked = _words(name)
+    fitting = [
+        (len(words), entry)
+        for entry in _entries(os.environ.get(VARIABLE))
+        for words in map(_words, entry["names"])
+        if words <= asked and all(_NEUTRAL.fullmatch(word) for word in asked - words)
+    ]
+    if not fitting:
+        raise AnalysisError(
+            f"there is no ceiling of the device {name!r}: measure it on its machine with `xsp doctor --measure RUN`, "
+            f"or quote it in a file like xsp/devices.toml and name that file in {VARIABLE}"
+        )
+    _, entry = max(fitting, key=lambda found: found[0])
+    vector, tensor = ({k: peak * 1e12 for k, peak in entry.get(unit, {}).items()} for unit in ("vector", "tensor"))
+    return Ceiling(name, vector, tensor, entry["memory"] * 1e9, entry["source"])
+
+
+def of_run(run: Mapping[str, Any], on_device: bool) -> Ceiling:
+    """Return the ceiling of what a run ran on: as measured there, else as quoted.
+
+    Args:
+        run: content of `run.json`.
+        on_device: whether the work was a device's; else it was the processor's.
+
+    Raises:
+        AnalysisError: it is not known; the message says how to get it.
+    """
+    machine = _mapping(run.get("machine"))
+    devices = machine.get("devices")
+    names = [str(each) for each in devices] if isinstance(devices, list) else []
+    asked = (names[0] if names else None) if on_device else machine.get("cpu")
+    measured = _mapping(machine.get("ceilings")).get(str(asked))
+    if measured is not None:
+        return _measured(measured)
+    if not on_device:
+        raise AnalysisError(
+            "what this processor can do at most was not measured: do it where the run was recorded, with "
+            "`xsp doctor --measure RUN`"
+        )
+    if asked is None:
+        raise AnalysisError(
+            'the trace does not say which device it is of: write its name into run.json, "machine": {"devices": [NAME]}'
+        )
+    return ceiling(str(asked))
+
+
+def _measured(content: Any) -> Ceiling:
+    try:
+        vector, tensor = ({str(k): float(v) for k, v in content[unit].items()} for unit in ("vector", "tensor"))
+        return Ceiling(str(content["name"]), vector, tensor, float(content["bytes_per_s"]), str(content["source"]))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise AnalysisError(f"machine.ceilings in run.json is damaged ({error}); measure again") from error
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _words(name: str) -> set[str]:
+    return {word for word in re.split(r"[^A-Z0-9]+", name.upper()) if word} - _BRANDS
+
+
+@lru_cache(maxsize=4)
+def _entries(more: str | None) -> list[dict[str, Any]]:
+    """Return the entries of the user's file, then those that come with xsp."""
+    found: list[dict[str, Any]] = []
+    if more:
+        try:
+            found += tomllib.loads(Path(more).expanduser().read_text(encoding="utf-8"))["device"]
+        except (OSError, ValueError, KeyError) as error:
+            raise AnalysisError(f"{VARIABLE}={more}: cannot be read as a list of devices ({error})") from error
+    found += tomllib.loads((files("xsp") / "devices.toml").read_text(encoding="utf-8"))["device"]
+    return found
+
+
+# --- measuring ----------------------------------------------------------------------------------------
+
+ROUNDS_NS = 300_000_000
+"""A product or a copy is repeated for so long, and the fastest counts."""
+
+
+def measure(processor: str | None) -> Iterator[Ceiling]:
+    """Measure the processor and each device that torch sees: matrix products by type, and a copy in memory.
+
+    Args:
+        processor: name of the processor, as `xsp.device.cpu_model` gives it.
+
+    Yields:
+        A ceiling each; it takes a second or two.
+
+    Raises:
+        UsageError: torch is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise UsageError("measuring ceilings takes torch; pip install 'xsp[torch]'") from error
+    yield _measure(torch, "cpu", processor or "cpu", size=1024, copied=1 << 26, finish=lambda: None)
+    if torch.cuda.is_available():
+        for place in range(torch.cuda.device_count()):
+            name = torch.cuda.get_device_name(place)
+            yield _measure(torch, f"cuda:{place}", name, size=8192, copied=1 << 30, finish=torch.cuda.synchronize)
+
+
+def _measure(torch: Any, where: str, name: str, size: int, copied: int, finish: Callable[[], None]) -> Ceiling:
+    """Measure one device; products of half precision run on tensor cores where it has them."""
+    kinds = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+    if where != "cpu":
+        kinds["fp16"] = torch.float16
+    peaks = {kind: 2 * size**3 / _fastest(_product(torch, where, size, dtype), finish) for kind, dtype in kinds.items()}
+    one = torch.empty(copied // 4, dtype=torch.float32, device=where).fill_(1)
+    other = torch.empty_like(one)
+    seconds = _fastest(lambda: other.copy_(one), finish)
+    how = f"measured: products of {size} × {size}, a copy of {copied >> 20} MiB, {torch.get_num_threads()} threads"
+    return Ceiling(name, peaks, {}, 2 * copied / seconds, how)
+
+
+def _product(torch: Any, where: str, size: int, dtype: Any) -> Callable[[], object]:
+    left, right = (torch.ones(size, size, dtype=dtype, device=where) for _ in range(2))
+    out = torch.empty_like(left)
+    return lambda: torch.mm(left, right, out=out)
+
+
+def _fastest(work: Callable[[], object], finish: Callable[[], None]) -> float:
+    """Return the seconds that work takes at least, once warm."""
+    work()
+    finish()
+    began, best = monotonic_ns(), None
+    while best is None or monotonic_ns() - began < ROUNDS_NS:
+        start = monotonic_ns()
+        work()
+        finish()
+        took = monotonic_ns() - start
+        best = took if best is None else min(best, took)
+    return best / 1e9
