@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from xsp.health import health
+from xsp.health import grade, health
 from xsp.span import Grade, Level
 from xsp.trace import Trace
 
 
 def trust(trace: Trace) -> dict[str, Any]:
-    """Return findings as (severity, subject, text), and device time by how surely its layer is known."""
+    """Return the grade, findings as (severity, subject, text), and device time by how surely its layer is known."""
+    findings = health(trace)
     return {
-        "findings": [[str(part) for part in finding] for finding in health(trace)],
+        "grade": grade(findings)._asdict(),
+        "findings": [[str(part) for part in finding[:3]] for finding in findings],
         "attributed": attributed(trace),
     }
 
@@ -25,5 +27,5 @@ def attributed(trace: Trace) -> list[tuple[str, int, float]]:
         WHERE level = {int(Level.KERNEL)} AND device IS NOT NULL GROUP BY held
         """
     ).fetchall()
-    order = [grade.value for grade in Grade]
+    order = [each.value for each in Grade]
     return sorted(found, key=lambda row: order.index(row[0]))

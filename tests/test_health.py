@@ -1,0 +1,57 @@
+"""Findings on traces with device work, and the grade that follows from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from xsp.finding import Finding, Severity
+from xsp.health import grade, health
+from xsp.testing import spans, trace_of
+
+LAUNCHED = """
+    step s 0-1000
+      module conv 10-400
+        op aten::conv2d 20-300
+          launch cudaLaunchKernel 30-40 correlation_id=1
+    kernel gemm 50-450 correlation_id=1
+"""
+
+
+def found(text: str, subject: str, **run: Any) -> list[Finding]:
+    made = trace_of(spans(text), dict(run))
+    return [each for each in health(made) if each.subject == subject]
+
+
+@pytest.mark.parametrize(
+    ("change", "subject", "says", "best"),
+    [
+        ("", "launches", "all 1 kernels and copies have a launch", "A"),
+        (
+            "kernel lost 500-900 correlation_id=9",
+            "launches",
+            "1 of 2 kernels and copies (50 % of their time) have no",
+            "C",
+        ),
+        ("kernel lost 500-1900 correlation_id=9", "launches", "(77.8 % of their time) have no launch", "D"),
+        ("kernel lost 5-9 correlation_id=9", "launches", "1 of them began before its first launch", "B"),
+        ("", "layers", "100 % exact, 0 % inferred, 0 % unknown", "A"),
+        ("launch l 600-610 correlation_id=2\nkernel early 590-700 correlation_id=2", "clocks", "by up to 10 µs", "C"),
+        ("overhead flush 500-600 thread=None", "overhead", "1 records of the profiler's own work, 0.1 ms (10 %", "C"),
+    ],
+)
+def test_device_work_is_looked_at(change: str, subject: str, says: str, best: str) -> None:
+    (finding,) = found(LAUNCHED + change, subject)
+    assert (says in finding.text, finding.best) == (True, best)
+
+
+def test_a_machine_with_devices_that_recorded_no_device_work() -> None:
+    (finding,) = found("step s 0-10", "device", machine={"devices": ["NVIDIA H200"]})
+    assert (finding.best, "NVIDIA H200" in finding.text) == ("D", True)
+
+
+def test_the_worst_finding_decides() -> None:
+    findings = [Finding(Severity.NOTE, "a", "x"), Finding(Severity.WARNING, "b", "y", "C")]
+    assert grade(findings) == ("C", ["y"])
+    assert grade([]) == ("A", [])

@@ -1,0 +1,148 @@
+"""What is missing or doubtful in the device work of a trace: launches, layers, clocks, the profiler's own work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from xsp.finding import Finding, Severity
+from xsp.span import Grade, Kind, Level
+from xsp.trace import Trace
+
+MANY = 0.10
+"""From this share of device work on without evidence, figures by layer or by operator say little."""
+
+MOST = 0.50
+"""From this share on they say nothing."""
+
+OVERHEAD = 0.05
+"""From this share of the recorded time on, the profiler's own work has changed what it measured."""
+
+EARLY_NS = 1_000
+"""A kernel that begins by more than this before its launch tells that clocks disagree."""
+
+
+def findings(trace: Trace) -> Iterator[Finding]:
+    """Yield what a reader of the device's figures should know; nothing for a run without devices."""
+    devices = trace.run.get("machine", {}).get("devices") or []
+    work = _work(trace)
+    if not work.count:
+        if devices:
+            text = f"no work of a device was recorded, on a machine with {len(devices)} ({devices[0]})"
+            yield Finding(Severity.WARNING, "device", text, "D")
+        return
+    yield from _launches(trace, work)
+    yield from _layers(trace, work)
+    yield from _levels(trace)
+    yield from _clocks(trace)
+    yield from _overhead(trace)
+
+
+class _Work(NamedTuple):
+    """Device work of all steps: how much there is, and how much of it lacks a parent."""
+
+    count: int
+    ns: int
+    orphans: int
+    orphan_ns: int
+
+
+def _work(trace: Trace) -> _Work:
+    rows = trace.con.execute(
+        "SELECT count(*), coalesce(sum(dur_ns), 0)::BIGINT, count(*) FILTER (parent_id IS NULL), "
+        "coalesce(sum(dur_ns) FILTER (parent_id IS NULL), 0)::BIGINT "
+        f"FROM spans WHERE level = {int(Level.KERNEL)}"
+    ).fetchall()
+    return _Work(*rows[0])
+
+
+_IS_WORK = f"level = {int(Level.KERNEL)} AND correlation_id IS NOT NULL"
+_LAUNCHES = f"""
+    launches AS (
+        SELECT rank, correlation_id, min(start_ns) AS start_ns, min(process) AS process FROM spans
+        WHERE device IS NULL AND kind IN ('{Kind.LAUNCH}', '{Kind.CALL}') AND correlation_id IS NOT NULL GROUP BY ALL
+    )
+"""
+
+
+def _launches(trace: Trace, work: _Work) -> Iterator[Finding]:
+    """Say how much device work has no launch in the trace, and whether it stands at the trace's beginning."""
+    ((missing, ns, early),) = trace.con.execute(
+        f"""
+        WITH {_LAUNCHES}, first AS (SELECT rank, min(start_ns) AS start_ns FROM launches GROUP BY rank)
+        SELECT count(*), coalesce(sum(dur_ns), 0)::BIGINT,
+               count(*) FILTER (first.start_ns IS NULL OR spans.start_ns < first.start_ns)
+        FROM spans ANTI JOIN launches USING (rank, correlation_id) LEFT JOIN first USING (rank)
+        WHERE level = {int(Level.KERNEL)}
+        """
+    ).fetchall()
+    if not missing:
+        yield Finding(Severity.GOOD, "launches", f"all {work.count} kernels and copies have a launch")
+        return
+    share = ns / max(work.ns, 1)
+    text = (
+        f"{missing} of {work.count} kernels and copies ({100 * share:.3g} % of their time) have no launch in the trace"
+    )
+    if early:
+        text += f"; {early} of them began before its first launch: the window cuts them off from what launched them"
+    yield Finding(Severity.WARNING, "launches", text, "D" if share > MOST else "C" if share > MANY else "B")
+
+
+def _layers(trace: Trace, work: _Work) -> Iterator[Finding]:
+    """State the share of device time whose layer is known exactly, by inference, or not at all."""
+    rows = trace.con.execute(
+        f"SELECT coalesce(grade, '{Grade.UNKNOWN}'), sum(dur_ns)::BIGINT FROM spans "
+        f"WHERE level = {int(Level.KERNEL)} GROUP BY 1"
+    ).fetchall()
+    held: Mapping[str, int] = dict(rows)
+    if not trace.con.execute(f"SELECT 1 FROM spans WHERE level = {int(Level.LAYER)} LIMIT 1").fetchall():
+        text = "no layer was recorded: device work is known by operator only (torch.profiler: with_modules, with_stack)"
+        yield Finding(Severity.NOTE, "layers", text, "B")
+        return
+    shares = {each: held.get(each.value, 0) / max(work.ns, 1) for each in Grade}
+    text = "device time by layer: " + ", ".join(f"{100 * share:.3g} % {each}" for each, share in shares.items())
+    unknown = shares[Grade.UNKNOWN]
+    best = "C" if unknown > MOST else "B" if unknown > MANY else "A"
+    yield Finding(Severity.WARNING if best != "A" else Severity.GOOD, "layers", text, best)
+
+
+def _levels(trace: Trace) -> Iterator[Finding]:
+    """Name the levels that are missing between the model and the kernels."""
+    ((ops, calls),) = trace.con.execute(
+        f"SELECT count(*) FILTER (level = {int(Level.OP)}), count(*) FILTER (level = {int(Level.RUNTIME)}) FROM spans"
+    ).fetchall()
+    if not ops:
+        yield Finding(Severity.WARNING, "operators", "none was recorded: kernels cannot be told by operator", "C")
+    if not calls:
+        yield Finding(Severity.WARNING, "launches", "no runtime call was recorded: why a device idles is unknown", "C")
+
+
+def _clocks(trace: Trace) -> Iterator[Finding]:
+    """Find device work that begins before it was launched: host and device were not on one clock."""
+    ((early, worst),) = trace.con.execute(
+        f"""
+        WITH {_LAUNCHES}
+        SELECT count(*), max(launches.start_ns - spans.start_ns) FROM spans JOIN launches USING (rank, correlation_id)
+        WHERE {_IS_WORK.replace("level", "spans.level").replace("correlation_id", "spans.correlation_id")}
+            AND spans.start_ns + {EARLY_NS} < launches.start_ns
+        """
+    ).fetchall()
+    if early:
+        text = f"{early} kernels and copies begin before their launch, by up to {worst / 1e3:.4g} µs: clocks disagree"
+        yield Finding(Severity.WARNING, "clocks", text, "C")
+
+
+def _overhead(trace: Trace) -> Iterator[Finding]:
+    """State what the profiler says of its own work."""
+    ((count, ns, window),) = trace.con.execute(
+        f"SELECT count(*) FILTER (kind = '{Kind.OVERHEAD}'), "
+        f"coalesce(sum(dur_ns) FILTER (kind = '{Kind.OVERHEAD}'), 0)::BIGINT, "
+        "max(start_ns + dur_ns) - min(start_ns) FROM spans"
+    ).fetchall()
+    if count:
+        share = ns / max(window, 1)
+        text = (
+            f"{count} records of the profiler's own work, {ns / 1e6:.4g} ms ({100 * share:.3g} % of the recorded time)"
+        )
+        heavy = share > OVERHEAD
+        yield Finding(Severity.WARNING if heavy else Severity.NOTE, "overhead", text, "C" if heavy else "A")

@@ -1,0 +1,27 @@
+"""What a reader of a trace's figures should know, and how far it lets them be believed."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+
+class Severity(str, enum.Enum):
+    """How much a finding matters."""
+
+    GOOD = "good"
+    NOTE = "note"
+    WARNING = "warning"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Finding(NamedTuple):
+    """One thing that a reader of the figures should know."""
+
+    severity: Severity
+    subject: str
+    text: str
+    best: str = "A"
+    """The best grade that a trace can have of which this is true."""
