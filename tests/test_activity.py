@@ -121,5 +121,5 @@ def test_tensor_cores_by_layer_as_far_as_names_tell() -> None:
     """))  # fmt: skip
     columns = "level, name, kernels, with_tensor_cores_ms, without_tensor_cores_ms, untold_ms, tensor_core_percent"
     assert ask("tensor-cores", trace, columns) == [
-        ("layer", "net.fc", 3, 0.03, 0.01, 0.005, 75.0), ("op", "aten::mm", 1, None, None, 0.001, None),
+        ("layer", "net.fc", 3, 0.03, 0.01, 0.005, 75.0), ("op", "aten::mm", 1, 0.0, 0.0, 0.001, None),
     ]  # fmt: skip

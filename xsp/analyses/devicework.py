@@ -97,13 +97,16 @@ SHARES = """
 """What `moments` add up to: busy is computation, exposed communication and exposed copies together."""
 
 
-MATRIX_TIME = f"sum(dur_ns) FILTER (WHERE class IN {MATRIX})"
+def _matrix_ns(condition: str) -> str:
+    return f"sum(CASE WHEN {condition} THEN dur_ns ELSE 0 END) FILTER (WHERE class IN {MATRIX})"
+
 
 TENSOR_TIMES = f"""
-    {MATRIX_TIME} / 1e6 AS matrix_ms,
-    sum(dur_ns) FILTER (WHERE tensor_cores = 'yes') / 1e6 AS with_tensor_cores_ms,
-    sum(dur_ns) FILTER (WHERE tensor_cores = 'no') / 1e6 AS without_tensor_cores_ms,
-    sum(dur_ns) FILTER (WHERE class IN {MATRIX} AND tensor_cores IS NULL) / 1e6 AS untold_ms,
-    100.0 * sum(dur_ns) FILTER (WHERE tensor_cores = 'yes')
-        / nullif(sum(dur_ns) FILTER (WHERE tensor_cores IS NOT NULL), 0) AS tensor_core_percent
+    {_matrix_ns("true")} / 1e6 AS matrix_ms,
+    {_matrix_ns("tensor_cores = 'yes'")} / 1e6 AS with_tensor_cores_ms,
+    {_matrix_ns("tensor_cores = 'no'")} / 1e6 AS without_tensor_cores_ms,
+    {_matrix_ns("tensor_cores IS NULL")} / 1e6 AS untold_ms,
+    100.0 * {_matrix_ns("tensor_cores = 'yes'")} / nullif({_matrix_ns("tensor_cores IS NOT NULL")}, 0)
+        AS tensor_core_percent
 """
+"""Device time of matrix products, convolutions and attention by what names tell; null where there is none."""
