@@ -15,6 +15,7 @@ import re
 import shutil
 import tempfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -44,7 +45,7 @@ _BLANK = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
 _KEY = re.compile(rb'[\s,]*("(?:[^"\\]|\\.)*")\s*:\s*')
 _SCALAR = re.compile(rb"[^,}\]\s]+")
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
-_BRACKET = re.compile(rb"\](?=\s*[,}])")
+_BRACKET = re.compile(rb"\]")
 _DECODER = json.JSONDecoder()
 _FINE = re.compile(rb'"ts"\s*:\s*-?(\d{13,})\.\d')
 _TIME = re.compile(rb'("(?:ts|dur)"\s*:\s*)(-?\d[\d.eE+-]*)')
@@ -189,14 +190,22 @@ def _after(source: str, text: mmap.mmap, start: int, bare: bool) -> tuple[int | 
         return (end, {}) if text[end - 1 : end] == b"]" else (None, {})
     while True:
         low = max(start, size - window)
-        for found in _BRACKET.finditer(text, low):
-            end = found.start() + 1
+        for end in _ends(text, low):
             keys = _rest(text, end)
-            if keys is not None and (low == start or b'"ph"' in text[low:end]):
+            if keys is not None and (low == start or text.find(b'"ph"', low, end) >= 0):
                 return end, keys
         if low == start:
             raise TraceError(f"{source}: ends in the middle, after {size} bytes of its content; copy it again")
         window *= 8
+
+
+def _ends(text: mmap.mmap, low: int) -> Iterator[int]:
+    """Yield where arrays may end, from a place on, in bounded memory: pages that were passed are let go."""
+    for at in range(low, len(text), MOST_AROUND):
+        for found in _BRACKET.finditer(text, at, at + MOST_AROUND):
+            yield found.end()
+        if hasattr(text, "madvise") and at > low:
+            text.madvise(mmap.MADV_DONTNEED, 0, at - at % mmap.PAGESIZE)
 
 
 def _rest(text: mmap.mmap, place: int) -> dict[str, Any] | None:
@@ -207,22 +216,20 @@ def _rest(text: mmap.mmap, place: int) -> dict[str, Any] | None:
     held = 1 << 9
     while True:
         piece = text[place : place + held].decode("utf-8", "replace")
+        if piece.lstrip()[:1] not in ("", ",", "}"):
+            return None
         try:
             keys, end = _DECODER.raw_decode('{"":0' + piece)
         except json.JSONDecodeError as error:
-            cut = error.pos >= len(piece) or error.msg.startswith("Unterminated")
+            cut = error.pos >= len(piece) or error.msg.startswith(("Unterminated", "Invalid \\"))
             if not cut or held > MOST_AROUND or place + held >= len(text):
                 return None
             held *= 8
             continue
         except (ValueError, RecursionError):
             return None
-        after = piece[end - len('{"":0') :]
-        return (
-            {key: value for key, value in keys.items() if key}
-            if not (after + _head(text, place + held)).strip()
-            else None
-        )
+        more = piece[end - len('{"":0') :] + _head(text, place + held)
+        return None if more.strip() else {key: value for key, value in keys.items() if key}
 
 
 def _head(text: mmap.mmap, place: int) -> str:
