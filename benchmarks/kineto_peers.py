@@ -25,8 +25,12 @@ from kineto_turn import FIGURES, Turn
 
 HERE = Path(__file__).resolve().parent
 TRACES = HERE.parents[1] / "shared" / "traces"
-ON_PYPI = {"HTA 0.6.1": ("hta", "traceinsight==0.6.1"), "HTA 0.5.0": ("hta", "HolisticTraceAnalysis==0.5.0")}
-"""Tool and requirement; the project changed its name on PyPI."""
+ON_PYPI = {
+    "HTA 0.6.1": ("hta", ("traceinsight==0.6.1", "pandas<3")),
+    "HTA 0.5.0": ("hta", ("HolisticTraceAnalysis==0.5.0",)),
+}
+"""Tool and requirements; the project changed its name on PyPI. With pandas 3, which pip would take, 0.6.1 does not load
+traces of many kernels; 0.5.0 is what pip makes of its old name."""
 
 LOAD_GOAL, ANALYSES_GOAL, PEAK_GOAL = 10.0, 30.0, 10**9
 """Times faster than the faster peer to load and to analyse; bytes at the size of the synthetic trace."""
@@ -46,8 +50,8 @@ class Tool(NamedTuple):
 def tools(options: argparse.Namespace) -> list[Tool]:
     """Return xsp and its peers; those that cannot be installed stay out, and that is said."""
     found = [Tool("xsp", "xsp", sys.executable)]
-    for name, (kind, requirement) in ON_PYPI.items():
-        python = environment(requirement) if name in options.peers else None
+    for name, (kind, requirements) in ON_PYPI.items():
+        python = environment(requirements) if name in options.peers else None
         if python is not None:
             found.append(Tool(name, kind, python))
     if options.tracelens:
@@ -57,18 +61,17 @@ def tools(options: argparse.Namespace) -> list[Tool]:
     return found
 
 
-def environment(requirement: str) -> str | None:
-    """Return the Python of an environment with a package, which is made on first use; None if it cannot be."""
-    place = HERE / ".peers" / requirement.partition("==")[0]
-    python = place / "bin" / "python"
-    done = place / "installed"
+def environment(requirements: Sequence[str]) -> str | None:
+    """Return the Python of an environment with packages, which is made on first use; None if it cannot be."""
+    place = HERE / ".peers" / requirements[0].partition("==")[0]
+    python, done = place / "bin" / "python", place / "installed"
     if not done.exists():
-        turns.say(f"  installing {requirement} into {place}")
+        turns.say(f"  installing {', '.join(requirements)} into {place}")
         try:
             subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", requirement], check=True)
+            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *requirements], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            turns.say(f"  {requirement} takes no part: it could not be installed ({error})")
+            turns.say(f"  {requirements[0]} takes no part: it could not be installed ({error})")
             return None
         done.touch()
     return str(python)
