@@ -201,6 +201,13 @@ def test_stacks_add_up_to_the_step(trace: Trace, tmp_path: Path) -> None:
     ]
 
 
+def test_a_span_on_no_thread_has_no_time_of_its_own(tmp_path: Path) -> None:
+    window = trace_of(spans("step window 0-100 thread=None\nop aten::mm 10-30"))
+    written = flame.folded(window, tmp_path / "out", Choice(steps=(0,)))
+    assert [line.split()[-1] for line in (tmp_path / "out").read_text().splitlines()] == ["20000"]
+    assert written.sentences() == ["1 spans are on no thread, so that none of its time is theirs"]
+
+
 def test_time_of_the_device_stands_under_the_operator(trace: Trace, tmp_path: Path) -> None:
     flame.folded(trace, tmp_path / "out", Choice(weight=Weight.DEVICE))
     assert (tmp_path / "out").read_text() == "train;Net;fc1 (Linear);aten::linear;gemm 75000\n"

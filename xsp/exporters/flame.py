@@ -106,11 +106,13 @@ def _fold(trace: Trace, choice: Choice) -> _Stacks:
             f"INSERT INTO own_times SELECT trace_id, span_id, {ns}, NULL, NULL FROM placed WHERE device IS NOT NULL"
         )
     else:
-        _insert_own_times(trace.con, ns)
+        _insert_own_times(trace.con, ns, [track.number for track in placed.tracks if track.line is not None])
     _make_nodes(trace.con)
     stacks = _Stacks(_grown(trace.con))
     reached = sum(frame.spans for frame in stacks.frames.values())
     stacks.written.spans = reached
+    if choice.weight == Weight.HOST:
+        stacks.written.changed["are on no thread, so that none of its time is theirs"] = _without_thread(trace.con)
     stacks.written.changed["have parents that form a circle, and are left out"] = (
         placed.spans - placed.changes_of_memory - reached
     )
@@ -119,8 +121,10 @@ def _fold(trace: Trace, choice: Choice) -> _Stacks:
     return stacks
 
 
-def _insert_own_times(con: duckdb.DuckDBPyConnection, ns: str) -> None:
+def _insert_own_times(con: duckdb.DuckDBPyConnection, ns: str, threads: list[int]) -> None:
     """Write into `own_times` what each span of the host took without what ran in it on its thread.
+
+    A span that is on no thread (a whole window, the profiler's own work) has no time of its own.
 
     True times are estimates, each for itself, and those of what is inside may add up to more than the whole. Then all
     of them are made smaller by one factor, so that the whole stays what it is.
@@ -128,8 +132,10 @@ def _insert_own_times(con: duckdb.DuckDBPyConnection, ns: str) -> None:
     rows = con.execute(
         f"""
         SELECT track, at_ns, at_ns + for_ns, trace_id, span_id, greatest({ns}, 0)::BIGINT FROM placed
-        WHERE device IS NULL ORDER BY track, at_ns, for_ns DESC, level, depth, span_id
-        """
+        WHERE device IS NULL AND track IN (SELECT unnest(?::INTEGER[]))
+        ORDER BY track, at_ns, for_ns DESC, level, depth, span_id
+        """,
+        [threads],
     )
     own = _own_times(row for batch in iter(lambda: rows.fetchmany(_BATCH), []) for row in batch)
     with con.cursor() as other:  # the first one is still giving rows
@@ -164,6 +170,13 @@ def _own_times(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
 def _left(span: list[Any]) -> tuple[Any, ...]:
     _, _, trace_id, span_id, ns, whole, whole_ns = span
     return trace_id, span_id, max(ns, 0), whole, whole_ns
+
+
+def _without_thread(con: duckdb.DuckDBPyConnection) -> int:
+    rows = con.execute(
+        f"SELECT count(*) FROM located WHERE device IS NULL AND line IS NULL AND kind <> '{Kind.ALLOC}'"
+    ).fetchall()
+    return int(rows[0][0])
 
 
 def _make_nodes(con: duckdb.DuckDBPyConnection) -> None:

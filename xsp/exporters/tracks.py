@@ -180,7 +180,7 @@ def _tracks(con: duckdb.DuckDBPyConnection) -> list[Track]:
             FROM located GROUP BY ALL
         )
         SELECT of_rank, of_process, device, line FROM lines
-        ORDER BY of_rank, device IS NOT NULL, device, steps DESC, began, line
+        ORDER BY of_rank, device IS NOT NULL, device, line IS NULL, steps DESC, began, line
         """
     ).fetchall()
     tracks = [Track(number, *row) for number, row in enumerate(found)]
