@@ -57,6 +57,7 @@ def test_names_are_text_and_run_nothing(page):
 
 def test_charts_are_drawn(page):
     painted = page.execute_script("""
+        plots.forEach(each => each.draw());
         return [...document.querySelectorAll('.chart canvas')].map(canvas =>
             canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(value => value))
     """)

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from xsp.analyses import ANALYSES
 from xsp.report.answers import Answer, Answers
+from xsp.report.roofs import roofs
 
 MOST_POINTS = 20_000
-"""Rows that a chart draws; of more, the first, and the chart says so."""
+"""Rows that any chart draws at most."""
 
 Row = dict[str, Any]
 
@@ -40,7 +42,10 @@ class Chart:
     """Columns that together name a row, each with its word: `rank 0, device 1`."""
 
     where: Mapping[str, Any] = field(default_factory=dict)
-    """Column → value of the rows that are drawn."""
+    """Column → value of the rows that are drawn; None for any that is not null."""
+
+    most: int = MOST_POINTS
+    """Rows that are drawn; of more, the first, and the chart says so."""
 
     @property
     def measured(self) -> list[str]:
@@ -51,29 +56,39 @@ class Chart:
 
 
 _LAYER = {"at": "layer_index", "name": "name", "group": "type"}
-_TYPE = {"name": "type"}
 _METRIC = {"at": "layer_index", "name": "layer_name"}
-_SHARES_OF_PATH = {"name": "name", "value": "dur_ms"}
+_TYPE = {"name": "type"}
+_PATH = {"name": "name", "value": "dur_ms"}
 _ACTIVITY = {
     "computation_ms": "computation", "exposed_communication_ms": "exposed communication",
     "exposed_copy_ms": "exposed copies", "idle_ms": "idle",
 }  # fmt: skip
+_TENSOR = {
+    "with_tensor_cores_ms": "with tensor cores", "without_tensor_cores_ms": "without",
+    "untold_ms": "the name does not tell",
+}  # fmt: skip
+_ROOFLINE = {"value": "gflop_per_s", "intensity": "flop_per_byte", "bound": "memory_bound"}
 
 CHARTS: tuple[Chart, ...] = (
-    Chart(
-        "device-activity", "time", "lying", "What each device did", "ms",
-        series=_ACTIVITY, names=("rank", "device"),
-    ),
+    Chart("device-activity", "time", "lying", "What each device did", "ms", {}, _ACTIVITY, names=("rank", "device")),
     Chart(
         "idle-causes", "time", "lying", "Why devices were idle", "ms",
         pivot=("cause", "idle_ms"), names=("rank", "device"),
     ),
-    Chart("steps", "time", "lying", "Steps on the device", "ms", series=_ACTIVITY, names=("rank", "device", "step")),
+    Chart("steps", "time", "lying", "Steps on the device", "ms", {}, _ACTIVITY, names=("rank", "device", "step")),
     Chart(
         "kernel-classes", "time", "shares", "Device time by class of kernel", "ms",
         {"name": "class", "value": "device_ms"},
     ),
     Chart("A10", "time", "shares", "A10 Kernels by name", "ms", {"name": "name", "value": "latency_ms"}),
+    Chart(
+        "tensor-cores", "time", "lying", "Tensor cores by layer", "ms", {"name": "name"}, _TENSOR,
+        where={"matrix_ms": None}, most=16,
+    ),
+    Chart(
+        "launch-bound", "time", "lying", "Launches against their work", "ms", {"name": "name"},
+        {"launch_ms": "launching it on the host", "device_ms": "the work on the device"}, most=16,
+    ),
     Chart(
         "A2", "time", "layers", "A2, A3 Layer latency", "ms",
         {**_LAYER, "value": "self_ms", "whole": "latency_ms", "low": "latency_low_ms", "high": "latency_high_ms"},
@@ -90,21 +105,56 @@ CHARTS: tuple[Chart, ...] = (
         {"start": "start_ms", "value": "dur_ms", "name": "name", "what": "what", "layer": "layer"},
     ),
     Chart(
-        "critical-path-summary", "time", "shares", "Critical path by what it waits for", "ms", _SHARES_OF_PATH,
+        "critical-path-summary", "time", "shares", "Critical path by what it is", "ms", _PATH,
         where={"grouped_by": "what"},
+    ),
+    Chart(
+        "critical-path-summary", "time", "shares", "Critical path by layer", "ms", _PATH,
+        where={"grouped_by": "layer"},
+    ),
+    Chart("A9", "rooflines", "roofline", "A9 Kernel roofline", "GFLOP/s", {"name": "name", **_ROOFLINE}),
+    Chart("A14", "rooflines", "roofline", "A14 Layer roofline", "GFLOP/s", {"name": "layer_name", **_ROOFLINE}),
+    Chart("A15", "rooflines", "roofline", "A15 Model roofline", "GFLOP/s", _ROOFLINE, names=("batch_size",)),
+    Chart("A12", "rooflines", "layers", "A12 Operations by layer", "FLOP", {**_METRIC, "value": "flops"}),
+    Chart("A12", "rooflines", "layers", "A12 DRAM reads by layer", "bytes", {**_METRIC, "value": "dram_read_bytes"}),
+    Chart("A12", "rooflines", "layers", "A12 DRAM writes by layer", "bytes", {**_METRIC, "value": "dram_write_bytes"}),
+    Chart(
+        "memory-timeline", "memory", "lines", "Memory over the step, by layer", "MiB",
+        {"at": "layer_index", "name": "name"},
+        {"peak_mib": "at its peak", "end_mib": "at the end", "allocated_mib": "allocated by the layer itself"},
+        where={"layer_index": None},
+    ),
+    Chart(
+        "memory-steps", "memory", "lines", "Memory of each step", "MiB", {"at": "step"},
+        {"peak_mib": "at its peak", "end_mib": "at the end", "left_mib": "left behind"}, names=("device", "step"),
     ),
     Chart("A4", "memory", "layers", "A4 Layer memory allocation", "MiB", {**_LAYER, "value": "alloc_mib"}),
     Chart("A7", "memory", "shares", "A7 Layer memory allocation by type", "MiB", {**_TYPE, "value": "alloc_mib"}),
-    Chart("A12", "rooflines", "layers", "A12 Operations by layer", "flop", {**_METRIC, "value": "flops"}),
-    Chart("A12", "rooflines", "layers", "A12 DRAM reads by layer", "bytes", {**_METRIC, "value": "dram_read_bytes"}),
-    Chart("A12", "rooflines", "layers", "A12 DRAM writes by layer", "bytes", {**_METRIC, "value": "dram_write_bytes"}),
+    Chart(
+        "communication", "ranks", "lying", "Collectives, hidden and exposed", "ms", {},
+        {"hidden_ms": "hidden behind computation", "exposed_ms": "exposed"},
+        names=("collective", "communicator", "bytes"), most=16,
+    ),
+    Chart(
+        "stragglers", "ranks", "shares", "How long others waited for each rank", "ms", {"value": "others_waited_ms"},
+        names=("rank",),
+    ),
+    Chart(
+        "collective-skew", "ranks", "shares", "Collectives with the longest skew", "µs", {"value": "skew_us"},
+        names=("collective", "id", "last_rank"), most=12,
+    ),
 )  # fmt: skip
 """All charts, in the order of the page."""
 
 
 def charts(answers: Answers) -> list[dict[str, Any]]:
     """Return what the page draws, in its order; where there is nothing to draw, the reason under `missing`."""
-    return [drawn(chart, answers[chart.analysis]) for chart in CHARTS]
+    roof = roofs(answers.trace)
+    return [
+        {**drawn(chart, answers[chart.analysis]), **(roof if chart.kind == "roofline" else {})}
+        for chart in CHARTS
+        if chart.analysis in ANALYSES
+    ]
 
 
 def drawn(chart: Chart, answer: Answer) -> dict[str, Any]:
@@ -112,10 +162,10 @@ def drawn(chart: Chart, answer: Answer) -> dict[str, Any]:
     said = {"section": chart.section, "id": chart.analysis, "title": chart.title}
     if answer.refused is not None:
         return {**said, "missing": answer.refused}
-    rows = [row for row in answer.dicts() if all(row[column] == value for column, value in chart.where.items())]
+    rows = [row for row in answer.dicts() if all(_is(row[column], value) for column, value in chart.where.items())]
     if not any(row[column] is not None for column in chart.measured for row in rows):
         return {**said, "missing": f"{chart.title}: {_words(chart.measured)} was not measured"}
-    shown = rows[:MOST_POINTS]
+    shown = rows[: chart.most]
     return {
         **said,
         "kind": chart.kind,
@@ -123,6 +173,10 @@ def drawn(chart: Chart, answer: Answer) -> dict[str, Any]:
         "left_out": len(rows) - len(shown),
         **(_pivoted(chart, shown) if chart.pivot else _columns(chart, shown)),
     }
+
+
+def _is(value: Any, wanted: Any) -> bool:
+    return value is not None if wanted is None else bool(value == wanted)
 
 
 def _columns(chart: Chart, rows: Sequence[Row]) -> dict[str, Any]:
@@ -151,7 +205,8 @@ def _pivoted(chart: Chart, rows: Sequence[Row]) -> dict[str, Any]:
 
 def _name(columns: Sequence[str], row: Row) -> str:
     """Return what a row is of; that of all is named by nothing."""
-    return ", ".join(f"{column} {row[column]}" for column in columns if row[column] is not None) or "all"
+    parts = [(column.replace("_", " "), row[column]) for column in columns if row[column] is not None]
+    return ", ".join(value if isinstance(value, str) else f"{word} {value:,}" for word, value in parts) or "all"
 
 
 def _words(columns: Sequence[str]) -> str:

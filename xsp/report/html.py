@@ -9,6 +9,7 @@ import json
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -185,11 +186,18 @@ def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("recorded", str(run.get("created") or "").replace("T", " ").replace("Z", " UTC")),
         ("levels", str(run.get("levels") or "")),
         ("processor", f"{machine['cpu']}, {machine.get('cores', '?')} cores" if machine.get("cpu") else ""),
-        ("devices", ", ".join(map(str, machine.get("devices") or []))),
+        ("devices", _counted(machine.get("devices") or [])),
         ("system", system),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
     ]
     return [(what, text) for what, text in facts if text]
+
+
+def _counted(names: Sequence[Any]) -> str:
+    """Return names with how many times they occur: `8 × NVIDIA A100`."""
+    return ", ".join(
+        f"{count} × {name}" if count > 1 else str(name) for name, count in Counter(map(str, names)).items()
+    )
 
 
 def _table(trace: Trace, name: str, answer: Answer) -> dict[str, Any]:

@@ -18,8 +18,12 @@ from rich.text import Text
 from xsp import analyses
 from xsp.analyses import Analysis
 from xsp.errors import AnalysisError
-from xsp.health import Severity, health
+from xsp.finding import Finding, Severity
+from xsp.health import grade, health
+from xsp.report.answers import Answer, Answers
 from xsp.report.fitting import FittingColumn, FittingTable, plain
+from xsp.report.trust import attributed
+from xsp.report.verdict import Verdict, verdict
 from xsp.trace import Trace
 
 MISSING = "–"
@@ -95,17 +99,28 @@ def number(value: float) -> str:
 
 def health_table(trace: Trace) -> RenderableType:
     """Return the findings on a trace, the most important first."""
+    return _findings(health(trace))
+
+
+def _findings(findings: Sequence[Finding]) -> RenderableType:
     made = Table(
         title=Text("What is missing or doubtful", style="bold"), title_justify="left", show_header=False, box=None
     )
-    for finding in health(trace):
+    for finding in findings:
         style = _COLOURS[finding.severity]
         made.add_row(Text(str(finding.severity), style=style), Text(plain(finding.subject)), Text(plain(finding.text)))
     return made
 
 
 def overview(trace: Trace) -> RenderableType:
-    """Return what a person wants to see first: latency, dearest layers, time by type, ledger, health."""
+    """Return what a person wants to see first: of a trace of devices verdict, why and next, else latency and layers."""
+    answers = Answers(trace)
+    said = verdict(answers)
+    return _of_devices(answers, said) if said is not None else _of_host(trace)
+
+
+def _of_host(trace: Trace) -> RenderableType:
+    """Return latency, dearest layers, time by type, ledger, health."""
     parts = [
         _of(analyses.A1, trace, columns=_A1),
         _of(analyses.A2, trace, 10, "self_ms", ("name", "type", "shape", "self_ms", "alloc_mib")),
@@ -114,6 +129,61 @@ def overview(trace: Trace) -> RenderableType:
         health_table(trace),
     ]
     return Group(*(part for pair in parts for part in (pair, Text())))
+
+
+def _of_devices(answers: Answers, said: Verdict) -> RenderableType:
+    """Return one screen: verdict, why, next, the layers and kernels that take most, how far it can be believed."""
+    grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("verdict", Text(said.verdict, style="bold"))
+    for word, sentences in (("why", said.why), ("next", said.next), ("layers known", _known(answers.trace))):
+        for place, sentence in enumerate(sentences):
+            grid.add_row("" if place else word, Text(plain(sentence.replace("`", ""))))
+    findings = health(answers.trace)
+    grid.add_row("grade", f"{grade(findings).letter} (from A to F: how far these figures can be believed)")
+    parts: list[RenderableType] = [Text(plain(_named(answers)), style="bold"), grid, Text()]
+    for identity, title, columns in _MOST:
+        if answers[identity].rows:
+            parts += [_most(answers[identity], title, columns)]
+    warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
+    if warnings:
+        parts += [_findings(warnings)]
+    return Group(*parts)
+
+
+_TOP = 5
+_NO_LAYER = "(of no layer)"
+_MOST = (
+    ("A11", "Layers whose kernels take most", ("layer_name", "calls", "latency_ms", "percent_of_model")),
+    ("A10", "Kernels that take most", ("name", "calls", "latency_ms", "percent_of_model")),
+)
+
+
+def _named(answers: Answers) -> str:
+    """Return the trace's name, its devices, and what a step takes."""
+    devices = dict.fromkeys(map(str, (answers.trace.run.get("machine") or {}).get("devices") or []))
+    parts = [answers.trace.name, *devices]
+    for row in answers["A1"].dicts()[:1]:
+        parts.append(f"{row['steps']} step{'s' * (row['steps'] > 1)} of {number(row['latency_ms'])} ms")
+    return ", ".join(parts)
+
+
+def _known(trace: Trace) -> list[str]:
+    """Return the shares of device time by how surely its layer is known, in a sentence."""
+    shares = attributed(trace)
+    whole = sum(ms for _, _, ms in shares)
+    named = [f"{100 * ms / whole:.0f} % {grade}" for grade, _, ms in shares] if whole else []
+    return [f"{', '.join(named)} (of device time)"] if named else []
+
+
+def _most(answer: Answer, title: str, columns: Sequence[str]) -> RenderableType:
+    """Return the rows that take most time, in a few columns."""
+    rows = sorted(answer.dicts(), key=lambda row: -(row["latency_ms"] or 0))[:_TOP]
+    held = [[_NO_LAYER if row[column] is None else row[column] for row in rows] for column in columns]
+    made = [_column(name, values, len(rows)) for name, values in zip(columns, held, strict=True)]
+    made[0].main = made[2].main = True
+    return FittingTable(title, made)
 
 
 def _of(

@@ -32,8 +32,8 @@ _SHOWN = [column for column in (*COLUMNS, *MERGED_COLUMNS) if column.name not in
 def timeline(trace: Trace) -> dict[str, Any]:
     """Return the spans for the page: lanes, packed columns, and what was left out.
 
-    Times are nanoseconds from the start of the merged step. `parent`, `layer` and `launch` are places among the
-    spans; `key` is what a link from elsewhere calls a span.
+    Times are nanoseconds from the start of the merged step, or of the first span where all steps are shown.
+    `parent`, `layer` and `launch` are places among the spans; `key` is what a link from elsewhere calls a span.
     """
     steps = _choose(trace)
     total = _number(trace.con, "SELECT count(*) FROM chosen_spans")
@@ -43,8 +43,7 @@ def timeline(trace: Trace) -> dict[str, Any]:
     _put_in_order(trace.con, drawn)
     shown = _number(trace.con, "SELECT count(*) FROM placed")
     columns, too_long = _columns(trace.con)
-    zero = _number(trace.con, f"SELECT coalesce(min(start_ns) FILTER (kind = '{Kind.STEP}' AND "
-                              "span_id IN (SELECT span_id FROM merged)), min(start_ns), 0) FROM placed")  # fmt: skip
+    zero = _zero(trace.con, steps)
     return {
         "count": shown,
         "note": _note(shown, steps, [(total - len(bars), "the shortest"), (len(bars) - shown, _DEEP)], too_long),
@@ -69,6 +68,12 @@ class Steps(NamedTuple):
     shown: int
     total: int
     merged: bool
+
+
+def _zero(con: duckdb.DuckDBPyConnection, steps: Steps) -> int:
+    """Return when the merged step began, if that is what is shown; else when the first span did."""
+    first = f"min(start_ns) FILTER (kind = '{Kind.STEP}' AND span_id IN (SELECT span_id FROM merged))"
+    return _number(con, f"SELECT coalesce({first if steps.merged else 'NULL'}, min(start_ns), 0) FROM placed")
 
 
 def _choose(trace: Trace) -> Steps:

@@ -3,20 +3,43 @@
 // an analysis under the names of their roles.
 const scheme = matchMedia("(prefers-color-scheme: dark)");
 const palette = ["#4c78d8", "#e0823d", "#3fa66a", "#c9506b", "#8a63c9", "#2ba5b5", "#a08a2c", "#7d8794"];
+const PARTS = { idle: "#c3cad8", "exposed communication": "#8f9bf5", "exposed copies": "#62c4cc", exposed: "#8f9bf5", "the name does not tell": "#c3cad8", other: "#c3cad8" };
 const OTHER = "#9aa3b2", MOST_BARS = 12, MOST_GROUPS = 6, LETTERS = 30;
 const plots = [];
 
-function plot(holder, option) {
-  const start = () => {
-    const chart = echarts.init(holder, scheme.matches ? "dark" : null);
-    chart.setOption({ animation: false, backgroundColor: "transparent", color: palette, textStyle: { fontFamily: "system-ui, sans-serif" }, ...option() });
-    return chart;
-  };
-  const each = { chart: start(), again: () => { each.chart.dispose(); each.chart = start(); } };
-  plots.push(each);
+// A chart is made when it comes near the screen, so that a page of many opens at once.
+class Plot {
+  constructor(holder, option) {
+    Object.assign(this, { holder, option, chart: null });
+    seeing.observe(holder);
+    plots.push(this);
+  }
+
+  draw() {
+    if (this.chart) return;
+    this.chart = echarts.init(this.holder, scheme.matches ? "dark" : null);
+    this.chart.setOption({ animation: false, backgroundColor: "transparent", color: palette, textStyle: { fontFamily: "system-ui, sans-serif" }, ...this.option() });
+  }
+
+  again() {
+    if (!this.chart) return;
+    this.chart.dispose();
+    this.chart = null;
+    this.draw();
+  }
 }
 
-addEventListener("resize", () => plots.forEach((each) => each.chart.resize()));
+const seeing = new IntersectionObserver((entries) => {
+  for (const { target } of entries.filter((entry) => entry.isIntersecting)) {
+    seeing.unobserve(target);
+    plots.find((each) => each.holder === target).draw();
+  }
+}, { rootMargin: "600px" });
+
+function plot(holder, option) { return new Plot(holder, option); }
+
+addEventListener("resize", () => plots.forEach((each) => each.chart && each.chart.resize()));
+addEventListener("beforeprint", () => plots.forEach((each) => each.draw()));
 scheme.addEventListener("change", () => { plots.forEach((each) => each.again()); timeline.redraw(); });
 
 function card(chart, about) {
@@ -42,7 +65,7 @@ function inOrder(places) {
 
 // What a label says of a name: of a kernel without its result, its namespaces and its arguments.
 function labelOf(name) {
-  const short = name.replace(/^void /, "").replace(/(\w+::)+(\(anonymous namespace\)::)?/g, "").replace(/\(.*$/, "");
+  const short = name.replace(/^void /, "").replaceAll("(anonymous namespace)::", "").replace(/(\w+::)+/g, "").replace(/\(.*$/, "");
   return shortened(name.length <= LETTERS || !short ? name : short, LETTERS);
 }
 
@@ -119,12 +142,12 @@ function stack(chart) {
   plot(card(chart, "per layer in execution order, % of the layer"), () => ({
     ...inOrder(at), yAxis: { type: "value", max: 100, axisLabel: { formatter: "{value} %" } },
     tooltip: { trigger: "axis", axisPointer: { type: "shadow" }, confine: true, formatter: (items) => parts(chart, name[items[0].dataIndex], items[0].dataIndex) },
-    series: chart.series.map(({ name: title }, number) => ({ type: "bar", name: title, stack: "all", barCategoryGap: "8%", data: values[number] })),
+    series: chart.series.map(({ name: title }, place) => ({ type: "bar", name: title, stack: "all", barCategoryGap: "8%", itemStyle: { color: PARTS[title] }, data: values[place] })),
   }));
 }
 
 function lying(chart) {
-  const names = chart.data.name;
+  const names = chart.data.name.map((each) => String(each === null ? "no layer" : each));
   const values = normalised(chart), holder = card(chart, `${chart.unit}, as shares`);
   holder.style.height = Math.max(110, 70 + 24 * Math.min(24, names.length)) + "px";
   plot(holder, () => ({
@@ -132,7 +155,7 @@ function lying(chart) {
     xAxis: { type: "value", max: 100, axisLabel: { formatter: "{value} %" } },
     yAxis: { type: "category", inverse: true, data: names, axisLabel: { formatter: labelOf } },
     tooltip: { trigger: "axis", axisPointer: { type: "shadow" }, confine: true, formatter: (items) => parts(chart, names[items[0].dataIndex], items[0].dataIndex) },
-    series: chart.series.map(({ name }, number) => ({ type: "bar", name, stack: "all", barMaxWidth: 22, data: values[number] })),
+    series: chart.series.map(({ name }, place) => ({ type: "bar", name, stack: "all", barMaxWidth: 22, itemStyle: { color: PARTS[name] }, data: values[place] })),
   }));
 }
 
@@ -162,7 +185,71 @@ function strip(chart) {
   }));
 }
 
-const DRAWINGS = { layers, shares, stack, lying, strip };
+// --- lines over layers or steps -----------------------------------------------------------------------------------------
+
+function lines(chart) {
+  const { at, name } = chart.data;
+  plot(card(chart, chart.unit), () => ({
+    ...inOrder(at),
+    tooltip: { trigger: "axis", confine: true, formatter: (items) => tip([`<b>${plain(name ? name[items[0].dataIndex] : at[items[0].dataIndex])}</b>`, ...items.map((item) => `${plain(item.seriesName)} ${number(item.value)} ${chart.unit}`)]) },
+    series: chart.series.map(({ name: title, values }) => ({ type: "line", name: title, step: "middle", showSymbol: at.length < 30, data: values })),
+  }));
+}
+
+// --- rooflines: operations per second over operations per byte, both logarithmic ----------------------------------------
+
+// From the left end up the slope of the memory to a peak, then along it.
+function roof(peak, bytesPerSecond, [left, right]) {
+  const slope = bytesPerSecond / 1e9, ridge = peak / slope;
+  return [[left, Math.min(peak, left * slope)], ...(ridge > left && ridge < right ? [[ridge, peak]] : []), [right, Math.min(peak, right * slope)]];
+}
+
+function roofSeries(roofs, ends) {
+  if (!roofs) return [];
+  return roofs.peaks.map(({ name, gflop_per_s: peak }, place) => ({
+    type: "line", name: `roof, ${name}`, data: roof(peak, roofs.bytes_per_s, ends), symbol: "none", silent: true, z: 1,
+    lineStyle: { color: OTHER, width: place ? 1 : 2, type: place ? "dashed" : "solid" },
+    endLabel: { show: true, formatter: `${name} ${number(peak / 1000)} TFLOP/s`, color: OTHER, fontSize: 11, align: "right", verticalAlign: "bottom", offset: [-6, -3] },
+  }));
+}
+
+function roofline(chart) {
+  const { name, value, intensity, bound } = chart.data;
+  const points = name.map((_, place) => place).filter((place) => value[place] > 0 && intensity[place] > 0);
+  const xs = points.map((place) => intensity[place]), ridge = chart.roofs && chart.roofs.peaks.length ? (chart.roofs.peaks[0].gflop_per_s * 1e9) / chart.roofs.bytes_per_s : 1;
+  const ends = [least10(xs.concat(ridge)), most10(xs.concat(ridge * 10))];
+  const about = chart.roofs ? `GFLOP/s over FLOP per byte; the roof of ${chart.roofs.device}: ${number(chart.roofs.bytes_per_s / 1e9)} GB/s` : `GFLOP/s over FLOP per byte; ${chart.roofless}`;
+  const kinds = [["memory-bound", true, palette[1]], ["compute-bound", false, palette[0]], ["unknown", null, OTHER]];
+  const told = (place) => tip([`<b>${plain(name[place])}</b>`, `${number(value[place])} GFLOP/s`, `${number(intensity[place])} FLOP/byte`, bound[place] === null ? null : bound[place] ? "memory-bound" : "compute-bound"]);
+  const holder = card(chart, about);
+  holder.style.height = "340px";
+  plot(holder, () => ({
+    grid: { left: 62, right: 24, top: 34, bottom: 44 }, legend: { ...LEGEND, icon: "circle", data: kinds.map(([kind]) => kind) },
+    xAxis: { type: "log", min: ends[0], max: ends[1], name: "FLOP / byte", nameLocation: "middle", nameGap: 24 },
+    yAxis: { type: "log", name: "GFLOP/s", min: least10(points.map((place) => value[place])) },
+    tooltip: { confine: true, formatter: (item) => told(item.value[2]), extraCssText: "max-width: 420px; white-space: normal; overflow-wrap: anywhere" },
+    series: [
+      ...roofSeries(chart.roofs, ends),
+      ...kinds.map(([kind, wanted, color]) => ({ type: "scatter", name: kind, symbolSize: 7, itemStyle: { color, opacity: 0.75 }, z: 3, data: points.filter((place) => bound[place] === wanted).map((place) => [intensity[place], value[place], place]) })),
+    ],
+  }));
+}
+
+// The powers of ten around some numbers.
+function least10(values) { return Math.pow(10, Math.floor(Math.log10(Math.min(1e9, ...values)))); }
+function most10(values) { return Math.pow(10, Math.ceil(Math.log10(Math.max(1e-9, ...values)))); }
+
+const DRAWINGS = { layers, shares, stack, lying, strip, lines, roofline };
+
+// Why charts are not there: a few lines as they stand, many behind a heading.
+function tellMissing(section, charts) {
+  const lines = charts.map((chart) => make("p", chart.missing, "quiet"));
+  if (lines.length < 3) return byId(section).append(...lines);
+  const details = make("details"), inside = make("div", null, "inside");
+  inside.append(...lines);
+  details.append(make("summary", `not drawn: ${charts.map((chart) => chart.title).join(", ")}`, "quiet"), inside);
+  byId(section).append(details);
+}
 
 function drawCharts() {
   const told = new Map();
@@ -170,8 +257,8 @@ function drawCharts() {
     if (chart.missing === undefined) DRAWINGS[chart.kind](chart);
     else told.set(`${chart.section} ${chart.missing}`, chart);
   }
-  for (const chart of told.values()) document.getElementById(chart.section).append(make("p", chart.missing, "quiet"));
+  for (const section of new Set([...told.values()].map((chart) => chart.section))) tellMissing(section, [...told.values()].filter((chart) => chart.section === section));
   for (const section of ["time", "rooflines", "memory", "ranks"]) {
-    if (document.getElementById(section).children.length === 2 && !document.querySelector(`#${section} .card`)) document.getElementById(section).remove();
+    if (byId(section).children.length === 2 && !document.querySelector(`#${section} .card`)) byId(section).remove();
   }
 }

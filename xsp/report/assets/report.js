@@ -25,7 +25,8 @@ function drawHealth() {
   const { grade, findings, attributed } = data.health;
   if (grade) {
     byId("grade").hidden = false;
-    byId("grade").append(make("b", grade.letter, "grade-" + grade.letter), ...grade.reasons.map((reason) => make("p", reason, "quiet")));
+    const why = grade.reasons.length ? grade.reasons : ["nothing speaks against these figures"];
+    byId("grade").append(make("b", grade.letter, "grade-" + grade.letter), ...why.map((reason) => make("p", reason, "quiet")));
   }
   if (attributed.length) byId("attributed").append(...attribution(attributed));
   for (const [severity, subject, text] of findings) {
@@ -106,7 +107,7 @@ function factList() {
 function show(place) {
   const [list, fact] = factList();
   fact("level", levelName(timeline.get.level(place)), data.timeline.about.level);
-  fact("starts at", time(timeline.start[place]), "from the start of the step");
+  fact("starts at", time(timeline.start[place]), "from the zero of the ruler");
   tellColumns(place, fact);
   tellLaunch(place, fact);
   tellPlace(place, fact);

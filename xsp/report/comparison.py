@@ -1,0 +1,121 @@
+"""A comparison as tables on a terminal, and as Markdown for a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from xsp.comparison import RULE, Comparison, Row
+from xsp.comparison.evidence import FASTER, SLOWER
+from xsp.report.fitting import FittingColumn, FittingTable, plain
+from xsp.report.text import cell
+
+TITLES = {
+    "step": "The step",
+    "call": "Calls of the model level",
+    "layer": "Layers: time on the host, without the layers inside",
+    "layer on device": "Layers: time of their device work",
+    "kernel": "Device work by name, per step",
+    "operator": "Operators by name, per step, without the operators inside",
+    "memory": "Memory",
+}
+_TIMES = (
+    "name", "type", "a_ms", "b_ms", "change_percent", "low_percent", "high_percent", "detectable_percent", "change_ms",
+    "a_calls", "b_calls", "verdict",
+)  # fmt: skip
+_MEMORY = ("name", "type", "a_mib", "b_mib", "change_mib", "verdict")
+_MAIN = ("name", "verdict")
+
+
+def tables(found: Comparison, limit: int | None = None) -> RenderableType:
+    """Return what differs, a table for each section, and the rule of the verdicts.
+
+    Args:
+        found: the comparison.
+        limit: rows of a section; the ones that changed come first where not all are shown.
+    """
+    parts: list[RenderableType] = [
+        Text(plain(f"A: {found.a}"), style="bold"),
+        Text(plain(f"B: {found.b}"), style="bold"),
+    ]
+    if found.differences:
+        parts += [Text(), _table(*_different(found))]
+    for title, names, rows, left in _sections(found, limit):
+        parts += [Text(), _table(title, names, rows, left)]
+    return Group(*parts, Text(), Text(RULE, style="dim"))
+
+
+def markdown(found: Comparison, limit: int | None = None) -> str:
+    """Return the same as Markdown."""
+    lines = [f"A: `{found.a}`, B: `{found.b}`"]
+    if found.differences:
+        lines += ["", *_markdown(*_different(found))]
+    for title, names, rows, left in _sections(found, limit):
+        lines += ["", *_markdown(title, names, rows, left)]
+    return "\n".join([*lines, "", RULE, ""])
+
+
+_Section = tuple[str, Sequence[str], list[tuple[object, ...]], int]
+
+
+def _different(found: Comparison) -> _Section:
+    rows: list[tuple[object, ...]] = [(each.subject, each.a, each.b) for each in found.differences]
+    return "What differs beside the times", ("", "A", "B"), rows, 0
+
+
+def _sections(found: Comparison, limit: int | None) -> Iterator[_Section]:
+    """Yield title, names of columns, rows, and how many rows are left out."""
+    for section, title in TITLES.items():
+        rows = found.section(section)
+        if not rows:
+            continue
+        shown = rows if limit is None or len(rows) <= limit else _weightiest(rows, limit)
+        wanted = _MEMORY if section == "memory" else _TIMES
+        names = [name for name in wanted if any(_worth_a_column(row, name) for row in rows)]
+        yield (
+            title,
+            [name.replace("_", " ") for name in names],
+            [tuple(getattr(row, name) for name in names) for row in shown],
+            len(rows) - len(shown),
+        )
+
+
+def _worth_a_column(row: Row, name: str) -> bool:
+    value = getattr(row, name)
+    return value is not None and not (name in ("a_calls", "b_calls") and value == 1)
+
+
+def _weightiest(rows: Sequence[Row], limit: int) -> list[Row]:
+    """Return the rows that changed, then the dearest, in the order in which they stood."""
+
+    def weight(place: int) -> tuple[bool, float]:
+        row = rows[place]
+        moved = row.change_ms if row.change_ms is not None else row.change_mib
+        size = max(abs(each) for each in (moved, row.a_ms, row.b_ms, row.a_mib, row.b_mib, 0.0) if each is not None)
+        changed = row.verdict in (SLOWER, FASTER, "more", "less") or row.aligned is None
+        return changed, abs(moved or 0.0) if changed and moved is not None else size
+
+    return [rows[place] for place in sorted(sorted(range(len(rows)), key=weight, reverse=True)[:limit])]
+
+
+def _table(title: str, names: Sequence[str], rows: Sequence[tuple[object, ...]], left: int) -> RenderableType:
+    columns = []
+    for place, name in enumerate(names):
+        values = [row[place] for row in rows]
+        column = FittingColumn(name, [cell(value) for value in values], any(isinstance(v, float) for v in values))
+        column.main = name in _MAIN
+        columns.append(column)
+    return FittingTable(title, columns, [f"{left:,} more row{'s' * (left > 1)}"] if left else [])
+
+
+def _markdown(title: str, names: Sequence[str], rows: Sequence[tuple[object, ...]], left: int) -> Iterator[str]:
+    yield f"**{title}**"
+    yield ""
+    yield "| " + " | ".join(names) + " |"
+    yield "|" + "---|" * len(names)
+    for row in rows:
+        yield "| " + " | ".join(cell(value).replace("|", "\\|") for value in row) + " |"
+    if left:
+        yield f"\n{left:,} more row{'s' * (left > 1)}"
