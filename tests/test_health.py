@@ -31,7 +31,7 @@ def found(text: str, subject: str, **run: Any) -> list[Finding]:
         (
             "kernel lost 500-900 correlation_id=9",
             "launches",
-            "1 of 2 kernels and copies (50 % of their time) have no",
+            "1 of 2 kernels and copies (50 % of their time)",
             "C",
         ),
         ("kernel lost 500-1900 correlation_id=9", "launches", "(77.8 % of their time) have no launch", "D"),

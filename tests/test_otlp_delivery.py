@@ -33,7 +33,8 @@ from xsp.exporters import delivery, live
 from xsp.exporters.courier import Counts
 from xsp.exporters.endpoint import Options, endpoint
 from xsp.exporters.export import Export, endpoint_to_resume, export
-from xsp.health import Severity, health
+from xsp.finding import Severity
+from xsp.health import health
 
 
 def silent(what: str, done: int, total: int) -> None:

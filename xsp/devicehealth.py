@@ -26,7 +26,7 @@ def findings(trace: Trace) -> Iterator[Finding]:
     """Yield what a reader of the device's figures should know; nothing for a run without devices."""
     devices = trace.run.get("machine", {}).get("devices") or []
     work = _work(trace)
-    if not work.count:
+    if not work.spans:
         if devices:
             text = f"no work of a device was recorded, on a machine with {len(devices)} ({devices[0]})"
             yield Finding(Severity.WARNING, "device", text, "D")
@@ -39,19 +39,15 @@ def findings(trace: Trace) -> Iterator[Finding]:
 
 
 class _Work(NamedTuple):
-    """Device work of all steps: how much there is, and how much of it lacks a parent."""
+    """Device work of all steps."""
 
-    count: int
+    spans: int
     ns: int
-    orphans: int
-    orphan_ns: int
 
 
 def _work(trace: Trace) -> _Work:
     rows = trace.con.execute(
-        "SELECT count(*), coalesce(sum(dur_ns), 0)::BIGINT, count(*) FILTER (parent_id IS NULL), "
-        "coalesce(sum(dur_ns) FILTER (parent_id IS NULL), 0)::BIGINT "
-        f"FROM spans WHERE level = {int(Level.KERNEL)}"
+        f"SELECT count(*), coalesce(sum(dur_ns), 0)::BIGINT FROM spans WHERE level = {int(Level.KERNEL)}"
     ).fetchall()
     return _Work(*rows[0])
 
@@ -77,11 +73,11 @@ def _launches(trace: Trace, work: _Work) -> Iterator[Finding]:
         """
     ).fetchall()
     if not missing:
-        yield Finding(Severity.GOOD, "launches", f"all {work.count} kernels and copies have a launch")
+        yield Finding(Severity.GOOD, "launches", f"all {work.spans} kernels and copies have a launch")
         return
     share = ns / max(work.ns, 1)
     text = (
-        f"{missing} of {work.count} kernels and copies ({100 * share:.3g} % of their time) have no launch in the trace"
+        f"{missing} of {work.spans} kernels and copies ({100 * share:.3g} % of their time) have no launch in the trace"
     )
     if early:
         text += f"; {early} of them began before its first launch: the window cuts them off from what launched them"

@@ -16,7 +16,7 @@ from xsp import layers, rundir, table
 from xsp.errors import TraceError
 from xsp.importers import contract
 from xsp.intake import importing, jobs, received
-from xsp.overhead import true_trace
+from xsp.overhead import find_alike, rungs_of, true_trace
 from xsp.span import COLUMNS, MERGED_COLUMNS
 from xsp.trace import Trace
 
@@ -96,7 +96,7 @@ def _whole(segments: list[Path], run: dict[str, Any], skip_damaged: bool) -> lis
     whole = []
     for segment in segments:
         try:
-            table.check_parquet(con, segment, COLUMNS)
+            table.check_parquet(con, segment, COLUMNS, whole=_is_as_written(segment, run))
         except TraceError as error:
             if not skip_damaged:
                 raise TraceError(
@@ -109,6 +109,15 @@ def _whole(segments: list[Path], run: dict[str, Any], skip_damaged: bool) -> lis
     return whole
 
 
+def _is_as_written(file: Path, run: dict[str, Any]) -> bool:
+    """Return whether a file has the checksum that the `run.json` of its run states."""
+    for content in (run, *run.get("ranks", ())):
+        for name, checksum in (content.get("checksums") or {}).items():
+            if file.parts[-len(Path(name).parts) :] == Path(name).parts and rundir.checksum(file) == checksum:
+                return True
+    return False
+
+
 def _is_parquet(file: Path) -> bool:
     return file.suffix == ".parquet" or contract.first_bytes(file).startswith(b"PAR1")
 
@@ -116,6 +125,12 @@ def _is_parquet(file: Path) -> bool:
 def _load_imported(source: str) -> Trace:
     """Import into a directory that lasts as long as the trace."""
     folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
+    opened = importing.open_whole(Path(folder.name), [source])
+    if opened is not None:
+        con, run = opened
+        find_alike(con)
+        weakref.finalize(con, folder.cleanup)
+        return Trace(con, run, rungs_of(con), Path(source))
     found = importing.import_into(Path(folder.name), [source])
     if len(found) > 1:
         names = ", ".join(str(run.get("name", "")) for run in found.values())
@@ -141,7 +156,7 @@ def _kept(folder: tempfile.TemporaryDirectory[str], place: Path) -> Trace:
 
 def _load_files(files: list[Path], run: dict[str, Any], place: Path) -> Trace:
     con = table.connect()
-    found = {name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS)}
+    found = {name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, whole=place.is_dir())}
     _view(con, "spans", files, found, COLUMNS)
     if "layer_id" not in found:  # xsp wrote none before version 0.2
         con.execute("CREATE TABLE with_layers AS FROM spans")
@@ -150,7 +165,8 @@ def _load_files(files: list[Path], run: dict[str, Any], place: Path) -> Trace:
     merged = place / rundir.MERGED_FILE if place.is_dir() else None
     if merged is not None and merged.is_file() and run.get("finished"):
         try:
-            held = set(table.check_parquet(con, merged, (*COLUMNS, *MERGED_COLUMNS)))
+            whole = _is_as_written(merged, run)
+            held = set(table.check_parquet(con, merged, (*COLUMNS, *MERGED_COLUMNS), whole))
         except TraceError as error:
             run.setdefault("notes", []).append({"source": "load", "text": f"merged again from the steps: {error}"})
         else:

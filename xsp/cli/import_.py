@@ -1,11 +1,15 @@
-"""Write what others give back into a run directory: OTLP files, Jaeger's traces by URL or as downloaded.
+"""Read traces of other profilers, and what others give back, into a run directory.
 
-A span that is in two of the files counts once. What was read, skipped and why stands under `imported` in run.json
-and is printed. Several runs in one file become several directories under the one that is named.
+PyTorch's profiler (Kineto), Nsight Systems (SQLite), Chrome and Perfetto JSON, OTLP files, Jaeger's traces by URL or
+as downloaded; an execution trace (Chakra) beside its Kineto trace. A folder stands for the files in it: the ranks of a
+job. What was read, what was skipped and why stands under `imported` in run.json and is printed. Names of users, hosts,
+jobs and paths stay behind.
 
 examples:
-  xsp import traces.jsonl -o runs/back
-  xsp import rank0.pb rank1.pb -o runs/job
+  xsp import trace.json.gz -o runs/gpu
+  xsp import traces/ -o runs/job                 a file for each rank
+  xsp import report.sqlite -o runs/nsys          of `nsys export --type sqlite report.nsys-rep`
+  xsp import et.json kineto.json -o runs/both
   xsp import http://localhost:16686/trace/0af7651916cd43dd8448eb211c80319c -o runs/back
 """
 
@@ -16,13 +20,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SUMMARY = "write a run directory from OTLP files or from Jaeger"
+SUMMARY = "read traces of other profilers, OTLP files or Jaeger's traces"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("sources", nargs="+", metavar="FILE", help="file, or URL of a trace in Jaeger")
+    parser.add_argument("sources", nargs="+", metavar="FILE", help="file, folder, or URL of a trace in Jaeger")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="run directory to write")
+    parser.add_argument("--keep-names", action="store_true", help="keep what names users, hosts, jobs and paths")
     parser.add_argument("--overwrite", action="store_true", help="replace a run that is there")
 
 
@@ -30,7 +35,7 @@ def run(given: argparse.Namespace) -> int:
     """Import beside the place, move it there whole, say what was lost."""
     from xsp.intake import importing
 
-    written = importing.import_whole(given.out, given.sources, overwrite=given.overwrite)
+    written = importing.import_whole(given.out, given.sources, given.overwrite, names=given.keep_names)
     for place, content in written.items():
         _say(place, content)
     return 0

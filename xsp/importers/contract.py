@@ -115,6 +115,9 @@ class Seen:
     tolerance_ns: int = 500
     """By how much a span may stick out of the one around it: the resolution of the clocks."""
 
+    private: dict[str, Any] = field(default_factory=dict)
+    """What tells of people, machines and paths; it stays behind unless it is asked for."""
+
 
 class TableImporter(Protocol):
     """Reads a format of spans without parents, of any size, into a table of the engine; `xsp.intake` places them."""

@@ -20,8 +20,8 @@ MARKS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"bas
          b"ProfilerStep#", b'"cpu_op"', b'"python_function"', b'"ac2g"', b'"aten::')  # fmt: skip
 """Of these, one in the first bytes tells a trace of Kineto from one of another program."""
 
-PRIVATE = ("host_name", "hostname", "user", "job", "traceName", "INFO")
-"""Top-level keys that tell of people, machines or paths, and stay behind."""
+PUBLIC = {"schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds", "displayTimeUnit"}
+"""Top-level keys that are understood, or say nothing. The others may tell of people, machines and paths."""
 
 
 class Kineto:
@@ -44,7 +44,8 @@ class Kineto:
         losses.spans = con.execute("SELECT count(*) FROM seen").fetchall()[0][0]
         if not losses.spans:
             raise TraceError("; ".join([f"{source}: holds no operator, call or kernel", *losses.sentences()]))
-        return Seen(_run(around.keys), losses, tolerance_ns=_resolution(con))
+        private = {key: value for key, value in around.keys.items() if key not in PUBLIC and "version" not in key}
+        return Seen(_run(around.keys), losses, _resolution(con), private)
 
 
 def is_kineto(head: bytes) -> bool:

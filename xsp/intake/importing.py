@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import duckdb
 
 from xsp import rundir
 from xsp.errors import OutputError, TraceError
@@ -15,15 +17,16 @@ from xsp.importers import contract
 from xsp.importers.contract import Imported, Losses
 from xsp.intake.jobs import RUNS, Job, connect, jobs, name_of, once, read
 from xsp.intake.steps import noted, write
-from xsp.intake.tables import import_tables
+from xsp.intake.tables import import_tables, open_table
 
 
-def import_into(out: Path, sources: Sequence[str]) -> dict[Path, dict[str, Any]]:
+def import_into(out: Path, sources: Sequence[str], names: bool = False) -> dict[Path, dict[str, Any]]:
     """Import files and URLs into run directories.
 
     Args:
         out: an empty directory. One job is written into it; of several, each into a directory of its own in it.
-        sources: what importers recognise.
+        sources: what importers recognise; of a folder, the files in it.
+        names: keep what tells of people, machines and paths, where a file has such.
 
     Returns:
         The run directories with the content of their `run.json`.
@@ -33,14 +36,25 @@ def import_into(out: Path, sources: Sequence[str]) -> dict[Path, dict[str, Any]]
         PluginError: an importer needs a package that is not installed.
         OutputError: the disk refuses.
     """
-    found_by = {source: contract.find(source) for source in _files(sources)}
-    tables = {source: each for source, each in found_by.items() if not hasattr(each, "read")}
-    if tables and len(tables) < len(found_by):
-        rest = ", ".join(_shown(source) for source in found_by if source not in tables)
+    by_source = {source: contract.find(source) for source in _files(sources)}
+    if _are_tables(by_source):
+        return import_tables(out, by_source, names)
+    return _import_rows(out, sources, [each.read(source) for source, each in by_source.items()])
+
+
+def open_whole(folder: Path, sources: Sequence[str]) -> tuple[duckdb.DuckDBPyConnection, dict[str, Any]] | None:
+    """Read files into an engine without writing a run directory, where that can be: see `tables.open_table`."""
+    by_source = {source: contract.find(source) for source in _files(sources)}
+    return open_table(folder, by_source) if _are_tables(by_source) else None
+
+
+def _are_tables(by_source: Mapping[str, Any]) -> bool:
+    """Return whether sources hold spans that find their parents here, and not spans that have parents."""
+    tables = [source for source, importer in by_source.items() if not hasattr(importer, "read")]
+    if tables and len(tables) < len(by_source):
+        rest = ", ".join(_shown(source) for source in by_source if source not in tables)
         raise TraceError(f"{rest}: spans with parents do not go together with {', '.join(map(_shown, tables))}")
-    if tables:
-        return import_tables(out, tables)
-    return _import_rows(out, sources, [each.read(source) for source, each in found_by.items()])
+    return bool(tables)
 
 
 def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported]) -> dict[Path, dict[str, Any]]:
@@ -87,13 +101,16 @@ def _files(sources: Sequence[str]) -> list[str]:
     return found
 
 
-def import_whole(out: Path, sources: Sequence[str], overwrite: bool = False) -> dict[Path, dict[str, Any]]:
+def import_whole(
+    out: Path, sources: Sequence[str], overwrite: bool = False, names: bool = False
+) -> dict[Path, dict[str, Any]]:
     """Import files and URLs into run directories that appear when all of it is done, or not at all.
 
     Args:
         out: where, as in `import_into`.
         sources: what importers recognise.
         overwrite: replace a run that is there already.
+        names: as in `import_into`.
 
     Raises:
         TraceError, PluginError, OutputError: as `import_into` and `xsp.rundir.create`; nothing was written.
@@ -102,7 +119,7 @@ def import_whole(out: Path, sources: Sequence[str], overwrite: bool = False) -> 
     beside = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         beside.mkdir(parents=True)
-        written = import_into(beside, sources)
+        written = import_into(beside, sources, names)
         (rundir.create(out, overwrite) / rundir.STEPS).rmdir()
         os.replace(beside, out)
     except OSError as error:

@@ -16,7 +16,7 @@ import duckdb
 
 from xsp.flops import flops
 from xsp.importers.contract import Seen
-from xsp.intake.sweep import CONTAINED, FOLLOWED, sweep
+from xsp.intake.sweep import CONTAINED, DEEPEST, FOLLOWED, sweep
 from xsp.layers import WEAK
 from xsp.span import COLUMNS, Grade, Kind, Level, Rule
 from xsp.traffic import traffic
@@ -44,6 +44,8 @@ def place(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
     _device(con)
     _nodes(con)
     ((deepest,),) = con.execute("SELECT coalesce(max(depth), 0) FROM nodes").fetchall()
+    if deepest >= DEEPEST:
+        seen.losses.note(f"spans nest deeper than {DEEPEST}: the ones inside hang on the last of them")
     _hand_down(con, deepest)
     _count(con)
     _hand_up(con, deepest)

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 from xsp.span import Level
 
+DEEPEST = 500
+"""Spans above one another. What lies deeper hangs on the last of them: no program nests so, but a file may."""
+
 CONTAINED, FOLLOWED = 1, 2
 """How a parent was found; 0 where there is none."""
 
@@ -82,7 +85,7 @@ def sweep(hosts: Iterable[Host | tuple[Any, ...]], tolerance: int) -> Iterator[P
         levels.append(level)
         depth = depths[parent] + 1 if parent >= 0 else 0
         depths.append(depth)
-        if not leaf:
+        if not leaf and depth < DEEPEST:
             stack.append((end, start, level, place))
         yield Placed(parent, rule, depth)
 

@@ -45,12 +45,13 @@ class Enricher(Protocol):
         ...
 
 
-def import_tables(out: Path, sources: Mapping[str, Any]) -> dict[Path, dict[str, Any]]:
+def import_tables(out: Path, sources: Mapping[str, Any], names: bool = False) -> dict[Path, dict[str, Any]]:
     """Import files into run directories: one into `out`; the ranks of a job, or several runs, into folders in it.
 
     Args:
         out: an empty directory.
         sources: importer by path: those that fill a table, and enrichers of a single one.
+        names: keep what tells of people, machines and paths, under `names` in `run.json`.
 
     Returns:
         The content of `run.json` of each run.
@@ -67,30 +68,75 @@ def import_tables(out: Path, sources: Mapping[str, Any]) -> dict[Path, dict[str,
             "that was recorded beside it"
         )
     if len(files) == 1:
-        ((source, importer),) = files.items()
-        return {out: _import(importer, source, out, beside)}
+        return {out: _import(out, sources, names)}
     runs: dict[Path, dict[str, Any]] = {}
     for number, (source, importer) in enumerate(files.items()):
-        runs[out / f"{number:04d}"] = _import(importer, source, out / f"{number:04d}", {})
+        runs[out / f"{number:04d}"] = _import(out / f"{number:04d}", {source: importer}, names)
     return _as_ranks(out, runs) if _are_ranks(runs.values()) else _as_runs(out, runs)
 
 
-def _import(importer: TableImporter, source: str, out: Path, beside: Mapping[str, Enricher]) -> dict[str, Any]:
+def open_table(folder: Path, sources: Mapping[str, Any]) -> tuple[duckdb.DuckDBPyConnection, dict[str, Any]] | None:
+    """Read one file into an engine, without writing a run directory.
+
+    Args:
+        folder: for the engine's own files; it must last as long as the engine.
+        sources: as in `import_tables`.
+
+    Returns:
+        An engine with the tables `spans` and `merged`, and the content of a `run.json`; None if the sources hold
+        several runs.
+
+    Raises:
+        TraceError, OutputError: as `import_tables`.
+    """
+    if sum(hasattr(each, "fill") for each in sources.values()) != 1:
+        return None
+    return _merged(folder, *_split(sources))
+
+
+def _split(sources: Mapping[str, Any]) -> tuple[TableImporter, str, Mapping[str, Enricher]]:
+    """Return the importer that fills a table, its source, and what is read beside it."""
+    ((source, importer),) = ((source, each) for source, each in sources.items() if hasattr(each, "fill"))
+    return importer, source, {other: each for other, each in sources.items() if other != source}
+
+
+def _merged(
+    folder: Path, importer: TableImporter, source: str, beside: Mapping[str, Enricher], names: bool = False
+) -> tuple[duckdb.DuckDBPyConnection, dict[str, Any]]:
+    con = connect(folder)
+    try:
+        seen = importer.fill(con, source)
+        for other, enricher in beside.items():
+            enricher.enrich(con, other, seen.losses)
+        if "rank" not in seen.run and (named := _RANK.search(Path(source).name)):
+            seen.run["rank"] = int(named.group(1))
+        identity = _identity(source)
+        place(con, seen, identity)
+        con.execute("DROP TABLE seen")
+        con.execute("ALTER TABLE placed RENAME TO spans")
+        overhead.merge(con)
+        return con, _run(con, seen, source, identity, names)
+    except duckdb.OutOfMemoryException as error:
+        con.close()
+        raise OutputError(f"{source}: needs more room than {tempfile.gettempdir()} has ({error})") from error
+    except BaseException:
+        con.close()
+        raise
+
+
+def _import(out: Path, sources: Mapping[str, Any], names: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
-        con = connect(Path(folder))
+        con, run = _merged(Path(folder), *_split(sources), names)
         try:
-            seen = importer.fill(con, source)
-            for other, enricher in beside.items():
-                enricher.enrich(con, other, seen.losses)
-            if "rank" not in seen.run and (named := _RANK.search(Path(source).name)):
-                seen.run["rank"] = int(named.group(1))
-            identity = _identity(source)
-            place(con, seen, identity)
-            return _write(con, seen, out, source, identity)
-        except duckdb.OutOfMemoryException as error:
-            raise OutputError(f"{source}: needs more room than {tempfile.gettempdir()} has ({error})") from error
+            (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
+            table.write_parquet(con, "spans", rundir.segment(out, 0))
+            table.write_parquet(con, "merged", out / rundir.MERGED_FILE)
+        except (duckdb.IOException, OSError) as error:
+            raise OutputError(f"{out}: cannot be written ({str(error).splitlines()[0]})") from error
         finally:
             con.close()
+    rundir.write_run(out, {**run, "checksums": rundir.checksums(out)})
+    return run
 
 
 def _are_ranks(runs: Iterable[Mapping[str, Any]]) -> bool:
@@ -139,10 +185,10 @@ def _identity(source: str) -> str:
     return digest.hexdigest()
 
 
-def _write(con: duckdb.DuckDBPyConnection, seen: Seen, out: Path, source: str, identity: str) -> dict[str, Any]:
-    (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
+def _run(con: duckdb.DuckDBPyConnection, seen: Seen, source: str, identity: str, names: bool) -> dict[str, Any]:
+    """Return the content of a `run.json`."""
     ((start, end, levels),) = con.execute(
-        "SELECT min(start_ns), max(start_ns + dur_ns), list(DISTINCT level) FROM placed"
+        "SELECT min(start_ns), max(start_ns + dur_ns), list(DISTINCT level) FROM spans"
     ).fetchall()
     name = Path(source).name
     run = {
@@ -155,14 +201,7 @@ def _write(con: duckdb.DuckDBPyConnection, seen: Seen, out: Path, source: str, i
         "finished": True,
         "imported": {"sources": [{"source": name, **seen.losses.report()}], "doubled": 0},
     }
+    if names:
+        run["names"] = seen.private
     run["notes"] = noted(run, [f"{name}: {text}" for text in seen.losses.sentences()], 0)
-    segment = rundir.segment(out, 0)
-    try:
-        table.write_parquet(con, "placed", segment)
-        con.execute("ALTER TABLE placed RENAME TO spans")
-        overhead.merge(con)
-        table.write_parquet(con, "merged", out / rundir.MERGED_FILE)
-    except (duckdb.IOException, OSError) as error:
-        raise OutputError(f"{out}: cannot be written ({str(error).splitlines()[0]})") from error
-    rundir.write_run(out, run)
     return run
