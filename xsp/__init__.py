@@ -21,6 +21,7 @@ from xsp.version import __version__
 
 if TYPE_CHECKING:
     from xsp import analyses
+    from xsp.comparison import compare
     from xsp.runs import load
     from xsp.service import instrument
     from xsp.trace import Trace
@@ -34,6 +35,7 @@ __all__ = [
     "XspError",
     "__version__",
     "analyses",
+    "compare",
     "instrument",
     "load",
     "profile",
@@ -41,7 +43,13 @@ __all__ = [
 ]
 
 # The table engine must not enter the measured process: these load when somebody first asks for them.
-_LAZY = {"Trace": "xsp.trace", "load": "xsp.runs", "analyses": "xsp.analyses", "instrument": "xsp.service"}
+_LAZY = {
+    "Trace": "xsp.trace",
+    "analyses": "xsp.analyses",
+    "compare": "xsp.comparison",
+    "instrument": "xsp.service",
+    "load": "xsp.runs",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,13 +15,14 @@ from importlib import import_module
 from xsp.errors import XspError
 from xsp.version import __version__
 
-COMMANDS = ("run", "profile", "sweep", "analyze", "report", "export", "import", "serve", "doctor")
+COMMANDS = ("run", "profile", "sweep", "analyze", "compare", "report", "export", "import", "serve", "doctor")
 
 EXAMPLES = """examples:
   xsp profile torchvision:resnet50 --out runs/resnet50     profile a model by name
   xsp run train.py --epochs 1                              profile a script as it is
   xsp sweep torchvision:resnet50 --batch 1,2,4,8           find the optimal batch size
   xsp analyze runs/resnet50 A2 A6                          print tables
+  xsp compare runs/before runs/after                       what became slower, and how surely
   xsp report runs/resnet50                                 write the page with timeline and charts
   xsp export runs/resnet50 --to http://localhost:4318      send it to Jaeger or to a Collector
   xsp import traces.jsonl -o runs/back                     read what a Collector or Jaeger gives back

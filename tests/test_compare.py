@@ -1,0 +1,234 @@
+"""Two runs side by side: input, question, answer; and two real ones, of which one has a slow layer."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import xsp
+from xsp.cli import main
+from xsp.comparison import Comparison, compare
+from xsp.comparison.align import align, common
+from xsp.comparison.evidence import adjusted, evidence, p_value
+from xsp.comparison.series import Series
+from xsp.errors import AnalysisError
+from xsp.testing import spans, trace_of
+from xsp.trace import Trace
+
+NOISE = (0, 3, -2, 1, -1, 2)
+
+
+def run(text: str, conv: float = 100, repeats: int = 6, name: str = "hand", noise: Sequence[float] = NOISE) -> Trace:
+    """Return a run of steps in which the layer `conv` takes about so many microseconds."""
+    rows = []
+    for step in range(repeats):
+        end = 10 + conv + noise[step % len(noise)]
+        rows += spans(text.format(end=end, fc=end + 50, done=end + 60), step=step, rung=70, timed=True)
+    return trace_of(rows, {"name": name})
+
+
+NET = """
+    step predict     0-{done}
+    module net       5-{fc} type=Net
+    module conv      10-{end} type=Conv2d
+    op aten::conv2d  10-{end}
+    module fc        {end}-{fc} type=Linear
+"""
+
+
+def verdicts(found: Comparison, section: str) -> dict[str, str]:
+    return {row.name: row.verdict for row in found.section(section)}
+
+
+def test_the_layer_that_became_slower_is_named_and_its_container_is_not() -> None:
+    found = compare(run(NET), run(NET, conv=150))
+    assert found.step.verdict == "slower"
+    assert verdicts(found, "layer") == {
+        "net": "no evidence of change",
+        "conv": "slower",
+        "fc": "no evidence of change",
+    }
+    conv = found.section("layer")[1]
+    assert (conv.aligned, conv.a_ms, conv.b_ms) == ("key", pytest.approx(0.1, rel=0.01), pytest.approx(0.15, rel=0.01))
+    assert conv.change_percent == pytest.approx(50, abs=1)
+    assert conv.low_percent is not None
+    assert conv.high_percent is not None
+    assert conv.low_percent < 50 < conv.high_percent
+    assert verdicts(found, "operator") == {"aten::conv2d": "slower"}
+    assert verdicts(compare(run(NET, conv=150), run(NET)), "layer")["conv"] == "faster"
+
+
+def test_the_same_twice_is_no_evidence_of_change() -> None:
+    found = compare(run(NET), run(NET, noise=(1, -2, 3, 0, 2, -1)))
+    assert {row.verdict for row in found.rows} == {"no evidence of change"}
+    assert found.step.detectable_percent is not None
+    assert 0 < found.step.detectable_percent < 5
+
+
+def test_without_repeats_it_cannot_tell() -> None:
+    found = compare(run(NET, repeats=1), run(NET, conv=150, repeats=1))
+    assert found.step.verdict == "cannot tell (no repeats)"
+    assert found.step.change_ms == pytest.approx(0.05)
+    assert found.step.low_ms is None
+    assert compare(run(NET, repeats=2), run(NET)).step.verdict == "cannot tell (too few repeats)"
+
+
+def test_layers_that_came_went_and_were_renamed() -> None:
+    other = NET.replace("module fc ", "module relu {fc}-{done} type=ReLU\n    module head ").replace("conv2d", "conv9")
+    found = compare(run(NET), run(other))
+    assert [(row.name, row.type, row.aligned, row.verdict) for row in found.section("layer")] == [
+        ("net", "Net", "key", "no evidence of change"),
+        ("conv", "Conv2d", "key", "no evidence of change"),
+        ("fc → head", "Linear", "type", "no evidence of change"),
+        ("relu", "ReLU", None, "only in B"),
+    ]
+    assert verdicts(found, "operator") == {"aten::conv2d": "only in A", "aten::conv9": "only in B"}
+
+
+def test_what_differs_beside_the_times_comes_first() -> None:
+    a, b = run(NET), run(NET, repeats=4)
+    a.run["machine"], b.run["machine"] = {"cores": 2, "packages": {"torch": "2.1"}}, {"cores": 8}
+    assert [tuple(each) for each in compare(a, b).differences] == [
+        ("timed steps", "M/L/G: 6", "M/L/G: 4"),
+        ("cores", "2", "8"),
+        ("torch", "2.1", "not known"),
+    ]
+
+
+def test_training_and_prediction_are_not_judged_against_each_other() -> None:
+    train = NET + "    backward backward {fc}-{done}\n"
+    found = compare(run(NET), run(train))
+    assert found.step.verdict == "cannot tell (the steps do different work)"
+    assert verdicts(found, "call") == {"backward backward": "only in B"}
+
+
+def test_what_has_nothing_in_common_or_holds_no_step_is_refused() -> None:
+    with pytest.raises(AnalysisError, match="nothing to compare"):
+        compare(run(NET), run("step x 0-{done}\nmodule a 10-{end} type=A\nop b 10-{end}"))
+    with pytest.raises(AnalysisError, match="holds no step"):
+        compare(run(NET), trace_of([]))
+
+
+def test_device_work_is_compared_by_layer_and_by_name() -> None:
+    text = """
+        step predict             0-300
+        module fc                10-60 type=Linear
+        op aten::mm              20-50
+        launch cudaLaunchKernel  25-30 correlation_id=1
+        kernel gemm              60-{end} correlation_id=1
+    """
+    found = compare(run(text), run(text, conv=140))
+    assert verdicts(found, "layer") == {"fc": "no evidence of change"}
+    assert verdicts(found, "layer on device") == {"fc": "slower"}
+    assert verdicts(found, "kernel") == {"gemm": "slower"}
+    assert found.section("kernel")[0].a_calls == 1
+
+
+# --- the parts --------------------------------------------------------------------------------------------
+
+
+def test_the_longest_common_subsequence() -> None:
+    pairs = common("abcbdab", "bdcaba")
+    assert len(pairs) == 4
+    assert all("abcbdab"[here] == "bdcaba"[there] for here, there in pairs)
+    assert pairs == sorted(pairs)
+    assert common("", "abc") == []
+    assert len(common("x" * 3000, "x" * 2000)) == 2000
+
+
+def test_layers_of_a_wrapped_model_are_aligned_by_type() -> None:
+    def net(prefix: str) -> list[Series]:
+        return [
+            Series(None, f"{prefix}{place}", kind, [1.0]) for place, kind in enumerate(("conv", "bn", "relu", "conv"))
+        ]
+
+    assert [pair.by for pair in align(net("block."), net("module.block."))] == ["type"] * 4
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom", "p"), [(0, 5, 1), (2.571, 5, 0.05), (12.706, 1, 0.05), (1.96, 1e5, 0.05), (12.0, 10, 2.91e-7)]
+)
+def test_student_s_p_value_is_that_of_the_tables(t: float, freedom: float, p: float) -> None:
+    assert p_value(t, freedom) == pytest.approx(p, rel=0.02)
+
+
+def test_p_values_are_adjusted_for_being_many() -> None:
+    assert adjusted([0.01, None, 0.04, 0.03]) == [pytest.approx(0.03), None, pytest.approx(0.04), pytest.approx(0.04)]
+
+
+def test_a_difference_without_any_noise_is_certain() -> None:
+    found = evidence([5.0] * 3, [6.0] * 3)
+    assert (found.p, found.low, found.high, found.detectable) == (0, 1, 1, 0)
+    assert evidence([5.0] * 3, [5.0] * 3).p == 1
+
+
+# --- real runs, from the command line ---------------------------------------------------------------------
+
+MODEL = """
+import time, torch
+
+class Slow(torch.nn.Module):
+    def forward(self, x):
+        time.sleep({seconds})
+        return torch.relu(x)
+
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), Slow(), torch.nn.Linear(64, 64)), torch.ones(8, 64)
+"""
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of a model with a layer that sleeps for 2 ms, and for 6 ms."""
+    torch = pytest.importorskip("torch")
+    place = tmp_path_factory.mktemp("real")
+    for name, seconds in (("before", 0.002), ("after", 0.006)):
+        names: dict[str, object] = {"__name__": "net"}
+        exec(MODEL.format(seconds=seconds), names)
+        build = names["net"]
+        assert callable(build)
+        model, batch = build()
+        with xsp.profile("net", out=place / name, levels="M/L/op") as prof, torch.no_grad():
+            for _ in range(45):
+                with prof.step():
+                    model(batch)
+    return place
+
+
+def test_the_command_finds_the_layer_that_sleeps(real: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = str(real / "before"), str(real / "after")
+    assert main(["compare", a, b, "--fail-if-slower", "20%", "--format", "json"]) == 1
+    printed = capsys.readouterr()
+    assert "the step is slower by" in printed.err
+    rows = json.loads(printed.out)["rows"]
+    slow = [row for row in rows if row["section"] == "layer" and row["verdict"] == "slower" and row["change_ms"] > 1]
+    assert [(row["name"], row["type"]) for row in slow] == [("1", "Slow")]
+    assert main(["compare", b, a, "--fail-if-slower", "20"]) == 0
+
+
+def test_every_format_has_the_verdict(real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = str(real / "before"), str(real / "after")
+    assert main(["compare", a, b]) == 0
+    assert "excludes 0" in capsys.readouterr().out
+    assert main(["compare", a, b, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert rows[0]["section"] == "step"
+    assert rows[0]["verdict"] == "slower"
+    assert main(["compare", a, b, "--format", "markdown", "--out", str(tmp_path / "c.md")]) == 0
+    assert "| 1 | Slow |" in (tmp_path / "c.md").read_text(encoding="utf-8")
+
+
+def test_in_python_it_is_a_relation(real: Path) -> None:
+    found = xsp.compare(xsp.load(real / "before"), xsp.load(real / "after"))
+    assert found.relation("layer").filter("verdict = 'slower' AND change_ms > 1").select("name").fetchall() == [("1",)]
+
+
+@pytest.mark.parametrize("percent", ["fast", "-1", "nan"])
+def test_a_threshold_that_is_none_is_a_usage_error(percent: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "a", "b", f"--fail-if-slower={percent}"]) == 2
+    assert "write a percentage" in capsys.readouterr().err

@@ -1,0 +1,133 @@
+"""Which layer of one run is which of another: by key, then by name, then by type and order."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from xsp.comparison.series import Series
+
+LIMIT = 2_000_000
+"""More pairs of equal tokens than this are not tried; the k-th is then paired with the k-th."""
+
+
+class Pair(NamedTuple):
+    """A row of one run beside its counterpart in the other; None where it has none."""
+
+    a: Series | None
+    b: Series | None
+    by: str | None
+    """The evidence: key, name or type."""
+
+
+def align(a: Sequence[Series], b: Sequence[Series]) -> list[Pair]:
+    """Pair the rows of two runs; what has no counterpart stands beside None.
+
+    The same key is the same place in the structure of a step. What is left is aligned by the longest common
+    subsequence of names, and what then is left, between two aligned neighbours, by that of types.
+    """
+    found: dict[int, tuple[int, str]] = {}
+    of_key = {row.key: place for place, row in enumerate(b) if row.key is not None}
+    for place, row in enumerate(a):
+        if row.key in of_key:
+            found[place] = (of_key.pop(row.key), "key")
+    _by_token(a, b, found, "name")
+    _by_token(a, b, found, "type")
+    return _in_order(a, b, found)
+
+
+def by_name(a: Sequence[Series], b: Sequence[Series]) -> list[Pair]:
+    """Pair rows of which each name has one, as kernels and operators."""
+    others = {row.name: row for row in b}
+    pairs = [Pair(row, others.pop(row.name), "name") if row.name in others else Pair(row, None, None) for row in a]
+    return [*pairs, *(Pair(None, row, None) for row in others.values())]
+
+
+def _by_token(a: Sequence[Series], b: Sequence[Series], found: dict[int, tuple[int, str]], by: str) -> None:
+    """Align what is left by name, or by type among those that follow the same aligned neighbour."""
+    taken = {place for place, _ in found.values()}
+    after_a = _neighbours(len(a), found)
+    after_b = _neighbours(len(b), {there: (here, "") for here, (there, _) in found.items()})
+    left_a = [place for place in range(len(a)) if place not in found]
+    left_b = [place for place in range(len(b)) if place not in taken]
+    if by == "name":
+        tokens: tuple[list[Hashable], list[Hashable]] = ([a[p].name for p in left_a], [b[p].name for p in left_b])
+    else:
+        anchors = {here: there for here, (there, _) in found.items()}
+        tokens = (
+            [(a[p].type, anchors.get(after_a[p], -1)) for p in left_a],
+            [(b[p].type, after_b[p]) for p in left_b],
+        )
+    for here, there in common(*tokens):
+        found[left_a[here]] = (left_b[there], by)
+
+
+def _neighbours(size: int, found: dict[int, tuple[int, str]]) -> list[int]:
+    """Return, for each place, the last aligned place before it; -1 where there is none."""
+    last, neighbours = -1, []
+    for place in range(size):
+        neighbours.append(last)
+        if place in found:
+            last = place
+    return neighbours
+
+
+def common(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Return the longest common subsequence as pairs of places.
+
+    By the ends of growing chains of matches (Hunt and Szymanski 1977): n log n where tokens are nearly unique.
+    """
+    places = _places(b)
+    if sum(len(places[token]) for token in a if token in places) > LIMIT:
+        return common(_numbered(a), _numbered(b))
+    ends: list[int] = []
+    chains: list[tuple[int, int, object]] = []
+    for here, token in enumerate(a):
+        for there in reversed(places.get(token, ())):
+            length = bisect_left(ends, there)
+            link = (here, there, chains[length - 1] if length else None)
+            if length == len(ends):
+                ends.append(there)
+                chains.append(link)
+            else:
+                ends[length], chains[length] = there, link
+    pairs: list[tuple[int, int]] = []
+    link_: object = chains[-1] if chains else None
+    while isinstance(link_, tuple):
+        pairs.append((link_[0], link_[1]))
+        link_ = link_[2]
+    return pairs[::-1]
+
+
+def _places(tokens: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for place, token in enumerate(tokens):
+        places[token].append(place)
+    return places
+
+
+def _numbered(tokens: Sequence[Hashable]) -> list[Hashable]:
+    """Return tokens of which each is unique: with the number of equal ones before it."""
+    seen: dict[Hashable, int] = defaultdict(int)
+    numbered: list[Hashable] = []
+    for token in tokens:
+        numbered.append((token, seen[token]))
+        seen[token] += 1
+    return numbered
+
+
+def _in_order(a: Sequence[Series], b: Sequence[Series], found: dict[int, tuple[int, str]]) -> list[Pair]:
+    """Return the pairs in the order of the second run; what only the first has follows its neighbour there."""
+    placed: list[tuple[float, int, Pair]] = []
+    last = -1
+    for place, row in enumerate(a):
+        if place in found:
+            last, by = found[place]
+            placed.append((last, -1, Pair(row, b[last], by)))
+        else:
+            placed.append((last + 0.5, place, Pair(row, None, None)))
+    taken = {place for place, _ in found.values()}
+    placed += [(place, -1, Pair(None, row, None)) for place, row in enumerate(b) if place not in taken]
+    return [pair for _, _, pair in sorted(placed, key=lambda each: each[:2])]

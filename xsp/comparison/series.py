@@ -1,0 +1,168 @@
+"""The times of a run, over its repeats, of what another run can be compared in.
+
+The times are those of the timed steps at the own rung of each level, in which it is the deepest one on (see
+`xsp.overhead`), so that no deeper level's cost is in them. A run without timed steps has one time for each row.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from xsp.overhead import own_rung
+from xsp.span import Kind, Level
+from xsp.trace import Trace
+from xsp.views import LAYERS, NS, UNDER
+
+
+class Series(NamedTuple):
+    """One row of a run: what it is, and its time in each repeat."""
+
+    key: str | None
+    name: str
+    type: str | None
+    values: list[float]
+    """Nanoseconds."""
+    calls: float | None = None
+    """Per step, the median."""
+
+
+def steps(trace: Trace) -> list[Series]:
+    """Return the step itself."""
+    rows = _calls(trace, f"kind = '{Kind.STEP}'")
+    return [row._replace(key="step") for row in rows[:1]]
+
+
+def phases(trace: Trace) -> list[Series]:
+    """Return the calls of the model level inside a step: forward, backward, optimizer, waiting for data."""
+    return _calls(trace, f"level = {int(Level.MODEL)} AND kind <> '{Kind.STEP}'")
+
+
+def layers(trace: Trace) -> list[Series]:
+    """Return the layers in execution order, with their time on the host without the layers inside them."""
+    if _rung(trace, Level.LAYER) is None:
+        return _rows(
+            trace,
+            f"WITH {UNDER}, {LAYERS} SELECT key, name, type, [self_ns::DOUBLE], 1 FROM layers "
+            f"WHERE {NS} IS NOT NULL ORDER BY layer_index",
+        )
+    own = f"""
+        WITH called AS (SELECT * FROM timed WHERE level = {int(Level.LAYER)}), inner_calls AS (
+            SELECT outer_call.layer_id AS span_id, called.trace_id, called.step, sum(called.dur_ns) AS ns
+            FROM called JOIN timed outer_call ON outer_call.span_id = called.parent_id
+                 AND outer_call.trace_id = called.trace_id AND outer_call.step IS NOT DISTINCT FROM called.step
+            WHERE outer_call.layer_id IS NOT NULL GROUP BY ALL
+        )
+        SELECT key, trace_id, step, sum(greatest(dur_ns - coalesce(ns, 0), 0)) AS ns
+        FROM called LEFT JOIN inner_calls USING (trace_id, step, span_id) GROUP BY ALL
+    """
+    return _layer_rows(trace, own)
+
+
+def layers_on_device(trace: Trace) -> list[Series]:
+    """Return the layers with the time of their device work, backward included; empty without a device."""
+    if _rung(trace, Level.KERNEL) is None or not trace.has(Level.KERNEL):
+        return []
+    own = f"""
+        SELECT layer.key, layer.trace_id, layer.step, sum(work.dur_ns) AS ns
+        FROM timed work JOIN timed layer ON layer.span_id = work.layer_id AND layer.trace_id = work.trace_id
+             AND layer.step IS NOT DISTINCT FROM work.step
+        WHERE work.level = {int(Level.KERNEL)} GROUP BY ALL
+    """
+    return _layer_rows(trace, own)
+
+
+def kernels(trace: Trace) -> list[Series]:
+    """Return the kernels and copies of the devices by name, with the sum of their times in a step."""
+    level = int(Level.KERNEL)
+    return _named(
+        trace, Level.KERNEL, f"SELECT name, type, trace_id, step, dur_ns AS ns FROM timed WHERE level = {level}"
+    )
+
+
+def operators(trace: Trace) -> list[Series]:
+    """Return the operators by name, with the sum in a step of their times without the operators inside them."""
+    return _named(
+        trace,
+        Level.OP,
+        f"""
+        WITH called AS (SELECT * FROM timed WHERE kind = '{Kind.OP}'), inner_calls AS (
+            SELECT parent_id AS span_id, trace_id, step, sum(dur_ns) AS ns FROM called
+            WHERE parent_rule = 'containment' GROUP BY ALL
+        )
+        SELECT name, NULL AS type, trace_id, step, greatest(dur_ns - coalesce(ns, 0), 0) AS ns
+        FROM called LEFT JOIN inner_calls USING (trace_id, step, span_id)
+        """,
+    )
+
+
+def _rung(trace: Trace, level: Level) -> int | None:
+    own = own_rung(level, trace.rungs)
+    if own is None:
+        return None
+    trace.con.execute(
+        "CREATE OR REPLACE TEMP VIEW timed AS "
+        f"SELECT * FROM alike_spans WHERE timed AND status = 'ok' AND rung = {own.level}"
+    )
+    return own.level
+
+
+def _rows(trace: Trace, query: str) -> list[Series]:
+    return [Series._make(row) for row in trace.con.execute(query).fetchall()]
+
+
+def _calls(trace: Trace, which: str) -> list[Series]:
+    """Return spans of the model level, in the order of the merged step."""
+    if _rung(trace, Level.MODEL) is None:
+        return _rows(
+            trace,
+            f"SELECT key, concat_ws(' ', kind, name), type, [{NS}::DOUBLE], 1 FROM merged "
+            f"WHERE {which} ORDER BY start_ns",
+        )
+    return _rows(
+        trace,
+        f"""
+        WITH times AS (
+            SELECT key, list(ns ORDER BY step) AS ns FROM (
+                SELECT key, step, sum(dur_ns)::DOUBLE AS ns FROM timed WHERE {which} GROUP BY key, trace_id, step
+            ) GROUP BY key
+        )
+        SELECT key, concat_ws(' ', kind, name), type, ns, 1 FROM merged JOIN times USING (key)
+        WHERE {which} ORDER BY start_ns
+        """,
+    )
+
+
+def _layer_rows(trace: Trace, own: str) -> list[Series]:
+    """Return a series for each layer of the merged step.
+
+    Args:
+        trace: whose.
+        own: SQL of key, trace_id, step and ns.
+    """
+    return _rows(
+        trace,
+        f"""
+        WITH times AS (SELECT key, list(ns::DOUBLE ORDER BY step) AS ns FROM ({own}) GROUP BY key)
+        SELECT key, name, type, ns, 1 FROM merged JOIN times USING (key)
+        WHERE level = {int(Level.LAYER)} ORDER BY layer_index
+        """,
+    )
+
+
+def _named(trace: Trace, level: Level, own: str) -> list[Series]:
+    """Return a series for each name, dearest first; a step in which it does not occur counts as 0."""
+    if _rung(trace, level) is None or not trace.has(level):
+        return []
+    return _rows(
+        trace,
+        f"""
+        WITH of_step AS (
+            SELECT name, any_value(type) AS type, trace_id, step, sum(ns)::DOUBLE AS ns, count(*) AS calls
+            FROM ({own}) GROUP BY name, trace_id, step
+        ), repeats AS (SELECT count(*) AS n FROM (SELECT DISTINCT trace_id, step FROM timed))
+        SELECT NULL, name, any_value(type),
+               list_resize(list(ns ORDER BY step), any_value(n)::INTEGER, 0.0),
+               list_median(list_resize(list(calls), any_value(n)::INTEGER, 0))
+        FROM of_step CROSS JOIN repeats GROUP BY name ORDER BY sum(ns) DESC, name
+        """,
+    )

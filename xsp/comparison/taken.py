@@ -1,0 +1,42 @@
+"""Memory of two runs: peaks per device, and what each layer allocates. It hardly varies, so no test is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xsp.analyses.memory import MEMORY_STEPS
+from xsp.errors import AnalysisError
+from xsp.trace import Trace
+from xsp.views import LAYERS, UNDER
+
+Taken = dict[tuple[str, str | None], float]
+
+
+def memory(a: Trace, b: Trace) -> Iterator[tuple[str, str | None, float | None, float | None]]:
+    """Yield name, type and MiB in both runs; None where a run does not have it.
+
+    First the peak of each device over all steps, then what the layers together and each layer itself allocate.
+    """
+    for one, other in ((_peaks(a), _peaks(b)), (_layers(a), _layers(b))):
+        if one and other:
+            for name, kind in dict.fromkeys([*one, *other]):
+                yield name, kind, one.get((name, kind)), other.get((name, kind))
+
+
+def _peaks(trace: Trace) -> Taken:
+    try:
+        rows = MEMORY_STEPS(trace).aggregate("device, max(peak_mib)").order("device NULLS FIRST").fetchall()
+    except AnalysisError:
+        return {}
+    return {(f"peak of {'the host' if device is None else f'device {device}'}", None): peak for device, peak in rows}
+
+
+def _layers(trace: Trace) -> Taken:
+    rows = trace.con.execute(
+        f"WITH {UNDER}, {LAYERS} SELECT name, any_value(type), sum(self_alloc_bytes) / 1048576 FROM layers "
+        "WHERE self_alloc_bytes IS NOT NULL GROUP BY name ORDER BY min(layer_index)"
+    ).fetchall()
+    if not rows:
+        return {}
+    total = sum(mib for _, _, mib in rows)
+    return {("allocated by all layers", None): total, **{(name, kind): mib for name, kind, mib in rows}}
