@@ -29,6 +29,7 @@ from xsp.errors import AnalysisError, PluginError, TraceError
 from xsp.importers import contract
 from xsp.importers.chakra import Chakra
 from xsp.importers.kineto import Kineto
+from xsp.intake.sweep import DEEPEST, sweep
 
 JSON = {"kineto": KINETO, "chrome": CHROME}
 TIMES = int(os.environ.get("XSP_FUZZ_TIMES", "1"))
@@ -282,3 +283,11 @@ def test_an_archive_bomb_takes_no_memory(tmp_path: Path, small: Path) -> None:
     taken, said = peak(small, large)
     assert "large.json.gz" in said
     assert taken < 200
+
+
+def test_absurd_nesting_ends_where_no_program_goes() -> None:
+    count = 10_000
+    nested = [(0, 1, 10, 10, place, 3 * count - place, False, None, False, None) for place in range(count)]
+    placed = list(sweep(nested, 0))
+    assert max(each.depth for each in placed) == DEEPEST
+    assert [each.parent for each in placed[:DEEPEST]] == list(range(-1, DEEPEST - 1))

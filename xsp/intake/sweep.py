@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from xsp.span import Level
 
-DEEPEST = 500
+DEEPEST = 200
 """Spans above one another. What lies deeper hangs on the last of them: no program nests so, but a file may."""
 
 CONTAINED, FOLLOWED = 1, 2
