@@ -35,7 +35,7 @@ class Kineto:
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
         """Make the table `seen`, see `xsp.importers.contract.TableImporter`."""
-        around = traceevents.read(con, source)
+        around = traceevents.read(con, source, more=kineto_rows.READ)
         losses = Losses(self.name)
         if around.open:
             losses.note("the list of trace events is not closed: the program that wrote it ended early")

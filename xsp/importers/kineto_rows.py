@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import duckdb
 
 from xsp import table
@@ -61,23 +63,22 @@ _SORTS = " ".join(
     f"WHEN kind IN ({', '.join(map(table.literal, names))}) THEN '{sort}'" for sort, names in CATEGORIES.items()
 )
 
-_ROWS = f"""
+READ = {
+    "kind": "lower(coalesce(cat, ''))",
+    "sorted": "CASE WHEN name = '[memory]' AND ph IN ('i', 'I') THEN 'memory' WHEN ph <> 'X' OR ph IS NULL THEN NULL "
+    f"WHEN kind = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL {_SORTS} END",
+}
+"""Columns that `events` has besides its own: the category in lower case, and what sort of row an event would be."""
+
+_ROWS = """
     CREATE OR REPLACE VIEW rows AS
-    SELECT *, CASE WHEN ts_ns IS NULL OR ts_ns < 0 OR sorted <> 'memory' AND (dur_ns IS NULL OR dur_ns < 0)
-                   THEN NULL ELSE sorted END AS sort
-    FROM (
-        SELECT * EXCLUDE (pid, tid), CASE
-                   WHEN name = '[memory]' AND ph IN ('i', 'I') THEN 'memory'
-                   WHEN ph <> 'X' OR ph IS NULL THEN NULL
-                   WHEN kind = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL
-                   {_SORTS} END AS sorted,
-               TRY_CAST(pid AS BIGINT) AS pid,
-               coalesce(TRY_CAST(tid AS BIGINT), TRY_CAST(regexp_extract(tid, '(\\d+)$', 1) AS BIGINT)) AS tid
-        FROM (SELECT *, lower(coalesce(cat, '')) AS kind FROM events)
-    )
+    SELECT * EXCLUDE (pid, tid), TRY_CAST(pid AS BIGINT) AS pid,
+           coalesce(TRY_CAST(tid AS BIGINT), TRY_CAST(regexp_extract(tid, '(\\d+)$', 1) AS BIGINT)) AS tid,
+           CASE WHEN ts_ns IS NULL OR ts_ns < 0 OR sorted <> 'memory' AND (dur_ns IS NULL OR dur_ns < 0)
+                THEN NULL ELSE sorted END AS sort
+    FROM events
 """
-"""Trace events with the sort of each, and with what identifies them as numbers. `sorted` is what one would be, `sort`
-what it is: without a time it is nothing."""
+"""Trace events with what identifies them as numbers, and the sort of each: without a time it is none."""
 
 
 def _count_left_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
@@ -119,21 +120,27 @@ def _layers(con: duckdb.DuckDBPyConnection, losses: Losses) -> str:
     return f"({_COMPILED} OR kind = 'user_annotation' AND NOT ({_PASSIVE}))"
 
 
-def _text(*names: str) -> str:
-    """Return the SQL of an argument as text, by the first of its names that is there."""
-    return f"coalesce({', '.join(f'args ->> {table.literal(_path(name))}' for name in names)})"
+class _Arguments(NamedTuple):
+    """Those arguments of an event that a sort of rows needs: taken out of the JSON in one go."""
 
+    names: tuple[str, ...]
 
-def _whole(*names: str) -> str:
-    return f"TRY_CAST({_text(*names)} AS BIGINT)"
+    def rows(self, where: str) -> str:
+        """Return the SQL of the rows for which a condition holds, with their arguments."""
+        paths = ", ".join(table.literal(f'$."{name}"') for name in self.names)
+        return f"(SELECT *, json_extract_string(args, [{paths}]) AS found FROM rows WHERE {where})"
 
+    def text(self, *names: str) -> str:
+        """Return the SQL of an argument as text, by the first of its names that is there; of JSON, its text."""
+        return f"coalesce({', '.join(f'found[{self.names.index(name) + 1}]' for name in names)})"
 
-def _json(name: str) -> str:
-    return f"CAST(args -> {table.literal(_path(name))} AS VARCHAR)"
+    def whole(self, *names: str) -> str:
+        """Return the SQL of an argument as an integer."""
+        return f"TRY_CAST({self.text(*names)} AS BIGINT)"
 
-
-def _path(name: str) -> str:
-    return f'$."{name}"'
+    def quoted(self, name: str) -> str:
+        """Return the SQL of a text argument as JSON."""
+        return f"CAST(to_json({self.text(name)}) AS VARCHAR)"
 
 
 def _object(parts: dict[str, str]) -> str:
@@ -142,20 +149,34 @@ def _object(parts: dict[str, str]) -> str:
     return f"nullif('{{' || substr({joined}, 2) || '}}', '{{}}')"
 
 
-_COLLECTIVE = {
-    "xsp.collective.name": f"to_json({_text('Collective name')})",
-    "xsp.collective.communicator": f"to_json({_text('Process Group Name')})",
-    "xsp.collective.seq": _json("Seq"),
-    "xsp.collective.in_elements": _json("In msg nelems"),
-    "xsp.collective.out_elements": _json("Out msg nelems"),
-    "xsp.collective.dtype": f"to_json({_text('dtype')})",
-    "xsp.collective.group_size": _json("Group size"),
-    "xsp.collective.group_ranks": f"to_json({_text('Process Group Ranks')})",
-}
-_HAS_COLLECTIVE = "json_exists(args, '$.\"Collective name\"')"
+_TOLD_OF_COLLECTIVES = ("Collective name", "Process Group Name", "Seq", "In msg nelems", "Out msg nelems", "dtype",
+                        "Group size", "Process Group Ranks")  # fmt: skip
 
-_FORWARD = _whole("Fwd thread id")
+
+def _collective(given: _Arguments) -> dict[str, str]:
+    """Return the SQL of what a row says of a collective, by attribute."""
+    return {
+        "xsp.collective.name": given.quoted("Collective name"),
+        "xsp.collective.communicator": given.quoted("Process Group Name"),
+        "xsp.collective.seq": given.text("Seq"),
+        "xsp.collective.in_elements": given.text("In msg nelems"),
+        "xsp.collective.out_elements": given.text("Out msg nelems"),
+        "xsp.collective.dtype": given.quoted("dtype"),
+        "xsp.collective.group_size": given.text("Group size"),
+        "xsp.collective.group_ranks": given.quoted("Process Group Ranks"),
+    }
+
+
+_OP = _Arguments(("Fwd thread id", "Sequence number", "Input Dims", "Input dims", "Input type", "Input types",
+                  "Concrete Inputs", "Concrete inputs", "External id", "external id", "Record function id",
+                  *_TOLD_OF_COLLECTIVES))  # fmt: skip
+_FORWARD = _OP.whole("Fwd thread id")
 _BACKWARD = f"({_FORWARD} > 0 OR name LIKE 'autograd::engine::%')"
+_SEQUENCE = _OP.whole("Sequence number")
+_TYPES = _OP.text("Input type", "Input types")
+_TENSORS = (
+    f"list_filter(TRY_CAST({_TYPES} AS VARCHAR[]), lambda each: each NOT IN ('', 'Scalar', 'ScalarList', 'TensorList'))"
+)
 
 
 def _ops(layers: str) -> str:
@@ -174,25 +195,20 @@ def _ops(layers: str) -> str:
                 ELSE '{Kind.OP}' END AS kind,
            CASE WHEN {_COMPILED} THEN 'compiled' WHEN {layers} THEN 'annotation' END AS type,
            CASE WHEN {_BACKWARD} THEN 'backward' WHEN name LIKE 'Optimizer.%' THEN 'optimizer' END AS phase,
-           CASE WHEN {_whole("Sequence number")} >= 0 THEN {_whole("Sequence number")} END AS sequence_nr,
+           CASE WHEN {_SEQUENCE} >= 0 THEN {_SEQUENCE} END AS sequence_nr,
            numbered.thread AS forward_thread,
-           CASE WHEN kind <> 'user_annotation' THEN
-               coalesce({_json("Input Dims")}, {_json("Input dims")}) END AS input_shapes,
-           CASE WHEN kind <> 'user_annotation' THEN
-               coalesce({_json("Input type")}, {_json("Input types")}) END AS dtypes,
-           list_filter(TRY_CAST(coalesce({_json("Input type")}, {_json("Input types")}) AS VARCHAR[]),
-                       lambda each: each NOT IN ('', 'Scalar', 'ScalarList', 'TensorList'))[1] AS dtype,
-           CASE WHEN kind <> 'user_annotation' THEN
-               coalesce({_json("Concrete Inputs")}, {_json("Concrete inputs")}) END AS scalars,
-           {_whole("External id", "external id")} AS operator,
-           CASE WHEN {_HAS_COLLECTIVE} THEN {_object(_COLLECTIVE)}
+           CASE WHEN kind <> 'user_annotation' THEN {_OP.text("Input Dims", "Input dims")} END AS input_shapes,
+           CASE WHEN kind <> 'user_annotation' THEN {_TYPES} END AS dtypes,
+           ({_TENSORS})[1] AS dtype,
+           CASE WHEN kind <> 'user_annotation' THEN {_OP.text("Concrete Inputs", "Concrete inputs")} END AS scalars,
+           {_OP.whole("External id", "external id")} AS operator,
+           CASE WHEN {_OP.text("Collective name")} IS NOT NULL THEN {_object(_collective(_OP))}
                 WHEN name LIKE '## Call CompiledFxGraph %' THEN
                     json_object('compiled', regexp_extract(name, 'CompiledFxGraph (\\w+)', 1))::VARCHAR
                 WHEN name LIKE 'triton\\_%' ESCAPE '\\' THEN
                     json_object('fused', regexp_extract(name, '^triton_\\w+?_fused_(.*)_\\d+$', 1))::VARCHAR
            END AS attributes
-    FROM rows LEFT JOIN numbered ON numbered.process = pid AND numbered.forward = {_FORWARD}
-    WHERE sort = 'op'
+    FROM {_OP.rows("sort = 'op'")} LEFT JOIN numbered ON numbered.process = pid AND numbered.forward = {_FORWARD}
 """
 
 
@@ -203,59 +219,72 @@ _MODULES = f"""
     FROM rows WHERE sort = 'module'
 """
 
+_CALL = _Arguments(("correlation",))
+
 _RUNTIME = f"""
     SELECT number, ts_ns AS start_ns, dur_ns, pid AS process, tid AS thread, name, {int(Level.RUNTIME)} AS level,
            CASE WHEN name SIMILAR TO '.*(Launch|Memcpy|Memset).*' THEN '{Kind.LAUNCH}'
                 WHEN name LIKE '%Synchronize%' OR name LIKE '%EventQuery%' THEN '{Kind.SYNC}'
                 ELSE '{Kind.CALL}' END AS kind,
-           nullif({_whole("correlation")}, 0) AS correlation_id,
+           nullif({_CALL.whole("correlation")}, 0) AS correlation_id,
            CASE WHEN name LIKE '%Synchronize%' THEN json_object('sync', CASE
                WHEN name LIKE '%Stream%' THEN 'stream' WHEN name LIKE '%Event%' THEN 'event'
                WHEN name LIKE '%Ctx%' THEN 'context' ELSE 'device' END)::VARCHAR END AS attributes
-    FROM rows WHERE sort = 'runtime'
+    FROM {_CALL.rows("sort = 'runtime'")}
 """
 
-_LAUNCH_SHAPE = {
-    "grid": _json("grid"),
-    "block": _json("block"),
-    "registers": _json("registers per thread"),
-    "shared_bytes": _json("shared memory"),
-    "blocks_per_sm": _json("blocks per SM"),
-    "warps_per_sm": _json("warps per SM"),
-    "context": _json("context"),
-    "graph": "CASE WHEN coalesce(" + _whole("graph id", "graph node id") + ", 0) > 0 THEN 'true' END",
+_WORK = _Arguments(("device", "stream", "correlation", "External id", "external id", "grid", "block", "context",
+                    "registers per thread", "shared memory", "blocks per SM", "warps per SM", "graph id",
+                    "graph node id", "est. achieved occupancy %", "bytes", *_TOLD_OF_COLLECTIVES))  # fmt: skip
+_OCCUPANCY = _WORK.text("est. achieved occupancy %")
+_IN_GRAPH = f"coalesce({_WORK.whole('graph id', 'graph node id')} > 0, false)"
+_CORRELATION = _WORK.whole("correlation")
+_EXTERNAL = _WORK.whole("External id", "external id")
+
+_LAUNCHED = {
+    "grid": _WORK.text("grid"),
+    "block": _WORK.text("block"),
+    "registers": _WORK.text("registers per thread"),
+    "shared_bytes": _WORK.text("shared memory"),
+    "blocks_per_sm": _WORK.text("blocks per SM"),
+    "warps_per_sm": _WORK.text("warps per SM"),
+    "context": _WORK.text("context"),
+    "graph": f"CASE WHEN {_IN_GRAPH} THEN 'true' END",
 }
-_COPIED = {"bytes": _json("bytes"), "copy": "to_json(" + "CASE WHEN name LIKE 'Memset%' THEN 'memset' ELSE "
-           "coalesce(nullif(regexp_extract(name, '([A-Z]to[A-Z])', 1), ''), name) END)"}  # fmt: skip
+_COPIED = {
+    "bytes": _WORK.text("bytes"),
+    "copy": "CAST(to_json(CASE WHEN name LIKE 'Memset%' THEN 'memset' ELSE "
+    "coalesce(nullif(regexp_extract(name, '([A-Z]to[A-Z])', 1), ''), name) END) AS VARCHAR)",
+}
 
 _DEVICE = f"""
     SELECT number, ts_ns AS start_ns, dur_ns, name, {int(Level.KERNEL)} AS level,
            CASE WHEN sort = 'kernel' THEN '{Kind.KERNEL}' ELSE '{Kind.COPY}' END AS kind,
-           coalesce({_whole("device")}, pid, 0) AS device, coalesce({_whole("stream")}, tid) AS stream,
-           nullif({_whole("correlation")}, 0) AS correlation_id,
-           CASE WHEN {_whole("External id", "external id")} IS DISTINCT FROM {_whole("correlation")}
-                THEN {_whole("External id", "external id")} END AS operator,
-           coalesce({_whole("graph id", "graph node id")}, 0) > 0 AS replayed,
-           TRY_CAST({_text("est. achieved occupancy %")} AS DOUBLE) / 100 AS occupancy,
-           CASE WHEN {_text("est. achieved occupancy %")} IS NOT NULL THEN 'estimate' END AS occupancy_source,
+           coalesce({_WORK.whole("device")}, pid, 0) AS device, coalesce({_WORK.whole("stream")}, tid) AS stream,
+           nullif({_CORRELATION}, 0) AS correlation_id,
+           CASE WHEN {_EXTERNAL} IS DISTINCT FROM {_CORRELATION} THEN {_EXTERNAL} END AS operator,
+           {_IN_GRAPH} AS replayed, TRY_CAST({_OCCUPANCY} AS DOUBLE) / 100 AS occupancy,
+           CASE WHEN {_OCCUPANCY} IS NOT NULL THEN 'estimate' END AS occupancy_source,
            CASE WHEN sort = 'copy' THEN {_object(_COPIED)}
-                WHEN {_HAS_COLLECTIVE} THEN {_object(_LAUNCH_SHAPE | _COLLECTIVE)}
-                ELSE {_object(_LAUNCH_SHAPE)} END AS attributes
-    FROM rows WHERE sort IN ('kernel', 'copy')
+                WHEN {_WORK.text("Collective name")} IS NOT NULL THEN {_object(_LAUNCHED | _collective(_WORK))}
+                ELSE {_object(_LAUNCHED)} END AS attributes
+    FROM {_WORK.rows("sort IN ('kernel', 'copy')")}
 """
 
-_FREED = {
-    "device_type": _json("Device Type"),
-    "total_allocated_bytes": _json("Total Allocated"),
-    "total_reserved_bytes": _json("Total Reserved"),
-    "address": _json("Addr"),
+_ALLOCATION = _Arguments(("Bytes", "Device Type", "Device Id", "Total Allocated", "Total Reserved", "Addr"))
+_MOVED = {
+    "device_type": _ALLOCATION.text("Device Type"),
+    "device": _ALLOCATION.text("Device Id"),
+    "total_allocated_bytes": _ALLOCATION.text("Total Allocated"),
+    "total_reserved_bytes": _ALLOCATION.text("Total Reserved"),
+    "address": _ALLOCATION.text("Addr"),
 }
 
 _MEMORY = f"""
     SELECT number, ts_ns AS start_ns, 0 AS dur_ns, pid AS process, tid AS thread, 'memory' AS name,
-           {int(Level.OP)} AS level, '{Kind.ALLOC}' AS kind, {_whole("Bytes")} AS alloc_bytes,
-           {_object(_FREED)} AS attributes
-    FROM rows WHERE sort = 'memory'
+           {int(Level.OP)} AS level, '{Kind.ALLOC}' AS kind, {_ALLOCATION.whole("Bytes")} AS alloc_bytes,
+           {_object(_MOVED)} AS attributes
+    FROM {_ALLOCATION.rows("sort = 'memory'")}
 """
 
 _OVERHEAD = f"""
@@ -269,12 +298,12 @@ def _record_functions(con: duckdb.DuckDBPyConnection) -> None:
 
     Where the first operators have no such number none is sought: it takes time.
     """
-    number = _whole("Record function id")
-    first = f"SELECT 1 FROM (FROM rows WHERE sort = 'op' LIMIT 1000) WHERE {number} > 0 LIMIT 1"
-    where = "sort = 'op'" if con.execute(first).fetchall() else "false"
+    number, ops = _OP.whole("Record function id"), _OP.rows("sort = 'op'")
+    first = f"SELECT 1 FROM (FROM {ops} LIMIT 1000) WHERE {number} > 0 LIMIT 1"
+    wanted = "true" if con.execute(first).fetchall() else "false"
     con.execute(
-        f"CREATE OR REPLACE TEMP TABLE operators AS SELECT number, {number} AS record_function_id "
-        f"FROM rows WHERE {where}"
+        "CREATE OR REPLACE TEMP TABLE operators AS "
+        f"SELECT number, {number} AS record_function_id FROM {ops} WHERE {wanted}"
     )
 
 
@@ -284,13 +313,12 @@ def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
     The arrows between forward and backward operators tell the number's thread. Without arrows it is known only where
     all forward operators ran on one thread.
     """
-    number = _whole("Sequence number")
     con.execute(
         f"""
         CREATE OR REPLACE TABLE numbered AS
         WITH ops AS (
             SELECT pid, tid, ts_ns, coalesce({_FORWARD}, 0) AS forward, name
-            FROM rows WHERE sort = 'op' AND {number} >= 0
+            FROM {_OP.rows("sort = 'op'")} WHERE {_SEQUENCE} >= 0
         ), ends AS (
             SELECT id, any_value(tid) FILTER (ph = 's') AS from_thread, any_value(pid) FILTER (ph = 'f') AS pid,
                    any_value(tid) FILTER (ph = 'f') AS tid, any_value(ts_ns) FILTER (ph = 'f') AS ts_ns

@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -62,7 +62,9 @@ class Around:
     """Whether the array was not closed: who wrote it ended early, as the format allows."""
 
 
-def read(con: duckdb.DuckDBPyConnection, source: str, args: str = "args", where: str = "true") -> Around:
+def read(
+    con: duckdb.DuckDBPyConnection, source: str, args: str = "args", more: Mapping[str, str] | None = None
+) -> Around:
     """Make the table `events` of a file's trace events.
 
     Its columns are `number` (the place in the file, from 0), those of the format as text (`ph`, `cat`, `name`, `pid`,
@@ -72,7 +74,7 @@ def read(con: duckdb.DuckDBPyConnection, source: str, args: str = "args", where:
         con: an engine.
         source: path of a file, perhaps gzip.
         args: SQL of what is kept of `args`, which is JSON; other columns of the format may be used.
-        where: SQL of the events that are kept.
+        more: SQL of further columns, by name; a later one may use an earlier one.
 
     Raises:
         TraceError: it cannot be read, or is no such JSON; with the place.
@@ -82,7 +84,7 @@ def read(con: duckdb.DuckDBPyConnection, source: str, args: str = "args", where:
         with opened(Path(source)) as file:
             exact = _copy(source, file, copy)
         around = _isolate(source, copy)
-        _load(con, source, copy, args, where, exact)
+        _load(con, source, copy, {"args": args, **(more or {})}, exact)
     return around
 
 
@@ -254,7 +256,7 @@ _KINDS = {"ph": "VARCHAR", "cat": "VARCHAR", "name": "VARCHAR", "pid": "VARCHAR"
           "bp": "VARCHAR"}  # fmt: skip
 
 
-def _load(con: duckdb.DuckDBPyConnection, source: str, copy: Path, args: str, where: str, exact: bool) -> None:
+def _load(con: duckdb.DuckDBPyConnection, source: str, copy: Path, more: Mapping[str, str], exact: bool) -> None:
     """Let the engine read the array."""
     time = "DOUBLE" if exact else "VARCHAR"
     columns = {**_KINDS, "ts": time, "dur": time, "args": "JSON"}
@@ -264,10 +266,10 @@ def _load(con: duckdb.DuckDBPyConnection, source: str, copy: Path, args: str, wh
             f"""
             CREATE OR REPLACE TABLE events AS
             SELECT row_number() OVER () - 1 AS number, {", ".join(_KINDS)},
-                   {_nanoseconds("ts", exact)} AS ts_ns, {_nanoseconds("dur", exact)} AS dur_ns, {args} AS args
+                   {_nanoseconds("ts", exact)} AS ts_ns, {_nanoseconds("dur", exact)} AS dur_ns,
+                   {", ".join(f"{value} AS {name}" for name, value in more.items())}
             FROM read_json({table.literal(str(copy))}, format = 'array', columns = {{{shown}}},
                            maximum_object_size = {MOST_IN_ONE})
-            WHERE {where}
             """
         )
     except duckdb.Error as error:
