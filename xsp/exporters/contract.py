@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import gzip
+import io
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -98,8 +99,6 @@ def whole(path: Path) -> Iterator[IO[str]]:
 
 @contextlib.contextmanager
 def _text(file: IO[bytes], path: Path) -> Iterator[IO[str]]:
-    import io
-
     if path.suffix == ".gz":
         packed = gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=_FAST, mtime=0)
         with packed, io.TextIOWrapper(cast("IO[bytes]", packed), encoding="utf-8", newline="\n") as text:

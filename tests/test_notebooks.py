@@ -1,0 +1,61 @@
+"""The notebooks: those in the repository were executed, say nothing of where, and run again here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="needs the extra `notebooks`")
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SHARED = ROOT.parent / "shared" / "traces"
+OF_A_GPU = {"gpu_trace", "rooflines"}
+"""Those that read a trace of others."""
+
+
+def read(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)
+
+
+def code(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_was_executed_from_top_to_bottom(path: Path) -> None:
+    notebook = read(path)
+    nbformat.validate(notebook)
+    assert [cell.execution_count for cell in code(notebook)] == list(range(1, len(code(notebook)) + 1))
+    assert [out for cell in code(notebook) for out in cell.outputs if out.output_type == "error"] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_shows_a_picture_and_explains_it(path: Path) -> None:
+    notebook = read(path)
+    assert any("image/png" in out.get("data", {}) for cell in code(notebook) for out in cell.outputs)
+    assert notebook.cells[0].source.startswith("# ")
+    assert f"{path.name})" in (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_name_no_place(path: Path) -> None:
+    texts = [str(out.get("text", "")) + str(out.get("data", {}).get("text/plain", ""))
+             for cell in code(read(path)) for out in cell.outputs]  # fmt: skip
+    assert [text for text in texts if re.search(r"(?<![\w.<])/(tmp|home|root|usr|work)/", text)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path) -> None:
+    client = pytest.importorskip("nbclient", reason="needs the extra `notebooks`")
+    for package in ("ipykernel", "matplotlib", "pandas", "torch"):
+        pytest.importorskip(package, reason="needs the extras `notebooks` and `torch`")
+    if path.stem in OF_A_GPU and not SHARED.is_dir():
+        pytest.skip("the traces of a GPU that it reads are not in ../shared/traces")
+    client.NotebookClient(
+        read(path), timeout=600, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+    ).execute()
