@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from xsp.ceilings import PRECISIONS, USUAL
+from xsp.kernelnames import COMMUNICATION, NAMES
 from xsp.span import Kind, Level
 
 NS = "coalesce(true_ns, raw_ns, dur_ns)"
@@ -45,10 +46,12 @@ _COMPUTES = f"""(
 )"""
 
 _ON_DEVICE = f"""
+    {NAMES},
     calls AS (
-        SELECT *, parent_id AS op_id, true AS carries, 'device' AS library,
-               flops AS own_flops, dram_read_bytes AS own_read, dram_write_bytes AS own_write
-        FROM merged WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}'
+        SELECT merged.*, parent_id AS op_id, true AS carries, 'device' AS library,
+               flops AS own_flops, dram_read_bytes AS own_read, dram_write_bytes AS own_write,
+               class = '{COMMUNICATION}' AS communication, tensor_cores
+        FROM merged LEFT JOIN names USING (name) WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}'
     )
 """
 
@@ -66,13 +69,14 @@ _ON_HOST = f"""
                type IS DISTINCT FROM 'reorder' AS carries,
                CASE WHEN kind = '{Kind.PRIMITIVE}' THEN json_extract_string(attributes, '$.library')
                     ELSE 'unknown' END AS library,
-               NULL::BIGINT AS own_flops, NULL::BIGINT AS own_read, NULL::BIGINT AS own_write
+               NULL::BIGINT AS own_flops, NULL::BIGINT AS own_read, NULL::BIGINT AS own_write,
+               false AS communication, NULL AS tensor_cores
         FROM merged m WHERE {_COMPUTES} AND m.span_id NOT IN (SELECT span_id FROM around)
     )
 """
 
-_PRECISION = f"""CASE WHEN op.dtype = 'float' AND regexp_matches(calls.name, 'tf32|s1688(gemm|cudnn|fprop|dgrad|wgrad)')
-    THEN 'tf32' {" ".join(f"WHEN op.dtype = '{dtype}' THEN '{kind}'" for dtype, kind in PRECISIONS.items())}
+_PRECISION = f"""CASE WHEN op.dtype = 'float' AND tensor_cores = 'yes' THEN 'tf32'
+    {" ".join(f"WHEN op.dtype = '{dtype}' THEN '{kind}'" for dtype, kind in PRECISIONS.items())}
     ELSE '{USUAL}' END"""
 
 
@@ -101,7 +105,7 @@ _KERNELS = f"""
     kernels AS (
         SELECT calls.span_id, calls.name, calls.kind, calls.type, calls.phase, calls.start_ns, calls.dur_ns,
                coalesce(true_ns, raw_ns, calls.dur_ns) AS ns, true_lo_ns, true_hi_ns, calls.layer_id,
-               layer.layer_index, layer.name AS layer_name, library, {_PRECISION} AS precision,
+               layer.layer_index, layer.name AS layer_name, library, communication, {_PRECISION} AS precision,
                {_figure("own_flops", "flops")}, {_figure("own_read", "dram_read_bytes")},
                {_figure("own_write", "dram_write_bytes")},
                CASE WHEN own_flops IS NOT NULL THEN coalesce(calls.flops_source, 'counter')
@@ -124,6 +128,7 @@ def kernels(on_device: bool) -> str:
     Without a device, the innermost spans that compute are the kernels: the primitives, and the operators that hold
     no primitive and no computing operator.
 
+    A single-precision operator's kernel that uses tensor cores, as far as its name tells, computes in `tf32`.
     Figures are a kernel's own where a counter gave them. Figures from shapes are an operator's, and which of its
     kernels did how much of it is not known. So a kernel has them (`flops`) where it is its operator's only one; the
     kernels of a name (`name_flops`, shares that only mean something summed) where all of the operator's have that

@@ -25,12 +25,15 @@ from xsp.analyses.memory import MEMORY_STEPS, MEMORY_TIMELINE
 from xsp.analyses.model import A1, Optimum, optimal_batch
 from xsp.analyses.ranks import COLLECTIVE_SKEW, STRAGGLERS
 from xsp.analyses.roofline import A9, A14, A15
+from xsp.analyses.stages import STAGES
+from xsp.analyses.sweep import model_roofline, model_sweep
 from xsp.analyses.tensorcores import TENSOR_CORES
 
 ANALYSES: dict[str, Analysis] = {
     each.id: each
     for each in (
-        A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND,
+        A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, STAGES,
+        LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND,
         DEVICE_ACTIVITY, STEPS, KERNEL_CLASSES, IDLE_CAUSES, IDLE_GAPS, LAUNCHES, LAUNCH_BOUND,
         TENSOR_CORES, COMMUNICATION, COLLECTIVE_SKEW, STRAGGLERS,
         CRITICAL_PATH, CRITICAL_PATH_SUMMARY, MEMORY_TIMELINE, MEMORY_STEPS,
@@ -53,6 +56,7 @@ layer_metrics = A12
 kernel_share = A13
 layer_roofline = A14
 kernels_by_model = A15
+stages = STAGES
 ledger = LEDGER
 ledger_by_layer = LEDGER_BY_LAYER
 ledger_by_kind = LEDGER_BY_KIND
@@ -63,5 +67,5 @@ __all__ = [
     "kernel_information", "kernel_roofline", "kernel_share", "kernels_by_layer", "kernels_by_model",
     "kernels_by_name", "layer_information", "layer_latency", "layer_latency_by_type", "layer_memory",
     "layer_memory_by_type", "layer_metrics", "layer_roofline", "layer_types", "ledger", "ledger_by_kind",
-    "ledger_by_layer", "model_information", "optimal_batch",
+    "ledger_by_layer", "model_information", "model_roofline", "model_sweep", "optimal_batch", "stages",
 ]  # fmt: skip

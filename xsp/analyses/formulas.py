@@ -5,7 +5,7 @@ Times are nanoseconds, so that operations over time are GFLOP/s and bytes over t
 
 from __future__ import annotations
 
-from xsp.ceilings import Ceiling
+from xsp.ceilings import PRECISIONS, Ceiling
 
 
 def intensity(flops: str, read_bytes: str, write_bytes: str) -> str:
@@ -40,9 +40,16 @@ def share(part: str, whole: str) -> str:
 
 def roofs(ceiling: Ceiling | None) -> str:
     """Return the table `roofs` to put behind WITH: peak and ideal intensity by precision; empty without a ceiling."""
+    kinds = sorted({*ceiling.precisions(), *PRECISIONS.values()}) if ceiling is not None else []
     rows = [
-        f"('{kind}', {ceiling.peak(kind)} / 1e9, {ceiling.bytes_per_s} / 1e9, {ceiling.ideal_intensity(kind)})"
-        for kind in (ceiling.precisions() if ceiling is not None else ())
+        f"('{kind}', {_or_null(ceiling.peak(kind))} / 1e9, {ceiling.bytes_per_s} / 1e9, "
+        f"{_or_null(ceiling.ideal_intensity(kind))})"
+        for kind in kinds
+        if ceiling is not None
     ]
     made = f"VALUES {', '.join(rows)}" if rows else "SELECT NULL, NULL::DOUBLE, NULL::DOUBLE, NULL::DOUBLE WHERE false"
     return f"roofs(precision, peak_gflop_per_s, bandwidth_gbyte_per_s, ideal) AS ({made})"
+
+
+def _or_null(value: float | None) -> str:
+    return "NULL" if value is None else repr(value)

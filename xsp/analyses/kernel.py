@@ -3,7 +3,7 @@
 On a machine without a device the kernels are the leaves of what was recorded (see `xsp.views.kernels`). Operations and
 memory traffic are those that a counter gave, else what follows from the shapes of the operator's inputs; which of the
 two, the columns `flops_source` and `bytes_source` say. What neither tells is null, and the `…_known_percent` of a sum
-say of which share of the kernels' time it stands.
+say of which share of the kernels' time it stands; the arithmetic intensity of a sum is null where that is not `ENOUGH`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from xsp.span import Kind, Level
 from xsp.trace import Trace
 from xsp.views import LAYERS, NS, kernels
 
-MODEL_NS = f"(SELECT max({NS}) FROM merged WHERE kind = '{Kind.STEP}')"
+ENOUGH = 90
+"""Percent of the time of kernels, communication apart, whose traffic is known: below it their sum has no intensity."""
+
+HOST_NS = f"(SELECT max({NS}) FROM merged WHERE kind = '{Kind.STEP}')"
+MODEL_NS = f"""greatest({HOST_NS}, (
+    SELECT max(start_ns + dur_ns) FILTER (level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}')
+           - min(start_ns) FILTER (kind = '{Kind.STEP}') FROM merged))"""
+"""Latency of the model: of the step on the host, or until its last kernel has ended, where that is later."""
 
 
 def ceiling(trace: Trace) -> Ceiling | None:
@@ -36,14 +43,16 @@ def prepared(trace: Trace) -> str:
 def summed(kind: str = "whole") -> str:
     """Return the columns that sum up kernels; of which of `xsp.views.kernels`' shares, `kind` says."""
     flops, read, write = (f"{kind}_{figure}" for figure in ("flops", "dram_read_bytes", "dram_write_bytes"))
+    together = intensity(f"sum({flops}) FILTER ({read} IS NOT NULL)", f"sum({read})", f"sum({write})")
+    traffic = share(f"sum(ns) FILTER ({read} IS NOT NULL)", f"sum(ns) FILTER (NOT communication OR {read} IS NOT NULL)")
     return f"""
         count(*) AS calls, sum(ns) AS ns, round(sum({flops}))::BIGINT AS flops,
         round(sum({read}))::BIGINT AS dram_read_bytes, round(sum({write}))::BIGINT AS dram_write_bytes,
         {occupancy("occupancy", "ns")} AS occupancy,
-        {intensity(f"sum({flops}) FILTER ({read} IS NOT NULL)", f"sum({read})", f"sum({write})")} AS flop_per_byte,
-        arg_max(precision, {flops}) AS precision,
+        CASE WHEN {traffic} >= {ENOUGH} THEN {together} END AS flop_per_byte,
+        coalesce(arg_max(precision, {flops}), arg_max(precision, ns)) AS precision,
         {share(f"sum(ns) FILTER ({flops} IS NOT NULL)", "sum(ns)")} AS flops_known_percent,
-        {share(f"sum(ns) FILTER ({read} IS NOT NULL)", "sum(ns)")} AS bytes_known_percent
+        {traffic} AS bytes_known_percent
     """
 
 
@@ -82,7 +91,8 @@ def A8(trace: Trace) -> Table:
 def A10(trace: Trace) -> Table:
     """Kernels of the same name together: calls, time, share of the model's latency, throughput.
 
-    The share can exceed 100 % in all where kernels of several streams ran at once.
+    The model's latency lasts until its last kernel has ended. Shares add up to more than 100 % where kernels of several
+    streams ran at once.
     """
     return _grouped(
         trace, "name", "name, library", "name, any_value(library) AS library", "name, library", "latency_ms DESC, name"
@@ -159,7 +169,7 @@ AT_WORK = """
     kernel_time AS (SELECT layer_id, sum((to_ns - from_ns) * coalesce(scale, 1)) AS ns FROM busy GROUP BY layer_id),
     at_work AS (
         SELECT layers.*, coalesce(kernel_time.ns, 0) AS kernel_ns,
-               self_ns * (1 - coalesce(least(overlap.ns / nullif(hosted.ns, 0), 1), 0)) AS other_ns
+               self_ns * (1 - coalesce(overlap.ns / nullif(hosted.ns, 0), 0)) AS other_ns
         FROM layers LEFT JOIN kernel_time ON kernel_time.layer_id = layers.span_id
         LEFT JOIN hosted ON hosted.layer_id = layers.span_id LEFT JOIN overlap ON overlap.layer_id = layers.span_id
     )

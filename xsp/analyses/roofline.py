@@ -10,7 +10,7 @@ from __future__ import annotations
 from xsp import ceilings
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.formulas import attainable, intensity, memory_bound, share, throughput
-from xsp.analyses.kernel import FIGURES, MODEL_NS, prepared, summed
+from xsp.analyses.kernel import FIGURES, HOST_NS, MODEL_NS, prepared, summed
 from xsp.errors import AnalysisError
 from xsp.span import Kind, Level
 from xsp.trace import Trace
@@ -95,14 +95,16 @@ def A14(trace: Trace) -> Table:
 def A15(trace: Trace) -> Table:
     """All kernels of the model together: time, operations, memory traffic, and whether memory bounds the model.
 
-    `latency_ms` is that of the step, and `kernel_percent` the kernels' share of it: XSP's GPU latency percentage. Over
-    the runs of a sweep this is the model roofline, see `xsp.analyses.model_roofline`.
+    `latency_ms` lasts from the step's begin until its last kernel has ended, `host_ms` is the step's on the host, and
+    `kernel_percent` the kernels' share of the former: XSP's GPU latency percentage, above 100 % where kernels of
+    several streams ran at once. Over the runs of a sweep this is the model roofline, see `xsp.analyses.model_roofline`.
     """
     return trace.sql(
         f"""
         WITH {prepared(trace)}, groups AS (SELECT {summed()} FROM kernels)
         SELECT (SELECT max(batch_size) FROM merged WHERE kind = '{Kind.STEP}') AS batch_size,
-               {MODEL_NS} / 1e6 AS latency_ms, ns / 1e6 AS kernel_ms, {share("ns", MODEL_NS)} AS kernel_percent, calls,
+               {MODEL_NS} / 1e6 AS latency_ms, {HOST_NS} / 1e6 AS host_ms, ns / 1e6 AS kernel_ms,
+               {share("ns", MODEL_NS)} AS kernel_percent, calls,
                {FIGURES}
         FROM groups LEFT JOIN roofs USING (precision)
         """
