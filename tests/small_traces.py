@@ -82,13 +82,13 @@ STEP = {
         {"start": 111, "end": 112, "globalTid": packed(100, 1), "correlationId": 1, "nameId": 6, "overheadType": 3}
     ],
     NVTX: [
-        nvtx(100, 280, "step 0"), nvtx(290, 380, "step 1"), nvtx(101, 190, "conv1"), nvtx(200, 270, "fc"),
+        nvtx(100, 380, "step 0"), nvtx(101, 190, "conv1"), nvtx(200, 270, "fc"),
         nvtx(105, 185, "aten::mm, seq = 5, op_id = 1, sizes = [[2, 3], [3, 4]]"),
         nvtx(205, 265, "aten::add, seq = 6, op_id = 2"),
         nvtx(295, 360, "MmBackward0, seq = 5, op_id = 3", tid=2),
     ],
 }  # fmt: skip
-"""Two steps with two layers, a backward operator, a copy, a flush."""
+"""A step with two layers, a backward operator, a copy, a flush."""
 
 
 def _event(name: str, at: float, dur: float, category: str, tid: int | str = 1, **args: Any) -> dict[str, Any]:
