@@ -19,6 +19,10 @@ SCRIPTS = (
     "otlp_loss",
     "otlp_million",
     "service_cost",
+    "parents",
+    "reopen",
+    "kineto_scale",
+    "kineto_peers",
 )
 
 
