@@ -52,7 +52,7 @@ class _Window(NamedTuple):
 
     spans: str
     """SQL condition of its spans."""
-    rank: int
+    rank: int | None
     start: int
     end: int
     main: Thread
@@ -151,7 +151,8 @@ def _everything(trace: Trace) -> _Window:
     if not found:
         raise AnalysisError(f"critical-path (Critical path) needs spans with durations, and {trace.name!r} holds none")
     rank, start, end = found[0]
-    return _Window(f"rank = {rank}", rank, start, end, _busiest(trace, f"rank = {rank}"))
+    spans = f"rank IS NOT DISTINCT FROM {_sql(rank)}"
+    return _Window(spans, rank, start, end, _busiest(trace, spans))
 
 
 def _sql(value: str | int | None) -> str:
@@ -169,7 +170,8 @@ def _seen(window: _Window) -> str:
             SELECT *, true AS mine FROM mine
             UNION ALL
             SELECT *, false AS mine FROM spans
-            WHERE rank = {window.rank} AND device IS NOT NULL AND NOT coalesce({window.spans}, false)
+            WHERE rank IS NOT DISTINCT FROM {_sql(window.rank)} AND device IS NOT NULL
+              AND NOT coalesce({window.spans}, false)
               AND start_ns < {window.end} AND start_ns + dur_ns > {window.start}
         )
         SELECT seen.start_ns, seen.start_ns + seen.dur_ns AS end_ns, seen.kind, seen.name,

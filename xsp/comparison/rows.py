@@ -16,6 +16,7 @@ from xsp.comparison.series import Series
 from xsp.comparison.taken import memory
 from xsp.errors import AnalysisError
 from xsp.span import Column
+from xsp.summary import trimmed_mean
 from xsp.trace import Trace
 
 OTHER_WORK = "cannot tell (the steps do different work)"
@@ -170,7 +171,7 @@ def _alone(section: str, pair: Pair) -> Row:
     """Return the row of what only one run has."""
     row = pair.a or pair.b
     assert row is not None
-    took = evidence(row.values, row.values).a / 1e6
+    took = trimmed_mean(row.values) / 1e6
     if pair.a is not None:
         return Row(
             section, row.name, row.type, None, a_ms=took, a_steps=len(row.values), a_calls=row.calls, verdict=ONLY_A
