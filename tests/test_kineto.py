@@ -1,0 +1,192 @@
+"""Traces of PyTorch's profiler: a real one of this machine, and what each generation of the format says."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import xsp
+from xsp.errors import TraceError
+from xsp.intake import importing
+from xsp.trace import Trace
+
+NEW = {
+    "op": "cpu_op", "kernel": "kernel", "runtime": "cuda_runtime", "copy": "gpu_memcpy", "id": "External id",
+}  # fmt: skip
+OLD = {"op": "Operator", "kernel": "Kernel", "runtime": "Runtime", "copy": "Memcpy", "id": "external id"}
+
+
+def box(category: str, name: str, start: float, duration: Any, tid: Any = 1, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, "ts": start, "dur": duration, "args": args}
+
+
+def work(category: str, name: str, start: float, duration: float, **args: Any) -> dict[str, Any]:
+    return box(category, name, start, duration, 7, **{"device": 0, "stream": 7, **args}) | {"pid": 0}
+
+
+def file(path: Path, *events: dict[str, Any], **keys: Any) -> Path:
+    path.write_text(json.dumps({"schemaVersion": 1, **keys, "traceEvents": events}))
+    return path
+
+
+def load(tmp_path: Path, *events: dict[str, Any], **keys: Any) -> Trace:
+    return xsp.load(file(tmp_path / "t.json", *events, **keys))
+
+
+def told(trace: Trace, query: str) -> list[tuple[Any, ...]]:
+    return trace.sql(query).fetchall()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What this torch records of two training steps, with shapes, stacks and memory."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = tmp_path_factory.mktemp("kineto") / "cpu.json.gz"
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, with_stack=True, profile_memory=True,
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=2),
+        on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
+    ) as profiler:  # fmt: skip
+        for _ in range(3):
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            profiler.step()
+    return path
+
+
+def test_a_trace_of_this_torch_has_steps_layers_and_backward_operators_of_layers(recorded: Path) -> None:
+    trace = xsp.load(recorded)
+    assert told(trace, "SELECT step, kind FROM spans WHERE kind = 'step' ORDER BY step") == [(0, "step"), (1, "step")]
+    layers = told(trace, "SELECT DISTINCT type FROM merged WHERE level = 30 ORDER BY type")
+    assert [row for row in layers if row[0] != "LinearLayer"] == [("Linear",), ("ReLU",), ("Sequential",)]
+    flops = told(trace, "SELECT sum(flops) FROM merged WHERE phase IS NULL AND name = 'aten::addmm'")
+    assert flops == [(2 * 2 * 8 * 16 + 2 * 2 * 16 * 4,)]
+    followed = told(trace, "SELECT count(*) > 0 FROM merged WHERE parent_rule = 'sequence' AND layer_id IS NOT NULL")
+    assert followed == [(True,)]
+    assert told(trace, "SELECT count(*) > 0 FROM merged WHERE level = 30 AND alloc_bytes > 0") == [(True,)]
+
+
+def test_importing_twice_gives_the_same_and_opens_again(recorded: Path, tmp_path: Path) -> None:
+    query = "SELECT span_id, parent_id, key, start_ns, layer_id FROM spans ORDER BY ALL"
+    importing.import_whole(tmp_path / "run", [str(recorded)])
+    first, again = told(xsp.load(recorded), query), told(xsp.load(tmp_path / "run"), query)
+    assert first == again != []
+
+
+@pytest.mark.parametrize("names", [NEW, OLD], ids=["today", "2021"])
+def test_a_kernel_finds_its_operator_in_every_generation(tmp_path: Path, names: dict[str, str]) -> None:
+    trace = load(
+        tmp_path,
+        box(names["op"], "ProfilerStep#3", 0, 100),
+        box(names["op"], "aten::mm", 10, 40, "1"),
+        box(names["runtime"], "cudaLaunchKernel", 20, 5, correlation=9),
+        work(names["kernel"], "gemm", 60, 20, correlation=9, grid=[2, 1, 1]),
+        work(names["copy"], "Memcpy HtoD (Pageable -> Device)", 85, 5, correlation=10, bytes=64),
+    )
+    query = """SELECT s.name, up.name, s.parent_rule FROM spans s LEFT JOIN spans up ON up.span_id = s.parent_id
+               WHERE s.level = 70 ORDER BY s.start_ns"""
+    assert told(trace, query) == [("gemm", "aten::mm", "correlation"), ("Memcpy HtoD (Pageable -> Device)", None, None)]
+    assert json.loads(told(trace, "SELECT attributes FROM spans WHERE kind = 'copy'")[0][0]) == {
+        "bytes": 64,
+        "copy": "HtoD",
+    }
+
+
+def test_nanoseconds_survive(tmp_path: Path) -> None:
+    absolute = json.dumps({"schemaVersion": 1, "traceEvents": [box("cpu_op", "aten::a", 17, 2.003)]})
+    (tmp_path / "absolute.json").write_text(absolute.replace('"ts": 17', '"ts": 1704067200123456.789'))
+    query = "SELECT start_ns, dur_ns FROM spans WHERE level = 40"
+    assert told(xsp.load(tmp_path / "absolute.json"), query) == [(1704067200123456789, 2003)]
+    based = load(tmp_path, box("cpu_op", "aten::a", 3603029046213.755, 22.534), baseTimeNanoseconds=1775078550000000000)
+    assert told(based, query) == [(1775078550000000000 + 3603029046213755, 22534)]
+
+
+def test_without_modules_the_users_blocks_are_the_layers(tmp_path: Path) -> None:
+    trace = load(
+        tmp_path,
+        box("user_annotation", "encoder", 0, 100),
+        box("cpu_op", "aten::mm", 10, 40),
+        box("cuda_runtime", "cudaGraphLaunch", 20, 5, correlation=9),
+        work("kernel", "a", 60, 20, correlation=9),
+    )
+    query = "SELECT s.grade, layer.name FROM spans s JOIN spans layer ON layer.span_id = s.layer_id WHERE s.level = 70"
+    assert told(trace, query) == [("inferred", "encoder")]
+    assert any("1 named blocks stand for layers" in note["text"] for note in trace.run["notes"])
+    assert told(trace, "SELECT name, level FROM spans WHERE kind = 'step'") == [("window", 20)]
+
+
+def test_a_backward_operator_belongs_to_the_layer_of_its_forward_operator(tmp_path: Path) -> None:
+    trace = load(
+        tmp_path,
+        box("python_function", "nn.Module: Linear_0", 0, 50),
+        box("cpu_op", "aten::linear", 10, 20, **{"Sequence number": 5, "Fwd thread id": 0}),
+        box("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 70, 20, 2,
+            **{"Sequence number": 5, "Fwd thread id": 1}),
+        box("cpu_op", "AddmmBackward0", 72, 10, 2, **{"Sequence number": 5, "Fwd thread id": 1}),
+    )  # fmt: skip
+    query = """SELECT s.parent_rule, up.name, s.phase FROM spans s JOIN spans up ON up.span_id = s.parent_id
+               WHERE s.name LIKE '%Addmm%' ORDER BY s.start_ns"""
+    frame = "autograd::engine::evaluate_function: AddmmBackward0"
+    assert told(trace, query) == [("sequence", "Linear_0", "backward"), ("containment", frame, "backward")]
+
+
+def test_what_is_not_kept_is_counted(tmp_path: Path) -> None:
+    kernel = work("kernel", "k", 5, 1, correlation=3)
+    trace = load(
+        tmp_path, box("cpu_op", "aten::a", 0, 5), box("cpu_op", "aten::b", -3, 5), box("cpu_op", "aten::c", 1, None),
+        box("python_function", "run.py(3): main", 0, 9), box("unheard_of", "x", 0, 1), kernel, kernel,
+    )  # fmt: skip
+    assert trace.run["imported"]["sources"][0]["skipped"] == {
+        "frames of Python that are no module": 1,
+        "category 'unheard_of'": 1,
+        "without a time, or with a negative one (the first is event 1)": 2,
+        "device work that stood there twice": 1,
+    }
+
+
+def test_names_stay_behind_unless_they_are_asked_for(tmp_path: Path) -> None:
+    source = file(tmp_path / "t.json", box("cpu_op", "aten::a", 0, 5), traceName="/home/ann/t.json", host_name="box7")
+    importing.import_whole(tmp_path / "without", [str(source)])
+    importing.import_whole(tmp_path / "with", [str(source)], names=True)
+    assert "ann" not in (tmp_path / "without" / "run.json").read_text()
+    assert xsp.load(tmp_path / "with").run["names"] == {"traceName": "/home/ann/t.json", "host_name": "box7"}
+
+
+def test_files_of_ranks_become_a_job(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        file(
+            tmp_path / f"r{rank}.json",
+            box("cpu_op", "aten::a", rank, 5),
+            distributedInfo={"rank": rank, "world_size": 4},
+        )
+    trace = xsp.load(tmp_path)
+    assert told(trace, "SELECT rank, start_ns FROM spans WHERE level = 40 ORDER BY rank") == [(0, 0), (1, 1000)]
+    assert [rank["rank"] for rank in trace.run["ranks"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b"[]", "holds no operator, call or kernel"),
+        (b'{"schemaVersion": 1, "traceEvents": []}', "holds no operator, call or kernel"),
+        (b'{"schemaVersion": 1, "traceEvents": [{"ph": "X" "ts": 1}]}', "Malformed JSON"),
+        (b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "ts": 17', "ends in the middle"),
+        (b'{"schemaVersion": 1, "deviceProperties": []}', "holds no array `traceEvents`"),
+        (gzip.compress(b'{"schemaVersion": 1, "traceEvents": []}' * 999)[:60], "compressed file ends in the middle"),
+    ],
+)
+def test_what_is_broken_is_one_error_with_the_file(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "broken.json"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=r"broken\.json") as caught:
+        importing.import_whole(tmp_path / "run", [str(path)])
+    assert says in str(caught.value) or "no importer recognises it" in str(caught.value)
+    assert not (tmp_path / "run").exists()
