@@ -42,7 +42,7 @@ class Chart:
     """Columns that together name a row, each with its word: `rank 0, device 1`."""
 
     where: Mapping[str, Any] = field(default_factory=dict)
-    """Column → value of the rows that are drawn; None for any that is not null."""
+    """Column → value of the rows that are drawn; `...` for any that is not null."""
 
     most: int = MOST_POINTS
     """Rows that are drawn; of more, the first, and the chart says so."""
@@ -67,6 +67,8 @@ _TENSOR = {
     "with_tensor_cores_ms": "with tensor cores", "without_tensor_cores_ms": "without",
     "untold_ms": "the name does not tell",
 }  # fmt: skip
+_MEMORY = {"peak_mib": "at its peak", "end_mib": "at the end", "allocated_mib": "allocated by the layer itself"}
+_LEFT = {"peak_mib": "at its peak", "end_mib": "at the end", "left_mib": "left behind"}
 _ROOFLINE = {"value": "gflop_per_s", "intensity": "flop_per_byte", "bound": "memory_bound"}
 
 CHARTS: tuple[Chart, ...] = (
@@ -83,7 +85,7 @@ CHARTS: tuple[Chart, ...] = (
     Chart("A10", "time", "shares", "A10 Kernels by name", "ms", {"name": "name", "value": "latency_ms"}),
     Chart(
         "tensor-cores", "time", "lying", "Tensor cores by layer", "ms", {"name": "name"}, _TENSOR,
-        where={"matrix_ms": None}, most=16,
+        where={"matrix_ms": ...}, most=16,
     ),
     Chart(
         "launch-bound", "time", "lying", "Launches against their work", "ms", {"name": "name"},
@@ -119,14 +121,16 @@ CHARTS: tuple[Chart, ...] = (
     Chart("A12", "rooflines", "layers", "A12 DRAM reads by layer", "bytes", {**_METRIC, "value": "dram_read_bytes"}),
     Chart("A12", "rooflines", "layers", "A12 DRAM writes by layer", "bytes", {**_METRIC, "value": "dram_write_bytes"}),
     Chart(
-        "memory-timeline", "memory", "lines", "Memory over the step, by layer", "MiB",
-        {"at": "layer_index", "name": "name"},
-        {"peak_mib": "at its peak", "end_mib": "at the end", "allocated_mib": "allocated by the layer itself"},
-        where={"layer_index": None},
+        "memory-timeline", "memory", "lines", "Device memory over the step, by layer", "MiB", _LAYER, _MEMORY,
+        where={"layer_index": ..., "device": ...},
     ),
     Chart(
-        "memory-steps", "memory", "lines", "Memory of each step", "MiB", {"at": "step"},
-        {"peak_mib": "at its peak", "end_mib": "at the end", "left_mib": "left behind"}, names=("device", "step"),
+        "memory-timeline", "memory", "lines", "Host memory over the step, by layer", "MiB", _LAYER, _MEMORY,
+        where={"layer_index": ..., "device": None},
+    ),
+    Chart(
+        "memory-steps", "memory", "lines", "Device memory of each step", "MiB", {"at": "step"}, _LEFT,
+        names=("device", "step"), where={"device": ...},
     ),
     Chart("A4", "memory", "layers", "A4 Layer memory allocation", "MiB", {**_LAYER, "value": "alloc_mib"}),
     Chart("A7", "memory", "shares", "A7 Layer memory allocation by type", "MiB", {**_TYPE, "value": "alloc_mib"}),
@@ -176,7 +180,7 @@ def drawn(chart: Chart, answer: Answer) -> dict[str, Any]:
 
 
 def _is(value: Any, wanted: Any) -> bool:
-    return value is not None if wanted is None else bool(value == wanted)
+    return value is not None if wanted is ... else bool(value == wanted)
 
 
 def _columns(chart: Chart, rows: Sequence[Row]) -> dict[str, Any]:

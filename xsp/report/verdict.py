@@ -104,7 +104,7 @@ def _sentence(whole: Row, causes: Sequence[Loss], exposed: Sequence[Loss], class
     busy = f"The device is busy {whole['busy_percent']:.0f} % of the time"
     worst, cause = max(exposed, key=lambda loss: loss.ms), next(iter(causes), None)
     if worst.percent >= EXPOSED and (cause is None or worst.ms >= cause.ms):
-        return f"{busy}. {worst.name.capitalize()}, {worst.percent:.0f} %: no computation hides them."
+        return f"{busy}. {worst.name.capitalize()}: {worst.percent:.0f} %."
     if whole["busy_percent"] >= BUSY or cause is None:
         return f"{busy}" + (f"; most of its work is {classes[0]['class']}." if classes else ".")
     name = cause.name.removeprefix("idle, ")

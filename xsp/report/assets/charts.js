@@ -59,7 +59,7 @@ const sliders = [{ type: "inside", zoomOnMouseWheel: "ctrl" }, { type: "slider",
 function inOrder(places) {
   return {
     grid: { left: 52, right: 12, top: 34, bottom: 56 }, legend: LEGEND, dataZoom: sliders,
-    xAxis: { type: "category", data: places, name: "layer", nameLocation: "middle", nameGap: 22 }, yAxis: { type: "value" },
+    xAxis: { type: "category", data: places, name: "layer", nameLocation: "middle", nameGap: 22 }, yAxis: { type: "value", axisLabel: { formatter: compact } },
   };
 }
 
@@ -70,6 +70,8 @@ function labelOf(name) {
 }
 
 function beside(names) { return { left: 18 + 6.3 * Math.max(4, ...names.map((name) => labelOf(name).length)) }; }
+
+function compact(value) { return value.toLocaleString("en", { notation: "compact" }); }
 
 function tip(lines) { return lines.filter((line) => line !== null).join("<br>"); }
 
@@ -94,7 +96,7 @@ function layers(chart) {
     low && low[place] !== null ? `95 % interval ${number(low[place])} … ${number(high[place])}` : null,
   ]);
   plot(card(chart, `in execution order, without the layers inside, ${chart.unit}`), () => ({
-    ...inOrder(at),
+    ...inOrder(at), legend: { ...LEGEND, show: groups.length > 1 },
     tooltip: { trigger: "axis", axisPointer: { type: "shadow" }, confine: true, formatter: (items) => (items.length ? about(items[0].value[0]) : "") },
     series: [
       ...groups.map((each, number) => bars(each === null ? "no type" : String(each), palette[number], (one) => one === each)),
@@ -226,7 +228,7 @@ function roofline(chart) {
   plot(holder, () => ({
     grid: { left: 62, right: 24, top: 34, bottom: 44 }, legend: { ...LEGEND, icon: "circle", data: kinds.map(([kind]) => kind) },
     xAxis: { type: "log", min: ends[0], max: ends[1], name: "FLOP / byte", nameLocation: "middle", nameGap: 24 },
-    yAxis: { type: "log", name: "GFLOP/s", min: least10(points.map((place) => value[place])) },
+    yAxis: { type: "log", name: "GFLOP/s", axisLabel: { formatter: compact }, min: least10([...points.map((place) => value[place]), ...(chart.roofs ? chart.roofs.peaks.map((peak) => peak.gflop_per_s) : [])]) },
     tooltip: { confine: true, formatter: (item) => told(item.value[2]), extraCssText: "max-width: 420px; white-space: normal; overflow-wrap: anywhere" },
     series: [
       ...roofSeries(chart.roofs, ends),

@@ -1,0 +1,105 @@
+"""The report of a trace of devices: which spans, what it says first, and what it leaves out."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+
+import pytest
+from devicetrace import generated
+from rich.console import Console
+from test_report import chart, column, payload
+
+from xsp.analyses import ANALYSES
+from xsp.report import html, text, timeline
+from xsp.report.answers import Answers
+from xsp.report.charts import CHARTS
+from xsp.report.verdict import verdict
+
+
+@pytest.fixture(scope="module")
+def data() -> dict:
+    return payload(html.render(generated(steps=2, layers=3, ops=8)))
+
+
+def test_all_steps_of_an_imported_trace_are_drawn(data):
+    assert data["timeline"]["note"] == "152 spans, as recorded."
+    tracks = [track for track, *_ in data["timeline"]["lanes"]]
+    assert tracks[-2:] == ["device 0, stream 7", "device 0, stream 20"]
+    assert data["timeline"]["range"][0] == 0
+
+
+def test_device_work_knows_its_launch_its_layer_and_what_it_does(data):
+    kinds, names = column(data, "kind"), column(data, "name")
+    launches, layers, works = (column(data, each) for each in ("launch", "layer", "work"))
+    kernels = [place for place, kind in enumerate(kinds) if kind == "kernel"]
+    assert {kinds[launches[place]] for place in kernels} == {"launch"}
+    assert {names[layers[place]] for place in kernels} == {"layers.0", "layers.1", "layers.2"}
+    assert Counter(works) == {None: 104, "elementwise": 12, "gemm": 12, "reduction": 12, "communication": 12}
+
+
+def test_what_matters_stands_first(data):
+    assert data["verdict"][0].startswith("The device is busy 80 % of the time")
+    assert [what for what, *_ in data["headline"]] == [
+        "latency of a step", "90th percentile", "device busy", "lost most to", "device time with a layer",
+    ]  # fmt: skip
+    assert data["health"]["attributed"] == [["exact", 48, pytest.approx(0.384)]]
+    assert data["health"]["grade"]["letter"] in "ABCDEF"
+
+
+def test_parts_that_stand_in_rows_are_put_beside_each_other(data):
+    causes = chart(data, "Why devices were idle")
+    assert causes["data"]["name"] == ["rank 0, device 0"]
+    assert all(len(part["values"]) == 1 for part in causes["series"])
+
+
+def test_a_chart_says_why_it_is_not_there(data):
+    assert "memory" in chart(data, "Device memory over")["missing"]
+
+
+@pytest.mark.parametrize("drawn", CHARTS, ids=lambda each: each.title)
+def test_every_chart_draws_columns_that_its_analysis_has(drawn):
+    answer = Answers(generated(steps=2, layers=3, ops=8, ranks=2))[drawn.analysis]
+    assert drawn.analysis in ANALYSES
+    asked = {*drawn.columns.values(), *drawn.series, *(drawn.pivot or ()), *drawn.names, *drawn.where}
+    assert answer.refused or asked <= set(answer.columns)
+
+
+def test_of_many_steps_those_next_to_the_merged_one_are_drawn(monkeypatch):
+    monkeypatch.setattr(timeline, "MOST_SPANS", 40)
+    shown = timeline.timeline(generated(steps=9, layers=1, ops=4))
+    assert shown["count"] == 28
+    assert shown["note"] == "28 spans: 2 of 9 steps, those next to the merged one."
+
+
+def test_of_a_single_long_step_the_longest_spans_are_drawn(monkeypatch):
+    monkeypatch.setattr(timeline, "MOST_SPANS", 5)
+    shown = timeline.timeline(generated(steps=1, layers=1, ops=4))
+    assert shown["note"] == "5 spans, as recorded. Left out: 9, the shortest."
+
+
+def test_a_column_of_endless_text_is_left_out_and_named(monkeypatch):
+    monkeypatch.setattr(timeline, "MOST_TEXT", 100)
+    shown = timeline.timeline(generated())
+    assert "Left out for their length: " in shown["note"]
+    assert "attributes" not in shown["columns"]
+
+
+def test_ranks_stand_below_each_other():
+    shown = timeline.timeline(generated(steps=1, ranks=2))
+    heads = [track for track, _, first, last in shown["lanes"] if first == last]
+    assert heads == ["rank 0", "rank 1"]
+
+
+def test_one_screen_says_verdict_why_and_next():
+    console = Console(width=80, file=io.StringIO())
+    console.print(text.overview(generated(steps=2, layers=3, ops=8)))
+    shown = console.file.getvalue().splitlines()
+    assert max(map(len, shown)) <= 80
+    assert [line.split()[0] for line in shown[1:] if line[:1].isalpha()][:3] == ["verdict", "why", "next"]
+
+
+def test_a_trace_without_devices_has_no_verdict():
+    trace = generated(steps=1)
+    trace.con.execute("DELETE FROM spans WHERE device IS NOT NULL")
+    assert verdict(Answers(trace)) is None
