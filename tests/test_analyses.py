@@ -140,6 +140,69 @@ def test_A8_and_A11_with_a_device_its_kernels_belong_to_the_layers_that_launched
     assert ask(analyses.A11, trace, "layer_name, calls, percent_of_model") == [("net.a", 1, 30.0), ("net.b", 1, 10.0)]
 
 
+def test_A13_where_the_host_runs_ahead_a_layer_is_at_work_on_the_host_or_on_the_device() -> None:
+    trace = trace_of(spans("""
+        step s                   0-1000
+        module net               100-400 type=Net depth=0
+        module net.a             100-200 type=Linear depth=1
+        op aten::mm              110-190
+        launch cudaLaunchKernel  120-130 correlation_id=1
+        launch cudaLaunchKernel  140-150 correlation_id=2
+        module net.b             200-300 type=ReLU depth=1
+        op aten::relu            210-290
+        launch cudaLaunchKernel  220-230 correlation_id=3
+        kernel gemm              150-260 correlation_id=1
+        kernel split             240-300 correlation_id=2 stream=8
+        kernel relu              300-350 correlation_id=3
+    """))  # fmt: skip
+    assert ask(analyses.A13, trace, "layer_name, latency_ms, kernel_ms, other_ms, host_ms") == [
+        ("net", 0.1, 0.0, 0.1, 0.1),  # its own 100 µs after its children
+        ("net.a", 0.2, 0.15, 0.05, 0.1),  # two kernels at once count once; 50 of its 100 µs run beside them
+        ("net.b", 0.15, 0.05, 0.1, 0.1),  # its kernel runs later
+    ]
+
+
+def test_an_operators_figures_belong_to_its_only_kernel_else_to_what_holds_all_of_them() -> None:
+    trace = trace_of(
+        spans("""
+        step s                   0-1000
+        module net               0-500 type=Net
+        op aten::mm              10-90 dtype=float flops=8000 dram_read_bytes=300 dram_write_bytes=100
+        launch cudaLaunchKernel  20-30 correlation_id=1
+        op aten::bmm             100-190 dtype=float flops=6000 dram_read_bytes=100 dram_write_bytes=100
+        launch cudaLaunchKernel  120-130 correlation_id=2
+        launch cudaLaunchKernel  140-150 correlation_id=3
+        op aten::relu            200-290 dtype=float
+        launch cudaLaunchKernel  220-230 correlation_id=4
+        kernel sgemm             200-300 correlation_id=1
+        kernel split             300-350 correlation_id=2
+        kernel split             350-400 correlation_id=3
+        kernel relu              400-404 correlation_id=4
+    """),
+        {"machine": {"devices": ["Tesla V100-SXM2-16GB"]}},
+    )  # fmt: skip
+    assert ask(analyses.A8, trace, "name, flops, flop_per_byte, memory_bound") == [
+        ("sgemm", 8000, 20.0, False), ("split", None, None, None), ("split", None, None, None),
+        ("relu", None, None, None),
+    ]  # fmt: skip
+    assert ask(analyses.A10, trace, "name, calls, flops, gflop_per_s, flop_per_byte") == [
+        ("sgemm", 1, 8000, 0.08, 20.0), ("split", 2, 6000, 0.06, 30.0), ("relu", 1, None, None, None),
+    ]  # fmt: skip
+    assert ask(analyses.A14, trace, "layer_name, flop_per_byte, roof_gflop_per_s, memory_bound") == [
+        ("net", 23.3333, 15700.0, False)
+    ]
+    assert ask(analyses.A15, trace, "flops, bytes_known_percent, kernel_percent") == [(14000, 98.0392, 20.4)]
+    assert ask(analyses.A9, trace, "roof_percent, bandwidth_percent")[0] == (0.0005, 0.0004)
+
+
+def test_the_stages_say_where_in_the_model_its_time_goes(trace: Trace) -> None:
+    assert ask(analyses.stages, trace, "stage, layers, latency_ms, alloc_mib, flops, dominates") == [
+        ("begin", 1, 0.3, 1.0, 1000, "latency_ms"),
+        ("middle", 1, 0.3, 2.0, 8_000_000, "latency_ms, alloc_mib, flops"),
+        ("end", 1, 0.2, 0.0, None, ""),
+    ]
+
+
 # --- several steps: A1 and the ledger ---------------------------------------------------------------------
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from xsp import device, plugins
-from xsp.errors import PluginError
+from xsp import ceilings, device, plugins, rundir
+from xsp.errors import PluginError, UsageError
 
 _HINTS = {"torch": "pip install 'xsp[torch]'"}
 
@@ -55,3 +56,34 @@ def other_plugins() -> Iterator[str]:
                 plugins.load(group, name)
             except PluginError as error:
                 yield str(error)
+
+
+def measure(runs: Sequence[str]) -> Iterator[str]:
+    """Measure what this machine can do at most, and keep it in the `run.json` of runs of this machine.
+
+    Args:
+        runs: run directories; of a distributed job or a sweep, name its parts.
+
+    Yields:
+        A sentence for each device, and for each run.
+
+    Raises:
+        UsageError: torch is not installed, or a run is of another machine.
+        TraceError: a directory is no run.
+        OutputError: its `run.json` cannot be written.
+    """
+    places = [Path(run) for run in runs]
+    contents = {place: rundir.read_run(place) for place in places}
+    processor = device.cpu_model()
+    for place, content in contents.items():
+        if content.get("machine", {}).get("cpu") != processor:
+            raise UsageError(f"{place}: the run is not of this machine; measure where it was recorded")
+    found: dict[str, Any] = {}
+    for each in ceilings.measure(processor):
+        found[each.name] = each.content()
+        peaks = ", ".join(f"{kind} {peak / 1e12:.3g}" for kind, peak in each.vector.items())
+        yield f"{each.name}: {peaks} TFLOP/s, {each.bytes_per_s / 1e9:.4g} GB/s"
+    for place, content in contents.items():
+        machine = {**content["machine"], "ceilings": found}
+        rundir.write_run(place, {**content, "machine": machine})
+        yield f"{place}: kept"

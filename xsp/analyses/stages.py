@@ -34,8 +34,8 @@ def STAGES(trace: Trace) -> Table:
     return trace.sql(
         f"""
         WITH {LAYERS}, {kernels(on_device)}, {AT_WORK}, work_of AS (
-            SELECT layer_id, sum(whole_flops) AS flops,
-                   sum(whole_dram_read_bytes + whole_dram_write_bytes) AS dram_bytes
+            SELECT layer_id AS of_layer, sum(whole_flops) AS work,
+                   sum(whole_dram_read_bytes + whole_dram_write_bytes) AS moved
             FROM kernels GROUP BY layer_id
         ), placed AS (
             SELECT *, {stage("(row_number() OVER (ORDER BY layer_index) - 1)", "count(*) OVER ()")} AS third
@@ -43,9 +43,8 @@ def STAGES(trace: Trace) -> Table:
         ), thirds AS (
             SELECT third, count(*) AS layers, min(layer_index) AS first_index, max(layer_index) AS last_index,
                    sum({latency}) / 1e6 AS latency_ms, sum(self_alloc_bytes) / 1048576 AS alloc_mib,
-                   round(sum(flops))::BIGINT AS flops, round(sum(dram_bytes))::BIGINT AS dram_bytes
-            FROM placed LEFT JOIN (SELECT layer_id AS of_layer, flops, dram_bytes FROM work_of)
-                ON of_layer = span_id GROUP BY third
+                   round(sum(work))::BIGINT AS flops, round(sum(moved))::BIGINT AS dram_bytes
+            FROM placed LEFT JOIN work_of ON of_layer = span_id GROUP BY third
         )
         SELECT [{names}][third + 1] AS stage, thirds.* EXCLUDE (third), concat_ws(', ', {most}) AS dominates
         FROM thirds ORDER BY third

@@ -2,6 +2,8 @@
 
 examples:
   xsp doctor
+  xsp doctor --measure                           what processor and devices can do at most
+  xsp doctor --measure runs/demo                 and keep it in a run of this machine, for its rooflines
 """
 
 from __future__ import annotations
@@ -12,7 +14,13 @@ SUMMARY = "what can be collected on this machine, and what not"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options; it has none."""
+    """Add the command's options."""
+    parser.add_argument(
+        "--measure",
+        nargs="*",
+        metavar="RUN",
+        help="measure what this machine can do at most, and keep it in these runs of it",
+    )
 
 
 def run(given: argparse.Namespace) -> int:
@@ -33,4 +41,7 @@ def run(given: argparse.Namespace) -> int:
     console.print(table)
     for problem in doctor.other_plugins():
         console.print(Text(problem, style="yellow"))
+    if given.measure is not None:
+        for line in doctor.measure(given.measure):
+            console.print(Text(line))
     return 0
