@@ -10,7 +10,8 @@ from xsp.trace import Trace
 
 _BUS = """
     CASE WHEN collective = 'all_reduce' THEN 2.0 * (group_size - 1) / nullif(group_size, 0)
-         WHEN collective IN ('all_gather', 'reduce_scatter', 'all_to_all') THEN (group_size - 1.0) / nullif(group_size, 0)
+         WHEN collective IN ('all_gather', 'reduce_scatter', 'all_to_all')
+              THEN (group_size - 1.0) / nullif(group_size, 0)
          WHEN collective IN ('broadcast', 'reduce', 'send_recv') THEN 1.0 END
 """
 """From the bandwidth of the algorithm to that of the links, after nccl-tests, doc/PERFORMANCE.md."""
