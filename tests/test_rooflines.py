@@ -1,0 +1,121 @@
+"""Ceilings: found by the names that drivers give, quoted with a source, or measured and kept in a run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from xsp import ceilings, device, doctor, rundir
+from xsp.ceilings import Ceiling, ceiling
+from xsp.errors import AnalysisError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("name", "tera_flop_per_s", "giga_bytes_per_s"),
+    [
+        ("Tesla V100-SXM2-32GB", 15.7, 900),
+        ("Tesla V100-DGXS-32GB", 15.7, 900),
+        ("Tesla V100-PCIE-16GB", 14.0, 900),
+        ("Tesla P100-PCIE-16GB", 9.3, 732),
+        ("Tesla P100-SXM2-16GB", 10.6, 732),
+        ("NVIDIA A100-SXM4-40GB", 19.5, 1555),
+        ("NVIDIA A100-SXM4-80GB", 19.5, 2039),
+        ("NVIDIA A100 80GB PCIe", 19.5, 1935),
+        ("NVIDIA H100 80GB HBM3", 67, 3350),
+        ("NVIDIA H100 PCIe", 51, 2000),
+        ("NVIDIA H100 NVL", 60, 3938),
+        ("NVIDIA H200", 67, 4800),
+        ("NVIDIA GeForce RTX 4090", 82.6, 1008),
+        ("AMD Instinct MI300X", 163.4, 5300),
+    ],
+)
+def test_a_device_is_found_by_the_name_that_its_driver_gives(name, tera_flop_per_s, giga_bytes_per_s):
+    found = ceiling(name)
+    assert found.peak() == pytest.approx(tera_flop_per_s * 1e12)
+    assert found.bytes_per_s == pytest.approx(giga_bytes_per_s * 1e9)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA A100", "Tesla V100-FHHL-16GB", ""],
+)
+def test_a_part_a_variant_and_an_unknown_device_have_no_ceiling_and_it_is_said_how_to_add_one(name):
+    with pytest.raises(AnalysisError, match=r"no ceiling of the device .*doctor --measure.*XSP_DEVICES"):
+        ceiling(name)
+
+
+def test_a_users_file_adds_devices_and_goes_first(tmp_path, monkeypatch):
+    more = tmp_path / "more.toml"
+    more.write_text('[[device]]\nnames = ["Tesla T4", "Q9"]\nvector = { fp32 = 1 }\nmemory = 2\nsource = "mine"\n')
+    monkeypatch.setenv(ceilings.VARIABLE, str(more))
+    assert ceiling("NVIDIA Q9").ideal_intensity() == 500
+    assert ceiling("Tesla T4").source == "mine"
+    monkeypatch.setenv(ceilings.VARIABLE, str(tmp_path / "absent.toml"))
+    with pytest.raises(AnalysisError, match=r"absent\.toml: cannot be read"):
+        ceiling("Tesla T4")
+
+
+def test_every_quote_has_a_source_and_figures_of_a_sensible_size():
+    entries = ceilings._entries(None)
+    names = [name for entry in entries for name in entry["names"]]
+    assert len(names) == len(set(names))
+    for entry in entries:
+        assert re.match(r"https://\S+$", entry["source"])
+        assert 100 <= entry["memory"] <= 20_000
+        for units in (entry["vector"], entry.get("tensor", {})):
+            assert set(units) <= {"fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"}
+            assert all(0.1 <= peak <= 20_000 for peak in units.values())
+
+
+def test_what_was_measured_counts_before_what_is_quoted():
+    measured = Ceiling("Tesla T4", {"fp32": 7e12}, {}, 250e9, "measured").content()
+    run = {"machine": {"devices": ["Tesla T4"], "cpu": "a cpu", "ceilings": {"Tesla T4": measured}}}
+    assert ceilings.of_run(run, on_device=True).ideal_intensity() == 28
+    assert ceilings.of_run({"machine": {"devices": ["Tesla T4"]}}, on_device=True).peak() == 8.1e12
+    with pytest.raises(AnalysisError, match="was not measured"):
+        ceilings.of_run(run, on_device=False)
+
+
+@pytest.mark.parametrize(
+    ("machine", "reason"),
+    [
+        ({}, "does not say which device"),
+        ({"devices": []}, "does not say which device"),
+        ({"devices": "Tesla T4"}, "does not say which device"),
+        ({"devices": ["x"]}, "no ceiling"),
+        ({"devices": ["x"], "ceilings": {"x": 5}}, "damaged"),
+        ({"devices": ["x"], "ceilings": [1]}, "no ceiling"),
+        (None, "does not say which device"),
+    ],
+)
+def test_a_run_that_says_anything_else_is_refused_with_a_reason(machine, reason):
+    with pytest.raises(AnalysisError, match=reason):
+        ceilings.of_run({"machine": machine}, on_device=True)
+
+
+def test_a_processor_is_measured_and_its_ceiling_kept_in_the_run(tmp_path: Path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(ceilings, "ROUNDS_NS", 1_000_000)
+    measured = ceilings._measure(torch, "cpu", device.cpu_model() or "cpu", 64, 1 << 16, lambda: None)
+    assert set(measured.precisions()) == {"fp64", "fp32", "bf16"}
+    monkeypatch.setattr(ceilings, "measure", lambda processor: [measured])
+    for name, machine in (("mine", device.describe()), ("other", {"cpu": "another"})):
+        (tmp_path / name).mkdir()
+        rundir.write_run(tmp_path / name, {"machine": machine})
+    assert len(list(doctor.measure([str(tmp_path / "mine")]))) == 2
+    assert ceilings.of_run(rundir.read_run(tmp_path / "mine"), on_device=False) == measured
+    with pytest.raises(UsageError, match="not of this machine"):
+        list(doctor.measure([str(tmp_path / "other")]))
+
+
+@pytest.mark.gpu
+def test_a_device_is_measured_below_its_quote():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    for measured in list(ceilings.measure("cpu"))[1:]:
+        quoted = ceiling(measured.name)
+        assert 0.3 * quoted.bytes_per_s < measured.bytes_per_s <= 1.05 * quoted.bytes_per_s
+        assert (measured.peak("bf16") or 0) <= 1.05 * (quoted.peak("bf16") or 0)
