@@ -157,7 +157,7 @@ def test_launch_shapes_and_sizes_of_jax_are_read(con: duckdb.DuckDBPyConnection,
 
 
 def test_arguments_and_directories_stay_behind(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
-    rows = [event("X", 1, "main (/home/ann/secret/run.py:12)", dur=1, args={"token": "hunter2"})]
+    rows = [event("X", 1, "main (/data/ann/secret/run.py:12)", dur=1, args={"token": "hunter2"})]
     seen = read(con, tmp_path, {"traceEvents": rows, "viztracer_metadata": {"user": "ann"}})
     everything = str(con.execute("SELECT * FROM seen").fetchall()) + str(seen)
     assert [name for name, *_ in spans(con)] == ["main (run.py:12)"]
