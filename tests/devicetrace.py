@@ -34,7 +34,8 @@ def generated(steps: int = 2, layers: int = 3, ops: int = 4, ranks: int = 1) -> 
         con.execute(f"INSERT INTO spans BY NAME SELECT '{kind}' AS kind, {rows}")
     con.execute(
         "UPDATE spans SET trace_id = format('{:032x}', step + 1), rung = 70, timed = true, status = 'ok', process = "
-        "rank + 1, grade = CASE WHEN device IS NOT NULL THEN 'exact' END, key = format('{:016x}', hash(name, span_id))"
+        "rank + 1, grade = CASE WHEN device IS NOT NULL THEN 'exact' END, "
+        f"key = format('{{:016x}}', hash(kind, name, start_ns - step * {layers * ops * 10_000}))"
     )
     machine = {"devices": ["NVIDIA H100 80GB HBM3"] * ranks}
     return true_trace(con, {"name": "generated", "imported": {"sources": []}, "machine": machine})

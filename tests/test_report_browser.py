@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from devicetrace import generated
 from test_report import FULL, HOSTILE, trace
 
 from xsp.report import html
@@ -217,6 +218,32 @@ def test_of_fifty_thousand_spans_few_boxes_are_drawn(browser, tmp_path):
     near = seen(browser)["boxes"]
     assert 0 < len(near) < 2000
     assert sum(box["count"] for box in near) < 10_000
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.slow
+def test_two_hundred_thousand_spans_of_a_device_are_drawn_as_few_boxes(browser, tmp_path):
+    page = html.write(generated(steps=10, layers=100, ops=66), tmp_path / "device.html")
+    assert page.stat().st_size < 15_000_000
+    browser.get(page.as_uri())
+    assert browser.execute_script("return timeline.spans.count") == 199_010
+    boxes = seen(browser)["boxes"]
+    assert len(boxes) < 5000
+    assert sum(box["count"] for box in boxes) == 199_010
+    assert browser.get_log("browser") == []
+
+
+def test_a_click_on_a_kernel_leads_to_its_launch_and_its_layer(browser, tmp_path):
+    browser.get(html.write(generated(steps=1, layers=2, ops=4), tmp_path / "device.html").as_uri())
+    kernel = next(box for box in seen(browser)["boxes"] if "gemm" in box["name"])
+    pointer(browser, kernel["x"], kernel["y"]).click().perform()
+    told = browser.find_element("id", "panel").text
+    for word in ("launched by", "cudaLaunchKernel", "layers.0", "exact", "gemm", "registers"):
+        assert word in told
+    assert browser.execute_script("return timeline.related.length") == 1
+    assert browser.find_element("id", "verdict").text.startswith("The device is busy")
+    browser.execute_script("document.getElementById('which').value = 'devices'; timeline.chooseLanes('devices')")
+    assert {box["row"] for box in seen(browser)["boxes"]} == {0, 1}
     assert browser.get_log("browser") == []
 
 

@@ -1,6 +1,7 @@
 """Print analyses of a run as tables, or write them for other programs.
 
-Without names it lists the analyses, and says for each whether this run can carry it.
+Without names it lists the analyses, and says for each whether this run can carry it; of a trace with device work it
+says before what takes the time and what to change.
 
 examples:
   xsp analyze runs/demo                          what can be asked
@@ -53,6 +54,7 @@ def run(given: argparse.Namespace) -> int:
     places: Sequence[str | Path] = runs.parts(given.path) if Path(given.path).is_dir() else [given.path]
     traces = [runs.load(place, skip_damaged=given.skip_damaged) for place in places]
     if not given.names:
+        _overview(traces[0])
         _list(traces[0])
         return 0
     chosen = [_find(name) for name in given.names]
@@ -83,12 +85,23 @@ def _find(name: str) -> Analysis:
     return found
 
 
+def _overview(trace: Trace) -> None:
+    """Print what a person wants to see first of a trace with device work."""
+    from rich.console import Console
+
+    from xsp.report import text
+
+    if trace.con.execute("SELECT 1 FROM spans WHERE device IS NOT NULL LIMIT 1").fetchall():
+        Console().print(text.overview(trace))
+        print()
+
+
 def _list(trace: Trace) -> None:
     from xsp.analyses import ANALYSES
 
     for each in ANALYSES.values():
         reason = each.refusal(trace)
-        print(f"{each.id:14} {each.title}" + (f"   (not here: {reason})" if reason else ""))
+        print(f"{each.id:22} {each.title}" + (f"   (not here: {reason})" if reason else ""))
 
 
 def _show(each: Analysis, trace: Trace, given: argparse.Namespace, printed: TextIO, several: bool) -> None:

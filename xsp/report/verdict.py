@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from xsp.kernelnames import MATRIX
 from xsp.report.answers import Answers
 
 BUSY, EXPOSED = 80.0, 20.0
@@ -133,5 +134,12 @@ def _advice(whole: Row, losses: Sequence[Loss], classes: Sequence[Row]) -> list[
     """Return what helps against the two largest losses, and what helps the class of most of the work."""
     worst = sorted((loss for loss in losses if loss.percent >= WORTH and loss.name in NEXT), key=_worst_first)
     advice = [f"{loss.name}: {NEXT[loss.name]}" for loss in worst[:2]]
-    most = classes[0]["class"] if classes and whole["busy_percent"] >= BUSY / 2 else None
-    return advice + ([f"{most}: {CLASS_NEXT[most]}"] if most in CLASS_NEXT else [])
+    return advice + (_for_class(classes[0]) if classes and whole["busy_percent"] >= BUSY / 2 else [])
+
+
+def _for_class(row: Row) -> list[str]:
+    """Return what helps a class of kernels, if anything general does; tensor cores that are used need no advice."""
+    name, used = row["class"], row["with_tensor_cores_ms"] or 0.0
+    if name in MATRIX and 2 * used > (row["matrix_ms"] or 0.0):
+        return [f"{name}: it uses tensor cores; the rooflines (A9, A14) say how far it is from the peak"]
+    return [f"{name}: {CLASS_NEXT[name]}"] if name in CLASS_NEXT else []
