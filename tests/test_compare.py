@@ -193,7 +193,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
         build = names["net"]
         assert callable(build)
         model, batch = build()
-        with xsp.profile("net", out=place / name, levels="M/L/op") as prof, torch.no_grad():
+        with xsp.profile("net", out=place / name, levels="M/L") as prof, torch.no_grad():
             for _ in range(45):
                 with prof.step():
                     model(batch)
