@@ -155,6 +155,9 @@ def test_A13_where_the_host_runs_ahead_a_layer_is_at_work_on_the_host_or_on_the_
         kernel split             240-300 correlation_id=2 stream=8
         kernel relu              300-350 correlation_id=3
     """))  # fmt: skip
+    assert ask(analyses.A2, trace, "name, self_ms, kernel_ms") == [
+        ("net", 0.1, None), ("net.a", 0.1, 0.17), ("net.b", 0.1, 0.05),
+    ]  # fmt: skip
     assert ask(analyses.A13, trace, "layer_name, latency_ms, kernel_ms, other_ms, host_ms") == [
         ("net", 0.1, 0.0, 0.1, 0.1),  # its own 100 µs after its children
         ("net.a", 0.2, 0.15, 0.05, 0.1),  # two kernels at once count once; 50 of its 100 µs run beside them
@@ -278,7 +281,7 @@ def test_A1_refuses_where_no_step_was_timed() -> None:
 
 @pytest.mark.parametrize("name", ["A9", "A14"])
 def test_rooflines_of_a_processor_refuse_until_it_was_measured(name: str, trace: Trace) -> None:
-    with pytest.raises(AnalysisError, match="was not measured.*xsp doctor --measure RUN"):
+    with pytest.raises(AnalysisError, match=r"was not measured.*xsp doctor --measure RUN"):
         ANALYSES[name](trace)
 
 

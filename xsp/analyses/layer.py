@@ -8,31 +8,38 @@ took without the calls inside it. Sums and shares are over the latter, which add
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.span import Level, Rule
+from xsp.span import Kind, Level, Rule
 from xsp.trace import Trace
-from xsp.views import LAYERS
+from xsp.views import LAYERS, NS
 
 
 @analysis("A2", "Layer information", Level.LAYER)
 def A2(trace: Trace) -> Table:
     """Each executed layer: index, name, type, input shapes, latency with its interval, memory.
 
-    `backward_ms` is the time of the backward operators of the layer's own forward operators; null without
-    the op level. Memory is MiB allocated by the layer itself, null where no describing step was recorded.
+    `kernel_ms` is the time of the device's kernels that the layer itself launched in its forward pass; where the host
+    does not wait for them they are not in `latency_ms`, and A13 says more. `backward_ms` is the time of the backward
+    operators of the layer's own forward operators; null without the op level. Memory is MiB allocated by the layer
+    itself, null where no describing step was recorded.
     """
     return trace.sql(
         f"""
         WITH {LAYERS}, backward AS (
             SELECT parent_id, sum(coalesce(true_ns, raw_ns, dur_ns)) AS ns FROM merged
             WHERE parent_rule = '{Rule.SEQUENCE}' GROUP BY parent_id
+        ), device_work AS (
+            SELECT layer_id, sum({NS}) AS ns FROM merged
+            WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}' AND phase IS DISTINCT FROM 'backward'
+            GROUP BY layer_id
         )
         SELECT layer_index, layers.name, type, depth, leaf, input_shapes AS shape,
                layers.ns / 1e6 AS latency_ms, self_ns / 1e6 AS self_ms,
                true_lo_ns / 1e6 AS latency_low_ms, true_hi_ns / 1e6 AS latency_high_ms,
-               backward.ns / 1e6 AS backward_ms,
+               device_work.ns / 1e6 AS kernel_ms, backward.ns / 1e6 AS backward_ms,
                self_alloc_bytes / 1048576 AS alloc_mib, param_bytes / 1048576 AS param_mib,
                activation_bytes / 1048576 AS activation_mib
         FROM layers LEFT JOIN backward ON backward.parent_id = layers.span_id
+        LEFT JOIN device_work ON device_work.layer_id = layers.span_id
         ORDER BY layer_index
         """
     )
