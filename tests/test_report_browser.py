@@ -250,7 +250,9 @@ def test_a_click_on_a_kernel_leads_to_its_launch_and_its_layer(browser, tmp_path
 def test_a_page_without_layers_says_why_charts_are_missing(browser, tmp_path):
     browser.get(html.write(trace(Level.MODEL), tmp_path / "model.html").as_uri())
     assert browser.get_log("browser") == []
-    assert "A2 (Layer information) needs the layer level" in browser.find_element("id", "time").text
+    assert "A2 (Layer information) needs the layer level" in browser.find_element("id", "time").get_attribute(
+        "textContent"
+    )
     assert "One rung alone" in browser.find_element("id", "ledger").text
 
 
