@@ -224,7 +224,7 @@ _CALL = _Arguments(("correlation",))
 _RUNTIME = f"""
     SELECT number, ts_ns AS start_ns, dur_ns, pid AS process, tid AS thread, name, {int(Level.RUNTIME)} AS level,
            CASE WHEN name SIMILAR TO '.*(Launch|Memcpy|Memset).*' THEN '{Kind.LAUNCH}'
-                WHEN name LIKE '%Synchronize%' OR name LIKE '%EventQuery%' THEN '{Kind.SYNC}'
+                WHEN name LIKE '%Synchronize%' THEN '{Kind.SYNC}'
                 ELSE '{Kind.CALL}' END AS kind,
            nullif({_CALL.whole("correlation")}, 0) AS correlation_id,
            CASE WHEN name LIKE '%Synchronize%' THEN json_object('sync', CASE
