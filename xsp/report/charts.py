@@ -101,6 +101,7 @@ CHARTS: tuple[Chart, ...] = (
         {"kernel_ms": "kernels", "other_ms": "other"},
     ),
     Chart("A6", "time", "shares", "A6 Layer latency by type", "ms", {**_TYPE, "value": "latency_ms"}),
+    Chart("stages", "time", "shares", "Latency by third of the layers", "ms", {"name": "stage", "value": "latency_ms"}),
     Chart("A5", "time", "shares", "A5 Layer type distribution", "layers", {**_TYPE, "value": "layers"}),
     Chart(
         "critical-path", "time", "strip", "Critical path", "ms",
