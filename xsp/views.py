@@ -9,9 +9,6 @@ from xsp.span import Kind, Level
 NS = "coalesce(true_ns, raw_ns, dur_ns)"
 """The best that a trace knows of a span's duration: true, else averaged, else as recorded."""
 
-UNDER = "under AS (SELECT span_id, layer_id FROM merged)"
-"""Each span's nearest layer."""
-
 LAYERS = f"""
     layers AS (
         WITH called AS (

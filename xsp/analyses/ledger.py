@@ -13,7 +13,7 @@ from xsp.analyses.contract import Table, analysis, values
 from xsp.schedule import rung_name
 from xsp.span import Level
 from xsp.trace import Trace
-from xsp.views import LAYERS, UNDER
+from xsp.views import LAYERS
 
 _COLUMNS = {
     "rung": "VARCHAR",
@@ -82,7 +82,7 @@ def LEDGER_BY_LAYER(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        WITH {UNDER}, {LAYERS}
+        WITH {LAYERS}
         SELECT layer_index, name, type, {_SHARES} FROM layers
         GROUP BY layer_index, name, type ORDER BY layer_index
         """

@@ -16,7 +16,7 @@ from xsp.analyses.contract import Table, analysis, values
 from xsp.errors import AnalysisError
 from xsp.span import Kind, Level
 from xsp.trace import Trace
-from xsp.views import LAYERS, UNDER
+from xsp.views import LAYERS
 
 MIB = 1048576
 
@@ -244,7 +244,7 @@ def _allocations_alone(trace: Trace) -> Table:
     """Return what each layer itself allocates, where nothing says what was freed."""
     table = trace.sql(
         f"""
-        WITH {UNDER}, {LAYERS}
+        WITH {LAYERS}
         SELECT NULL::INTEGER AS device, kind, layer_index, name, type,
                {", ".join(f"NULL::DOUBLE AS {name}" for name in ("start_mib", "peak_mib", "end_mib", "growth_mib"))},
                self_alloc_bytes / {MIB} AS allocated_mib, NULL::DOUBLE AS left_mib, NULL::DOUBLE AS live_at_peak_mib,

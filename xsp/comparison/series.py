@@ -11,7 +11,7 @@ from typing import NamedTuple
 from xsp.overhead import own_rung
 from xsp.span import Kind, Level
 from xsp.trace import Trace
-from xsp.views import LAYERS, NS, UNDER
+from xsp.views import LAYERS, NS
 
 
 class Series(NamedTuple):
@@ -42,7 +42,7 @@ def layers(trace: Trace) -> list[Series]:
     if _rung(trace, Level.LAYER) is None:
         return _rows(
             trace,
-            f"WITH {UNDER}, {LAYERS} SELECT key, name, type, [self_ns::DOUBLE], 1 FROM layers "
+            f"WITH {LAYERS} SELECT key, name, type, [self_ns::DOUBLE], 1 FROM layers "
             f"WHERE {NS} IS NOT NULL ORDER BY layer_index",
         )
     own = f"""

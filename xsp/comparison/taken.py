@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from xsp.analyses.memory import MEMORY_STEPS
 from xsp.errors import AnalysisError
 from xsp.trace import Trace
-from xsp.views import LAYERS, UNDER
+from xsp.views import LAYERS
 
 Taken = dict[tuple[str, str | None], float]
 
@@ -33,7 +33,7 @@ def _peaks(trace: Trace) -> Taken:
 
 def _layers(trace: Trace) -> Taken:
     rows = trace.con.execute(
-        f"WITH {UNDER}, {LAYERS} SELECT name, any_value(type), sum(self_alloc_bytes) / 1048576 FROM layers "
+        f"WITH {LAYERS} SELECT name, any_value(type), sum(self_alloc_bytes) / 1048576 FROM layers "
         "WHERE self_alloc_bytes IS NOT NULL GROUP BY name ORDER BY min(layer_index)"
     ).fetchall()
     if not rows:

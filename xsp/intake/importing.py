@@ -38,7 +38,8 @@ def import_into(out: Path, sources: Sequence[str], names: bool = False) -> dict[
     """
     by_source = {source: contract.find(source) for source in _files(sources)}
     if _are_tables(by_source):
-        return import_tables(out, by_source, names)
+        called = Path(sources[0]).name if len(sources) == 1 else out.name
+        return import_tables(out, by_source, called, names)
     return _import_rows(out, sources, [each.read(source) for source, each in by_source.items()])
 
 

@@ -8,7 +8,7 @@ the tree at a time, in SQL.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -335,15 +335,8 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
         "alloc_bytes": f"CASE WHEN seen.kind = '{Kind.ALLOC}' THEN seen.alloc_bytes "
         "WHEN remembering.thread IS NOT NULL AND seen.device IS NULL "
         "THEN TRY_CAST(coalesce(up.alloc_bytes, 0) AS BIGINT) END",
-        "flops": "CASE WHEN NOT coalesce(up.flops, false) THEN coalesce(seen.flops, priced.flops) END",
-        "flops_source": "CASE WHEN coalesce(up.flops, false) THEN NULL WHEN seen.flops IS NULL AND "
-        "priced.flops IS NOT NULL THEN 'shapes' ELSE seen.flops_source END",
-        **{
-            column: f"CASE WHEN NOT coalesce(up.bytes, false) THEN coalesce(seen.{column}, priced.{price}) END"
-            for column, price in (("dram_read_bytes", "read_bytes"), ("dram_write_bytes", "write_bytes"))
-        },
-        "bytes_source": "CASE WHEN coalesce(up.bytes, false) THEN NULL WHEN seen.dram_read_bytes IS NULL AND "
-        "priced.read_bytes IS NOT NULL THEN 'shapes' ELSE seen.bytes_source END",
+        **_from_shapes("flops", {"flops": "flops"}),
+        **_from_shapes("bytes", {"dram_read_bytes": "read_bytes", "dram_write_bytes": "write_bytes"}),
         "param_bytes": "NULL",
         "activation_bytes": "NULL",
     }
@@ -352,13 +345,17 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
         f"""
         CREATE OR REPLACE TABLE placed AS
         WITH remembering AS (SELECT DISTINCT process, thread FROM seen WHERE kind = '{Kind.ALLOC}'),
-        indexed AS (
+        launching AS (
+            SELECT DISTINCT parent AS number FROM down JOIN seen USING (number)
+            WHERE seen.kind = '{Kind.KERNEL}' AND parent IS NOT NULL
+        ), indexed AS (
             SELECT number, (row_number() OVER (PARTITION BY step ORDER BY start_ns, down.depth, number) - 1)::INTEGER
                 AS layer_index
             FROM seen JOIN down USING (number) WHERE level = {int(Level.LAYER)}
         )
         SELECT {columns}
         FROM seen JOIN down USING (number) LEFT JOIN indexed USING (number)
+        LEFT JOIN launching USING (number)
         LEFT JOIN up USING (number) LEFT JOIN priced USING (number)
         LEFT JOIN remembering
             ON remembering.thread = seen.thread AND remembering.process IS NOT DISTINCT FROM seen.process
@@ -366,6 +363,25 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
     )
     for name in ("steps", "nodes", "down", "priced", "own", "up"):
         con.execute(f"DROP TABLE {name}")
+
+
+def _from_shapes(sort: str, columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the SQL of what is counted from shapes where the source has no counter, and of how it is known.
+
+    It counts for the innermost operator that has it, and for one that launched kernels itself, whatever it called
+    besides.
+
+    Args:
+        sort: flops or bytes.
+        columns: of `priced`, by the columns of the table that they are for.
+    """
+    first, price = next(iter(columns.items()))
+    counts = f"(NOT coalesce(up.{sort}, false) OR launching.number IS NOT NULL)"
+    return {
+        **{name: f"CASE WHEN {counts} THEN coalesce(seen.{name}, priced.{each}) END" for name, each in columns.items()},
+        f"{sort}_source": f"CASE WHEN {counts} THEN CASE WHEN seen.{first} IS NULL AND priced.{price} IS NOT NULL "
+        f"THEN 'shapes' ELSE seen.{sort}_source END END",
+    }
 
 
 def _id(number: str) -> str:

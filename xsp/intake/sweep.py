@@ -39,23 +39,15 @@ class Host(NamedTuple):
     forward_thread: int | None
 
 
-class Placed(NamedTuple):
-    """Where a span belongs."""
-
-    parent: int
-    """Place of its parent in the order, from 0; -1 where it has none."""
-
-    rule: int
-    depth: int
-    """Number of spans above it."""
-
-
-def sweep(hosts: Iterable[Host | tuple[Any, ...]], tolerance: int) -> Iterator[Placed]:
-    """Yield the place of each span, in the order in which they come.
+def sweep(hosts: Iterable[Host | tuple[Any, ...]], tolerance: int) -> Iterator[tuple[int, int, int]]:
+    """Yield where each span belongs, in the order in which they come.
 
     Args:
         hosts: sorted: see `Host`.
         tolerance: nanoseconds by which a span may stick out of its parent.
+
+    Yields:
+        The place of its parent in the order, from 0 (-1 where it has none); the rule; the number of spans above it.
     """
     parents, depths, levels = array("q"), array("i"), array("h")
     sequences = _Sequences()
@@ -87,7 +79,7 @@ def sweep(hosts: Iterable[Host | tuple[Any, ...]], tolerance: int) -> Iterator[P
         depths.append(depth)
         if not leaf and depth < DEEPEST:
             stack.append((end, start, level, place))
-        yield Placed(parent, rule, depth)
+        yield parent, rule, depth
 
 
 class _Sequences:

@@ -23,6 +23,8 @@ from xsp.span import Level
 
 _RANK = re.compile(r"rank[-_ ]?(\d{1,6})", re.IGNORECASE)
 
+_SUFFIXES = re.compile(r"(\.(json|jsonl|gz|sqlite|db|trace|pt))+$", re.IGNORECASE)
+
 MEMORY = "500MB"
 """Of the engine; what does not fit lies on the disk."""
 
@@ -45,12 +47,15 @@ class Enricher(Protocol):
         ...
 
 
-def import_tables(out: Path, sources: Mapping[str, Any], names: bool = False) -> dict[Path, dict[str, Any]]:
+def import_tables(
+    out: Path, sources: Mapping[str, Any], called: str, names: bool = False
+) -> dict[Path, dict[str, Any]]:
     """Import files into run directories: one into `out`; the ranks of a job, or several runs, into folders in it.
 
     Args:
         out: an empty directory.
         sources: importer by path: those that fill a table, and enrichers of a single one.
+        called: name of what several files are together.
         names: keep what tells of people, machines and paths, under `names` in `run.json`.
 
     Returns:
@@ -72,7 +77,7 @@ def import_tables(out: Path, sources: Mapping[str, Any], names: bool = False) ->
     runs: dict[Path, dict[str, Any]] = {}
     for number, (source, importer) in enumerate(files.items()):
         runs[out / f"{number:04d}"] = _import(out / f"{number:04d}", {source: importer}, names)
-    return _as_ranks(out, runs) if _are_ranks(runs.values()) else _as_runs(out, runs)
+    return _as_ranks(out, runs, called) if _are_ranks(runs.values()) else _as_runs(out, runs, called)
 
 
 def open_table(folder: Path, sources: Mapping[str, Any]) -> tuple[duckdb.DuckDBPyConnection, dict[str, Any]] | None:
@@ -145,12 +150,12 @@ def _are_ranks(runs: Iterable[Mapping[str, Any]]) -> bool:
     return None not in ranks and len(set(ranks)) == len(ranks)
 
 
-def _as_ranks(out: Path, runs: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
+def _as_ranks(out: Path, runs: Mapping[Path, dict[str, Any]], called: str) -> dict[Path, dict[str, Any]]:
     """Make a job of the runs of its ranks."""
     for folder, run in runs.items():
         folder.rename(out / rundir.rank_part(run["rank"]))
     parts = rundir.rank_parts(out)
-    rundir.write_run(out, {"kind": rundir.RANKS, "name": out.name, "finished": True})
+    rundir.write_run(out, {"kind": rundir.RANKS, "name": called, "finished": True})
     job = rundir.read_job(out)
     con = table.connect()
     con.execute(f"CREATE VIEW spans AS FROM {table.parquet([s for part in parts for s in rundir.segments(part)])}")
@@ -160,18 +165,18 @@ def _as_ranks(out: Path, runs: Mapping[Path, dict[str, Any]]) -> dict[Path, dict
         "sources": [each for run in runs.values() for each in run["imported"]["sources"]],
         "doubled": 0,
     }
-    rundir.write_run(out, {"kind": rundir.RANKS, "name": out.name, "finished": True, "imported": job["imported"]})
+    rundir.write_run(out, {"kind": rundir.RANKS, "name": called, "finished": True, "imported": job["imported"]})
     return {out: job}
 
 
-def _as_runs(out: Path, runs: Mapping[Path, dict[str, Any]]) -> dict[Path, dict[str, Any]]:
+def _as_runs(out: Path, runs: Mapping[Path, dict[str, Any]], called: str) -> dict[Path, dict[str, Any]]:
     """Name the folders of runs that do not belong together."""
     placed = {}
     for folder, run in runs.items():
         named = out / name_of(run)
         folder.rename(named)
         placed[named] = run
-    rundir.write_run(out, {"kind": RUNS, "name": out.name, "finished": True, "parts": [p.name for p in placed]})
+    rundir.write_run(out, {"kind": RUNS, "name": called, "finished": True, "parts": [p.name for p in placed]})
     return placed
 
 
@@ -193,7 +198,7 @@ def _run(con: duckdb.DuckDBPyConnection, seen: Seen, source: str, identity: str,
     name = Path(source).name
     run = {
         "id": identity,
-        "name": name.partition(".")[0],
+        "name": _SUFFIXES.sub("", name) or name,
         "start_ns": start,
         "end_ns": end,
         **seen.run,
