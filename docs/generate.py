@@ -26,13 +26,18 @@ from xsp.trace import Trace
 DOCS = Path(__file__).resolve().parent
 NOTICE = "<!-- Written by docs/generate.py from the source. Change the source, then run `make docs`. -->"
 
-STEP = """
+COLLECTIVE = '{"xsp.collective.name":"all_reduce","xsp.collective.communicator":"0","xsp.collective.seq":1}'
+STEP = f"""
     step train 0-100
       forward Net 5-60 batch_size=8
         module net 10-50 type=Net
-          op aten::addmm 20-40
-            primitive matmul 25-35 type=matmul
+          op aten::addmm 20-40 flops=1000 flops_source=shapes dram_read_bytes=99 dram_write_bytes=9 bytes_source=shapes
+            launch cudaLaunchKernel 25-35 correlation_id=1
+            alloc memory 36-36 alloc_bytes=64
+    kernel sm90_xmma_gemm 40-60 correlation_id=1
+    kernel ncclDevKernel_AllReduce_Sum_f32 70-80 attributes={COLLECTIVE}
 """
+"""A step in which every analysis finds what it needs."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -256,8 +261,10 @@ def describe(action: argparse.Action) -> tuple[str, str]:
 
 def analyses_part() -> str:
     """Return the part on each analysis: name, needs, what it says of itself, columns."""
+    turns = [(rank, place, rung) for rank in (0, 1) for place, rung in enumerate((20, 30, 40, 70))]
     trace = testing.trace_of(
-        row for place, rung in enumerate((20, 30, 40, 70)) for row in testing.spans(STEP, step=place, rung=rung)
+        [row for rank, place, rung in turns for row in testing.spans(STEP, step=place, rung=rung, rank=rank)],
+        {"machine": {"devices": ["NVIDIA H200"]}},
     )
     lines: list[str] = []
     for each in ANALYSES.values():
@@ -289,8 +296,8 @@ def table_of(each: Analysis, trace: Trace) -> str:
     """Return the columns of an analysis in words."""
     try:
         return "Columns: " + ", ".join(f"`{name}`" for name in each(trace).columns) + "."
-    except AnalysisError:
-        return "This version refuses it: no collector records what it needs."
+    except AnalysisError as error:
+        return f"The trace that this page is made of cannot carry it: {error}."
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def tree(step: Iterable[Span]) -> str:
 def trace_of(rows: Iterable[Span], run: dict[str, Any] | None = None) -> Trace:
     """Return the trace of fabricated spans: each step correlated, all merged, in memory.
 
-    Spans without a step are step 0. A step without a rung is at that of its deepest span, and timed unless
+    Spans without a step are step 0; each rank has steps of its own. A step without a rung is at that of its deepest span, and timed unless
     it says otherwise.
     """
     from xsp import table
@@ -109,12 +109,12 @@ def trace_of(rows: Iterable[Span], run: dict[str, Any] | None = None) -> Trace:
 
     steps = defaultdict(list)
     for row in rows:
-        steps[row.step or 0].append(row)
+        steps[row.step or 0, row.rank].append(row)
     con = table.connect()
     table.create(con, "spans")
-    for number, step in steps.items():
+    for (number, rank), step in steps.items():
         common = {
-            "trace_id": f"{number:032x}",
+            "trace_id": f"{rank << 32 | number:032x}",
             "step": number,
             "rung": max(int(row.level) for row in step),
             "timed": True,

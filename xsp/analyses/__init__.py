@@ -60,12 +60,30 @@ stages = STAGES
 ledger = LEDGER
 ledger_by_layer = LEDGER_BY_LAYER
 ledger_by_kind = LEDGER_BY_KIND
+device_activity = DEVICE_ACTIVITY
+device_steps = STEPS
+kernel_classes = KERNEL_CLASSES
+idle_causes = IDLE_CAUSES
+idle_gaps = IDLE_GAPS
+launch_costs = LAUNCHES
+launch_bound = LAUNCH_BOUND
+tensor_cores = TENSOR_CORES
+collectives_by_kind = COMMUNICATION
+collective_skew = COLLECTIVE_SKEW
+collective_waiting = STRAGGLERS
+critical_path = CRITICAL_PATH
+critical_path_summary = CRITICAL_PATH_SUMMARY
+memory_timeline = MEMORY_TIMELINE
+memory_steps = MEMORY_STEPS
 
 __all__ = [
     "A1", "A2", "A3", "A4", "A5", "A6", "A7", "A8", "A9", "A10", "A11", "A12", "A13", "A14", "A15",
     "ANALYSES", "Analysis", "Optimum",
-    "kernel_information", "kernel_roofline", "kernel_share", "kernels_by_layer", "kernels_by_model",
-    "kernels_by_name", "layer_information", "layer_latency", "layer_latency_by_type", "layer_memory",
+    "collective_skew", "collective_waiting", "collectives_by_kind", "critical_path", "critical_path_summary",
+    "device_activity", "device_steps", "idle_causes", "idle_gaps", "kernel_classes", "kernel_information",
+    "kernel_roofline", "kernel_share", "kernels_by_layer", "kernels_by_model", "kernels_by_name", "launch_bound",
+    "launch_costs", "layer_information", "layer_latency", "layer_latency_by_type", "layer_memory",
     "layer_memory_by_type", "layer_metrics", "layer_roofline", "layer_types", "ledger", "ledger_by_kind",
-    "ledger_by_layer", "model_information", "model_roofline", "model_sweep", "optimal_batch", "stages",
+    "ledger_by_layer", "memory_steps", "memory_timeline", "model_information", "model_roofline", "model_sweep",
+    "optimal_batch", "stages", "tensor_cores",
 ]  # fmt: skip
