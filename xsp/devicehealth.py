@@ -52,13 +52,19 @@ def _work(trace: Trace) -> _Work:
     return _Work(*rows[0])
 
 
-_IS_WORK = f"level = {int(Level.KERNEL)} AND correlation_id IS NOT NULL"
 _LAUNCHES = f"""
     launches AS (
-        SELECT rank, correlation_id, min(start_ns) AS start_ns, min(process) AS process FROM spans
+        SELECT rank, process, correlation_id, min(start_ns) AS start_ns FROM spans
         WHERE device IS NULL AND kind IN ('{Kind.LAUNCH}', '{Kind.CALL}') AND correlation_id IS NOT NULL GROUP BY ALL
     )
 """
+_LAUNCHED = (
+    "launches.rank = spans.rank AND launches.correlation_id = spans.correlation_id "
+    "AND coalesce(spans.process = launches.process, true)"
+)
+"""Whether a launch is that of a span; a process that is not told may be any."""
+
+_BY_PROFILER = f"kind = '{Kind.OVERHEAD}' AND coalesce(attributes ->> '$.by', '') <> 'cuda'"
 
 
 def _launches(trace: Trace, work: _Work) -> Iterator[Finding]:
@@ -68,7 +74,7 @@ def _launches(trace: Trace, work: _Work) -> Iterator[Finding]:
         WITH {_LAUNCHES}, first AS (SELECT rank, min(start_ns) AS start_ns FROM launches GROUP BY rank)
         SELECT count(*), coalesce(sum(dur_ns), 0)::BIGINT,
                count(*) FILTER (first.start_ns IS NULL OR spans.start_ns < first.start_ns)
-        FROM spans ANTI JOIN launches USING (rank, correlation_id) LEFT JOIN first USING (rank)
+        FROM spans ANTI JOIN launches ON {_LAUNCHED} LEFT JOIN first ON first.rank = spans.rank
         WHERE level = {int(Level.KERNEL)}
         """
     ).fetchall()
@@ -118,9 +124,8 @@ def _clocks(trace: Trace) -> Iterator[Finding]:
     ((early, worst),) = trace.con.execute(
         f"""
         WITH {_LAUNCHES}
-        SELECT count(*), max(launches.start_ns - spans.start_ns) FROM spans JOIN launches USING (rank, correlation_id)
-        WHERE {_IS_WORK.replace("level", "spans.level").replace("correlation_id", "spans.correlation_id")}
-            AND spans.start_ns + {EARLY_NS} < launches.start_ns
+        SELECT count(*), max(launches.start_ns - spans.start_ns) FROM spans JOIN launches ON {_LAUNCHED}
+        WHERE level = {int(Level.KERNEL)} AND spans.start_ns + {EARLY_NS} < launches.start_ns
         """
     ).fetchall()
     if early:
@@ -131,8 +136,7 @@ def _clocks(trace: Trace) -> Iterator[Finding]:
 def _overhead(trace: Trace) -> Iterator[Finding]:
     """State what the profiler says of its own work."""
     ((count, ns, window),) = trace.con.execute(
-        f"SELECT count(*) FILTER (kind = '{Kind.OVERHEAD}'), "
-        f"coalesce(sum(dur_ns) FILTER (kind = '{Kind.OVERHEAD}'), 0)::BIGINT, "
+        f"SELECT count(*) FILTER ({_BY_PROFILER}), coalesce(sum(dur_ns) FILTER ({_BY_PROFILER}), 0)::BIGINT, "
         "max(start_ns + dur_ns) - min(start_ns) FROM spans"
     ).fetchall()
     if count:

@@ -196,11 +196,15 @@ def _structure(trace: Trace) -> list[Finding]:
     described = _one(
         trace, f"SELECT count(*) FROM merged WHERE level = {int(Level.LAYER)} AND input_shapes IS NOT NULL"
     )
-    if trace.has(Level.LAYER) and not described and trace.run:
+    alone = len(trace.rungs) == 1 and trace.rungs[0].level > Level.MODEL
+    if trace.has(Level.LAYER) and not described and trace.run and not (alone and trace.run.get("imported")):
         text = "no step with these inputs was described: shapes, memory and operations are unknown"
         findings.append(Finding(Severity.NOTE, "shapes", text))
     unmeasured = _one(trace, "SELECT count(*) FROM merged WHERE true_ns IS NULL")
-    if unmeasured and trace.rungs:
+    if alone:
+        text = "all steps were recorded at one depth: times are as recorded, what profiling added is unknown"
+        findings.append(Finding(Severity.NOTE, "true times", text))
+    elif unmeasured and trace.rungs:
         text = f"{unmeasured} spans have no true time: none of their steps was measured at their own rung"
         findings.append(Finding(Severity.NOTE, "true times", text))
     return findings
