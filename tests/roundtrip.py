@@ -12,7 +12,8 @@ from torch import nn
 
 import xsp
 from xsp import cli
-from xsp.analyses import ANALYSES
+from xsp.analyses import ANALYSES, Analysis
+from xsp.errors import AnalysisError
 from xsp.span import COLUMNS
 from xsp.trace import Trace
 
@@ -55,8 +56,15 @@ def rows(trace: Trace) -> list[Any]:
 
 def tables(trace: Trace) -> dict[str, Any]:
     """Return the merged step and the table of each analysis, or why there is none."""
-    found = {name: each.refusal(trace) or each(trace).fetchall() for name, each in ANALYSES.items()}
+    found = {name: _answer(each, trace) for name, each in ANALYSES.items()}
     return {**found, "merged": [_said(row) for row in trace.merged.fetchall()]}
+
+
+def _answer(each: Analysis, trace: Trace) -> list[Any] | str:
+    try:
+        return each(trace).fetchall()
+    except AnalysisError as error:
+        return str(error)
 
 
 def _said(row: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -67,7 +67,7 @@ class Analysis:
 
 
 def _how_recorded(trace: Trace, missing: Sequence[Level]) -> str:
-    if "imported" in trace.run:
+    if "imported" in trace.run and "xsp" not in trace.run:  # of another profiler
         return "(imported); torch.profiler records modules with with_stack and with_modules, shapes with record_shapes"
     where = " on a machine with a GPU" if Level.KERNEL in missing else ""
     return f"(recorded with {trace.run.get('levels', 'unknown levels')}); record again with --levels M/L/G{where}"
