@@ -289,5 +289,5 @@ def test_absurd_nesting_ends_where_no_program_goes() -> None:
     count = 10_000
     nested = [(0, 1, 10, 10, place, 3 * count - place, False, None, False, None) for place in range(count)]
     placed = list(sweep(nested, 0))
-    assert max(each.depth for each in placed) == DEEPEST
-    assert [each.parent for each in placed[:DEEPEST]] == list(range(-1, DEEPEST - 1))
+    assert max(depth for _, _, depth in placed) == DEEPEST
+    assert [parent for parent, _, _ in placed[:DEEPEST]] == list(range(-1, DEEPEST - 1))

@@ -123,7 +123,7 @@ def test_training_has_its_passes_and_backward_ops_belong_to_the_layer_of_their_f
     ).fetchall()
     frames = [(name.rpartition(" ")[2], layer) for name, layer in pairs if layer != "train"]
     assert frames == [("AddmmBackward0", "2"), ("ReluBackward0", "1"), ("AddmmBackward0", "0")]
-    backward = {row[1]: row[10] for row in xsp.analyses.A2(trace).fetchall()}
+    backward = dict(xsp.analyses.A2(trace).select("name, backward_ms").fetchall())
     assert all(backward[name] > 0 for name in "012")
     assert trace.sql("SELECT count(*) FROM merged WHERE parent_id IS NULL AND kind <> 'step'").fetchall() == [(0,)]
 

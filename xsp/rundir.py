@@ -196,6 +196,11 @@ def segments(run: Path) -> list[Path]:
     return sorted((run / STEPS).glob("[0-9]*.parquet"))
 
 
+def is_one(folder: Path) -> bool:
+    """Return whether a folder is a run directory, whole or not, or one of a distributed program."""
+    return any((folder / name).exists() for name in (RUN_FILE, STEPS, MERGED_FILE)) or bool(rank_parts(folder))
+
+
 def checksum(file: Path) -> str:
     """Return the CRC-32 of a file, in hexadecimal: it tells damage, in much less time than reading its tables."""
     value = 0

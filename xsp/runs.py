@@ -45,7 +45,7 @@ def load(path: str | os.PathLike[str], *, skip_damaged: bool = False, trace_id: 
     place = Path(path).expanduser()
     if place.is_file():
         return _load_files([place], {"name": place.stem}, place) if _is_parquet(place) else _load_imported(str(place))
-    if place.is_dir() and not (place / rundir.RUN_FILE).is_file() and not rundir.rank_parts(place):
+    if place.is_dir() and not rundir.is_one(place):
         return _load_imported(str(place))
     if received.is_waiting(place):
         return _load_waiting(place)

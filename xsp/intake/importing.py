@@ -97,7 +97,7 @@ def _files(sources: Sequence[str]) -> list[str]:
             continue
         inside = sorted(str(each) for each in place.iterdir() if each.is_file() and not each.name.startswith("."))
         if not inside:
-            raise TraceError(f"{source}: no file in it")
+            raise TraceError(f"{source}: not a run directory, and no file in it to import")
         found += inside
     return found
 
