@@ -100,8 +100,8 @@ def tree(step: Iterable[Span]) -> str:
 def trace_of(rows: Iterable[Span], run: dict[str, Any] | None = None) -> Trace:
     """Return the trace of fabricated spans: each step correlated, all merged, in memory.
 
-    Spans without a step are step 0; each rank has steps of its own. A step without a rung is at that of its deepest span, and timed unless
-    it says otherwise.
+    Spans without a step are step 0; each rank has steps of its own. A step without a rung is at that of its deepest
+    span, and timed unless it says otherwise.
     """
     from xsp import table
     from xsp.correlate import correlate
