@@ -19,6 +19,7 @@ CATEGORIES = {
     "module": ("python_function",),
     "memory": ("cpu_instant_event",),
     "overhead": ("overhead",),
+    "range": ("cuda_profiler_range",),
 }  # fmt: skip
 """What Kineto calls each sort of row, in all its years, in lower case."""
 
@@ -27,7 +28,6 @@ LEFT_OUT = {
     "gpu_user_annotation": "the profiler's own projection of annotations onto the device",
     "cuda_sync": "synchronisation as the device saw it; the calls that waited are kept",
     "trace": "the profiler's own window",
-    "cuda_profiler_range": "counters of the range profiler",
 }
 """Categories that are read and not kept, and why."""
 
@@ -47,7 +47,7 @@ def fill(con: duckdb.DuckDBPyConnection, base_ns: int, losses: Losses) -> None:
     con.execute(f"CREATE OR REPLACE TABLE seen ({', '.join(f'{c.name} {c.type}' for c in SEEN)})")
     _forward_threads(con)
     layers = _layers(con, losses)
-    for select in (_ops(layers), _MODULES, _RUNTIME, _DEVICE, _MEMORY, _OVERHEAD):
+    for select in (_ops(layers), _MODULES, _RUNTIME, _DEVICE, _MEMORY, _OVERHEAD, *_ranges(con, losses)):
         con.execute(
             f"INSERT INTO seen BY NAME SELECT * REPLACE (start_ns + {base_ns} AS start_ns), 'kineto' AS collector, "
             f"'ok' AS status FROM ({select})"
@@ -291,6 +291,41 @@ _OVERHEAD = f"""
     SELECT number, ts_ns AS start_ns, dur_ns, name, {int(Level.RUNTIME)} AS level, '{Kind.OVERHEAD}' AS kind
     FROM rows WHERE sort = 'overhead'
 """
+
+
+_FLOPS = {
+    f"smsp__sass_thread_inst_executed_op_{kind}{operation}_pred_on.sum": 2 if operation == "fma" else 1
+    for kind in "dfh"
+    for operation in ("add", "mul", "fma")
+}
+"""Counters of executed instructions, and the operations that one of them is; tensor cores are not among them."""
+
+_COUNTED = _Arguments((*_FLOPS, "dram__bytes_read.sum", "dram__bytes_write.sum"))
+_COUNTED_FLOPS = " + ".join(
+    f"{weight} * coalesce(TRY_CAST({_COUNTED.text(name)} AS DOUBLE), 0)" for name, weight in _FLOPS.items()
+)
+_ANY_FLOPS = f"coalesce({', '.join(_COUNTED.text(name) for name in _FLOPS)}) IS NOT NULL"
+_READ, _WRITTEN = (f"TRY_CAST(TRY_CAST({_COUNTED.text(name)} AS DOUBLE) AS BIGINT)" for name in _COUNTED.names[-2:])
+
+_RANGES = f"""
+    SELECT number, ts_ns AS start_ns, dur_ns, name, {int(Level.KERNEL)} AS level, '{Kind.KERNEL}' AS kind, 0 AS device,
+           CASE WHEN {_ANY_FLOPS} THEN TRY_CAST({_COUNTED_FLOPS} AS BIGINT) END AS flops,
+           CASE WHEN {_ANY_FLOPS} THEN 'counter' END AS flops_source,
+           {_READ} AS dram_read_bytes, {_WRITTEN} AS dram_write_bytes,
+           CASE WHEN coalesce({_READ}, {_WRITTEN}) IS NOT NULL THEN 'counter' END AS bytes_source,
+           CAST(args AS VARCHAR) AS attributes
+    FROM {_COUNTED.rows("sort = 'range'")}
+"""
+
+
+def _ranges(con: duckdb.DuckDBPyConnection, losses: Losses) -> list[str]:
+    """Return the SQL of the range profiler's ranges: a trace with counters has those in place of kernels."""
+    ((ranges, kernels),) = con.execute(
+        "SELECT count(*) FILTER (sort = 'range'), count(*) FILTER (sort = 'kernel') FROM rows"
+    ).fetchall()
+    if ranges and kernels:
+        losses.skipped["counters of the range profiler, beside kernels"] += ranges
+    return [_RANGES] if ranges and not kernels else []
 
 
 def _record_functions(con: duckdb.DuckDBPyConnection) -> None:
