@@ -196,6 +196,13 @@ def difference(rounds: Sequence[Round], name: str, base: str) -> Figure:
     return middle([each[name] - each[base] for each in rounds])
 
 
+def _without_folders(value: Any) -> Any:
+    """Return an option's value with the names of files, and nothing of where they lie."""
+    if isinstance(value, list):
+        return [_without_folders(each) for each in value]
+    return os.path.basename(value) if isinstance(value, (str, os.PathLike)) and os.sep in str(value) else value
+
+
 def turns_of(options: argparse.Namespace) -> Turns:
     """Return what takes the turns that the options ask for."""
     return Turns(options.seed, options.patience)
@@ -238,7 +245,9 @@ class Report:
             "benchmark": self.name,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "xsp": __version__,
-            "options": {name: value for name, value in vars(options).items() if name not in ("save", "load")},
+            "options": {
+                name: _without_folders(each) for name, each in vars(options).items() if name not in ("save", "load")
+            },
             "load": options.load,
             "machine": device.describe(),
             "table": [dict(zip(self.columns, row, strict=True)) for row in self.rows],
