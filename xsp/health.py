@@ -212,10 +212,10 @@ def _structure(trace: Trace) -> list[Finding]:
 
 def _library(trace: Trace) -> list[Finding]:
     """Say how much of the time of leaf operators went to a library that leaves no record."""
-    if not trace.has(Level.LIBRARY):
+    if not trace.has(Level.LIBRARY) or trace.has(Level.KERNEL):
         return []
     rows = trace.con.execute(
-        f"WITH {kernels(trace.has(Level.KERNEL))} SELECT sum(ns) FILTER (library <> 'unknown'), "
+        f"WITH {kernels(False)} SELECT sum(ns) FILTER (library <> 'unknown'), "
         "sum(ns) FILTER (library = 'unknown') FROM kernels"
     ).fetchall()
     known, unknown = (value or 0 for value in rows[0])

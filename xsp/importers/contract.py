@@ -164,8 +164,8 @@ class Importer(Protocol):
         ...
 
 
-def find(source: str) -> Importer:
-    """Return the importer that recognises a source.
+def find(source: str) -> Any:
+    """Return what recognises a source: an `Importer`, a `TableImporter`, or an enricher (see `xsp.intake.tables`).
 
     Raises:
         TraceError: there is no such file, or no importer recognises it.
@@ -175,7 +175,7 @@ def find(source: str) -> Importer:
     unusable: list[str] = []
     for name in plugins.names(GROUP):
         try:
-            importer: Importer = plugins.load(GROUP, name)()
+            importer: Any = plugins.load(GROUP, name)()
         except PluginError as error:
             unusable.append(str(error))
             continue

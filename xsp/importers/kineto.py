@@ -1,8 +1,8 @@
 """Traces of PyTorch's profiler (Kineto), of all years: what their trace events mean.
 
 The categories, and the names of arguments, have changed since 2021, and differ by vendor; so each is known by all its
-names (`CATEGORIES`), and what an operator's row is (a step, an optimizer, a collective, an operator) is read from its
-name, since old traces have one category for all. What is not kept is counted.
+names (see `xsp.importers.kineto_rows`), and what an operator's row is (a step, an optimizer, a collective, an operator)
+is read from its name, since old traces have one category for all. What is not kept is counted.
 """
 
 from __future__ import annotations

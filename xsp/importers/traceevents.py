@@ -97,17 +97,17 @@ def _copy(source: str, file: IO[bytes], copy: Path) -> bool:
         text = _more(source, file, out)
         fine = _FINE.search(text)
         exact = fine is None or int(fine.group(1)) < EXACT
+        held = b""
         while text:
             if exact:
                 out.write(text)
-                text = _more(source, file, out)
-                continue
-            following = _more(source, file, out)
-            keep = text.rfind(b",") + 1 if following else len(text)  # no number is cut in two
-            out.write(_TIME.sub(rb'\1"\2"', text[:keep]))
-            text = text[keep:] + following
-            if not following and keep == len(text):
-                break
+            else:
+                held += text
+                keep = held.rfind(b",") + 1 if len(held) < MOST_IN_ONE else len(held)  # no number is cut in two
+                out.write(_TIME.sub(rb'\1"\2"', held[:keep]))
+                held = held[keep:]
+            text = _more(source, file, out)
+        out.write(_TIME.sub(rb'\1"\2"', held))
     return exact
 
 
