@@ -16,8 +16,8 @@ LAYERS = [
     {"clock", "clocks", "collector", "finding", "identity", "kernelnames", "plugins", "schedule", "scrub"}
     | {"semconv", "summary", "traffic"},
     {"ceilings", "testing", "xsp_collectors"},
-    {"calibrate", "correlate", "device", "layers", "rundir", "table", "views"},
-    {"trace"},
+    {"calibrate", "correlate", "device", "devicework", "layers", "rundir", "table", "views"},
+    {"samples", "trace"},
     {"overhead"},
     {"importers", "store"},
     {"intake"},
@@ -118,7 +118,7 @@ def test_a_collector_brings_nothing_into_the_measured_process_but_what_it_observ
         if top == "xsp":
             assert part(module) in FOR_COLLECTORS, module
         else:
-            assert top in {"numpy", "torch", "xsp_collectors", *sys.stdlib_module_names}, module
+            assert top in {"cupti", "numpy", "torch", "xsp_collectors", *sys.stdlib_module_names}, module
 
 
 @pytest.mark.parametrize("module", ["session", "collector", "calibrate", "clock", "writer", "autostep"])

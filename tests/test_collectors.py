@@ -34,9 +34,10 @@ def train() -> None:
     optimizer.step()
 
 
-def test_all_of_them_are_entry_points_and_work_here():
-    assert plugins.names("xsp.collectors") == ["dataloading", "modules", "onednn", "torchops", "training"]
-    assert {finding.name: finding.reason for finding in collectors() if finding.reason} == {}
+def test_all_of_them_are_entry_points_and_those_that_need_no_gpu_work_here():
+    everywhere = {"dataloading", "modules", "onednn", "torchops", "training"}
+    assert everywhere < set(plugins.names("xsp.collectors"))
+    assert {each.name: each.reason for each in collectors() if each.reason and each.name in everywhere} == {}
 
 
 def test_modules():

@@ -8,7 +8,8 @@ from typing import Any
 
 from xsp import clock, plugins
 from xsp.calibrate import cost_per_span
-from xsp.collector import Collector, Signal, ignore
+from xsp.collector import Collector, Kernels, Signal, ignore
+from xsp.devicework import DeviceWork
 from xsp.errors import PluginError
 from xsp.span import Level, Span
 
@@ -26,6 +27,8 @@ class Collecting:
         self.absent: dict[str, str] = {}
         """Reasons why collectors cannot work here, by name."""
 
+        self.device_work = DeviceWork()
+
         self.notes: list[dict[str, str]] = []
         """Sentences on what could not be seen, each with its source, each once."""
 
@@ -34,11 +37,16 @@ class Collecting:
         """The collectors that are at work, sorted."""
         return sorted(collector.name for collector in self.collectors)
 
-    def find(self, wanted: Sequence[str | Collector] | None, deepest: Level) -> None:
+    def find(self, wanted: Sequence[str | Collector] | None, deepest: Level, kernels: Kernels = Kernels.KINETO) -> None:
         """Load what was asked for, else all that can work here; remember why the others cannot.
 
+        Args:
+            wanted: names of entry points, or instances; None for all that are installed.
+            deepest: level that the run reaches.
+            kernels: which of them is to record device work.
+
         Raises:
-            PluginError: a collector that was asked for by name is not there.
+            PluginError: a collector, or a source of device work, that was asked for by name cannot work here.
         """
         names: Sequence[str | Collector] = plugins.names("xsp.collectors") if wanted is None else wanted
         found = []
@@ -55,8 +63,12 @@ class Collecting:
                 self.absent[collector.name] = reason
             elif min(collector.levels) <= deepest:
                 found.append(collector)
+        self.device_work = DeviceWork(kernels)
+        found = self.device_work.choose(found, self.absent, deepest)
         # Deeper ones are switched on first and off last.
-        self.collectors = sorted(found, key=lambda each: min(each.levels), reverse=True)
+        self.collectors = sorted(found, key=lambda each: (not each.innermost, min(each.levels)), reverse=True)
+        if (note := self.device_work.note()) is not None:
+            self.note("xsp", note)
 
     def open(self, notify: Listener | None) -> None:
         """Install them.
@@ -114,6 +126,8 @@ class Collecting:
             seen = self._guard(collector, "spans", lambda c=collector: list(c.spans())) or []  # type: ignore[misc]
             rows += seen if collector.epoch else [clock.on_epoch(span, anchor) for span in seen]
             self._collect_notes(collector)
+        if (change := self.device_work.replace()) is not None:
+            self.note("xsp", change)
         return rows
 
     def note(self, source: str, text: str) -> None:

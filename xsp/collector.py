@@ -16,6 +16,7 @@ import enum
 from collections.abc import Callable, Iterable
 from typing import ClassVar, NamedTuple
 
+from xsp.errors import UsageError
 from xsp.span import Level, Span
 
 
@@ -26,6 +27,29 @@ class Signal(enum.Enum):
     CALL_END = enum.auto()
     BACKWARD_END = enum.auto()
     OPTIMIZER_END = enum.auto()
+
+
+class Kernels(str, enum.Enum):
+    """Where device work comes from: the runtime's calls, kernels and copies have one source in a process."""
+
+    AUTO = "auto"  # the first of those below that passes its trial
+    CUPTI = "cupti"  # cupti-python
+    KINETO = "kineto"  # torch.profiler
+
+    def __str__(self) -> str:
+        return self.value
+
+    @classmethod
+    def parse(cls, text: str) -> Kernels:
+        """Read a source's name.
+
+        Raises:
+            UsageError: it is none.
+        """
+        try:
+            return cls(text)
+        except ValueError:
+            raise UsageError(f"kernels={text!r}: device work comes from {', '.join(cls)}") from None
 
 
 def ignore(signal: Signal, subject: object) -> None:
@@ -54,11 +78,30 @@ class Collector:
     epoch: ClassVar[bool] = False
     """True if its times are nanoseconds since the epoch; False if they are `time.perf_counter_ns`."""
 
+    device_work: ClassVar[Kernels | None] = None
+    """The source of device work that it can be; one collector of a block is it (`is_device_source`)."""
+
+    innermost: ClassVar[bool] = False
+    """True if it must be switched on after all others, and off before them."""
+
+    is_device_source: bool = False
+    """Whether it records device work in this block; set from outside, between steps."""
+
+    gave_up: str | None = None
+    """Why it can no longer be the source of device work; set by itself, between steps, and another takes over."""
+
     notify: Callable[[Signal, object], None] = staticmethod(ignore)
     """Where it sends the boundaries it sees; set by a session that listens."""
 
     def available(self) -> str | None:
         """Return None if it can work in this process, else the reason and what to install or do."""
+        return None
+
+    def trial(self) -> str | None:
+        """Return None if it can be the source of device work in this process, else the reason and what to do.
+
+        Called between `available` and `open`, of collectors with `device_work`. It leaves nothing behind.
+        """
         return None
 
     def open(self) -> None:

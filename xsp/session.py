@@ -18,7 +18,7 @@ from typing import Any
 
 from xsp import clock, device, identity, plugins, rundir, scrub
 from xsp.collecting import Collecting, Listener
-from xsp.collector import Collector
+from xsp.collector import Collector, Kernels
 from xsp.errors import UsageError
 from xsp.schedule import Schedule, Turn, parse_levels, rung_name
 from xsp.span import Kind, Level, Span
@@ -52,9 +52,11 @@ class profile:
         seed: int = 0,
         batch_size: int | None = None,
         collectors: Sequence[str | Collector] | None = None,
+        kernels: str = Kernels.AUTO.value,
         only: Level | None = None,
         listener: Callable[[profile], Listener] | None = None,
         hosts: bool = False,
+        samples: bool = True,
         otlp: str | None = None,
         otlp_policy: str = "wait",
         enabled: bool = True,
@@ -71,10 +73,14 @@ class profile:
             seed: of the order in which the levels take turns.
             batch_size: samples in a step; the first dimension of the model's input unless told otherwise.
             collectors: names of entry points, or instances; all that are installed unless told otherwise.
+            kernels: where device work comes from: `cupti`, `kineto` (torch.profiler), or `auto`, the first of them
+                that passes a trial on this machine.
             only: measure at this rung alone (a program that is run once per level).
             listener: makes the function that collectors signal the program's boundaries to.
             hosts: a profile that is opened inside this block lends its steps to this one (`xsp run` of a
                 program that profiles itself).
+            samples: read power, clocks, memory and use of devices, process and machine meanwhile, in the process that
+                stores the steps.
             otlp: deliver each step while the run goes on: `http://…`, `grpc://…`, or `env` for what the variables
                 `OTEL_EXPORTER_OTLP_*` say.
             otlp_policy: what happens when the receiver is slow. `wait`: the program is held between steps, in
@@ -84,6 +90,7 @@ class profile:
         Raises:
             UsageError: settings that make no sense, unknown levels among them.
         """
+        self._kernels = Kernels.parse(kernels)
         self.name = name
         self.levels = levels
         self.out = Path(out) if out is not None else Path("runs") / _file_name(name)
@@ -99,6 +106,7 @@ class profile:
         self._batch_size = batch_size
         self._wanted = collectors
         self._listener = listener
+        self._samples = samples
         self._otlp = (otlp, otlp_policy) if otlp is not None else None
         self._collecting = Collecting()
         self._pending: list[Span] = []
@@ -115,7 +123,8 @@ class profile:
         Raises:
             UsageError: another block is active in this process; `otlp` is no endpoint.
             OutputError: the run directory exists or cannot be written.
-            PluginError: a collector that was asked for by name, or what `otlp` needs, is not there.
+            PluginError: a collector or a source of device work that was asked for by name cannot work here, or what
+                `otlp` needs is not there.
         """
         global _active
         if not self._enabled:
@@ -129,7 +138,7 @@ class profile:
             raise UsageError(f"the profile {_active.name!r} is active in this process; one at a time")
         from xsp.writer import Writer  # not needed by programs that only import xsp
 
-        self._collecting.find(self._wanted, self.schedule.rungs[-1])
+        self._collecting.find(self._wanted, self.schedule.rungs[-1], self._kernels)
         if self._otlp is not None:
             plugins.load("xsp.exporters", "otlp").check(*self._otlp)
         self.out = rundir.create(of_this_rank(self.out), overwrite=self._overwrite)
@@ -139,6 +148,8 @@ class profile:
         self._writer = Writer(self.out)
         if self._otlp is not None:
             self._writer.deliver_to(*self._otlp)
+        if self._samples and not self._writer.sample(self._identity.rank, _devices()):
+            self._collecting.note("samples", "the process that stores spans did not begin to sample")
         self._collecting.open(self._listener(self) if self._listener is not None else None)
         _forget_in_children()
         _active = self
@@ -267,6 +278,7 @@ class profile:
             },
             "collectors": self._collecting.names,
             "absent": self._collecting.absent,
+            "kernels": self._collecting.device_work.content(),
             "costs": costs or {},
             "notes": self._collecting.notes,
             "machine": device.describe(),
@@ -413,6 +425,14 @@ def _caller() -> identity.Caller | None:
     context = api.get_current_span().get_span_context()
     valid = context.is_valid
     return identity.Caller(f"{context.trace_id:032x}", f"{context.span_id:016x}") if valid else None
+
+
+def _devices() -> list[str]:
+    """Return what tells the storing process which devices are the program's, if the program uses any by now."""
+    try:
+        return device.identities()
+    except Exception:  # a device that failed must fail in the program, not here; the environment tells as well
+        return []
 
 
 def _file_name(name: str) -> str:

@@ -7,16 +7,17 @@ and memory; `xsp.overhead` joins the two by structure.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler as autograd_profiler
 
-from xsp.collector import Collector, Probe
+from xsp.collector import Collector, Kernels, Probe
 from xsp.flops import flops
 from xsp.span import Kind, Level, Span
 from xsp.traffic import traffic
@@ -29,21 +30,27 @@ _LAUNCHES = ("Launch", "Memcpy", "Memset")
 class TorchOps(Collector):
     """Operators (OP) and a communication backend's part of collectives (LIBRARY).
 
-    With a GPU, in kernel rungs, runtime calls (RUNTIME) and kernels and copies (KERNEL) too.
+    As the source of device work, in kernel rungs, runtime calls (RUNTIME) and kernels and copies (KERNEL) too.
     """
 
     name = "torchops"
     levels = (Level.OP, Level.LIBRARY, Level.RUNTIME, Level.KERNEL)
     epoch = True
+    device_work = Kernels.KINETO
 
     def __init__(self) -> None:
         self._profile: autograd_profiler.profile | None = None
-        self._finished: list[tuple[autograd_profiler.profile, collectives.Counts]] = []
+        self._finished: list[_Finished] = []
+        self._on_device = False
         self._counts = collectives.Counts()
         self._notes: set[str] = set()
         self._busy = 0
         self._log = WarningsHeldBack()
         self._log_level: str | None = None
+
+    def trial(self) -> str | None:
+        """Return None if there is a device that Kineto can record."""
+        return None if torch.cuda.is_available() else "there is no CUDA device"
 
     def open(self) -> None:
         """Tell Kineto to be quiet: it logs two lines to stderr each time it is switched."""
@@ -69,13 +76,14 @@ class TorchOps(Collector):
             self._log.begin()
         self._counts = collectives.Counts()
         self._counts.begin()
-        on_device = rung >= Level.RUNTIME and torch.cuda.is_available()
+        self._on_device = self.is_device_source and rung >= Level.RUNTIME and torch.cuda.is_available()
         self._profile = autograd_profiler.profile(
             use_kineto=True,
-            use_device="cuda" if on_device else None,
+            use_device="cuda" if self._on_device else None,
             record_shapes=describe,
             profile_memory=describe,
             experimental_config=_config(all_threads=not describe),
+            **({} if self._on_device else _HOST_ONLY),
         )
         self._profile.__enter__()
 
@@ -86,14 +94,17 @@ class TorchOps(Collector):
             profile.__exit__(None, None, None)
             self._log.end()
             self._counts.end()
-            self._finished.append((profile, self._counts))
+            self._finished.append(_Finished(profile, self._counts, self._on_device))
 
     def spans(self) -> Iterator[Span]:
         """Return operators, runtime calls, device work, and (describing) allocations."""
         finished, self._finished = self._finished, []
-        for profile, counts in finished:
+        for profile, counts, on_device in finished:
             if profile.kineto_results is not None:
-                found = collectives.label(list(_spans_of(profile.kineto_results.events(), self.name)), counts)
+                seen = _spans_of(profile.kineto_results.events(), self.name)
+                # without a filter Kineto records the runtime's calls for the operators' sake too
+                kept = [span for span in seen if on_device or span.level < Level.RUNTIME]
+                found = collectives.label(kept, counts)
                 if found.note is not None:
                     self._notes.add(found.note)
                 yield from found.spans
@@ -118,6 +129,28 @@ class TorchOps(Collector):
                 tensor.detach()
 
         return Probe(run, spans=500)
+
+
+class _Finished(NamedTuple):
+    """A profile that was stopped, and what was counted meanwhile."""
+
+    profile: autograd_profiler.profile
+    counts: collectives.Counts
+    on_device: bool
+
+
+def _host_only() -> dict[str, Any]:
+    """Return the options that keep Kineto away from the runtime's calls, where this torch has them.
+
+    Asked for the host's activity, Kineto also has CUPTI record the runtime's calls.
+    """
+    if "activity_filters" not in inspect.signature(autograd_profiler.profile.__init__).parameters:
+        return {}
+    kinds = {"CPU_OP", "CPU_INSTANT_EVENT", "USER_ANNOTATION"}
+    return {"activity_filters": {torch.profiler.ProfilerActivity.CPU: kinds}}
+
+
+_HOST_ONLY = _host_only()
 
 
 def _config(all_threads: bool) -> _ExperimentalConfig:

@@ -1,0 +1,98 @@
+"""Which collector records device work, and why that one.
+
+The runtime's calls, kernels and copies come through CUPTI, which serves one client in a process at a time. So of
+the collectors that could record them one does, and the others leave them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from xsp.collector import Collector, Kernels
+from xsp.errors import PluginError
+from xsp.span import Level
+
+
+class DeviceWork:
+    """The source of a run's device work: chosen before the block is entered, replaced if it gives up."""
+
+    def __init__(self, wanted: Kernels = Kernels.KINETO) -> None:
+        self.wanted = wanted
+        self.source: Collector | None = None
+        self.reasons: dict[str, str] = {}
+        """Why sources that could have been chosen were not, by the source's name."""
+
+        self._others: list[Collector] = []
+
+    def choose(self, found: Sequence[Collector], absent: Mapping[str, str], deepest: Level) -> list[Collector]:
+        """Choose, and return the collectors without those that would be nothing but a source and are not it.
+
+        Args:
+            found: the collectors that are available.
+            absent: why others are not, by name.
+            deepest: level that the run reaches.
+
+        Raises:
+            PluginError: a source was asked for, the run reaches its levels, and it cannot work here.
+        """
+        for collector in found:
+            collector.is_device_source, collector.gave_up = False, None
+        able = {each.device_work: each for each in found if each.device_work is not None}
+        if deepest >= Level.LIBRARY:
+            self._try([able[kind] for kind in Kernels if kind in able and self.wanted in (kind, Kernels.AUTO)])
+            self._refuse_a_wish(absent, deepest)
+        return [each for each in found if not each.innermost or each is self.source]
+
+    def replace(self) -> str | None:
+        """Let another collector take over if the source gave up, and return a sentence on it, else None."""
+        if self.source is None or self.source.gave_up is None:
+            return None
+        gone, reason = self.source, self.source.gave_up
+        gone.is_device_source, gone.gave_up = False, None
+        self.source = None
+        self.reasons[str(gone.device_work)] = reason
+        self._try(self._others)
+        now = f"comes from {self.source.device_work}" if self.source is not None else "is not recorded"
+        return f"{gone.device_work} gave up recording device work, which {now} from then on: {reason}"
+
+    def note(self) -> str | None:
+        """Return a sentence if device work comes from another source than the first of all, else None."""
+        if self.source is None or self.source.device_work is Kernels.CUPTI or self.wanted is not Kernels.AUTO:
+            return None
+        reason = self.reasons.get(Kernels.CUPTI.value)
+        return f"device work comes from {self.source.device_work}, not from cupti: {reason}" if reason else None
+
+    def content(self) -> dict[str, object]:
+        """Return what `run.json` says of it: what was wanted, what it is, and why others are not."""
+        kind = self.source.device_work if self.source is not None else None
+        return {"wanted": str(self.wanted), "source": str(kind) if kind else None, "reasons": self.reasons}
+
+    def _try(self, candidates: Sequence[Collector]) -> None:
+        """Make the first that passes its trial the source, and remember those after it."""
+        for place, collector in enumerate(candidates):
+            reason = _trial(collector)
+            if reason is None:
+                collector.is_device_source = True
+                self.source, self._others = collector, [*candidates[place + 1 :]]
+                return
+            self.reasons[str(collector.device_work)] = reason
+        self._others = []
+
+    def _refuse_a_wish(self, absent: Mapping[str, str], deepest: Level) -> None:
+        """Say at once that what was asked for by name cannot be had."""
+        name = str(self.wanted)
+        missing = absent.get(name)
+        if missing is not None and self.wanted is not Kernels.KINETO:
+            self.reasons[name] = missing
+        if self.wanted is Kernels.AUTO and Kernels.CUPTI.value in absent:
+            self.reasons[Kernels.CUPTI.value] = absent[Kernels.CUPTI.value]
+        if self.wanted is Kernels.CUPTI and self.source is None and deepest >= Level.RUNTIME:
+            reason = self.reasons.get(name, "its collector is not among those that were asked for")
+            raise PluginError(f"kernels=cupti: {reason}")
+
+
+def _trial(collector: Collector) -> str | None:
+    try:
+        return collector.trial()
+    except Exception as error:  # a source that cannot even be tried is one that cannot work
+        return f"its trial failed: {type(error).__name__}: {error}"
