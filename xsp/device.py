@@ -30,6 +30,15 @@ def describe() -> dict[str, Any]:
     }
 
 
+def identities() -> list[str]:
+    """Return the UUIDs of devices in CUDA's order, if the program has initialised CUDA; they are never stored."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return []
+    found = [torch.cuda.get_device_properties(place) for place in range(torch.cuda.device_count())]
+    return [str(each.uuid) for each in found if hasattr(each, "uuid")]
+
+
 def cpu_model() -> str | None:
     """Return the processor's name as the kernel gives it."""
     try:

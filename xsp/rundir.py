@@ -4,6 +4,7 @@
 RUN/
   run.json             what was run, where, with which settings, and what is missing; see `xsp.session`
   steps/000004.parquet one segment a step, columns as in `xsp.span.COLUMNS`
+  samples/000000.parquet power, clocks, memory meanwhile, in portions; columns `xsp.span.SAMPLE_COLUMNS`
   merged.parquet       the leveled steps merged into one true step; written when the run ends
   delivery.json        which steps were delivered to which endpoint; see `xsp.exporters.delivery`
   rank-0000/           a run for each process of a distributed program
@@ -34,6 +35,7 @@ RANKS = "ranks"
 """Kind of a directory that holds a run for each rank of a distributed program."""
 
 STEPS = "steps"
+SAMPLES = "samples"
 WAITING = "arrived"
 """Folder with what a receiver took and has not put in order yet (`xsp.intake`)."""
 
@@ -86,7 +88,7 @@ def _clear(run: Path) -> None:
             with contextlib.suppress(TraceError):  # a part that cannot be read stays
                 _clear(child)
                 _remove_empty(child)
-    for folder in (run / STEPS, run / WAITING):
+    for folder in (run / STEPS, run / SAMPLES, run / WAITING):
         if not folder.is_symlink():
             for file in [*folder.glob("[0-9]*.parquet"), *folder.glob(".*.part")]:
                 file.unlink(missing_ok=True)
@@ -194,6 +196,16 @@ def segment(run: Path, step: int) -> Path:
 def segments(run: Path) -> list[Path]:
     """Return the paths of the segments that are there, in the order of their steps."""
     return sorted((run / STEPS).glob("[0-9]*.parquet"))
+
+
+def portion(run: Path, number: int) -> Path:
+    """Return the path of a portion of the samples."""
+    return run / SAMPLES / f"{number:06d}.parquet"
+
+
+def portions(run: Path) -> list[Path]:
+    """Return the paths of the portions of samples that are there, in the order of time."""
+    return sorted((run / SAMPLES).glob("[0-9]*.parquet"))
 
 
 def is_one(folder: Path) -> bool:

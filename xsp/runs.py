@@ -17,7 +17,7 @@ from xsp.errors import TraceError
 from xsp.importers import contract
 from xsp.intake import importing, jobs, received
 from xsp.overhead import find_alike, rungs_of, true_trace
-from xsp.span import COLUMNS, MERGED_COLUMNS
+from xsp.span import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS
 from xsp.trace import Trace
 
 SETS = ("sweep", jobs.RUNS)
@@ -156,6 +156,7 @@ def _kept(folder: tempfile.TemporaryDirectory[str], place: Path) -> Trace:
 
 def _load_files(files: list[Path], run: dict[str, Any], place: Path) -> Trace:
     con = table.connect()
+    _show_samples(con, files, run)
     found = {name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, whole=place.is_dir())}
     _view(con, "spans", files, found, COLUMNS)
     if "layer_id" not in found:  # xsp wrote none before version 0.2
@@ -173,6 +174,22 @@ def _load_files(files: list[Path], run: dict[str, Any], place: Path) -> Trace:
             if "layer_id" in held:  # else it is merged again, from spans that have one now
                 _view(con, "merged", [merged], held, (*COLUMNS, *MERGED_COLUMNS))
     return true_trace(con, run, place)
+
+
+def _show_samples(con: duckdb.DuckDBPyConnection, segments: list[Path], run: dict[str, Any]) -> None:
+    """Show what was sampled beside these segments as the view `samples`; a portion that is damaged is left out."""
+    folders = dict.fromkeys(segment.parent.parent for segment in segments if segment.parent.name == rundir.STEPS)
+    names, whole = ", ".join(column.name for column in SAMPLE_COLUMNS), []
+    for portion in (each for folder in folders for each in rundir.portions(folder)):
+        try:
+            con.execute(f"SELECT count(hash({names})) FROM {table.parquet(portion)}").fetchall()
+        except duckdb.Error as error:
+            reason = str(error).splitlines()[0]
+            run.setdefault("notes", []).append({"source": "load", "text": f"left out: {portion}: damaged ({reason})"})
+        else:
+            whole.append(portion)
+    if whole:
+        con.execute(f"CREATE VIEW samples AS SELECT {names} FROM {table.parquet(whole)}")
 
 
 def _view(

@@ -177,6 +177,17 @@ MERGED_COLUMNS: tuple[Column, ...] = (
 """What merging the leveled steps adds to a span; see `xsp.overhead`."""
 
 
+SAMPLE_COLUMNS: tuple[Column, ...] = (
+    Column("time_ns", "BIGINT", "nanoseconds since the epoch, the middle of the reading"),
+    Column("rank", "INTEGER", "number of the process whose run it belongs to; 0 where it is alone"),
+    Column("device", "INTEGER", "device index as in the spans; null for the host"),
+    Column("name", "VARCHAR", "what was read, see samples.md"),
+    Column("unit", "VARCHAR", "unit of the value"),
+    Column("value", "DOUBLE", "the figure"),
+)
+"""The table `samples`, which stands beside the spans; see `xsp.samples`."""
+
+
 class Span(NamedTuple):
     """One named interval at one level, as a collector reports it.
 

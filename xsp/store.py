@@ -8,6 +8,8 @@ from typing import Any
 
 from xsp import overhead, plugins, rundir, table
 from xsp.correlate import correlate, resolve
+from xsp.samples import sources
+from xsp.samples.sampler import Sampler
 from xsp.span import COLUMNS, Rule, Span
 
 
@@ -19,6 +21,18 @@ class Store:
         self._con = table.connect()
         self._con.execute("SET threads = 1")
         self._live: Any = None
+        self._sampler: Sampler | None = None
+
+    def sample(self, process: int, rank: int, devices: Sequence[str]) -> None:
+        """Begin to read what stands beside the spans, in a thread.
+
+        Args:
+            process: the number of the measured process.
+            rank: of it.
+            devices: see `xsp.samples.sources`.
+        """
+        self._sampler = Sampler(self._run, sources.of(process, devices), rank)
+        self._sampler.start()
 
     def deliver_to(self, target: str, policy: str) -> None:
         """Have each step delivered from now on, once it is on the disk.
@@ -49,15 +63,22 @@ class Store:
             overhead.merge(self._con)
             table.write_parquet(self._con, "merged", self._run / rundir.MERGED_FILE)
             summary["spans"] = self._con.execute("SELECT count(*) FROM merged").fetchall()[0][0]
+        if self._sampler is not None:
+            run = {**run, "samples": self._end_sampling()}
         rundir.write_run(self._run, run)
         if self._live is not None:
             summary["delivery"] = self._live.finish()
         return summary
 
     def close(self) -> None:
-        """Let go of what delivers."""
+        """End what samples (a program that was killed did not come to `finish`) and what delivers."""
+        self._end_sampling()
         if self._live is not None:
             self._live.close()
+
+    def _end_sampling(self) -> dict[str, Any] | None:
+        sampler, self._sampler = self._sampler, None
+        return sampler.finish() if sampler is not None else None
 
 
 def resolve_run(run: Path, serialised: Path) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 
 from xsp import summary, table
-from xsp.span import Level
+from xsp.span import SAMPLE_COLUMNS, Level
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Trace:
 
     Two views stand in the engine: `spans`, every span of every recorded step, and `merged`, one step with
     true times (see `xsp.overhead`). Both have the columns of `xsp.span.COLUMNS`; `merged` has those of
-    `xsp.span.MERGED_COLUMNS` as well.
+    `xsp.span.MERGED_COLUMNS` as well. A third, `samples`, has what was read meanwhile of devices and machine, with
+    the columns of `xsp.span.SAMPLE_COLUMNS`; it is empty where nothing was.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class Trace:
         self.run = run
         self.rungs = list(rungs)
         self.path = path
+        if not con.execute("SELECT 1 FROM duckdb_columns() WHERE table_name = 'samples' LIMIT 1").fetchall():
+            table.create(con, "samples", SAMPLE_COLUMNS)
 
     @property
     def spans(self) -> duckdb.DuckDBPyRelation:
@@ -77,6 +80,11 @@ class Trace:
         """The spans of one step with true times, as a relation."""
         return self.con.sql("SELECT * FROM merged")
 
+    @property
+    def samples(self) -> duckdb.DuckDBPyRelation:
+        """What was read of devices, process and machine while the steps ran, as a relation, in the order of time."""
+        return self.con.sql("SELECT * FROM samples ORDER BY time_ns, rank, device, name")
+
     def at(self, level: Level) -> duckdb.DuckDBPyRelation:
         """Return the merged spans of one level, by start."""
         return self.con.sql(f"SELECT * FROM merged WHERE level = {int(level)} ORDER BY start_ns")
@@ -86,7 +94,7 @@ class Trace:
         return self.con.sql(f"SELECT * FROM merged WHERE parent_id = {table.literal(span_id)} ORDER BY start_ns")
 
     def sql(self, query: str, params: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
-        """Ask any SQL of `spans` and `merged`."""
+        """Ask any SQL of `spans`, `merged` and `samples`."""
         return self.con.sql(query, params=params)
 
     def has(self, level: Level) -> bool:

@@ -14,7 +14,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -65,6 +65,10 @@ class Writer:
             reason = self.failed
             self.close()
             raise PluginError(f"spans cannot be delivered: {reason}")
+
+    def sample(self, rank: int, devices: Sequence[str]) -> bool:
+        """Have power, clocks and memory read from now on, see `xsp.samples`; return whether it began. Never raises."""
+        return self._send(("sample", os.getpid(), rank, list(devices)), "sampling") is not None
 
     def store(self, step: int, rows: Iterable[Span]) -> bool:
         """Store a step; return whether it is on the disk now. Never raises."""
@@ -141,6 +145,9 @@ def _answer_to(store: Store, message: tuple[Any, ...]) -> dict[str, Any]:
     if kind == "deliver":
         store.deliver_to(*content)
         return {"delivering": True}
+    if kind == "sample":
+        store.sample(*content)
+        return {"sampling": True}
     return {"finished": store.finish(json.loads(content[0]))}
 
 

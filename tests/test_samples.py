@@ -1,0 +1,369 @@
+"""What is sampled beside the trace: sources, the thread that reads them, the files, and what is asked of them.
+
+There is no GPU here: `fakenvml` stands in for pynvml. The files of /proc are real where the test says so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakenvml import GIB, FakeNvml, h200
+
+import xsp
+from xsp import rundir, table
+from xsp.samples import numbering, sampler, sources
+from xsp.samples.host import Host
+from xsp.samples.nvml import MOST_FAILURES, Nvml
+from xsp.samples.sampler import Sample, Sampler
+from xsp.samples.source import Reading, Source
+from xsp.span import SAMPLE_COLUMNS
+
+# --- the process and the machine --------------------------------------------------------------------------
+
+
+def test_this_process_and_this_machine_are_read() -> None:
+    host = Host(os.getpid())
+    assert host.open() is None
+    first = {each.name: each for each in host.read(seldom=True)}
+    assert 1 << 20 < first["process.memory.rss"].value < 1 << 40
+    assert "process.cpu.use" not in first, "a rate needs two readings"
+    end = time.monotonic() + 0.1
+    while time.monotonic() < end:
+        pass
+    second = {each.name: each.value for each in host.read(seldom=False)}
+    assert 0 < second["process.cpu.use"] < 10 * (os.cpu_count() or 1)
+    assert second["host.cpu.use"] > 0
+
+
+def proc(root: Path, ticks: int = 0) -> Path:
+    """Write what a kernel says of process 7, whose name tries to mislead, on a machine with two cores."""
+    files = {
+        "proc/7/statm": "1000 500 100 1 0 300 0",
+        "proc/7/stat": f"7 (a) 9 (b) S 1 7 7 0 -1 0 0 0 0 0 {ticks} {ticks} 0 0 20 0 1 0 0 0 0",
+        "proc/stat": f"cpu  {ticks} 0 {ticks} 900 50 {ticks} {ticks} 77 0 0\ncpu0 1 1 1 1",
+        "proc/meminfo": "MemTotal: 10 kB\nMemAvailable:    2048 kB\n",
+        "sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq": "2400000\n",
+        "sys/devices/system/cpu/cpufreq/policy1/scaling_cur_freq": "3000000\n",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_what_the_kernel_says_becomes_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0
+    monkeypatch.setattr("xsp.samples.host.time.monotonic_ns", lambda: now)
+    host = Host(7, proc(tmp_path))
+    assert host.open() is None
+    first = {each.name: each.value for each in host.read(seldom=True)}
+    assert first == {
+        "process.memory.rss": 500 * os.sysconf("SC_PAGE_SIZE"),
+        "host.memory.available": 2048 * 1024,
+        "host.cpu.clock": 2700.0,
+        "host.cpu.clock.highest": 3000.0,
+    }
+    proc(tmp_path, ticks=os.sysconf("SC_CLK_TCK") // 2)  # half a second of each kind
+    now = 10**9
+    second = {each.name: (each.value, each.unit) for each in host.read(seldom=False)}
+    assert second["process.cpu.use"] == (1.0, "cores")
+    assert second["host.cpu.use"] == (2.0, "cores"), "user, system, irq and softirq"
+
+
+def test_without_proc_the_reason_is_said_and_a_process_that_is_gone_is_no_error(tmp_path: Path) -> None:
+    assert "/proc" in str(Host(7, tmp_path).open())
+    host = Host(7, proc(tmp_path))
+    assert host.open() is None
+    for file in (tmp_path / "proc" / "7").iterdir():
+        file.unlink()
+    assert [each.name for each in host.read(seldom=False)] == []
+
+
+# --- devices ----------------------------------------------------------------------------------------------
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, *devices: dict[str, Any], **how: Any) -> Nvml:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(*devices))  # type: ignore[arg-type]
+    for variable in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(variable, raising=False)
+    source = Nvml(100, **how)
+    assert source.open() is None
+    return source
+
+
+def test_a_device_is_read_with_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = h200(processes={100: 29 * GIB, 4711: GIB})
+    source = opened(monkeypatch, device)
+    found = {each.name: (each.value, each.unit, each.device) for each in source.read(seldom=True)}
+    assert found == {
+        "gpu.power": (412.5, "W", 0), "gpu.power.mean": (400.0, "W", 0), "gpu.power.limit": (700.0, "W", 0),
+        "gpu.clock.sm": (1755, "MHz", 0), "gpu.clock.sm.highest": (1980, "MHz", 0),
+        "gpu.clock.memory": (3201, "MHz", 0), "gpu.clock.reasons": (4.0, "mask", 0), "gpu.use": (97, "%", 0),
+        "gpu.temperature": (61, "°C", 0), "gpu.memory.used": (30 * GIB, "bytes", 0),
+        "gpu.memory.total": (80 * GIB, "bytes", 0), "gpu.memory.process": (29 * GIB, "bytes", 0),
+        "gpu.processes": (2, "processes", 0), "gpu.processes.others": (1, "processes", 0), "gpu.energy": (0.0, "J", 0),
+    }  # fmt: skip
+    device["energy_mj"] += 2_500
+    assert {each.name: each.value for each in source.read(seldom=False)}["gpu.energy"] == 2.5
+    assert list(source.notes()) == []
+    nvml: Any = sys.modules["pynvml"]
+    source.close()
+    assert nvml.open == 0
+
+
+def test_what_a_device_does_not_tell_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = h200(processes={999: GIB}, throttle=0x40)
+    for key in ("power_mw", "energy_mj", "reasons"):
+        del device[key]
+    source = opened(monkeypatch, device)
+    for _ in range(MOST_FAILURES + 1):
+        found = {each.name: each.value for each in source.read(seldom=True)}
+    assert not {"gpu.power", "gpu.energy", "gpu.processes.others", "gpu.memory.process"} & set(found)
+    assert found["gpu.clock.reasons"] == 0x40, "under the name that older drivers have for it"
+    assert [note.split(":")[1].split()[0] for note in source.notes()] == ["NVML", "gpu.power", "gpu.energy"]
+
+
+def test_why_there_is_no_device_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "nvidia-ml-py is not installed" in str(Nvml(100).open())
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())  # type: ignore[arg-type]
+    assert Nvml(100).open() == "NVML tells nothing here: Driver Not Loaded"
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(h200()))  # type: ignore[arg-type]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert Nvml(100).open() == "NVML shows no device that the program may use"
+
+
+THREE = [h200(uuid=f"GPU-{letter}") for letter in "abc"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "numbers"),
+    [(None, "abc"), ("2,0", "ca"), ("1", "b"), ("GPU-c,GPU-a", "ca"), ("0,7,1", "a"), ("", ""), ("-1", "")],
+)
+def test_devices_are_numbered_as_cuda_numbers_them(visible: str | None, numbers: str) -> None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    found = numbering.devices(FakeNvml(*THREE), [], environment)
+    assert "".join(found.handles[place]["uuid"][-1] for place in range(len(found.handles))) == numbers
+
+
+def test_what_the_program_says_of_its_devices_counts_most_and_doubt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = [h200(name="T4", uuid="GPU-a"), h200(uuid="GPU-b")]
+    assert not numbering.devices(FakeNvml(*mixed), [], {}).certain
+    assert numbering.devices(FakeNvml(*mixed), [], {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).certain
+    told = numbering.devices(FakeNvml(*mixed), ["b", "a"], {})
+    assert told.certain
+    assert [told.handles[place]["name"] for place in (0, 1)] == ["H200", "T4"]
+    assert list(opened(monkeypatch, *mixed).notes()) == [numbering.ORDER_UNKNOWN]
+
+
+def test_ranks_that_all_see_all_devices_share_them() -> None:
+    every = numbering.devices(FakeNvml(*THREE), [], {})
+    assert [list(numbering.share(every, rank, 2)) for rank in (0, 1)] == [[0, 2], [1]]
+    assert list(numbering.share(every, 0, 1)) == [0, 1, 2]
+    own = numbering.devices(FakeNvml(*THREE), [], {"CUDA_VISIBLE_DEVICES": "2"})
+    assert list(numbering.share(own, 1, 3)) == [0], "each rank was given its own"
+
+
+# --- the thread -------------------------------------------------------------------------------------------
+
+
+class Scripted(Source):
+    """A source that says one figure, as often as it is asked."""
+
+    name = "scripted"
+
+    def __init__(self, fails_at: int = -1) -> None:
+        self.reads, self.fails_at, self.enough = 0, fails_at, threading.Event()
+
+    def read(self, seldom: bool) -> Iterator[Reading]:
+        self.reads += 1
+        if self.reads == self.fails_at:
+            raise OSError("gone")
+        if self.reads >= 5:
+            self.enough.set()
+        yield Reading("x", "W", float(self.reads))
+
+    def notes(self) -> Iterator[str]:
+        yield "half of it"
+
+
+class Missing(Source):
+    name = "missing"
+
+    def open(self) -> str | None:
+        return "not here"
+
+
+def sampled(run: Path) -> list[tuple[Any, ...]]:
+    query = f"SELECT * FROM {table.parquet(rundir.portions(run))} ORDER BY time_ns"
+    return table.connect().execute(query).fetchall()
+
+
+def test_a_sampler_reads_until_it_is_told_and_says_what_it_did(tmp_path: Path) -> None:
+    source = Scripted()
+    reader = Sampler(tmp_path, [source, Missing()], rank=3, interval_ns=1_000_000)
+    before = time.time_ns()
+    reader.start()
+    assert source.enough.wait(60)
+    told = reader.finish()
+    rows = sampled(tmp_path)
+    assert [row[1:] for row in rows] == [(3, None, "x", "W", float(n + 1)) for n in range(source.reads)]
+    assert before <= rows[0][0] < rows[-1][0] <= time.time_ns()
+    assert (told["interval_ms"], told["readings"], told["sources"]) == (1.0, source.reads, {"scripted": ["x"]})
+    assert told["kept_ms"] > 0
+    assert (told["absent"], told["notes"]) == ({"missing": "not here"}, ["half of it"])
+
+
+def test_a_source_that_fails_ends_sampling_and_nothing_else(tmp_path: Path) -> None:
+    reader = Sampler(tmp_path, [Scripted(fails_at=3)], interval_ns=1_000_000)
+    reader.start()
+    reader._thread.join(60)
+    told = reader.finish()
+    assert told["readings"] == 2
+    assert "sampling ended early: OSError: gone" in told["notes"]
+
+
+def test_a_long_run_is_sampled_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "MOST_READINGS", 4)
+    reader = Sampler(tmp_path, [])
+    for _ in range(9):
+        reader._count(1_000)
+    assert reader._interval_ns == 4 * sampler.INTERVAL_NS
+    slow = Sampler(tmp_path, [])
+    monkeypatch.setattr(sampler, "MOST_READINGS", 1000)
+    for _ in range(20):
+        slow._count(sampler.INTERVAL_NS // 2)
+    assert slow._interval_ns == 2 * sampler.INTERVAL_NS, "a reading takes half of the time"
+
+
+def test_rows_and_columns_go_together() -> None:
+    assert Sample._fields == tuple(column.name for column in SAMPLE_COLUMNS)
+
+
+# --- a run ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_has_samples_of_its_process(tmp_path: Path) -> None:
+    with xsp.profile("s", out=tmp_path / "run", levels="M", warmup=0, collectors=[]) as session:
+        with session.step():
+            time.sleep(0.12)
+        with session.step():
+            time.sleep(0.12)
+    trace = xsp.load(tmp_path / "run")
+    assert trace.run["samples"]["interval_ms"] == sampler.INTERVAL_NS / 1e6
+    assert set(trace.run["samples"]["sources"]) >= {"host"}
+    [(names, first, last)] = trace.samples.aggregate("list(DISTINCT name), min(time_ns), max(time_ns)").fetchall()
+    assert "process.memory.rss" in names
+    assert trace.run["start_ns"] <= first < last <= trace.run["end_ns"] + 10**9
+
+
+def test_samples_can_be_switched_off_and_then_leave_nothing(tmp_path: Path) -> None:
+    with xsp.profile("s", out=tmp_path / "run", levels="M", warmup=0, collectors=[], samples=False) as session:
+        for _ in range(2):
+            with session.step():
+                pass
+    trace = xsp.load(tmp_path / "run")
+    assert "samples" not in trace.run
+    assert trace.samples.fetchall() == []
+    assert not (tmp_path / "run" / "samples").exists()
+
+
+def test_the_measured_process_runs_no_thread_and_loads_nothing_for_it(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with xsp.profile("s", out=tmp_path / "run", levels="M", warmup=0, collectors=[]) as session, session.step():
+        assert threading.active_count() == before
+    code = "import sys, xsp; xsp.profile; print([m for m in sys.modules if m.startswith(('xsp.samples', 'pynvml'))])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_a_program_that_is_killed_leaves_its_samples(tmp_path: Path) -> None:
+    code = f"""
+import os, signal, time, xsp
+with xsp.profile("k", out={str(tmp_path / "run")!r}, levels="M", warmup=0, collectors=[]) as session:
+    for _ in range(3):
+        with session.step():
+            time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], check=False)
+    assert ran.returncode == -signal.SIGKILL
+    end = time.monotonic() + 60
+    while not rundir.portions(tmp_path / "run") and time.monotonic() < end:
+        time.sleep(0.05)  # the storing process ends a moment after the program
+    trace = xsp.load(tmp_path / "run")
+    assert trace.run["finished"] is False
+    assert len(trace.samples) > 0
+
+
+def test_a_damaged_portion_is_left_out_and_said(tmp_path: Path) -> None:
+    run = written(tmp_path / "run", [sample(1, "x", 1.0)])
+    rundir.portion(run, 1).write_bytes(b"no Parquet")
+    trace = xsp.load(run)
+    assert len(trace.samples) == 1
+    assert any("000001.parquet: damaged" in note["text"] for note in trace.run["notes"])
+
+
+def test_samples_hold_no_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = opened(monkeypatch, h200(uuid="GPU-secret", processes={100: GIB, 4711: GIB}))
+    rows = list(source.read(seldom=True))
+    assert "secret" not in repr(rows)
+    assert "4711" not in repr(rows)
+
+
+# --- a run that is written by hand ------------------------------------------------------------------------
+
+
+def sample(at_ms: float, name: str, value: float, unit: str = "W", device: int | None = 0, rank: int = 0) -> Sample:
+    return Sample(int(at_ms * 1e6), rank, device, name, unit, value)
+
+
+def written(run: Path, rows: list[Sample]) -> Path:
+    """Write a run of three steps of 100 ms, one after the other from 0 on, and samples beside them."""
+    from xsp.store import Store
+    from xsp.testing import spans
+
+    rundir.create(run)
+    store = Store(run)
+    for step in range(3):
+        text = f"step s {step * 100_000}-{(step + 1) * 100_000}"
+        store.add(step, spans(text, trace_id=f"{step:032x}", step=step, rung=20, timed=True))
+    store.finish({"name": "s", "finished": True})
+    sampler.write(rundir.portion(run, 0), rows)
+    return run
+
+
+def test_a_run_that_is_replaced_loses_its_samples(tmp_path: Path) -> None:
+    run = written(tmp_path / "run", [sample(1, "x", 1.0)])
+    rundir.create(run, overwrite=True)
+    assert not (run / "samples").exists()
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_a_real_device_is_read() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    from xsp import device
+
+    torch.zeros(1, device="cuda")
+    source = sources.of(os.getpid(), device.identities())[1]
+    assert source.open() is None
+    list(source.read(seldom=True))
+    found = {each.name: each.value for each in source.read(seldom=True) if each.device == 0}
+    source.close()
+    assert {"gpu.power.mean", "gpu.clock.sm", "gpu.memory.used", "gpu.temperature", "gpu.clock.reasons"} <= set(found)
+    assert 0 < found["gpu.memory.used"] < found["gpu.memory.total"]

@@ -1,0 +1,109 @@
+"""Memory and processor time of the measured process, and the machine's, from the files of Linux under /proc.
+
+The kernel counts processor time in ticks, of which there are 100 a second: at 50 ms a process's use is known to a fifth
+of a core, and its mean over a second to a hundredth. The kernel counts a process's own threads, not its children.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from xsp.samples.source import Reading, Source
+
+_BUSY = (0, 1, 2, 5, 6)
+"""Places in the first line of /proc/stat of the times in which cores worked for somebody on this machine: user, nice,
+system, irq, softirq; a guest's time is in the first two, and what the hypervisor stole is nobody's here."""
+
+_USER, _SYSTEM = 11, 12
+"""Places behind the name in /proc/PID/stat of the ticks that the process computed."""
+
+
+class Host(Source):
+    """The measured process and the machine it is on."""
+
+    name = "host"
+
+    def __init__(self, process: int, root: Path = Path("/")) -> None:
+        """Take the number of the measured process.
+
+        Args:
+            process: its number here.
+            root: where `proc` and `sys` are.
+        """
+        self._own = root / "proc" / str(process)
+        self._proc = root / "proc"
+        self._policies = root / "sys/devices/system/cpu/cpufreq"
+        self._before: dict[str, tuple[int, int]] = {}
+
+    def open(self) -> str | None:
+        """See whether the kernel tells; return None, or why it does not."""
+        if not (self._own / "statm").is_file():
+            return "memory and use of the process are read from /proc, which this system does not have"
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._ticks_per_s = os.sysconf("SC_CLK_TCK")
+        return None
+
+    def read(self, seldom: bool) -> Iterator[Reading]:
+        """Yield resident memory and use, and once a second the machine's free memory and the cores' clocks."""
+        pages = _words(self._own / "statm")
+        if len(pages) > 1:
+            yield Reading("process.memory.rss", "bytes", int(pages[1]) * self._page_bytes)
+        for name, ticks in (("process.cpu.use", self._own_ticks()), ("host.cpu.use", self._all_ticks())):
+            used = self._cores(name, ticks)
+            if used is not None:
+                yield Reading(name, "cores", used)
+        if seldom:
+            yield from self._memory()
+            yield from self._clocks()
+
+    def _own_ticks(self) -> int | None:
+        text = _text(self._own / "stat")
+        # The name stands in brackets and may itself hold brackets and blanks.
+        words = text[text.rfind(")") + 1 :].split()
+        return int(words[_USER]) + int(words[_SYSTEM]) if len(words) > _SYSTEM else None
+
+    def _all_ticks(self) -> int | None:
+        name, *words = _text(self._proc / "stat").partition("\n")[0].split() or [""]
+        return sum(int(words[place]) for place in _BUSY) if name == "cpu" and len(words) > max(_BUSY) else None
+
+    def _cores(self, name: str, ticks: int | None) -> float | None:
+        """Return how many cores were busy on average since the last reading; the first one has nothing before it."""
+        if ticks is None:
+            return None
+        now = time.monotonic_ns()
+        before = self._before.get(name)
+        self._before[name] = (ticks, now)
+        if before is None or now <= before[1]:
+            return None
+        return (ticks - before[0]) / self._ticks_per_s / ((now - before[1]) / 1e9)
+
+    def _memory(self) -> Iterator[Reading]:
+        for line in _text(self._proc / "meminfo").splitlines():
+            if line.startswith("MemAvailable:"):
+                yield Reading("host.memory.available", "bytes", int(line.split()[1]) * 1024)
+
+    def _clocks(self) -> Iterator[Reading]:
+        """Yield the mean and the highest clock of the cores, as the kernel scales them, else as /proc/cpuinfo says."""
+        words = [_words(policy / "scaling_cur_freq") for policy in sorted(self._policies.glob("policy*"))]
+        clocks = [int(each[0]) / 1e3 for each in words if each and each[0].isdigit()]
+        if not clocks:
+            lines = _text(self._proc / "cpuinfo").splitlines()
+            clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+        if clocks:
+            yield Reading("host.cpu.clock", "MHz", sum(clocks) / len(clocks))
+            yield Reading("host.cpu.clock.highest", "MHz", max(clocks))
+
+
+def _text(path: Path) -> str:
+    """Return what a file of the kernel says now; nothing if it is gone, as that of a process that ended."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _words(path: Path) -> list[str]:
+    return _text(path).split()

@@ -1,0 +1,175 @@
+"""Power, clocks, memory, temperature and use of NVIDIA devices, through NVML (`nvidia-ml-py`, import name pynvml).
+
+What a device or its driver does not tell is left out, and a note says so with NVML's own words. NVML sees the processes
+of the whole machine: of them only their number is kept, and the memory of the measured one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from xsp.samples import numbering
+from xsp.samples.reasons import MASK
+from xsp.samples.source import Reading, Source
+
+MOST_FAILURES = 3
+"""So often a figure may fail to be read before it is left out for the rest of the run."""
+
+INSTALL = "pip install 'xsp[cuda]'"
+
+
+class _Figure(NamedTuple):
+    """One figure of a device."""
+
+    name: str
+    unit: str
+    read: Callable[[Any, Any], float]
+    """From the module and the device's handle; raises NVMLError, or AttributeError where the package is too old."""
+    seldom: bool = False
+
+
+class Nvml(Source):
+    """The devices that the measured process sees."""
+
+    name = "nvml"
+
+    def __init__(self, process: int, told: Sequence[str] = (), local_rank: int = 0, local_ranks: int = 1) -> None:
+        """Take who is measured.
+
+        Args:
+            process: its number here.
+            told: UUIDs of its devices in CUDA's order, if it has initialised CUDA.
+            local_rank: its number among the ranks on this machine.
+            local_ranks: how many ranks are on this machine.
+        """
+        self._process, self._told = process, told
+        self._local_rank, self._local_ranks = local_rank, local_ranks
+        self._nvml: Any = None
+        self._devices: dict[int, Any] = {}
+        self._failures: Counter[tuple[int, str]] = Counter()
+        self._notes: dict[str, set[int]] = {}
+        self._energy: dict[int, float] = {}
+
+    def open(self) -> str | None:
+        """Load NVML and find the devices; return None, or why there are none to read."""
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError:
+            return f"the package nvidia-ml-py is not installed: {INSTALL}"
+        try:
+            nvml.nvmlInit()
+            self._nvml = nvml
+            found = numbering.devices(nvml, self._told, os.environ)
+        except (nvml.NVMLError, AttributeError) as error:
+            return f"NVML tells nothing here: {error}"
+        self._devices = numbering.share(found, self._local_rank, self._local_ranks)
+        if not found.certain:
+            self._notes[numbering.ORDER_UNKNOWN] = set()
+        return None if found.handles else "NVML shows no device that the program may use"
+
+    def read(self, seldom: bool) -> Iterator[Reading]:
+        """Yield the figures of each device; once a second also the limit, the highest clock and the processes."""
+        for device, handle in self._devices.items():
+            for figure in _FIGURES:
+                if not figure.seldom or seldom:
+                    yield from self._figure(device, figure, handle)
+            yield from self._energy_used(device, handle)
+            if seldom:
+                yield from self._processes(device, handle)
+
+    def notes(self) -> Iterator[str]:
+        """Yield what could not be read, and of which devices."""
+        for text, devices in self._notes.items():
+            numbers = ", ".join(map(str, sorted(devices)))
+            yield f"device {numbers}: {text}" if devices else text
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        if self._nvml is not None:
+            self._nvml.nvmlShutdown()
+
+    def _figure(self, device: int, figure: _Figure, handle: Any) -> Iterator[Reading]:
+        value = self._try(device, figure.name, lambda: figure.read(self._nvml, handle))
+        if value is not None:
+            yield Reading(figure.name, figure.unit, value, device)
+
+    def _energy_used(self, device: int, handle: Any) -> Iterator[Reading]:
+        """Yield the energy since the first reading; NVML counts from when the driver was loaded."""
+        counted = self._try(device, "gpu.energy", lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)
+        if counted is not None:
+            yield Reading("gpu.energy", "J", counted - self._energy.setdefault(device, counted), device)
+
+    def _processes(self, device: int, handle: Any) -> Iterator[Reading]:
+        found = self._try(device, "gpu.processes", lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        if found is None:
+            return
+        own = [each for each in found if each.pid == self._process]
+        yield Reading("gpu.processes", "processes", len(found), device)
+        if own:
+            yield Reading("gpu.processes.others", "processes", len(found) - len(own), device)
+            if own[0].usedGpuMemory is not None:
+                yield Reading("gpu.memory.process", "bytes", own[0].usedGpuMemory, device)
+        elif found:
+            text = (
+                "NVML lists processes and not the measured one: in a container its number is another; "
+                "whether others use the device is unknown"
+            )
+            self._notes.setdefault(text, set()).add(device)
+
+    def _try(self, device: int, name: str, read: Callable[[], Any]) -> Any:
+        """Return what was read, or None; what fails again and again is not asked for any more, and noted."""
+        if self._failures[device, name] >= MOST_FAILURES:
+            return None
+        try:
+            return read()
+        except (self._nvml.NVMLError, AttributeError) as error:
+            self._failures[device, name] += 1
+            if self._failures[device, name] == MOST_FAILURES:
+                self._notes.setdefault(f"{name} cannot be read ({error})", set()).add(device)
+            return None
+
+
+def _power(nvml: Any, device: Any) -> float:
+    """Return the power at the moment, in W; from Ampere on `nvmlDeviceGetPowerUsage` gives the mean of a second."""
+    [field] = nvml.nvmlDeviceGetFieldValues(device, [nvml.NVML_FI_DEV_POWER_INSTANT])
+    if field.nvmlReturn:
+        raise nvml.NVMLError(field.nvmlReturn)
+    return float(field.value.uiVal) / 1e3
+
+
+def _reasons(nvml: Any, device: Any) -> float:
+    """Return the mask of reasons why clocks are not at their highest."""
+    named = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+    if named is not None:
+        try:
+            return float(named(device))
+        except nvml.NVMLError:  # a driver before 535 knows it by its former name alone
+            pass
+    return float(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))
+
+
+_FIGURES: tuple[_Figure, ...] = (
+    _Figure("gpu.power", "W", _power),
+    _Figure("gpu.power.mean", "W", lambda nvml, device: nvml.nvmlDeviceGetPowerUsage(device) / 1e3),
+    _Figure("gpu.clock.sm", "MHz", lambda nvml, device: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM)),
+    _Figure("gpu.clock.memory", "MHz", lambda nvml, device: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM)),
+    _Figure(MASK, "mask", _reasons),
+    _Figure(
+        "gpu.temperature", "°C", lambda nvml, device: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)
+    ),
+    _Figure("gpu.memory.used", "bytes", lambda nvml, device: nvml.nvmlDeviceGetMemoryInfo(device).used),
+    _Figure("gpu.use", "%", lambda nvml, device: nvml.nvmlDeviceGetUtilizationRates(device).gpu),
+    _Figure("gpu.power.limit", "W", lambda nvml, device: nvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1e3, True),
+    _Figure(
+        "gpu.clock.sm.highest",
+        "MHz",
+        lambda nvml, device: nvml.nvmlDeviceGetMaxClockInfo(device, nvml.NVML_CLOCK_SM),
+        True,
+    ),
+    _Figure("gpu.memory.total", "bytes", lambda nvml, device: nvml.nvmlDeviceGetMemoryInfo(device).total, True),
+)
+"""What is read of each device, apart from its energy and its processes."""

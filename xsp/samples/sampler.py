@@ -1,0 +1,165 @@
+"""The thread of the storing process that reads the sources while a block is open, and writes what they said.
+
+It is bounded in every way: a reading that takes long makes the interval longer, and so does a long run, whose samples
+would else be without end. What was read is on the disk in portions, so that a kill loses the last one at most.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xsp import rundir, table
+from xsp.samples.source import Source
+from xsp.span import SAMPLE_COLUMNS
+
+INTERVAL_NS = 50_000_000
+PORTION_NS = 5_000_000_000
+SELDOM_NS = 1_000_000_000
+
+MOST_READINGS = 20_000
+"""After so many the interval is doubled: a day is then some 130,000 readings."""
+
+BUSY = 0.2
+"""If readings take a larger share of the time than this, the interval is doubled."""
+
+PATIENCE_S = 10.0
+"""How long the end of a block waits for a reading that hangs in a driver."""
+
+
+class Sample(NamedTuple):
+    """A row; its fields are those of `xsp.span.SAMPLE_COLUMNS`."""
+
+    time_ns: int
+    rank: int
+    device: int | None
+    name: str
+    unit: str
+    value: float
+
+
+class Sampler:
+    """Reads sources from `start` to `finish`."""
+
+    def __init__(self, run: Path, sources: Sequence[Source], rank: int = 0, interval_ns: int = INTERVAL_NS) -> None:
+        self._run, self._sources, self._rank = run, list(sources), rank
+        self._asked_ns = self._interval_ns = interval_ns
+        self._rows: list[Sample] = []
+        self._read: dict[str, set[str]] = {}
+        self._absent: dict[str, str] = {}
+        self._notes: list[str] = []
+        self._times: list[int] = []
+        self._first_ns = self._last_ns = self._busy_ns = self._most_ns = 0
+        self._readings = self._missed = self._portions = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="xsp samples", daemon=True)
+
+    def start(self) -> None:
+        """Begin, without waiting for drivers."""
+        self._thread.start()
+
+    def finish(self) -> dict[str, Any]:
+        """End, write what is left, and return what `run.json` is to say of the samples."""
+        self._ended.set()
+        self._thread.join(PATIENCE_S)
+        if self._thread.is_alive():
+            self._notes.append(f"a reading did not come back within {PATIENCE_S:g} s; the last portion is missing")
+        kept = (self._last_ns - self._first_ns) / (self._readings - 1) if self._readings > 1 else None
+        return {
+            "interval_ms": self._asked_ns / 1e6,
+            "kept_ms": round(kept / 1e6, 3) if kept is not None else None,
+            "readings": self._readings,
+            "missed": self._missed,
+            "reading_ms": round(self._busy_ns / self._readings / 1e6, 3) if self._readings else None,
+            "longest_reading_ms": round(self._most_ns / 1e6, 3) if self._readings else None,
+            "sources": {source: sorted(names) for source, names in sorted(self._read.items())},
+            "absent": self._absent,
+            "notes": self._notes,
+        }
+
+    # --- the thread ---------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            self._open()
+            self._repeat()
+        except Exception as error:  # a step must be stored even if nothing can be sampled
+            self._notes.append(f"sampling ended early: {type(error).__name__}: {error}")
+        for source in self._sources:
+            self._close(source)
+
+    def _open(self) -> None:
+        for source in list(self._sources):
+            reason = source.open()
+            if reason is not None:
+                self._absent[source.name] = reason
+                self._sources.remove(source)
+
+    def _repeat(self) -> None:
+        if not self._sources:
+            return
+        due = stored = time.monotonic_ns()
+        seldom_due = due
+        while not self._ended.wait(max(0, due - time.monotonic_ns()) / 1e9):
+            begun = time.monotonic_ns()
+            self._read_all(seldom=begun >= seldom_due)
+            seldom_due = begun + SELDOM_NS if begun >= seldom_due else seldom_due
+            now = time.monotonic_ns()
+            self._count(now - begun)
+            if now - stored >= PORTION_NS:
+                self._store()
+                now = stored = time.monotonic_ns()
+            late = max(0, (now - due) // self._interval_ns)
+            self._missed += late
+            due += (late + 1) * self._interval_ns
+        self._store()
+
+    def _read_all(self, seldom: bool) -> None:
+        """Read every source; a source's figures carry the time in the middle of reading it."""
+        for source in self._sources:
+            before = time.time_ns()
+            found = list(source.read(seldom))
+            at = (before + time.time_ns()) // 2
+            self._rows += [Sample(at, self._rank, each.device, each.name, each.unit, each.value) for each in found]
+            self._read.setdefault(source.name, set()).update(each.name for each in found)
+            self._first_ns, self._last_ns = self._first_ns or at, at
+
+    def _count(self, took_ns: int) -> None:
+        """Count a reading, and double the interval where readings are too many or too long."""
+        self._readings += 1
+        self._busy_ns += took_ns
+        self._most_ns = max(self._most_ns, took_ns)
+        self._times.append(took_ns)
+        many = len(self._times) >= MOST_READINGS
+        long = len(self._times) >= 20 and sum(self._times) > BUSY * len(self._times) * self._interval_ns
+        if many or long:
+            self._interval_ns *= 2
+            self._times.clear()
+
+    def _store(self) -> None:
+        """Write the rows as the next portion."""
+        if self._rows:
+            write(rundir.portion(self._run, self._portions), self._rows)
+            self._portions += 1
+            self._rows.clear()
+
+    def _close(self, source: Source) -> None:
+        try:
+            self._notes += [text for text in source.notes() if text not in self._notes]
+            source.close()
+        except Exception as error:
+            self._notes.append(f"{source.name} did not end in order: {type(error).__name__}: {error}")
+
+
+def write(path: Path, rows: Iterable[Sample]) -> None:
+    """Write samples to a file that appears in one piece."""
+    path.parent.mkdir(exist_ok=True)
+    con = table.connect()
+    con.execute("SET threads = 1")
+    table.create(con, "portion", SAMPLE_COLUMNS)
+    table.insert(con, "portion", rows, SAMPLE_COLUMNS)
+    table.write_parquet(con, "portion", path)
+    con.close()
