@@ -44,6 +44,7 @@ class Launch:
     overwrite: bool = False
     only: Level | None = None
     one_at_a_time: bool = False
+    samples: bool = True
     otlp: str | None = None
     otlp_policy: str = "wait"
 
@@ -72,6 +73,7 @@ def launch(how: Launch) -> int:
         only=how.only,
         listener=functools.partial(_listener, how=how),
         hosts=True,
+        samples=how.samples,
         otlp=how.otlp,
         otlp_policy=how.otlp_policy,
     )
@@ -162,6 +164,7 @@ def _again(how: Launch, out: Path, extra: list[str], environment: dict[str, str]
     command += ["--step", how.step, "--seed", str(how.seed), *extra]
     if how.warmup is not None:
         command += ["--warmup", str(how.warmup)]
+    command += [] if how.samples else ["--no-samples"]
     command += ["--otlp-policy", how.otlp_policy, str(how.script), *how.args]
     environment = {**os.environ, **otlp_environment(how), **(environment or {})}
     return subprocess.run(command, env=environment, check=False).returncode

@@ -25,6 +25,7 @@ class Recording:
     warmup: int | None = None
     seed: int = 0
     overwrite: bool = False
+    samples: bool = True
     otlp: str | None = None
     otlp_policy: str = "wait"
 
@@ -47,6 +48,7 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
         warmup=how.warmup,
         seed=how.seed,
         batch_size=settings.batch,
+        samples=how.samples,
         otlp=how.otlp,
         otlp_policy=how.otlp_policy,
     )

@@ -46,6 +46,7 @@ def launch(how: Launch) -> int:
     command += ["--out", str(out), "--levels", how.levels, "--step", how.step, "--seed", str(how.seed)]
     if how.warmup is not None:
         command += ["--warmup", str(how.warmup)]
+    command += [] if how.samples else ["--no-samples"]
     command += ["--otlp-policy", how.otlp_policy]
     environment = {**os.environ, **otlp_environment(how)}
     environment["TRACEPARENT"] = identity.traceparent(own.trace_id, own.span_id)

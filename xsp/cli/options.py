@@ -32,6 +32,9 @@ def recording(parser: argparse.ArgumentParser, also: str = "") -> None:
     )
     parser.add_argument("--warmup", type=int, metavar="N", help="steps of which nothing is kept (default: one a level)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights and of the order of levels")
+    parser.add_argument(
+        "--no-samples", action="store_false", dest="samples", help="do not read power, clocks, memory and use meanwhile"
+    )
     delivering(parser)
 
 
@@ -139,6 +142,7 @@ def how(given: argparse.Namespace, name: str) -> Recording:
         warmup=given.warmup,
         seed=given.seed,
         overwrite=given.overwrite,
+        samples=given.samples,
         otlp=given.otlp,
         otlp_policy=given.otlp_policy,
     )

@@ -61,6 +61,7 @@ def run(given: argparse.Namespace) -> int:
         overwrite=given.overwrite,
         only=Level[given.only.upper()] if given.only else None,
         one_at_a_time=given.one_at_a_time,
+        samples=given.samples,
         otlp=given.otlp,
         otlp_policy=given.otlp_policy,
     )
