@@ -77,21 +77,21 @@ _PRECISION = f"""CASE WHEN op.dtype = 'float' AND tensor_cores = 'yes' THEN 'tf3
     ELSE '{USUAL}' END"""
 
 
-def _figure(own: str, ops: str) -> str:
+def _figure(own: str, ops: str, counted: str) -> str:
     """Return a figure's three columns: of the call, of calls of its name, and of all calls of its operator."""
     share = f"CASE WHEN carries THEN op.{ops} / work.kernels END"
+    known = f"{own} IS NOT NULL OR work.{counted}"
     return f"""
-        CASE WHEN {own} IS NOT NULL OR work.counted THEN {own} WHEN carries AND work.kernels = 1 THEN op.{ops}
-             END AS {ops},
-        CASE WHEN {own} IS NOT NULL OR work.counted THEN {own} WHEN work.names = 1 THEN {share} END AS name_{ops},
-        CASE WHEN {own} IS NOT NULL OR work.counted THEN {own} ELSE {share} END AS whole_{ops}
+        CASE WHEN {known} THEN {own} WHEN carries AND work.kernels = 1 THEN op.{ops} END AS {ops},
+        CASE WHEN {known} THEN {own} WHEN work.names = 1 THEN {share} END AS name_{ops},
+        CASE WHEN {known} THEN {own} ELSE {share} END AS whole_{ops}
     """
 
 
 _KERNELS = f"""
     work AS (
         SELECT op_id, count(*) AS kernels, count(DISTINCT name) AS names,
-               count(own_flops) + count(own_read) > 0 AS counted
+               count(own_flops) > 0 AS counted_flops, count(own_read) + count(own_write) > 0 AS counted_bytes
         FROM calls WHERE carries AND op_id IS NOT NULL GROUP BY op_id
     ),
     ops AS (
@@ -103,12 +103,13 @@ _KERNELS = f"""
         SELECT calls.span_id, calls.name, calls.kind, calls.type, calls.phase, calls.start_ns, calls.dur_ns,
                coalesce(true_ns, raw_ns, calls.dur_ns) AS ns, true_lo_ns, true_hi_ns, calls.layer_id,
                layer.layer_index, layer.name AS layer_name, library, communication, {_PRECISION} AS precision,
-               {_figure("own_flops", "flops")}, {_figure("own_read", "dram_read_bytes")},
-               {_figure("own_write", "dram_write_bytes")},
+               {_figure("own_flops", "flops", "counted_flops")},
+               {_figure("own_read", "dram_read_bytes", "counted_bytes")},
+               {_figure("own_write", "dram_write_bytes", "counted_bytes")},
                CASE WHEN own_flops IS NOT NULL THEN coalesce(calls.flops_source, 'counter')
-                    WHEN carries AND NOT work.counted THEN op.flops_source END AS flops_source,
+                    WHEN carries AND NOT work.counted_flops THEN op.flops_source END AS flops_source,
                CASE WHEN own_read IS NOT NULL THEN coalesce(calls.bytes_source, 'counter')
-                    WHEN carries AND NOT work.counted THEN op.bytes_source END AS bytes_source,
+                    WHEN carries AND NOT work.counted_bytes THEN op.bytes_source END AS bytes_source,
                calls.occupancy, calls.occupancy_source
         FROM calls
         LEFT JOIN work USING (op_id)

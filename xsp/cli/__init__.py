@@ -15,7 +15,7 @@ from importlib import import_module
 from xsp.errors import XspError
 from xsp.version import __version__
 
-COMMANDS = ("run", "profile", "sweep", "analyze", "compare", "report", "export", "import", "serve", "doctor")
+COMMANDS = ("run", "profile", "sweep", "analyze", "compare", "report", "export", "import", "counters", "serve", "doctor")
 
 EXAMPLES = """examples:
   xsp profile torchvision:resnet50 --out runs/resnet50     profile a model by name
@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   xsp report runs/resnet50                                 write the page with timeline and charts
   xsp export runs/resnet50 --to http://localhost:4318      send it to Jaeger or to a Collector
   xsp import traces.jsonl -o runs/back                     read what a Collector or Jaeger gives back
+  xsp counters runs/train report.csv                       join a report of Nsight Compute
   xsp serve                                                receive spans without a Collector
   xsp doctor                                               what can be seen on this machine
 """

@@ -1,0 +1,40 @@
+"""Join a report of Nsight Compute to a run, so that operations, memory traffic and occupancy stand on counters.
+
+`xsp run --counters` makes such a report itself. This is for one that was made by hand, of one step of the same
+program: kernels are found by layer where the report has the ranges of `xsp run --counters`, and by name, grid, block
+and order. What fits no kernel is counted and left out. Times of a report are not used.
+
+examples:
+  ncu --import report.ncu-rep --csv --page raw --print-units base > report.csv
+  xsp counters runs/train report.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+SUMMARY = "join hardware counters of Nsight Compute to a run"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="run directory; it is changed")
+    parser.add_argument("reports", type=Path, nargs="+", metavar="CSV", help="report, see ncu --import … --csv")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Join, and say how much of the device's time has counters now."""
+    from xsp.counters import storing
+
+    print(shown(storing.attach(given.run, given.reports)))
+    return 0
+
+
+def shown(said: dict[str, Any]) -> str:
+    """Return in a line how much was joined."""
+    return (
+        f"xsp: {said['with_counters']} of {said['kernels']} kernels have counters, "
+        f"{said['device_time_percent']} % of device time; {said['rows_joined']} of {said['rows']} rows were joined"
+    )

@@ -1,0 +1,162 @@
+"""Which kernel of the timed steps each row of a counter report is of.
+
+Two runs of a program launch the same kernels in the same order. Rows and kernels are put into groups that have the same
+layer, name, grid and block. Where a group has as many rows as kernels, the k-th row is of the k-th kernel; where it has
+not, nothing in it is joined: which of them is missing is not known.
+
+- **Layer.** The counter step marks the call of each module with an NVTX range (`layer_range`), so that a row has the
+  layer that its launch was in. A kernel has it where evidence of its own step says that it was launched in there.
+  What was launched elsewhere (backward passes, optimizers, graphs) makes groups over the whole step, and so does all
+  of a report without such ranges, made by hand.
+- **Name.** The function's, without namespaces, template arguments and parameters: those are written differently by
+  every tool (`<4, …>` is `<(int)4, …>` elsewhere).
+- **Grid and block**, where both sides tell them of every kernel of that name.
+- **Order.** That of the launches: of correlation ids on the timed side, of the report on the other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from xsp.counters.reading import Row, Size
+
+Group = tuple[object, ...]
+LAYER = "xsp.layer#"
+"""How the names of the ranges begin that tell a layer."""
+
+
+class Kernel(NamedTuple):
+    """A kernel of the timed steps."""
+
+    key: str
+    """Its place in the structure of a step."""
+
+    name: str
+    order: tuple[int, int]
+    """Sorts kernels as they were launched."""
+
+    ns: float
+    """Its time, true as far as known."""
+
+    grid: Size | None = None
+    block: Size | None = None
+    layer: str | None = None
+    """As `layer_range` names it; None where it was launched outside of modules' calls."""
+
+
+class Joined(NamedTuple):
+    """What belongs together, and how much does not."""
+
+    rows: Mapping[str, Row]
+    """By the kernel's key."""
+
+    kernels: int
+    rows_given: int
+    ns: float
+    """Of all kernels."""
+
+    ns_joined: float
+    by_layer: bool
+    """Whether the report told layers."""
+
+    @property
+    def share(self) -> float:
+        """The share of device time that has counters, 0 to 1."""
+        return self.ns_joined / self.ns if self.ns else 0.0
+
+
+def layer_range(ordinal: int, name: str) -> str:
+    """Return the NVTX range of a module's call; `xsp_collectors.cuda.profilerrange` pushes it.
+
+    Args:
+        ordinal: the how-manieth call of this module in the step, from 0.
+        name: of the module in its model.
+    """
+    return f"{LAYER}{ordinal}#{name}"
+
+
+def join(kernels: Sequence[Kernel], rows: Sequence[Row]) -> Joined:
+    """Return which row is of which kernel.
+
+    Args:
+        kernels: of one timed step.
+        rows: of a report on one step, in launch order.
+    """
+    by_layer = any(_layer_of(row) is not None for row in rows)
+    shaped = _shaped(kernels, rows)
+    launched = sorted(kernels, key=lambda kernel: kernel.order)
+
+    def alike(each: Kernel | Row) -> Group:
+        name = plain(each.name)
+        return name, *((each.grid, each.block) if shaped[name] else (None, None))
+
+    def in_layer(each: Kernel | Row) -> Group:
+        layer = _layer_of(each) if isinstance(each, Row) else each.layer
+        return layer if by_layer else None, *alike(each)
+
+    found = _paired(launched, rows, in_layer)
+    taken = {id(row) for row in found.values()}
+    found |= _paired(  # a kernel of unknown layer may have been launched in any
+        [kernel for kernel in launched if kernel.layer is None and kernel.key not in found],
+        [row for row in rows if id(row) not in taken],
+        alike,
+    )
+    return Joined(
+        rows=found,
+        kernels=len(kernels),
+        rows_given=len(rows),
+        ns=sum(kernel.ns for kernel in kernels),
+        ns_joined=sum(kernel.ns for kernel in kernels if kernel.key in found),
+        by_layer=by_layer,
+    )
+
+
+def _paired(
+    kernels: Iterable[Kernel], rows: Iterable[Row], group_of: Callable[[Kernel | Row], Group]
+) -> dict[str, Row]:
+    """Pair the k-th kernel of a group with its k-th row, where it has as many of the one as of the other."""
+    ours: dict[Group, list[Kernel]] = defaultdict(list)
+    theirs: dict[Group, list[Row]] = defaultdict(list)
+    for kernel in kernels:
+        ours[group_of(kernel)].append(kernel)
+    for row in rows:
+        theirs[group_of(row)].append(row)
+    return {
+        kernel.key: row
+        for group, members in ours.items()
+        if len(members) == len(theirs.get(group, ()))
+        for kernel, row in zip(members, theirs[group], strict=True)
+    }
+
+
+def plain(name: str) -> str:
+    """Return the name of a kernel's function: no return type, namespaces, template arguments, parameters.
+
+    >>> plain("void at::native::vectorized_elementwise_kernel<(int)4, at::Add<float>>(int, T2)")
+    'vectorized_elementwise_kernel'
+    """
+    kept, depth = [], 0
+    for letter in name.replace("(anonymous namespace)", "").replace("<unnamed>", "").replace("->", ""):
+        if letter in "<(":
+            depth += 1
+        elif letter in ">)":
+            depth = max(0, depth - 1)
+        elif not depth:
+            kept.append(letter)
+    words = "".join(kept).split("[clone")[0].split()
+    return words[-1].rpartition("::")[2] if words else name
+
+
+def _layer_of(row: Row) -> str | None:
+    return next((name for name in reversed(row.ranges) if name.startswith(LAYER)), None)
+
+
+def _shaped(kernels: Iterable[Kernel], rows: Iterable[Row]) -> Mapping[str, bool]:
+    """Return of each name whether grid and block of all its kernels are known on both sides."""
+    known: dict[str, bool] = defaultdict(lambda: True)
+    both: list[Kernel | Row] = [*kernels, *rows]
+    for each in both:
+        known[plain(each.name)] &= each.grid is not None and each.block is not None
+    return known

@@ -1,0 +1,151 @@
+"""Which metrics of Nsight Compute make operations, memory traffic and occupancy, and with what weight.
+
+Names are those of `ncu --query-metrics`, see NVIDIA's Nsight Compute Profiling Guide. Weights:
+
+- fp32, fp64: an instruction of a thread is one operation, a fused multiply-add two, as nvprof's `flop_count_sp`.
+- fp16: the instructions are packed, two lanes each, so the weights are doubled, as in the half precision roofline
+  that comes with Nsight Compute (`derived__…_hfma_pred_on_x4`). bfloat16 outside tensor cores counts as fp16 does.
+- packed fp32 (compute capability 10 and later): doubled likewise.
+- tensor cores: `sm__ops_path_tensor_*` counts operations, a multiply-add as two: a product of 1024×1024×1024 gives
+  2·1024³. Integers are left out. Before compute capability 8.0 there are instructions only; on 7.0 one stands for 512
+  operations (Yang, Kurth, Williams: Hierarchical Roofline Analysis for GPUs, 2020). On 7.2 and 7.5, where no figure was
+  found, operations are unknown of a kernel that used tensor cores.
+
+What is not known stays None: operations without those of the tensor cores would be far too few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+Values = Mapping[str, float]
+"""What was counted, by the name of the metric; what was not available is not in it."""
+
+_EXECUTED = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
+_TENSOR = "sm__ops_path_tensor_{}.sum"
+
+_WEIGHTS = {"fadd": 1, "fmul": 1, "ffma": 2, "dadd": 1, "dmul": 1, "dfma": 2, "hadd": 2, "hmul": 2, "hfma": 4}
+
+INSTRUCTIONS = {_EXECUTED.format(operation): weight for operation, weight in _WEIGHTS.items()}
+"""Instructions of threads, and the operations that one of them is; all nine have to be known."""
+
+PACKED = {_EXECUTED.format(operation): weight for operation, weight in (("fadd2", 2), ("fmul2", 2), ("ffma2", 4))}
+"""Packed single precision, on compute capability 10 and later; not there before."""
+
+PIPE = "sm__inst_executed_pipe_tensor.sum"
+"""Instructions of tensor cores, of warps; 0 says that there were none."""
+
+PIPE_OPERATIONS = {(7, 0): 512}
+"""Operations of one such instruction, by compute capability."""
+
+NEEDED = (
+    (("src_fp16",), ("src_fp16_dst_fp16", "src_fp16_dst_fp32")),
+    (("src_bf16_dst_fp32",),),
+    (("src_tf32_dst_fp32",),),
+)
+"""Operations of tensor cores that every device from compute capability 8.0 on counts: of each, ways to sum them up.
+What is counted as a whole on one device is counted by the type of the sum on another."""
+
+FURTHER = (
+    (("src_fp64",),),
+    (("src_fp8",), ("src_fp8_sparsity_off", "src_fp8_sparsity_on")),
+    (("src_fp4_dst_fp32",),),
+    (("src_fp4_fp6_dst_fp16",),),
+    (("src_fp4_fp6_dst_fp32",),),
+    (("src_fp4_fp6_fp8_dst_fp16",),),
+    (("src_fp4_fp6_fp8_dst_fp32",),),
+)
+"""Those that not every device has; where one is unknown the device has no such operations."""
+
+READ = ("dram__bytes_read.sum", "dram__bytes_op_read.sum")
+"""Bytes read from the device's memory; the second name is that of compute capability 12."""
+
+WRITTEN = ("dram__bytes_write.sum", "dram__bytes_op_write.sum")
+
+OCCUPANCY = ("sm__warps_active.avg.pct_of_peak_sustained_active", "Achieved Occupancy")
+"""Percent of the warps that a multiprocessor can hold; the second name is that of the page `details`."""
+
+
+class Figures(NamedTuple):
+    """What the counters of one kernel say; None is unknown."""
+
+    flops: int | None = None
+    dram_read_bytes: int | None = None
+    dram_write_bytes: int | None = None
+    occupancy: float | None = None
+    """Active warps over the most that there could be, 0 to 1."""
+
+
+def wanted() -> list[str]:
+    """Return the names to ask of ncu; where a device lacks one, ncu says `n/a`."""
+    tensor = [_TENSOR.format(name) for ways in (*NEEDED, *FURTHER) for way in ways for name in way]
+    return [*INSTRUCTIONS, *PACKED, PIPE, *tensor, *READ, *WRITTEN, OCCUPANCY[0]]
+
+
+def figures(values: Values, capability: tuple[int, int] | None) -> Figures:
+    """Return operations, bytes and occupancy of one kernel.
+
+    Args:
+        values: of its metrics, in bytes, instructions, operations and percent.
+        capability: compute capability of the device, (9, 0) for instance; None where the report does not tell.
+    """
+    occupancy = _first(values, OCCUPANCY)
+    return Figures(
+        flops=_flops(values, capability),
+        dram_read_bytes=_whole(_first(values, READ)),
+        dram_write_bytes=_whole(_first(values, WRITTEN)),
+        occupancy=None if occupancy is None else occupancy / 100,
+    )
+
+
+def missing(values: Values) -> list[str]:
+    """Return the names of the metrics that operations need and a report does not hold."""
+    tensor = [_TENSOR.format(name) for ways in NEEDED for name in ways[0]]
+    instructions = [name for name in INSTRUCTIONS if name not in values]
+    return instructions + ([] if _needed(values) is not None or PIPE in values else tensor)
+
+
+def _flops(values: Values, capability: tuple[int, int] | None) -> int | None:
+    if not INSTRUCTIONS.keys() <= values.keys():
+        return None
+    tensor = _tensor(values, capability)
+    if tensor is None:
+        return None
+    ordinary = sum(weight * values.get(name, 0) for name, weight in {**INSTRUCTIONS, **PACKED}.items())
+    return round(ordinary + tensor)
+
+
+def _tensor(values: Values, capability: tuple[int, int] | None) -> float | None:
+    """Return the operations of the tensor cores; None where they are not counted."""
+    operations = _needed(values)
+    if operations is not None:
+        return operations + sum(_sum(values, ways) or 0 for ways in FURTHER)
+    executed = values.get(PIPE)
+    if executed is None:
+        return 0 if capability is not None and capability < (7, 0) else None
+    each = PIPE_OPERATIONS.get(capability) if capability is not None else None
+    return 0 if not executed else None if each is None else executed * each
+
+
+def _needed(values: Values) -> float | None:
+    sums = [_sum(values, ways) for ways in NEEDED]
+    known = [each for each in sums if each is not None]
+    return sum(known) if len(known) == len(sums) else None
+
+
+def _sum(values: Values, ways: Iterable[tuple[str, ...]]) -> float | None:
+    """Return the sum by the first way of which all parts are known."""
+    for way in ways:
+        names = [_TENSOR.format(name) for name in way]
+        if all(name in values for name in names):
+            return sum(values[name] for name in names)
+    return None
+
+
+def _first(values: Values, names: Iterable[str]) -> float | None:
+    return next((values[name] for name in names if name in values), None)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)

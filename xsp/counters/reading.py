@@ -1,0 +1,191 @@
+"""Nsight Compute's CSV → rows, one for each kernel that was replayed.
+
+Two forms are read, both as versions 2020.1 to 2025.3 write them:
+
+- `ncu --csv --page raw`: a column for each metric, a second line with their units, then a line for each kernel;
+- `ncu --csv` (page `details`): a line for each metric, with its name, unit and value.
+
+What the program and ncu printed before, between and after is skipped. Numbers are written for the reader's country:
+`1,234.5`, `1.234,5`, `1 234,5`; which it is, is decided once for the whole file. `n/a` is a metric that the device does
+not have. Lines of NVTX ranges look like `7  "<default domain>:name:none:…"  "<default domain>:…"`, outermost first.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from xsp.errors import TraceError
+
+Size = tuple[int, int, int]
+
+_NAME = "Kernel Name"
+_LONG = ("Metric Name", "Metric Unit", "Metric Value")
+_RANGES = "Push/Pop_Range"
+"""In the name of the column with the NVTX ranges that the launching thread was in."""
+
+_RANGE = re.compile(r'"[^":]*:((?:[^"])*)"')
+_TAIL = re.compile(r"(:none)+$")
+_NUMBER = re.compile(r"[-+]?\d[\d.,'\s\u00a0\u202f]*(?:[eE][-+]?\d+)?")
+_PREFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_UNIT = re.compile(r"([KMGT]?)(byte|inst|op)s?")
+_HOWTO = "make it with: ncu --import REPORT --csv --page raw --print-units base > report.csv"
+
+
+class Row(NamedTuple):
+    """One replayed kernel."""
+
+    name: str
+    grid: Size | None
+    block: Size | None
+    capability: tuple[int, int] | None
+    ranges: tuple[str, ...]
+    """NVTX ranges that its launch was in, outermost first; of the default domain and of others."""
+
+    values: Mapping[str, float]
+    """Counts by the metric's name, in bytes, instructions, operations, percent."""
+
+
+def read(path: Path) -> list[Row]:
+    """Return the kernels of a report, in the order in which they were launched.
+
+    Raises:
+        TraceError: the file cannot be read, or holds no kernel.
+    """
+    lines = list(_table(_text(path), path))
+    if not lines:
+        raise TraceError(f"{path}: no table of Nsight Compute's with a column {_NAME!r}; {_HOWTO}")
+    header = lines[0]
+    records = [dict(zip(header, line, strict=False)) for line in lines[1:] if line != header]
+    rows = list(_long(records, path) if _LONG[0] in header else _wide(records, path))
+    if not rows:
+        raise TraceError(f"{path}: holds no kernel; {_HOWTO}")
+    return rows
+
+
+def _text(path: Path) -> str:
+    """Read a file in the encodings that shells redirect into."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: is no text ({error.reason}); a report itself is not read: {_HOWTO}") from error
+
+
+def _table(text: str, path: Path) -> Iterator[list[str]]:
+    """Yield the header and the lines of the table, without what was printed around it."""
+    width = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            fields = next(csv.reader([line]), [])  # line by line: what was printed between may hold half a quotation
+        except csv.Error as error:
+            raise TraceError(f"{path}: line {number} is not CSV ({error}); {_HOWTO}") from error
+        if _NAME in fields:
+            width = len(fields)
+        if width and len(fields) == width:
+            yield [field.strip() for field in fields]
+
+
+def _wide(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row]:
+    """Read the page `raw`: the line with the units names no kernel."""
+    units: Mapping[str, str] = {}
+    kernels = [record for record in records if record[_NAME]]
+    names = [name for name in (records[0] if records else ()) if "__" in name]
+    numbers = _Numbers((record[name] for record in kernels for name in names), path)
+    for record in records:
+        if not record[_NAME]:
+            units = record
+            continue
+        values = {name: numbers.value(record[name], units.get(name, "")) for name in names}
+        yield _row(record, values)
+
+
+def _long(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row]:
+    """Read the page `details`: the lines of a kernel have its ID, and follow each other."""
+    name, unit, value = _LONG
+    numbers = _Numbers((record[value] for record in records), path)
+    kernels: dict[tuple[str, str], tuple[Mapping[str, str], dict[str, float | None]]] = {}
+    for record in records:
+        number = (record.get("Process ID", ""), record.get("ID", ""))
+        _, values = kernels.setdefault(number, (record, {}))
+        values[record[name]] = numbers.value(record[value], record.get(unit, ""))
+    yield from (_row(record, values) for record, values in kernels.values())
+
+
+def _row(record: Mapping[str, str], values: Mapping[str, float | None]) -> Row:
+    capability = re.fullmatch(r"(\d+)\.(\d+)", record.get("CC", ""))
+    return Row(
+        name=record[_NAME],
+        grid=_size(record.get("Grid Size", "")),
+        block=_size(record.get("Block Size", "")),
+        capability=(int(capability[1]), int(capability[2])) if capability else None,
+        ranges=tuple(_ranges(record)),
+        values={name: value for name, value in values.items() if value is not None},
+    )
+
+
+def _size(text: str) -> Size | None:
+    """Read `(128, 1, 1)`."""
+    numbers = re.findall(r"\d+", text)
+    return (int(numbers[0]), int(numbers[1]), int(numbers[2])) if len(numbers) == 3 else None
+
+
+def _ranges(record: Mapping[str, str]) -> Iterator[str]:
+    for column, text in record.items():
+        if _RANGES in column:
+            yield from (_TAIL.sub("", message) for message in _RANGE.findall(text))
+
+
+class _Numbers:
+    """How the numbers of one file are written."""
+
+    def __init__(self, texts: Iterable[str], path: Path) -> None:
+        """Find the mark before the fraction: a dot, unless the numbers say that it is a comma.
+
+        A mark that stands several times in a number, or first of two different ones, is between thousands; one that
+        stands once and not before three digits is before a fraction.
+
+        Raises:
+            TraceError: some numbers say so, some the other.
+        """
+        evidence: dict[str, str] = {}
+        for text in texts:
+            found = _fraction_mark(text)
+            if found is not None:
+                evidence.setdefault(found, text)
+        if len(evidence) > 1:
+            both = " and ".join(repr(text) for text in evidence.values())
+            raise TraceError(f"{path}: numbers are written in two ways, {both}; {_HOWTO}")
+        self._fraction = next(iter(evidence), ".")
+
+    def value(self, text: str, unit: str) -> float | None:
+        """Return a number in units without a prefix; None for `n/a`, empty text and what is no number."""
+        if not _NUMBER.fullmatch(text):
+            return None
+        kept = "".join(letter for letter in text if letter.isalnum() or letter in f"-+{self._fraction}")
+        scale = _UNIT.fullmatch(unit)
+        return float(kept.replace(self._fraction, ".")) * (_PREFIXES[scale[1]] if scale else 1)
+
+
+def _fraction_mark(text: str) -> str | None:
+    """Return the mark that stands before a number's fraction, if the number alone says so."""
+    if not _NUMBER.fullmatch(text):
+        return None
+    marks = [letter for letter in text if letter in ".,"]
+    if not marks:
+        return None
+    last = marks[-1]
+    other = "," if last == "." else "."
+    if other in marks:
+        return last
+    if len(marks) > 1:
+        return other
+    digits = re.split(r"[eE]", text)[0].partition(last)[2]
+    return last if len(digits) != 3 or text.lstrip("+-").startswith("0" + last) else None

@@ -1,0 +1,187 @@
+"""Counters into a run: the kernels of all its alike steps get the figures of the rows that were joined to them.
+
+As with a run that was resolved, the steps on the disk are written anew, each file in one piece, and merged again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from xsp import rundir, runs, table
+from xsp.counters import joining, metrics, reading
+from xsp.counters.joining import Joined, Kernel
+from xsp.counters.metrics import Figures
+from xsp.errors import TraceError, UsageError
+from xsp.span import COLUMNS, Column, Grade, Kind, Level
+from xsp.store import Store
+from xsp.trace import Trace
+from xsp.views import NS
+
+SOURCE = "counters"
+"""Of notes on counters in `run.json`, and where the reason stands why there are none."""
+
+_COUNTED = (
+    Column("key", "VARCHAR", "of the kernel"),
+    Column("grid", "VARCHAR", "as it stands in the kernel's attributes"),
+    Column("block", "VARCHAR", "likewise"),
+    *(column for name in Figures._fields for column in COLUMNS if column.name == name),
+)
+_SHAPES = "json_extract(attributes, '$.grid')::VARCHAR AS grid, json_extract(attributes, '$.block')::VARCHAR AS block"
+
+
+def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
+    """Join reports of Nsight Compute to a run, and write what they say into it.
+
+    Args:
+        run: the directory of one run, with steps of its own.
+        reports: CSV files, see `xsp.counters.reading`. What a later one says of a kernel counts.
+
+    Returns:
+        How much was joined, as it stands in `run.json` under `counters`.
+
+    Raises:
+        UsageError: the directory holds several runs.
+        TraceError: the run or a report cannot be read, the run has no kernels, or no row fits.
+        OutputError: the run cannot be written.
+    """
+    content = rundir.read_job(run)
+    if content.get("parts") or not rundir.segments(run):
+        names = ", ".join(str(run / str(part)) for part in content.get("parts", []))
+        raise UsageError(f"{run}: has no steps of its own; name the run that the report is of ({names or 'none here'})")
+    trace = runs.load(run)
+    kernels = kernels_of(trace)
+    if not kernels:
+        raise TraceError(f"{run}: the run holds no kernels that counters could be of; record it with --levels M/L/G")
+    found: dict[str, Figures] = {}
+    joined = [_joined(report, kernels, found) for report in reports]
+    if not found:
+        raise TraceError(_nothing_fits(reports[-1], joined[-1]))
+    _write(trace.con, run, found)
+    said = _said(kernels, joined, found)
+    _finish(run, content, said)
+    return said
+
+
+def note_absence(run: Path, reason: str) -> None:
+    """Write into a run why it has no counters."""
+    content = rundir.read_run(run)
+    rundir.write_run(run, {**content, "absent": {**content.get("absent", {}), SOURCE: reason}})
+
+
+def kernels_of(trace: Trace) -> list[Kernel]:
+    """Return the kernels of the merged step."""
+    rows = trace.con.execute(
+        f"""
+        WITH layers AS (
+            SELECT span_id, name, row_number() OVER (PARTITION BY name ORDER BY layer_index) - 1 AS ordinal
+            FROM merged WHERE level = {int(Level.LAYER)}
+        )
+        SELECT key, merged.name, correlation_id, start_ns, {NS}, {_SHAPES}, layers.ordinal, layers.name,
+               phase = 'forward' AND grade = '{Grade.EXACT}' AND NOT coalesce(json_exists(attributes, '$.graph'), false)
+        FROM merged LEFT JOIN layers ON layers.span_id = layer_id
+        WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}' AND key IS NOT NULL
+        """
+    ).fetchall()
+    return [
+        Kernel(
+            key=key,
+            name=name,
+            order=(correlation or 0, start),
+            ns=ns,
+            grid=_size(grid),
+            block=_size(block),
+            layer=joining.layer_range(ordinal, layer) if in_layer and layer is not None else None,
+        )
+        for key, name, correlation, start, ns, grid, block, ordinal, layer, in_layer in rows
+    ]
+
+
+def _size(text: str | None) -> reading.Size | None:
+    numbers = json.loads(text) if text is not None else None
+    return (numbers[0], numbers[1], numbers[2]) if isinstance(numbers, list) and len(numbers) == 3 else None
+
+
+def _joined(report: Path, kernels: Sequence[Kernel], found: dict[str, Figures]) -> Joined:
+    """Join one report, and add its figures to those of the others."""
+    joined = joining.join(kernels, reading.read(report))
+    for key, row in joined.rows.items():
+        new = metrics.figures(row.values, row.capability)
+        known: dict[str, Any] = {name: value for name, value in new._asdict().items() if value is not None}
+        if known:
+            found[key] = found.get(key, Figures())._replace(**known)
+    return joined
+
+
+def _nothing_fits(report: Path, joined: Joined) -> str:
+    if joined.rows:
+        return f"{report}: holds none of the metrics that are asked for, such as {metrics.READ[0]}"
+    return (
+        f"{report}: none of its {joined.rows_given} kernels fits one of the run's {joined.kernels}: "
+        "a report has to be of one step of the same program"
+    )
+
+
+def _write(con: duckdb.DuckDBPyConnection, run: Path, found: Mapping[str, Figures]) -> None:
+    """Write the steps anew; a kernel of another step counts as the same if its grid and block are the same too."""
+    table.create(con, "found", [_COUNTED[0], *_COUNTED[3:]])
+    table.insert(con, "found", [(key, *figures) for key, figures in found.items()], [_COUNTED[0], *_COUNTED[3:]])
+    con.execute(f"CREATE OR REPLACE TABLE counted AS SELECT found.*, {_SHAPES} FROM found JOIN merged USING (key)")
+    figures = ", ".join(f"coalesce(counted.{name}, step.{name}) AS {name}" for name in Figures._fields)
+    sources = (
+        "CASE WHEN counted.flops IS NULL THEN step.flops_source ELSE 'counter' END AS flops_source, "
+        "CASE WHEN coalesce(counted.dram_read_bytes, counted.dram_write_bytes) IS NULL THEN step.bytes_source "
+        "ELSE 'counter' END AS bytes_source, "
+        "CASE WHEN counted.occupancy IS NULL THEN step.occupancy_source ELSE 'counter' END AS occupancy_source"
+    )
+    for segment in rundir.segments(run):
+        con.execute(
+            f"""
+            CREATE OR REPLACE TABLE segment AS
+            WITH step AS (
+                SELECT *, row_number() OVER () AS place, {_SHAPES},
+                       (trace_id, step, rung, rank) IN (SELECT (trace_id, step, rung, rank) FROM alike) AS is_alike
+                FROM {table.parquet(segment)}
+            )
+            SELECT step.* EXCLUDE (place, grid, block, is_alike) REPLACE ({figures}, {sources})
+            FROM step LEFT JOIN counted ON is_alike AND step.level = {int(Level.KERNEL)} AND counted.key = step.key
+                AND counted.grid IS NOT DISTINCT FROM step.grid AND counted.block IS NOT DISTINCT FROM step.block
+            ORDER BY place
+            """
+        )
+        table.write_parquet(con, "segment", segment)
+
+
+def _said(kernels: Sequence[Kernel], joined: Sequence[Joined], found: Mapping[str, Figures]) -> dict[str, Any]:
+    """Return what is to be said of the join: kernels with counters, and the share of device time that they take."""
+    ns = sum(kernel.ns for kernel in kernels)
+    ns_found = sum(kernel.ns for kernel in kernels if kernel.key in found)
+    return {
+        "tool": "ncu",
+        "kernels": len(kernels),
+        "with_counters": len(found),
+        "with_flops": sum(figures.flops is not None for figures in found.values()),
+        "device_time_percent": round(100 * ns_found / ns, 2) if ns else None,
+        "rows": sum(each.rows_given for each in joined),
+        "rows_joined": sum(len(each.rows) for each in joined),
+        "by_layer": all(each.by_layer for each in joined),
+    }
+
+
+def _finish(run: Path, content: dict[str, Any], said: dict[str, Any]) -> None:
+    """Merge the steps again, and write `run.json`."""
+    text = (
+        f"{said['with_counters']} of {said['kernels']} kernels ({said['device_time_percent']} % of device time) have "
+        f"counters of Nsight Compute, {said['with_flops']} of them operations; "
+        f"{said['rows'] - said['rows_joined']} of its {said['rows']} rows fit no kernel"
+    )
+    notes = [note for note in content.get("notes", []) if note["source"] != SOURCE]
+    absent = {name: reason for name, reason in content.get("absent", {}).items() if name != SOURCE}
+    content = {**content, "absent": absent, "counters": said, "notes": [*notes, {"source": SOURCE, "text": text}]}
+    Store(run).finish(content)
+    if "checksums" in content:
+        rundir.write_run(run, {**content, "checksums": rundir.checksums(run)})
