@@ -12,17 +12,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
-    {"errors", "flops", "occupancy", "span", "version"},
+    {"errors", "flops", "span", "version"},
     {"clock", "clocks", "collector", "finding", "identity", "kernelnames", "plugins", "schedule", "scrub"}
     | {"semconv", "summary", "traffic"},
     {"ceilings", "testing", "xsp_collectors"},
-    {"calibrate", "correlate", "device", "devicework", "layers", "rundir", "table", "views"},
+    {"calibrate", "correlate", "device", "devicework", "layers", "occupancy", "rundir", "table"},
     {"samples", "trace"},
     {"overhead"},
     {"importers", "store"},
     {"intake"},
     {"runs"},
-    {"collecting", "counters", "devicehealth", "writer"},
+    {"collecting", "counters", "devicehealth", "samplehealth", "writer"},
     {"health", "session"},
     {"analyses", "bench", "exporters", "graph", "models", "serve"},
     {"comparison"},
@@ -38,7 +38,7 @@ PLACE = {name: place for place, names in enumerate(LAYERS) for name in names}
 TABLE_OF_CONTENTS = "__init__"
 """`xsp/__init__.py` shows what stands in other modules, so it may import all of them."""
 
-FOR_COLLECTORS = {"clock", "collector", "errors", "flops", "occupancy", "plugins", "span", "testing", "traffic"}
+FOR_COLLECTORS = {"clock", "collector", "errors", "flops", "plugins", "span", "testing", "traffic"}
 """What of xsp may enter the measured process with a collector."""
 
 TO_AVOID = {"base", "common", "engine", "event", "events", "helper", "helpers", "manager", "record", "utils"}

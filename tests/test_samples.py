@@ -19,7 +19,7 @@ import pytest
 from fakenvml import GIB, FakeNvml, h200
 
 import xsp
-from xsp import rundir, table
+from xsp import rundir, samplehealth, table
 from xsp.samples import numbering, sampler, sources
 from xsp.samples.host import Host
 from xsp.samples.nvml import MOST_FAILURES, Nvml
@@ -346,6 +346,90 @@ def test_a_run_that_is_replaced_loses_its_samples(tmp_path: Path) -> None:
     run = written(tmp_path / "run", [sample(1, "x", 1.0)])
     rundir.create(run, overwrite=True)
     assert not (run / "samples").exists()
+
+
+# --- what is asked of samples -----------------------------------------------------------------------------
+
+
+def held(*masks: int, every_ms: float = 50.0) -> list[Sample]:
+    return [sample(every_ms * place, "gpu.clock.reasons", mask, "mask") for place, mask in enumerate(masks)]
+
+
+def found(trace: xsp.Trace, name: str, *columns: str) -> list[tuple[Any, ...]]:
+    return xsp.analyses.ANALYSES[name](trace).select(*columns).fetchall()
+
+
+def test_a_figure_is_summed_up_with_its_unit(tmp_path: Path) -> None:
+    rows = [sample(t, "gpu.power", w) for t, w in [(10, 100.0), (20, 200.0), (30, 300.0), (900, 0.0)]]
+    rows += [sample(10, "process.memory.rss", 3 << 20, "bytes", None), *held(4)]
+    trace = xsp.load(written(tmp_path / "run", rows))
+    columns = ("device", "name", "unit", "samples", "min", "mean", "p95", "max", "in_steps_mean")
+    assert found(trace, "samples", *columns) == [
+        (0, "gpu.power", "W", 4, 0.0, 150.0, pytest.approx(285.0), 300.0, 200.0),
+        (None, "process.memory.rss", "MiB", 1, 3.0, 3.0, 3.0, 3.0, 3.0),
+    ]
+
+
+def test_the_line_of_a_figure_has_so_many_points_and_their_steps(tmp_path: Path) -> None:
+    rows = [sample(t, "gpu.power", float(t)) for t in range(1200)]
+    trace = xsp.load(written(tmp_path / "run", rows))
+    points = found(trace, "samples-timeline", "at_s", "value", "highest", "samples", "step")
+    assert len(points) == 300
+    assert points[0] == (pytest.approx(0.0015), 1.5, 3.0, 4, 0)
+    assert points[-1][4] is None, "after the last step"
+
+
+def test_time_and_steps_in_which_clocks_were_held_down(tmp_path: Path) -> None:
+    # steps 0-100, 100-200, 200-300 ms; a reading stands for the time up to the next one
+    trace = xsp.load(written(tmp_path / "run", held(0x1, 0x1, 0x4, 0x44, 0x0, 0x800, 0x0)))
+    columns = ("device", "reason", "held_down", "time_ms", "percent", "timed_steps", "first_steps")
+    assert found(trace, "throttling", *columns) == [
+        (0, "power cap", True, 100.0, pytest.approx(100 / 3), 1, "1"),
+        (0, "too hot (hardware)", True, 50.0, pytest.approx(50 / 3), 1, "1"),
+        (0, "idle", False, 100.0, pytest.approx(100 / 3), 1, "0"),
+        (0, "a reason that this xsp does not know", False, 50.0, pytest.approx(50 / 3), 1, "2"),
+    ]
+
+
+def test_without_samples_the_analyses_say_why(tmp_path: Path) -> None:
+    empty = xsp.load(written(tmp_path / "run", []))
+    analyses = xsp.analyses.ANALYSES
+    assert "nothing was sampled while 's' ran; record with xsp" in str(analyses["samples"].refusal(empty))
+    empty.run["samples"] = {"absent": {"nvml": "no driver"}}
+    assert str(analyses["samples-timeline"].refusal(empty)).endswith("nvml: no driver")
+    assert str(analyses["throttling"].refusal(empty)).endswith("(no driver)")
+
+
+def said(trace: xsp.Trace) -> list[tuple[str, str, str]]:
+    return [(each.subject, each.best, each.text) for each in samplehealth.findings(trace)]
+
+
+def test_health_names_devices_whose_clocks_were_held_down(tmp_path: Path) -> None:
+    hot = xsp.load(written(tmp_path / "hot", held(0x1, 0x1, 0x20, 0x0, 0x0)))
+    text = "device 0: clocks were held down (too hot (driver)) in 1 of 3 timed steps; see `throttling`"
+    assert said(hot) == [("clocks", "B", text)]
+    full = xsp.load(written(tmp_path / "full", held(0x4, 0x4)))
+    assert [(subject, best) for subject, best, _ in said(full)] == [("clocks", "A")], "a power cap is how devices work"
+    later = xsp.load(written(tmp_path / "later", held(0, 0, 0, 0, 0, 0, 0, 0x20, 0)))
+    assert said(later) == [], "no step ran then"
+
+
+def test_health_names_others_on_the_device_and_on_the_machine(tmp_path: Path) -> None:
+    rows = [sample(t, "gpu.processes.others", n, "processes") for t, n in [(0, 0), (150, 2), (190, 0)]]
+    rows += [sample(50, "process.cpu.use", 1.5, "cores", None), sample(50, "host.cpu.use", 3.0, "cores", None)]
+    assert said(xsp.load(written(tmp_path / "run", rows))) == [
+        ("device", "B", "device 0: up to 2 other processes were on it in 1 of 3 timed steps"),
+        ("machine", "A", "beside this process 1.5 cores were busy during timed steps on average: "
+                         "other programs, or processes that it started"),
+    ]  # fmt: skip
+
+
+def test_health_says_what_could_not_be_sampled(tmp_path: Path) -> None:
+    trace = xsp.load(written(tmp_path / "run", []))
+    trace.run["samples"] = {"absent": {"nvml": "no driver"}, "notes": ["half"], "readings": 10, "missed": 10}
+    assert [text for _, _, text in said(trace)] == ["half", "10 of 20 readings came too late and were left out"]
+    trace.run["machine"] = {"devices": ["H200"]}
+    assert said(trace)[0][2] == "devices were not sampled: no driver"
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from xsp import devicehealth
+from xsp import devicehealth, samplehealth
 from xsp.finding import Finding, Severity
 from xsp.schedule import rung_name
 from xsp.span import Kind, Level
@@ -42,6 +42,7 @@ def health(trace: Trace) -> list[Finding]:
         *_structure(trace),
         *_library(trace),
         *devicehealth.findings(trace),
+        *samplehealth.findings(trace),
         *(Finding(Severity.NOTE, note["source"], note["text"]) for note in trace.run.get("notes", [])),
         *(
             Finding(Severity.NOTE, name, f"was not collected: {reason}")

@@ -25,6 +25,7 @@ from xsp.analyses.memory import MEMORY_STEPS, MEMORY_TIMELINE
 from xsp.analyses.model import A1, Optimum, optimal_batch
 from xsp.analyses.ranks import COLLECTIVE_SKEW, STRAGGLERS
 from xsp.analyses.roofline import A9, A14, A15
+from xsp.analyses.samples import SAMPLES, SAMPLES_TIMELINE, THROTTLING
 from xsp.analyses.stages import STAGES
 from xsp.analyses.sweep import model_roofline, model_sweep
 from xsp.analyses.tensorcores import TENSOR_CORES
@@ -37,6 +38,7 @@ ANALYSES: dict[str, Analysis] = {
         DEVICE_ACTIVITY, STEPS, KERNEL_CLASSES, IDLE_CAUSES, IDLE_GAPS, LAUNCHES, LAUNCH_BOUND,
         TENSOR_CORES, COMMUNICATION, COLLECTIVE_SKEW, STRAGGLERS,
         CRITICAL_PATH, CRITICAL_PATH_SUMMARY, MEMORY_TIMELINE, MEMORY_STEPS,
+        SAMPLES, SAMPLES_TIMELINE, THROTTLING,
     )
 }  # fmt: skip
 """All analyses by what the command line calls them."""
@@ -75,6 +77,9 @@ critical_path = CRITICAL_PATH
 critical_path_summary = CRITICAL_PATH_SUMMARY
 memory_timeline = MEMORY_TIMELINE
 memory_steps = MEMORY_STEPS
+samples_summary = SAMPLES
+samples_timeline = SAMPLES_TIMELINE
+throttling_reasons = THROTTLING
 
 __all__ = [
     "A1", "A2", "A3", "A4", "A5", "A6", "A7", "A8", "A9", "A10", "A11", "A12", "A13", "A14", "A15",
@@ -85,5 +90,5 @@ __all__ = [
     "launch_costs", "layer_information", "layer_latency", "layer_latency_by_type", "layer_memory",
     "layer_memory_by_type", "layer_metrics", "layer_roofline", "layer_types", "ledger", "ledger_by_kind",
     "ledger_by_layer", "memory_steps", "memory_timeline", "model_information", "model_roofline", "model_sweep",
-    "optimal_batch", "stages", "tensor_cores",
+    "optimal_batch", "samples_summary", "samples_timeline", "stages", "tensor_cores", "throttling_reasons",
 ]  # fmt: skip

@@ -40,3 +40,22 @@ HELD = sum(reason.bit for reason in REASONS if reason.held)
 
 HARM = sum(reason.bit for reason in REASONS if reason.harm)
 """Those of them that speak of heat or of a lack of power."""
+
+ALL_BITS = sum(reason.bit for reason in REASONS)
+
+WHILE = f"""
+    readings AS (
+        SELECT rank, device, value::BIGINT AS mask, time_ns AS from_ns,
+               lead(time_ns) OVER (PARTITION BY rank, device ORDER BY time_ns) AS to_ns
+        FROM samples WHERE name = '{MASK}'
+    ),
+    why AS (SELECT * FROM (VALUES {", ".join(f"({r.bit}, '{r.name}', {r.held}, {r.harm})" for r in REASONS)},
+                                  ({1 << 62}, 'a reason that this xsp does not know', false, false))
+            AS known(bit, reason, held, harm)),
+    reasons AS (
+        SELECT rank, device, from_ns, to_ns, reason, held, harm
+        FROM readings JOIN why ON mask & bit <> 0 OR (bit = {1 << 62} AND mask & {ALL_BITS} <> mask)
+        WHERE to_ns IS NOT NULL
+    )
+"""
+"""SQL to put behind WITH: each reason with the time from the reading that saw it to the next one."""

@@ -1,0 +1,119 @@
+"""Power, clocks, memory and use while the steps ran, and when clocks were held down.
+
+A reading says what was at one moment; what was between two readings, some 50 ms apart, nobody saw. Where a table speaks
+of a time, a reading stands for all of it up to the next one.
+"""
+
+from __future__ import annotations
+
+from xsp.analyses.contract import Table, analysis
+from xsp.samples.reasons import MASK, WHILE
+from xsp.span import Kind
+from xsp.trace import Trace
+
+POINTS = 300
+"""Points of a figure's line over the run; more readings than that are averaged."""
+
+STEPS_NAMED = 10
+
+_SCALED = "CASE unit WHEN 'bytes' THEN value / 1048576 ELSE value END"
+_UNIT = "CASE unit WHEN 'bytes' THEN 'MiB' ELSE unit END"
+
+_STEPS = f"""
+    steps AS (
+        SELECT rank, step, timed, start_ns, start_ns + dur_ns AS end_ns FROM spans WHERE kind = '{Kind.STEP}'
+    )
+"""
+
+_FIGURES = f"""
+    {_STEPS},
+    figures AS (
+        SELECT samples.rank, samples.device, samples.name, {_UNIT} AS unit, {_SCALED} AS value, time_ns,
+               CASE WHEN time_ns <= end_ns THEN steps.step END AS step,
+               coalesce(time_ns <= end_ns AND timed, false) AS in_timed_step
+        FROM (FROM samples WHERE name <> '{MASK}') samples
+        ASOF LEFT JOIN steps ON steps.rank = samples.rank AND steps.start_ns <= samples.time_ns
+    )
+"""
+"""Every reading but the masks, which no mean can be taken of; with the step that it was taken in."""
+
+
+def _why_none(trace: Trace) -> str | None:
+    """Say why a trace has no samples."""
+    if trace.con.execute("SELECT 1 FROM samples LIMIT 1").fetchall():
+        return None
+    absent = (trace.run.get("samples") or {}).get("absent") or {}
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
+    return f"nothing was sampled while {trace.name!r} ran; " + (reasons or "record with xsp, and without --no-samples")
+
+
+def _why_no_masks(trace: Trace) -> str | None:
+    """Say why it is not known when clocks were held down."""
+    if trace.con.execute(f"SELECT 1 FROM samples WHERE name = '{MASK}' LIMIT 1").fetchall():
+        return None
+    absent = (trace.run.get("samples") or {}).get("absent") or {}
+    reason = absent.get("nvml") or "no device of NVIDIA was sampled"
+    return f"reasons for lower clocks were not sampled ({reason})"
+
+
+@analysis("samples", "Power, clocks, memory and use", unless=_why_none)
+def SAMPLES(trace: Trace) -> Table:
+    """What was read of each device, the process and the machine: lowest, mean, 95th percentile and highest.
+
+    `in_steps_mean` is the mean of the readings that fell into timed steps, null if none did. A null device is the host.
+    `gpu.energy` counts from the first reading, so its `max` is the energy of the whole block.
+    """
+    return trace.sql(
+        f"""
+        WITH {_FIGURES}
+        SELECT rank, device, name, unit, count(*) AS samples, min(value) AS min, avg(value) AS mean,
+               quantile_cont(value, 0.95) AS p95, max(value) AS max,
+               avg(value) FILTER (in_timed_step) AS in_steps_mean
+        FROM figures GROUP BY rank, device, name, unit ORDER BY rank, device NULLS LAST, name
+        """
+    )
+
+
+@analysis("samples-timeline", "Power, clocks, memory and use over the run", unless=_why_none)
+def SAMPLES_TIMELINE(trace: Trace) -> Table:
+    """What was read over time, at most 300 points a figure: the mean of the readings in each, and their highest.
+
+    `at_s` is the time from the first reading; `step` is a step in which one of the point's readings was taken.
+    """
+    return trace.sql(
+        f"""
+        WITH {_FIGURES}, ends AS (SELECT min(time_ns) AS first_ns, max(time_ns) - min(time_ns) + 1 AS ns FROM figures)
+        SELECT rank, device, name, unit, avg(time_ns - first_ns) / 1e9 AS at_s, avg(value) AS value,
+               max(value) AS highest, count(*) AS samples, max(step) AS step
+        FROM figures, ends
+        GROUP BY rank, device, name, unit, floor({POINTS} * ((time_ns - first_ns) / ns))
+        ORDER BY rank, device NULLS LAST, name, at_s
+        """
+    )
+
+
+@analysis("throttling", "Why clocks were not at their highest", unless=_why_no_masks)
+def THROTTLING(trace: Trace) -> Table:
+    """For how long each device gave a reason for lower clocks, whether it held them down, and in which timed steps.
+
+    `percent` is of the time that was sampled; several reasons can hold at once. An idle device and clocks that somebody
+    set are reasons that hold nothing down. `first_steps` names up to 10 of the `timed_steps` that ran meanwhile.
+    """
+    return trace.sql(
+        f"""
+        WITH {WHILE}, {_STEPS},
+        touched AS (
+            SELECT r.rank, r.device, reason, count(DISTINCT step) AS timed_steps,
+                   list_sort(list(DISTINCT step))[:{STEPS_NAMED}] AS first_steps
+            FROM reasons r JOIN steps ON steps.rank = r.rank AND steps.start_ns < r.to_ns AND steps.end_ns > r.from_ns
+            WHERE timed GROUP BY ALL
+        ),
+        whole AS (SELECT rank, device, sum(to_ns - from_ns) AS ns FROM readings GROUP BY ALL)
+        SELECT r.rank, r.device, reason, held AS held_down, sum(to_ns - from_ns) / 1e6 AS time_ms,
+               100.0 * sum(to_ns - from_ns) / any_value(whole.ns) AS percent, count(*) AS samples,
+               coalesce(any_value(timed_steps), 0) AS timed_steps,
+               array_to_string(any_value(first_steps), ', ') AS first_steps
+        FROM reasons r JOIN whole USING (rank, device) LEFT JOIN touched USING (rank, device, reason)
+        GROUP BY r.rank, r.device, reason, held ORDER BY r.rank, r.device, held DESC, time_ms DESC, reason
+        """
+    )

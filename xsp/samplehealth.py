@@ -1,0 +1,101 @@
+"""What samples say against the figures of a trace: clocks that were held down, others on the device or the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from xsp.finding import Finding, Severity
+from xsp.samples.reasons import WHILE
+from xsp.span import Kind
+from xsp.trace import Trace
+
+BUSY_CORES = 0.5
+"""From so many cores on that others kept busy, times on the host may be longer for it."""
+
+MISSED = 0.2
+"""From this share on, readings that came too late are worth a note."""
+
+_TIMED = f"""
+    timed AS (
+        SELECT rank, step, start_ns, start_ns + dur_ns AS end_ns FROM spans WHERE kind = '{Kind.STEP}' AND timed
+    )
+"""
+
+
+def findings(trace: Trace) -> Iterator[Finding]:
+    """Yield what a reader of the times should know; nothing for a run without samples."""
+    yield from _held_down(trace)
+    yield from _others_on_device(trace)
+    yield from _others_on_host(trace)
+    for run in trace.run.get("ranks") or [trace.run]:
+        yield from _gaps(run.get("samples") or {}, (run.get("machine") or {}).get("devices") or [])
+
+
+def _held_down(trace: Trace) -> Iterator[Finding]:
+    """Name the devices whose clocks were held down while timed steps ran; heat and lack of power cost the A."""
+    rows = trace.con.execute(
+        f"""
+        WITH {WHILE}, {_TIMED}
+        SELECT r.device, string_agg(DISTINCT reason, ', ' ORDER BY reason), bool_or(harm),
+               count(DISTINCT (timed.rank, step)), (SELECT count(*) FROM timed)
+        FROM reasons r JOIN timed ON timed.rank = r.rank AND timed.start_ns < r.to_ns AND timed.end_ns > r.from_ns
+        WHERE held GROUP BY r.device ORDER BY r.device
+        """
+    ).fetchall()
+    for device, reasons, harm, steps, total in rows:
+        text = f"device {device}: clocks were held down ({reasons}) in {steps} of {total} timed steps; see `throttling`"
+        yield Finding(Severity.WARNING if harm else Severity.NOTE, "clocks", text, "B" if harm else "A")
+
+
+def _others_on_device(trace: Trace) -> Iterator[Finding]:
+    rows = trace.con.execute(
+        f"""
+        WITH {_TIMED}, seen AS (
+            SELECT rank, device, time_ns AS from_ns, value,
+                   lead(time_ns, 1, time_ns + 1) OVER (PARTITION BY rank, device ORDER BY time_ns) AS to_ns
+            FROM samples WHERE name = 'gpu.processes.others'
+        )
+        SELECT device, max(value)::BIGINT, count(DISTINCT (timed.rank, step)), (SELECT count(*) FROM timed)
+        FROM seen JOIN timed ON timed.rank = seen.rank AND timed.start_ns < seen.to_ns AND timed.end_ns > seen.from_ns
+        WHERE value > 0 GROUP BY device ORDER BY device
+        """
+    ).fetchall()
+    for device, others, steps, total in rows:
+        text = f"device {device}: up to {others} other processes were on it in {steps} of {total} timed steps"
+        yield Finding(Severity.WARNING, "device", text, "B")
+
+
+def _others_on_host(trace: Trace) -> Iterator[Finding]:
+    """Say how busy others kept the machine; of several ranks each is another to the others."""
+    if len(trace.run.get("ranks") or ()) > 1:
+        return
+    ((own, every),) = trace.con.execute(
+        f"""
+        WITH {_TIMED}, during AS (
+            SELECT name, value FROM samples
+            ASOF JOIN timed ON timed.rank = samples.rank AND timed.start_ns <= samples.time_ns
+            WHERE time_ns <= end_ns
+        )
+        SELECT avg(value) FILTER (name = 'process.cpu.use'), avg(value) FILTER (name = 'host.cpu.use') FROM during
+        """
+    ).fetchall()
+    if own is not None and every is not None and every - own > BUSY_CORES:
+        text = (
+            f"beside this process {every - own:.1f} cores were busy during timed steps on average: "
+            "other programs, or processes that it started"
+        )
+        yield Finding(Severity.NOTE, "machine", text)
+
+
+def _gaps(said: dict[str, Any], devices: list[Any]) -> Iterator[Finding]:
+    """Say what could not be sampled; on a machine without a device, that no device was is no news."""
+    if devices and "nvml" in said.get("absent", {}):
+        yield Finding(Severity.NOTE, "samples", f"devices were not sampled: {said['absent']['nvml']}")
+    for text in said.get("notes", ()):
+        yield Finding(Severity.NOTE, "samples", text)
+    readings, missed = said.get("readings", 0), said.get("missed", 0)
+    if missed > MISSED * (readings + missed):
+        yield Finding(
+            Severity.NOTE, "samples", f"{missed} of {readings + missed} readings came too late and were left out"
+        )
