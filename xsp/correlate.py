@@ -1,7 +1,8 @@
 """Give each span its parent, by evidence, strongest first, and never by a guess.
 
 1. **explicit**: the collector or the caller named the parent (steps, user spans, an incoming trace context);
-2. **correlation**: device work takes the parent of the runtime call that launched it;
+2. **correlation**: device work takes the parent of the runtime call that launched it, which is weaker evidence
+   (**graph**) where that call replays a graph: the layer that replays it is not the one that it came from;
 3. **sequence**: a backward op belongs to the layer of the forward op with its sequence number;
 4. **containment**: the innermost span around it on its thread that is no deeper in the stack than itself.
 
@@ -20,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from xsp.span import Grade, Kind, Level, Rule, Span
+from xsp.span import WEAK, Grade, Kind, Level, Rule, Span
 
 TOLERANCE_NS = 500
 """By how much a span may stick out of its parent: sources on different clocks are placed on the epoch with
@@ -232,7 +233,8 @@ def _follow_correlation_ids(nodes: Sequence[_Node]) -> None:
         if node.span.device is not None and node.span.correlation_id is not None:
             launch = launches.get((node.span.process, node.span.correlation_id))
             if launch is not None and launch.parent is not None:
-                node.parent, node.rule = launch.parent, Rule.CORRELATION
+                replayed = "GraphLaunch" in launch.span.name
+                node.parent, node.rule = launch.parent, Rule.GRAPH if replayed else Rule.CORRELATION
 
 
 def _adopt_explicit(nodes: Sequence[_Node]) -> None:
@@ -246,7 +248,7 @@ def _adopt_explicit(nodes: Sequence[_Node]) -> None:
             node.named_in = named
             if inside is not None and inside.span.level == Level.LAYER and named.start <= inside.start:
                 continue  # a module that was called in the named block is the closer one
-        node.parent, node.rule = named, Rule.EXPLICIT
+        node.parent, node.rule = named, Rule(node.span.parent_rule or Rule.EXPLICIT)
 
 
 def _attach_to_step(nodes: Sequence[_Node]) -> None:
@@ -367,6 +369,7 @@ def _row(node: _Node, layer_index: int | None, counted_below: bool) -> Span:
         phase=phase,
         key=node.key,
         layer_index=layer_index,
+        depth=_depth(node),
         layer_id=layer.span.span_id if layer is not None else None,
         grade=_grade(node, layer),
         alloc_bytes=node.alloc_bytes,
@@ -376,8 +379,27 @@ def _row(node: _Node, layer_index: int | None, counted_below: bool) -> Span:
     )
 
 
+def _depth(node: _Node) -> int | None:
+    """Return the number of module calls around one, where its collector could not know it."""
+    if node.span.depth is not None or node.span.level != Level.LAYER or node.parent is None:
+        return node.span.depth
+    outer: _Node | None = node.parent
+    count = 0
+    while outer is not None:
+        count += outer.span.level == Level.LAYER
+        outer = outer.parent
+    return count
+
+
 def _grade(node: _Node, layer: _Node | None) -> str | None:
-    """Return how surely the layer of device work is known (all evidence here is strong); None on the host."""
+    """Return how surely the layer of device work is known; None on the host."""
     if node.span.device is None:
         return None
-    return str(Grade.UNKNOWN if layer is None else Grade.EXACT)
+    if layer is None:
+        return str(Grade.UNKNOWN)
+    step: _Node | None = node
+    while step is not None and step is not layer:
+        if step.rule in WEAK:
+            return str(Grade.INFERRED)
+        step = step.parent
+    return str(Grade.EXACT)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import duckdb
 
-from xsp.span import Grade, Level, Rule
-
-WEAK = (Rule.GRAPH, Rule.EXTERNAL)
-"""Evidence that makes a layer an inferred one."""
+from xsp.span import WEAK, Grade, Level
 
 
 def fill(con: duckdb.DuckDBPyConnection, name: str) -> None:

@@ -64,16 +64,21 @@ class Rule(str, enum.Enum):
     SERIALISED = "serialised"  # ambiguous here, found in the serialised re-run
     GRAPH = "graph"  # device work of a replayed graph takes the place of the replay's launch
     EXTERNAL = "external"  # the launch left no trace, but the source names the operator
+    PROVENANCE = "provenance"  # a compiler fused it from several layers; this is the innermost around all of them
 
     def __str__(self) -> str:
         return self.value
+
+
+WEAK = (Rule.GRAPH, Rule.EXTERNAL, Rule.PROVENANCE)
+"""Evidence that makes a layer an inferred one."""
 
 
 class Grade(str, enum.Enum):
     """How surely the layer of device work is known."""
 
     EXACT = "exact"  # by ids, sequence numbers and containment
-    INFERRED = "inferred"  # by weaker evidence: a replayed graph, an operator without a launch
+    INFERRED = "inferred"  # by weaker evidence: a replayed graph, an operator without a launch, fused layers
     UNKNOWN = "unknown"  # no layer
 
     def __str__(self) -> str:

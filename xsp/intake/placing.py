@@ -17,8 +17,7 @@ import duckdb
 from xsp.flops import flops
 from xsp.importers.contract import Seen
 from xsp.intake.sweep import CONTAINED, DEEPEST, FOLLOWED, sweep
-from xsp.layers import WEAK
-from xsp.span import COLUMNS, Grade, Kind, Level, Rule
+from xsp.span import COLUMNS, WEAK, Grade, Kind, Level, Rule
 from xsp.traffic import traffic
 
 BATCH = 1 << 16

@@ -1,0 +1,261 @@
+"""Layers in compiled code: its operators are put under the layers that they were compiled from.
+
+A profiler shows the call of a compiled graph and, inside it, the kernels and operators that the generated code
+calls, in its order. `provenance` knows for each such place which layers it comes from. From both follow the calls
+of layers: the time from the first to the last operator in a row that belongs to one of them. In a backward pass an
+operator goes to the layer whose call the forward pass of the same graph showed.
+
+An operator that was fused from several layers belongs to the innermost layer around all of them, which is weaker
+evidence (`xsp.span.Rule.PROVENANCE`); its attributes name the layers and the nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from xsp.span import Kind, Level, Rule, Span
+from xsp_collectors.provenance import CompiledGraphs, Graph, Layer, Path, Site, common
+
+_CALL = re.compile(r"^## Call CompiledFxGraph (\S+) ##$")
+_PREFIX = re.compile(r"^graph_\d+_(?=cpp_)")
+
+SOURCES, LAYERS = "sources", "layers"
+"""Attributes of an operator in compiled code: the nodes it was made of, and their layers."""
+
+
+class Placed(NamedTuple):
+    """Spans of a step, and sentences on what of its compiled code has no known layer."""
+
+    spans: list[Span]
+    notes: list[str]
+
+
+class _Run(NamedTuple):
+    """A graph's call in this step."""
+
+    call: Span
+    frame: Span | None
+    """The operator of autograd around it; both passes of a graph have its number."""
+
+    operators: list[Span]
+    """What the call ran, outermost, in order."""
+
+    graph: Graph | None
+
+    @property
+    def is_backward(self) -> bool:
+        return self.frame is not None and (self.frame.forward_thread is not None or self.frame.phase == "backward")
+
+
+class _Origin(NamedTuple):
+    """Where an operator comes from."""
+
+    path: Path
+    sources: tuple[str, ...]
+    layers: tuple[str, ...]
+    surely: bool
+    """All of its nodes are known to be of one layer."""
+
+
+def place(spans: Sequence[Span], graphs: CompiledGraphs) -> Placed:
+    """Put the operators of compiled graphs under their layers, and add the calls of those layers.
+
+    Args:
+        spans: of one step, as the profiler saw them.
+        graphs: what was compiled so far.
+    """
+    if not any(_CALL.match(span.name) for span in spans):
+        return Placed(list(spans), [])
+    placing = _Placing()
+    runs = [run for thread in _threads(spans) for run in _runs(thread, graphs)]
+    for run in sorted(runs, key=lambda run: (run.is_backward, run.call.start_ns)):
+        placing.add(run)
+    kept = [placing.changed.get(id(span), span) for span in spans]
+    return Placed([*kept, *placing.layers], placing.notes())
+
+
+class _Placing:
+    """The operators that have found their layers, and those layers."""
+
+    def __init__(self) -> None:
+        self.changed: dict[int, Span] = {}
+        self.layers: list[Span] = []
+        self._forward: dict[tuple[int | None, int | None], dict[Path, list[str]]] = {}
+        self._strangers = 0
+        self._unknown: Counter[str] = Counter()
+
+    def notes(self) -> list[str]:
+        """Say what has no layer."""
+        found = []
+        if self._strangers:
+            found.append(
+                f"{self._strangers} calls of compiled graphs in a step are of graphs that were not compiled while the "
+                "profile was open, or that share a key: what they run belongs to the compiled module as a whole"
+            )
+        if self._unknown:
+            names = ", ".join(f"{name} ({count})" for name, count in self._unknown.most_common(3))
+            found.append(
+                f"{sum(self._unknown.values())} operators of compiled graphs in a step name no layer, {names} among "
+                "them: they belong to the compiled module as a whole; a backward pass names its layers when it is "
+                "compiled with TORCHINDUCTOR_AUTOGRAD_CACHE=0"
+            )
+        return found
+
+    def add(self, run: _Run) -> None:
+        """Place the operators of one call."""
+        if run.graph is None:
+            self._strangers += 1
+            return
+        origins = _origins(run.operators, run.graph)
+        self._unknown.update(_plain(each.name) for each in run.operators if id(each) not in origins)
+        if run.is_backward:
+            self._place_backward(run, origins)
+        else:
+            self._place_forward(run, origins)
+
+    def _place_forward(self, run: _Run, origins: dict[int, _Origin]) -> None:
+        """Make a span of each row of operators that are of one layer, within those of the layers around it."""
+        made: dict[Path, list[str]] = defaultdict(list)
+        open_: list[int] = []  # places in self.layers, outermost first
+        path: Path = ()
+        for operator in run.operators:
+            origin = origins.get(id(operator))
+            inside = origin.path if origin is not None else ()
+            shared = len(common([path, inside]))
+            del open_[shared:]
+            for depth in range(shared, len(inside)):
+                open_.append(len(self.layers))
+                self.layers.append(_layer(inside[depth], operator))
+                made[inside[: depth + 1]].append(self.layers[-1].span_id or "")
+            path = inside
+            for place in open_:
+                layer = self.layers[place]
+                self.layers[place] = layer._replace(dur_ns=operator.end_ns - layer.start_ns)
+            if origin is not None:
+                parent = self.layers[open_[-1]] if open_ else self._call(run)
+                self._put(operator, origin, parent.span_id, origin.surely)
+        if run.frame is not None:
+            self._forward[run.frame.thread, run.frame.sequence_nr] = made
+
+    def _place_backward(self, run: _Run, origins: dict[int, _Origin]) -> None:
+        """Give each operator the layer of the same graph's forward pass; of several calls, the layer around them."""
+        frame = run.frame
+        made = self._forward.get((frame.forward_thread, frame.sequence_nr), {}) if frame is not None else {}
+        for operator in run.operators:
+            origin = origins.get(id(operator))
+            if origin is None:
+                continue
+            path = origin.path
+            while path and len(made.get(path, ())) != 1:
+                path = path[:-1]
+            # without a layer it stays in its frame, which goes to the compiled module by its number
+            parent = made[path][0] if path else self._call(run).span_id
+            self._put(operator, origin, parent, origin.surely and path == origin.path, "backward")
+
+    def _call(self, run: _Run) -> Span:
+        """Return a graph's call, with an id that others can name."""
+        call = self.changed.get(id(run.call), run.call)
+        if call.span_id is None:
+            call = self.changed[id(run.call)] = call._replace(span_id=_identifier())
+        return call
+
+    def _put(self, operator: Span, origin: _Origin, parent: str | None, surely: bool, phase: str | None = None) -> None:
+        known = json.loads(operator.attributes) if operator.attributes else {}
+        self.changed[id(operator)] = operator._replace(
+            parent_id=parent,
+            parent_rule=None if surely else Rule.PROVENANCE.value,
+            phase=phase or operator.phase,
+            attributes=json.dumps({**known, SOURCES: list(origin.sources), LAYERS: list(origin.layers)}),
+        )
+
+
+def _layer(layer: Layer, first: Span) -> Span:
+    return Span(
+        span_id=_identifier(),
+        level=Level.LAYER,
+        kind=Kind.MODULE.value,
+        name=layer.name or layer.type,
+        type=layer.type,
+        phase="forward",
+        start_ns=first.start_ns,
+        thread=first.thread,
+        collector=first.collector,
+        attributes=json.dumps({"evidence": "inductor"}),
+    )
+
+
+def _identifier() -> str:
+    return os.urandom(8).hex()
+
+
+# --- what ran ---------------------------------------------------------------------------------------------
+
+
+def _threads(spans: Sequence[Span]) -> Iterator[list[Span]]:
+    """Yield the operators of each thread, outer before inner."""
+    found: dict[int | None, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.device is None and span.level == Level.OP and span.kind != Kind.ALLOC:
+            found[span.thread].append(span)
+    for thread in found.values():
+        yield sorted(thread, key=lambda span: (span.start_ns, -span.dur_ns))
+
+
+def _runs(thread: Sequence[Span], graphs: CompiledGraphs) -> Iterator[_Run]:
+    """Yield the calls of graphs on one thread, in one sweep with a stack of what is open."""
+    stack: list[Span] = []
+    found: dict[int, _Run] = {}
+    for span in thread:
+        while stack and stack[-1].end_ns < span.end_ns:
+            stack.pop()
+        key = _CALL.match(span.name)
+        if key:
+            frame = next((outer for outer in reversed(stack) if outer.sequence_nr is not None), None)
+            found[id(span)] = _Run(span, frame, [], graphs.get(key[1]))
+        elif stack and id(stack[-1]) in found:
+            found[id(stack[-1])].operators.append(span)
+        stack.append(span)
+    yield from found.values()
+
+
+def _origins(operators: Sequence[Span], graph: Graph) -> dict[int, _Origin]:
+    """Return where operators come from, by their `id`.
+
+    The nth operator of a name is the code's nth call of that name, if both are equally many: what a profiler does
+    not show at all, such as C++ kernels, is no obstacle, and where some are missing nothing is said.
+    """
+    sites: dict[str, list[Site]] = defaultdict(list)
+    for site in graph.sites:
+        sites[site.operator].append(site)
+    named: dict[str, list[Span]] = defaultdict(list)
+    for operator in operators:
+        named[_plain(operator.name)].append(operator)
+    found = {}
+    for name, alike in named.items():
+        if len(alike) == len(sites[name]):
+            for operator, site in zip(alike, sites[name], strict=True):
+                origin = _origin(site, graph)
+                if origin is not None:
+                    found[id(operator)] = origin
+    return found
+
+
+def _plain(name: str) -> str:
+    return _PREFIX.sub("", name)
+
+
+def _origin(site: Site, graph: Graph) -> _Origin | None:
+    """Return where a place in the code comes from; None if that is not known of one of its nodes."""
+    if any(name not in graph.paths for name in site.sources):
+        return None
+    stated = [graph.paths[name] for name in site.sources]
+    paths = list(dict.fromkeys(path for path in stated if path is not None))
+    if not paths:
+        return None
+    layers = tuple(path[-1].name or path[-1].type if path else "" for path in paths)
+    return _Origin(common(paths), site.sources, layers, surely=len(paths) == 1 and None not in stated)
