@@ -5,6 +5,7 @@ There is no GPU here: `fakenvml` stands in for pynvml. The files of /proc are re
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -20,12 +21,16 @@ from fakenvml import GIB, FakeNvml, h200
 
 import xsp
 from xsp import rundir, samplehealth, table
+from xsp.exporters import chrome
+from xsp.exporters.contract import Choice
 from xsp.samples import numbering, sampler, sources
 from xsp.samples.host import Host
 from xsp.samples.nvml import MOST_FAILURES, Nvml
 from xsp.samples.sampler import Sample, Sampler
 from xsp.samples.source import Reading, Source
 from xsp.span import SAMPLE_COLUMNS
+from xsp.store import Store
+from xsp.testing import spans, trace_of
 
 # --- the process and the machine --------------------------------------------------------------------------
 
@@ -327,16 +332,25 @@ def sample(at_ms: float, name: str, value: float, unit: str = "W", device: int |
     return Sample(int(at_ms * 1e6), rank, device, name, unit, value)
 
 
-def written(run: Path, rows: list[Sample]) -> Path:
-    """Write a run of three steps of 100 ms, one after the other from 0 on, and samples beside them."""
-    from xsp.store import Store
-    from xsp.testing import spans
+STEPS = """
+    step s 0-100000 step=0
+    step s 100000-200000 step=1
+    step s 200000-300000 step=2
+"""
 
+
+def beside(rows: list[Sample], steps: str = STEPS) -> xsp.Trace:
+    """Return a trace of three steps of 100 ms, one after the other from 0 on, with samples beside them."""
+    trace = trace_of(spans(steps), {"name": "s"})
+    table.insert(trace.con, "samples", rows, SAMPLE_COLUMNS)
+    return trace
+
+
+def written(run: Path, rows: list[Sample]) -> Path:
+    """Write a run of one step, and samples beside it."""
     rundir.create(run)
     store = Store(run)
-    for step in range(3):
-        text = f"step s {step * 100_000}-{(step + 1) * 100_000}"
-        store.add(step, spans(text, trace_id=f"{step:032x}", step=step, rung=20, timed=True))
+    store.add(0, spans("step s 0-100", trace_id="0" * 32, step=0, rung=20, timed=True))
     store.finish({"name": "s", "finished": True})
     sampler.write(rundir.portion(run, 0), rows)
     return run
@@ -359,10 +373,10 @@ def found(trace: xsp.Trace, name: str, *columns: str) -> list[tuple[Any, ...]]:
     return xsp.analyses.ANALYSES[name](trace).select(*columns).fetchall()
 
 
-def test_a_figure_is_summed_up_with_its_unit(tmp_path: Path) -> None:
+def test_a_figure_is_summed_up_with_its_unit() -> None:
     rows = [sample(t, "gpu.power", w) for t, w in [(10, 100.0), (20, 200.0), (30, 300.0), (900, 0.0)]]
     rows += [sample(10, "process.memory.rss", 3 << 20, "bytes", None), *held(4)]
-    trace = xsp.load(written(tmp_path / "run", rows))
+    trace = beside(rows)
     columns = ("device", "name", "unit", "samples", "min", "mean", "p95", "max", "in_steps_mean")
     assert found(trace, "samples", *columns) == [
         (0, "gpu.power", "W", 4, 0.0, 150.0, pytest.approx(285.0), 300.0, 200.0),
@@ -370,18 +384,18 @@ def test_a_figure_is_summed_up_with_its_unit(tmp_path: Path) -> None:
     ]
 
 
-def test_the_line_of_a_figure_has_so_many_points_and_their_steps(tmp_path: Path) -> None:
+def test_the_line_of_a_figure_has_so_many_points_and_their_steps() -> None:
     rows = [sample(t, "gpu.power", float(t)) for t in range(1200)]
-    trace = xsp.load(written(tmp_path / "run", rows))
+    trace = beside(rows)
     points = found(trace, "samples-timeline", "at_s", "value", "highest", "samples", "step")
     assert len(points) == 300
     assert points[0] == (pytest.approx(0.0015), 1.5, 3.0, 4, 0)
     assert points[-1][4] is None, "after the last step"
 
 
-def test_time_and_steps_in_which_clocks_were_held_down(tmp_path: Path) -> None:
+def test_time_and_steps_in_which_clocks_were_held_down() -> None:
     # steps 0-100, 100-200, 200-300 ms; a reading stands for the time up to the next one
-    trace = xsp.load(written(tmp_path / "run", held(0x1, 0x1, 0x4, 0x44, 0x0, 0x800, 0x0)))
+    trace = beside(held(0x1, 0x1, 0x4, 0x44, 0x0, 0x800, 0x0))
     columns = ("device", "reason", "held_down", "time_ms", "percent", "timed_steps", "first_steps")
     assert found(trace, "throttling", *columns) == [
         (0, "power cap", True, 100.0, pytest.approx(100 / 3), 1, "1"),
@@ -391,8 +405,8 @@ def test_time_and_steps_in_which_clocks_were_held_down(tmp_path: Path) -> None:
     ]
 
 
-def test_without_samples_the_analyses_say_why(tmp_path: Path) -> None:
-    empty = xsp.load(written(tmp_path / "run", []))
+def test_without_samples_the_analyses_say_why() -> None:
+    empty = beside([])
     analyses = xsp.analyses.ANALYSES
     assert "nothing was sampled while 's' ran; record with xsp" in str(analyses["samples"].refusal(empty))
     empty.run["samples"] = {"absent": {"nvml": "no driver"}}
@@ -404,32 +418,49 @@ def said(trace: xsp.Trace) -> list[tuple[str, str, str]]:
     return [(each.subject, each.best, each.text) for each in samplehealth.findings(trace)]
 
 
-def test_health_names_devices_whose_clocks_were_held_down(tmp_path: Path) -> None:
-    hot = xsp.load(written(tmp_path / "hot", held(0x1, 0x1, 0x20, 0x0, 0x0)))
+def test_health_names_devices_whose_clocks_were_held_down() -> None:
+    hot = beside(held(0x1, 0x1, 0x20, 0x0, 0x0))
     text = "device 0: clocks were held down (too hot (driver)) in 1 of 3 timed steps; see `throttling`"
     assert said(hot) == [("clocks", "B", text)]
-    full = xsp.load(written(tmp_path / "full", held(0x4, 0x4)))
+    full = beside(held(0x4, 0x4))
     assert [(subject, best) for subject, best, _ in said(full)] == [("clocks", "A")], "a power cap is how devices work"
-    later = xsp.load(written(tmp_path / "later", held(0, 0, 0, 0, 0, 0, 0, 0x20, 0)))
+    later = beside(held(0, 0, 0, 0, 0, 0, 0, 0x20, 0))
     assert said(later) == [], "no step ran then"
 
 
-def test_health_names_others_on_the_device_and_on_the_machine(tmp_path: Path) -> None:
+def test_health_names_others_on_the_device_and_on_the_machine() -> None:
     rows = [sample(t, "gpu.processes.others", n, "processes") for t, n in [(0, 0), (150, 2), (190, 0)]]
     rows += [sample(50, "process.cpu.use", 1.5, "cores", None), sample(50, "host.cpu.use", 3.0, "cores", None)]
-    assert said(xsp.load(written(tmp_path / "run", rows))) == [
+    assert said(beside(rows)) == [
         ("device", "B", "device 0: up to 2 other processes were on it in 1 of 3 timed steps"),
         ("machine", "A", "beside this process 1.5 cores were busy during timed steps on average: "
                          "other programs, or processes that it started"),
     ]  # fmt: skip
 
 
-def test_health_says_what_could_not_be_sampled(tmp_path: Path) -> None:
-    trace = xsp.load(written(tmp_path / "run", []))
+def test_health_says_what_could_not_be_sampled() -> None:
+    trace = beside([])
     trace.run["samples"] = {"absent": {"nvml": "no driver"}, "notes": ["half"], "readings": 10, "missed": 10}
     assert [text for _, _, text in said(trace)] == ["half", "10 of 20 readings came too late and were left out"]
     trace.run["machine"] = {"devices": ["H200"]}
     assert said(trace)[0][2] == "devices were not sampled: no driver"
+
+
+def test_samples_are_counters_of_their_process_and_device_in_a_chrome_file(tmp_path: Path) -> None:
+    rows = [sample(50, "gpu.power", 412.5), *held(0x1, 0x4, every_ms=60), sample(900, "gpu.power", 1.0)]
+    rows += [sample(70, "process.memory.rss", 4096, "bytes", None), sample(80, "gpu.power", 90.5, device=1)]
+    trace = beside(rows, STEPS + "kernel gemm 20000-30000")
+    chrome.write(trace, tmp_path / "trace.json", Choice())
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    pids = {each["args"]["name"]: each["pid"] for each in events if each["name"] == "process_name"}
+    shown = [(each["ts"], each["name"], each["args"], each["pid"]) for each in events if each["ph"] == "C"]
+    assert shown == [
+        (0, "gpu.clock.held", {"held": 0.0}, pids["device 0"]),
+        (50_000, "gpu.power", {"W": 412.5}, pids["device 0"]),
+        (60_000, "gpu.clock.held", {"held": 1.0}, pids["device 0"]),
+        (70_000, "process.memory.rss", {"bytes": 4096.0}, pids["process 1"]),
+        (80_000, "gpu.power of device 1", {"W": 90.5}, pids["process 1"]),
+    ]
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------

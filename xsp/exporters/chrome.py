@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 import duckdb
 
 from xsp import table
-from xsp.exporters import traceevents, tracks
+from xsp.exporters import counters, traceevents, tracks
 from xsp.exporters.contract import Choice, Written, check_steps, whole
 from xsp.exporters.tracks import Placed, Track
 from xsp.span import Column
@@ -50,7 +50,7 @@ _PLACES = (Column("track", "INTEGER", ""), Column("pid", "BIGINT", ""), Column("
 
 
 def write(trace: Trace, path: Path, choice: Choice) -> Written:
-    """Write the spans of all steps, or of some, with the flows from launches to device work.
+    """Write the spans of all steps, or of some, with the flows from launches to device work, and samples as counters.
 
     Args:
         trace: to write.
@@ -66,12 +66,14 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
     places = _places(placed.tracks)
     table.create(trace.con, "places", _PLACES)
     table.insert(trace.con, "places", places, _PLACES)
+    counters.make_owners(trace.con, placed.tracks, [place.pid for place in places])
     traceevents.make_views(trace.con)
     base = _base(trace.con)
     with whole(path) as file:
         file.write(_head(trace, placed, base))
         file.write(",\n".join(_metadata(trace, placed.tracks, places)))
-        for query, parameters in [*_slices(trace.con, base), (traceevents.MEMORY, [base]), (traceevents.FLOWS, [base])]:
+        more = [(query, [base]) for query in (traceevents.MEMORY, traceevents.FLOWS, counters.COUNTERS)]
+        for query, parameters in [*_slices(trace.con, base), *more]:
             _pour(trace.con.execute(query, parameters), file)
         file.write("\n]}\n")
     return placed.written()
