@@ -16,7 +16,8 @@ LAYERS = [
     {"clock", "clocks", "collector", "finding", "identity", "kernelnames", "plugins", "schedule", "scrub"}
     | {"semconv", "summary", "traffic"},
     {"ceilings", "testing", "xsp_collectors"},
-    {"calibrate", "correlate", "device", "devicework", "layers", "occupancy", "rundir", "table"},
+    {"calibrate", "correlate", "device", "devicework", "layers", "occupancy", "rundir"}
+    | {"table", "views"},
     {"samples", "trace"},
     {"overhead"},
     {"importers", "store"},

@@ -71,9 +71,21 @@ def _torch() -> dict[str, Any]:
         return {}
     devices = []
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        devices = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
+        devices = [torch.cuda.get_device_properties(place) for place in range(torch.cuda.device_count())]
     return {
         "torch_threads": torch.get_num_threads(),
         "torch_seed": torch.initial_seed() if "torch.random" in sys.modules else None,
-        "devices": devices,
+        "devices": [each.name for each in devices],
+        "device_properties": [_properties(each) for each in devices],
+    }
+
+
+def _properties(device: Any) -> dict[str, Any]:
+    """Return what the occupancy of a launch depends on, as importers write it."""
+    return {
+        "name": device.name,
+        "sms": device.multi_processor_count,
+        "memory_bytes": device.total_memory,
+        "compute": f"{device.major}.{device.minor}",
+        "warp_size": getattr(device, "warp_size", None),
     }

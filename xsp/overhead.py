@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from xsp import summary, table
+from xsp import occupancy, summary, table
 from xsp.schedule import rung_name
 from xsp.span import COLUMNS, MERGED_COLUMNS, Kind, Level, Rule, Span
 from xsp.trace import Rung, Trace
@@ -64,15 +64,16 @@ def true_trace(con: duckdb.DuckDBPyConnection, run: dict[str, Any], path: Path |
     if "merged" in held:
         find_alike(con)
     else:
-        merge(con)
+        merge(con, run)
     return Trace(con, run, rungs_of(con), path)
 
 
-def merge(con: duckdb.DuckDBPyConnection) -> None:
+def merge(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> None:
     """Make the table `merged` from the view `spans`.
 
     Args:
         con: holds `spans`, all recorded spans of a run, columns as in `COLUMNS`.
+        run: what is known of it; of kernels whose occupancy was not measured, the devices tell it by estimate.
 
     The new table has one row per span of the merged step, with the columns of `COLUMNS` and of
     `MERGED_COLUMNS`. It is empty if no step was recorded.
@@ -84,7 +85,13 @@ def merge(con: duckdb.DuckDBPyConnection) -> None:
         return
     if _is_alone(con):
         _merge_alone(con, chosen)
-        return
+    else:
+        _merge_leveled(con, chosen)
+    occupancy.fill(con, run)
+
+
+def _merge_leveled(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> None:
+    """Make `merged` of steps that took turns at the rungs: averages, and true times."""
     template = _template(con, chosen)
     rungs = rungs_of(con)
     _count_inside(template, rungs)

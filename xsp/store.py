@@ -60,7 +60,7 @@ class Store:
         summary: dict[str, Any] = {"segments": len(segments)}
         if segments:
             self._con.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM {table.parquet(segments)}")
-            overhead.merge(self._con)
+            overhead.merge(self._con, run)
             table.write_parquet(self._con, "merged", self._run / rundir.MERGED_FILE)
             summary["spans"] = self._con.execute("SELECT count(*) FROM merged").fetchall()[0][0]
         if self._sampler is not None:

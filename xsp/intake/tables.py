@@ -119,7 +119,7 @@ def _merged(
         place(con, seen, identity)
         con.execute("DROP TABLE seen")
         con.execute("ALTER TABLE placed RENAME TO spans")
-        overhead.merge(con)
+        overhead.merge(con, seen.run)
         return con, _run(con, seen, source, identity, names)
     except duckdb.OutOfMemoryException as error:
         con.close()
@@ -159,7 +159,7 @@ def _as_ranks(out: Path, runs: Mapping[Path, dict[str, Any]], called: str) -> di
     job = rundir.read_job(out)
     con = table.connect()
     con.execute(f"CREATE VIEW spans AS FROM {table.parquet([s for part in parts for s in rundir.segments(part)])}")
-    overhead.merge(con)
+    overhead.merge(con, job)
     table.write_parquet(con, "merged", out / rundir.MERGED_FILE)
     job["imported"] = {
         "sources": [each for run in runs.values() for each in run["imported"]["sources"]],

@@ -1,0 +1,190 @@
+"""Occupancy of a kernel from its launch, where no counter measured it.
+
+A multiprocessor holds as many blocks as its warps, registers and shared memory allow, as in CUDA's own calculation
+(`cuda_occupancy.h` of the CUDA toolkit 13): registers are given to warps in portions of 256, from one of the parts
+that a multiprocessor's register file has; shared memory to blocks in portions of 128 or 256 bytes, of which the driver
+keeps some for itself. The limits by compute capability are those of the CUDA Programming Guide, "Technical
+Specifications per Compute Capability", and of `cuda::arch_traits` in NVIDIA's CCCL. The shared memory is taken to be
+split from the cache as this kernel needs it most.
+
+A grid that is smaller than what the device can hold at once limits too. What no estimate knows is how evenly blocks
+end, and what other kernels run meanwhile: a measured occupancy is lower.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from math import ceil, prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from xsp.span import Kind, Level
+
+if TYPE_CHECKING:
+    import duckdb
+
+WARP = 32
+REGISTER_PORTION = 256
+ESTIMATE = "estimate"
+
+_KIB = 1024
+
+
+class Limits(NamedTuple):
+    """What one multiprocessor holds."""
+
+    warps: int
+    blocks: int
+    shared_bytes: int
+    shared_portion: int
+    """Bytes by which shared memory is given to a block."""
+
+    reserved_bytes: int
+    """Of shared memory, per block, for the driver."""
+
+    registers: int = 64 * _KIB
+    parts: int = 4
+    """That the registers are divided into; a warp has all of its own in one."""
+
+
+def _before_8(warps: int, blocks: int, shared_kib: int, registers: int = 64 * _KIB, parts: int = 4) -> Limits:
+    return Limits(warps, blocks, shared_kib * _KIB, 256, 0, registers, parts)
+
+
+def _from_8(warps: int, blocks: int, shared_kib: int) -> Limits:
+    return Limits(warps, blocks, shared_kib * _KIB, 128, _KIB)
+
+
+LIMITS: Mapping[str, Limits] = {
+    "5.0": _before_8(64, 32, 64),
+    "5.2": _before_8(64, 32, 96),
+    "5.3": _before_8(64, 32, 64),
+    "6.0": _before_8(64, 32, 64, parts=2),
+    "6.1": _before_8(64, 32, 96),
+    "6.2": _before_8(64, 32, 64),
+    "7.0": _before_8(64, 32, 96),
+    "7.2": _before_8(64, 32, 96),
+    "7.5": _before_8(32, 16, 64),
+    "8.0": _from_8(64, 32, 164),
+    "8.6": _from_8(48, 16, 100),
+    "8.7": _from_8(48, 16, 164),
+    "8.9": _from_8(48, 24, 100),
+    "9.0": _from_8(64, 32, 228),
+    "10.0": _from_8(64, 32, 228),
+    "10.3": _from_8(64, 32, 228),
+    "11.0": _from_8(48, 24, 228),
+    "12.0": _from_8(48, 24, 100),
+    "12.1": _from_8(48, 24, 100),
+}
+"""By compute capability. One that is not here gives no estimate."""
+
+
+def estimate(
+    compute: str, threads: int, registers: int, shared_bytes: int, blocks: int | None = None, sms: int | None = None
+) -> float | None:
+    """Return the warps that a kernel can have active, over those that a multiprocessor can hold.
+
+    Args:
+        compute: compute capability of the device, `9.0` for instance.
+        threads: of a block.
+        registers: of a thread.
+        shared_bytes: of a block, static and dynamic.
+        blocks: in the grid.
+        sms: multiprocessors of the device; without them or without the grid, its size does not limit.
+
+    Returns:
+        0 to 1; None for a device without limits here, or a launch that cannot be on such a device.
+    """
+    limits = LIMITS.get(compute)
+    if limits is None or threads < 1 or registers < 0 or shared_bytes < 0:
+        return None
+    warps = ceil(threads / WARP)
+    held: float = resident_blocks(limits, warps, registers, shared_bytes)
+    if blocks is not None and sms:
+        held = min(held, blocks / sms)
+    return held * warps / limits.warps if held else None
+
+
+def resident_blocks(limits: Limits, warps: int, registers: int, shared_bytes: int) -> int:
+    """Return how many blocks of so many warps a multiprocessor holds at once; 0 if not even one."""
+    counts = [limits.blocks, limits.warps // warps]
+    if registers:
+        each = _portions(registers * WARP, REGISTER_PORTION)
+        counts.append(limits.registers // limits.parts // each * limits.parts // warps)
+    shared = _portions(shared_bytes + limits.reserved_bytes, limits.shared_portion)
+    if shared:
+        counts.append(limits.shared_bytes // shared)
+    return min(counts)
+
+
+def fill(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> None:
+    """Give the kernels of the merged step that have no occupancy an estimate, where launch and device are known.
+
+    Args:
+        con: holds the table `merged`.
+        run: what is known of the run; of its machine the `device_properties`.
+    """
+    devices = _devices(run)
+    if not devices:
+        return
+    kernels = f"level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}' AND merged.occupancy IS NULL"
+    launches = con.execute(
+        f"SELECT DISTINCT device, attributes FROM merged WHERE {kernels} AND attributes IS NOT NULL"
+    ).fetchall()
+    found = list(_estimates(launches, devices))
+    if found:
+        con.execute(
+            f"""
+            UPDATE merged SET occupancy = found.occupancy, occupancy_source = '{ESTIMATE}'
+            FROM (SELECT unnest(?::INTEGER[]) AS device, unnest(?::VARCHAR[]) AS attributes,
+                         unnest(?::DOUBLE[]) AS occupancy) found
+            WHERE {kernels} AND merged.device = found.device AND merged.attributes = found.attributes
+            """,
+            [list(column) for column in zip(*found, strict=True)],
+        )
+
+
+def _devices(run: Mapping[str, Any]) -> list[Any]:
+    machine = run.get("machine")
+    properties = machine.get("device_properties") if isinstance(machine, dict) else None
+    return properties if isinstance(properties, list) else []
+
+
+def _estimates(launches: Iterable[tuple[int | None, str]], devices: list[Any]) -> Iterator[tuple[int, str, float]]:
+    for device, attributes in launches:
+        place = device if device is not None and 0 <= device < len(devices) else None
+        properties = devices[place] if place is not None else None
+        if place is None or not isinstance(properties, dict):
+            continue
+        try:
+            value = _of_launch(json.loads(attributes), properties)
+        except (ValueError, RecursionError):  # of a file that somebody else wrote
+            continue
+        if value is not None:
+            yield place, attributes, value
+
+
+def _of_launch(launch: Any, device: Mapping[str, Any]) -> float | None:
+    """Return the estimate of one launch, if its attributes and the device say enough."""
+    if not isinstance(launch, dict) or not _are_sizes(launch.get("block")):
+        return None
+    registers, shared, sms = launch.get("registers"), launch.get("shared_bytes", 0), device.get("sms")
+    if not isinstance(registers, int) or not isinstance(shared, int):
+        return None
+    return estimate(
+        compute=str(device.get("compute")),
+        threads=prod(launch["block"]),
+        registers=registers,
+        shared_bytes=shared,
+        blocks=prod(launch["grid"]) if _are_sizes(launch.get("grid")) else None,
+        sms=sms if isinstance(sms, int) else None,
+    )
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(type(each) is int and each > 0 for each in value)
+
+
+def _portions(amount: int, portion: int) -> int:
+    """Return an amount, rounded up to whole portions."""
+    return -(-amount // portion) * portion
