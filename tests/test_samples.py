@@ -23,6 +23,8 @@ import xsp
 from xsp import rundir, samplehealth, table
 from xsp.exporters import chrome
 from xsp.exporters.contract import Choice
+from xsp.report.answers import Answers
+from xsp.report.charts import charts
 from xsp.samples import numbering, sampler, sources
 from xsp.samples.host import Host
 from xsp.samples.nvml import MOST_FAILURES, Nvml
@@ -399,7 +401,7 @@ def test_time_and_steps_in_which_clocks_were_held_down() -> None:
     columns = ("device", "reason", "held_down", "time_ms", "percent", "timed_steps", "first_steps")
     assert found(trace, "throttling", *columns) == [
         (0, "power cap", True, 100.0, pytest.approx(100 / 3), 1, "1"),
-        (0, "too hot (hardware)", True, 50.0, pytest.approx(50 / 3), 1, "1"),
+        (0, "too hot, hardware", True, 50.0, pytest.approx(50 / 3), 1, "1"),
         (0, "idle", False, 100.0, pytest.approx(100 / 3), 1, "0"),
         (0, "a reason that this xsp does not know", False, 50.0, pytest.approx(50 / 3), 1, "2"),
     ]
@@ -420,7 +422,7 @@ def said(trace: xsp.Trace) -> list[tuple[str, str, str]]:
 
 def test_health_names_devices_whose_clocks_were_held_down() -> None:
     hot = beside(held(0x1, 0x1, 0x20, 0x0, 0x0))
-    text = "device 0: clocks were held down (too hot (driver)) in 1 of 3 timed steps; see `throttling`"
+    text = "device 0: clocks were held down (too hot, driver) in 1 of 3 timed steps; see `throttling`"
     assert said(hot) == [("clocks", "B", text)]
     full = beside(held(0x4, 0x4))
     assert [(subject, best) for subject, best, _ in said(full)] == [("clocks", "A")], "a power cap is how devices work"
@@ -461,6 +463,17 @@ def test_samples_are_counters_of_their_process_and_device_in_a_chrome_file(tmp_p
         (70_000, "process.memory.rss", {"bytes": 4096.0}, pids["process 1"]),
         (80_000, "gpu.power of device 1", {"W": 90.5}, pids["process 1"]),
     ]
+
+
+def test_the_page_draws_what_was_sampled_and_says_what_was_not() -> None:
+    rows = [sample(t, "gpu.power", 100.0 + t, device=t % 2) for t in range(4)]
+    drawn = {each["title"]: each for each in charts(Answers(beside(rows))) if each["section"] == "machine"}
+    power = drawn["Power of devices"]
+    assert (power["kind"], power["unit"]) == ("readings", "W")
+    assert power["data"]["value"] == [100.0, 102.0, 101.0, 103.0]
+    assert power["data"]["device"] == [0, 0, 1, 1]
+    assert drawn["Memory of the process"]["missing"] == "Memory of the process: value was not measured"
+    assert "reasons for lower clocks were not sampled" in drawn["Why clocks were not at their highest"]["missing"]
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------

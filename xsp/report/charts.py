@@ -42,7 +42,7 @@ class Chart:
     """Columns that together name a row, each with its word: `rank 0, device 1`."""
 
     where: Mapping[str, Any] = field(default_factory=dict)
-    """Column → value of the rows that are drawn; `...` for any that is not null."""
+    """Column → value of the rows that are drawn, or a set of values; `...` for any that is not null."""
 
     most: int = MOST_POINTS
     """Rows that are drawn; of more, the first, and the chart says so."""
@@ -70,6 +70,17 @@ _TENSOR = {
 _MEMORY = {"peak_mib": "at its peak", "end_mib": "at the end", "allocated_mib": "allocated by the layer itself"}
 _LEFT = {"peak_mib": "at its peak", "end_mib": "at the end", "left_mib": "left behind"}
 _ROOFLINE = {"value": "gflop_per_s", "intensity": "flop_per_byte", "bound": "memory_bound"}
+_READINGS = {
+    "at": "at_s", "value": "value", "highest": "highest", "step": "step", "name": "name", "device": "device",
+    "rank": "rank",
+}  # fmt: skip
+
+
+def _read(title: str, unit: str, *figures: str) -> Chart:
+    """Return a chart of figures that were sampled, over the time of the run."""
+    where = {"name": frozenset(figures)}
+    return Chart("samples-timeline", "machine", "readings", title, unit, _READINGS, where=where)
+
 
 CHARTS: tuple[Chart, ...] = (
     Chart("device-activity", "time", "lying", "What each device did", "ms", {}, _ACTIVITY, names=("rank", "device")),
@@ -148,6 +159,18 @@ CHARTS: tuple[Chart, ...] = (
         "collective-skew", "ranks", "shares", "Collectives with the longest skew", "µs", {"value": "skew_us"},
         names=("collective", "id", "last_rank"), most=12,
     ),
+    _read("Power of devices", "W", "gpu.power", "gpu.power.mean", "gpu.power.limit"),
+    _read("Clocks of devices", "MHz", "gpu.clock.sm", "gpu.clock.memory", "gpu.clock.sm.highest"),
+    _read("Memory of devices", "MiB", "gpu.memory.used", "gpu.memory.process", "gpu.memory.total"),
+    _read("Use of devices", "%", "gpu.use"),
+    _read("Temperature of devices", "°C", "gpu.temperature"),
+    Chart(
+        "throttling", "machine", "shares", "Why clocks were not at their highest", "ms", {"value": "time_ms"},
+        names=("rank", "device", "reason"),
+    ),
+    _read("Memory of the process", "MiB", "process.memory.rss"),
+    _read("Use of the processor", "cores", "process.cpu.use", "host.cpu.use"),
+    _read("Clocks of the processor", "MHz", "host.cpu.clock", "host.cpu.clock.highest"),
 )  # fmt: skip
 """All charts, in the order of the page."""
 
@@ -181,6 +204,8 @@ def drawn(chart: Chart, answer: Answer) -> dict[str, Any]:
 
 
 def _is(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, frozenset):
+        return value in wanted
     return value is not None if wanted is ... else bool(value == wanted)
 
 

@@ -29,8 +29,8 @@ REASONS: tuple[Reason, ...] = (
     Reason(0x004, "power cap", held=True),
     Reason(0x008, "hardware slowdown", held=True, harm=True),
     Reason(0x010, "sync boost group", held=True),
-    Reason(0x020, "too hot (driver)", held=True, harm=True),
-    Reason(0x040, "too hot (hardware)", held=True, harm=True),
+    Reason(0x020, "too hot, driver", held=True, harm=True),
+    Reason(0x040, "too hot, hardware", held=True, harm=True),
     Reason(0x080, "power brake", held=True, harm=True),
     Reason(0x100, "display clocks", held=False),
 )

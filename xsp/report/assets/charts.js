@@ -198,6 +198,22 @@ function lines(chart) {
   }));
 }
 
+// --- what was sampled over the time of the run ----------------------------------------------------------------------------
+
+function readings(chart) {
+  const { at, value, highest, step, device, rank } = chart.data;
+  const told = [["device", device], ["rank", rank]].filter(([, column]) => new Set(column).size > 1);
+  const name = chart.data.name.map((each, place) => each + told.map(([word, column]) => `, ${word} ${column[place]}`).join("")), names = [...new Set(name)];
+  const about = (items) => tip([`<b>${number(items[0].value[0])} s</b>`, ...items.map(({ seriesName, value: [, mean, place] }) =>
+    `${plain(seriesName)} ${number(mean)} ${chart.unit}${highest[place] > mean ? `, at most ${number(highest[place])}` : ""}${step[place] === null ? "" : `, step ${step[place]}`}`)]);
+  plot(card(chart, `${chart.unit} over the time of the run`), () => ({
+    grid: { left: 62, right: 24, top: 34, bottom: 44 }, legend: LEGEND,
+    xAxis: { type: "value", name: "s", nameLocation: "middle", nameGap: 22, max: "dataMax" }, yAxis: { type: "value", axisLabel: { formatter: compact } },
+    tooltip: { trigger: "axis", confine: true, formatter: about },
+    series: names.map((title) => ({ type: "line", name: title, showSymbol: false, data: name.flatMap((each, place) => (each === title ? [[at[place], value[place], place]] : [])) })),
+  }));
+}
+
 // --- rooflines: operations per second over operations per byte, both logarithmic ----------------------------------------
 
 // From the left end up the slope of the memory to a peak, then along it.
@@ -241,7 +257,7 @@ function roofline(chart) {
 function least10(values) { return Math.pow(10, Math.floor(Math.log10(Math.min(1e9, ...values)))); }
 function most10(values) { return Math.pow(10, Math.ceil(Math.log10(Math.max(1e-9, ...values)))); }
 
-const DRAWINGS = { layers, shares, stack, lying, strip, lines, roofline };
+const DRAWINGS = { layers, shares, stack, lying, strip, lines, readings, roofline };
 
 // Why charts are not there: a few lines as they stand, many behind a heading.
 function tellMissing(section, charts) {
@@ -260,7 +276,7 @@ function drawCharts() {
     else told.set(`${chart.section} ${chart.missing}`, chart);
   }
   for (const section of new Set([...told.values()].map((chart) => chart.section))) tellMissing(section, [...told.values()].filter((chart) => chart.section === section));
-  for (const section of ["time", "rooflines", "memory", "ranks"]) {
+  for (const section of ["time", "rooflines", "memory", "ranks", "machine"]) {
     if (byId(section).children.length === 2 && !document.querySelector(`#${section} .card`)) byId(section).remove();
   }
 }
