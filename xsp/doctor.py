@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xsp import ceilings, device, plugins, rundir
 from xsp.errors import PluginError, UsageError
+from xsp.samples import sources
 
 _HINTS = {"torch": "pip install 'xsp[torch]'"}
 
 
 class Finding(NamedTuple):
-    """One collector."""
+    """One collector, or one source of samples."""
 
     name: str
     levels: str
@@ -46,6 +48,13 @@ def collectors() -> Iterator[Finding]:
             missing = error.__cause__.name if isinstance(error.__cause__, ImportError) else None
             hint = _HINTS.get((missing or "").partition(".")[0])
             yield Finding(name, "", f"{error.__cause__}; {hint}" if hint else str(error))
+
+
+def samples() -> Iterator[Finding]:
+    """Yield every source of samples, with the reason why it cannot be read here, if so."""
+    for source in sources.of(os.getpid()):
+        yield Finding(source.name, "samples", source.open())
+        source.close()
 
 
 def other_plugins() -> Iterator[str]:
