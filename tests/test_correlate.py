@@ -282,6 +282,19 @@ def test_allocations_are_folded_into_all_spans_around_them_on_their_thread() -> 
     }  # fmt: skip
 
 
+def test_where_a_device_is_used_its_memory_counts_and_the_hosts_does_not() -> None:
+    rows = by_name("""
+        step s           0-100
+        module on_both   10-40
+        alloc alloc      20-20 alloc_bytes=1000 device=0
+        alloc alloc      21-21 alloc_bytes=77
+        alloc alloc      22-22 alloc_bytes=500 device=1
+        module on_host   50-80
+        alloc alloc      60-60 alloc_bytes=33
+    """)
+    assert {name: row.alloc_bytes for name, row in rows.items()} == {"s": 1500, "on_both": 1500, "on_host": 0}
+
+
 def test_only_the_innermost_statement_of_operations_is_kept() -> None:
     rows = by_name("""
         step s              0-100

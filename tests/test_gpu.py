@@ -31,13 +31,15 @@ class Fake:
     correlation: int = 0
     on: Any = HOST
     resource: int = 1
+    bytes: int = 0
 
     def __getattr__(self, name: str) -> Any:
         values = {
             "name": self.label, "activity_type": self.what, "start_ns": self.start * 1000, "device_type": self.on,
             "duration_ns": (self.end - self.start) * 1000, "correlation_id": self.correlation, "device_index": 0,
             "device_resource_id": self.resource, "start_thread_id": 1, "fwd_thread_id": 0, "sequence_nr": -1,
-            "scope": 0, "shapes": [], "dtypes": [], "nbytes": 0, "is_hidden_event": False, "concrete_inputs": [],
+            "scope": 0, "shapes": [], "dtypes": [], "nbytes": self.bytes, "is_hidden_event": False,
+            "concrete_inputs": [],
         }  # fmt: skip
         return lambda: values[name]
 
@@ -70,6 +72,22 @@ def test_a_kernel_takes_the_parent_of_its_launch_and_device_work_without_one_is_
     assert (rows["relu_kernel"].device, rows["relu_kernel"].stream) == (0, 3)
 
 
+MEMORY = [
+    Fake("cpu_instant_event", "[memory]", 22, 22, on=DEVICE, bytes=4096),
+    Fake("cpu_instant_event", "[memory]", 23, 23, bytes=64),
+    Fake("cpu_instant_event", "[memory]", 24, 24, on=DEVICE, bytes=-4096),
+]
+
+
+def test_memory_of_a_layer_is_the_devices_where_it_uses_one():
+    step = spans("step net 0-100\nmodule relu 10-50 depth=0")
+    seen = [span._replace(process=1) for span in _spans_of([*EVENTS, *MEMORY], "torchops")]
+    known = {row.name: row.alloc_bytes for row in correlate([*step, *seen])}
+    assert (known["relu"], known["aten::relu"]) == (4096, 4096)
+    host = [span for span in seen if span.kind != "alloc" or span.device is None]
+    assert {row.name: row.alloc_bytes for row in correlate([*step, *host])}["relu"] == 64
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_kernels_of_a_real_device_belong_to_their_layers(tmp_path):
@@ -83,3 +101,18 @@ def test_kernels_of_a_real_device_belong_to_their_layers(tmp_path):
     kernels = xsp.analyses.A8(trace).fetchall()
     assert {row[4] for row in kernels} == {"device"}
     assert {row[2] for row in kernels} == {"0", "1"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_memory_of_a_layer_on_a_real_device_is_what_it_allocates_there(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(256, 1024)).cuda().eval()
+    rows = torch.randn(512, 256, device="cuda")
+    with xsp.profile("gpu", out=tmp_path / "run") as prof, torch.inference_mode():
+        for _ in range(prof.schedule.steps_for(3)):
+            with prof.step():
+                model(rows)
+    trace = xsp.load(tmp_path / "run")
+    output_bytes = 512 * 1024 * 4
+    [(taken,)] = trace.sql("SELECT alloc_bytes FROM merged WHERE kind = 'module' AND name = '0'").fetchall()
+    assert output_bytes <= taken < 16 * output_bytes

@@ -278,7 +278,12 @@ def _attach_to_step(nodes: Sequence[_Node]) -> None:
 
 
 def _fold_allocations(allocations: Sequence[_Node], by_thread: dict[tuple[int | None, int], list[_Node]]) -> None:
-    """Add each allocation to all spans that were open on its thread when it happened."""
+    """Add each allocation to all spans that were open on its thread when it happened.
+
+    In a step that allocates on devices those on the host do not count: a sum of both would be of no memory at all.
+    """
+    used = any(node.span.device is not None for node in allocations)
+    allocations = [node for node in allocations if (node.span.device is not None) == used]
     for name, thread in by_thread.items():
         here = [n for n in allocations if (n.span.process, n.span.thread) == name]
         if not here:

@@ -149,7 +149,8 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "alloc_bytes",
         "BIGINT",
-        "bytes that were newly allocated between start and end, on its thread",
+        "bytes that were newly allocated between start and end, on its thread; the devices' alone in a step that "
+        "allocates on any, else the host's",
         "xsp.alloc_bytes",
     ),
     Column("flops", "BIGINT", "floating-point operations that the span itself does, a multiply-add is 2", "xsp.flops"),

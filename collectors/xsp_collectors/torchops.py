@@ -237,6 +237,7 @@ def _allocation(event: Any, threads: dict[int, int]) -> Span | None:
         name="alloc",
         start_ns=event.start_ns(),
         thread=event.device_resource_id() or threads.get(event.start_thread_id()),
+        device=None if _on_host(event) else event.device_index(),
         alloc_bytes=event.nbytes(),
     )
 
