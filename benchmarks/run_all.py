@@ -15,6 +15,7 @@ SCRIPTS = (
     "layer_overhead",
     "op_overhead",
     "true_time",
+    "sampling_cost",
     "otlp_encode",
     "otlp_loss",
     "otlp_million",

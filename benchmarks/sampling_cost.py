@@ -1,0 +1,124 @@
+"""What sampling of power, clocks, memory and use adds to a program: with it and without it, in turns.
+
+Conditions: `without`, the process that stores spans is there and waits; `with`, it reads its sources every 50 ms too. A
+measured stretch repeats the bare step until it is ten readings long, so that each stretch holds what readings cost;
+no collector is on. Portions are written every 5 s, in some
+milliseconds, and fall into few stretches. `readings` is the share of one core that the storing process spends on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import turns
+import workloads
+from turns import Condition, Group
+
+from xsp import device, measure, models, rundir
+from xsp.samples.sampler import INTERVAL_NS
+from xsp.writer import Writer
+
+GOAL = 1.01
+READINGS = 10
+"""In a measured stretch, at least."""
+
+OPENING_S = 0.5
+"""Until the sources are open; a program that starts meanwhile pays for that once."""
+
+QUICK = ("torchvision:squeezenet1_1",)
+COLUMNS = (
+    "model", "steps in a stretch", "rounds", "stretch ms", "adds %", "reading ms", "readings, % of a core", "≤ 1 %",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def storing(folder: Path, sampling: bool, said: list[dict[str, Any]]) -> Iterator[None]:
+    """Have a storing process for a while; keep what it says of its samples."""
+    run = rundir.create(folder / "run", overwrite=True)
+    rundir.write_run(run, {})
+    writer = Writer(run)
+    try:
+        if sampling and not writer.sample(0, device.identities()):
+            raise SystemExit(f"nothing is sampled: {writer.failed}")
+        time.sleep(OPENING_S)
+        yield
+        writer.finish({})
+        said += [each for each in [rundir.read_run(run).get("samples")] if each is not None]
+    finally:
+        writer.close()
+
+
+def on_device(workload: models.Workload, name: str) -> models.Workload:
+    """Return the workload with a wait for its device at the end of each step."""
+    if not name.startswith("cuda"):
+        return workload
+    import torch
+
+    def step() -> None:
+        workload.step()
+        torch.cuda.synchronize()
+
+    return models.Workload(workload.name, step, workload.batch_size)
+
+
+def rounds_of(
+    workload: models.Workload, taker: turns.Turns, rounds: int
+) -> tuple[list[turns.Round], int, list[dict[str, Any]]]:
+    """Return the measured rounds, the steps in a stretch, and what the storing processes said of their samples."""
+    steps = max(1, math.ceil(READINGS * INTERVAL_NS / 1e9 / turns.time_of(workload.step)))
+    said: list[dict[str, Any]] = []
+
+    def stretch() -> None:
+        for _ in range(steps):
+            workload.step()
+
+    with tempfile.TemporaryDirectory(prefix="xsp-") as place:
+        folder = Path(place)
+        groups = [
+            Group([Condition("without", stretch)], lambda: storing(folder, False, said)),
+            Group([Condition("with", stretch)], lambda: storing(folder, True, said)),
+        ]
+        return taker.take(groups, rounds, workload.step), steps, said
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    made = workloads.add_options(turns.parser(__doc__, rounds=20))
+    made.add_argument("--device", help="cpu, cuda, … (default: cuda if there is one)")
+    options = turns.parse(made, arguments)
+    options.device = options.device or measure.default_device()
+    names = options.models or (QUICK if options.quick else workloads.TEN[:4])
+    report = turns.Report("sampling_cost", "What sampling every 50 ms adds to a program, % [95 %]", COLUMNS)
+    verdicts, taker = [], turns.turns_of(options)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    import torch
+
+    torch.set_num_threads(options.threads)
+    for text in names:
+        spec, settings = workloads.parse(text, options.seed)
+        turns.say(f"  {text}")
+        workload = on_device(models.load(spec, replace(settings, device=options.device)), options.device)
+        workload.step()
+        rounds, steps, said = rounds_of(workload, taker, options.rounds)
+        added = turns.ratio(rounds, "with", "without")
+        reading = turns.median([each["reading_ms"] for each in said if each["reading_ms"] is not None])
+        share = reading / (INTERVAL_NS / 1e6)
+        verdicts.append(turns.verdict(added, GOAL))
+        stretch = turns.median([one["without"] for one in rounds]) / 1e6
+        row = [workloads.name_of(spec, settings), str(steps), str(len(rounds)), f"{stretch:.0f}"]
+        row += [added.shown(2, 100, -1), f"{reading:.2f}", f"{100 * share:.2f}", verdicts[-1]]
+        report.add(row, added=added, reading_ms=reading, rounds=rounds, sources=said[-1]["sources"])
+    report.notes += [workloads.summary_line(verdicts, "sampling adds at most 1 %"), taker.note()]
+    report.finish(options)
+
+
+if __name__ == "__main__":
+    main()
