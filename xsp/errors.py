@@ -9,6 +9,7 @@ XspError
 │   ├── OutputError       it cannot be written: it exists, or the disk refuses
 │   └── TraceError        it cannot be read: empty, truncated, foreign, of a newer version
 ├── DeliveryError         spans that a receiver does not take
+├── CounterError          hardware counters that cannot be had, with the reason
 ├── AnalysisError         an analysis that this trace cannot carry, with the reason
 └── PluginError           a collector, importer or exporter that is missing or broken
 ```
@@ -49,6 +50,10 @@ class TraceError(RunError):
 
 class DeliveryError(XspError):
     """Spans that a receiver does not take; they are still in the run directory."""
+
+
+class CounterError(XspError):
+    """Hardware counters that cannot be had; the message is the reason, and names no path."""
 
 
 class AnalysisError(XspError):

@@ -146,3 +146,17 @@ class Schedule:
     def steps_for(self, repeats: int) -> int:
         """Return how many steps it takes until every rung was measured `repeats` times."""
         return self.warmup + (1 + self.settle) * (int(self._describes) + repeats * len(self.rungs))
+
+
+class DescribeOnce(Schedule):
+    """Warm-up and the step that describes, then bare steps: of a program that runs for its counters alone."""
+
+    _done = False
+
+    def next(self) -> Turn:
+        """Return the turn of the next step."""
+        if self._done:
+            return SETTLE
+        turn = super().next()
+        self._done = turn.describe
+        return turn

@@ -1,0 +1,159 @@
+"""Nsight Compute's command line: find it, run a program under it, make a table of its report, read why it failed.
+
+`ncu` replays each kernel between `cudaProfilerStart` and `cudaProfilerStop` as often as the wanted metrics need, with
+the device's memory as it was before. It empties the caches before each replay, so that what is counted does not hang on
+what ran before (`--cache-control all`), and leaves the clocks alone (`--clock-control none`): its times are not used.
+Options are those of versions 2021.1 and later.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from xsp.counters import metrics
+from xsp.errors import CounterError
+
+PROGRAM = "ncu"
+_FOLDERS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute")
+_LIMIT_S = 120
+"""For what takes seconds; a program under ncu takes as long as it takes."""
+
+_ATTEMPTS = 3
+"""A metric that ncu does not know ends it before the program starts; it is left out then."""
+
+_UNKNOWN_METRIC = re.compile(r"Failed to find metric (?:regex:\^)?(\w+?__\w+)")
+
+FAILURES: tuple[tuple[str, str], ...] = (
+    (
+        "ERR_NVGPUCTRPERM",
+        "this user may not read the device's performance counters (ERR_NVGPUCTRPERM): run as root, give the container "
+        "the capability SYS_ADMIN, or load the driver with NVreg_RestrictProfilingToAdminUsers=0 "
+        "(https://developer.nvidia.com/ERR_NVGPUCTRPERM)",
+    ),
+    ("driver resource was unavailable", "another program holds the device's counters, DCGM for instance: stop it"),
+    (
+        "InterprocessLockFailed",
+        "the lock of another user's ncu is in the way: set TMPDIR to a directory of your own",
+    ),
+    ("driver is not compatible", "the driver is too old or too new for this ncu: install one that fits"),
+    ("unsupported chip", "this ncu does not know the device: it is too old or too new"),
+    ("LibraryNotLoaded", "ncu could not load its libraries into the program"),
+)
+"""What stands in ncu's output, and what it means."""
+
+NO_KERNELS = "No kernels were profiled"
+
+
+def find() -> str:
+    """Return the path of ncu: on the PATH, else where CUDA's packages put it.
+
+    Raises:
+        CounterError: there is none.
+    """
+    found = shutil.which(PROGRAM)
+    if found is None:
+        places = [place for folder in _FOLDERS for place in sorted(Path(folder).glob(f"**/{PROGRAM}"), reverse=True)]
+        found = next((str(place) for place in places if os.access(place, os.X_OK) and place.is_file()), None)
+    if found is None:
+        raise CounterError(
+            f"{PROGRAM} is not installed: install NVIDIA Nsight Compute (package nsight-compute, or with the CUDA "
+            "toolkit) and put it on the PATH"
+        )
+    return found
+
+
+def collect(command: Sequence[str], folder: Path) -> Path:
+    """Run a program under ncu, and return the table of its report.
+
+    Args:
+        command: the program, which marks the kernels that count by `cudaProfilerStart` and `cudaProfilerStop`.
+        folder: to write into; the report names the host, so the folder is not kept.
+
+    Returns:
+        The path of a CSV file that `xsp.counters.reading` reads.
+
+    Raises:
+        CounterError: there are no counters, with the reason.
+    """
+    program = find()
+    wanted = available(program)
+    report, log = folder / "report.ncu-rep", folder / "ncu.log"
+    for _ in range(_ATTEMPTS):
+        code = subprocess.run([*_collecting(program, wanted, report, log), *command], check=False).returncode
+        said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        unknown = set(_UNKNOWN_METRIC.findall(said))
+        if report.is_file() or not unknown:
+            break
+        wanted = [name for name in wanted if name.partition(".")[0] not in unknown]
+    if not report.is_file() or NO_KERNELS in said:
+        raise CounterError(reason(said, code))
+    return _as_table(program, report, folder / "report.csv")
+
+
+def available(program: str) -> list[str]:
+    """Return the wanted metrics that the devices here have; all, if ncu does not say."""
+    try:
+        asked = subprocess.run(
+            [program, "--query-metrics"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return metrics.wanted()
+    known = set(re.findall(r"^\W*(\w+?__\w+)", asked.stdout, re.MULTILINE))
+    return [name for name in metrics.wanted() if name.partition(".")[0] in known] or metrics.wanted()
+
+
+def reason(said: str, code: int) -> str:
+    """Return in a sentence why there are no counters.
+
+    Args:
+        said: all that ncu printed.
+        code: its exit status.
+    """
+    for mark, meaning in FAILURES:
+        if mark.lower() in said.lower():
+            return meaning
+    errors = re.findall(r"==ERROR== (.+)", said)
+    if errors:
+        return f"ncu failed: {_without_paths(errors[0])}"
+    if NO_KERNELS in said:
+        return "ncu saw no kernel in the step; devices before compute capability 7.0 are not supported by it"
+    return f"ncu wrote no report (exit status {code})"
+
+
+def _collecting(program: str, wanted: Sequence[str], report: Path, log: Path) -> list[str]:
+    return [
+        program,
+        *("--export", str(report), "--force-overwrite", "--log-file", str(log)),
+        *("--metrics", ",".join(wanted), "--nvtx", "--profile-from-start", "off"),
+        *("--target-processes", "application-only", "--replay-mode", "kernel"),
+        *("--cache-control", "all", "--clock-control", "none"),
+    ]
+
+
+def _as_table(program: str, report: Path, path: Path) -> Path:
+    """Write a report's page `raw` as CSV; an ncu without the option for units chooses them itself."""
+    command = [program, "--import", str(report), "--csv", "--page", "raw"]
+    for units in (["--print-units", "base"], []):
+        with open(path, "wb") as table:
+            made = subprocess.run(
+                [*command, *units], stdout=table, stderr=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"}, check=False
+            )
+        if made.returncode == 0:
+            return path
+    said = made.stderr.decode(errors="replace") + path.read_text(encoding="utf-8", errors="replace")
+    raise CounterError(reason(said, made.returncode))
+
+
+def _without_paths(text: str) -> str:
+    """Return a sentence of ncu's without paths, which may name a person."""
+    return re.sub(r"(?<![\w:])/\S+", "…", text.strip())
