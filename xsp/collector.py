@@ -13,7 +13,7 @@ The order of calls, which `xsp.testing.check_collector` holds every collector to
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, NamedTuple
 
 from xsp.errors import UsageError
@@ -96,6 +96,17 @@ class Collector:
     def available(self) -> str | None:
         """Return None if it can work in this process, else the reason and what to install or do."""
         return None
+
+    def environment(self) -> Mapping[str, str]:
+        """Return variables that libraries read once, at their first use, and that are not set.
+
+        `xsp run` and `xsp profile` set them before the program begins.
+        """
+        return {}
+
+    def details(self) -> Mapping[str, object]:
+        """Return what else is to be known of it on this machine: versions, errors; no paths, no names of people."""
+        return {}
 
     def trial(self) -> str | None:
         """Return None if it can be the source of device work in this process, else the reason and what to do.

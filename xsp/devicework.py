@@ -6,6 +6,7 @@ the collectors that could record them one does, and the others leave them alone.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 from xsp.collector import Collector, Kernels
@@ -63,9 +64,16 @@ class DeviceWork:
         return f"device work comes from {self.source.device_work}, not from cupti: {reason}" if reason else None
 
     def content(self) -> dict[str, object]:
-        """Return what `run.json` says of it: what was wanted, what it is, and why others are not."""
+        """Return what `run.json` says of it: what was wanted, what it is, its details, and why others are not."""
         kind = self.source.device_work if self.source is not None else None
-        return {"wanted": str(self.wanted), "source": str(kind) if kind else None, "reasons": self.reasons}
+        content: dict[str, object] = {
+            "wanted": str(self.wanted),
+            "source": str(kind) if kind else None,
+            "reasons": self.reasons,
+        }
+        with contextlib.suppress(Exception):  # a third party's, which must not cost the run its run.json
+            content |= {"details": dict(self.source.details())} if self.source is not None else {}
+        return content
 
     def _try(self, candidates: Sequence[Collector]) -> None:
         """Make the first that passes its trial the source, and remember those after it."""

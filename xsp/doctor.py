@@ -50,6 +50,36 @@ def collectors() -> Iterator[Finding]:
             yield Finding(name, "", f"{error.__cause__}; {hint}" if hint else str(error))
 
 
+def device_work() -> Iterator[tuple[str, str]]:
+    """Yield what is to be known of each source of device work, and how its trial with one kernel went.
+
+    A device is used for it, if there is one: ask in a process that does nothing else.
+    """
+    for name in plugins.names("xsp.collectors"):
+        try:
+            collector = plugins.load("xsp.collectors", name)()
+        except PluginError:
+            continue  # said among the collectors
+        if collector.device_work is None:
+            continue
+        told = [f"{key} {value if value is not None else 'unknown'}" for key, value in collector.details().items()]
+        if collector.available() is None and _a_device_is_in_use():
+            told.append(f"trial: {collector.trial() or 'passed'}")
+        if told:
+            yield str(collector.device_work), ", ".join(told)
+
+
+def _a_device_is_in_use() -> bool:
+    """Return whether torch has a CUDA device, which is in use from then on."""
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError:
+        return False
+    if torch.cuda.is_available():
+        torch.cuda.init()
+    return bool(torch.cuda.is_initialized())
+
+
 def samples() -> Iterator[Finding]:
     """Yield every source of samples, with the reason why it cannot be read here, if so."""
     for source in sources.of(os.getpid()):

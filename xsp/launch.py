@@ -9,6 +9,7 @@ import importlib
 import os
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +17,13 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from xsp import measure, rundir
+from xsp import measure, plugins, rundir
 from xsp.autostep import AutoStep, OneAtATime, StepRule
 from xsp.collecting import Listener
-from xsp.errors import UsageError
+from xsp.collector import Collector, Kernels
+from xsp.errors import CounterError, RunError, UsageError
 from xsp.exporters import endpoint
-from xsp.schedule import parse_levels, rung_name
+from xsp.schedule import DescribeOnce, parse_levels, rung_name
 from xsp.session import of_this_rank, profile
 from xsp.span import Level
 
@@ -43,7 +45,11 @@ class Launch:
     seed: int = 0
     overwrite: bool = False
     only: Level | None = None
+    kernels: str = Kernels.AUTO.value
     one_at_a_time: bool = False
+    counting: bool = False
+    """Mark the step that describes for Nsight Compute, which runs this process, and record nothing of the others."""
+
     samples: bool = True
     otlp: str | None = None
     otlp_policy: str = "wait"
@@ -58,8 +64,9 @@ def launch(how: Launch) -> int:
     Raises:
         UsageError: there is no such script, or no such function for --step.
         OutputError: the run directory exists or cannot be written.
+        PluginError: device work cannot come from where it was asked for.
     """
-    measure.before_the_first_use_of_libraries()
+    measure.before_the_first_use_of_libraries(how.kernels)
     os.environ.pop(endpoint.VARIABLE, None)  # the script's own children are not meant
     function = how.step if how.step not in {rule.value for rule in StepRule} else None
     code = _compile(how.script, function)
@@ -71,12 +78,16 @@ def launch(how: Launch) -> int:
         warmup=how.warmup,
         seed=how.seed,
         only=how.only,
+        kernels=how.kernels,
+        collectors=_for_counting() if how.counting else None,
         listener=functools.partial(_listener, how=how),
         hosts=True,
         samples=how.samples,
         otlp=how.otlp,
         otlp_policy=how.otlp_policy,
     )
+    if how.counting:
+        session.schedule = DescribeOnce(session.schedule.rungs, session.schedule.warmup)
     sys.argv = [str(how.script), *how.args]
     sys.path.insert(0, str(how.script.resolve().parent))
     with session:
@@ -133,6 +144,7 @@ def _of_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:
         "clock",
         "collectors",
         "absent",
+        "kernels",
         "costs",
         "machine",
     )
@@ -158,16 +170,63 @@ def resolve(how: Launch) -> tuple[int, int]:
     return (resolve_run(out, serialised) if rundir.segments(serialised) else 0), code
 
 
+def count(how: Launch) -> dict[str, Any]:
+    """Run the script once more under Nsight Compute, and join the counters of one step to its run.
+
+    Returns:
+        How much was joined, see `xsp.counters.storing.attach`.
+
+    Raises:
+        CounterError: there are none; the run is as it was, and says why.
+    """
+    from xsp.counters import ncu, storing  # the table engine, after the measured program has ended
+
+    out = of_this_rank(how.out)
+    warmup = how.warmup if how.warmup is not None else len(parse_levels(how.levels))
+    with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
+        counted = Path(folder) / "run"
+        again = replace(how, otlp=None, samples=False, warmup=warmup, kernels=Kernels.KINETO.value)  # CUPTI is ncu's
+        command = _command(again, counted, ["--counting", "--only", Level.KERNEL.name.lower()])
+        try:
+            return storing.attach(out, [ncu.collect(command, Path(folder))])
+        except (CounterError, RunError) as error:
+            reason = _uncounted(counted) or str(error).replace(f"{folder}/", "").replace(str(out), out.name)
+    storing.note_absence(out, reason)
+    raise CounterError(reason)
+
+
+def _uncounted(run: Path) -> str | None:
+    """Return why the run under Nsight Compute marked no step, if it did not."""
+    if not (run / rundir.RUN_FILE).is_file():
+        return None
+    content = rundir.read_run(run)
+    if "profilerrange" in content["absent"]:
+        return str(content["absent"]["profilerrange"])
+    if not rundir.segments(run):
+        return f"the script did no step after its warm-up of {content['warmup']} steps: lower --warmup"
+    return None
+
+
+def _for_counting() -> list[str | Collector]:
+    """Return the collectors that find the program's steps, and the one that marks the step and its layers."""
+    return ["modules", "training", "dataloading", plugins.load("xsp.counting", "profilerrange")()]
+
+
 def _again(how: Launch, out: Path, extra: list[str], environment: dict[str, str] | None = None) -> int:
     """Run this command again in a process of its own."""
+    environment = {**os.environ, **otlp_environment(how), **(environment or {})}
+    return subprocess.run(_command(how, out, extra), env=environment, check=False).returncode
+
+
+def _command(how: Launch, out: Path, extra: list[str]) -> list[str]:
+    """Return this command, for a process of its own."""
     command = [sys.executable, "-m", "xsp.cli", "run", "--quiet", "--out", str(out), "--levels", how.levels]
     command += ["--step", how.step, "--seed", str(how.seed), *extra]
     if how.warmup is not None:
         command += ["--warmup", str(how.warmup)]
     command += [] if how.samples else ["--no-samples"]
-    command += ["--otlp-policy", how.otlp_policy, str(how.script), *how.args]
-    environment = {**os.environ, **otlp_environment(how), **(environment or {})}
-    return subprocess.run(command, env=environment, check=False).returncode
+    command += ["--kernels", how.kernels]
+    return [*command, "--otlp-policy", how.otlp_policy, str(how.script), *how.args]
 
 
 def otlp_environment(how: Launch) -> dict[str, str]:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from xsp import models, rundir
-from xsp.errors import UsageError
+from xsp import models, plugins, rundir
+from xsp.collector import Kernels
+from xsp.errors import PluginError, UsageError
 from xsp.session import profile
 
 Progress = Callable[[str, int, int], None]
@@ -28,6 +29,7 @@ class Recording:
     samples: bool = True
     otlp: str | None = None
     otlp_policy: str = "wait"
+    kernels: str = Kernels.AUTO.value
 
 
 def measure(spec: str, settings: models.Settings, how: Recording, progress: Progress) -> Path:
@@ -51,8 +53,9 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
         samples=how.samples,
         otlp=how.otlp,
         otlp_policy=how.otlp_policy,
+        kernels=how.kernels,
     )
-    before_the_first_use_of_libraries()
+    before_the_first_use_of_libraries(how.kernels)
     workload = models.load(spec, settings)
     total = session.schedule.steps_for(how.repeats)
     with session:
@@ -83,10 +86,19 @@ def sweep(spec: str, settings: models.Settings, sizes: Sequence[int], how: Recor
     return out
 
 
-def before_the_first_use_of_libraries() -> None:
-    """Set what libraries read once, when they are first used; see `xsp_collectors.onednn`."""
+def before_the_first_use_of_libraries(kernels: str = Kernels.KINETO.value) -> None:
+    """Set what libraries read once, when they are first used; see `xsp_collectors.onednn` and its `cuda`.
+
+    Args:
+        kernels: where device work is to come from; CUPTI has the GPU's libraries name their calls.
+    """
     os.environ.setdefault("ONEDNN_VERBOSE_TIMESTAMP", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    if Kernels.parse(kernels) is not Kernels.KINETO:
+        try:
+            os.environ.update(plugins.load("xsp.collectors", Kernels.CUPTI.value)().environment())
+        except PluginError:
+            return  # said again, with its consequences, when the profile looks for its collectors
 
 
 def default_device() -> str:

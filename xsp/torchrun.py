@@ -47,7 +47,7 @@ def launch(how: Launch) -> int:
     if how.warmup is not None:
         command += ["--warmup", str(how.warmup)]
     command += [] if how.samples else ["--no-samples"]
-    command += ["--otlp-policy", how.otlp_policy]
+    command += ["--kernels", how.kernels, "--otlp-policy", how.otlp_policy]
     environment = {**os.environ, **otlp_environment(how)}
     environment["TRACEPARENT"] = identity.traceparent(own.trace_id, own.span_id)
     code = subprocess.run([*command, *program], env=environment, check=False).returncode

@@ -21,14 +21,15 @@ from xsp.collector import Collector, Kernels, Probe
 from xsp.flops import flops
 from xsp.span import Kind, Level, Span
 from xsp.traffic import traffic
-from xsp_collectors import collectives
+from xsp_collectors import collectives, compiledlayers, kinetouse
+from xsp_collectors.provenance import CompiledGraphs
 from xsp_collectors.torchlog import WarningsHeldBack
 
 _LAUNCHES = ("Launch", "Memcpy", "Memset")
 
 
 class TorchOps(Collector):
-    """Operators (OP) and a communication backend's part of collectives (LIBRARY).
+    """Operators (OP), the layers of those in compiled code (LAYER), a communication backend's part of collectives.
 
     As the source of device work, in kernel rungs, runtime calls (RUNTIME) and kernels and copies (KERNEL) too.
     """
@@ -43,6 +44,7 @@ class TorchOps(Collector):
         self._finished: list[_Finished] = []
         self._on_device = False
         self._counts = collectives.Counts()
+        self._graphs = CompiledGraphs()
         self._notes: set[str] = set()
         self._busy = 0
         self._log = WarningsHeldBack()
@@ -54,22 +56,24 @@ class TorchOps(Collector):
 
     def open(self) -> None:
         """Tell Kineto to be quiet: it logs two lines to stderr each time it is switched."""
-        self._log_level = os.environ.get("KINETO_LOG_LEVEL")
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        self._log_level = os.environ.get(kinetouse.LOG_LEVEL)
+        os.environ.setdefault(kinetouse.LOG_LEVEL, "99")
         # Kineto wants its first use in the thread that loaded it, and a first use takes long.
         self.start(Level.OP, describe=False)
         self.stop()
         self._finished.clear()
         self._busy = 0
+        self._graphs.open()
 
     def close(self) -> None:
-        """Restore the environment."""
+        """Restore the environment, and stop listening to torch.compile."""
+        self._graphs.close()
         if self._log_level is None:
-            os.environ.pop("KINETO_LOG_LEVEL", None)
+            os.environ.pop(kinetouse.LOG_LEVEL, None)
 
     def start(self, rung: Level, describe: bool) -> None:
         """Switch the profiler on, unless the program itself is using it."""
-        if torch._C._autograd._profiler_enabled():
+        if kinetouse.enabled():
             self._busy += 1
             return
         if describe:
@@ -86,12 +90,14 @@ class TorchOps(Collector):
             **({} if self._on_device else _HOST_ONLY),
         )
         self._profile.__enter__()
+        kinetouse.ours = True
 
     def stop(self) -> None:
         """Switch the profiler off."""
         if self._profile is not None:
             profile, self._profile = self._profile, None
             profile.__exit__(None, None, None)
+            kinetouse.ours = False
             self._log.end()
             self._counts.end()
             self._finished.append(_Finished(profile, self._counts, self._on_device))
@@ -107,12 +113,16 @@ class TorchOps(Collector):
                 found = collectives.label(kept, counts)
                 if found.note is not None:
                     self._notes.add(found.note)
-                yield from found.spans
+                placed = compiledlayers.place(found.spans, self._graphs)
+                self._notes.update(placed.notes)
+                yield from placed.spans
 
     def notes(self) -> Iterator[str]:
         """Say in how many steps torch.profiler was taken, and which collectives could not be told."""
         yield from sorted(self._notes)
+        yield from (f"a compiled graph could not be read: {text}" for text in sorted(self._graphs.unread))
         self._notes.clear()
+        self._graphs.unread.clear()
         if self._busy:
             yield (
                 f"in {self._busy} steps the program itself was using torch.profiler, of which there is one "

@@ -39,6 +39,8 @@ def run(given: argparse.Namespace) -> int:
         state = Text("ready", style="green") if finding.reason is None else Text(finding.reason, style="yellow")
         table.add_row(Text(finding.name), Text(finding.levels), state)
     console.print(table)
+    for name, value in doctor.device_work():
+        console.print(Text(f"{name:12} {value}"))
     for problem in doctor.other_plugins():
         console.print(Text(problem, style="yellow"))
     if given.measure is not None:

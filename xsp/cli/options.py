@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xsp.collector import Kernels
 from xsp.errors import UsageError
 from xsp.exporters import endpoint
 
@@ -32,6 +33,12 @@ def recording(parser: argparse.ArgumentParser, also: str = "") -> None:
     )
     parser.add_argument("--warmup", type=int, metavar="N", help="steps of which nothing is kept (default: one a level)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights and of the order of levels")
+    parser.add_argument(
+        "--kernels",
+        choices=[str(source) for source in Kernels],
+        default=str(Kernels.AUTO),
+        help="where device work comes from: cupti, kineto (torch.profiler), or the first that works (default)",
+    )
     parser.add_argument(
         "--no-samples", action="store_false", dest="samples", help="do not read power, clocks, memory and use meanwhile"
     )
@@ -143,6 +150,7 @@ def how(given: argparse.Namespace, name: str) -> Recording:
         seed=given.seed,
         overwrite=given.overwrite,
         samples=given.samples,
+        kernels=given.kernels,
         otlp=given.otlp,
         otlp_policy=given.otlp_policy,
     )

@@ -9,6 +9,7 @@ examples:
   xsp run --step train_one train.py               a function of the script
   xsp run --step mypkg.loop:Trainer.step train.py a function of a module
   xsp run --levels once-each train.py             a script that cannot take turns: once per level
+  xsp run --counters train.py                     hardware counters of each kernel, by Nsight Compute
   xsp run torchrun --nproc-per-node 2 train.py    all ranks of a distributed script, in one trace
 """
 
@@ -17,8 +18,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xsp.cli import options
+
+if TYPE_CHECKING:
+    from xsp.launch import Launch
 
 SUMMARY = "profile a script as it is"
 
@@ -34,10 +39,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="if spans ran beside others and have no certain parent, run once more with one thing at a time",
     )
+    parser.add_argument(
+        "--counters",
+        action="store_true",
+        help="run once more under Nsight Compute (ncu), and join the counters of one step's kernels",
+    )
     parser.add_argument("--once-each", action="store_true", help="run the script once per level, in fresh processes")
     parser.add_argument("-q", "--quiet", action="store_true", help="print no tables")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--one-at-a-time", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--counting", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python file, or torchrun with what it takes")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments")
 
@@ -47,6 +58,7 @@ def run(given: argparse.Namespace) -> int:
     from xsp import torchrun
     from xsp.errors import UsageError
     from xsp.launch import Launch, launch, once_each, resolve
+    from xsp.schedule import parse_levels
     from xsp.session import of_this_rank
     from xsp.span import Level
 
@@ -61,27 +73,48 @@ def run(given: argparse.Namespace) -> int:
         overwrite=given.overwrite,
         only=Level[given.only.upper()] if given.only else None,
         one_at_a_time=given.one_at_a_time,
+        counting=given.counting,
+        kernels=given.kernels,
         samples=given.samples,
         otlp=given.otlp,
         otlp_policy=given.otlp_policy,
     )
     if given.resolve and given.otlp is not None:
         raise UsageError("--resolve finds parents after the run: leave --otlp away, and `xsp export` the run then")
+    each = given.once_each or given.levels == "once-each"
+    if given.counters and given.otlp is not None:
+        raise UsageError("--counters joins them after the run: leave --otlp away, and `xsp export` the run then")
+    if given.counters and (each or Level.KERNEL not in parse_levels(how.levels)):
+        raise UsageError("--counters needs the kernels of one run: say --levels M/L/G, and leave once-each away")
     if str(given.script) == torchrun.COMMAND:
-        if given.resolve or given.once_each or given.levels == "once-each":
-            raise UsageError("--resolve and once-each do not go with torchrun: leave them away")
+        if given.resolve or given.counters or each:
+            raise UsageError("--resolve, --counters and once-each do not go with torchrun: leave them away")
         code = torchrun.launch(how)
         if not given.quiet:
             _show(how.out)
         return code
-    each = given.once_each or given.levels == "once-each"
     code = once_each(how) if each else launch(how)
     if given.resolve and code == 0:
         found, code = resolve(how)
         print(f"xsp: the serialised re-run decided {found} parents", file=sys.stderr)
+    if given.counters and code == 0:
+        _count(how)
     if not given.quiet:
         _show(of_this_rank(how.out))
     return code
+
+
+def _count(how: Launch) -> None:
+    """Have the kernels counted; without counters the run is whole all the same."""
+    from xsp.cli import counters
+    from xsp.errors import CounterError
+    from xsp.launch import count
+
+    print("xsp: once more under Nsight Compute, which replays each kernel of one step", file=sys.stderr)
+    try:
+        print(counters.shown(count(how)), file=sys.stderr)
+    except CounterError as error:
+        print(f"xsp: no counters: {error}", file=sys.stderr)
 
 
 def _name(given: argparse.Namespace) -> str:

@@ -1,9 +1,30 @@
-"""Device work through CUPTI's activity records (cupti-python)."""
+"""Device work through CUPTI's activity records (cupti-python), on the host's clock.
+
+The hot half copies records into tuples, in a callback of CUPTI's (see `activities`). Everything else happens between
+steps: records are flushed after the step's end was read, named and turned into spans when nobody's clock runs.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from xsp.collector import Collector, Kernels
-from xsp.span import Level
+from xsp.span import Level, Span
+from xsp_collectors import kinetouse
+from xsp_collectors.cuda import calls, claim, cuptitrial, devicespans, libcupti
+from xsp_collectors.cuda.activities import Activity, ApiCall, Marker, Overhead, Records, Row, Wait
+from xsp_collectors.cuda.callnames import CallNames
+from xsp_collectors.cuda.injection import Injection
+from xsp_collectors.cuda.libraries import Ranges
+from xsp_collectors.cuda.recording import DEVICE_KINDS, LIBRARY_KINDS, Recording
+from xsp_collectors.cuda.threads import ThreadNumbers
 
 
 class CuptiActivities(Collector):
@@ -15,6 +36,206 @@ class CuptiActivities(Collector):
     device_work = Kernels.CUPTI
     innermost = True
 
+    def __init__(self) -> None:
+        self._parts = libcupti.parts()
+        self._cupti: Any = None
+        self._claim: claim.Claim | None = None
+        self._recording: Recording | None = None
+        self._records = Records()
+        self._ranges = Ranges()
+        self._threads = ThreadNumbers()
+        self._names = CallNames()
+        self._injection = Injection(self._parts.library)
+        self._outcome: cuptitrial.Outcome | None = None
+        self._process = os.getpid()
+        self._is_open = False
+        self._on = False
+        self._refused = False
+        self._stopped_ns = 0
+        self._stopping_thread = 0
+        self._counts: Counter[str] = Counter()
+        self._said: set[str] = set()
+
+    # --- what it needs --------------------------------------------------------------------------------
+
     def available(self) -> str | None:
-        """Return what is missing."""
-        return "CUPTI is not read yet"
+        """Return what is missing or in the way: the binding, a driver, a tool that needs CUPTI for itself."""
+        reason = libcupti.reason_against(self._parts)
+        if reason is not None:
+            return reason
+        tool = claim.tool_around()
+        if tool is not None:
+            return f"CUPTI is held by {tool}, which runs this program: {claim.WHAT_TO_DO}"
+        if os.environ.get("TEARDOWN_CUPTI") == "1":
+            return "TEARDOWN_CUPTI=1 has torch.profiler close CUPTI down after each use: unset it"
+        try:
+            self._cupti = importlib.import_module("cupti.cupti")
+        except Exception as error:  # a binding of another CUDA may raise anything
+            return f"cupti-python cannot be imported: {type(error).__name__}: {error}"
+        return None
+
+    def environment(self) -> Mapping[str, str]:
+        """Return what has the libraries name their calls, to be set before they are first used."""
+        return self._injection.variables() if self.available() is None else {}
+
+    def trial(self) -> str | None:
+        """Record one kernel, if CUDA is in use already; else the first step that uses it brings the trial."""
+        return self._try() if _cuda_is_in_use() else None
+
+    def details(self) -> Mapping[str, object]:
+        """Return versions, how far CUPTI's clock may be off the host's, and how calls of libraries are had."""
+        found = self._parts
+        return {
+            "driver_cuda": libcupti.dotted(found.driver) if found.driver is not None else None,
+            "libcupti": libcupti.dotted(found.library_version) if found.library is not None else None,
+            "cupti_python": libcupti.dotted(found.binding) if found.binding is not None else None,
+            "clock_error_ns": self._outcome.clock_error_ns if self._outcome is not None else None,
+            "library_calls": self._injection.state(),
+        }
+
+    # --- a block --------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take CUPTI, and have the libraries name their calls if they were not used yet."""
+        self._process, self._is_open, self._refused = os.getpid(), True, False
+        self._injection.install(too_late=_cuda_is_in_use())
+        if (text := libcupti.mismatch(self._parts)) is not None:
+            self._said.add(text)
+        if self._outcome is not None or _cuda_is_in_use():
+            self._take()
+
+    def close(self) -> None:
+        """Give CUPTI back and restore the environment; in a forked child do nothing."""
+        if os.getpid() != self._process:
+            return
+        self._is_open = False
+        self._injection.remove()
+        self._said.update(self._injection.notes(self._counts["library calls"], self._counts["kernels"]))
+        if self._ranges.unfinished:
+            self._counts["NVTX ranges that had not ended with the block"] += self._ranges.unfinished
+        self._ranges = Ranges()
+        self._records.take()
+        if self._claim is not None:
+            held, self._claim, self._recording = self._claim, None, None
+            held.release()
+
+    def start(self, rung: Level, describe: bool) -> None:
+        """Record what the rung reaches: calls of libraries, from the runtime's level on device work too."""
+        if self._refused:
+            return
+        if self._recording is None:
+            self._counts["steps that began before CUDA was in use"] += 1
+            return
+        if kinetouse.used_by_program():
+            self._counts["steps in which the program itself was using torch.profiler"] += 1
+            return
+        self._recording.begin(LIBRARY_KINDS if rung < Level.RUNTIME else (*DEVICE_KINDS, *LIBRARY_KINDS))
+        self._threads.are_native = self._recording.threads_are_native
+        self._on = True
+
+    def stop(self) -> None:
+        """Wait for all devices in use, whose work may outlast the step, and have CUPTI hand over its records."""
+        if not self._on or self._recording is None or os.getpid() != self._process:
+            return
+        self._on = False
+        self._stopping_thread, self._stopped_ns = threading.get_native_id(), time.time_ns()
+        try:
+            _wait_for_devices()
+        except Exception:  # the program's own error, which the program sees at its own next call
+            self._counts["steps after which the device had failed, and device work may be missing"] += 1
+        self._recording.end()
+
+    # --- what was seen --------------------------------------------------------------------------------
+
+    def spans(self) -> Iterator[Span]:
+        """Return what was recorded; the first time that CUDA is in use, try CUPTI for the steps to come."""
+        rows = self._records.take()
+        self._count_losses()
+        if self._recording is None and self._is_open and not self._refused and _cuda_is_in_use():
+            self._take()
+        for span in [*self._host(rows), *self._device(rows)]:
+            yield span._replace(collector=self.name)
+
+    def notes(self) -> Iterator[str]:
+        """Say what could not be seen, with how often."""
+        for what, count in self._counts.items():
+            if what not in ("kernels", "library calls") and count:
+                yield f"{count} {what}"
+                self._counts[what] = 0
+        yield from sorted(self._said)
+        self._said.clear()
+
+    def _host(self, rows: list[tuple[Activity, Row]]) -> Iterator[Span]:
+        made = [(kind, row) for kind, row in rows if isinstance(row, ApiCall) and not self._is_own(row)]
+        waits = [row for _, row in rows if isinstance(row, Wait) and row.start < self._stopped_ns]
+        yield from calls.calls(made, waits, self._names.of, self._threads)
+        yield from (calls.overhead(row, self._threads) for _, row in rows if isinstance(row, Overhead))
+        ranges = self._ranges.close([row for _, row in rows if isinstance(row, Marker)], self._threads)
+        self._counts["library calls"] += sum(span.level == Level.LIBRARY for span in ranges)
+        yield from ranges
+
+    def _device(self, rows: list[tuple[Activity, Row]]) -> Iterator[Span]:
+        for _, row in rows:
+            make = devicespans.MAKERS.get(type(row))
+            if make is None:
+                continue
+            if devicespans.is_finished(row):  # type: ignore[arg-type]
+                self._counts["kernels"] += 1
+                yield make(row)
+            else:
+                self._counts["kernels or copies that had not ended when the step's records were flushed"] += 1
+
+    def _is_own(self, call: ApiCall) -> bool:
+        """Return whether it is xsp's own: made by the thread that ended the step, after its end."""
+        return call.start >= self._stopped_ns and self._threads(call.thread_id) == self._stopping_thread
+
+    def _count_losses(self) -> None:
+        counts, records = self._counts, self._records
+        counts["records that could not be read"] += records.unread
+        counts["records of another client of CUPTI's"] += records.other
+        records.unread = records.other = 0
+        counts["ends of NVTX ranges that began before the step"] += self._ranges.without_beginning
+        self._ranges.without_beginning = 0
+        counts["records on a thread that could not be told"] += self._threads.unknown
+        self._threads.unknown = 0
+        if self._recording is not None:
+            counts["records that CUPTI dropped for want of a buffer"] += self._recording.dropped()
+            if self._recording.refused:
+                self._said.add(f"CUPTI does not record {', '.join(self._recording.refused)} here")
+
+    # --- CUPTI ----------------------------------------------------------------------------------------
+
+    def _try(self) -> str | None:
+        if self._cupti is None and (reason := self.available()) is not None:
+            return reason
+        self._outcome = cuptitrial.run(self._cupti)
+        return self._outcome.reason
+
+    def _take(self) -> None:
+        """Take CUPTI after its trial, or give the role up."""
+        reason = self._try() if self._outcome is None else self._outcome.reason
+        if reason is None:
+            held = claim.Claim(self._cupti)
+            reason = held.take()
+            if reason is None:
+                self._claim, self._recording = held, Recording(self._cupti, self._records)
+                self._names = CallNames(self._cupti)
+                return
+        self.gave_up, self._refused = reason, True
+
+
+def _cuda_is_in_use() -> bool:
+    """Return whether this process has a CUDA context; asking makes none."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
+
+
+def _wait_for_devices() -> None:
+    """Wait for the devices on which this process has a context; waiting for another one would make one."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", lambda device: device == torch.cuda.current_device())
+    for device in range(torch.cuda.device_count()):
+        if has_context(device):
+            torch.cuda.synchronize(device)

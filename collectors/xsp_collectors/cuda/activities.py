@@ -1,0 +1,211 @@
+"""CUPTI's activity records as plain tuples: what the callback does, and nothing more.
+
+A record lives only as long as the buffer that it lies in, and its class differs by version of cupti-python. So the
+callback copies values by the names of the fields, which are the same in all versions, and keeps no record. A field
+that a version does not have is None.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+BUFFER_BYTES = 8 << 20
+
+
+class Activity(enum.IntEnum):
+    """The kinds of records that are asked for, by CUPTI's numbers."""
+
+    MEMCPY = 1
+    MEMSET = 2
+    DRIVER = 4
+    RUNTIME = 5
+    CONCURRENT_KERNEL = 10
+    MARKER = 12
+    OVERHEAD = 17
+    MEMCPY2 = 22
+    SYNCHRONIZATION = 38
+
+
+class Kernel(NamedTuple):
+    """A kernel; times of CUPTI's clock in nanoseconds, 0 where it had not begun or ended at the flush."""
+
+    start: int
+    end: int
+    device_id: int
+    stream_id: int
+    context_id: int
+    correlation_id: int
+    name: str
+    grid_x: int
+    grid_y: int
+    grid_z: int
+    block_x: int
+    block_y: int
+    block_z: int
+    registers_per_thread: int | None
+    static_shared_memory: int | None
+    dynamic_shared_memory: int | None
+    graph_node_id: int | None
+
+
+class Copy(NamedTuple):
+    """A copy on a device, or between two."""
+
+    start: int
+    end: int
+    device_id: int
+    stream_id: int
+    context_id: int
+    correlation_id: int
+    bytes: int
+    copy_kind: int
+    graph_node_id: int | None
+
+
+class Memset(NamedTuple):
+    """Memory of a device set to a value."""
+
+    start: int
+    end: int
+    device_id: int
+    stream_id: int
+    context_id: int
+    correlation_id: int
+    bytes: int
+    graph_node_id: int | None
+
+
+class ApiCall(NamedTuple):
+    """A call of CUDA's runtime or driver."""
+
+    start: int
+    end: int
+    cbid: int
+    process_id: int
+    thread_id: int
+    correlation_id: int
+    return_value: int
+
+
+class Wait(NamedTuple):
+    """What a call waited for."""
+
+    start: int
+    end: int
+    correlation_id: int
+    type: int
+    context_id: int
+    stream_id: int
+
+
+class Overhead(NamedTuple):
+    """CUPTI's or the driver's own work."""
+
+    start: int
+    end: int
+    overhead_kind: int
+    object_kind: int | None
+    object_id_pt_thread_id: int | None
+
+
+class Marker(NamedTuple):
+    """The beginning or the end of an NVTX range."""
+
+    timestamp: int
+    flags_: int
+    id: int
+    name: str | None
+    domain: str | None
+    object_kind: int | None
+    object_id_pt_thread_id: int | None
+
+
+Row = Kernel | Copy | Memset | ApiCall | Wait | Overhead | Marker
+
+_SHAPES: dict[int, Any] = {
+    Activity.CONCURRENT_KERNEL: Kernel,
+    Activity.MEMCPY: Copy,
+    Activity.MEMCPY2: Copy,
+    Activity.MEMSET: Memset,
+    Activity.RUNTIME: ApiCall,
+    Activity.DRIVER: ApiCall,
+    Activity.SYNCHRONIZATION: Wait,
+    Activity.OVERHEAD: Overhead,
+    Activity.MARKER: Marker,
+}
+
+Reader = Callable[[Any], tuple[Any, ...]]
+
+
+class Records:
+    """What CUPTI handed over and nobody has taken yet."""
+
+    def __init__(self) -> None:
+        self._batches: deque[list[tuple[int, tuple[Any, ...]]]] = deque()
+        self._readers: dict[tuple[type, int], Reader | None] = {}
+        self.unread = 0
+        """Records that could not be copied; an exception must not go back into CUPTI."""
+
+        self.other = 0
+        """Records of kinds that nobody asked for: another client's."""
+
+    def request(self) -> tuple[int, int]:
+        """Return the bytes of a new buffer, and 0 for as many records as fit. Called by CUPTI."""
+        return BUFFER_BYTES, 0
+
+    def complete(self, records: Sequence[Any]) -> None:
+        """Copy the records of a buffer. Called by CUPTI, on a thread of its own."""
+        batch: list[tuple[int, tuple[Any, ...]]] = []
+        readers, keep = self._readers, batch.append
+        for record in records:
+            try:
+                kind = int(record.kind)
+                which = type(record), kind
+                read = readers[which] if which in readers else self._learn(record, kind)
+                if read is not None:
+                    keep((kind, read(record)))
+                else:
+                    self.other += 1
+            except Exception:
+                self.unread += 1
+        self._batches.append(batch)
+
+    def take(self) -> list[tuple[Activity, Row]]:
+        """Return what was handed over since the last call, and forget it."""
+        taken: list[tuple[Activity, Row]] = []
+        while self._batches:
+            taken += [(Activity(kind), _SHAPES[kind]._make(values)) for kind, values in self._batches.popleft()]
+        return taken
+
+    def _learn(self, record: Any, kind: int) -> Reader | None:
+        """Find out how records of this class are read."""
+        read = self._readers[type(record), kind] = _reader(record, kind)
+        return read
+
+
+def _reader(record: Any, kind: int) -> Reader | None:
+    """Return what copies the fields of such records, or None for a kind that nobody asked for."""
+    shape = _SHAPES.get(kind)
+    if shape is None:
+        return None
+    paths = [name.replace("object_id_pt_", "object_id.pt.") for name in shape._fields]
+    if all(_has(record, path) for path in paths):
+        return operator.attrgetter(*paths)
+    readers = [operator.attrgetter(path) if _has(record, path) else _absent for path in paths]
+    return lambda each: tuple(read(each) for read in readers)
+
+
+def _has(record: Any, path: str) -> bool:
+    try:
+        operator.attrgetter(path)(record)
+    except AttributeError:
+        return False
+    return True
+
+
+def _absent(record: Any) -> None:
+    """Return what a field is that this version does not have."""

@@ -1,0 +1,50 @@
+"""Names of the runtime's and the driver's calls, by CUPTI's numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xsp_collectors.cuda.activities import Activity
+
+_ENUMS = {
+    Activity.RUNTIME: ("Runtime_api_trace_cbid", "runtime_api_trace_cbid"),
+    Activity.DRIVER: ("Driver_api_trace_cbid", "driver_api_trace_cbid"),
+}
+_DOMAINS = {Activity.RUNTIME: "RUNTIME_API", Activity.DRIVER: "DRIVER_API"}
+
+
+class CallNames:
+    """Asks the binding for each number once."""
+
+    def __init__(self, cupti: Any = None) -> None:
+        self._cupti = cupti
+        self._known: dict[tuple[Activity, int], str] = {}
+
+    def of(self, interface: Activity, number: int) -> str:
+        """Return the name of a call, or its number where the binding does not know it.
+
+        Args:
+            interface: RUNTIME or DRIVER.
+            number: CUPTI's "callback id".
+        """
+        which = (interface, number)
+        if which not in self._known:
+            self._known[which] = self._enumerated(*which) or self._asked(*which) or f"{interface.name} call {number}"
+        return self._known[which]
+
+    def _enumerated(self, interface: Activity, number: int) -> str | None:
+        for enum_name in _ENUMS[interface]:
+            numbers = getattr(self._cupti, enum_name, None)
+            if numbers is not None:
+                try:
+                    return str(numbers(number).name)
+                except ValueError:  # of a newer library
+                    continue
+        return None
+
+    def _asked(self, interface: Activity, number: int) -> str | None:
+        try:
+            domain = getattr(self._cupti.CallbackDomain, _DOMAINS[interface])
+            return str(self._cupti.get_callback_name(int(domain), number))
+        except Exception:  # the binding, or the library, does not know it
+            return None

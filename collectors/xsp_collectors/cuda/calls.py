@@ -1,0 +1,107 @@
+"""Calls of CUDA's runtime and driver, what they waited for, and CUPTI's own work, as spans (RUNTIME)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from xsp.span import Kind, Level, Span
+from xsp_collectors.cuda.activities import Activity, ApiCall, Overhead, Wait
+
+Name = Callable[[Activity, int], str]
+"""The name of a call, by the interface that it belongs to and CUPTI's number of it there."""
+
+Thread = Callable[[int | None], int | None]
+"""The operating system's number of a thread that a record names, or None."""
+
+_LAUNCHES = ("Launch", "Memcpy", "Memset")
+_VERSION = re.compile(r"(_ptsz|_ptds)?(_v\d{4,})?$")
+
+_WAITS = {1: "event", 3: "stream", 4: "context"}
+"""CUPTI's numbers of what a host waits for; 2 is a stream that waits for an event."""
+
+_OVERHEADS = {
+    1: "driver compiler",
+    1 << 16: "CUPTI buffer flush",
+    2 << 16: "CUPTI instrumentation",
+    3 << 16: "CUPTI resource",
+    4 << 16: "module loading triggered by the runtime",
+    5 << 16: "lazy function loading",
+    6 << 16: "command buffer full",
+    7 << 16: "activity buffer request",
+    8 << 16: "unified memory initialisation",
+}
+_OBJECT_IS_THREAD = 2
+
+
+def kind_of(name: str) -> Kind:
+    """Return what a call of the runtime or the driver is, by its name: it starts device work, waits, or neither."""
+    if any(word in name for word in _LAUNCHES):
+        return Kind.LAUNCH
+    return Kind.SYNC if "Synchronize" in name else Kind.CALL
+
+
+def plain(name: str) -> str:
+    """Return the name that programs call: without the version and the kind of default stream that CUPTI adds.
+
+    >>> plain("cudaLaunchKernel_ptsz_v7000"), plain("cuMemcpyDtoD_v2")
+    ('cudaLaunchKernel', 'cuMemcpyDtoD_v2')
+    """
+    return _VERSION.sub("", name)
+
+
+def calls(
+    seen: Sequence[tuple[Activity, ApiCall]], waits: Iterable[Wait], name: Name, thread: Thread
+) -> Iterator[Span]:
+    """Yield a span for each call that the program made.
+
+    A driver's call inside a runtime's call has the same correlation id: it is the same launch, and stands in the
+    attributes of the runtime's call. Those without one around them (Triton's, NCCL's) are launches of their own.
+    """
+    runtime = {_identity(call) for kind, call in seen if kind is Activity.RUNTIME and call.correlation_id}
+    inside = {_identity(call): call for kind, call in seen if kind is Activity.DRIVER and _identity(call) in runtime}
+    waited = {wait.correlation_id: wait for wait in waits if wait.type in _WAITS}
+    for kind, call in seen:
+        if kind is Activity.DRIVER and _identity(call) in inside:
+            continue
+        below = inside.get(_identity(call))
+        driver = plain(name(Activity.DRIVER, below.cbid)) if below is not None else None
+        wait = waited.pop(call.correlation_id, None)
+        yield _call(call, plain(name(kind, call.cbid)), driver, wait, thread(call.thread_id))
+    for wait in waited.values():  # whose call was not recorded
+        what = _WAITS[wait.type]
+        yield _span(Kind.SYNC, f"synchronize {what}", wait, {"sync": what, "context": wait.context_id})
+
+
+def overhead(seen: Overhead, thread: Thread) -> Span:
+    """Return the span of the profiler's or the driver's own work, on its thread if it was one's."""
+    own = seen.object_id_pt_thread_id if seen.object_kind == _OBJECT_IS_THREAD else None
+    name = _OVERHEADS.get(seen.overhead_kind, f"overhead of kind {seen.overhead_kind}")
+    return _span(Kind.OVERHEAD, name, seen, {})._replace(thread=thread(own))
+
+
+def _identity(call: ApiCall) -> tuple[int, int]:
+    return call.process_id, call.correlation_id
+
+
+def _call(call: ApiCall, name: str, driver: str | None, wait: Wait | None, thread: int | None) -> Span:
+    kind = kind_of(name)
+    told: dict[str, Any] = {"driver": driver} if driver is not None else {}
+    if wait is not None:
+        told["sync"] = "device" if name == "cudaDeviceSynchronize" else _WAITS[wait.type]
+    if call.return_value:
+        told["returned"] = call.return_value
+    return _span(kind, name, call, told)._replace(thread=thread, correlation_id=call.correlation_id or None)
+
+
+def _span(kind: Kind, name: str, seen: ApiCall | Wait | Overhead, told: dict[str, Any]) -> Span:
+    return Span(
+        level=Level.RUNTIME,
+        kind=kind.value,
+        name=name,
+        start_ns=seen.start,
+        dur_ns=max(seen.end - seen.start, 0),
+        attributes=json.dumps(told) if told else None,
+    )

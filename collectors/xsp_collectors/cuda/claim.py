@@ -1,0 +1,125 @@
+"""CUPTI serves one client in a process at a time: take it, or say who holds it.
+
+A subscription is the claim. Kineto of torch 2.14 and older takes one at its first use, keeps it for good, and records
+nothing ever if it cannot have it; so it goes first, and records are then taken beside its idle subscription. Later
+ones take none.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from xsp_collectors import kinetouse
+
+NAME = "xsp"
+
+_TOOLS = {
+    "NSYS_PROFILING_SESSION_ID": "Nsight Systems (nsys)",
+    "NV_COMPUTE_PROFILER_PERFWORKS_DIR": "Nsight Compute (ncu)",
+    "NV_SANITIZER_INJECTION_PORT_RANGE_BEGIN": "compute-sanitizer",
+    "NVPROF_ID": "nvprof",
+}
+"""What tools leave in the environment of the program that they start."""
+
+_CLIENTS = ("toolsinjection", "cuda-injection", "sanitizer", "libtau", "libpapi", "score-p", "hpctoolkit")
+"""Parts of the names of libraries, as they are mapped, of other programs that use CUPTI."""
+
+WHAT_TO_DO = "leave it away, or take device work from torch.profiler with --kernels kineto"
+
+_TAKEN = "ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"
+
+
+def tool_around() -> str | None:
+    """Return the name of a tool that runs this process and needs CUPTI for itself, or None."""
+    return next((name for variable, name in _TOOLS.items() if variable in os.environ), None)
+
+
+class Claim:
+    """A subscription in xsp's name, or the knowledge that the only one is Kineto's and idle."""
+
+    def __init__(self, cupti: Any) -> None:
+        self._cupti = cupti
+        self._subscriber: int | None = None
+        self._params: Any = None
+        self._error: Exception | None = None
+
+    def take(self) -> str | None:
+        """Take CUPTI, and return None, or who holds it and what to do."""
+        reason = self._subscribe()
+        if reason is not None:
+            idle = self._is_held() and self._holder() is None and _only_kineto_can_hold_it()
+            return None if idle else reason
+        self.release()
+        if not kinetouse.use_once():
+            return self._subscribe()
+        # nobody held it a moment ago, and all that happened since is Kineto's first use
+        reason = self._subscribe()
+        return None if self._is_held() else reason
+
+    def release(self) -> None:
+        """Give it back."""
+        if self._subscriber is not None:
+            subscriber, self._subscriber = self._subscriber, None
+            self._cupti.unsubscribe(subscriber)
+
+    def _subscribe(self) -> str | None:
+        cupti = self._cupti
+        self._params = None
+        try:
+            if hasattr(cupti, "subscribe_v2") and hasattr(cupti, "SubscriberParams"):
+                self._params = cupti.SubscriberParams()
+                self._params.struct_size = cupti.SUBSCRIBER_PARAMS_SIZE
+                self._params.subscriber_name = NAME
+                self._subscriber = cupti.subscribe_v2(_nothing, None, self._params.ptr)
+            else:
+                self._subscriber = cupti.subscribe(_nothing, None)
+        except Exception as error:
+            self._error = error
+            return self._refusal(error)
+        self._error = None
+        return None
+
+    def _is_held(self) -> bool:
+        """Return whether the last attempt was refused because somebody else has subscribed."""
+        taken = getattr(getattr(self._cupti, "Result", None), _TAKEN, None)
+        return taken is not None and getattr(self._error, "status", None) == taken
+
+    def _refusal(self, error: Exception) -> str:
+        if not self._is_held():
+            return f"CUPTI cannot be subscribed to ({type(error).__name__}: {error})"
+        return f"CUPTI is held by {self._holder() or 'another client, which gives no name'}: {WHAT_TO_DO}"
+
+    def _holder(self) -> str | None:
+        """Return the name in which the other client subscribed, if it gave one."""
+        try:
+            name = getattr(self._params, "old_subscriber_name", None)
+        except UnicodeDecodeError:  # nothing was written into the binding's buffer
+            return None
+        return str(name) if name else None
+
+
+def _only_kineto_can_hold_it() -> bool:
+    """Return whether all that this process shows to use CUPTI is an idle Kineto; the trial has the last word."""
+    if "torch" not in sys.modules or kinetouse.used_by_program() or _is_traced():
+        return False
+    try:
+        mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").lower()
+    except OSError:
+        return False
+    return not any(name in mapped for name in _CLIENTS)
+
+
+def _is_traced() -> bool:
+    """Return whether a debugger is attached to this process."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return True
+    return "TracerPid:\t0\n" not in status
+
+
+def _nothing(*args: object) -> None:
+    """Hear nothing: the subscription is the claim, callbacks per call are not asked for."""

@@ -1,0 +1,100 @@
+"""One kernel, recorded as a step's are: whether CUPTI works here, and how far its clock is off the host's."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from xsp_collectors import kinetouse
+from xsp_collectors.cuda.activities import Activity, ApiCall, Kernel, Records
+from xsp_collectors.cuda.claim import Claim
+from xsp_collectors.cuda.devicespans import is_finished
+from xsp_collectors.cuda.recording import DEVICE_KINDS, Recording
+
+CLOCK_BOUND_NS = 100_000
+"""A clock that is further off the host's would put kernels into wrong operators."""
+
+
+class Outcome(NamedTuple):
+    """What a trial came to."""
+
+    reason: str | None
+    """Why device work cannot be recorded; None if it can."""
+
+    clock_error_ns: int | None = None
+
+
+def run(cupti: Any, work: Callable[[], object] | None = None) -> Outcome:
+    """Take CUPTI, record one kernel beside Kineto as a step does, give CUPTI back.
+
+    Args:
+        cupti: the binding.
+        work: launches at least one kernel and waits for it; a small one of torch's unless told otherwise.
+    """
+    if kinetouse.enabled():
+        return Outcome("torch.profiler is recording in this process: leave it away, or --kernels kineto")
+    claim = Claim(cupti)
+    reason = claim.take()
+    if reason is not None:
+        return Outcome(reason)
+    try:
+        error_ns = clock_error_ns(cupti)
+        if error_ns > CLOCK_BOUND_NS:
+            far = f"CUPTI's clock is {error_ns / 1000:.0f} µs off the host's, more than {CLOCK_BOUND_NS // 1000} µs"
+            return Outcome(f"{far}: take device work from torch.profiler with --kernels kineto", error_ns)
+        return Outcome(_record(cupti, work or _small_kernel), error_ns)
+    except Exception as error:
+        return Outcome(f"CUPTI does not record here: {type(error).__name__}: {error}")
+    finally:
+        claim.release()
+
+
+def clock_error_ns(cupti: Any, readings: int = 9) -> int:
+    """Return by how much CUPTI's clock may be off the host's, in nanoseconds.
+
+    It is read between two readings of the host's; of several such brackets the narrowest counts, and the error is
+    half of it, and what the reading lies outside of it.
+    """
+    best: tuple[int, int] | None = None
+    for _ in range(readings):
+        before = time.clock_gettime_ns(time.CLOCK_REALTIME)
+        device = int(cupti.get_timestamp())
+        after = time.clock_gettime_ns(time.CLOCK_REALTIME)
+        outside = max(before - device, device - after, 0)
+        bracket = (after - before, (after - before + 1) // 2 + outside)
+        best = bracket if best is None else min(best, bracket)
+    assert best is not None
+    return best[1]
+
+
+def _record(cupti: Any, work: Callable[[], object]) -> str | None:
+    """Return what is wrong with the records of a kernel, or None."""
+    records = Records()
+    recording = Recording(cupti, records)
+    with kinetouse.host_only():
+        recording.begin(DEVICE_KINDS)
+        before = time.time_ns()
+        try:
+            work()
+        finally:
+            after = time.time_ns()
+            recording.end()
+    rows = records.take()
+    kernels = [row for kind, row in rows if kind is Activity.CONCURRENT_KERNEL and isinstance(row, Kernel)]
+    finished = [row for row in kernels if is_finished(row)]
+    if not finished:
+        return f"of one kernel CUPTI recorded nothing ({len(rows)} records, {len(kernels)} of kernels)"
+    launched = {row.correlation_id for _, row in rows if isinstance(row, ApiCall)}
+    if not any(row.correlation_id in launched for row in finished):
+        return "CUPTI recorded a kernel, but not the call that launched it"
+    if not any(before - CLOCK_BOUND_NS <= row.start <= row.end <= after + CLOCK_BOUND_NS for row in finished):
+        return "CUPTI recorded a kernel at a time at which it did not run"
+    return None
+
+
+def _small_kernel() -> None:
+    torch: Any = sys.modules["torch"]
+    torch.ones(8, device="cuda").add_(1)
+    torch.cuda.synchronize()

@@ -1,0 +1,77 @@
+"""Having GPU libraries name their calls: libcupti, injected into NVTX before a library's first call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from xsp_collectors.cuda.libraries import INJECTION, SWITCHES
+
+
+class Injection:
+    """The variables that NVTX and the libraries read once."""
+
+    def __init__(self, library: Path | None) -> None:
+        self._library = library
+        self._before: dict[str, str | None] = {}
+        self._too_late = False
+
+    def variables(self) -> dict[str, str]:
+        """Return what is to be set, as far as the user has not set it otherwise."""
+        if self._library is None:
+            return {}
+        wanted = {INJECTION: str(self._library), **SWITCHES}
+        return {name: value for name, value in wanted.items() if name not in os.environ}
+
+    def install(self, too_late: bool) -> None:
+        """Set them in this process.
+
+        Args:
+            too_late: the libraries may have been used already, and read nothing any more.
+        """
+        self._too_late = too_late and not self._is_set()
+        if too_late:
+            return
+        for name, value in self.variables().items():
+            self._before[name] = os.environ.get(name)
+            os.environ[name] = value
+
+    def remove(self) -> None:
+        """Restore the environment."""
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._before = {}
+
+    def state(self) -> str:
+        """Return in few words whether libraries will name their calls."""
+        if self._library is None:
+            return "no libcupti"
+        if self._is_set():
+            return "NVTX"
+        return "another tool's NVTX" if INJECTION in os.environ else "NVTX, if set before the libraries are used"
+
+    def notes(self, calls: int, kernels: int) -> Iterator[str]:
+        """Yield why calls of libraries are missing, if they are.
+
+        Args:
+            calls: of libraries that were recorded.
+            kernels: that were recorded.
+        """
+        if calls or not kernels:
+            return
+        if self._too_late:
+            yield (
+                "no library named its calls: CUDA was in use before the profile began; start the program with "
+                "`xsp run`, or enter the block before the model is moved to the device"
+            )
+        elif INJECTION in os.environ and not self._is_set():
+            yield f"no library named its calls: {INJECTION} names another tool's library"
+        else:
+            yield "no library named its calls: those that were used mark none with NVTX, or read their switches earlier"
+
+    def _is_set(self) -> bool:
+        return self._library is not None and os.environ.get(INJECTION) == str(self._library)

@@ -1,0 +1,141 @@
+"""Where libcupti lies, which version it is, and whether driver and binding go with it.
+
+Found without loading it and without importing `cupti`: what is asked here must not take CUPTI, nor touch a device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+Version = tuple[int, ...]
+
+_LIBRARY = "libcupti.so"
+_WHEELS = ("nvidia/cu*/lib", "nvidia/cuda_cupti/lib")
+_TOOLKIT = "extras/CUPTI/lib64"
+_PACKAGES = ("nvidia-cuda-cupti", "nvidia-cuda-cupti-cu13", "nvidia-cuda-cupti-cu12")
+
+
+class Parts(NamedTuple):
+    """What CUPTI from Python is made of; a part is None where it is absent or does not tell its version."""
+
+    driver: Version | None
+    """The newest CUDA that the driver serves."""
+
+    library: Path | None
+    library_version: Version | None
+    binding: Version | None
+    """Of cupti-python."""
+
+
+def parts() -> Parts:
+    """Return what this process would use, without loading any of it but the driver's own library."""
+    place = find()
+    return Parts(driver_version(), place, _library_version(place), _package_version("cupti-python"))
+
+
+def reason_against(found: Parts) -> str | None:
+    """Return why these parts cannot work together and what to do, or None."""
+    if found.binding is None:
+        return "cupti-python is not installed: pip install --no-deps cupti-python (docs/gpu.md says which version)"
+    if found.driver is None:
+        return "there is no NVIDIA driver (libcuda.so.1 cannot be loaded)"
+    if found.library is None:
+        return "libcupti is not found: pip install nvidia-cuda-cupti, or put the CUDA toolkit's on LD_LIBRARY_PATH"
+    version = found.library_version
+    if version is not None and version[:1] != found.binding[:1]:
+        return (
+            f"cupti-python {dotted(found.binding)} and libcupti {dotted(version)} are of different CUDA versions: "
+            f"pip install --no-deps 'cupti-python~={version[0]}.{(*version, 0)[1]}.0'"
+        )
+    if version is not None and found.driver[0] < version[0]:
+        return f"the driver serves CUDA {dotted(found.driver)}, libcupti is of {dotted(version)}: update the driver"
+    return None
+
+
+def mismatch(found: Parts) -> str | None:
+    """Return a sentence if binding and library are of different minor versions: their records may differ."""
+    version = found.library_version
+    if version is None or found.binding is None or version[:2] == found.binding[:2]:
+        return None
+    return f"cupti-python {dotted(found.binding)} reads the records of libcupti {dotted(version)}; a trial decides"
+
+
+def find() -> Path | None:
+    """Return the libcupti that this process uses: the one mapped already, else torch's, else a toolkit's."""
+    return _mapped() or _installed() or _of_a_toolkit()
+
+
+def driver_version() -> Version | None:
+    """Return the newest CUDA that the driver serves; None without a driver. Asking initialises nothing."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    number = ctypes.c_int()
+    if driver.cuDriverGetVersion(ctypes.byref(number)) != 0:
+        return None
+    return number.value // 1000, number.value % 1000 // 10
+
+
+def dotted(version: Version | None) -> str:
+    """Return a version as people write it."""
+    return ".".join(map(str, version)) if version is not None else "unknown"
+
+
+def _mapped() -> Path | None:
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    places = (line.split(maxsplit=5)[-1] for line in lines if _LIBRARY in line)
+    return next((Path(place) for place in places if Path(place).name.startswith(_LIBRARY)), None)
+
+
+def _installed() -> Path | None:
+    """Return the one in NVIDIA's wheels, which is what torch links against."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(root).parent for root in (spec.submodule_search_locations or ())] if spec is not None else []
+    for root in roots:
+        for pattern in _WHEELS:
+            for place in sorted(root.glob(f"{pattern}/{_LIBRARY}.*"), reverse=True):
+                return place
+    return None
+
+
+def _of_a_toolkit() -> Path | None:
+    folders = [Path(os.environ[name]) / _TOOLKIT for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    folders += [Path(each) for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each]
+    folders.append(Path("/usr/local/cuda") / _TOOLKIT)
+    for folder in folders:
+        for place in sorted(folder.glob(f"{_LIBRARY}.*"), reverse=True):
+            return place
+    return None
+
+
+def _library_version(place: Path | None) -> Version | None:
+    """Return the version of NVIDIA's wheel if the library is in it, else what its file is called."""
+    if place is None:
+        return None
+    resolved = place.resolve()
+    if "nvidia" in place.parts:
+        for package in _PACKAGES:
+            if (version := _package_version(package)) is not None:
+                return version
+    return _numbers(resolved.name.removeprefix(f"{_LIBRARY}."))
+
+
+def _package_version(package: str) -> Version | None:
+    try:
+        return _numbers(metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(text: str) -> Version | None:
+    numbers = [part for part in text.split(".") if part.isdigit()]
+    return tuple(int(part) for part in numbers) or None

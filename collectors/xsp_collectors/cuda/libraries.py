@@ -1,0 +1,108 @@
+"""Calls of GPU libraries, as the libraries themselves name them in NVTX ranges (LIBRARY).
+
+cuBLAS, cuDNN, NCCL and their like mark their calls with NVTX ranges in a domain of their own, and CUPTI records them
+if it was injected into NVTX before the library's first call. A range in any other domain is the program's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from xsp.span import Kind, Level, Span
+from xsp_collectors.cuda.activities import Marker
+from xsp_collectors.cuda.calls import Thread
+
+INJECTION = "NVTX_INJECTION64_PATH"
+
+SWITCHES = {"CUBLAS_NVTX_LEVEL": "1", "CUBLASLT_NVTX_LEVEL": "1", "CUDNN_NVTX_LEVEL": "1"}
+"""The libraries' own switches: how much they say of a call."""
+
+LIBRARIES = {
+    name.lower(): name
+    for name in "cuBLAS cuBLASLt cuDNN cuSPARSE cuSOLVER cuSOLVERDn cuFFT NCCL NVSHMEM CUB Thrust CCCL".split()
+}
+"""Domains of libraries, by the domain's name in lower case."""
+
+_INSTANT, _START, _END = 1, 2, 4
+_OBJECT_IS_THREAD = 2
+_NAME = re.compile(r"\s*([A-Za-z_][\w:.]*)\s*[(\[{,:]?\s*(.*?)[)\]}]?\s*$", re.DOTALL)
+_PAIR = re.compile(r"([A-Za-z_]\w*)\s*[=:]\s*([^\s,;]+)")
+
+
+class Ranges:
+    """NVTX ranges out of their beginnings and ends, which may lie in different steps."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str | None, int], Marker] = {}
+        self.without_beginning = 0
+        """Ends of ranges that began before markers were recorded."""
+
+    @property
+    def unfinished(self) -> int:
+        """Ranges that have not ended yet."""
+        return len(self._open)
+
+    def close(self, markers: Iterable[Marker], thread: Thread) -> list[Span]:
+        """Return the ranges that end with these markers, and the single points among them."""
+        found = []
+        for marker in sorted(markers, key=lambda each: each.timestamp):
+            which = (marker.domain, marker.id)
+            if marker.flags_ & _START:
+                self._open[which] = marker
+            elif marker.flags_ & _END:
+                start = self._open.pop(which, None) or self._open.pop((None, marker.id), None)
+                if start is None:
+                    self.without_beginning += 1
+                else:
+                    found.append(_span(start, marker, thread))
+            elif marker.flags_ & _INSTANT:
+                found.append(_span(marker, marker, thread))
+        return found
+
+
+def library_of(domain: str | None) -> str | None:
+    """Return the library whose domain this is, or None for the program's own."""
+    return LIBRARIES.get((domain or "").strip().lower())
+
+
+def told(message: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of a call and its parameters, out of a range's message.
+
+    >>> told("cublasGemmEx(m=64, n=32)")
+    ('cublasGemmEx', {'m': 64, 'n': 32})
+    >>> told("ncclAllReduce")
+    ('ncclAllReduce', {})
+    """
+    match = _NAME.match(message)
+    if match is None:
+        return message, {}
+    name, rest = match[1].rstrip(":."), match[2]
+    pairs: dict[str, Any] = {key: int(value) if value.isdigit() else value for key, value in _PAIR.findall(rest)}
+    return name, pairs or ({"message": rest} if rest else {})
+
+
+def _span(start: Marker, end: Marker, thread: Thread) -> Span:
+    library = library_of(start.domain)
+    own = _thread(start)
+    place: dict[str, Any] = {
+        "start_ns": start.timestamp,
+        "dur_ns": end.timestamp - start.timestamp,
+        # one that ends on another thread may overlap anything
+        "thread": thread(own) if own is not None and own == _thread(end) else None,
+    }
+    if library is None:
+        domain = json.dumps({"domain": start.domain}) if start.domain else None
+        name = start.name or "range without a name"
+        return Span(level=Level.APPLICATION, kind=Kind.USER.value, name=name, attributes=domain, **place)
+    name, parameters = told(start.name or library)
+    attributes: dict[str, Any] = {"library": library, "evidence": "nvtx"}
+    if parameters:
+        attributes["parameters"] = parameters
+    return Span(level=Level.LIBRARY, kind=Kind.CALL.value, name=name, attributes=json.dumps(attributes), **place)
+
+
+def _thread(marker: Marker) -> int | None:
+    return marker.object_id_pt_thread_id if marker.object_kind == _OBJECT_IS_THREAD else None

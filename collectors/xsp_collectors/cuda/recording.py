@@ -1,0 +1,120 @@
+"""Switching CUPTI's records on and off, beside a Kineto that records the host.
+
+Kineto registers its own buffers with CUPTI whenever it is switched on, also if it is asked for the host alone. So
+each step takes CUPTI over after Kineto was switched on: what Kineto asked of CUPTI is switched off, its buffers are
+handed back to it, and then ours are registered. It does the same to us the next time that it is switched on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from xsp_collectors.cuda.activities import Activity, Records
+
+LIBRARY_KINDS = (Activity.MARKER,)
+DEVICE_KINDS = (
+    Activity.CONCURRENT_KERNEL,
+    Activity.MEMCPY,
+    Activity.MEMCPY2,
+    Activity.MEMSET,
+    Activity.RUNTIME,
+    Activity.DRIVER,
+    Activity.SYNCHRONIZATION,
+    Activity.OVERHEAD,
+)
+
+_EXTERNAL_CORRELATION = 39
+_OF_KINETO = (Activity.RUNTIME, Activity.DRIVER, _EXTERNAL_CORRELATION)
+
+_FORCED = 1
+
+_NOISE = {
+    "runtime": ("cudaGetDevice_v3020",),
+    "driver": ("cuKernelGetAttribute", "cuDevicePrimaryCtxGetState", "cuCtxGetCurrent"),
+}
+"""Calls that only ask, several times for each operator; the same that Kineto leaves out, so that nothing is left
+switched off for it."""
+
+
+class Recording:
+    """CUPTI's records, on or off."""
+
+    def __init__(self, cupti: Any, records: Records) -> None:
+        self._cupti = cupti
+        self._records = records
+        self._kinds: Sequence[int] = ()
+        self.threads_are_native = False
+        """Whether records name threads as the operating system does."""
+
+        self.refused: list[str] = []
+        """Kinds that CUPTI would not record."""
+
+    def begin(self, kinds: Sequence[Activity]) -> None:
+        """Take over and record these kinds; those that CUPTI refuses are remembered.
+
+        Raises:
+            Exception: of the binding, if buffers cannot be registered, or none of the kinds can be recorded.
+        """
+        cupti = self._cupti
+        for kind in _OF_KINETO:
+            with contextlib.suppress(Exception):
+                cupti.activity_disable(int(kind))
+        cupti.activity_flush_all(_FORCED)
+        cupti.activity_register_callbacks(self._records.request, self._records.complete)
+        self._name_threads_natively()
+        self._kinds = [kind for kind in kinds if self._enable(kind, last=kind is kinds[-1])]
+        self._leave_out_noise()
+
+    def end(self) -> None:
+        """Stop recording, and have everything that was recorded handed over.
+
+        Raises:
+            Exception: of the binding, if the buffers cannot be flushed; nothing is recorded then either.
+        """
+        for kind in self._kinds:
+            with contextlib.suppress(Exception):  # of a device that is lost, for instance; the flush tells
+                self._cupti.activity_disable(int(kind))
+        self._kinds = ()
+        self._cupti.activity_flush_all(0)
+        self._cupti.activity_flush_all(_FORCED)
+
+    def dropped(self) -> int:
+        """Return how many records CUPTI had no buffer for since the last call."""
+        count = ctypes.c_size_t()
+        self._cupti.activity_get_num_dropped_records(0, 0, ctypes.addressof(count))
+        return count.value
+
+    def _enable(self, kind: Activity, last: bool) -> bool:
+        try:
+            self._cupti.activity_enable(int(kind))
+        except Exception as error:
+            name = kind.name.lower()
+            if name not in self.refused:
+                self.refused.append(name)
+            if last and not self._kinds:
+                raise error from None
+            return False
+        return True
+
+    def _name_threads_natively(self) -> None:
+        kinds: Any = getattr(self._cupti, "ActivityThreadIdType", None)
+        if kinds is None or self.threads_are_native:
+            return
+        with contextlib.suppress(Exception):
+            self._cupti.set_thread_id_type(int(kinds.SYSTEM))
+            self.threads_are_native = True
+
+    def _leave_out_noise(self) -> None:
+        for interface, names in _NOISE.items():
+            enable = getattr(self._cupti, f"activity_enable_{interface}_api", None)
+            numbers = getattr(self._cupti, f"{interface}_api_trace_cbid", None)
+            if enable is None or numbers is None:
+                continue
+            for name in names:
+                number = getattr(numbers, name, None)
+                if number is not None:
+                    with contextlib.suppress(Exception):
+                        enable(int(number), 0)
