@@ -20,16 +20,8 @@ from xsp.correlate import correlate  # noqa: E402
 from xsp.span import Span  # noqa: E402
 from xsp.testing import spans  # noqa: E402
 from xsp_collectors.compiledlayers import place  # noqa: E402
-from xsp_collectors.provenance import (  # noqa: E402
-    CompiledGraphs,
-    Graph,
-    Layer,
-    Path,
-    Site,
-    common,
-    paths_of_lowered,
-    sites_of,
-)  # fmt: skip
+from xsp_collectors.layerrows import Layer, Path, common  # noqa: E402
+from xsp_collectors.provenance import CompiledGraphs, Graph, Site, paths_of_lowered, sites_of  # noqa: E402
 
 needs_a_compiler = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None, reason="torch.compile needs a C++ compiler here"

@@ -2,7 +2,8 @@
 
 1. **explicit**: the collector or the caller named the parent (steps, user spans, an incoming trace context);
 2. **correlation**: device work takes the parent of the runtime call that launched it, which is weaker evidence
-   (**graph**) where that call replays a graph: the layer that replays it is not the one that it came from;
+   (**graph**) where that call replays a graph: the layer that replays it is not the one that it came from; where
+   the graph's capture was seen, the collector names that layer (**capture**);
 3. **sequence**: a backward op belongs to the layer of the forward op with its sequence number;
 4. **containment**: the innermost span around it on its thread that is no deeper in the stack than itself.
 
@@ -80,7 +81,7 @@ def correlate(spans: Iterable[Span]) -> list[Span]:
     by_thread = _by_thread(kept)
     for thread in by_thread.values():
         _contain(thread)
-    _contain_threadless([n for n in kept if n.span.thread is None and n.span.device is None], by_thread)
+    _contain_threadless([n for n in kept if _is_threadless(n)], by_thread)
     _follow_sequence_numbers(kept)
     _follow_correlation_ids(kept)
     _adopt_explicit(kept)
@@ -173,6 +174,16 @@ def _contain(thread: list[_Node]) -> None:
         stack.append(node)
 
 
+def _is_threadless(node: _Node) -> bool:
+    """Return whether a span ran on a thread that its source does not tell; layers of replays ran on none."""
+    return node.span.thread is None and node.span.device is None and not _is_replayed(node)
+
+
+def _is_replayed(node: _Node) -> bool:
+    """Return whether it is the call of a layer that a collector found in a replayed graph."""
+    return node.span.level == Level.LAYER and node.span.correlation_id is not None
+
+
 def _contain_threadless(nodes: Sequence[_Node], by_thread: dict[tuple[int | None, int], list[_Node]]) -> None:
     """Look for a parent on all threads; several threads with an operator under way are ambiguous."""
     starts = {name: [_outer_first(node)[0] for node in thread] for name, thread in by_thread.items()}
@@ -227,10 +238,10 @@ def _follow_correlation_ids(nodes: Sequence[_Node]) -> None:
     launches = {
         (node.span.process, node.span.correlation_id): node
         for node in nodes
-        if node.span.correlation_id is not None and node.span.device is None
+        if node.span.correlation_id is not None and node.span.device is None and not _is_replayed(node)
     }
     for node in nodes:
-        if node.span.device is not None and node.span.correlation_id is not None:
+        if node.span.correlation_id is not None and (node.span.device is not None or _is_replayed(node)):
             launch = launches.get((node.span.process, node.span.correlation_id))
             if launch is not None and launch.parent is not None:
                 replayed = "GraphLaunch" in launch.span.name

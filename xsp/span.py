@@ -64,6 +64,7 @@ class Rule(str, enum.Enum):
     SERIALISED = "serialised"  # ambiguous here, found in the serialised re-run
     GRAPH = "graph"  # device work of a replayed graph takes the place of the replay's launch
     EXTERNAL = "external"  # the launch left no trace, but the source names the operator
+    CAPTURE = "capture"  # device work of a replayed graph is of the layer in whose capture its node was made
     PROVENANCE = "provenance"  # a compiler fused it from several layers; this is the innermost around all of them
 
     def __str__(self) -> str:

@@ -12,14 +12,14 @@ evidence (`xsp.span.Rule.PROVENANCE`); its attributes name the layers and the no
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from xsp.span import Kind, Level, Rule, Span
-from xsp_collectors.provenance import CompiledGraphs, Graph, Layer, Path, Site, common
+from xsp_collectors.layerrows import Path, Rows, common, identifier
+from xsp_collectors.provenance import CompiledGraphs, Graph, Site
 
 _CALL = re.compile(r"^## Call CompiledFxGraph (\S+) ##$")
 _PREFIX = re.compile(r"^graph_\d+_(?=cpp_)")
@@ -85,7 +85,7 @@ class _Placing:
     def __init__(self) -> None:
         self.changed: dict[int, Span] = {}
         self.layers: list[Span] = []
-        self._forward: dict[tuple[int | None, int | None], dict[Path, list[str]]] = {}
+        self._forward: dict[tuple[int | None, int | None], dict[Path, list[Span]]] = {}
         self._strangers = 0
         self._unknown: Counter[str] = Counter()
 
@@ -120,27 +120,15 @@ class _Placing:
 
     def _place_forward(self, run: _Run, origins: dict[int, _Origin]) -> None:
         """Make a span of each row of operators that are of one layer, within those of the layers around it."""
-        made: dict[Path, list[str]] = defaultdict(list)
-        open_: list[int] = []  # places in self.layers, outermost first
-        path: Path = ()
+        rows = Rows("inductor")
         for operator in run.operators:
             origin = origins.get(id(operator))
-            inside = origin.path if origin is not None else ()
-            shared = len(common([path, inside]))
-            del open_[shared:]
-            for depth in range(shared, len(inside)):
-                open_.append(len(self.layers))
-                self.layers.append(_layer(inside[depth], operator))
-                made[inside[: depth + 1]].append(self.layers[-1].span_id or "")
-            path = inside
-            for place in open_:
-                layer = self.layers[place]
-                self.layers[place] = layer._replace(dur_ns=operator.end_ns - layer.start_ns)
+            layer = rows.add(operator, origin.path if origin is not None else ())
             if origin is not None:
-                parent = self.layers[open_[-1]] if open_ else self._call(run)
-                self._put(operator, origin, parent.span_id, origin.surely)
+                self._put(operator, origin, (layer or self._call(run)).span_id, origin.surely)
+        self.layers += rows.calls
         if run.frame is not None:
-            self._forward[run.frame.thread, run.frame.sequence_nr] = made
+            self._forward[run.frame.thread, run.frame.sequence_nr] = rows.by_path
 
     def _place_backward(self, run: _Run, origins: dict[int, _Origin]) -> None:
         """Give each operator the layer of the same graph's forward pass; of several calls, the layer around them."""
@@ -154,14 +142,14 @@ class _Placing:
             while path and len(made.get(path, ())) != 1:
                 path = path[:-1]
             # without a layer it stays in its frame, which goes to the compiled module by its number
-            parent = made[path][0] if path else self._call(run).span_id
-            self._put(operator, origin, parent, origin.surely and path == origin.path, "backward")
+            parent = made[path][0] if path else self._call(run)
+            self._put(operator, origin, parent.span_id, origin.surely and path == origin.path, "backward")
 
     def _call(self, run: _Run) -> Span:
         """Return a graph's call, with an id that others can name."""
         call = self.changed.get(id(run.call), run.call)
         if call.span_id is None:
-            call = self.changed[id(run.call)] = call._replace(span_id=_identifier())
+            call = self.changed[id(run.call)] = call._replace(span_id=identifier())
         return call
 
     def _put(self, operator: Span, origin: _Origin, parent: str | None, surely: bool, phase: str | None = None) -> None:
@@ -172,25 +160,6 @@ class _Placing:
             phase=phase or operator.phase,
             attributes=json.dumps({**known, SOURCES: list(origin.sources), LAYERS: list(origin.layers)}),
         )
-
-
-def _layer(layer: Layer, first: Span) -> Span:
-    return Span(
-        span_id=_identifier(),
-        level=Level.LAYER,
-        kind=Kind.MODULE.value,
-        name=layer.name or layer.type,
-        type=layer.type,
-        phase="forward",
-        start_ns=first.start_ns,
-        thread=first.thread,
-        collector=first.collector,
-        attributes=json.dumps({"evidence": "inductor"}),
-    )
-
-
-def _identifier() -> str:
-    return os.urandom(8).hex()
 
 
 # --- what ran ---------------------------------------------------------------------------------------------

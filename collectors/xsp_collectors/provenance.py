@@ -15,26 +15,12 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-
-class Layer(NamedTuple):
-    """A module that was called while its caller was compiled."""
-
-    call: str
-    """Tells two calls of one module apart."""
-
-    name: str
-    """Relative to the module (or function) that was compiled."""
-
-    type: str
-
-
-Path = tuple[Layer, ...]
-"""Calls of modules, outermost first; without any, the code is the compiled module's own."""
+from xsp_collectors.layerrows import Layer, Path
 
 
 class Site(NamedTuple):
@@ -125,7 +111,9 @@ class CompiledGraphs:
         def post_compile(compiled: Any, *arguments: Any, **options: Any) -> Any:
             with self._reading():
                 traced, lowered = self._now.traced, self._now.lowered
-                paths = paths_of_lowered(lowered.graph, traced) if lowered is not None else {**traced}
+                paths: dict[str, Path | None] = {**traced}
+                if lowered is not None:
+                    paths = paths_of_lowered(lowered.graph, traced)
                 key, graph = str(compiled._fx_graph_cache_key), Graph(sites_of(compiled.source_code), paths)
                 # without its cache inductor gives all graphs the same key
                 self._graphs[key] = graph if self._graphs.get(key, graph) == graph else None
@@ -187,6 +175,7 @@ def _computes(node: Any) -> bool:
 
 
 def _path(stack: Mapping[str, tuple[str, Any]] | None) -> Path:
+    """Return the layers of a node, named relative to the module or function that was compiled."""
     return tuple(
         Layer(str(key), _relative(place), kind.rsplit(".", 1)[-1] if isinstance(kind, str) else kind.__name__)
         for key, (place, kind) in (stack or {}).items()
@@ -263,12 +252,3 @@ def _called(line: str) -> str | None:
         if found:
             return form.format(*found.groups())
     return None
-
-
-def common(paths: Iterable[Path]) -> Path:
-    """Return the innermost layer, with those around it, that all paths lie in."""
-    first, *others = paths
-    length = 0
-    while length < len(first) and all(path[: length + 1] == first[: length + 1] for path in others):
-        length += 1
-    return first[:length]

@@ -1,0 +1,144 @@
+"""Which layers the nodes of CUDA graphs come from, so that the kernels of a replay do not all belong to its launch.
+
+A replay is one call of the driver, however many kernels it starts; but each kernel's record names its node. Nodes
+are made while a graph is captured, by the same Python code that otherwise launches kernels. CUPTI tells of each new
+node on the thread that makes it, in the middle of the call; so the modules that are being called then stand on
+Python's stack. When a graph is made executable its nodes are copied, which CUPTI tells too. Nothing of this costs
+anything while no graph is made.
+
+Work that was captured on a thread without modules, such as the autograd engine's, keeps the layer of the replay.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import weakref
+from collections import defaultdict
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+from xsp.span import Rule, Span
+from xsp_collectors.layerrows import Layer, Path, Rows
+
+
+class Placed(NamedTuple):
+    """Spans of a step, and how much of its replayed work is of a capture that was not seen."""
+
+    spans: list[Span]
+    unknown: int
+
+
+class Captures:
+    """The layers of the nodes that were made while this listened."""
+
+    def __init__(self) -> None:
+        self._cupti: Any = None
+        self._created = self._cloned = -1
+        self._paths: dict[int, Path] = {}
+        self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
+        self.unread = 0
+        """Nodes that could not be told; an exception must not go back into CUPTI."""
+
+    def listen(self, cupti: Any, subscriber: int) -> bool:
+        """Ask CUPTI to tell of nodes, and return whether this binding of CUPTI can.
+
+        Args:
+            cupti: the binding.
+            subscriber: of a subscription whose callback is `hear`.
+        """
+        numbers: Any = getattr(cupti, "CallbackIdResource", None)
+        domains: Any = getattr(cupti, "CallbackDomain", None)
+        needed = (numbers, domains, getattr(cupti, "GraphData", None), getattr(cupti, "get_graph_node_id", None))
+        if any(part is None for part in needed):
+            return False
+        self._cupti = cupti
+        self._created, self._cloned = int(numbers.GRAPHNODE_CREATED), int(numbers.GRAPHNODE_CLONED)
+        for number in (self._created, self._cloned):
+            cupti.enable_callback(1, subscriber, int(domains.RESOURCE), number)
+        return True
+
+    def hear(self, userdata: Any, domain: Any, number: Any, data: Any) -> None:
+        """Take what CUPTI tells: a node was made, or copied. Called by CUPTI, within the call that made it."""
+        try:
+            if int(number) in (self._created, self._cloned):
+                self._learn(int(number), data)
+        except Exception:
+            self.unread += 1
+
+    def path_of(self, node: int) -> Path | None:
+        """Return the modules that were being called when a node was made, or None if that was not seen."""
+        return self._paths.get(node)
+
+    def _learn(self, number: int, data: Any) -> None:
+        cupti = self._cupti
+        resource = data if hasattr(data, "resource_descriptor") else cupti.ResourceData.from_ptr(int(data))
+        graph = cupti.GraphData.from_ptr(int(resource.resource_descriptor))
+        node = cupti.get_graph_node_id(int(graph.node))
+        if number == self._created:
+            self._paths[node] = self._path(sys._getframe())
+        else:
+            original = self._paths.get(cupti.get_graph_node_id(int(graph.original_node)))
+            if original is not None:
+                self._paths[node] = original
+
+    def _path(self, frame: FrameType) -> Path:
+        modules = _modules_on(frame)
+        return tuple(self._layer(module, modules[0]) for module in modules)
+
+    def _layer(self, module: Any, outermost: Any) -> Layer:
+        names = self._names.get(outermost)
+        if names is None:
+            names = self._names[outermost] = {id(each): name for name, each in outermost.named_modules()}
+        kind = type(module).__name__
+        return Layer(str(id(module)), names.get(id(module)) or kind, kind)
+
+
+def _modules_on(frame: FrameType | None) -> list[Any]:
+    """Return the modules that are being called on a stack, outermost first."""
+    torch: Any = sys.modules.get("torch")
+    code = torch.nn.Module._call_impl.__code__ if torch is not None else None
+    found = []
+    while frame is not None:
+        if frame.f_code is code:
+            found.append(frame.f_locals["self"])
+        frame = frame.f_back
+    return found[::-1]
+
+
+def place(spans: Sequence[Span], captures: Captures) -> Placed:
+    """Put the work of replays under the layers in whose capture its nodes were made, and add those layers' calls.
+
+    The call of a layer in a replay lasts from the start of its first kernel to the end of its last, on the device.
+
+    Args:
+        spans: of one step; work of a graph has its node in its attributes, as `graph_node`.
+        captures: what was seen of captures so far.
+    """
+    replays: dict[int | None, list[tuple[Span, int]]] = defaultdict(list)
+    for span in spans:
+        node = _node(span)
+        if node is not None:
+            replays[span.correlation_id].append((span, node))
+    changed: dict[int, Span] = {}
+    layers: list[Span] = []
+    unknown = 0
+    for replay, work in replays.items():
+        rows = Rows("capture")
+        for span, node in sorted(work, key=lambda each: each[0].start_ns):
+            path = captures.path_of(node)
+            unknown += path is None
+            layer = rows.add(span, path or ())
+            if layer is not None:
+                changed[id(span)] = span._replace(parent_id=layer.span_id, parent_rule=Rule.CAPTURE.value)
+        layers += [call._replace(correlation_id=replay) for call in rows.calls]
+    return Placed([*(changed.get(id(span), span) for span in spans), *layers], unknown)
+
+
+def _node(span: Span) -> int | None:
+    """Return the node of a graph that device work ran for."""
+    if span.device is None or span.attributes is None or '"graph_node"' not in span.attributes:
+        return None
+    node = json.loads(span.attributes)["graph_node"]
+    return int(node) if node is not None else None
