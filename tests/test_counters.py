@@ -8,48 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ncureports import BF16, FFMA, FULL, OCCUPANCY, READ, WRITTEN, ZEROS, raw, report, run_of_kernels
 
 from xsp import rundir, runs
 from xsp.analyses import ANALYSES
 from xsp.cli import main
 from xsp.counters import joining, metrics, reading, storing
 from xsp.errors import TraceError, UsageError
-from xsp.store import Store
-from xsp.testing import spans
 from xsp.trace import Trace
-
-RANGES = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
-FIXED = ("ID", "Process ID", "Process Name", "Host Name", RANGES, "Kernel Name", "Context", "Stream")
-PLACED = ("Block Size", "Grid Size", "Device", "CC")
-ZEROS = {name: "0" for name in metrics.wanted() if "fadd2" not in name}
-FFMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
-BF16 = "sm__ops_path_tensor_src_bf16_dst_fp32.sum"
-READ, WRITTEN, OCCUPANCY = "dram__bytes_read.sum", "dram__bytes_write.sum", metrics.OCCUPANCY[0]
-
-
-def raw(*kernels: dict[str, str], units: dict[str, str] | None = None, header: str = "") -> str:
-    """Write the page `raw`: each kernel with its name, ranges, grid, block, CC and metrics."""
-    counted = list(dict.fromkeys(name for kernel in kernels for name in kernel if "__" in name))
-    lines = [
-        [*FIXED, *PLACED, *counted],
-        [*("" for _ in (*FIXED, *PLACED)), *((units or {}).get(n, "") for n in counted)],
-    ]
-    for number, kernel in enumerate(kernels):
-        marks = "  ".join(
-            f'"<default domain>:{name}:none:none:none:none:none:none"' for name in kernel.get("in", "").split()
-        )
-        place = [kernel.get("block", "(128, 1, 1)"), kernel.get("grid", "(8, 1, 1)"), "0", kernel.get("CC", "9.0")]
-        fixed = [str(number), "7", "python3.12", "127.0.0.1", f"1  {marks} " if marks else "", kernel["name"], "1", "7"]
-        lines.append([*fixed, *place, *(kernel.get(name, "n/a") for name in counted)])
-    text = "\n".join(",".join('"' + field.replace('"', '""') + '"' for field in line) for line in lines)
-    return f"==PROF== Connected to process 7\n{header}{text}\n==PROF== Disconnected from process 7\n"
-
-
-def report(folder: Path, text: str, encoding: str = "utf-8") -> Path:
-    path = folder / "report.csv"
-    path.write_text(text, encoding=encoding)
-    return path
-
 
 # --- reading ------------------------------------------------------------------------------------------
 
@@ -104,6 +70,11 @@ def test_numbers_in_two_ways_are_refused(tmp_path: Path) -> None:
 def test_output_of_the_program_around_the_table_is_skipped(tmp_path: Path) -> None:
     text = raw({"name": "k", READ: "1"}, header='epoch 1, loss "0.5\n"half a quotation, "and more\n')
     assert [row.name for row in reading.read(report(tmp_path, text, "utf-16"))] == ["k"]
+
+
+def test_each_process_has_a_header_of_its_own(tmp_path: Path) -> None:
+    text = raw({"name": "first", READ: "1", WRITTEN: "2"}) + raw({"name": "second", WRITTEN: "3"})
+    assert [row.values for row in reading.read(report(tmp_path, text))] == [{READ: 1, WRITTEN: 2}, {WRITTEN: 3}]
 
 
 @pytest.mark.parametrize("text", ["", "==WARNING== No kernels were profiled.\n", '"a","b"\n"1","2"\n', raw()])
@@ -170,7 +141,6 @@ def test_the_kth_row_of_a_group_is_of_its_kth_launch() -> None:
         [row("a", marker=1), row("b", marker=2), row("a", marker=3)],
     )
     assert {key: each.values["marker"] for key, each in found.rows.items()} == {"early": 1, "other": 2, "late": 3}
-    assert found.share == 1
 
 
 def test_a_group_with_other_numbers_is_not_joined_at_all() -> None:
@@ -178,7 +148,7 @@ def test_a_group_with_other_numbers_is_not_joined_at_all() -> None:
         [kernel("a1", "a", 1), kernel("a2", "a", 2), kernel("b", "b", 3), kernel("big", "a", 4, grid=99)],
         [row("a"), row("b"), row("a", grid=99), row("c")],
     )
-    assert (set(found.rows), found.rows_given, found.share) == ({"b", "big"}, 4, 0.5)
+    assert (set(found.rows), found.rows_given) == ({"b", "big"}, 4)
 
 
 def test_layers_keep_apart_what_is_alike() -> None:
@@ -216,44 +186,10 @@ def test_names_are_compared_without_what_tools_write_differently(name: str, plai
 
 # --- a run --------------------------------------------------------------------------------------------
 
-STEP = """
-step train 0-1000 span_id=5
-  forward Net 10-500 phase=forward
-    module conv 20-200 type=Conv2d phase=forward depth=1
-      op aten::conv2d 30-190 {op}
-        launch cudaLaunchKernel 40-50 correlation_id=1
-        launch cudaLaunchKernel 60-70 correlation_id=2
-    module fc 210-400 type=Linear phase=forward depth=1
-      op aten::addmm 220-390 {op}
-        launch cudaLaunchKernel 230-240 correlation_id=3
-kernel prepare 100-150 correlation_id=1 attributes={{"grid":[8,1,1],"block":[128,1,1]}}
-kernel gemm<4>() 150-550 correlation_id=2 attributes={{"grid":[8,1,1],"block":[128,1,1]}}
-kernel gemm<4>() 550-850 correlation_id=3 attributes={{"grid":[8,1,1],"block":[128,1,1]}}
-"""
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Return a run of two timed steps and one that describes, with analytic figures of the operators."""
-    directory = rundir.create(tmp_path / "run")
-    store = Store(directory)
-    for number in range(3):
-        columns = {"step": number, "trace_id": f"{number:032x}", "rung": 70, "timed": number > 0}
-        op = "flops=100 flops_source=shapes dtype=float" if number == 0 else ""
-        store.add(number, [each._replace(span_id=None) for each in spans(STEP.format(op=op), **columns)])
-    store.finish({"name": "net", "finished": True, "notes": [], "absent": {"counters": "not asked for"}})
-    return directory
-
-
-def counted(name: str, layer: str, **values: str) -> dict[str, str]:
-    return {"name": name, "in": f"xsp.step xsp.layer#0#{layer}", **ZEROS, **values}
-
-
-FULL = raw(
-    counted("prepare", "conv", **{READ: "10", WRITTEN: "20", OCCUPANCY: "12.5"}),
-    counted("void gemm<(int)4>(T1)", "conv", **{FFMA: "3,000", READ: "1000", WRITTEN: "500", OCCUPANCY: "50"}),
-    counted("void gemm<(int)4>(T1)", "fc", **{FFMA: "500", READ: "2000", WRITTEN: "100", OCCUPANCY: "75"}),
-)
+    return run_of_kernels(tmp_path / "run")
 
 
 def rows(trace: Trace, identity: str, *columns: str) -> list[tuple[object, ...]]:
@@ -308,6 +244,18 @@ def test_bytes_alone_leave_operations_to_the_shapes(run: Path, tmp_path: Path) -
     assert (1000, "counter", 2000, "counter") in rows(
         runs.load(run), "A8", "flops", "flops_source", "dram_read_bytes", "bytes_source"
     )
+
+
+def test_several_reports_complete_each_other(run: Path, tmp_path: Path) -> None:
+    paths = []
+    for name, value in ((READ, "7"), (OCCUPANCY, "25")):
+        (tmp_path / name).mkdir()
+        paths.append(report(tmp_path / name, raw({"name": "prepare", name: value})))
+    storing.attach(run, paths)
+    trace = runs.load(run)
+    found = rows(trace, "A8", "name", "dram_read_bytes", "occupancy", "occupancy_source")
+    assert ("prepare", 7, 0.25, "counter") in found
+    assert trace.run["notes"][-1]["text"].startswith("operations are not known from counters where there is no s")
 
 
 def test_what_fits_no_kernel_is_counted(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,24 +47,14 @@ class Kernel(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """What belongs together, and how much does not."""
+    """What belongs together."""
 
     rows: Mapping[str, Row]
     """By the kernel's key."""
 
-    kernels: int
     rows_given: int
-    ns: float
-    """Of all kernels."""
-
-    ns_joined: float
     by_layer: bool
     """Whether the report told layers."""
-
-    @property
-    def share(self) -> float:
-        """The share of device time that has counters, 0 to 1."""
-        return self.ns_joined / self.ns if self.ns else 0.0
 
 
 def layer_range(ordinal: int, name: str) -> str:
@@ -103,14 +93,7 @@ def join(kernels: Sequence[Kernel], rows: Sequence[Row]) -> Joined:
         [row for row in rows if id(row) not in taken],
         alike,
     )
-    return Joined(
-        rows=found,
-        kernels=len(kernels),
-        rows_given=len(rows),
-        ns=sum(kernel.ns for kernel in kernels),
-        ns_joined=sum(kernel.ns for kernel in kernels if kernel.key in found),
-        by_layer=by_layer,
-    )
+    return Joined(found, len(rows), by_layer)
 
 
 def _paired(

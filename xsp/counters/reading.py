@@ -55,14 +55,10 @@ def read(path: Path) -> list[Row]:
     Raises:
         TraceError: the file cannot be read, or holds no kernel.
     """
-    lines = list(_table(_text(path), path))
-    if not lines:
-        raise TraceError(f"{path}: no table of Nsight Compute's with a column {_NAME!r}; {_HOWTO}")
-    header = lines[0]
-    records = [dict(zip(header, line, strict=False)) for line in lines[1:] if line != header]
-    rows = list(_long(records, path) if _LONG[0] in header else _wide(records, path))
+    records = list(_records(_text(path), path))
+    rows = list(_long(records, path) if records and _LONG[0] in records[0] else _wide(records, path))
     if not rows:
-        raise TraceError(f"{path}: holds no kernel; {_HOWTO}")
+        raise TraceError(f"{path}: holds no kernel of Nsight Compute's; {_HOWTO}")
     return rows
 
 
@@ -79,32 +75,35 @@ def _text(path: Path) -> str:
         raise TraceError(f"{path}: is no text ({error.reason}); a report itself is not read: {_HOWTO}") from error
 
 
-def _table(text: str, path: Path) -> Iterator[list[str]]:
-    """Yield the header and the lines of the table, without what was printed around it."""
-    width = 0
+def _records(text: str, path: Path) -> Iterator[dict[str, str]]:
+    """Yield the lines of the table by column, without what was printed around it; each process has a header."""
+    header: list[str] = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             fields = next(csv.reader([line]), [])  # line by line: what was printed between may hold half a quotation
         except csv.Error as error:
             raise TraceError(f"{path}: line {number} is not CSV ({error}); {_HOWTO}") from error
         if _NAME in fields:
-            width = len(fields)
-        if width and len(fields) == width:
-            yield [field.strip() for field in fields]
+            header = [field.strip() for field in fields]
+        elif header and len(fields) == len(header):
+            yield {name: field.strip() for name, field in zip(header, fields, strict=True)}
 
 
 def _wide(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row]:
     """Read the page `raw`: the line with the units names no kernel."""
     units: Mapping[str, str] = {}
-    kernels = [record for record in records if record[_NAME]]
-    names = [name for name in (records[0] if records else ()) if "__" in name]
-    numbers = _Numbers((record[name] for record in kernels for name in names), path)
+    numbers = _Numbers((record[name] for record in records if record[_NAME] for name in _counted(record)), path)
     for record in records:
-        if not record[_NAME]:
+        if record[_NAME]:
+            values = {name: numbers.value(record[name], units.get(name, "")) for name in _counted(record)}
+            yield _row(record, values)
+        else:
             units = record
-            continue
-        values = {name: numbers.value(record[name], units.get(name, "")) for name in names}
-        yield _row(record, values)
+
+
+def _counted(record: Mapping[str, str]) -> list[str]:
+    """Return the columns that are metrics."""
+    return [name for name in record if "__" in name]
 
 
 def _long(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row]:

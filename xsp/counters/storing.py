@@ -60,10 +60,10 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
     found: dict[str, Figures] = {}
     joined = [_joined(report, kernels, found) for report in reports]
     if not found:
-        raise TraceError(_nothing_fits(reports[-1], joined[-1]))
+        raise TraceError(_nothing_fits(reports[-1], joined[-1], len(kernels)))
     _write(trace.con, run, found)
     said = _said(kernels, joined, found)
-    _finish(run, content, said)
+    _finish(run, content, said, [_sentence(said), *_lacking(joined, found)])
     return said
 
 
@@ -117,11 +117,11 @@ def _joined(report: Path, kernels: Sequence[Kernel], found: dict[str, Figures]) 
     return joined
 
 
-def _nothing_fits(report: Path, joined: Joined) -> str:
+def _nothing_fits(report: Path, joined: Joined, kernels: int) -> str:
     if joined.rows:
         return f"{report}: holds none of the metrics that are asked for, such as {metrics.READ[0]}"
     return (
-        f"{report}: none of its {joined.rows_given} kernels fits one of the run's {joined.kernels}: "
+        f"{report}: none of its {joined.rows_given} kernels fits one of the run's {kernels}: "
         "a report has to be of one step of the same program"
     )
 
@@ -172,16 +172,34 @@ def _said(kernels: Sequence[Kernel], joined: Sequence[Joined], found: Mapping[st
     }
 
 
-def _finish(run: Path, content: dict[str, Any], said: dict[str, Any]) -> None:
-    """Merge the steps again, and write `run.json`."""
-    text = (
+def _sentence(said: Mapping[str, Any]) -> str:
+    return (
         f"{said['with_counters']} of {said['kernels']} kernels ({said['device_time_percent']} % of device time) have "
         f"counters of Nsight Compute, {said['with_flops']} of them operations; "
         f"{said['rows'] - said['rows_joined']} of its {said['rows']} rows fit no kernel"
     )
+
+
+def _lacking(joined: Sequence[Joined], found: Mapping[str, Figures]) -> list[str]:
+    """Return a sentence if operations are unknown because a report lacks what they are made of."""
+    missing = {
+        name
+        for each in joined
+        for key, row in each.rows.items()
+        if found[key].flops is None
+        for name in metrics.missing(row.values)
+    }
+    names = sorted(missing)
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return [f"operations are not known from counters where there is no {names[0]}{more}"] if names else []
+
+
+def _finish(run: Path, content: dict[str, Any], said: dict[str, Any], sentences: Sequence[str]) -> None:
+    """Merge the steps again, and write `run.json`."""
     notes = [note for note in content.get("notes", []) if note["source"] != SOURCE]
+    notes += [{"source": SOURCE, "text": text} for text in sentences]
     absent = {name: reason for name, reason in content.get("absent", {}).items() if name != SOURCE}
-    content = {**content, "absent": absent, "counters": said, "notes": [*notes, {"source": SOURCE, "text": text}]}
+    content = {**content, "absent": absent, "counters": said, "notes": notes}
     Store(run).finish(content)
     if "checksums" in content:
         rundir.write_run(run, {**content, "checksums": rundir.checksums(run)})
