@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,13 @@ def tool_around() -> str | None:
 class Claim:
     """A subscription in xsp's name, or the knowledge that the only one is Kineto's and idle."""
 
-    def __init__(self, cupti: Any) -> None:
+    def __init__(self, cupti: Any, hear: Callable[..., None] | None = None) -> None:
+        """Prepare a claim; `hear` is called with what the subscription is asked to tell."""
         self._cupti = cupti
-        self._subscriber: int | None = None
+        self._hear = hear or _nothing
+        self.subscriber: int | None = None
+        """Of this claim; None if CUPTI is used beside Kineto's."""
+
         self._params: Any = None
         self._error: Exception | None = None
 
@@ -61,8 +66,8 @@ class Claim:
 
     def release(self) -> None:
         """Give it back."""
-        if self._subscriber is not None:
-            subscriber, self._subscriber = self._subscriber, None
+        if self.subscriber is not None:
+            subscriber, self.subscriber = self.subscriber, None
             self._cupti.unsubscribe(subscriber)
 
     def _subscribe(self) -> str | None:
@@ -73,9 +78,9 @@ class Claim:
                 self._params = cupti.SubscriberParams()
                 self._params.struct_size = cupti.SUBSCRIBER_PARAMS_SIZE
                 self._params.subscriber_name = NAME
-                self._subscriber = cupti.subscribe_v2(_nothing, None, self._params.ptr)
+                self.subscriber = cupti.subscribe_v2(self._hear, None, self._params.ptr)
             else:
-                self._subscriber = cupti.subscribe(_nothing, None)
+                self.subscriber = cupti.subscribe(self._hear, None)
         except Exception as error:
             self._error = error
             return self._refusal(error)

@@ -18,7 +18,7 @@ from typing import Any
 from xsp.collector import Collector, Kernels
 from xsp.span import Level, Span
 from xsp_collectors import kinetouse
-from xsp_collectors.cuda import calls, claim, cuptitrial, devicespans, libcupti
+from xsp_collectors.cuda import calls, claim, cuptitrial, devicespans, graphs, libcupti
 from xsp_collectors.cuda.activities import Activity, ApiCall, Marker, Overhead, Records, Row, Wait
 from xsp_collectors.cuda.callnames import CallNames
 from xsp_collectors.cuda.injection import Injection
@@ -43,6 +43,7 @@ class CuptiActivities(Collector):
         self._recording: Recording | None = None
         self._records = Records()
         self._ranges = Ranges()
+        self._captures = graphs.Captures()
         self._threads = ThreadNumbers()
         self._names = CallNames()
         self._injection = Injection(self._parts.library)
@@ -153,7 +154,9 @@ class CuptiActivities(Collector):
         self._count_losses()
         if self._recording is None and self._is_open and not self._refused and _cuda_is_in_use():
             self._take()
-        for span in [*self._host(rows), *self._device(rows)]:
+        placed = graphs.place([*self._host(rows), *self._device(rows)], self._captures)
+        self._counts[graphs.UNSEEN] += placed.unknown
+        for span in placed.spans:
             yield span._replace(collector=self.name)
 
     def notes(self) -> Iterator[str]:
@@ -193,6 +196,8 @@ class CuptiActivities(Collector):
         counts, records = self._counts, self._records
         counts["records that could not be read"] += records.unread
         counts["records of another client of CUPTI's"] += records.other
+        counts["nodes of CUDA graphs whose layer could not be told"] += self._captures.unread
+        self._captures.unread = 0
         records.unread = records.other = 0
         counts["ends of NVTX ranges that began before the step"] += self._ranges.without_beginning
         self._ranges.without_beginning = 0
@@ -215,9 +220,10 @@ class CuptiActivities(Collector):
         """Take CUPTI after its trial, or give the role up."""
         reason = self._try() if self._outcome is None else self._outcome.reason
         if reason is None:
-            held = claim.Claim(self._cupti)
+            held = claim.Claim(self._cupti, self._captures.hear)
             reason = held.take()
             if reason is None:
+                self._captures.listen(self._cupti, held.subscriber)
                 self._claim, self._recording = held, Recording(self._cupti, self._records)
                 self._names = CallNames(self._cupti)
                 return

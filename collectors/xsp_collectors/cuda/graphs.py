@@ -22,6 +22,11 @@ from typing import Any, NamedTuple
 from xsp.span import Rule, Span
 from xsp_collectors.layerrows import Layer, Path, Rows
 
+UNSEEN = (
+    "kernels and copies of replayed CUDA graphs whose capture was not seen, because it was before the profile, or "
+    "because torch.profiler is CUPTI's subscriber: they belong to the layer that replays"
+)
+
 
 class Placed(NamedTuple):
     """Spans of a step, and how much of its replayed work is of a capture that was not seen."""
@@ -41,22 +46,25 @@ class Captures:
         self.unread = 0
         """Nodes that could not be told; an exception must not go back into CUPTI."""
 
-    def listen(self, cupti: Any, subscriber: int) -> bool:
-        """Ask CUPTI to tell of nodes, and return whether this binding of CUPTI can.
+    def listen(self, cupti: Any, subscriber: int | None) -> bool:
+        """Ask CUPTI to tell of nodes, and return whether it can.
 
         Args:
             cupti: the binding.
-            subscriber: of a subscription whose callback is `hear`.
+            subscriber: of a subscription whose callback is `hear`; None if there is none.
         """
         numbers: Any = getattr(cupti, "CallbackIdResource", None)
         domains: Any = getattr(cupti, "CallbackDomain", None)
         needed = (numbers, domains, getattr(cupti, "GraphData", None), getattr(cupti, "get_graph_node_id", None))
-        if any(part is None for part in needed):
+        if subscriber is None or any(part is None for part in needed):
             return False
         self._cupti = cupti
         self._created, self._cloned = int(numbers.GRAPHNODE_CREATED), int(numbers.GRAPHNODE_CLONED)
-        for number in (self._created, self._cloned):
-            cupti.enable_callback(1, subscriber, int(domains.RESOURCE), number)
+        try:
+            for number in (self._created, self._cloned):
+                cupti.enable_callback(1, subscriber, int(domains.RESOURCE), number)
+        except Exception:  # an older libcupti, a lost device: replays are counted as of captures not seen
+            return False
         return True
 
     def hear(self, userdata: Any, domain: Any, number: Any, data: Any) -> None:
