@@ -2,8 +2,8 @@
 
 Conditions: `without`, the process that stores spans is there and waits; `with`, it reads its sources every 50 ms too. A
 measured stretch repeats the bare step until it is ten readings long, so that each stretch holds what readings cost;
-no collector is on. Portions are written every 5 s, in some
-milliseconds, and fall into few stretches. `readings` is the share of one core that the storing process spends on them.
+no collector is on. What is read is written every 5 s, in some milliseconds, which few stretches have in them.
+`readings` is the share of one core that the storing process spends on them.
 """
 
 from __future__ import annotations

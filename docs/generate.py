@@ -20,7 +20,7 @@ from xsp import analyses, semconv, testing
 from xsp.analyses import ANALYSES, Analysis
 from xsp.cli import _parser
 from xsp.errors import AnalysisError
-from xsp.span import COLUMNS, MERGED_COLUMNS, SCHEMA_VERSION, Column, Kind, Level, Rule
+from xsp.span import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, SCHEMA_VERSION, Column, Kind, Level, Rule
 from xsp.trace import Trace
 
 DOCS = Path(__file__).resolve().parent
@@ -92,6 +92,8 @@ def table_page() -> str:
             "- `spans`: every span of every recorded step;",
             "- `merged`: one step with true times, made of all steps (see [leveled.md](leveled.md)).",
             "",
+            "A table beside it, `samples`, has what was read meanwhile of devices and machine.",
+            "",
             "Units stand in the names: `_ns` is nanoseconds, `_bytes` is bytes. What was not measured is null, never",
             f"0. The version of this schema is {SCHEMA_VERSION}; it rises when a column changes its meaning, not when",
             "columns are added.",
@@ -103,6 +105,12 @@ def table_page() -> str:
             "## Columns of `merged` alone",
             "",
             *columns(MERGED_COLUMNS),
+            "",
+            "## Columns of `samples`",
+            "",
+            "See [samples.md](samples.md).",
+            "",
+            *columns(SAMPLE_COLUMNS),
             "",
             "## Levels",
             "",

@@ -16,7 +16,7 @@ from xsp import plugins, rundir
 from xsp.analyses import ANALYSES
 from xsp.cli import COMMANDS
 from xsp.schedule import RUNG_NAMES
-from xsp.span import COLUMNS, MERGED_COLUMNS, Kind, Level, Rule
+from xsp.span import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Kind, Level, Rule
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -76,7 +76,7 @@ def test_every_analysis_is_documented(identity: str) -> None:
 
 def test_every_column_level_kind_and_rule_is_documented() -> None:
     page = read("docs/table.md")
-    for column in (*COLUMNS, *MERGED_COLUMNS):
+    for column in (*COLUMNS, *MERGED_COLUMNS, *SAMPLE_COLUMNS):
         assert f"| `{column.name}` | {column.type} |" in page, column.name
     for level in Level:
         assert f"| {int(level)} | {level.name} |" in page
