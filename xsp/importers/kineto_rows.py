@@ -294,11 +294,12 @@ _OVERHEAD = f"""
 
 
 _FLOPS = {
-    f"smsp__sass_thread_inst_executed_op_{kind}{operation}_pred_on.sum": 2 if operation == "fma" else 1
-    for kind in "dfh"
-    for operation in ("add", "mul", "fma")
+    f"smsp__sass_thread_inst_executed_op_{kind}{operation}_pred_on.sum": lanes * each
+    for kind, lanes in (("d", 1), ("f", 1), ("h", 2))
+    for operation, each in (("add", 1), ("mul", 1), ("fma", 2))
 }
-"""Counters of executed instructions, and the operations that one of them is; tensor cores are not among them."""
+"""Counters of executed instructions, and the operations that one of them is, halves being packed by two (see
+`xsp.counters.metrics`); tensor cores are not among them."""
 
 _COUNTED = _Arguments((*_FLOPS, "dram__bytes_read.sum", "dram__bytes_write.sum"))
 _COUNTED_FLOPS = " + ".join(
