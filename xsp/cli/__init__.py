@@ -15,7 +15,19 @@ from importlib import import_module
 from xsp.errors import XspError
 from xsp.version import __version__
 
-COMMANDS = ("run", "profile", "sweep", "analyze", "compare", "report", "export", "import", "counters", "serve", "doctor")
+COMMANDS = (
+    "run",
+    "profile",
+    "sweep",
+    "analyze",
+    "compare",
+    "report",
+    "export",
+    "import",
+    "counters",
+    "serve",
+    "doctor",
+)
 
 EXAMPLES = """examples:
   xsp profile torchvision:resnet50 --out runs/resnet50     profile a model by name
