@@ -11,7 +11,7 @@ from realparts import Collector, Jaeger, to_file
 from xsp import session, testing
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
-_OURS = ("ONEDNN_VERBOSE_TIMESTAMP", "KINETO_LOG_LEVEL")
+_OURS = ("ONEDNN_VERBOSE_TIMESTAMP", "KINETO_LOG_LEVEL", "NVTX_INJECTION64_PATH", "CUBLAS_NVTX_LEVEL")
 
 
 def _left_behind() -> dict[str, object]:

@@ -70,7 +70,7 @@ class CuptiActivities(Collector):
         if os.environ.get("TEARDOWN_CUPTI") == "1":
             return "TEARDOWN_CUPTI=1 has torch.profiler close CUPTI down after each use: unset it"
         try:
-            self._cupti = importlib.import_module("cupti.cupti")
+            self._cupti = _binding()
         except Exception as error:  # a binding of another CUDA may raise anything
             return f"cupti-python cannot be imported: {type(error).__name__}: {error}"
         return None
@@ -148,16 +148,15 @@ class CuptiActivities(Collector):
 
     # --- what was seen --------------------------------------------------------------------------------
 
-    def spans(self) -> Iterator[Span]:
+    def spans(self) -> list[Span]:
         """Return what was recorded; the first time that CUDA is in use, try CUPTI for the steps to come."""
         rows = self._records.take()
+        placed = graphs.place([*self._host(rows), *self._device(rows)], self._captures)
+        self._counts[graphs.UNSEEN] += placed.unknown
         self._count_losses()
         if self._recording is None and self._is_open and not self._refused and _cuda_is_in_use():
             self._take()
-        placed = graphs.place([*self._host(rows), *self._device(rows)], self._captures)
-        self._counts[graphs.UNSEEN] += placed.unknown
-        for span in placed.spans:
-            yield span._replace(collector=self.name)
+        return [span._replace(collector=self.name) for span in placed.spans]
 
     def notes(self) -> Iterator[str]:
         """Say what could not be seen, with how often."""
@@ -228,6 +227,10 @@ class CuptiActivities(Collector):
                 self._names = CallNames(self._cupti)
                 return
         self.gave_up, self._refused = reason, True
+
+
+def _binding() -> Any:
+    return importlib.import_module("cupti.cupti")
 
 
 def _cuda_is_in_use() -> bool:

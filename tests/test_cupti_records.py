@@ -1,0 +1,170 @@
+"""CUPTI's records become spans: fabricated ones, as plain objects and of cupti-python's own classes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fakecupti import (
+    DRIVER,
+    END,
+    KERNEL,
+    MARKER,
+    MEMCPY,
+    MEMSET,
+    OVERHEAD,
+    RUNTIME,
+    START,
+    SYNCHRONIZATION,
+    FakeCupti,
+    record,
+)
+
+from xsp.correlate import correlate
+from xsp.span import Level, Span
+from xsp.testing import spans, tree
+from xsp_collectors.cuda.cupti import CuptiActivities
+
+
+@pytest.fixture(params=["plain objects", "cupti-python"])
+def binding(request: pytest.FixtureRequest) -> Any:
+    if request.param == "plain objects":
+        return None
+    return pytest.importorskip("cupti.cupti", reason="cupti-python is not installed: its own classes are not read")
+
+
+def decoded(records: list[Any], collector: CuptiActivities | None = None) -> list[Span]:
+    """Feed records through the callback of a collector that stopped at 1 ms, and return the spans."""
+    collector = collector or CuptiActivities()
+    collector._names = type(collector._names)(FakeCupti())
+    collector._stopped_ns = 1_000_000
+    collector._records.complete(records)
+    return [span._replace(process=1) for span in collector.spans()]
+
+
+def launch(correlation: int, start: int, thread: int = 1, kind: int = RUNTIME, **fields: Any) -> Any:
+    number = 211 if kind == RUNTIME else 307
+    return record(
+        kind, thread, start=start, end=start + 2000, cbid=number, correlation_id=correlation, **fields
+    )  # fmt: skip
+
+
+def kernel(correlation: int, start: int, name: str = "relu", **fields: Any) -> Any:
+    return record(KERNEL, start=start, end=start + 10_000, correlation_id=correlation, name=name, **fields)
+
+
+def test_one_tree_from_the_model_to_the_kernel(binding):
+    seen = decoded(
+        [
+            record(MARKER, 1, binding, timestamp=22_000, flags_=START, id=1, name="cublasGemmEx(m=64)"),
+            record(RUNTIME, 1, binding, start=23_000, end=25_000, cbid=211, correlation_id=9),
+            record(MARKER, 1, binding, timestamp=26_000, flags_=END, id=1),
+            record(KERNEL, 1, binding, start=50_000, end=60_000, correlation_id=9, name="_Z4gemmPfS_i"),
+        ]
+    )
+    assert tree([*spans("step net 0-100\nmodule fc 10-40 depth=0\nop aten::addmm 20-30"), *seen]) == (
+        "step net\n  module fc\n    op aten::addmm\n      call cublasGemmEx\n"
+        "        launch cudaLaunchKernel\n        kernel gemm(float*, float*, int)"
+    )
+
+
+def test_what_a_kernel_was_launched_with(binding):
+    (span,) = decoded(
+        [record(KERNEL, 1, binding, start=5000, end=9000, correlation_id=3, name="k", graph_node_id=77)]
+    )  # fmt: skip
+    assert (span.level, span.device, span.stream, span.start_ns, span.dur_ns) == (Level.KERNEL, 0, 7, 5000, 4000)
+    assert json.loads(span.attributes or "") == {
+        "grid": [4, 1, 1], "block": [128, 1, 1], "registers": 32, "shared_bytes": 1024,
+        "graph": True, "graph_node": 77, "context": 1,
+    }  # fmt: skip
+
+
+def test_copies_and_memsets(binding):
+    copy, memset = decoded(
+        [
+            record(MEMCPY, 1, binding, start=1000, end=2000, correlation_id=1, copy_kind=2, bytes=64),
+            record(MEMSET, 1, binding, start=3000, end=4000, correlation_id=2, bytes=32),
+        ]
+    )
+    assert [(each.kind, each.name) for each in (copy, memset)] == [("copy", "Memcpy DtoH"), ("copy", "Memset")]
+    assert json.loads(copy.attributes or "") == {"bytes": 64, "copy": "DtoH", "context": 1}
+    assert json.loads(memset.attributes or "") == {"bytes": 32, "copy": "memset", "context": 1}
+
+
+def test_a_drivers_call_in_a_runtimes_call_is_the_same_launch_and_one_alone_is_a_launch():
+    seen = decoded([launch(1, 1000), launch(1, 1200, kind=DRIVER), launch(2, 9000, kind=DRIVER), kernel(2, 20_000)])
+    host = [(span.kind, span.name, span.attributes) for span in seen if span.level == Level.RUNTIME]
+    assert host == [("launch", "cudaLaunchKernel", '{"driver": "cuLaunchKernel"}'), ("launch", "cuLaunchKernel", None)]
+    rows = correlate([*spans("step net 0-100\nop triton_poi 8-15"), *seen])
+    (found,) = [row for row in rows if row.kind == "kernel"]
+    assert (found.parent_rule, [row.name for row in rows if row.span_id == found.parent_id]) == (
+        "correlation",
+        ["triton_poi"],
+    )
+
+
+def test_kernels_find_their_operator_on_two_threads_streams_and_in_two_processes():
+    ops = [
+        span._replace(thread=thread, process=process)
+        for span in spans("op work 0-9")
+        for thread, process in ((1, 1), (2, 1), (1, 2))
+    ]
+    one = decoded([launch(5, 1000), launch(6, 1000, thread=2), kernel(5, 30_000), kernel(6, 31_000, stream_id=8)])
+    other = [span._replace(process=2) for span in decoded([launch(5, 1000), kernel(5, 30_000)])]
+    rows = correlate([*ops, *one, *other])
+    place = {row.span_id: (row.process, row.thread) for row in rows}
+    kernels = [(row.process, row.stream, place[row.parent_id or ""]) for row in rows if row.kind == "kernel"]
+    assert sorted(kernels) == [(1, 7, (1, 1)), (1, 8, (1, 2)), (2, 7, (2, 1))]
+
+
+def test_what_a_call_waited_for_stands_at_the_call(binding):
+    waiting = record(RUNTIME, 1, binding, start=1000, end=9000, cbid=165, correlation_id=4)
+    (span,) = decoded([waiting, record(SYNCHRONIZATION, 1, binding, type=4, start=1100, end=8900, correlation_id=4)])
+    assert (span.kind, span.name, span.attributes) == ("sync", "cudaDeviceSynchronize", '{"sync": "device"}')
+
+
+def test_the_profilers_own_work_is_overhead_on_its_thread(binding):
+    (span,) = decoded([record(OVERHEAD, 5, binding, start=1000, end=4000, overhead_kind=5 << 16)])
+    assert (span.kind, span.name, span.thread, span.dur_ns) == ("overhead", "lazy function loading", 5, 3000)
+
+
+def test_a_range_of_the_programs_own_is_a_users_block():
+    seen = decoded(
+        [
+            record(MARKER, timestamp=1000, flags_=START, id=1, name="epoch", domain=""),
+            record(MARKER, timestamp=5000, flags_=END, id=1, domain=""),
+        ]
+    )
+    assert [(span.level, span.kind, span.name, span.dur_ns) for span in seen] == [
+        (Level.APPLICATION, "user", "epoch", 4000)
+    ]
+
+
+def test_what_was_cut_off_is_counted_and_not_stored():
+    collector = CuptiActivities()
+    unfinished = record(KERNEL, start=5000, end=0, correlation_id=1, name="still running")
+    end = record(MARKER, timestamp=900, flags_=END, id=3)
+    broken = record(KERNEL, start=5000, end=None, correlation_id=1, name="k")
+    broken.kind = "no number"
+    assert decoded([unfinished, end, broken], collector) == []
+    assert sorted(collector.notes()) == [
+        "1 ends of NVTX ranges that began before the step",
+        "1 kernels or copies that had not ended when the step's records were flushed",
+        "1 records that could not be read",
+    ]
+    assert list(collector.notes()) == []
+
+
+def test_calls_that_xsp_makes_after_the_steps_end_are_not_the_programs():
+    collector = CuptiActivities()
+    collector._stopping_thread = 1
+    late = [launch(1, 2_000_000), launch(2, 2_000_000, thread=2)]
+    assert [span.thread for span in decoded(late, collector)] == [2]
+
+
+def test_a_field_that_this_version_does_not_have_is_unknown():
+    older = record(KERNEL, start=5000, end=9000, correlation_id=3, name="k")
+    del older.registers_per_thread, older.graph_node_id
+    (span,) = decoded([older])
+    assert "registers" not in json.loads(span.attributes or "")
