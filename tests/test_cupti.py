@@ -257,3 +257,8 @@ def test_a_tool_that_runs_the_program_is_named(device, monkeypatch):
 def test_a_source_that_does_not_exist_is_a_usage_error():
     with pytest.raises(UsageError, match="device work comes from auto, cupti, kineto"):
         xsp.profile("x", kernels="rocm")
+
+
+def test_a_source_whose_collector_is_not_among_those_asked_for_cannot_be_had(tmp_path):
+    with pytest.raises(PluginError, match="kernels=cupti: its collector is not among those that were asked for"):
+        run(tmp_path / "run", kernels="cupti", collectors=["modules"])
