@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from ncureports import FULL, raw, run_of_kernels
 
+import xsp
 from xsp import rundir, runs
 from xsp.cli import main
-from xsp.counters import joining, metrics, ncu, reading
+from xsp.counters import joining, metrics, ncu, reading, storing
 from xsp.errors import CounterError
 from xsp.launch import Launch, count
 from xsp.schedule import DescribeOnce, parse_levels
@@ -40,7 +41,7 @@ else:
     if {unknown!r} in option("--metrics").name:
         option("--log-file").write_text("==ERROR== Failed to find metric regex:^" + {unknown!r} + "(\\\\.sum)?$")
     elif "ERROR" not in said:
-        option("--export").write_bytes(b"a report")
+        option("--export").with_suffix(".ncu-rep").write_bytes(b"a report")
     sys.exit(int("ERROR" in said))
 """
 KNOWN = "\n".join(f"{name.partition('.')[0]:60} Counter  byte  # of bytes" for name in metrics.wanted())
@@ -212,6 +213,23 @@ def test_calls_of_modules_are_ranges_named_as_layers_are(monkeypatch: pytest.Mon
     layers = [joining.layer_range(*each) for each in ((0, "Sequential"), (0, "0"), (0, "1"), (1, "1"))]
     ends = [layers[0], layers[1], "end", layers[2], "end", layers[3], "end", "end"]
     assert marked(monkeypatch, lambda: net(torch.ones(1, 2))) == ["profile", *ends, "stop"]
+
+
+def test_ranges_are_those_of_the_layers_of_a_timed_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    net = torch.nn.Sequential(inner, torch.nn.Sequential(inner, torch.nn.Identity()))
+
+    def work() -> None:
+        torch.nn.functional.mse_loss(net(torch.ones(1, 2)), torch.ones(1, 2))
+        inner(torch.ones(1, 2))
+
+    with xsp.profile("net", levels="M/L", out=tmp_path / "run", collectors=["modules"], samples=False) as profile:
+        for _ in range(12):
+            with profile.step():
+                work()
+    ranges = [name for name in marked(monkeypatch, work) if name.startswith(joining.LAYER)]
+    assert sorted(storing.layers_of(xsp.load(tmp_path / "run")).values()) == sorted(ranges)
+    assert joining.layer_range(2, "0.0") in ranges
 
 
 def test_a_call_that_raises_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from math import prod
+from pathlib import Path
+
 import pytest
 
+from xsp import runs
 from xsp.occupancy import LIMITS, estimate, resident_blocks
 from xsp.testing import spans, trace_of
 
@@ -80,3 +85,28 @@ def test_kernels_without_a_measured_occupancy_get_an_estimate() -> None:
 def test_without_the_device_there_is_no_estimate() -> None:
     trace = trace_of(spans(KERNELS.replace("occupancy_source=counter ", "")), {"machine": {"device_properties": "?"}})
     assert trace.sql("SELECT count(occupancy) FROM merged").fetchall() == [(0,)]
+
+
+TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces" / "kineto_nvidia"
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="real traces are not beside the repository")
+@pytest.mark.parametrize(
+    "name",
+    ["hta_a100_nccl_metadata_rank0of2", "kineto_sample_resnet50_workers0_1623143089861", "tracelens_h100_qwen1.5-0.5b"],
+)
+def test_on_real_launches_it_is_what_pytorch_estimates(name: str) -> None:
+    """PyTorch writes whole percent, and 0 for blocks with more than 48 KiB of shared memory."""
+    trace = runs.load(TRACES / f"{name}.json.gz")
+    device = trace.run["machine"]["device_properties"][0]
+    launches = trace.sql(
+        "SELECT DISTINCT attributes, occupancy FROM spans WHERE kind = 'kernel' AND occupancy IS NOT NULL"
+    ).fetchall()
+    assert launches
+    for attributes, theirs in launches:
+        launch = json.loads(attributes)
+        blocks, threads = prod(launch["grid"]), prod(launch["block"])
+        ours = estimate(device["compute"], threads, launch["registers"], launch["shared_bytes"], blocks, device["sms"])
+        assert ours == pytest.approx(theirs, abs=0.0051) or (theirs == 0 and launch["shared_bytes"] > 48 * 1024)
+    zeros = "SELECT count(*) FROM merged WHERE kind = 'kernel' AND occupancy = 0"
+    assert trace.sql(zeros).fetchall() == [(0,)]

@@ -120,6 +120,9 @@ def resident_blocks(limits: Limits, warps: int, registers: int, shared_bytes: in
 def fill(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> None:
     """Give the kernels of the merged step that have no occupancy an estimate, where launch and device are known.
 
+    An estimate of 0 counts as none: the kernel ran. PyTorch writes 0 for blocks with more than 48 KiB of shared
+    memory.
+
     Args:
         con: holds the table `merged`.
         run: what is known of the run; of its machine the `device_properties`.
@@ -127,7 +130,10 @@ def fill(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> None:
     devices = _devices(run)
     if not devices:
         return
-    kernels = f"level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}' AND merged.occupancy IS NULL"
+    kernels = (
+        f"level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}' AND (merged.occupancy IS NULL "
+        f"OR merged.occupancy = 0 AND occupancy_source = '{ESTIMATE}')"
+    )
     launches = con.execute(
         f"SELECT DISTINCT device, attributes FROM merged WHERE {kernels} AND attributes IS NOT NULL"
     ).fetchall()

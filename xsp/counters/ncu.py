@@ -82,15 +82,16 @@ def collect(command: Sequence[str], folder: Path) -> Path:
     """
     program = find()
     wanted = available(program)
-    report, log = folder / "report.ncu-rep", folder / "ncu.log"
+    log = folder / "ncu.log"
     for _ in range(_ATTEMPTS):
-        code = subprocess.run([*_collecting(program, wanted, report, log), *command], check=False).returncode
+        code = subprocess.run([*_collecting(program, wanted, folder / "report", log), *command], check=False).returncode
         said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
         unknown = set(_UNKNOWN_METRIC.findall(said))
-        if report.is_file() or not unknown:
+        report = next(folder.glob("report.*rep*"), None)  # ncu adds the ending, which changed its name in 2020
+        if report is not None or not unknown:
             break
         wanted = [name for name in wanted if name.partition(".")[0] not in unknown]
-    if not report.is_file() or NO_KERNELS in said:
+    if report is None or NO_KERNELS in said:
         raise CounterError(reason(said, code))
     return _as_table(program, report, folder / "report.csv")
 

@@ -75,16 +75,12 @@ def note_absence(run: Path, reason: str) -> None:
 
 def kernels_of(trace: Trace) -> list[Kernel]:
     """Return the kernels of the merged step."""
+    layers = layers_of(trace)
     rows = trace.con.execute(
         f"""
-        WITH layers AS (
-            SELECT span_id, name, row_number() OVER (PARTITION BY name ORDER BY layer_index) - 1 AS ordinal
-            FROM merged WHERE level = {int(Level.LAYER)}
-        )
-        SELECT key, merged.name, correlation_id, start_ns, {NS}, {_SHAPES}, layers.ordinal, layers.name,
+        SELECT key, name, correlation_id, start_ns, {NS}, {_SHAPES}, layer_id,
                phase = 'forward' AND grade = '{Grade.EXACT}' AND NOT coalesce(json_exists(attributes, '$.graph'), false)
-        FROM merged LEFT JOIN layers ON layers.span_id = layer_id
-        WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}' AND key IS NOT NULL
+        FROM merged WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}' AND key IS NOT NULL
         """
     ).fetchall()
     return [
@@ -95,10 +91,19 @@ def kernels_of(trace: Trace) -> list[Kernel]:
             ns=ns,
             grid=_size(grid),
             block=_size(block),
-            layer=joining.layer_range(ordinal, layer) if in_layer and layer is not None else None,
+            layer=layers.get(layer) if in_layer else None,
         )
-        for key, name, correlation, start, ns, grid, block, ordinal, layer, in_layer in rows
+        for key, name, correlation, start, ns, grid, block, layer, in_layer in rows
     ]
+
+
+def layers_of(trace: Trace) -> dict[str, str]:
+    """Return the NVTX range that a counter run marks each layer of the merged step with, by the layer's id."""
+    rows = trace.con.execute(
+        "SELECT span_id, row_number() OVER (PARTITION BY name ORDER BY layer_index) - 1, name FROM merged "
+        f"WHERE level = {int(Level.LAYER)}"
+    ).fetchall()
+    return {span_id: joining.layer_range(ordinal, name) for span_id, ordinal, name in rows}
 
 
 def _size(text: str | None) -> reading.Size | None:
