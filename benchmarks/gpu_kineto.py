@@ -1,0 +1,92 @@
+"""Kernel records of CUPTI against Kineto's, of the same step: are they the same kernels, and as long?
+
+Both record the step in turns, several times each. Kernels are compared by device, stream order and name; durations
+by the medians over the turns, kernel by kernel, and by the sum of a step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import gpu_workloads
+import turns
+from levels import Levels
+
+from xsp.models import Workload
+from xsp.span import Kind, Level, Span
+
+COLUMNS = (
+    "model", "rounds", "kernels: cupti", "kernels: kineto", "same names", "same order", "sum: cupti / kineto",
+    "kernel by kernel, median difference %", "90 % within %",
+)  # fmt: skip
+
+
+def kernels(spans: Sequence[Span]) -> list[Span]:
+    """Return the kernels of a step in the order of their starts, stream by stream."""
+    found = [span for span in spans if span.kind == Kind.KERNEL]
+    return sorted(found, key=lambda span: (span.device or 0, span.stream or 0, span.start_ns))
+
+
+def recorded(workload: Workload, rounds: int) -> dict[str, list[list[Span]]]:
+    """Return the kernels of steps, by source, taken in turns."""
+    names = {"cupti": ("modules", "torchops", "cupti"), "kineto": ("modules", "torchops")}
+    found: dict[str, list[list[Span]]] = {source: [] for source in names}
+    for _ in range(rounds):
+        for source, collectors in names.items():
+            levels = Levels(*collectors, source=collectors[-1])
+            found[source].append(kernels(levels.record(workload.step, Level.KERNEL, warmup=1)))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    options = turns.parse(gpu_workloads.add_options(turns.parser(__doc__, rounds=5)), arguments)
+    gpu_workloads.need_a_gpu(options)
+    report = turns.Report("gpu_kineto", "Kernels as CUPTI's records and as Kineto have them [95 %]", COLUMNS)
+    for workload in gpu_workloads.each(options):
+        try:
+            _add(report, workload.name, recorded(workload, options.rounds))
+        except LookupError as error:
+            raise SystemExit(f"one of the two cannot be had here: {error}") from error
+    report.notes += [gpu_workloads.device_line()]
+    report.finish(options)
+
+
+def _add(report: turns.Report, name: str, found: dict[str, list[list[Span]]]) -> None:
+    ours, theirs = found["cupti"], found["kineto"]
+    names = [Counter(span.name for span in steps[0]) for steps in (ours, theirs)]
+    ordered = [[span.name for span in steps[0]] for steps in (ours, theirs)]
+    sums = list(zip((_sum(step) for step in ours), (_sum(step) for step in theirs), strict=True))
+    ratio = turns.bootstrap(sums, lambda rows: turns.median([a / b for a, b in rows if b]))
+    apart = _apart(ours, theirs) if ordered[0] == ordered[1] else []
+    missing = dict((names[0] - names[1]) + (names[1] - names[0]))
+    same = "yes" if not missing else f"{len(missing)} differ"
+    report.add(
+        [
+            name, str(len(ours)), str(len(ours[0])), str(len(theirs[0])), same,
+            "yes" if ordered[0] == ordered[1] else "no", ratio.shown(4),
+            turns.middle(apart).shown(2, 100) if apart else "–",
+            f"{100 * sorted(map(abs, apart))[int(0.9 * len(apart))]:.2f}" if apart else "–",
+        ],
+        sums=sums, ratio=ratio, apart=apart, missing=missing,
+    )  # fmt: skip
+
+
+def _sum(step: Sequence[Span]) -> int:
+    return sum(span.dur_ns for span in step)
+
+
+def _apart(ours: Sequence[Sequence[Span]], theirs: Sequence[Sequence[Span]]) -> list[float]:
+    """Return, for each kernel, by which share its median duration differs; steps of another length are left out."""
+    mine, other = (_medians(steps) for steps in (ours, theirs))
+    return [a / b - 1 for a, b in zip(mine, other, strict=True) if b]
+
+
+def _medians(steps: Sequence[Sequence[Span]]) -> list[float]:
+    alike = [step for step in steps if len(step) == len(steps[0])]
+    return [turns.median([span.dur_ns for span in column]) for column in zip(*alike, strict=True)]
+
+
+if __name__ == "__main__":
+    main()

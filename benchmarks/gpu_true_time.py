@@ -1,0 +1,187 @@
+"""Step and layer times that xsp reconstructs on a GPU, against bare ones by CUDA events.
+
+Steps: bare steps, timed by the host's clock and by two CUDA events, take turns with the steps of a profile; xsp's
+true time is compared with the host's bare median, the events stand beside it. Layers: in further bare steps events
+stand around each call of a module directly inside the model, which xsp's kernels of that call are compared with, from
+the start of the first to the end of the last. Events around a layer count its gaps too; so do both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import gpu_workloads
+import turns
+
+import xsp
+from xsp.models import Workload
+from xsp.span import Level
+
+GOAL = 0.02
+LEAST_NS = 50_000
+"""Layers that are shorter on the device are not compared: the events' own resolution is near a microsecond."""
+
+BARE = 2
+COLUMNS = (
+    "model", "rounds", "bare ms", "events ms", "xsp's true ms", "true / bare", "≤ 2 %", "layers", "median error %",
+    "largest error %", "layers within 2 %",
+)  # fmt: skip
+
+
+class Found(NamedTuple):
+    """Times of one model, in nanoseconds."""
+
+    bare: list[int]
+    events: list[float]
+    true: turns.Figure
+    layers: list[tuple[str, float, float]]
+    """Name, time of its kernels in xsp's trace, time between events."""
+
+
+def by_events(step: Any) -> tuple[int, float]:
+    """Run a step; return the host's nanoseconds, and those between an event before and one after it."""
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    started = perf_counter_ns()
+    begin.record()
+    step()
+    end.record()
+    torch.cuda.synchronize()
+    return perf_counter_ns() - started, begin.elapsed_time(end) * 1e6
+
+
+@contextlib.contextmanager
+def events_around_children(found: list[Any]) -> Iterator[None]:
+    """Put an event before and after each call of a module directly inside the outermost one that is called."""
+    import torch
+    from torch.nn.modules import module as torch_module
+
+    depth = 0
+
+    def before(module: Any, inputs: Any) -> None:
+        nonlocal depth
+        depth += 1
+        if depth == 2:
+            found.append([torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)])
+            found[-1][0].record()
+
+    def after(module: Any, inputs: Any, output: Any) -> None:
+        nonlocal depth
+        if depth == 2:
+            found[-1][1].record()
+        depth -= 1
+
+    hooks = [
+        torch_module.register_module_forward_pre_hook(before),
+        torch_module.register_module_forward_hook(after),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def layer_events(workload: Workload, times: int) -> list[float]:
+    """Return the median nanoseconds of each call directly inside the model, in the order of the calls."""
+    import torch
+
+    steps = []
+    for _ in range(times):
+        pairs: list[Any] = []
+        with events_around_children(pairs):
+            workload.step()
+        torch.cuda.synchronize()
+        steps.append([begin.elapsed_time(end) * 1e6 for begin, end in pairs])
+    return [turns.median(values) for values in zip(*steps, strict=True)]
+
+
+def measure(workload: Workload, rounds: int, options: argparse.Namespace) -> Found:
+    """Take turns of bare and of profiled steps, then time layers by events."""
+    bare: list[tuple[int, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        with xsp.profile("true_time", levels="M/L/G", out=out, seed=options.seed) as prof:
+            for number in range(rounds + 1):
+                if number:
+                    workload.step()
+                    bare += [by_events(workload.step) for _ in range(BARE)]
+                for _ in range(
+                    prof.schedule.steps_for(number) - (prof.schedule.steps_for(number - 1) if number else 0)
+                ):
+                    with prof.step():
+                        workload.step()
+        trace = xsp.load(out)
+        true = trace.sql("SELECT true_ns, true_lo_ns, true_hi_ns FROM merged WHERE kind = 'step'").fetchall()[0]
+        host, events = zip(*bare, strict=True)
+        layers = _layers(trace, layer_events(workload, max(3, rounds)))
+        return Found(list(host), list(events), turns.Figure(*true), layers)
+
+
+def _layers(trace: xsp.Trace, events: Sequence[float]) -> list[tuple[str, float, float]]:
+    """Join xsp's calls directly inside the model with those that events were put around, by their order."""
+    rows = trace.sql(
+        f"""
+        WITH RECURSIVE inside AS (
+            SELECT trace_id, span_id AS call, span_id, name, start_ns AS begins FROM spans
+            WHERE timed AND level = {int(Level.LAYER)} AND depth = 1 AND rung = {int(Level.KERNEL)}
+            UNION ALL
+            SELECT child.trace_id, call, child.span_id, inside.name, begins
+            FROM spans child JOIN inside ON child.parent_id = inside.span_id AND child.trace_id = inside.trace_id
+            WHERE child.phase IS DISTINCT FROM 'backward'
+        ), hulls AS (
+            SELECT inside.trace_id, call, inside.name, any_value(begins) AS begins,
+                   max(work.start_ns + work.dur_ns) - min(work.start_ns) AS ns
+            FROM inside LEFT JOIN spans work
+                ON work.span_id = inside.span_id AND work.trace_id = inside.trace_id AND work.device IS NOT NULL
+            GROUP BY ALL
+        ), numbered AS (
+            SELECT *, row_number() OVER (PARTITION BY trace_id ORDER BY begins) AS place FROM hulls
+        )
+        SELECT any_value(name), median(ns) FROM numbered GROUP BY place ORDER BY place
+        """
+    ).fetchall()
+    if len(rows) != len(events):
+        return []
+    pairs = zip(rows, events, strict=True)
+    return [(name, ns, by) for (name, ns), by in pairs if ns is not None and by >= LEAST_NS]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    options = turns.parse(gpu_workloads.add_options(turns.parser(__doc__), seconds=4.0), arguments)
+    gpu_workloads.need_a_gpu(options)
+    report = turns.Report("gpu_true_time", "xsp's true times on a GPU against bare ones [95 %]", COLUMNS)
+    for workload in gpu_workloads.each(options):
+        one = measure(workload, gpu_workloads.rounds_of(workload, options, 6), options)
+        report.add(_row(workload.name, one), bare=one.bare, events=one.events, true=one.true, layers=one.layers)
+    report.notes += [
+        "A layer's figure is that of the model's direct children that take 50 µs or more on the device.",
+        gpu_workloads.device_line(),
+    ]
+    report.finish(options)
+
+
+def _row(name: str, one: Found) -> list[str]:
+    bare = turns.middle(one.bare)
+    error = one.true.value / bare.value
+    ratio = turns.Figure(error, one.true.lo / bare.value, one.true.hi / bare.value)
+    errors = [abs(ours / theirs - 1) for _, ours, theirs in one.layers]
+    near = sum(each <= GOAL for each in errors)
+    return [
+        name, str(len(one.bare) // BARE), bare.shown(3, 1e-6), turns.middle(one.events).shown(3, 1e-6),
+        one.true.shown(3, 1e-6), ratio.shown(4), "met" if abs(error - 1) <= GOAL else "missed", str(len(errors)),
+        f"{100 * turns.median(errors):.2f}" if errors else "–", f"{100 * max(errors):.2f}" if errors else "–",
+        f"{near} of {len(errors)}",
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What is measured on a GPU: the steps of real models, by name, each ended by waiting for the device."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import turns
+import workloads
+
+from xsp import measure, models
+from xsp.collector import Kernels
+
+BILLION = (
+    "transformers:LlamaForCausalLM?num_hidden_layers=16&hidden_size=2048&intermediate_size=8192"
+    "&num_attention_heads=16&num_key_value_heads=16&vocab_size=32000"
+)
+"""A decoder of 1.2 billion parameters."""
+
+MODELS = (
+    "torchvision:resnet50,batch=1",
+    "torchvision:resnet50,batch=32",
+    "torchvision:resnet50,batch=256",
+    "transformers:BertModel,batch=8,sequence=128",
+    "transformers:GPT2LMHeadModel,batch=4,sequence=256,train",
+    f"{BILLION},batch=1,sequence=128",
+)
+QUICK = ("torchvision:resnet18,batch=1", "torchvision:resnet18,batch=4,train")
+
+
+def add_options(made: argparse.ArgumentParser, seconds: float = 3.0) -> argparse.ArgumentParser:
+    """Add `--models`, `--device`, `--seconds`."""
+    made.add_argument(
+        "--models", nargs="+", metavar="MODEL", help="names with settings, as layer_overhead.py takes them"
+    )
+    made.add_argument(
+        "--device", default=measure.default_device(), help="cuda, cuda:1, cpu (default: cuda if there is one)"
+    )
+    made.add_argument(
+        "--seconds", type=float, default=seconds,
+        help=f"without --rounds, as many as a model's bare steps fit in this time (default: {seconds:g})",
+    )  # fmt: skip
+    return made
+
+
+def each(options: argparse.Namespace) -> Iterator[models.Workload]:
+    """Build the models one after the other, so that one at a time is in memory.
+
+    Yields:
+        Workloads whose step returns when the device has done it, and has run three times.
+    """
+    measure.before_the_first_use_of_libraries(Kernels.AUTO.value)
+    for text in options.models or (QUICK if options.quick else MODELS):
+        spec, settings = workloads.parse(text, options.seed)
+        workload = models.load(spec, replace(settings, device=options.device))
+        step = waited_for(workload.step)
+        for _ in range(3):
+            step()
+        turns.say(f"  {text}")
+        yield models.Workload(name_of(spec, settings), step, workload.batch_size)
+        del workload, step
+        gc.collect()
+        _empty_cache()
+
+
+def waited_for(step: Callable[[], object]) -> Callable[[], None]:
+    """Return a step that ends when the device has done its work."""
+    import torch
+
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
+
+    def run() -> None:
+        step()
+        wait()
+
+    return run
+
+
+def name_of(spec: str, settings: models.Settings) -> str:
+    """Return what the table calls a workload."""
+    name = "decoder-1b" if spec == BILLION else measure.short_name(spec)
+    return f"{name} b{settings.batch}" + (" train" if settings.train else "")
+
+
+def rounds_of(workload: models.Workload, options: argparse.Namespace, conditions: int) -> int:
+    """Return the rounds that a workload gets; `conditions` share the time."""
+    if options.rounds is not None:
+        return int(options.rounds)
+    return min(max(6, int(options.seconds / conditions / turns.time_of(workload.step))), workloads.MOST)
+
+
+def need_a_gpu(options: argparse.Namespace) -> None:
+    """End the script, saying so, where there is no device."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SystemExit("there is no CUDA device here: this benchmark is for one (tests/gpu/run.sh runs them all)")
+
+
+def device_line() -> str:
+    """Return the device, its driver's CUDA and torch's, in one line."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "There is no CUDA device: these figures are of the CPU and say nothing of a GPU."
+    found = torch.cuda.get_device_properties(0)
+    return f"{found.name}, {found.total_memory / 2**30:.0f} GiB, torch {torch.__version__}, CUDA {torch.version.cuda}."
+
+
+def _empty_cache() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _nothing() -> None:
+    pass
