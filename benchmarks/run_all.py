@@ -24,6 +24,7 @@ SCRIPTS = (
     "reopen",
     "kineto_scale",
     "kineto_peers",
+    "cupti_decode",
 )
 
 

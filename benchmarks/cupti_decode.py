@@ -1,0 +1,101 @@
+"""How many records of CUPTI are decoded a second, on fabricated records: no GPU is needed.
+
+A kernel makes a record of its own and one of the runtime's call that launched it. cupti-python makes an object of
+each record before anybody can read it; making and dropping those objects is the floor under everything that is done
+with them. In turns: that floor (`floor`), copying them into tuples as the callback does (`callback`), and what happens
+after the step, tuples into spans (`spans`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import turns
+
+from xsp_collectors.cuda.activities import Activity, Records
+
+COLUMNS = ("what", "ns a record [95 %]", "records a second", "of the floor")
+
+
+def kernel_class(cupti: Any) -> type:
+    """Return the class of kernel records, whose name has a number that rises with CUPTI's version."""
+    names = [name for name in dir(cupti) if name.startswith("ActivityKernel") and name[14:].isdigit()]
+    return getattr(cupti, max(names, key=lambda name: int(name[14:])))  # type: ignore[no-any-return]
+
+
+def fabricate(cupti: Any, kernels: int) -> list[Any]:
+    """Return a kernel's record and its launch's, so many times."""
+    kind = kernel_class(cupti)
+    made = []
+    for number in range(kernels):
+        kernel, call = kind(), cupti.ActivityAPI()
+        kernel.kind, call.kind = int(Activity.CONCURRENT_KERNEL), int(Activity.RUNTIME)
+        kernel.start, kernel.end = 1_000 * number + 1, 1_000 * number + 900
+        call.start, call.end = 1_000 * number, 1_000 * number + 500
+        kernel.correlation_id = call.correlation_id = number + 1
+        made += [call, kernel]
+    return made
+
+
+def floor(cupti: Any, kernels: int) -> Callable[[], object]:
+    """Return what makes objects of records, and drops them."""
+    kind, call = kernel_class(cupti), cupti.ActivityAPI
+
+    def run() -> None:
+        made = []
+        for _ in range(kernels):
+            made.append(call())
+            made.append(kind())
+
+    return run
+
+
+def measure(cupti: Any, kernels: int, rounds: int) -> dict[str, list[float]]:
+    """Return nanoseconds a record of each round, by what was done."""
+    from xsp_collectors.cuda.cupti import CuptiActivities
+
+    made = fabricate(cupti, kernels)
+    found: dict[str, list[float]] = {"floor": [], "callback": [], "spans": []}
+    for number in range(rounds + 1):
+        records = Records()
+        collector = CuptiActivities()
+        collector._records = records
+        steps: dict[str, Callable[[], object]] = {
+            "floor": floor(cupti, kernels),
+            "callback": lambda records=records: records.complete(made),
+            "spans": lambda collector=collector: sum(1 for _ in collector.spans()),
+        }
+        for name, step in steps.items():
+            begin = perf_counter_ns()
+            step()
+            taken = perf_counter_ns() - begin
+            if number:  # the first round is not counted
+                found[name].append(taken / (2 * kernels))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    options = turns.parse(turns.parser(__doc__, rounds=15), arguments)
+    try:
+        from cupti import cupti
+    except ImportError as error:
+        raise SystemExit(f"this needs cupti-python ({error}); pip install 'xsp[cuda]'") from error
+    kernels = 2_000 if options.quick else 50_000
+    found = measure(cupti, kernels, options.rounds)
+    report = turns.Report("cupti_decode", f"Decoding {2 * kernels:,} records of CUPTI", COLUMNS)
+    for name, values in found.items():
+        each, rate = turns.middle(values), turns.middle([1e9 / value for value in values])
+        against = turns.middle([a / b for a, b in zip(values, found["floor"], strict=True)])
+        report.add([name, each.shown(0), rate.shown(0), against.shown(2)], ns=each, rate=rate, rounds=values)
+    report.notes += [
+        "`callback` runs on a thread of CUPTI's and holds Python's lock at the flush after a step; `spans` after it.",
+        f"Records are of the class {kernel_class(cupti).__name__}.",
+    ]
+    report.finish(options)
+
+
+if __name__ == "__main__":
+    main()
