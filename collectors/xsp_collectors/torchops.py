@@ -21,7 +21,7 @@ from xsp.collector import Collector, Kernels, Probe
 from xsp.flops import flops
 from xsp.span import Kind, Level, Span
 from xsp.traffic import traffic
-from xsp_collectors import collectives, compiledlayers, kinetouse
+from xsp_collectors import collectives, compiledlayers, kinetolaunches, kinetouse
 from xsp_collectors.provenance import CompiledGraphs
 from xsp_collectors.torchlog import WarningsHeldBack
 
@@ -278,6 +278,7 @@ def _device(event: Any, threads: dict[int, int]) -> Span:
         device=event.device_index(),
         stream=event.device_resource_id(),
         correlation_id=event.correlation_id() or None,
+        attributes=kinetolaunches.attributes(event),
     )
 
 
