@@ -159,6 +159,18 @@ def test_if_the_trial_fails_then_kineto_takes_over(device, tmp_path, monkeypatch
     assert any("cupti gave up recording device work, which comes from kineto" in n["text"] for n in content["notes"])
 
 
+def test_if_cupti_cannot_be_switched_on_any_more_then_kineto_takes_over(device, tmp_path, monkeypatch):
+    monkeypatch.setattr(TorchOps, "trial", lambda self: None)
+    with xsp.profile("net", out=tmp_path / "run", levels="M/L/G", samples=False, kernels="cupti") as prof:
+        monkeypatch.setattr(device, "activity_register_callbacks", lambda request, complete: 1 / 0)
+        for _ in range(prof.schedule.steps_for(1)):
+            with prof.step():
+                NET(torch.ones(2))
+    content = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (content["kernels"]["wanted"], content["kernels"]["source"]) == ("cupti", "kineto")
+    assert "start failed: ZeroDivisionError" in content["kernels"]["reasons"]["cupti"]
+
+
 def test_records_that_cupti_dropped_are_counted(device):
     collector = CuptiActivities()
     collector.open()

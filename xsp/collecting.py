@@ -145,6 +145,8 @@ class Collecting:
             return call()
         except Exception as error:
             self.note(collector.name, f"{verb} failed and the collector was left out: {type(error).__name__}: {error}")
+            if collector.is_device_source and collector.gave_up is None:
+                collector.gave_up = f"{verb} failed: {type(error).__name__}: {error}"
             if collector in self.collectors:
                 self.collectors.remove(collector)
                 if verb != "close":

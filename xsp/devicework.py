@@ -40,8 +40,11 @@ class DeviceWork:
             collector.is_device_source, collector.gave_up = False, None
         able = {each.device_work: each for each in found if each.device_work is not None}
         if deepest >= Level.LIBRARY:
-            self._try([able[kind] for kind in Kernels if kind in able and self.wanted in (kind, Kernels.AUTO)])
+            in_order = [able[kind] for kind in Kernels if kind in able]
+            self._try([each for each in in_order if self.wanted in (each.device_work, Kernels.AUTO)])
             self._refuse_a_wish(absent, deepest)
+            # a source that gives up later has a successor, unless only the last was wanted
+            self._others = in_order[in_order.index(self.source) + 1 :] if self.source is not None else []
         return [each for each in found if not each.innermost or each is self.source]
 
     def replace(self) -> str | None:
@@ -53,6 +56,7 @@ class DeviceWork:
         self.source = None
         self.reasons[str(gone.device_work)] = reason
         self._try(self._others)
+        self._others = self._others[self._others.index(self.source) + 1 :] if self.source is not None else []
         now = f"comes from {self.source.device_work}" if self.source is not None else "is not recorded"
         return f"{gone.device_work} gave up recording device work, which {now} from then on: {reason}"
 
@@ -76,15 +80,14 @@ class DeviceWork:
         return content
 
     def _try(self, candidates: Sequence[Collector]) -> None:
-        """Make the first that passes its trial the source, and remember those after it."""
-        for place, collector in enumerate(candidates):
+        """Make the first that passes its trial the source."""
+        for collector in candidates:
             reason = _trial(collector)
             if reason is None:
                 collector.is_device_source = True
-                self.source, self._others = collector, [*candidates[place + 1 :]]
+                self.source = collector
                 return
             self.reasons[str(collector.device_work)] = reason
-        self._others = []
 
     def _refuse_a_wish(self, absent: Mapping[str, str], deepest: Level) -> None:
         """Say at once that what was asked for by name cannot be had."""

@@ -39,7 +39,7 @@ class Kernel(NamedTuple):
     stream_id: int
     context_id: int
     correlation_id: int
-    name: str
+    name: str | None
     grid_x: int
     grid_y: int
     grid_z: int

@@ -203,7 +203,10 @@ class CuptiActivities(Collector):
         counts["records on a thread that could not be told"] += self._threads.unknown
         self._threads.unknown = 0
         if self._recording is not None:
-            counts["records that CUPTI dropped for want of a buffer"] += self._recording.dropped()
+            dropped = self._recording.dropped()
+            counts["records that CUPTI dropped for want of a buffer"] += dropped or 0
+            if dropped is None:
+                self._said.add("CUPTI did not tell of each step how many records it dropped")
             if self._recording.refused:
                 self._said.add(f"CUPTI does not record {', '.join(self._recording.refused)} here")
 

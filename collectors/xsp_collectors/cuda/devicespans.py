@@ -41,7 +41,7 @@ def kernel(work: Kernel) -> Span:
         **_in_graph(work),
         "context": work.context_id,
     }
-    return _span(work, Kind.KERNEL, demangled(work.name), launched)
+    return _span(work, Kind.KERNEL, demangled(work.name or "kernel without a name"), launched)
 
 
 def copy(work: Copy) -> Span:

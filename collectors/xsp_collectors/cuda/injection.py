@@ -18,8 +18,8 @@ class Injection:
         self._too_late = False
 
     def variables(self) -> dict[str, str]:
-        """Return what is to be set, as far as the user has not set it otherwise."""
-        if self._library is None:
+        """Return what is to be set, as far as the user has not set it; nothing beside another tool's injection."""
+        if self._library is None or (INJECTION in os.environ and not self._is_set()):
             return {}
         wanted = {INJECTION: str(self._library), **SWITCHES}
         return {name: value for name, value in wanted.items() if name not in os.environ}

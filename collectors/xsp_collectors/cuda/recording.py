@@ -62,7 +62,8 @@ class Recording:
         for kind in _OF_KINETO:
             with contextlib.suppress(Exception):
                 cupti.activity_disable(int(kind))
-        cupti.activity_flush_all(_FORCED)
+        with contextlib.suppress(Exception):  # the first time nobody has registered buffers
+            cupti.activity_flush_all(_FORCED)
         cupti.activity_register_callbacks(self._records.request, self._records.complete)
         self._name_threads_natively()
         self._kinds = [kind for kind in kinds if self._enable(kind, last=kind is kinds[-1])]
@@ -81,10 +82,13 @@ class Recording:
         self._cupti.activity_flush_all(0)
         self._cupti.activity_flush_all(_FORCED)
 
-    def dropped(self) -> int:
-        """Return how many records CUPTI had no buffer for since the last call."""
+    def dropped(self) -> int | None:
+        """Return how many records CUPTI had no buffer for since the last call; None if it does not tell."""
         count = ctypes.c_size_t()
-        self._cupti.activity_get_num_dropped_records(0, 0, ctypes.addressof(count))
+        try:
+            self._cupti.activity_get_num_dropped_records(0, 0, ctypes.addressof(count))
+        except Exception:  # a device that is lost
+            return None
         return count.value
 
     def _enable(self, kind: Activity, last: bool) -> bool:
