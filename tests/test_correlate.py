@@ -293,6 +293,7 @@ def test_where_a_device_is_used_its_memory_counts_and_the_hosts_does_not() -> No
         alloc alloc      60-60 alloc_bytes=33
     """)
     assert {name: row.alloc_bytes for name, row in rows.items()} == {"s": 1500, "on_both": 1500, "on_host": 0}
+    assert rows["s"].attributes == '{"alloc_devices": [0, 1]}'
 
 
 def test_only_the_innermost_statement_of_operations_is_kept() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from xsp.analyses.contract import Analysis
-from xsp.analyses.memory import MEMORY_STEPS, MEMORY_TIMELINE, MIB, NO_FREES, SUMMED, TOTALS
+from xsp.analyses.memory import MEMORY_STEPS, MEMORY_TIMELINE, MIB, NO_FREES, OF_DEVICES, SUMMED, TOTALS
 from xsp.errors import AnalysisError
 from xsp.overhead import true_trace
 from xsp.span import Span
@@ -105,6 +105,20 @@ def test_of_allocations_alone_no_level_is_made() -> None:
         ("net", 2, None, None, None, NO_FREES),
         ("fc", 1, None, None, None, NO_FREES),
     ]
+
+
+def test_allocations_alone_are_those_of_the_device_that_the_step_used() -> None:
+    text = """
+        step predict  0-100
+        module fc     20-60
+        alloc alloc   30-30 alloc_bytes=1048576 device={}
+        alloc alloc   31-31 alloc_bytes=1048576 device={}
+        alloc alloc   32-32 alloc_bytes=99
+    """
+    one, two = (trace_of(spans(text.format(*devices))) for devices in ((3, 3), (0, 1)))
+    columns = "device, name, allocated_mib, basis"
+    assert ask(MEMORY_TIMELINE, one, columns) == [(3, "fc", 2, NO_FREES)]
+    assert ask(MEMORY_TIMELINE, two, columns) == [(None, "fc", 2, OF_DEVICES)]
 
 
 @pytest.mark.parametrize("analysis", [MEMORY_TIMELINE, MEMORY_STEPS])

@@ -86,7 +86,7 @@ def correlate(spans: Iterable[Span]) -> list[Span]:
     _follow_correlation_ids(kept)
     _adopt_explicit(kept)
     _attach_to_step(kept)
-    _fold_allocations(allocations, by_thread)
+    _state_devices(kept, _fold_allocations(allocations, by_thread))
     return _finish(kept)
 
 
@@ -288,13 +288,24 @@ def _attach_to_step(nodes: Sequence[_Node]) -> None:
                 node.parent, node.rule = around[0], Rule.CONTAINMENT
 
 
-def _fold_allocations(allocations: Sequence[_Node], by_thread: dict[tuple[int | None, int], list[_Node]]) -> None:
+def _state_devices(nodes: Sequence[_Node], devices: Sequence[int]) -> None:
+    """Say in the step of whose memory `alloc_bytes` speaks; nothing where it is the host's."""
+    for node in nodes:
+        if devices and node.span.kind == Kind.STEP:
+            known = json.loads(node.span.attributes or "{}")
+            node.span = node.span._replace(attributes=json.dumps({**known, "alloc_devices": devices}))
+
+
+def _fold_allocations(allocations: Sequence[_Node], by_thread: dict[tuple[int | None, int], list[_Node]]) -> list[int]:
     """Add each allocation to all spans that were open on its thread when it happened.
 
     In a step that allocates on devices those on the host do not count: a sum of both would be of no memory at all.
+
+    Returns:
+        The devices.
     """
-    used = any(node.span.device is not None for node in allocations)
-    allocations = [node for node in allocations if (node.span.device is not None) == used]
+    devices = sorted({node.span.device for node in allocations if node.span.device is not None})
+    allocations = [node for node in allocations if (node.span.device is not None) == bool(devices)]
     for name, thread in by_thread.items():
         here = [n for n in allocations if (n.span.process, n.span.thread) == name]
         if not here:
@@ -311,6 +322,7 @@ def _fold_allocations(allocations: Sequence[_Node], by_thread: dict[tuple[int | 
                         outer.alloc_bytes += node.span.alloc_bytes or 0
             else:
                 stack.append(node)
+    return devices
 
 
 def _finish(nodes: Sequence[_Node]) -> list[Span]:

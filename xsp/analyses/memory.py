@@ -42,6 +42,7 @@ _COLUMNS = {
 TOTALS = "totals of the allocator"
 SUMMED = "sums since the recording began"
 NO_FREES = "allocations alone"
+OF_DEVICES = "allocations alone, of several devices together"
 
 _ALLOCATIONS = f"""
     allocations AS (
@@ -107,8 +108,9 @@ def MEMORY_TIMELINE(trace: Trace) -> Table:
     `growth_mib` is end minus start. `allocated_mib` is what a layer itself allocates (for the step and its calls: all
     that is allocated meanwhile), `left_mib` what of it is not freed before the step's end, `live_at_peak_mib` what of
     it is there at the step's peak. `peak_layer` and `peak_op` are what was under way at the row's own peak. A null
-    device is the host's memory. `basis` says what figures rest on: the allocator's totals, sums since the recording
-    began (what was taken before is not known), or allocations alone (what was freed is not known).
+    device is the host's memory, unless `basis` says that it is that of several devices. `basis` says what figures rest
+    on: the allocator's totals, sums since the recording began (what was taken before is not known), or allocations
+    alone (what was freed is not known).
     """
     pools = _changes(trace)
     if not pools:
@@ -241,15 +243,24 @@ class _Pool:
 
 
 def _allocations_alone(trace: Trace) -> Table:
-    """Return what each layer itself allocates, where nothing says what was freed."""
+    """Return what each layer itself allocates, where nothing says what was freed.
+
+    On which devices, the step says; of several only the sum is known, and the column is null.
+    """
     table = trace.sql(
         f"""
-        WITH {LAYERS}
-        SELECT NULL::INTEGER AS device, kind, layer_index, name, type,
+        WITH {LAYERS}, places AS (
+            SELECT DISTINCT unnest(json_extract(attributes, '$.alloc_devices')::INTEGER[]) AS device
+            FROM spans WHERE kind = '{Kind.STEP}' AND json_exists(attributes, '$.alloc_devices')
+        ), used AS (
+            SELECT CASE WHEN count(*) = 1 THEN min(device) END AS device,
+                   CASE WHEN count(*) > 1 THEN '{OF_DEVICES}' ELSE '{NO_FREES}' END AS basis FROM places
+        )
+        SELECT used.device, kind, layer_index, name, type,
                {", ".join(f"NULL::DOUBLE AS {name}" for name in ("start_mib", "peak_mib", "end_mib", "growth_mib"))},
                self_alloc_bytes / {MIB} AS allocated_mib, NULL::DOUBLE AS left_mib, NULL::DOUBLE AS live_at_peak_mib,
-               NULL::DOUBLE AS peak_at_ms, NULL AS peak_layer, NULL AS peak_op, '{NO_FREES}' AS basis
-        FROM layers WHERE self_alloc_bytes IS NOT NULL ORDER BY layer_index
+               NULL::DOUBLE AS peak_at_ms, NULL AS peak_layer, NULL AS peak_op, used.basis
+        FROM layers, used WHERE self_alloc_bytes IS NOT NULL ORDER BY layer_index
         """
     )
     if not table.aggregate("count(*)").fetchall()[0][0]:

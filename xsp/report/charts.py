@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from xsp.analyses import ANALYSES
+from xsp.analyses import ANALYSES, memory
 from xsp.report.answers import Answer, Answers
 from xsp.report.roofs import roofs
 
@@ -138,7 +138,7 @@ CHARTS: tuple[Chart, ...] = (
     ),
     Chart(
         "memory-timeline", "memory", "lines", "Host memory over the step, by layer", "MiB", _LAYER, _MEMORY,
-        where={"layer_index": ..., "device": None},
+        where={"layer_index": ..., "device": None, "basis": frozenset((memory.TOTALS, memory.SUMMED, memory.NO_FREES))},
     ),
     Chart(
         "memory-steps", "memory", "lines", "Device memory of each step", "MiB", {"at": "step"}, _LEFT,
