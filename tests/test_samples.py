@@ -5,6 +5,8 @@ There is no GPU here: `fakenvml` stands in for pynvml. The files of /proc are re
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import os
 import signal
@@ -282,6 +284,15 @@ def test_samples_can_be_switched_off_and_then_leave_nothing(tmp_path: Path) -> N
     assert "samples" not in trace.run
     assert trace.samples.fetchall() == []
     assert not (tmp_path / "run" / "samples").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "profile", "sweep"])
+def test_the_command_line_switches_sampling_off(command: str) -> None:
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"xsp.cli.{command}").arguments(parser)
+    more = ["--batch", "1,2"] if command == "sweep" else []
+    assert parser.parse_args([*more, "model.py"]).samples
+    assert not parser.parse_args([*more, "--no-samples", "model.py"]).samples
 
 
 def test_the_measured_process_runs_no_thread_and_loads_nothing_for_it(tmp_path: Path) -> None:
