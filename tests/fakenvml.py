@@ -8,6 +8,13 @@ from typing import Any
 
 GIB = 1 << 30
 
+KEYS = {
+    "nvmlDeviceGetName": "name", "nvmlDeviceGetUUID": "uuid", "nvmlDeviceGetPowerUsage": "mean_mw",
+    "nvmlDeviceGetTotalEnergyConsumption": "energy_mj", "nvmlDeviceGetEnforcedPowerLimit": "limit_mw",
+    "nvmlDeviceGetCurrentClocksEventReasons": "reasons", "nvmlDeviceGetCurrentClocksThrottleReasons": "throttle",
+}  # fmt: skip
+"""Functions of a device alone, and what they ask of it."""
+
 
 class NVMLError(Exception):
     """As pynvml's: made of a number, with NVML's words."""
@@ -69,15 +76,9 @@ class FakeNvml:
         return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in told(device, "processes").items()]
 
     def __getattr__(self, name: str) -> Callable[[dict[str, Any]], Any]:
-        keys = {
-            "nvmlDeviceGetName": "name", "nvmlDeviceGetUUID": "uuid", "nvmlDeviceGetPowerUsage": "mean_mw",
-            "nvmlDeviceGetTotalEnergyConsumption": "energy_mj", "nvmlDeviceGetEnforcedPowerLimit": "limit_mw",
-            "nvmlDeviceGetCurrentClocksEventReasons": "reasons",
-            "nvmlDeviceGetCurrentClocksThrottleReasons": "throttle",
-        }  # fmt: skip
-        if name not in keys:
+        if name not in KEYS:
             raise AttributeError(name)
-        return lambda device: told(device, keys[name])
+        return lambda device: told(device, KEYS[name])
 
 
 def told(device: dict[str, Any], key: str) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakenvml import GIB, FakeNvml, h200
+from fakenvml import GIB, KEYS, FakeNvml, h200
 
 import xsp
 from xsp import rundir, samplehealth, table
@@ -180,6 +181,17 @@ def test_ranks_that_all_see_all_devices_share_them() -> None:
     assert list(numbering.share(every, 0, 1)) == [0, 1, 2]
     own = numbering.devices(FakeNvml(*THREE), [], {"CUDA_VISIBLE_DEVICES": "2"})
     assert list(numbering.share(own, 1, 3)) == [0], "each rank was given its own"
+
+
+def test_the_stand_in_has_the_names_and_signatures_of_pynvml() -> None:
+    real = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    ours = [name for name in dir(FakeNvml) if name.startswith(("nvml", "NVML_"))]
+    assert [name for name in [*ours, *KEYS] if not hasattr(real, name)] == []
+    assert [name for name in ours if name.startswith("NVML_") and getattr(FakeNvml, name) != getattr(real, name)] == []
+    for name in (name for name in ours if name.startswith("nvml")):
+        takes = len(inspect.signature(getattr(FakeNvml, name)).parameters) - 1
+        needs = list(inspect.signature(getattr(real, name)).parameters.values())
+        assert len([each for each in needs if each.default is each.empty]) <= takes <= len(needs), name
 
 
 # --- the thread -------------------------------------------------------------------------------------------
@@ -434,11 +446,23 @@ def said(trace: xsp.Trace) -> list[tuple[str, str, str]]:
 def test_health_names_devices_whose_clocks_were_held_down() -> None:
     hot = beside(held(0x1, 0x1, 0x20, 0x0, 0x0))
     text = "device 0: clocks were held down (too hot, driver) in 1 of 3 timed steps; see `throttling`"
-    assert said(hot) == [("clocks", "B", text)]
+    assert said(hot) == [("throttling", "B", text)]
     full = beside(held(0x4, 0x4))
-    assert [(subject, best) for subject, best, _ in said(full)] == [("clocks", "A")], "a power cap is how devices work"
+    assert [(subject, best) for subject, best, _ in said(full)] == [("throttling", "A")], (
+        "a power cap is how devices work"
+    )
     later = beside(held(0, 0, 0, 0, 0, 0, 0, 0x20, 0))
     assert said(later) == [], "no step ran then"
+
+
+def test_health_names_the_rank_where_there_are_several() -> None:
+    rows = [row._replace(rank=rank) for rank in (0, 1) for row in held(0x20, 0x0, 0x20 * rank, 0x0)]
+    both = beside(rows, STEPS + STEPS.replace("step=", "rank=1 step="))
+    both.run["ranks"] = [{}, {}]
+    assert [text.partition(";")[0] for _, _, text in said(both)] == [
+        "rank 0, device 0: clocks were held down (too hot, driver) in 1 of 3 timed steps",
+        "rank 1, device 0: clocks were held down (too hot, driver) in 2 of 3 timed steps",
+    ]
 
 
 def test_health_names_others_on_the_device_and_on_the_machine() -> None:

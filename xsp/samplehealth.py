@@ -18,7 +18,8 @@ MISSED = 0.2
 
 _TIMED = f"""
     timed AS (
-        SELECT rank, step, start_ns, start_ns + dur_ns AS end_ns FROM spans WHERE kind = '{Kind.STEP}' AND timed
+        SELECT rank, step, start_ns, start_ns + dur_ns AS end_ns, count(*) OVER (PARTITION BY rank) AS steps
+        FROM spans WHERE kind = '{Kind.STEP}' AND timed
     )
 """
 
@@ -37,15 +38,16 @@ def _held_down(trace: Trace) -> Iterator[Finding]:
     rows = trace.con.execute(
         f"""
         WITH {WHILE}, {_TIMED}
-        SELECT r.device, string_agg(DISTINCT reason, ', ' ORDER BY reason), bool_or(harm),
-               count(DISTINCT (timed.rank, step)), (SELECT count(*) FROM timed)
+        SELECT r.rank, r.device, string_agg(DISTINCT reason, ', ' ORDER BY reason), bool_or(harm),
+               count(DISTINCT step), any_value(steps)
         FROM reasons r JOIN timed ON timed.rank = r.rank AND timed.start_ns < r.to_ns AND timed.end_ns > r.from_ns
-        WHERE held GROUP BY r.device ORDER BY r.device
+        WHERE held GROUP BY r.rank, r.device ORDER BY r.rank, r.device
         """
     ).fetchall()
-    for device, reasons, harm, steps, total in rows:
-        text = f"device {device}: clocks were held down ({reasons}) in {steps} of {total} timed steps; see `throttling`"
-        yield Finding(Severity.WARNING if harm else Severity.NOTE, "clocks", text, "B" if harm else "A")
+    for rank, device, reasons, harm, steps, total in rows:
+        where = _where(trace, rank, device)
+        text = f"{where}: clocks were held down ({reasons}) in {steps} of {total} timed steps; see `throttling`"
+        yield Finding(Severity.WARNING if harm else Severity.NOTE, "throttling", text, "B" if harm else "A")
 
 
 def _others_on_device(trace: Trace) -> Iterator[Finding]:
@@ -56,14 +58,20 @@ def _others_on_device(trace: Trace) -> Iterator[Finding]:
                    lead(time_ns, 1, time_ns + 1) OVER (PARTITION BY rank, device ORDER BY time_ns) AS to_ns
             FROM samples WHERE name = 'gpu.processes.others'
         )
-        SELECT device, max(value)::BIGINT, count(DISTINCT (timed.rank, step)), (SELECT count(*) FROM timed)
+        SELECT seen.rank, device, max(value)::BIGINT, count(DISTINCT step), any_value(steps)
         FROM seen JOIN timed ON timed.rank = seen.rank AND timed.start_ns < seen.to_ns AND timed.end_ns > seen.from_ns
-        WHERE value > 0 GROUP BY device ORDER BY device
+        WHERE value > 0 GROUP BY seen.rank, device ORDER BY seen.rank, device
         """
     ).fetchall()
-    for device, others, steps, total in rows:
-        text = f"device {device}: up to {others} other processes were on it in {steps} of {total} timed steps"
+    for rank, device, others, steps, total in rows:
+        where = _where(trace, rank, device)
+        text = f"{where}: up to {others} other processes were on it in {steps} of {total} timed steps"
         yield Finding(Severity.WARNING, "device", text, "B")
+
+
+def _where(trace: Trace, rank: int, device: int) -> str:
+    """Return what a device is called; its rank matters where there are several."""
+    return f"rank {rank}, device {device}" if len(trace.run.get("ranks") or ()) > 1 else f"device {device}"
 
 
 def _others_on_host(trace: Trace) -> Iterator[Finding]:
