@@ -13,6 +13,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+COLLECTOR = "cupti"
+"""What the spans say who saw them."""
+
 BUFFER_BYTES = 8 << 20
 
 
@@ -138,6 +141,8 @@ _SHAPES: dict[int, Any] = {
     Activity.MARKER: Marker,
 }
 
+_KINDS = {int(kind): kind for kind in Activity}
+
 Reader = Callable[[Any], tuple[Any, ...]]
 
 
@@ -178,7 +183,7 @@ class Records:
         """Return what was handed over since the last call, and forget it."""
         taken: list[tuple[Activity, Row]] = []
         while self._batches:
-            taken += [(Activity(kind), _SHAPES[kind]._make(values)) for kind, values in self._batches.popleft()]
+            taken += [(_KINDS[kind], _SHAPES[kind]._make(values)) for kind, values in self._batches.popleft()]
         return taken
 
     def _learn(self, record: Any, kind: int) -> Reader | None:

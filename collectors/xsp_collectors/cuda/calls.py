@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from xsp.span import Kind, Level, Span
-from xsp_collectors.cuda.activities import Activity, ApiCall, Overhead, Wait
+from xsp_collectors.cuda.activities import COLLECTOR, Activity, ApiCall, Overhead, Wait
 
 Name = Callable[[Activity, int], str]
 """The name of a call, by the interface that it belongs to and CUPTI's number of it there."""
@@ -36,6 +37,7 @@ _OVERHEADS = {
 _OBJECT_IS_THREAD = 2
 
 
+@functools.lru_cache(maxsize=4096)
 def kind_of(name: str) -> Kind:
     """Return what a call of the runtime or the driver is, by its name: it starts device work, waits, or neither."""
     if any(word in name for word in _LAUNCHES):
@@ -43,6 +45,7 @@ def kind_of(name: str) -> Kind:
     return Kind.SYNC if "Synchronize" in name else Kind.CALL
 
 
+@functools.lru_cache(maxsize=4096)
 def plain(name: str) -> str:
     """Return the name that programs call: without the version and the kind of default stream that CUPTI adds.
 
@@ -79,7 +82,7 @@ def overhead(seen: Overhead, thread: Thread) -> Span:
     """Return the span of the profiler's or the driver's own work, on its thread if it was one's."""
     own = seen.object_id_pt_thread_id if seen.object_kind == _OBJECT_IS_THREAD else None
     name = _OVERHEADS.get(seen.overhead_kind, f"overhead of kind {seen.overhead_kind}")
-    return _span(Kind.OVERHEAD, name, seen, {})._replace(thread=thread(own))
+    return _span(Kind.OVERHEAD, name, seen, {}, thread(own))
 
 
 def _identity(call: ApiCall) -> tuple[int, int]:
@@ -93,15 +96,25 @@ def _call(call: ApiCall, name: str, driver: str | None, wait: Wait | None, threa
         told["sync"] = "device" if name == "cudaDeviceSynchronize" else _WAITS[wait.type]
     if call.return_value:
         told["returned"] = call.return_value
-    return _span(kind, name, call, told)._replace(thread=thread, correlation_id=call.correlation_id or None)
+    return _span(kind, name, call, told, thread, call.correlation_id or None)
 
 
-def _span(kind: Kind, name: str, seen: ApiCall | Wait | Overhead, told: dict[str, Any]) -> Span:
+def _span(
+    kind: Kind,
+    name: str,
+    seen: ApiCall | Wait | Overhead,
+    told: dict[str, Any],
+    thread: int | None = None,
+    correlation: int | None = None,
+) -> Span:
     return Span(
         level=Level.RUNTIME,
         kind=kind.value,
         name=name,
         start_ns=seen.start,
         dur_ns=max(seen.end - seen.start, 0),
+        thread=thread,
+        correlation_id=correlation,
+        collector=COLLECTOR,
         attributes=json.dumps(told) if told else None,
     )

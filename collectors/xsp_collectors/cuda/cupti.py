@@ -19,7 +19,7 @@ from xsp.collector import Collector, Kernels
 from xsp.span import Level, Span
 from xsp_collectors import kinetouse
 from xsp_collectors.cuda import calls, claim, cuptitrial, devicespans, graphs, libcupti
-from xsp_collectors.cuda.activities import Activity, ApiCall, Marker, Overhead, Records, Row, Wait
+from xsp_collectors.cuda.activities import COLLECTOR, Activity, ApiCall, Marker, Overhead, Records, Row, Wait
 from xsp_collectors.cuda.callnames import CallNames
 from xsp_collectors.cuda.injection import Injection
 from xsp_collectors.cuda.libraries import Ranges
@@ -30,7 +30,7 @@ from xsp_collectors.cuda.threads import ThreadNumbers
 class CuptiActivities(Collector):
     """Calls of GPU libraries (LIBRARY) and of the runtime (RUNTIME), kernels and copies (KERNEL)."""
 
-    name = "cupti"
+    name = COLLECTOR
     levels = (Level.LIBRARY, Level.RUNTIME, Level.KERNEL)
     epoch = True
     device_work = Kernels.CUPTI
@@ -156,7 +156,7 @@ class CuptiActivities(Collector):
         self._count_losses()
         if self._recording is None and self._is_open and not self._refused and _cuda_is_in_use():
             self._take()
-        return [span._replace(collector=self.name) for span in placed.spans]
+        return [span if span.collector is not None else span._replace(collector=COLLECTOR) for span in placed.spans]
 
     def notes(self) -> Iterator[str]:
         """Say what could not be seen, with how often."""

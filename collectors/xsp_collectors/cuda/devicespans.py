@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
 
 from xsp.span import Kind, Level, Span
-from xsp_collectors.cuda.activities import Copy, Kernel, Memset
+from xsp_collectors.cuda.activities import COLLECTOR, Copy, Kernel, Memset
 from xsp_collectors.cuda.demangling import demangled
 
 _COPIES = {
@@ -32,37 +33,55 @@ def is_finished(work: Kernel | Copy | Memset) -> bool:
 
 def kernel(work: Kernel) -> Span:
     """Return the span of a kernel, with what it was launched with."""
-    shared = [part for part in (work.static_shared_memory, work.dynamic_shared_memory) if part is not None]
-    launched = {
-        "grid": [work.grid_x, work.grid_y, work.grid_z],
-        "block": [work.block_x, work.block_y, work.block_z],
-        "registers": work.registers_per_thread,
-        "shared_bytes": sum(shared) if shared else None,
-        **_in_graph(work),
-        "context": work.context_id,
-    }
-    return _span(work, Kind.KERNEL, demangled(work.name or "kernel without a name"), launched)
+    attributes = _launched(
+        (work.grid_x, work.grid_y, work.grid_z),
+        (work.block_x, work.block_y, work.block_z),
+        work.registers_per_thread,
+        (work.static_shared_memory, work.dynamic_shared_memory),
+        work.graph_node_id,
+        work.context_id,
+    )
+    return _span(work, Kind.KERNEL, demangled(work.name or "kernel without a name"), attributes)
 
 
 def copy(work: Copy) -> Span:
     """Return the span of a copy."""
     direction = _COPIES.get(work.copy_kind)
-    told = {"bytes": work.bytes, "copy": direction, **_in_graph(work), "context": work.context_id}
-    return _span(work, Kind.COPY, f"Memcpy {direction}" if direction else "Memcpy", told)
+    attributes = _copied(work.bytes, direction, work.graph_node_id, work.context_id)
+    return _span(work, Kind.COPY, f"Memcpy {direction}" if direction else "Memcpy", attributes)
 
 
 def memset(work: Memset) -> Span:
     """Return the span of a memset."""
-    told = {"bytes": work.bytes, "copy": "memset", **_in_graph(work), "context": work.context_id}
-    return _span(work, Kind.COPY, "Memset", told)
+    return _span(work, Kind.COPY, "Memset", _copied(work.bytes, "memset", work.graph_node_id, work.context_id))
 
 
-def _in_graph(work: Kernel | Copy | Memset) -> dict[str, Any]:
-    """Return the node of a CUDA graph that was replayed, if it was one."""
-    return {"graph": True, "graph_node": work.graph_node_id} if work.graph_node_id else {}
+@functools.lru_cache(maxsize=4096)
+def _launched(
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    registers: int | None,
+    shared: tuple[int | None, int | None],
+    node: int | None,
+    context: int,
+) -> str:
+    known = [part for part in shared if part is not None]
+    shared_bytes = sum(known) if known else None
+    return _json({"grid": grid, "block": block, "registers": registers, "shared_bytes": shared_bytes}, node, context)
 
 
-def _span(work: Kernel | Copy | Memset, kind: Kind, name: str, told: dict[str, Any]) -> Span:
+@functools.lru_cache(maxsize=4096)
+def _copied(size: int, direction: str | None, node: int | None, context: int) -> str:
+    return _json({"bytes": size, "copy": direction}, node, context)
+
+
+def _json(told: dict[str, Any], node: int | None, context: int) -> str:
+    """Return what is known as JSON, with the node of a CUDA graph that was replayed, if it was one."""
+    told |= {"graph": True, "graph_node": node} if node else {}
+    return json.dumps({key: value for key, value in (told | {"context": context}).items() if value is not None})
+
+
+def _span(work: Kernel | Copy | Memset, kind: Kind, name: str, attributes: str) -> Span:
     return Span(
         level=Level.KERNEL,
         kind=kind.value,
@@ -72,7 +91,8 @@ def _span(work: Kernel | Copy | Memset, kind: Kind, name: str, told: dict[str, A
         device=work.device_id,
         stream=work.stream_id,
         correlation_id=work.correlation_id or None,
-        attributes=json.dumps({key: value for key, value in told.items() if value is not None}),
+        collector=COLLECTOR,
+        attributes=attributes,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from xsp.span import Kind, Level, Span
-from xsp_collectors.cuda.activities import Marker
+from xsp_collectors.cuda.activities import COLLECTOR, Marker
 from xsp_collectors.cuda.calls import Thread
 
 INJECTION = "NVTX_INJECTION64_PATH"
@@ -88,6 +88,7 @@ def _span(start: Marker, end: Marker, thread: Thread) -> Span:
     library = library_of(start.domain)
     own = _thread(start)
     place: dict[str, Any] = {
+        "collector": COLLECTOR,
         "start_ns": start.timestamp,
         "dur_ns": end.timestamp - start.timestamp,
         # one that ends on another thread may overlap anything
