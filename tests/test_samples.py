@@ -139,7 +139,17 @@ def test_what_a_device_does_not_tell_is_left_out_and_said(monkeypatch: pytest.Mo
         found = {each.name: each.value for each in source.read(seldom=True)}
     assert not {"gpu.power", "gpu.energy", "gpu.processes.others", "gpu.memory.process"} & set(found)
     assert found["gpu.clock.reasons"] == 0x40, "under the name that older drivers have for it"
-    assert [note.split(":")[1].split()[0] for note in source.notes()] == ["NVML", "gpu.power", "gpu.energy"]
+    assert [note.split(":")[1].split()[0] for note in source.notes()] == ["gpu.power", "gpu.energy", "NVML"]
+
+
+def test_a_process_that_comes_to_the_device_later_is_known_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = h200(processes={999: GIB})
+    source = opened(monkeypatch, device)
+    assert "gpu.processes.others" not in {each.name for each in source.read(seldom=True)}
+    assert "never the measured one" in next(iter(source.notes()))
+    device["processes"][100] = GIB
+    assert {each.name: each.value for each in source.read(seldom=True)}["gpu.processes.others"] == 1
+    assert list(source.notes()) == []
 
 
 def test_why_there_is_no_device_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

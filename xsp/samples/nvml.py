@@ -22,6 +22,12 @@ MOST_FAILURES = 3
 INSTALL = "pip install 'xsp[cuda]'"
 
 
+_STRANGERS = (
+    "NVML lists processes and never the measured one, which does not use the device or is in a container, where its "
+    "number is another; how many others use it is unknown"
+)
+
+
 class _Figure(NamedTuple):
     """One figure of a device."""
 
@@ -53,6 +59,8 @@ class Nvml(Source):
         self._failures: Counter[tuple[int, str]] = Counter()
         self._notes: dict[str, set[int]] = {}
         self._energy: dict[int, float] = {}
+        self._listed: dict[int, bool] = {}
+        """Devices on which processes were seen, and whether the measured one was ever among them."""
 
     def open(self) -> str | None:
         """Load NVML and find the devices; return None, or why there are none to read."""
@@ -83,7 +91,8 @@ class Nvml(Source):
 
     def notes(self) -> Iterator[str]:
         """Yield what could not be read, and of which devices."""
-        for text, devices in self._notes.items():
+        strangers = {device for device, own in self._listed.items() if not own}
+        for text, devices in {**self._notes, **({_STRANGERS: strangers} if strangers else {})}.items():
             numbers = ", ".join(map(str, sorted(devices)))
             yield f"device {numbers}: {text}" if devices else text
 
@@ -113,12 +122,8 @@ class Nvml(Source):
             yield Reading("gpu.processes.others", "processes", len(found) - len(own), device)
             if own[0].usedGpuMemory is not None:
                 yield Reading("gpu.memory.process", "bytes", own[0].usedGpuMemory, device)
-        elif found:
-            text = (
-                "NVML lists processes and not the measured one: in a container its number is another; "
-                "whether others use the device is unknown"
-            )
-            self._notes.setdefault(text, set()).add(device)
+        if found:
+            self._listed[device] = self._listed.get(device, False) or bool(own)
 
     def _try(self, device: int, name: str, read: Callable[[], Any]) -> Any:
         """Return what was read, or None; what fails again and again is not asked for any more, and noted."""
