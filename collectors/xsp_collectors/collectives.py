@@ -20,6 +20,21 @@ NAME = "xsp.collective.name"
 COMMUNICATOR = "xsp.collective.communicator"
 SEQUENCE = "xsp.collective.seq"
 ID = "xsp.collective.id"
+GROUP_SIZE = "xsp.collective.group_size"
+
+_TOLD = {
+    "Collective name": NAME,
+    "Process Group Name": COMMUNICATOR,
+    "Seq": SEQUENCE,
+    "In msg nelems": "xsp.collective.in_elements",
+    "Out msg nelems": "xsp.collective.out_elements",
+    "dtype": "xsp.collective.dtype",
+    "Group size": GROUP_SIZE,
+}
+"""Kineto's words for what a collective is called with, and ours."""
+
+_PARAMETERS = "record_param_comms"
+"""The operator in which torch states them, inside that of the collective."""
 
 _POINT_TO_POINT = ("c10d::send", "c10d::recv")
 _BACKENDS = ("gloo:", "nccl:", "mpi:", "ucc:")
@@ -31,6 +46,8 @@ class Counts:
     def __init__(self) -> None:
         self.before: dict[str, int] = {}
         self.after: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
+        """Processes of each communicator."""
 
     def begin(self) -> None:
         """Read the counters before the step."""
@@ -39,6 +56,7 @@ class Counts:
     def end(self) -> None:
         """Read them after it."""
         self.after = _counters()
+        self.sizes = _sizes()
 
 
 class Labelled(NamedTuple):
@@ -67,8 +85,10 @@ def label(spans: Sequence[Span], counts: Counts) -> Labelled:
     if moved[communicator] - first != len(issued):
         text = f"communicator {communicator} counted {moved[communicator] - first} collectives in a step of"
         return Labelled(list(spans), f"{text} {len(issued)} operators: which is which is unknown")
+    stated = [span for span in spans if span.name == _PARAMETERS and span.attributes]
+    size = {GROUP_SIZE: counts.sizes[communicator]} if communicator in counts.sizes else {}
     names = {
-        id(span): _numbered(span, communicator, number)._replace(span_id=os.urandom(8).hex())
+        id(span): _numbered(span, communicator, number, {**_inside(span, stated), **size})
         for number, span in enumerate(issued, start=first + 1)
     }
     parts = _parts([names[id(span)] for span in issued], [span for span in spans if _is_part(span)])
@@ -89,6 +109,40 @@ def _counters() -> dict[str, int]:
     return found
 
 
+def _sizes() -> dict[str, int]:
+    """Return how many processes each communicator of this process has."""
+    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if distributed is None or not distributed.is_initialized():
+        return {}
+    return {str(group.group_name): int(group.size()) for group in list(distributed._world.pg_map)}
+
+
+def told(event: Any) -> str | None:
+    """Return what an event of torch.profiler's says of a collective, as attributes; None where it says nothing.
+
+    Older versions of torch say it in the file that they write, and not in the process.
+    """
+    ask = getattr(event, "metadata_json", None)
+    if ask is None or event.name() != _PARAMETERS:
+        return None
+    try:
+        stated = json.loads("{" + ask() + "}")
+    except ValueError:
+        return None
+    found = {ours: stated[theirs] for theirs, ours in _TOLD.items() if stated.get(theirs) not in (None, "")}
+    return json.dumps(found) if found else None
+
+
+def _inside(collective: Span, stated: Iterable[Span]) -> dict[str, Any]:
+    """Return what is stated inside a collective's operator, if that is one statement: several are coalesced calls."""
+    within = [
+        span
+        for span in stated
+        if span.thread == collective.thread and collective.start_ns <= span.start_ns < collective.end_ns
+    ]
+    return json.loads(within[0].attributes or "{}") if len(within) == 1 else {}
+
+
 def _is_collective(span: Span) -> bool:
     return span.name.startswith("c10d::") and not span.name.startswith(_POINT_TO_POINT)
 
@@ -102,14 +156,15 @@ def as_call(span: Span) -> Span:
     return span._replace(level=Level.LIBRARY, kind=Kind.CALL.value) if _is_part(span) else span
 
 
-def _numbered(span: Span, communicator: str, number: int) -> Span:
+def _numbered(span: Span, communicator: str, number: int, stated: dict[str, Any]) -> Span:
     known = {
+        **stated,
         NAME: span.name.removeprefix("c10d::").strip("_"),
         COMMUNICATOR: communicator,
         SEQUENCE: number,
         ID: f"{communicator}:{number}",
     }
-    return span._replace(attributes=json.dumps(known))
+    return span._replace(span_id=os.urandom(8).hex(), attributes=json.dumps(known))
 
 
 def _parts(issued: Sequence[Span], parts: Iterable[Span]) -> dict[int, Span]:

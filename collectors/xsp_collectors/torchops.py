@@ -227,6 +227,7 @@ def _op(event: Any, threads: dict[int, int]) -> Span:
         dram_read_bytes=moved.read_bytes if moved is not None else None,
         dram_write_bytes=moved.write_bytes if moved is not None else None,
         bytes_source="shapes" if moved is not None else None,
+        attributes=collectives.told(event),
     )
 
 
