@@ -15,7 +15,7 @@ import pytest
 from ncureports import FULL, raw, run_of_kernels
 
 import xsp
-from xsp import rundir, runs
+from xsp import measure, models, rundir, runs
 from xsp.cli import main
 from xsp.counters import joining, metrics, ncu, reading, storing
 from xsp.errors import CounterError
@@ -137,8 +137,19 @@ def test_counters_of_a_second_run_join_the_first(fake_ncu: Callable[..., Path], 
     assert count(Launch(Path("train.py"), ("--epochs", "1"), run))["with_counters"] == 3
     assert runs.load(run).run["counters"]["rows_joined"] == 3
     again = asked.read_text().splitlines()[1]
-    assert "--counting --only kernel --warmup 4 --no-samples --kernels kineto" in again
+    assert "--counting --no-samples --kernels kineto" in again
     assert again.endswith("train.py --epochs 1")
+
+
+def test_a_model_is_built_again_as_it_was(fake_ncu: Callable[..., Path], run: Path) -> None:
+    asked = fake_ncu()
+    settings = models.Settings(batch=4, train=True, seed=3, shape=(3, 32, 32), sequence=16, device="cuda")
+    assert measure.count("timm:vit", settings, measure.Recording(run, warmup=2), run)["with_counters"] == 3
+    again = asked.read_text().splitlines()[1].partition("xsp.cli ")[2]
+    assert again.partition(" --out ")[0] == (
+        "profile timm:vit --quiet --counting --no-samples --levels M/L/G --seed 3 --kernels kineto --batch 4 "
+        "--sequence 16 --device cuda --warmup 2 --train --input 3x32x32"
+    )
 
 
 def test_without_counters_the_run_is_as_it_was_and_says_why(fake_ncu: Callable[..., Path], run: Path) -> None:
@@ -163,6 +174,12 @@ def test_a_script_whose_kernels_cannot_be_counted_is_profiled_all_the_same(
     assert found["finished"]
     assert found["steps"]["stored"] > 0
     assert "ERR_NVGPUCTRPERM" in found["absent"]["counters"]
+
+
+def test_counters_of_several_batches_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["profile", "torchvision:resnet18", "--counters", "--batch", "1,2", "--out", str(tmp_path / "run")]
+    assert main(options) == 2
+    assert "one batch size" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

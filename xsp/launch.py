@@ -9,7 +9,6 @@ import importlib
 import os
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +16,12 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from xsp import measure, plugins, rundir
+from xsp import measure, rundir
 from xsp.autostep import AutoStep, OneAtATime, StepRule
 from xsp.collecting import Listener
-from xsp.collector import Collector, Kernels
-from xsp.errors import CounterError, RunError, UsageError
+from xsp.collector import Kernels
+from xsp.counters import secondrun
+from xsp.errors import UsageError
 from xsp.exporters import endpoint
 from xsp.schedule import DescribeOnce, parse_levels, rung_name
 from xsp.session import of_this_rank, profile
@@ -79,7 +79,7 @@ def launch(how: Launch) -> int:
         seed=how.seed,
         only=how.only,
         kernels=how.kernels,
-        collectors=_for_counting() if how.counting else None,
+        collectors=secondrun.collectors() if how.counting else None,
         listener=functools.partial(_listener, how=how),
         hosts=True,
         samples=how.samples,
@@ -179,37 +179,8 @@ def count(how: Launch) -> dict[str, Any]:
     Raises:
         CounterError: there are none; the run is as it was, and says why.
     """
-    from xsp.counters import ncu, storing  # the table engine, after the measured program has ended
-
-    out = of_this_rank(how.out)
-    warmup = how.warmup if how.warmup is not None else len(parse_levels(how.levels))
-    with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
-        counted = Path(folder) / "run"
-        again = replace(how, otlp=None, samples=False, warmup=warmup, kernels=Kernels.KINETO.value)  # CUPTI is ncu's
-        command = _command(again, counted, ["--counting", "--only", Level.KERNEL.name.lower()])
-        try:
-            return storing.attach(out, [ncu.collect(command, Path(folder))])
-        except (CounterError, RunError) as error:
-            reason = _uncounted(counted) or str(error).replace(f"{folder}/", "").replace(str(out), out.name)
-    storing.note_absence(out, reason)
-    raise CounterError(reason)
-
-
-def _uncounted(run: Path) -> str | None:
-    """Return why the run under Nsight Compute marked no step, if it did not."""
-    if not (run / rundir.RUN_FILE).is_file():
-        return None
-    content = rundir.read_run(run)
-    if "profilerrange" in content["absent"]:
-        return str(content["absent"]["profilerrange"])
-    if not rundir.segments(run):
-        return f"the script did no step after its warm-up of {content['warmup']} steps: lower --warmup"
-    return None
-
-
-def _for_counting() -> list[str | Collector]:
-    """Return the collectors that find the program's steps, and the one that marks the step and its layers."""
-    return ["modules", "training", "dataloading", plugins.load("xsp.counting", "profilerrange")()]
+    again = replace(how, otlp=None, samples=False, kernels=Kernels.KINETO.value)  # CUPTI is ncu's
+    return secondrun.count(of_this_rank(how.out), lambda run: _command(again, run, ["--counting"]))
 
 
 def _again(how: Launch, out: Path, extra: list[str], environment: dict[str, str] | None = None) -> int:

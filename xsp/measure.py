@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from xsp import models, plugins, rundir
 from xsp.collector import Kernels
+from xsp.counters import secondrun
 from xsp.errors import PluginError, UsageError
+from xsp.schedule import DescribeOnce
 from xsp.session import profile
 
 Progress = Callable[[str, int, int], None]
@@ -30,6 +34,8 @@ class Recording:
     otlp: str | None = None
     otlp_policy: str = "wait"
     kernels: str = Kernels.AUTO.value
+    counting: bool = False
+    """See `xsp.counters.secondrun`."""
 
 
 def measure(spec: str, settings: models.Settings, how: Recording, progress: Progress) -> Path:
@@ -54,10 +60,13 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
         otlp=how.otlp,
         otlp_policy=how.otlp_policy,
         kernels=how.kernels,
+        collectors=secondrun.collectors() if how.counting else None,
     )
     before_the_first_use_of_libraries(how.kernels)
     workload = models.load(spec, settings)
-    total = session.schedule.steps_for(how.repeats)
+    total = session.schedule.steps_for(0 if how.counting else how.repeats)
+    if how.counting:
+        session.schedule = DescribeOnce(session.schedule.rungs, session.schedule.warmup)
     with session:
         for done in range(total):
             progress(f"{short_name(spec)} batch {settings.batch}", done, total)
@@ -84,6 +93,35 @@ def sweep(spec: str, settings: models.Settings, sizes: Sequence[int], how: Recor
         measure(spec, replace(settings, batch=size), replace(how, out=out / name, overwrite=False), progress)
     rundir.write_run(out, {**content, "finished": True})
     return out
+
+
+def count(spec: str, settings: models.Settings, how: Recording, out: Path) -> dict[str, Any]:
+    """Profile once more under Nsight Compute, and join the counters of one step to the run.
+
+    Args:
+        spec, settings, how: as of the run.
+        out: the run's directory.
+
+    Returns:
+        How much was joined, see `xsp.counters.storing.attach`.
+
+    Raises:
+        CounterError: there are none; the run is as it was, and says why.
+    """
+    command = [sys.executable, "-m", "xsp.cli", "profile", spec, "--quiet", "--counting", "--no-samples"]
+    command += [
+        "--levels",
+        how.levels,
+        "--seed",
+        str(settings.seed),
+        "--kernels",
+        Kernels.KINETO.value,
+    ]  # CUPTI is ncu's
+    command += ["--batch", str(settings.batch), "--sequence", str(settings.sequence), "--device", settings.device]
+    command += ["--warmup", str(how.warmup)] if how.warmup is not None else []
+    command += ["--train"] if settings.train else []
+    command += ["--input", "x".join(map(str, settings.shape))] if settings.shape is not None else []
+    return secondrun.count(out, lambda run: [*command, "--out", str(run)])
 
 
 def before_the_first_use_of_libraries(kernels: str = Kernels.KINETO.value) -> None:

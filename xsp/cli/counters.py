@@ -12,8 +12,12 @@ examples:
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from xsp.errors import CounterError
 
 SUMMARY = "join hardware counters of Nsight Compute to a run"
 
@@ -30,6 +34,15 @@ def run(given: argparse.Namespace) -> int:
 
     print(shown(storing.attach(given.run, given.reports)))
     return 0
+
+
+def once_more(count: Callable[[], dict[str, Any]]) -> None:
+    """Have the kernels of a run counted, and say how that went; without counters the run is whole all the same."""
+    print("xsp: once more under Nsight Compute, which replays each kernel of one step", file=sys.stderr)
+    try:
+        print(shown(count()), file=sys.stderr)
+    except CounterError as error:
+        print(f"xsp: no counters: {error}", file=sys.stderr)
 
 
 def shown(said: dict[str, Any]) -> str:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from xsp.collector import Kernels
 from xsp.errors import UsageError
 from xsp.exporters import endpoint
+from xsp.schedule import parse_levels
+from xsp.span import Level
 
 if TYPE_CHECKING:
     from xsp.measure import Recording
@@ -43,6 +45,28 @@ def recording(parser: argparse.ArgumentParser, also: str = "") -> None:
         "--no-samples", action="store_false", dest="samples", help="do not read power, clocks, memory and use meanwhile"
     )
     delivering(parser)
+
+
+def counting(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every command that runs once more for counters."""
+    parser.add_argument(
+        "--counters",
+        action="store_true",
+        help="run once more under Nsight Compute (ncu), and join the counters of one step's kernels",
+    )
+    parser.add_argument("--counting", action="store_true", help=argparse.SUPPRESS)
+
+
+def check_counting(given: argparse.Namespace) -> None:
+    """Refuse counters where no run of kernels could have them.
+
+    Raises:
+        UsageError: so it is.
+    """
+    if given.counters and given.otlp is not None:
+        raise UsageError("--counters joins them after the run: leave --otlp away, and `xsp export` the run then")
+    if given.counters and (given.levels == "once-each" or Level.KERNEL not in parse_levels(given.levels)):
+        raise UsageError("--counters needs kernels: say --levels M/L/G")
 
 
 def delivering(parser: argparse.ArgumentParser) -> None:
@@ -151,6 +175,7 @@ def how(given: argparse.Namespace, name: str) -> Recording:
         overwrite=given.overwrite,
         samples=given.samples,
         kernels=given.kernels,
+        counting=getattr(given, "counting", False),
         otlp=given.otlp,
         otlp_policy=given.otlp_policy,
     )

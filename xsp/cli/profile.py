@@ -8,13 +8,15 @@ examples:
   xsp profile transformers:GPT2LMHeadModel --train --sequence 64
   xsp profile torchvision:resnet18 --batch 1,2,4,8 --levels M/L
   xsp profile mymodel.py:build --repeats 30
+  xsp profile torchvision:resnet50 --counters     hardware counters of each kernel, by Nsight Compute
 """
 
 from __future__ import annotations
 
 import argparse
 
-from xsp.cli import options, progress
+from xsp.cli import counters, options, progress
+from xsp.errors import UsageError
 
 SUMMARY = "profile a model by name"
 
@@ -24,6 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.modelling(parser)
     parser.add_argument("--batch", default="1", metavar="N[,N…]", help="batch sizes; several make a sweep (default: 1)")
     options.recording(parser)
+    options.counting(parser)
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no tables")
 
 
@@ -32,6 +35,9 @@ def run(given: argparse.Namespace) -> int:
     from xsp import measure
 
     sizes = options.batches(given.batch)
+    options.check_counting(given)
+    if given.counters and len(sizes) > 1:
+        raise UsageError("--counters goes with one batch size: leave the others away")
     settings = options.settings(given, sizes[0])
     how = options.how(given, measure.short_name(given.model))
     with progress.shown(given.quiet) as show:
@@ -39,6 +45,8 @@ def run(given: argparse.Namespace) -> int:
             out = measure.measure(given.model, settings, how, show)
         else:
             out = measure.sweep(given.model, settings, sizes, how, show)
+    if given.counters:
+        counters.once_more(lambda: measure.count(given.model, settings, how, out))
     if not given.quiet:
         progress.show_result(out)
     return 0

@@ -18,12 +18,8 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from xsp.cli import options
-
-if TYPE_CHECKING:
-    from xsp.launch import Launch
+from xsp.cli import counters, options
 
 SUMMARY = "profile a script as it is"
 
@@ -39,16 +35,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="if spans ran beside others and have no certain parent, run once more with one thing at a time",
     )
-    parser.add_argument(
-        "--counters",
-        action="store_true",
-        help="run once more under Nsight Compute (ncu), and join the counters of one step's kernels",
-    )
+    options.counting(parser)
     parser.add_argument("--once-each", action="store_true", help="run the script once per level, in fresh processes")
     parser.add_argument("-q", "--quiet", action="store_true", help="print no tables")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--one-at-a-time", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--counting", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python file, or torchrun with what it takes")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments")
 
@@ -57,8 +48,7 @@ def run(given: argparse.Namespace) -> int:
     """Run the script, print the first tables, return the script's exit code."""
     from xsp import torchrun
     from xsp.errors import UsageError
-    from xsp.launch import Launch, launch, once_each, resolve
-    from xsp.schedule import parse_levels
+    from xsp.launch import Launch, count, launch, once_each, resolve
     from xsp.session import of_this_rank
     from xsp.span import Level
 
@@ -82,10 +72,9 @@ def run(given: argparse.Namespace) -> int:
     if given.resolve and given.otlp is not None:
         raise UsageError("--resolve finds parents after the run: leave --otlp away, and `xsp export` the run then")
     each = given.once_each or given.levels == "once-each"
-    if given.counters and given.otlp is not None:
-        raise UsageError("--counters joins them after the run: leave --otlp away, and `xsp export` the run then")
-    if given.counters and (each or Level.KERNEL not in parse_levels(how.levels)):
-        raise UsageError("--counters needs the kernels of one run: say --levels M/L/G, and leave once-each away")
+    options.check_counting(given)
+    if given.counters and each:
+        raise UsageError("--counters needs the kernels of one run: leave once-each away")
     if str(given.script) == torchrun.COMMAND:
         if given.resolve or given.counters or each:
             raise UsageError("--resolve, --counters and once-each do not go with torchrun: leave them away")
@@ -98,23 +87,10 @@ def run(given: argparse.Namespace) -> int:
         found, code = resolve(how)
         print(f"xsp: the serialised re-run decided {found} parents", file=sys.stderr)
     if given.counters and code == 0:
-        _count(how)
+        counters.once_more(lambda: count(how))
     if not given.quiet:
         _show(of_this_rank(how.out))
     return code
-
-
-def _count(how: Launch) -> None:
-    """Have the kernels counted; without counters the run is whole all the same."""
-    from xsp.cli import counters
-    from xsp.errors import CounterError
-    from xsp.launch import count
-
-    print("xsp: once more under Nsight Compute, which replays each kernel of one step", file=sys.stderr)
-    try:
-        print(counters.shown(count(how)), file=sys.stderr)
-    except CounterError as error:
-        print(f"xsp: no counters: {error}", file=sys.stderr)
 
 
 def _name(given: argparse.Namespace) -> str:

@@ -1,0 +1,61 @@
+"""The rung of counters: a program runs once more under Nsight Compute, and its counters join the run that was timed.
+
+The same command does both. With `--counting` it opens its profile as always, but with other collectors: those that
+find the program's steps, and the one that marks a step and its layers for ncu. Only the step that describes is of
+interest, the others run bare.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from xsp import plugins, rundir
+from xsp.collector import Collector
+from xsp.errors import CounterError, RunError
+
+MARKS = "profilerrange"
+
+
+def collectors() -> list[str | Collector]:
+    """Return the collectors of the run under ncu."""
+    return ["modules", "training", "dataloading", plugins.load("xsp.counting", MARKS)()]
+
+
+def count(run: Path, command: Callable[[Path], list[str]]) -> dict[str, Any]:
+    """Run a command under ncu, and join the counters of one step to a run.
+
+    Args:
+        run: the timed run's directory.
+        command: the command that runs the program again with `--counting`, into the directory that it is called with.
+
+    Returns:
+        How much was joined, see `xsp.counters.storing.attach`.
+
+    Raises:
+        CounterError: there are no counters; the run is as it was, and says why.
+    """
+    from xsp.counters import ncu, storing  # the table engine, which the run under ncu has no use for
+
+    with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
+        counted = Path(folder) / "run"
+        try:
+            return storing.attach(run, [ncu.collect(command(counted), Path(folder))])
+        except (CounterError, RunError) as error:
+            reason = _unmarked(counted) or str(error).replace(f"{folder}/", "").replace(str(run), run.name)
+    storing.note_absence(run, reason)
+    raise CounterError(reason)
+
+
+def _unmarked(run: Path) -> str | None:
+    """Return why the run under ncu marked no step, if it did not."""
+    if not (run / rundir.RUN_FILE).is_file():
+        return None
+    content = rundir.read_run(run)
+    if MARKS in content["absent"]:
+        return str(content["absent"][MARKS])
+    if not rundir.segments(run):
+        return f"the program did no step after its warm-up of {content['warmup']} steps: lower --warmup"
+    return None
