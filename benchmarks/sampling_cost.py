@@ -3,7 +3,7 @@
 Conditions: `without`, the process that stores spans is there and waits; `with`, it reads its sources every 50 ms too. A
 measured stretch repeats the bare step until it is ten readings long, so that each stretch holds what readings cost;
 no collector is on. What is read is written every 5 s, in some milliseconds, which few stretches have in them.
-`readings` is the share of one core that the storing process spends on them.
+`storing process` is the processor time that it took meanwhile, as a share of one core.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import workloads
 from turns import Condition, Group
 
 from xsp import device, measure, models, rundir
+from xsp.samples.host import Host
 from xsp.samples.sampler import INTERVAL_NS
 from xsp.writer import Writer
 
@@ -35,7 +36,8 @@ OPENING_S = 0.5
 
 QUICK = ("torchvision:squeezenet1_1",)
 COLUMNS = (
-    "model", "steps in a stretch", "rounds", "stretch ms", "adds %", "reading ms", "readings, % of a core", "≤ 1 %",
+    "model", "steps in a stretch", "rounds", "stretch ms", "adds %", "reading ms", "storing process, % of a core",
+    "≤ 1 %",
 )  # fmt: skip
 
 
@@ -49,9 +51,14 @@ def storing(folder: Path, sampling: bool, said: list[dict[str, Any]]) -> Iterato
         if sampling and not writer.sample(0, device.identities()):
             raise SystemExit(f"nothing is sampled: {writer.failed}")
         time.sleep(OPENING_S)
+        own = Host(writer._process.pid)
+        own.open()
+        list(own.read(seldom=False))
         yield
+        used = {each.name: each.value for each in own.read(seldom=False)}
         writer.finish({})
-        said += [each for each in [rundir.read_run(run).get("samples")] if each is not None]
+        if sampling:
+            said.append({**rundir.read_run(run)["samples"], "cores": used["process.cpu.use"]})
     finally:
         writer.close()
 
@@ -110,12 +117,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rounds, steps, said = rounds_of(workload, taker, options.rounds)
         added = turns.ratio(rounds, "with", "without")
         reading = turns.median([each["reading_ms"] for each in said if each["reading_ms"] is not None])
-        share = reading / (INTERVAL_NS / 1e6)
+        cores = turns.median([each["cores"] for each in said])
         verdicts.append(turns.verdict(added, GOAL))
         stretch = turns.median([one["without"] for one in rounds]) / 1e6
         row = [workloads.name_of(spec, settings), str(steps), str(len(rounds)), f"{stretch:.0f}"]
-        row += [added.shown(2, 100, -1), f"{reading:.2f}", f"{100 * share:.2f}", verdicts[-1]]
-        report.add(row, added=added, reading_ms=reading, rounds=rounds, sources=said[-1]["sources"])
+        row += [added.shown(2, 100, -1), f"{reading:.2f}", f"{100 * cores:.2f}", verdicts[-1]]
+        report.add(row, added=added, reading_ms=reading, cores=cores, rounds=rounds, sources=said[-1]["sources"])
     report.notes += [workloads.summary_line(verdicts, "sampling adds at most 1 %"), taker.note()]
     report.finish(options)
 
