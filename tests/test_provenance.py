@@ -194,6 +194,23 @@ def test_a_graph_that_cannot_be_read_is_compiled_all_the_same_and_said(monkeypat
     assert graphs.unread == {"AttributeError: 'str' object has no attribute 'graph'"}
 
 
+@pytest.mark.gpu
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_triton_kernels_of_a_real_device_belong_to_their_layers(tmp_path):
+    model, value = torch.compile(Net().cuda()), torch.randn(4, 16, device="cuda")
+    with xsp.profile("compiled", out=tmp_path / "run") as prof, torch.inference_mode():
+        for _ in range(prof.schedule.steps_for(2)):
+            with prof.step():
+                model(value)
+    trace = xsp.load(tmp_path / "run")
+    seen = trace.sql(
+        "SELECT layer.name, kernel.grade FROM merged kernel JOIN merged layer ON layer.span_id = kernel.layer_id "
+        "WHERE kernel.kind = 'kernel' AND kernel.name LIKE 'triton%'"
+    ).fetchall()
+    assert {("blocks.0", "inferred"), ("blocks.1", "inferred")} <= set(seen)
+
+
 # --- placing ----------------------------------------------------------------------------------------------
 
 

@@ -112,7 +112,9 @@ class _Placing:
             self._strangers += 1
             return
         origins = _origins(run.operators, run.graph)
-        self._unknown.update(_plain(each.name) for each in run.operators if id(each) not in origins)
+        called = {site.operator for site in run.graph.sites}
+        unknown = (_plain(each.name) for each in run.operators if id(each) not in origins)
+        self._unknown.update(name for name in unknown if name in called)
         if run.is_backward:
             self._place_backward(run, origins)
         else:

@@ -200,6 +200,7 @@ _CALLS = (
     (re.compile(r"\b(\w+)\.run\("), "{}"),
     (re.compile(r"\bextern_kernels\.(\w+)\("), "aten::{}"),
     (re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.\w+\("), "{}::{}"),
+    (re.compile(r"(?<![\w.])aten\.(\w+)(?:\.\w+)?\("), "aten::{}"),
     (re.compile(r"^\s*(cpp_\w+)\("), "{}"),
 )
 
