@@ -72,6 +72,11 @@ def test_output_of_the_program_around_the_table_is_skipped(tmp_path: Path) -> No
     assert [row.name for row in reading.read(report(tmp_path, text, "utf-16"))] == ["k"]
 
 
+def test_columns_that_make_no_figures_may_hold_anything(tmp_path: Path) -> None:
+    text = raw({"name": "k", "device__driver": "535.104.05", "profiler__note": "1,5", READ: "12.5"})
+    assert [row.values for row in reading.read(report(tmp_path, text))] == [{READ: 12.5}]
+
+
 def test_each_process_has_a_header_of_its_own(tmp_path: Path) -> None:
     text = raw({"name": "first", READ: "1", WRITTEN: "2"}) + raw({"name": "second", WRITTEN: "3"})
     assert [row.values for row in reading.read(report(tmp_path, text))] == [{READ: 1, WRITTEN: 2}, {WRITTEN: 3}]

@@ -108,15 +108,9 @@ def count(spec: str, settings: models.Settings, how: Recording, out: Path) -> di
     Raises:
         CounterError: there are none; the run is as it was, and says why.
     """
+    kernels = Kernels.KINETO.value  # CUPTI is ncu's
     command = [sys.executable, "-m", "xsp.cli", "profile", spec, "--quiet", "--counting", "--no-samples"]
-    command += [
-        "--levels",
-        how.levels,
-        "--seed",
-        str(settings.seed),
-        "--kernels",
-        Kernels.KINETO.value,
-    ]  # CUPTI is ncu's
+    command += ["--levels", how.levels, "--seed", str(settings.seed), "--kernels", kernels]
     command += ["--batch", str(settings.batch), "--sequence", str(settings.sequence), "--device", settings.device]
     command += ["--warmup", str(how.warmup)] if how.warmup is not None else []
     command += ["--train"] if settings.train else []

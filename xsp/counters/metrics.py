@@ -83,6 +83,10 @@ def wanted() -> list[str]:
     return [*INSTRUCTIONS, *PACKED, PIPE, *tensor, *READ, *WRITTEN, OCCUPANCY[0]]
 
 
+NAMES = frozenset({*wanted(), *OCCUPANCY})
+"""All that are understood."""
+
+
 def figures(values: Values, capability: tuple[int, int] | None) -> Figures:
     """Return operations, bytes and occupancy of one kernel.
 

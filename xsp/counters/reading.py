@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from xsp.counters import metrics
 from xsp.errors import TraceError
 
 Size = tuple[int, int, int]
@@ -102,19 +103,20 @@ def _wide(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row]:
 
 
 def _counted(record: Mapping[str, str]) -> list[str]:
-    """Return the columns that are metrics."""
-    return [name for name in record if "__" in name]
+    """Return the columns that are metrics which make figures; others may hold anything."""
+    return [name for name in record if name in metrics.NAMES]
 
 
 def _long(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row]:
     """Read the page `details`: the lines of a kernel have its ID, and follow each other."""
     name, unit, value = _LONG
-    numbers = _Numbers((record[value] for record in records), path)
+    numbers = _Numbers((record[value] for record in records if record[name] in metrics.NAMES), path)
     kernels: dict[tuple[str, str], tuple[Mapping[str, str], dict[str, float | None]]] = {}
     for record in records:
         number = (record.get("Process ID", ""), record.get("ID", ""))
         _, values = kernels.setdefault(number, (record, {}))
-        values[record[name]] = numbers.value(record[value], record.get(unit, ""))
+        if record[name] in metrics.NAMES:
+            values[record[name]] = numbers.value(record[value], record.get(unit, ""))
     yield from (_row(record, values) for record, values in kernels.values())
 
 
