@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from ncureports import BF16, FFMA, FULL, OCCUPANCY, READ, WRITTEN, ZEROS, raw, report, run_of_kernels
 
 from xsp import rundir, runs
@@ -92,6 +94,24 @@ def test_a_report_that_is_no_text_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "report.ncu-rep").write_bytes(b"NVR\x00\xff\xd0")
     with pytest.raises(TraceError, match="is no text"):
         reading.read(tmp_path / "report.ncu-rep")
+
+
+FIELDS = st.sampled_from(
+    ["Kernel Name", "Metric Name", "Metric Value", "ID", READ, "CC", "k", "9.0", "1,5", "1.5", "n/a"]
+)
+LINES = st.lists(st.lists(FIELDS | st.text(max_size=4), max_size=5).map(",".join), max_size=8)
+
+
+@given(LINES | st.lists(st.text()))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_text_is_rows_or_an_error(tmp_path: Path, lines: list[str]) -> None:
+    path = tmp_path / "report.csv"
+    path.write_text("\n".join(lines), encoding="utf-8", errors="ignore")
+    try:
+        rows = reading.read(path)
+    except TraceError:
+        return
+    assert all(metrics.figures(row.values, row.capability) is not None for row in rows)
 
 
 # --- figures ------------------------------------------------------------------------------------------

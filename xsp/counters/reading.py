@@ -30,7 +30,10 @@ _RANGES = "Push/Pop_Range"
 
 _RANGE = re.compile(r'"[^":]*:((?:[^"])*)"')
 _TAIL = re.compile(r"(:none)+$")
-_NUMBER = re.compile(r"[-+]?\d[\d.,'\s\u00a0\u202f]*(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"\d[\d.,'\s\u00a0\u202f]*(?:[eE][-+]?\d+)?", re.ASCII)
+_MOST = 2**62
+"""No counter of a kernel comes near; a greater number is none."""
+
 _PREFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNIT = re.compile(r"([KMGT]?)(byte|inst|op)s?")
 _HOWTO = "make it with: ncu --import REPORT --csv --page raw --print-units base > report.csv"
@@ -110,13 +113,13 @@ def _counted(record: Mapping[str, str]) -> list[str]:
 def _long(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row]:
     """Read the page `details`: the lines of a kernel have its ID, and follow each other."""
     name, unit, value = _LONG
-    numbers = _Numbers((record[value] for record in records if record[name] in metrics.NAMES), path)
+    numbers = _Numbers((record.get(value, "") for record in records if record.get(name) in metrics.NAMES), path)
     kernels: dict[tuple[str, str], tuple[Mapping[str, str], dict[str, float | None]]] = {}
     for record in records:
         number = (record.get("Process ID", ""), record.get("ID", ""))
         _, values = kernels.setdefault(number, (record, {}))
-        if record[name] in metrics.NAMES:
-            values[record[name]] = numbers.value(record[value], record.get(unit, ""))
+        if record.get(name) in metrics.NAMES:
+            values[record[name]] = numbers.value(record.get(value, ""), record.get(unit, ""))
     yield from (_row(record, values) for record, values in kernels.values())
 
 
@@ -172,7 +175,11 @@ class _Numbers:
             return None
         kept = "".join(letter for letter in text if letter.isalnum() or letter in f"-+{self._fraction}")
         scale = _UNIT.fullmatch(unit)
-        return float(kept.replace(self._fraction, ".")) * (_PREFIXES[scale[1]] if scale else 1)
+        try:
+            number = float(kept.replace(self._fraction, ".")) * (_PREFIXES[scale[1]] if scale else 1)
+        except ValueError:  # two fractions
+            return None
+        return number if number < _MOST else None
 
 
 def _fraction_mark(text: str) -> str | None:
@@ -189,4 +196,4 @@ def _fraction_mark(text: str) -> str | None:
     if len(marks) > 1:
         return other
     digits = re.split(r"[eE]", text)[0].partition(last)[2]
-    return last if len(digits) != 3 or text.lstrip("+-").startswith("0" + last) else None
+    return last if len(digits) != 3 or text.startswith("0" + last) else None
