@@ -59,6 +59,8 @@ class Collecting:
                 self.absent[str(item)] = str(error)
                 continue
             reason = collector.available()
+            if reason is None and wanted is None and collector.on_request:
+                reason = "on only where it is asked for by name"
             if reason is not None:
                 self.absent[collector.name] = reason
             elif min(collector.levels) <= deepest:

@@ -78,6 +78,9 @@ class Collector:
     epoch: ClassVar[bool] = False
     """True if its times are nanoseconds since the epoch; False if they are `time.perf_counter_ns`."""
 
+    on_request: ClassVar[bool] = False
+    """True if it is on only where it is asked for by name."""
+
     device_work: ClassVar[Kernels | None] = None
     """The source of device work that it can be; one collector of a block is it (`is_device_source`)."""
 

@@ -1,0 +1,240 @@
+"""Calls of cuBLAS, cuBLASLt and cuDNN as their logs tell them, for where NVTX tells nothing.
+
+Each library calls a function of ours with the text of its log. That runs Python in each call, and tells when a call
+began and not how long it took: so it is on only where it is asked for by name, and its spans are points in time. A
+library whose log the user directed elsewhere, by its environment variable or a callback, is left alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from xsp.collector import Collector
+from xsp.span import Kind, Level, Span
+
+Hear = Callable[[str, bytes], None]
+"""Takes a library and a text of its log."""
+
+_CALLED = re.compile(r"function (?:[\w:<>*& ]+ )?(\w+)\(")
+_VALUE = re.compile(r"i!\s+(\w+): type=[^;]*; val=(.+)")
+_PAIR = re.compile(r"(\w+)=([^\s=]+)")
+_ADDRESS = re.compile(r"^(POINTER|NULL|nil|0[xX])|\(nil\)")
+
+
+class _Text(NamedTuple):
+    library: str
+    time_ns: int
+    thread: int
+    text: str
+
+
+class LibraryLogs(Collector):
+    """Calls of GPU libraries (LIBRARY), as points in time."""
+
+    name = "cudalogs"
+    levels = (Level.LIBRARY,)
+    epoch = True
+    on_request = True
+
+    def __init__(self) -> None:
+        self._texts: list[_Text] = []
+        self._logs: list[_Log] = []
+        self._on = False
+        self._lost = 0
+
+    def available(self) -> str | None:
+        """Return why no library's log can be had."""
+        found = [kind for kind in _LOGS if kind.loaded() is not None]
+        if not found:
+            return "neither cuBLAS nor cuBLASLt nor cuDNN is loaded in this process: import torch built for CUDA first"
+        if all(kind.is_users() for kind in found):
+            return f"the logs of {', '.join(kind.library for kind in found)} are directed elsewhere by the environment"
+        return None
+
+    def open(self) -> None:
+        """Find the libraries that are loaded and whose logs nobody else reads."""
+        self._logs = [kind(self._hear) for kind in _LOGS if kind.loaded() is not None and not kind.is_users()]
+
+    def close(self) -> None:
+        """Forget them: each step has put back what it changed."""
+        self._logs = []
+
+    def start(self, rung: Level, describe: bool) -> None:
+        """Have the libraries speak."""
+        for log in self._logs:
+            log.begin()
+        self._on = True
+
+    def stop(self) -> None:
+        """Have them be silent."""
+        self._on = False  # switching the logs is logged, too
+        for log in self._logs:
+            log.end()
+
+    def spans(self) -> Iterator[Span]:
+        """Return the calls that the texts tell of."""
+        texts, self._texts = self._texts, []
+        for library, time_ns, thread, name, told in _calls(texts):
+            attributes: dict[str, Any] = {"library": library, "evidence": "logger"}
+            if told:
+                attributes["parameters"] = told
+            yield Span(
+                level=Level.LIBRARY,
+                kind=Kind.CALL.value,
+                name=name,
+                start_ns=time_ns,
+                thread=thread,
+                collector=self.name,
+                attributes=json.dumps(attributes),
+            )
+
+    def notes(self) -> Iterator[str]:
+        """Say how many texts were lost."""
+        if self._lost:
+            yield f"{self._lost} texts of libraries' logs could not be taken"
+            self._lost = 0
+
+    def _hear(self, library: str, text: bytes) -> None:
+        """Keep a text. Called by a library, in the middle of a call."""
+        if not self._on:
+            return
+        try:
+            here = threading.get_native_id()
+            self._texts.append(_Text(library, time.time_ns(), here, text.decode("utf-8", "replace")))
+        except Exception:
+            self._lost += 1
+
+
+def _calls(texts: list[_Text]) -> Iterator[tuple[str, int, int, str, dict[str, str]]]:
+    """Yield library, time, thread, name and parameters of each call; a parameter may stand in a text of its own."""
+    last: dict[tuple[str, int], tuple[str, int, int, str, dict[str, str]]] = {}
+    order = []
+    for library, time_ns, thread, text in texts:
+        name = _CALLED.search(text)
+        if name is not None:
+            # a text goes on about the call before it: cuBLASLt's and cuDNN's carry their values themselves
+            call = (library, time_ns, thread, name[1], _values(_PAIR.findall(text[name.end() :])))
+            last[library, thread] = call
+            order.append(call)
+        elif (library, thread) in last:
+            last[library, thread][4].update(_values(_VALUE.findall(text)))
+    yield from order
+
+
+def _values(pairs: list[tuple[str, str]]) -> dict[str, str]:
+    """Return parameters without those that are addresses, which tell nothing outside of the process."""
+    return {name: value.strip() for name, value in pairs if not _ADDRESS.search(value)}
+
+
+# --- the libraries ---------------------------------------------------------------------------------------
+
+
+class _Log:
+    """One library's log."""
+
+    library = ""
+    files: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+
+    def __init__(self, hear: Hear) -> None:
+        self._c = self.loaded()
+        self._hear = hear
+
+    @classmethod
+    def loaded(cls) -> Any:
+        """Return the library if it is in this process already, else None."""
+        for file in cls.files:
+            try:
+                return ctypes.CDLL(file, mode=os.RTLD_NOLOAD)
+            except OSError:
+                continue
+        return None
+
+    @classmethod
+    def is_users(cls) -> bool:
+        """Return whether the user directed it elsewhere."""
+        return any(variable in os.environ for variable in cls.variables)
+
+    def begin(self) -> None:
+        """Have it speak to us."""
+
+    def end(self) -> None:
+        """Have it be silent, as it was."""
+
+
+class _CublasLt(_Log):
+    library = "cuBLASLt"
+    files = ("libcublasLt.so.13", "libcublasLt.so.12")
+    variables = ("CUBLASLT_LOG_LEVEL", "CUBLASLT_LOG_MASK", "CUBLASLT_LOG_FILE")
+
+    _ALL_CALLS = 5
+
+    def __init__(self, hear: Hear) -> None:
+        super().__init__(hear)
+        prototype = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p)
+        self._callback = prototype(self._heard)
+
+    def begin(self) -> None:
+        self._c.cublasLtLoggerOpenFile(b"/dev/null")  # it prints what it tells us, too
+        self._c.cublasLtLoggerSetCallback(self._callback)
+        self._c.cublasLtLoggerSetLevel(self._ALL_CALLS)
+
+    def end(self) -> None:
+        self._c.cublasLtLoggerSetLevel(0)
+        self._c.cublasLtLoggerSetCallback(None)
+        self._c.cublasLtLoggerSetFile(ctypes.c_void_p.in_dll(ctypes.CDLL(None), "stdout"))
+
+    def _heard(self, level: int, function: bytes, message: bytes) -> None:
+        if level == self._ALL_CALLS:
+            self._hear(self.library, b"function %s(%s" % (function, message))
+
+
+class _Cublas(_Log):
+    library = "cuBLAS"
+    files = ("libcublas.so.13", "libcublas.so.12")
+    variables = ("CUBLAS_LOGINFO_DBG", "CUBLAS_LOGDEST_DBG")
+
+    def __init__(self, hear: Hear) -> None:
+        super().__init__(hear)
+        self._callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(lambda text: self._hear(self.library, text))
+        self._before = ctypes.c_void_p()
+
+    def begin(self) -> None:
+        self._c.cublasGetLoggerCallback(ctypes.byref(self._before))
+        self._c.cublasSetLoggerCallback(self._callback)
+        self._c.cublasLoggerConfigure(1, 0, 0, None)
+
+    def end(self) -> None:
+        self._c.cublasLoggerConfigure(0, 0, 0, None)
+        self._c.cublasSetLoggerCallback(self._before)
+
+
+class _Cudnn(_Log):
+    library = "cuDNN"
+    files = ("libcudnn.so.9", "libcudnn.so.8")
+    variables = ("CUDNN_LOGLEVEL_DBG", "CUDNN_LOGDEST_DBG", "CUDNN_LOGINFO_DBG")
+
+    _INFO = 3
+
+    def __init__(self, hear: Hear) -> None:
+        super().__init__(hear)
+        prototype = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+        self._callback = prototype(lambda severity, ours, debug, text: self._hear(self.library, text))
+        self._before = (ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_void_p())
+
+    def begin(self) -> None:
+        self._c.cudnnGetCallback(*map(ctypes.byref, self._before))
+        self._c.cudnnSetCallback(1 << self._INFO, None, self._callback)
+
+    def end(self) -> None:
+        self._c.cudnnSetCallback(*self._before)
+
+
+_LOGS: tuple[type[_Log], ...] = (_CublasLt, _Cublas, _Cudnn)
