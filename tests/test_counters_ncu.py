@@ -15,7 +15,7 @@ import pytest
 from ncureports import FULL, raw, run_of_kernels
 
 import xsp
-from xsp import measure, models, rundir, runs
+from xsp import doctor, measure, models, rundir, runs
 from xsp.cli import main
 from xsp.counters import joining, metrics, ncu, reading, storing
 from xsp.errors import CounterError
@@ -127,6 +127,12 @@ def test_without_ncu_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(ncu, "_FOLDERS", ())
     with pytest.raises(CounterError, match="install NVIDIA Nsight Compute"):
         ncu.find()
+    assert "install NVIDIA Nsight Compute" in (doctor.counters().reason or "")
+
+
+def test_doctor_says_that_ncu_is_there(fake_ncu: Callable[..., Path]) -> None:
+    fake_ncu()
+    assert doctor.counters().reason is None
 
 
 # --- the rung -----------------------------------------------------------------------------------------

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xsp import ceilings, device, plugins, rundir
-from xsp.errors import PluginError, UsageError
+from xsp.counters import ncu
+from xsp.errors import CounterError, PluginError, UsageError
 from xsp.samples import sources
 
 _HINTS = {"torch": "pip install 'xsp[torch]'"}
 
 
 class Finding(NamedTuple):
-    """One collector, or one source of samples."""
+    """One collector, one source of samples, or that of counters."""
 
     name: str
     levels: str
@@ -48,6 +49,15 @@ def collectors() -> Iterator[Finding]:
             missing = error.__cause__.name if isinstance(error.__cause__, ImportError) else None
             hint = _HINTS.get((missing or "").partition(".")[0])
             yield Finding(name, "", f"{error.__cause__}; {hint}" if hint else str(error))
+
+
+def counters() -> Finding:
+    """Return whether Nsight Compute is here; whether it may read counters shows when it does."""
+    try:
+        ncu.find()
+    except CounterError as error:
+        return Finding("counters", "kernel", str(error))
+    return Finding("counters", "kernel", None)
 
 
 def device_work() -> Iterator[tuple[str, str]]:
