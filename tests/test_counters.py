@@ -132,10 +132,19 @@ def test_operations_of_tensor_cores_count_once_whichever_way_they_are_given() ->
     whole, parts = "sm__ops_path_tensor_src_fp16.sum", "sm__ops_path_tensor_src_fp16_dst_fp{}.sum"
     assert figures(**{whole: 64, parts.format(16): 24, parts.format(32): 40}).flops == 64
     assert figures(**{whole: None, parts.format(16): 24, parts.format(32): 40}).flops == 64
+    assert figures(**{BF16: None, f"{BF16[:-4]}_sparsity_off.sum": 64}).flops == 64
+
+
+def test_of_several_ways_to_count_the_first_that_a_device_has_is_asked_for() -> None:
+    whole, tf32 = "sm__ops_path_tensor_src_fp16", "sm__ops_path_tensor_src_tf32_dst_fp32_sparsity_"
+    known = {whole, f"{whole}_dst_fp16", f"{whole}_dst_fp32", f"{tf32}on", f"{tf32}off", "dram__bytes_op_read"}
+    assert metrics.wanted(known) == [f"{whole}.sum", f"{tf32}off.sum", f"{tf32}on.sum", "dram__bytes_op_read.sum"]
+    assert set(metrics.wanted()) > set(metrics.wanted(known))
 
 
 def test_operations_are_unknown_where_tensor_cores_were_not_counted() -> None:
-    pipe = {BF16: None, metrics.PIPE: 4}
+    sparse = {f"{BF16[:-4]}_sparsity_{state}.sum": None for state in ("on", "off")}
+    pipe = {BF16: None, **sparse, metrics.PIPE: 4}
     assert figures((7, 5), **pipe).flops is None
     assert figures((7, 0), **pipe).flops == 2048
     assert figures((7, 5), **pipe | {metrics.PIPE: 0, FFMA: 1}).flops == 2

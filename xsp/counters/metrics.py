@@ -16,7 +16,7 @@ What is not known stays None: operations without those of the tensor cores would
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 Values = Mapping[str, float]
@@ -39,17 +39,24 @@ PIPE = "sm__inst_executed_pipe_tensor.sum"
 PIPE_OPERATIONS = {(7, 0): 512}
 """Operations of one such instruction, by compute capability."""
 
+_HALVES = ("src_fp16_dst_fp16", "src_fp16_dst_fp32")
+
+
+def _by_sparsity(*names: str) -> tuple[str, ...]:
+    return tuple(f"{name}_sparsity_{state}" for name in names for state in ("off", "on"))
+
+
 NEEDED = (
-    (("src_fp16",), ("src_fp16_dst_fp16", "src_fp16_dst_fp32")),
-    (("src_bf16_dst_fp32",),),
-    (("src_tf32_dst_fp32",),),
+    (("src_fp16",), _HALVES, _by_sparsity(*_HALVES)),
+    (("src_bf16_dst_fp32",), _by_sparsity("src_bf16_dst_fp32")),
+    (("src_tf32_dst_fp32",), _by_sparsity("src_tf32_dst_fp32")),
 )
 """Operations of tensor cores that every device from compute capability 8.0 on counts: of each, ways to sum them up.
-What is counted as a whole on one device is counted by the type of the sum on another."""
+What is counted as a whole on one device is counted by the type of the sum, or with and without sparsity, on another."""
 
 FURTHER = (
     (("src_fp64",),),
-    (("src_fp8",), ("src_fp8_sparsity_off", "src_fp8_sparsity_on")),
+    (("src_fp8",), _by_sparsity("src_fp8")),
     (("src_fp4_dst_fp32",),),
     (("src_fp4_fp6_dst_fp16",),),
     (("src_fp4_fp6_dst_fp32",),),
@@ -77,10 +84,25 @@ class Figures(NamedTuple):
     """Active warps over the most that there could be, 0 to 1."""
 
 
-def wanted() -> list[str]:
-    """Return the names to ask of ncu; where a device lacks one, ncu says `n/a`."""
-    tensor = [_TENSOR.format(name) for ways in (*NEEDED, *FURTHER) for way in ways for name in way]
-    return [*INSTRUCTIONS, *PACKED, PIPE, *tensor, *READ, *WRITTEN, OCCUPANCY[0]]
+def wanted(known: Collection[str] | None = None) -> list[str]:
+    """Return the names to ask of ncu.
+
+    Args:
+        known: the names, up to the first dot, of what the devices here have; None if that is not known, and then all
+            are asked for.
+    """
+    groups = [[_TENSOR.format(name) for name in way] for ways in (*NEEDED, *FURTHER) for way in _asked(ways, known)]
+    tensor = [name for group in groups for name in group]
+    names = [*INSTRUCTIONS, *PACKED, PIPE, *tensor, *READ, *WRITTEN, OCCUPANCY[0]]
+    return [name for name in names if known is None or name.partition(".")[0] in known]
+
+
+def _asked(ways: tuple[tuple[str, ...], ...], known: Collection[str] | None) -> tuple[tuple[str, ...], ...]:
+    """Return the first way that a device has all parts of: each further metric may need a further replay."""
+    if known is None:
+        return ways
+    whole = [way for way in ways if all(_TENSOR.format(name).partition(".")[0] in known for name in way)]
+    return tuple(whole[:1])
 
 
 NAMES = frozenset({*wanted(), *OCCUPANCY})

@@ -110,7 +110,7 @@ def available(program: str) -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return metrics.wanted()
     known = set(re.findall(r"^\W*(\w+?__\w+)", asked.stdout, re.MULTILINE))
-    return [name for name in metrics.wanted() if name.partition(".")[0] in known] or metrics.wanted()
+    return metrics.wanted(known) or metrics.wanted()
 
 
 def reason(said: str, code: int) -> str:
