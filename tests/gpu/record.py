@@ -27,7 +27,7 @@ import small
 import torch
 
 import xsp
-from xsp import plugins
+from xsp import measure, plugins
 from xsp.counters import ncu
 from xsp.span import Level
 
@@ -109,6 +109,7 @@ def _user() -> str:
 def main(out: Path) -> int:
     """Record everything that can be had; return 1 if something could not."""
     failures: dict[str, str] = {}
+    measure.before_the_first_use_of_libraries("auto")
 
     def attempt(name: str, record: Callable[[], object]) -> None:
         try:
