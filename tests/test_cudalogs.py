@@ -64,4 +64,4 @@ def test_it_is_on_only_where_it_is_asked_for(tmp_path):
         pass
     content = json.loads((tmp_path / "run" / "run.json").read_text())
     assert "cudalogs" not in content["collectors"]
-    assert "cudalogs" in content["absent"]
+    assert "cudalogs" not in content["absent"]

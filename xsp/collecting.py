@@ -58,15 +58,17 @@ class Collecting:
                     raise
                 self.absent[str(item)] = str(error)
                 continue
+            if wanted is None and collector.on_request:
+                continue
             reason = collector.available()
-            if reason is None and wanted is None and collector.on_request:
-                reason = "on only where it is asked for by name"
             if reason is not None:
                 self.absent[collector.name] = reason
             elif min(collector.levels) <= deepest:
                 found.append(collector)
         self.device_work = DeviceWork(kernels)
         found = self.device_work.choose(found, self.absent, deepest)
+        for name in self.device_work.reasons:  # where there is no device, that a source is absent is nothing missing
+            self.absent.pop(name, None)
         # Deeper ones are switched on first and off last.
         self.collectors = sorted(found, key=lambda each: (not each.innermost, min(each.levels)), reverse=True)
         if (note := self.device_work.note()) is not None:

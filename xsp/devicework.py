@@ -38,11 +38,13 @@ class DeviceWork:
         """
         for collector in found:
             collector.is_device_source, collector.gave_up = False, None
+        sources = {str(kind) for kind in Kernels}
+        self.reasons = {name: reason for name, reason in absent.items() if name in sources}
         able = {each.device_work: each for each in found if each.device_work is not None}
         if deepest >= Level.LIBRARY:
             in_order = [able[kind] for kind in Kernels if kind in able]
             self._try([each for each in in_order if self.wanted in (each.device_work, Kernels.AUTO)])
-            self._refuse_a_wish(absent, deepest)
+            self._refuse_a_wish(deepest)
             # a source that gives up later has a successor, unless only the last was wanted
             self._others = in_order[in_order.index(self.source) + 1 :] if self.source is not None else []
         return [each for each in found if not each.innermost or each is self.source]
@@ -89,16 +91,10 @@ class DeviceWork:
                 return
             self.reasons[str(collector.device_work)] = reason
 
-    def _refuse_a_wish(self, absent: Mapping[str, str], deepest: Level) -> None:
+    def _refuse_a_wish(self, deepest: Level) -> None:
         """Say at once that what was asked for by name cannot be had."""
-        name = str(self.wanted)
-        missing = absent.get(name)
-        if missing is not None and self.wanted is not Kernels.KINETO:
-            self.reasons[name] = missing
-        if self.wanted is Kernels.AUTO and Kernels.CUPTI.value in absent:
-            self.reasons[Kernels.CUPTI.value] = absent[Kernels.CUPTI.value]
         if self.wanted is Kernels.CUPTI and self.source is None and deepest >= Level.RUNTIME:
-            reason = self.reasons.get(name, "its collector is not among those that were asked for")
+            reason = self.reasons.get(Kernels.CUPTI.value, "its collector is not among those that were asked for")
             raise PluginError(f"kernels=cupti: {reason}")
 
 
