@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import re
+import struct
 import threading
 import time
 from types import SimpleNamespace
@@ -49,13 +50,36 @@ def record(kind: int, thread: int = 1, binding: Any = None, **fields: Any) -> An
             made.object_id = SimpleNamespace(pt=SimpleNamespace(process_id=1, thread_id=thread))
         return made
     names = [name for name in dir(binding) if re.fullmatch(CLASSES[kind], name)]
-    made = getattr(binding, max(names, key=lambda name: (len(name), name)))()
-    for name, value in values.items():
-        if value is not None:
-            setattr(made, name, value)
+    newest = getattr(binding, max(names, key=lambda name: (len(name), name)))
     if kind in (MARKER, OVERHEAD):
-        made.object_id.pt.thread_id = thread
+        return newest.from_ptr(_in_memory(kind, thread, values))
+    made = newest()
+    for name, value in values.items():
+        setattr(made, name, value)
     return made
+
+
+def _in_memory(kind: int, thread: int, values: dict[str, Any]) -> int:
+    """Lay a record out as CUPTI does, because its union of threads and streams cannot be set otherwise."""
+    if kind == MARKER:
+        texts = [_address(values[name]) for name in ("name", "domain")]
+        numbers = (values["flags_"], values["timestamp"], values["id"], values["object_kind"], 1, thread, 0, 0)
+        laid = struct.pack("<IIQIIIIIIQQ", kind, *numbers, *texts)
+    else:
+        numbers = (values["overhead_kind"], values["object_kind"], 1, thread, 0, values["start"], values["end"])
+        laid = struct.pack("<IIIIIIQQIIQ", kind, *numbers, 0, 0, 0)
+    _KEPT.append(ctypes.create_string_buffer(laid))
+    return ctypes.addressof(_KEPT[-1])
+
+
+def _address(text: str | None) -> int:
+    if text is None:
+        return 0
+    _KEPT.append(ctypes.create_string_buffer(text.encode()))
+    return ctypes.addressof(_KEPT[-1])
+
+
+_KEPT: list[Any] = []
 
 
 class Refused(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from xsp.correlate import correlate
 from xsp.span import Level, Span
 from xsp.testing import spans, tree
 from xsp_collectors.cuda.cupti import CuptiActivities
+from xsp_collectors.cuda.threads import ThreadNumbers
 
 
 @pytest.fixture(params=["plain objects", "cupti-python"])
@@ -168,3 +170,12 @@ def test_a_field_that_this_version_does_not_have_is_unknown():
     del older.registers_per_thread, older.graph_node_id
     (span,) = decoded([older])
     assert "registers" not in json.loads(span.attributes or "")
+
+
+def test_threads_are_the_operating_systems_also_where_records_name_them_as_posix_does():
+    here, posix = threading.get_native_id(), threading.get_ident() & 0xFFFFFFFF
+    numbers = ThreadNumbers()
+    assert [numbers(number) for number in (here, posix, 2**22 + 7, None)] == [here, here, 2**22 + 7, None]
+    numbers = ThreadNumbers()
+    numbers.are_native = False
+    assert (numbers(posix), numbers(2**22 + 7), numbers.unknown) == (here, None, 1)

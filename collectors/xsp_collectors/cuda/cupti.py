@@ -200,7 +200,7 @@ class CuptiActivities(Collector):
         records.unread = records.other = 0
         counts["ends of NVTX ranges that began before the step"] += self._ranges.without_beginning
         self._ranges.without_beginning = 0
-        counts["records on a thread that could not be told"] += self._threads.unknown
+        counts["threads that could not be told: their calls are on no thread"] += self._threads.unknown
         self._threads.unknown = 0
         if self._recording is not None:
             dropped = self._recording.dropped()
