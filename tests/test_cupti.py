@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from xsp.errors import PluginError, UsageError  # noqa: E402
 from xsp.span import Level  # noqa: E402
 from xsp.testing import check_collector  # noqa: E402
 from xsp_collectors import kinetouse  # noqa: E402
-from xsp_collectors.cuda import claim, cupti, cuptitrial, injection, libcupti  # noqa: E402
+from xsp_collectors.cuda import claim, cupti, cuptitrial, hostclock, injection, libcupti  # noqa: E402
 from xsp_collectors.cuda.cupti import CuptiActivities  # noqa: E402
 from xsp_collectors.torchops import TorchOps  # noqa: E402
 
@@ -50,6 +52,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeCupti:
     monkeypatch.setattr(cupti, "_wait_for_devices", lambda: None)
     monkeypatch.setattr(cuptitrial, "_small_kernel", fake.gemm)
     monkeypatch.setattr(libcupti, "reason_against", lambda parts: None)
+    monkeypatch.setattr(hostclock.HostClock, "install", lambda self: True)
     monkeypatch.setattr(cupti, "_binding", lambda: fake)
     return fake
 
@@ -197,6 +200,17 @@ def test_a_device_that_failed_is_said_and_what_was_recorded_until_then_is_kept(d
     assert any("the device had failed" in note for note in collector.notes())
 
 
+def test_device_work_at_times_that_are_not_the_steps_is_counted_and_left_out(device):
+    collector = CuptiActivities()
+    collector.open()
+    collector.start(Level.KERNEL, describe=False)
+    device.ran(10, start=5000, end=9000, correlation_id=1, name="of another clock")
+    collector.stop()
+    assert list(collector.spans()) == []
+    collector.close()
+    assert "1 kernels or copies at times that are not the step's, which were left out" in list(collector.notes())
+
+
 def test_at_the_library_rung_only_ranges_are_recorded(device):
     seen = check_collector(CuptiActivities(), device.gemm, rung=Level.LIBRARY)
     assert {span.kind for span in seen} == {"call"}
@@ -227,6 +241,15 @@ def test_the_libraries_are_asked_to_name_their_calls_and_the_environment_is_rest
     late = injection.Injection(tmp_path / "libcupti.so.13")
     late.install(too_late=True)
     assert "CUDA was in use before the profile began" in next(late.notes(calls=0, kernels=3))
+
+
+def test_the_clock_that_cupti_is_given_is_native_and_reads_nanoseconds_since_the_epoch():
+    address = hostclock.now_address()
+    if address is None:
+        pytest.skip("there is no libstdc++ here")
+    before = time.time_ns()
+    read = ctypes.CFUNCTYPE(ctypes.c_uint64)(address)()
+    assert before - 1000 <= read <= time.time_ns() + 1000
 
 
 # --- bad worlds -----------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from xsp_collectors import kinetouse
 from xsp_collectors.cuda import calls, claim, cuptitrial, devicespans, graphs, libcupti
 from xsp_collectors.cuda.activities import COLLECTOR, Activity, ApiCall, Marker, Overhead, Records, Row, Wait
 from xsp_collectors.cuda.callnames import CallNames
+from xsp_collectors.cuda.hostclock import HostClock
 from xsp_collectors.cuda.injection import Injection
 from xsp_collectors.cuda.libraries import Ranges
 from xsp_collectors.cuda.recording import DEVICE_KINDS, LIBRARY_KINDS, Recording
@@ -47,12 +48,14 @@ class CuptiActivities(Collector):
         self._threads = ThreadNumbers()
         self._names = CallNames()
         self._injection = Injection(self._parts.library)
+        self._clock = HostClock(self._parts.library)
         self._outcome: cuptitrial.Outcome | None = None
         self._process = os.getpid()
         self._is_open = False
         self._on = False
         self._refused = False
         self._stopped_ns = 0
+        self._window = range(0, 1 << 63)
         self._stopping_thread = 0
         self._counts: Counter[str] = Counter()
         self._said: set[str] = set()
@@ -132,6 +135,7 @@ class CuptiActivities(Collector):
             return
         self._recording.begin(LIBRARY_KINDS if rung < Level.RUNTIME else (*DEVICE_KINDS, *LIBRARY_KINDS))
         self._threads.are_native = self._recording.threads_are_native
+        self._window = range(time.time_ns() - cuptitrial.CLOCK_BOUND_NS, 1 << 63)
         self._on = True
 
     def stop(self) -> None:
@@ -145,6 +149,7 @@ class CuptiActivities(Collector):
         except Exception:  # the program's own error, which the program sees at its own next call
             self._counts["steps after which the device had failed, and device work may be missing"] += 1
         self._recording.end()
+        self._window = range(self._window.start, time.time_ns() + cuptitrial.CLOCK_BOUND_NS)
 
     # --- what was seen --------------------------------------------------------------------------------
 
@@ -181,11 +186,13 @@ class CuptiActivities(Collector):
             make = devicespans.MAKERS.get(type(row))
             if make is None:
                 continue
-            if devicespans.is_finished(row):  # type: ignore[arg-type]
+            if not devicespans.is_finished(row):  # type: ignore[arg-type]
+                self._counts["kernels or copies that had not ended when the step's records were flushed"] += 1
+            elif row.start not in self._window or row.end not in self._window:  # type: ignore[union-attr]
+                self._counts["kernels or copies at times that are not the step's, which were left out"] += 1
+            else:
                 self._counts["kernels"] += 1
                 yield make(row)
-            else:
-                self._counts["kernels or copies that had not ended when the step's records were flushed"] += 1
 
     def _is_own(self, call: ApiCall) -> bool:
         """Return whether it is xsp's own: made by the thread that ended the step, after its end."""
@@ -215,7 +222,7 @@ class CuptiActivities(Collector):
     def _try(self) -> str | None:
         if self._cupti is None and (reason := self.available()) is not None:
             return reason
-        self._outcome = cuptitrial.run(self._cupti)
+        self._outcome = cuptitrial.run(self._cupti, self._clock)
         return self._outcome.reason
 
     def _take(self) -> None:
@@ -226,7 +233,7 @@ class CuptiActivities(Collector):
             reason = held.take()
             if reason is None:
                 self._captures.listen(self._cupti, held.subscriber)
-                self._claim, self._recording = held, Recording(self._cupti, self._records)
+                self._claim, self._recording = held, Recording(self._cupti, self._records, self._clock)
                 self._names = CallNames(self._cupti)
                 return
         self.gave_up, self._refused = reason, True

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from xsp_collectors import kinetouse
-from xsp_collectors.cuda.activities import Activity, ApiCall, Kernel, Records
+from xsp_collectors.cuda.activities import Activity, ApiCall, Kernel, Records, Row
 from xsp_collectors.cuda.claim import Claim
 from xsp_collectors.cuda.devicespans import is_finished
+from xsp_collectors.cuda.hostclock import HostClock
 from xsp_collectors.cuda.recording import DEVICE_KINDS, Recording
 
 CLOCK_BOUND_NS = 100_000
@@ -26,11 +27,12 @@ class Outcome(NamedTuple):
     clock_error_ns: int | None = None
 
 
-def run(cupti: Any, work: Callable[[], object] | None = None) -> Outcome:
+def run(cupti: Any, clock: HostClock, work: Callable[[], object] | None = None) -> Outcome:
     """Take CUPTI, record one kernel beside Kineto as a step does, give CUPTI back.
 
     Args:
         cupti: the binding.
+        clock: that records are to be stamped with.
         work: launches at least one kernel and waits for it; a small one of torch's unless told otherwise.
     """
     if kinetouse.enabled():
@@ -40,11 +42,7 @@ def run(cupti: Any, work: Callable[[], object] | None = None) -> Outcome:
     if reason is not None:
         return Outcome(reason)
     try:
-        error_ns = clock_error_ns(cupti)
-        if error_ns > CLOCK_BOUND_NS:
-            far = f"CUPTI's clock is {error_ns / 1000:.0f} µs off the host's, more than {CLOCK_BOUND_NS // 1000} µs"
-            return Outcome(f"{far}: take device work from torch.profiler with --kernels kineto", error_ns)
-        return Outcome(_record(cupti, work or _small_kernel), error_ns)
+        return _record(cupti, clock, work or _small_kernel)
     except Exception as error:
         return Outcome(f"CUPTI does not record here: {type(error).__name__}: {error}")
     finally:
@@ -69,19 +67,27 @@ def clock_error_ns(cupti: Any, readings: int = 9) -> int:
     return best[1]
 
 
-def _record(cupti: Any, work: Callable[[], object]) -> str | None:
-    """Return what is wrong with the records of a kernel, or None."""
+def _record(cupti: Any, clock: HostClock, work: Callable[[], object]) -> Outcome:
+    """Record work that launches a kernel, with Kineto on, and look at what came back."""
     records = Records()
-    recording = Recording(cupti, records)
+    recording = Recording(cupti, records, clock)
     with kinetouse.host_only():
         recording.begin(DEVICE_KINDS)
-        before = time.time_ns()
         try:
+            error_ns = clock_error_ns(cupti)
+            before = time.time_ns()
             work()
         finally:
             after = time.time_ns()
             recording.end()
-    rows = records.take()
+    if error_ns > CLOCK_BOUND_NS:
+        far = f"CUPTI's clock is {error_ns / 1000:.0f} µs off the host's, more than {CLOCK_BOUND_NS // 1000} µs"
+        return Outcome(f"{far}: take device work from torch.profiler with --kernels kineto", error_ns)
+    return Outcome(_wrong_with(records.take(), before, after), error_ns)
+
+
+def _wrong_with(rows: list[tuple[Activity, Row]], before: int, after: int) -> str | None:
+    """Return what is wrong with the records of a kernel that ran between two times, or None."""
     kernels = [row for kind, row in rows if kind is Activity.CONCURRENT_KERNEL and isinstance(row, Kernel)]
     finished = [row for row in kernels if is_finished(row)]
     if not finished:

@@ -1,8 +1,8 @@
 """Switching CUPTI's records on and off, beside a Kineto that records the host.
 
-Kineto registers its own buffers with CUPTI whenever it is switched on, also if it is asked for the host alone. So
-each step takes CUPTI over after Kineto was switched on: what Kineto asked of CUPTI is switched off, its buffers are
-handed back to it, and then ours are registered. It does the same to us the next time that it is switched on.
+Kineto registers its own buffers and its own clock with CUPTI whenever it is switched on, also if it is asked for the
+host alone. So each step takes CUPTI over after Kineto was switched on: what Kineto asked of CUPTI is switched off, its
+buffers are handed back to it, and then ours are registered. It does the same to us the next time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from xsp_collectors.cuda.activities import Activity, Records
+from xsp_collectors.cuda.hostclock import HostClock
 
 LIBRARY_KINDS = (Activity.MARKER,)
 DEVICE_KINDS = (
@@ -42,8 +43,9 @@ switched off for it."""
 class Recording:
     """CUPTI's records, on or off."""
 
-    def __init__(self, cupti: Any, records: Records) -> None:
+    def __init__(self, cupti: Any, records: Records, clock: HostClock) -> None:
         self._cupti = cupti
+        self._clock = clock
         self._records = records
         self._kinds: Sequence[int] = ()
         self.threads_are_native = False
@@ -64,6 +66,7 @@ class Recording:
                 cupti.activity_disable(int(kind))
         with contextlib.suppress(Exception):  # the first time nobody has registered buffers
             cupti.activity_flush_all(_FORCED)
+        self._clock.install()
         cupti.activity_register_callbacks(self._records.request, self._records.complete)
         self._name_threads_natively()
         self._kinds = [kind for kind in kinds if self._enable(kind, last=kind is kinds[-1])]
