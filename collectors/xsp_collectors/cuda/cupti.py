@@ -55,7 +55,7 @@ class CuptiActivities(Collector):
         self._on = False
         self._refused = False
         self._stopped_ns = 0
-        self._window = range(0, 1 << 63)
+        self._window = range(1 << 63)
         self._stopping_thread = 0
         self._counts: Counter[str] = Counter()
         self._said: set[str] = set()
@@ -206,7 +206,8 @@ class CuptiActivities(Collector):
         self._captures.unread = 0
         records.unread = records.other = 0
         counts["ends of NVTX ranges that began before the step"] += self._ranges.without_beginning
-        self._ranges.without_beginning = 0
+        counts["NVTX markers whose time CUPTI could not tell"] += self._ranges.without_time
+        self._ranges.without_beginning = self._ranges.without_time = 0
         counts["threads that could not be told: their calls are on no thread"] += self._threads.unknown
         self._threads.unknown = 0
         if self._recording is not None:

@@ -36,9 +36,12 @@ class Ranges:
     """NVTX ranges out of their beginnings and ends, which may lie in different steps."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str | None, int], Marker] = {}
+        self._open: dict[int, Marker] = {}
         self.without_beginning = 0
         """Ends of ranges that began before markers were recorded."""
+
+        self.without_time = 0
+        """Beginnings, ends and points of which CUPTI could not tell when they were."""
 
     @property
     def unfinished(self) -> int:
@@ -49,11 +52,12 @@ class Ranges:
         """Return the ranges that end with these markers, and the single points among them."""
         found = []
         for marker in sorted(markers, key=lambda each: each.timestamp):
-            which = (marker.domain, marker.id)
-            if marker.flags_ & _START:
-                self._open[which] = marker
+            if not marker.timestamp:
+                self.without_time += 1
+            elif marker.flags_ & _START:
+                self._open[marker.id] = marker
             elif marker.flags_ & _END:
-                start = self._open.pop(which, None) or self._open.pop((None, marker.id), None)
+                start = self._open.pop(marker.id, None)
                 if start is None:
                     self.without_beginning += 1
                 else:
