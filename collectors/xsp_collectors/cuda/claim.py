@@ -33,6 +33,13 @@ WHAT_TO_DO = "leave it away, or take device work from torch.profiler with --kern
 _TAKEN = "ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"
 
 
+_NO_NAME = ("", "for", "unknown", "for unknown", "(null)", "for (null)")
+"""What CUPTI may say of a client that gave no name, behind its own."""
+
+_names_of_kineto: set[str | None] = {None}
+"""What CUPTI calls this process's Kineto when it holds a subscription; a client that gave no name may be it."""
+
+
 def tool_around() -> str | None:
     """Return the name of a tool that runs this process and needs CUPTI for itself, or None."""
     return next((name for variable, name in _TOOLS.items() if variable in os.environ), None)
@@ -55,14 +62,17 @@ class Claim:
         """Take CUPTI, and return None, or who holds it and what to do."""
         reason = self._subscribe()
         if reason is not None:
-            idle = self._is_held() and self._holder() is None and _only_kineto_can_hold_it()
-            return None if idle else reason
+            may_be_kineto = self._is_held() and self._holder() in _names_of_kineto and _only_kineto_can_hold_it()
+            return None if may_be_kineto else reason
         self.release()
         if not kinetouse.use_once():
             return self._subscribe()
         # nobody held it a moment ago, and all that happened since is Kineto's first use
         reason = self._subscribe()
-        return None if self._is_held() else reason
+        if self._is_held():
+            _names_of_kineto.add(self._holder())
+            return None
+        return reason
 
     def release(self) -> None:
         """Give it back."""
@@ -103,7 +113,7 @@ class Claim:
             name = getattr(self._params, "old_subscriber_name", None)
         except UnicodeDecodeError:  # nothing was written into the binding's buffer
             return None
-        return str(name) if name else None
+        return None if str(name or "").lower().removeprefix("cupti").strip() in _NO_NAME else str(name)
 
 
 def _only_kineto_can_hold_it() -> bool:
