@@ -95,7 +95,7 @@ def test_memory_of_a_layer_is_the_devices_where_it_uses_one():
 def test_kernels_of_a_real_device_belong_to_their_layers(tmp_path):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.ReLU()).cuda().eval()
     image = torch.randn(8, 3, 64, 64, device="cuda")
-    with xsp.profile("gpu", out=tmp_path / "run") as prof, torch.inference_mode():
+    with xsp.profile("gpu", out=tmp_path / "run", kernels="kineto") as prof, torch.inference_mode():
         for _ in range(prof.schedule.steps_for(3)):
             with prof.step():
                 model(image)
@@ -110,7 +110,7 @@ def test_kernels_of_a_real_device_belong_to_their_layers(tmp_path):
 def test_memory_of_a_layer_on_a_real_device_is_what_it_allocates_there(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(256, 1024)).cuda().eval()
     rows = torch.randn(512, 256, device="cuda")
-    with xsp.profile("gpu", out=tmp_path / "run") as prof, torch.inference_mode():
+    with xsp.profile("gpu", out=tmp_path / "run", kernels="kineto") as prof, torch.inference_mode():
         for _ in range(prof.schedule.steps_for(3)):
             with prof.step():
                 model(rows)
