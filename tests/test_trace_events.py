@@ -27,7 +27,7 @@ DOCUMENTS: dict[str, Any] = {
 def test_all_events_are_found_and_all_keys(tmp_path: Path, name: str, indent: int | None) -> None:
     path, con = tmp_path / "a.json", table.connect()
     path.write_text(json.dumps(DOCUMENTS[name], indent=indent), encoding="utf-8")
-    around = traceevents.read(con, str(path))
+    around = traceevents.read(con, str(path), traceevents.Events())
     assert con.execute("SELECT count(*), sum(ts_ns) FROM events").fetchall() == [(99, 99 * 98 // 2 * 1000)]
     wanted = DOCUMENTS[name] if isinstance(DOCUMENTS[name], dict) else {}
     assert around.keys == {key: value for key, value in wanted.items() if key != "traceEvents"}
@@ -40,4 +40,4 @@ def test_a_file_that_is_cut_off_is_an_error(tmp_path: Path, name: str, share: fl
     text = json.dumps(DOCUMENTS[name])
     path.write_text(text[: int(len(text) * share)], encoding="utf-8")
     with pytest.raises(TraceError, match=r"a\.json"):
-        traceevents.read(table.connect(), str(path))
+        traceevents.read(table.connect(), str(path), traceevents.Events())

@@ -24,6 +24,15 @@ def connect() -> duckdb.DuckDBPyConnection:
     )
 
 
+def cursor(con: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
+    """Return a second connection to an engine, which finds tables where the first one does."""
+    ((path,),) = con.execute("SELECT current_setting('search_path')").fetchall()
+    own = con.cursor()
+    if path:
+        own.execute(f"SET search_path = {literal(path)}")
+    return own
+
+
 def create(con: duckdb.DuckDBPyConnection, name: str, columns: Sequence[Column] = COLUMNS) -> None:
     """Make an empty table."""
     con.execute(f"CREATE OR REPLACE TABLE {name} ({', '.join(f'{c.name} {c.type}' for c in columns)})")

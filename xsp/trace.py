@@ -64,6 +64,7 @@ class Trace:
             path: where the trace was loaded from.
         """
         self.con = con
+        self._made: set[str] = set()
         self.run = run
         self.rungs = list(rungs)
         self.path = path
@@ -96,6 +97,16 @@ class Trace:
     def sql(self, query: str, params: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
         """Ask any SQL of `spans`, `merged` and `samples`."""
         return self.con.sql(query, params=params)
+
+    def once(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
+        """Make a temporary table, unless this trace has made it: what several analyses start from."""
+        if not self.has_made(name):
+            self.con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}", params)
+            self._made.add(name)
+
+    def has_made(self, name: str) -> bool:
+        """Return whether `once` has made a table."""
+        return name in self._made
 
     def has(self, level: Level) -> bool:
         """Return whether the merged step holds spans of a level."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import CLASSED, COPY, SHARES, TENSOR_TIMES, WORK, moments
+from xsp.analyses.devicework import COPY, TENSOR_TIMES, prepare, shares
 from xsp.span import Kind, Level
 from xsp.trace import Trace
 
@@ -29,14 +29,18 @@ def DEVICE_ACTIVITY(trace: Trace) -> Table:
     communication and exposed copies; busy and idle are the window. With several devices the last row, without
     rank and device, is their sum.
     """
+    prepare(trace)
     return trace.sql(
         f"""
-        WITH {WORK}, {moments("rank", "device", "recording")},
-        swept AS (SELECT rank, device, {SHARES} FROM moments GROUP BY rank, device),
+        WITH {shares("rank", "device", "recording")},
+        whole AS (
+            SELECT rank, device, sum(COLUMNS(* EXCLUDE (rank, device, recording)))::BIGINT
+            FROM shares GROUP BY rank, device
+        ),
         each AS (
-            SELECT swept.*, counted.* EXCLUDE (rank, device)
-            FROM swept JOIN (SELECT rank, device, {_COUNTS} FROM work GROUP BY rank, device) counted
-            ON counted.rank = swept.rank AND counted.device IS NOT DISTINCT FROM swept.device
+            SELECT whole.*, counted.* EXCLUDE (rank, device)
+            FROM whole JOIN (SELECT rank, device, {_COUNTS} FROM device_work GROUP BY rank, device) counted
+            ON counted.rank = whole.rank AND counted.device IS NOT DISTINCT FROM whole.device
         ),
         summed AS (
             FROM each UNION ALL
@@ -55,12 +59,12 @@ def STEPS(trace: Trace) -> Table:
     Device work counts for the step that launched it, also where it runs after the step's end on the host. Work
     outside every step stands in a row without one.
     """
+    prepare(trace)
     return trace.sql(
         f"""
-        WITH {WORK}, {moments("rank", "device", "step")},
-        each AS (SELECT rank, device, step, {SHARES} FROM moments GROUP BY rank, device, step),
+        WITH {shares("rank", "device", "step")},
         counted AS (
-            SELECT rank, device, step, {_COUNTS}, min(start_ns) AS first_ns FROM work GROUP BY rank, device, step
+            SELECT rank, device, step, {_COUNTS}, min(start_ns) AS first_ns FROM device_work GROUP BY rank, device, step
         ),
         hosts AS (
             SELECT rank, step, any_value(name) AS name, min(start_ns) AS start_ns,
@@ -71,8 +75,8 @@ def STEPS(trace: Trace) -> Table:
                (first_ns - hosts.start_ns) / 1e6 AS first_work_after_ms, window_ns / 1e6 AS window_ms, {_SHOWN},
                kernels, copies
         FROM counted
-        JOIN each ON each.rank = counted.rank AND each.device IS NOT DISTINCT FROM counted.device
-                  AND each.step IS NOT DISTINCT FROM counted.step
+        JOIN shares ON shares.rank = counted.rank AND shares.device IS NOT DISTINCT FROM counted.device
+                    AND shares.step IS NOT DISTINCT FROM counted.step
         LEFT JOIN hosts ON hosts.rank = counted.rank AND hosts.step = counted.step
         ORDER BY counted.rank, counted.device, counted.step NULLS LAST
         """
@@ -86,12 +90,12 @@ def KERNEL_CLASSES(trace: Trace) -> Table:
     Kernels that overlap count each for itself. Of matrix products, convolutions and attention, the time is told
     apart by whether the name says that tensor cores are used, that they are not, or neither.
     """
+    prepare(trace)
     return trace.sql(
         f"""
-        WITH {CLASSED}
         SELECT coalesce(class, 'memory copy') AS class, count(*) AS kernels, sum(dur_ns) / 1e6 AS device_ms,
                100.0 * sum(dur_ns) / nullif(sum(sum(dur_ns)) OVER (), 0) AS percent_of_device_time,
                avg(dur_ns) / 1e3 AS mean_us, max(dur_ns) / 1e3 AS max_us, {TENSOR_TIMES}
-        FROM classed GROUP BY ALL ORDER BY device_ms DESC, class
+        FROM device_work GROUP BY ALL ORDER BY device_ms DESC, class
         """
     )

@@ -7,7 +7,7 @@ that it belongs to; nothing is known of the size where neither tells.
 
 from __future__ import annotations
 
-from xsp.analyses.devicework import CLASSED
+from xsp.analyses.devicework import prepare
 from xsp.errors import AnalysisError
 from xsp.kernelnames import COLLECTIVE, COMMUNICATION, NAMES
 from xsp.span import Kind, Level
@@ -38,10 +38,9 @@ _BYTES = " ".join(f"WHEN '{name}' THEN {size}" for name, size in ELEMENT_BYTES.i
 _CALL = f"level = {int(Level.LIBRARY)} AND kind = '{Kind.CALL}' AND contains(attributes, 'xsp.collective.name')"
 
 COLLECTIVES = f"""
-    {CLASSED},
     ran AS MATERIALIZED (
         SELECT rank, device, recording, step, trace_id, span_id, parent_id, name, start_ns, end_ns, collective
-        FROM classed WHERE purpose = '{COMMUNICATION}'
+        FROM device_work WHERE purpose = '{COMMUNICATION}'
     ),
     executions AS MATERIALIZED (
         FROM ran
@@ -93,7 +92,7 @@ doc/PERFORMANCE.md)."""
 
 
 def require(trace: Trace, identity: str) -> None:
-    """Raise where a trace holds no collective.
+    """Make what `COLLECTIVES` starts from; raise where a trace holds no collective.
 
     Raises:
         AnalysisError: neither a device nor a library of the host ran one.
@@ -101,5 +100,6 @@ def require(trace: Trace, identity: str) -> None:
     kernels = f"WITH {NAMES} SELECT 1 FROM names WHERE class = '{COMMUNICATION}'"
     for query in (kernels, f"SELECT 1 FROM spans WHERE {_CALL} LIMIT 1"):
         if trace.con.execute(query).fetchall():
+            prepare(trace)
             return
     raise AnalysisError(f"{identity}: {trace.name!r} holds no communication kernel and no collective of the host")

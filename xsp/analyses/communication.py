@@ -20,7 +20,7 @@ _EXPOSED = f"""
     {COLLECTIVES},
     computing AS (
         SELECT rank, device, recording, start_ns, max(end_ns) AS end_ns
-        FROM classed WHERE purpose = '{COMPUTATION}' GROUP BY ALL
+        FROM device_work WHERE purpose = '{COMPUTATION}' GROUP BY ALL
     ),
     running AS (
         SELECT rank, device, recording, start_ns, end_ns, max(end_ns) OVER (

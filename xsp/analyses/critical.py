@@ -68,6 +68,13 @@ def CRITICAL_PATH(trace: Trace) -> Table:
     on a stream, launch is the time between the call and the kernel's start. `after` is the rule that says
     what had to end before the segment could begin. Times are as recorded, with the cost of profiling in them.
     """
+    if not trace.has_made("path_segments"):
+        _walk(trace)
+    return trace.sql(_PATH)
+
+
+def _walk(trace: Trace) -> None:
+    """Find the path, and make the tables of its segments and labels."""
     window = _window(trace)
     rows = [Seen._make(row) for row in trace.con.execute(_seen(window)).fetchall()]
     last = max((row for row in rows if row.device is not None and row.mine), key=lambda row: row.end, default=None)
@@ -77,16 +84,15 @@ def CRITICAL_PATH(trace: Trace) -> Table:
     walk = Walk(rows, window.main, window.start, window.end)
     walk.back_from(end, last)
     _keep(trace, walk, window, end)
-    return trace.sql(_PATH)
 
 
 def _keep(trace: Trace, walk: Walk, window: _Window, end: int) -> None:
     """Give the path to the engine; as text, since a path can be long and lists of Python's are slow to pass."""
     values(trace, "path_labels", _LABELS, [(number, *label) for label, number in walk.labels.items()])
     path = walk.path[::-1]
-    trace.con.execute(
+    trace.once(
+        "path_segments",
         f"""
-        CREATE OR REPLACE TABLE path_segments AS
         SELECT start_ns, lead(start_ns, 1, {end - window.start}) OVER (ORDER BY start_ns) AS end_ns, label,
                start_ns >= {window.end - window.start} AS after_step
         FROM (SELECT try_cast(unnest(string_split(?, ' ')) AS BIGINT) AS start_ns,

@@ -1,4 +1,4 @@
-"""Device work of all steps and ranks, and what a device did at each moment, as SQL to put behind WITH.
+"""Device work of all steps and ranks, the calls that launched it, and what a device did at each moment.
 
 The window of a device is the time from the begin of its first kernel or copy to the end of its last one; where
 steps were recorded without device work (a leveled run takes turns) or only to describe, the window falls into
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from xsp.kernelnames import COMMUNICATION, MATRIX, NAMES
 from xsp.span import Kind, Level
+from xsp.trace import Trace
 
 COMPUTATION = "computation"
 COPY = "copy"
@@ -17,8 +18,8 @@ COPY = "copy"
 LEVEL_NAMES = " ".join(f"WHEN {int(level)} THEN '{level.name.lower()}'" for level in Level)
 """To put between CASE and END: what levels are called."""
 
-RECORDED = f"""
-    recorded AS (
+_DEVICE_WORK = f"""
+    WITH recorded AS (
         SELECT rank, step, count(*) FILTER (WHERE rung < {int(Level.KERNEL)} OR timed = false)
                            OVER (PARTITION BY rank ORDER BY start_ns) AS recording
         FROM (
@@ -30,71 +31,89 @@ RECORDED = f"""
         SELECT rank, any_value(process) AS process FROM spans WHERE level = {int(Level.RUNTIME)}
         GROUP BY rank HAVING min(process) = max(process)
     ),
-    on_device AS (
-        SELECT s.*, s.start_ns + s.dur_ns AS end_ns, coalesce(recorded.recording, 0) AS recording,
-               coalesce(s.process, processes.process, -1) AS on_process
-        FROM spans s LEFT JOIN recorded ON recorded.rank = s.rank AND recorded.step = s.step
-        LEFT JOIN processes ON processes.rank = s.rank
-        WHERE s.level = {int(Level.KERNEL)} AND s.kind IN ('{Kind.KERNEL}', '{Kind.COPY}') AND s.timed IS NOT false
-    )
+    {NAMES}
+    SELECT s.rank, s.device, s.step, s.trace_id, s.span_id, s.parent_id, s.layer_id, s.name, s.kind, s.start_ns,
+           s.dur_ns, s.start_ns + s.dur_ns AS end_ns, s.correlation_id,
+           coalesce(s.process, processes.process, -1) AS on_process, coalesce(recorded.recording, 0) AS recording,
+           names.class, names.tensor_cores, names.collective,
+           CASE WHEN s.kind = '{Kind.COPY}' THEN '{COPY}' WHEN names.class = '{COMMUNICATION}'
+                THEN '{COMMUNICATION}' ELSE '{COMPUTATION}' END AS purpose
+    FROM spans s LEFT JOIN recorded ON recorded.rank = s.rank AND recorded.step = s.step
+    LEFT JOIN processes ON processes.rank = s.rank
+    LEFT JOIN names ON names.name = s.name AND s.kind = '{Kind.KERNEL}'
+    WHERE s.level = {int(Level.KERNEL)} AND s.kind IN ('{Kind.KERNEL}', '{Kind.COPY}') AND s.timed IS NOT false
 """
-"""Each kernel and copy with its end, its recording, and the process that launched it: Kineto does not say it of
-device work, but where all calls of a rank are of one process, it is that one."""
 
-CLASSED = f"""
-    {RECORDED}, {NAMES},
-    classed AS (
-        SELECT s.*, names.class, names.tensor_cores, names.collective,
-               CASE WHEN s.kind = '{Kind.COPY}' THEN '{COPY}' WHEN names.class = '{COMMUNICATION}'
-                    THEN '{COMMUNICATION}' ELSE '{COMPUTATION}' END AS purpose
-        FROM on_device s LEFT JOIN names ON names.name = s.name AND s.kind = '{Kind.KERNEL}'
-    )
+_RUNTIME_CALLS = f"""
+    SELECT rank, coalesce(process, -1) AS on_process, coalesce(thread, -1) AS on_thread, correlation_id, kind,
+           start_ns, dur_ns, start_ns + dur_ns AS end_ns, timed
+    FROM spans WHERE level = {int(Level.RUNTIME)} AND kind <> '{Kind.OVERHEAD}'
 """
-"""The same with what its name says, and its purpose: computation, communication, copy. `class` is null for
-copies."""
-
-WORK = f"""
-    {CLASSED},
-    work AS MATERIALIZED (SELECT rank, device, recording, step, start_ns, end_ns, purpose FROM classed)
-"""
-"""The same with nothing but when it ran and for what."""
 
 
-def moments(*place: str) -> str:
-    """Return the tables `edges` and `moments`: intervals between which nothing begins or ends, and how much runs.
+def prepare(trace: Trace) -> None:
+    """Make the tables `device_work` and `runtime_calls`, once.
+
+    The first is each kernel and copy with its end, its recording, the process that launched it, what its name says,
+    and its purpose: computation, communication, copy. `class` is null for copies. Kineto does not say the process of
+    device work, but where all calls of a rank are of one process, it is that one.
+    """
+    trace.once("device_work", _DEVICE_WORK)
+    trace.once("runtime_calls", _RUNTIME_CALLS)
+
+
+_UNIONS = {
+    "busy": "true",
+    "computation": f"purpose = '{COMPUTATION}'",
+    "communication": f"purpose = '{COMMUNICATION}'",
+    "copy": f"purpose = '{COPY}'",
+    "kernels": f"purpose <> '{COPY}'",
+}
+"""Of which work the time is asked in which at least one runs."""
+
+
+def shares(*place: str) -> str:
+    """Return the table `shares`: of each window, how long which purposes of work ran on any stream, in nanoseconds.
+
+    Busy is computation, exposed communication (no computation runs) and exposed copies (nothing else runs) together.
+    In the order of starts, work adds to a union what lies after the latest end before it. All windows are laid behind
+    one another on one axis, which is swept once: the engine is slow at many small sweeps.
 
     Args:
-        place: columns that keep apart what is swept, a device for instance.
+        place: columns of `device_work` that keep windows apart, the device for instance.
     """
     where = ", ".join(place)
-    sides = " UNION ALL ".join(
-        f"SELECT {where}, {side} AS time_ns, {sign} * (purpose = '{COMPUTATION}')::INT AS computing, "
-        f"{sign} * (purpose = '{COMMUNICATION}')::INT AS communicating, {sign} * (purpose = '{COPY}')::INT AS copying "
-        "FROM work"
-        for side, sign in (("start_ns", 1), ("end_ns", -1))
+    same = " AND ".join(f"windows.{name} IS NOT DISTINCT FROM work.{name}" for name in place)
+    until = ", ".join(f"max(CASE WHEN {of} THEN end_ns END) OVER sofar AS {name}_until" for name, of in _UNIONS.items())
+    added = ", ".join(
+        f"coalesce(sum(CASE WHEN {of} THEN greatest(0, end_ns - greatest(start_ns, coalesce({name}_until, start_ns))) "
+        f"END), 0)::BIGINT AS {name}_ns"
+        for name, of in _UNIONS.items()
     )
     return f"""
-        edges AS ({sides}),
-        moments AS (
-            SELECT {where}, lead(time_ns) OVER sofar - time_ns AS ns,
-                   sum(computing) OVER sofar AS computing, sum(communicating) OVER sofar AS communicating,
-                   sum(copying) OVER sofar AS copying
-            FROM edges
-            WINDOW sofar AS (PARTITION BY {where} ORDER BY time_ns ROWS UNBOUNDED PRECEDING)
+        windows AS (
+            SELECT *, (coalesce(sum(window_ns) OVER (ORDER BY {where} ROWS BETWEEN UNBOUNDED PRECEDING
+                                                     AND 1 PRECEDING), 0) - first_ns)::BIGINT AS shift_ns
+            FROM (
+                SELECT {where}, min(start_ns) AS first_ns, max(end_ns) - min(start_ns) AS window_ns
+                FROM device_work GROUP BY {where}
+            )
+        ),
+        laid AS (
+            SELECT {", ".join(f"windows.{name}" for name in place)}, window_ns, purpose,
+                   start_ns + shift_ns AS start_ns, end_ns + shift_ns AS end_ns
+            FROM device_work work JOIN windows ON {same}
+        ),
+        swept AS (
+            SELECT *, {until} FROM laid
+            WINDOW sofar AS (ORDER BY start_ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+        ),
+        shares AS (
+            SELECT {where}, window_ns, busy_ns, computation_ns, communication_ns, copy_ns,
+                   kernels_ns - computation_ns AS exposed_communication_ns, busy_ns - kernels_ns AS exposed_copy_ns
+            FROM (SELECT {where}, any_value(window_ns) AS window_ns, {added} FROM swept GROUP BY {where})
         )
     """
-
-
-SHARES = """
-    sum(ns)::BIGINT AS window_ns,
-    coalesce(sum(ns) FILTER (WHERE computing > 0 OR communicating > 0 OR copying > 0), 0)::BIGINT AS busy_ns,
-    coalesce(sum(ns) FILTER (WHERE computing > 0), 0)::BIGINT AS computation_ns,
-    coalesce(sum(ns) FILTER (WHERE communicating > 0), 0)::BIGINT AS communication_ns,
-    coalesce(sum(ns) FILTER (WHERE communicating > 0 AND computing <= 0), 0)::BIGINT AS exposed_communication_ns,
-    coalesce(sum(ns) FILTER (WHERE copying > 0), 0)::BIGINT AS copy_ns,
-    coalesce(sum(ns) FILTER (WHERE copying > 0 AND computing <= 0 AND communicating <= 0), 0)::BIGINT AS exposed_copy_ns
-"""
-"""What `moments` add up to: busy is computation, exposed communication and exposed copies together."""
 
 
 def _matrix_ns(condition: str) -> str:

@@ -18,7 +18,7 @@ wait told apart; the rule here is the launch, where there it is a threshold on t
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import RECORDED
+from xsp.analyses.devicework import prepare
 from xsp.span import Kind, Level
 from xsp.trace import Trace
 
@@ -33,22 +33,16 @@ LONGEST = 100
 """As many gaps are shown one by one."""
 
 _CAUSES = f"""
-    {RECORDED},
-    ordered AS (
+    WITH ordered AS (
         SELECT rank, device, on_process, correlation_id, span_id, start_ns,
                max(end_ns) OVER (PARTITION BY rank, device, recording ORDER BY start_ns
                                  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS idle_from
-        FROM on_device
+        FROM device_work
     ),
     gaps AS MATERIALIZED (SELECT *, start_ns - idle_from AS idle_ns FROM ordered WHERE start_ns > idle_from),
-    calls AS MATERIALIZED (
-        SELECT rank, coalesce(process, -1) AS on_process, coalesce(thread, -1) AS on_thread, correlation_id, kind,
-               start_ns, start_ns + dur_ns AS end_ns
-        FROM spans WHERE level = {int(Level.RUNTIME)} AND kind <> '{Kind.OVERHEAD}'
-    ),
     launches AS (
         SELECT rank, on_process, correlation_id, min(start_ns) AS launch_ns, arg_min(on_thread, start_ns) AS on_thread
-        FROM calls WHERE kind <> '{Kind.SYNC}' AND correlation_id IS NOT NULL GROUP BY ALL
+        FROM runtime_calls WHERE kind <> '{Kind.SYNC}' AND correlation_id IS NOT NULL GROUP BY ALL
     ),
     launched AS (
         SELECT gaps.*, launch_ns, on_thread, launch_ns - idle_from AS late_ns,
@@ -57,12 +51,12 @@ _CAUSES = f"""
         FROM gaps LEFT JOIN launches USING (rank, on_process, correlation_id)
     ),
     waits AS (
-        SELECT rank, on_process, on_thread, start_ns, end_ns FROM calls WHERE kind = '{Kind.SYNC}'
+        SELECT rank, on_process, on_thread, start_ns, end_ns FROM runtime_calls WHERE kind = '{Kind.SYNC}'
         UNION ALL  -- a copy's call that goes on until the copy is done waited for it
         SELECT rank, on_process, on_thread, calls.start_ns, calls.end_ns
-        FROM calls JOIN (
+        FROM runtime_calls calls JOIN (
             SELECT rank, on_process, correlation_id, max(end_ns) AS copied_ns
-            FROM on_device WHERE kind = '{Kind.COPY}' GROUP BY ALL
+            FROM device_work WHERE kind = '{Kind.COPY}' GROUP BY ALL
         ) copies USING (rank, on_process, correlation_id)
         WHERE calls.kind <> '{Kind.SYNC}' AND calls.end_ns >= copied_ns
     ),
@@ -81,18 +75,21 @@ _CAUSES = f"""
                THEN least(data.end_ns, launch_ns) - greatest(data.start_ns, idle_from) END AS data_ns
         FROM waited ASOF LEFT JOIN data
         ON data.rank = waited.rank AND data.on_process = waited.on_process AND data.start_ns <= waited.launch_ns
-    ),
-    causes AS (
-        SELECT rank, device, span_id, idle_from, idle_ns, late_ns, cause FROM launched WHERE cause IS NOT NULL
-        UNION ALL
-        SELECT rank, device, span_id, idle_from, idle_ns, late_ns,
-               CASE WHEN late_ns > 0 AND data_ns >= {MOST} * late_ns THEN 'data loading'
-                    WHEN wait_to >= idle_from AND wait_to - wait_from >= late_ns THEN 'sync'
-                    ELSE 'host-bound' END
-        FROM loaded
     )
+    SELECT rank, device, span_id, idle_from, idle_ns, late_ns, cause FROM launched WHERE cause IS NOT NULL
+    UNION ALL
+    SELECT rank, device, span_id, idle_from, idle_ns, late_ns,
+           CASE WHEN late_ns > 0 AND data_ns >= {MOST} * late_ns THEN 'data loading'
+                WHEN wait_to >= idle_from AND wait_to - wait_from >= late_ns THEN 'sync'
+                ELSE 'host-bound' END
+    FROM loaded
 """
 """Every gap: since when, how long, how late the launch came that ended it, and the cause."""
+
+
+def _prepare(trace: Trace) -> None:
+    prepare(trace)
+    trace.once("idle_causes", _CAUSES)
 
 
 @analysis("idle-causes", "Why devices were idle", Level.KERNEL, everywhere=True)
@@ -102,13 +99,13 @@ def IDLE_CAUSES(trace: Trace) -> Table:
     The causes of a device add up to its idle time, as `device-activity` has it. The rule stands in
     docs/device-time.md.
     """
+    _prepare(trace)
     return trace.sql(
-        f"""
-        WITH {_CAUSES}
+        """
         SELECT rank, device, cause, count(*) AS gaps, sum(idle_ns) / 1e6 AS idle_ms,
                100.0 * sum(idle_ns) / sum(sum(idle_ns)) OVER (PARTITION BY rank, device) AS percent_of_idle,
                median(idle_ns) / 1e3 AS median_us, max(idle_ns) / 1e3 AS longest_us
-        FROM causes GROUP BY rank, device, cause ORDER BY rank, device, idle_ms DESC, cause
+        FROM idle_causes GROUP BY rank, device, cause ORDER BY rank, device, idle_ms DESC, cause
         """
     )
 
@@ -120,13 +117,13 @@ def IDLE_GAPS(trace: Trace) -> Table:
     `launched_after_us` is the time from the begin of the gap to the launch of what ended it; it is negative
     where the launch came before the device was idle.
     """
+    _prepare(trace)
     return trace.sql(
         f"""
-        WITH {_CAUSES},
-        longest AS MATERIALIZED (FROM causes ORDER BY idle_ns DESC, idle_from LIMIT {LONGEST}),
+        WITH longest AS MATERIALIZED (FROM idle_causes ORDER BY idle_ns DESC, idle_from LIMIT {LONGEST}),
         next AS MATERIALIZED (
             SELECT longest.*, s.step, s.name, s.trace_id, s.parent_id, s.layer_id
-            FROM longest JOIN on_device s ON s.rank = longest.rank AND s.span_id = longest.span_id
+            FROM longest JOIN device_work s ON s.rank = longest.rank AND s.span_id = longest.span_id
                                           AND s.start_ns = longest.idle_from + longest.idle_ns
         ),
         around AS MATERIALIZED (
@@ -136,7 +133,7 @@ def IDLE_GAPS(trace: Trace) -> Table:
         SELECT next.rank, next.device, next.step, (idle_from - first_ns) / 1e6 AS begins_at_ms,
                idle_ns / 1e3 AS idle_us, cause, late_ns / 1e3 AS launched_after_us,
                next.name AS next_work, op.name AS next_op, layer.name AS next_layer
-        FROM next CROSS JOIN (SELECT min(start_ns) AS first_ns FROM on_device)
+        FROM next CROSS JOIN (SELECT min(start_ns) AS first_ns FROM device_work)
         LEFT JOIN around op
           ON op.rank = next.rank AND op.trace_id = next.trace_id AND op.span_id = next.parent_id
         LEFT JOIN around layer

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import LEVEL_NAMES, RECORDED
+from xsp.analyses.devicework import LEVEL_NAMES, prepare
 from xsp.span import Kind, Level
 from xsp.trace import Trace
 
 _COST = "sum(launch_dur_ns) FILTER (WHERE place = 1)"
 
 
-def _launched(carried: str) -> str:
-    """Return the tables up to `launched`: device work with its launch.
+_LAUNCHED = f"""
+    WITH launches AS (
+        SELECT rank, on_process, correlation_id, min(start_ns) AS launch_ns, max(dur_ns) AS launch_dur_ns
+        FROM runtime_calls WHERE kind <> '{Kind.SYNC}' AND correlation_id IS NOT NULL AND timed IS NOT false
+        GROUP BY ALL
+    )
+    SELECT s.rank, s.device, s.recording, s.trace_id, coalesce(s.layer_id, s.parent_id) AS span_id, s.kind, s.start_ns,
+           s.dur_ns, launch_ns, launch_dur_ns,
+           row_number() OVER (PARTITION BY s.rank, on_process, correlation_id ORDER BY s.start_ns) AS place
+    FROM device_work s LEFT JOIN launches USING (rank, on_process, correlation_id)
+"""
+"""Device work with its launch. One launch may start many kernels (a graph): `place` counts them, and the launch's time
+counts with the first."""
 
-    One launch may start many kernels (a graph): `place` counts them, and the launch's time counts with the first.
 
-    Args:
-        carried: further columns of device work; each costs time, so only what is needed.
-    """
-    return f"""
-        {RECORDED},
-        launches AS (
-            SELECT rank, coalesce(process, -1) AS on_process, correlation_id,
-                   min(start_ns) AS launch_ns, max(dur_ns) AS launch_dur_ns
-            FROM spans WHERE level = {int(Level.RUNTIME)} AND kind NOT IN ('{Kind.SYNC}', '{Kind.OVERHEAD}')
-                             AND correlation_id IS NOT NULL AND timed IS NOT false
-            GROUP BY ALL
-        ),
-        launched AS (
-            SELECT s.rank, {carried}, s.kind, s.start_ns, s.dur_ns, launch_ns, launch_dur_ns,
-                   row_number() OVER (PARTITION BY s.rank, on_process, correlation_id ORDER BY s.start_ns) AS place
-            FROM on_device s LEFT JOIN launches USING (rank, on_process, correlation_id)
-        )
-    """
+def _prepare(trace: Trace) -> None:
+    prepare(trace)
+    trace.once("launched", _LAUNCHED)
 
 
 @analysis("launches", "Launches and queues", Level.KERNEL, everywhere=True)
@@ -45,10 +40,10 @@ def LAUNCHES(trace: Trace) -> Table:
     kernels that took less time than the call that launched them. Work without a launch in the trace, and work
     that begins before its launch (the clocks disagree), is counted and left out.
     """
+    _prepare(trace)
     return trace.sql(
         f"""
-        WITH {_launched("s.device, s.recording")},
-        sound AS (SELECT *, start_ns - launch_ns AS delay_ns FROM launched WHERE launch_ns <= start_ns),
+        WITH sound AS (SELECT *, start_ns - launch_ns AS delay_ns FROM launched WHERE launch_ns <= start_ns),
         edges AS (
             SELECT rank, device, recording, launch_ns AS time_ns, 1 AS waiting FROM sound
             UNION ALL SELECT rank, device, recording, start_ns, -1 FROM sound
@@ -95,10 +90,10 @@ def LAUNCH_BOUND(trace: Trace) -> Table:
     batch helps, and a faster kernel does not. Device work of no layer stands under its operator; what has
     neither, in a row without a name. Worst first, by how much longer the calls take.
     """
+    _prepare(trace)
     return trace.sql(
         f"""
-        WITH {_launched("s.trace_id, coalesce(s.layer_id, s.parent_id) AS span_id")},
-        within AS (
+        WITH within AS (
             SELECT rank, trace_id, span_id, count(*) AS kernels_and_copies,
                    count(*) FILTER (WHERE place = 1) AS launches, sum(dur_ns) AS device_ns, {_COST} AS launch_ns,
                    count(*) FILTER (WHERE kind = '{Kind.KERNEL}' AND dur_ns < launch_dur_ns) AS short

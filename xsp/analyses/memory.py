@@ -44,24 +44,26 @@ SUMMED = "sums since the recording began"
 NO_FREES = "allocations alone"
 OF_DEVICES = "allocations alone, of several devices together"
 
-_ALLOCATIONS = f"""
-    allocations AS (
-        SELECT trace_id, step, rung, rank, start_ns, parent_id, layer_id, alloc_bytes,
-               CASE WHEN coalesce(json_extract_string(attributes, '$.device_type'), '0') <> '0' OR device IS NOT NULL
-                    THEN coalesce(device, try_cast(json_extract_string(attributes, '$.device') AS INTEGER), 0)
-               END AS pool,
-               json_extract_string(attributes, '$.address') AS address,
-               try_cast(json_extract_string(attributes, '$.total_allocated_bytes') AS BIGINT) AS total_bytes
+_MEMORY_LEVELS = f"""
+    WITH read AS (
+        SELECT trace_id, step, rung, rank, start_ns, parent_id, layer_id, alloc_bytes, device,
+               json_extract_string(attributes, ['$.device_type', '$.device', '$.address', '$.total_allocated_bytes'])
+                   AS told
         FROM spans WHERE kind = '{Kind.ALLOC}' AND alloc_bytes IS NOT NULL
           AND rank IS NOT DISTINCT FROM (SELECT min(rank) FROM spans)
-    ), levels AS (
-        SELECT *, total_bytes IS NOT NULL AS told,
-               coalesce(total_bytes, sum(alloc_bytes) OVER (
-                   PARTITION BY pool ORDER BY start_ns ROWS UNBOUNDED PRECEDING))::BIGINT AS level_bytes,
-               CASE WHEN alloc_bytes > 0 AND address IS NOT NULL
-                    THEN lead(start_ns) OVER (PARTITION BY pool, address ORDER BY start_ns) END AS freed_ns
-        FROM allocations
+    ), allocations AS (
+        SELECT * EXCLUDE (device, told),
+               CASE WHEN coalesce(told[1], '0') <> '0' OR device IS NOT NULL
+                    THEN coalesce(device, try_cast(told[2] AS INTEGER), 0) END AS pool,
+               told[3] AS address, try_cast(told[4] AS BIGINT) AS total_bytes
+        FROM read
     )
+    SELECT *, total_bytes IS NOT NULL AS told,
+           coalesce(total_bytes, sum(alloc_bytes) OVER (
+               PARTITION BY pool ORDER BY start_ns ROWS UNBOUNDED PRECEDING))::BIGINT AS level_bytes,
+           CASE WHEN alloc_bytes > 0 AND address IS NOT NULL
+                THEN lead(start_ns) OVER (PARTITION BY pool, address ORDER BY start_ns) END AS freed_ns
+    FROM allocations
 """
 """Each allocation and freeing: in which pool (null: the host's memory, else the device), how much was taken after it,
 and when the memory was freed; null where that is not in the trace."""
@@ -129,9 +131,10 @@ def MEMORY_STEPS(trace: Trace) -> Table:
     leak, memory that the first one leaves is often state that is kept (an optimizer's, a cache). A null device is the
     host's memory.
     """
+    trace.once("memory_levels", _MEMORY_LEVELS)
     rows = trace.con.execute(
         f"""
-        WITH {_ALLOCATIONS}, steps AS (
+        WITH steps AS (
             SELECT trace_id, step, rung, rank, max(start_ns + dur_ns) AS end_ns FROM spans
             WHERE kind = '{Kind.STEP}' AND step IS NOT NULL GROUP BY ALL
         ), ends AS (
@@ -140,7 +143,7 @@ def MEMORY_STEPS(trace: Trace) -> Table:
                    sum(alloc_bytes) FILTER (alloc_bytes > 0 AND coalesce(freed_ns > steps.end_ns, true)) AS left_there,
                    count(address) > 0 AS addressed, count(*) FILTER (alloc_bytes > 0) AS allocations,
                    bool_and(told) AS told
-            FROM levels JOIN steps
+            FROM memory_levels levels JOIN steps
             ON levels.trace_id = steps.trace_id AND levels.step = steps.step
                AND levels.rung IS NOT DISTINCT FROM steps.rung AND levels.rank = steps.rank
             GROUP BY pool, levels.step
@@ -166,13 +169,14 @@ _PLACES = f"""
 
 def _changes(trace: Trace) -> dict[int | None, list[_Change]]:
     """Return the allocations and freeings of the merged step in the order of time, per pool."""
+    trace.once("memory_levels", _MEMORY_LEVELS)
     rows = trace.con.execute(
         f"""
-        WITH {_ALLOCATIONS}, chosen AS (
+        WITH chosen AS (
             SELECT trace_id, step, rung, rank FROM merged WHERE kind = '{Kind.STEP}' LIMIT 1
         ), ops AS (SELECT span_id, name FROM merged WHERE level >= {int(Level.OP)})
         SELECT pool, start_ns, alloc_bytes, level_bytes, freed_ns, layer_id, ops.name, told, address IS NOT NULL
-        FROM levels SEMI JOIN chosen
+        FROM memory_levels levels SEMI JOIN chosen
         ON levels.trace_id = chosen.trace_id AND levels.step IS NOT DISTINCT FROM chosen.step
            AND levels.rung IS NOT DISTINCT FROM chosen.rung AND levels.rank = chosen.rank
         LEFT JOIN ops ON ops.span_id = parent_id

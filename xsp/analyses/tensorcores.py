@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import CLASSED, LEVEL_NAMES, TENSOR_TIMES
+from xsp.analyses.devicework import LEVEL_NAMES, TENSOR_TIMES, prepare
 from xsp.kernelnames import MATRIX
 from xsp.span import Level
 from xsp.trace import Trace
@@ -17,12 +17,12 @@ def TENSOR_CORES(trace: Trace) -> Table:
     `untold_ms` is the time of kernels whose names do not tell; `tensor_core_percent` is of the time that is
     told, and null where none is. Longest first. Which names tell what stands in `xsp.kernelnames`.
     """
+    prepare(trace)
     return trace.sql(
         f"""
-        WITH {CLASSED},
-        within AS (
+        WITH within AS (
             SELECT rank, trace_id, coalesce(layer_id, parent_id) AS span_id, class, tensor_cores, dur_ns
-            FROM classed WHERE class IN {MATRIX}
+            FROM device_work WHERE class IN {MATRIX}
         ),
         named AS (
             SELECT around.level, around.name, around.type, within.*

@@ -57,7 +57,7 @@ class Chrome:
                     f"{source}: is in Perfetto's binary format, which is not read; convert it first: "
                     f"traceconv json {Path(source).name} trace.json"
                 )
-        around = traceevents.read(con, source, args=_ARGS)
+        around = traceevents.read(con, source, _Needed())
         if con.execute(_FROM_TORCH).fetchall():
             return Kineto().fill(con, source)
         losses = Losses(self.name)
@@ -93,6 +93,11 @@ _ARGS = f"""
         'op': substr({_argument("hlo_op")}, 1, 256), 'source': substr({_argument("tf_op")}, 1, 1024)
     }} END
 """
+
+
+class _Needed(traceevents.Events):
+    args = _ARGS
+
 
 _FROM_TORCH = f"""
     SELECT 1 FROM events WHERE ph = 'X' AND lower(cat) IN (

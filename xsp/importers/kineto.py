@@ -15,12 +15,13 @@ import duckdb
 from xsp.errors import TraceError
 from xsp.importers import kineto_rows, traceevents
 from xsp.importers.contract import Losses, Seen
+from xsp.importers.kineto_rows import whole
 
 MARKS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"baseTimeNanoseconds"', b"PyTorch Profiler",
          b"ProfilerStep#", b'"cpu_op"', b'"python_function"', b'"ac2g"', b'"aten::')  # fmt: skip
 """Of these, one in the first bytes tells a trace of Kineto from one of another program."""
 
-PUBLIC = {"schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds", "displayTimeUnit"}
+PUBLIC = {"schemaVersion", "deviceProperties", "distributedInfo", kineto_rows.BASE, "displayTimeUnit"}
 """Top-level keys that are understood, or say nothing. The others may tell of people, machines and paths."""
 
 
@@ -35,12 +36,13 @@ class Kineto:
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
         """Make the table `seen`, see `xsp.importers.contract.TableImporter`."""
-        around = traceevents.read(con, source, more=kineto_rows.READ)
+        rows = kineto_rows.Rows()
+        around = traceevents.read(con, source, rows)
         losses = Losses(self.name)
         if around.open:
             losses.note("the list of trace events is not closed: the program that wrote it ended early")
-        base = _whole(around.keys.get("baseTimeNanoseconds")) or 0
-        kineto_rows.fill(con, base, losses)
+        base_ns = whole(around.keys.get(kineto_rows.BASE)) or 0
+        kineto_rows.finish(con, base_ns - rows.base_ns, losses)
         losses.spans = con.execute("SELECT count(*) FROM seen").fetchall()[0][0]
         if not losses.spans:
             raise TraceError("; ".join([f"{source}: holds no operator, call or kernel", *losses.sentences()]))
@@ -67,9 +69,9 @@ def _run(keys: dict[str, Any]) -> dict[str, Any]:
             "versions": {key: keys[key] for key in sorted(keys) if re.search("version", key) and _is_plain(keys[key])},
         },
     }
-    if (rank := _whole(distributed.get("rank"))) is not None:
+    if (rank := whole(distributed.get("rank"))) is not None:
         run["rank"] = rank
-    if (size := _whole(distributed.get("world_size"))) is not None:
+    if (size := whole(distributed.get("world_size"))) is not None:
         run["world_size"] = size
     if isinstance(distributed.get("backend"), str):
         run["backend"] = distributed["backend"]
@@ -77,26 +79,18 @@ def _run(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _device(properties: dict[str, Any]) -> dict[str, Any]:
-    major, minor = (_whole(properties.get(key)) for key in ("computeMajor", "computeMinor"))
+    major, minor = (whole(properties.get(key)) for key in ("computeMajor", "computeMinor"))
     return {
         "name": str(properties.get("name", "")),
-        "sms": _whole(properties.get("numSms")),
-        "memory_bytes": _whole(properties.get("totalGlobalMem")),
+        "sms": whole(properties.get("numSms")),
+        "memory_bytes": whole(properties.get("totalGlobalMem")),
         "compute": f"{major}.{minor}" if major is not None and minor is not None else None,
-        "warp_size": _whole(properties.get("warpSize")),
+        "warp_size": whole(properties.get("warpSize")),
     }
 
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, (int, float)) or (isinstance(value, str) and len(value) < 40)
-
-
-def _whole(value: Any) -> int | None:
-    """Return an integer that may stand there as text, or None."""
-    try:
-        return int(value) if not isinstance(value, (bool, float)) else None
-    except (TypeError, ValueError):
-        return None
 
 
 def _resolution(con: duckdb.DuckDBPyConnection) -> int:

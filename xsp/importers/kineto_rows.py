@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import duckdb
 
@@ -34,49 +35,30 @@ LEFT_OUT = {
 _LINKS = "('ac2g', 'async', 'async_cpu_to_gpu', 'async_gpu', 'fwdbwd', 'fwd_bwd')"
 
 
-def fill(con: duckdb.DuckDBPyConnection, base_ns: int, losses: Losses) -> None:
-    """Make `seen` from `events`, which is dropped.
+BASE = "baseTimeNanoseconds"
+"""The top-level key of the nanoseconds since the epoch at which times begin."""
 
-    Args:
-        con: holds `events`, see `xsp.importers.traceevents`.
-        base_ns: nanoseconds since the epoch at which times begin.
-        losses: what is left out is counted there.
-    """
-    con.execute(_ROWS)
-    _count_left_out(con, losses)
-    con.execute(f"CREATE OR REPLACE TABLE seen ({', '.join(f'{c.name} {c.type}' for c in SEEN)})")
-    _forward_threads(con)
-    layers = _layers(con, losses)
-    for select in (_ops(layers), _MODULES, _RUNTIME, _DEVICE, _MEMORY, _OVERHEAD, *_ranges(con, losses)):
-        con.execute(
-            f"INSERT INTO seen BY NAME SELECT * REPLACE (start_ns + {base_ns} AS start_ns), 'kineto' AS collector, "
-            f"'ok' AS status FROM ({select})"
-        )
-    _record_functions(con)
-    _once(con, losses)
-    con.execute("DROP VIEW rows")
-    for name in ("events", "numbered"):
-        con.execute(f"DROP TABLE {name}")
-
+_BASE_NS = "BASE_NS"
+"""Stands in the SQL for their number."""
 
 _SORTS = " ".join(
-    f"WHEN kind IN ({', '.join(map(table.literal, names))}) THEN '{sort}'" for sort, names in CATEGORIES.items()
+    f"WHEN category IN ({', '.join(map(table.literal, names))}) THEN '{sort}'" for sort, names in CATEGORIES.items()
 )
 
 READ = {
-    "kind": "lower(coalesce(cat, ''))",
+    "category": "lower(coalesce(cat, ''))",
     "sorted": "CASE WHEN name = '[memory]' AND ph IN ('i', 'I') THEN 'memory' WHEN ph <> 'X' OR ph IS NULL THEN NULL "
-    f"WHEN kind = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL {_SORTS} END",
+    f"WHEN category = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL {_SORTS} END",
 }
 """Columns that `events` has besides its own: the category in lower case, and what sort of row an event would be."""
 
 _ROWS = """
-    CREATE OR REPLACE VIEW rows AS
+    CREATE OR REPLACE TEMP VIEW rows AS
     SELECT * EXCLUDE (pid, tid), TRY_CAST(pid AS BIGINT) AS pid,
            coalesce(TRY_CAST(tid AS BIGINT), TRY_CAST(regexp_extract(tid, '(\\d+)$', 1) AS BIGINT)) AS tid,
            CASE WHEN ts_ns IS NULL OR ts_ns < 0 OR sorted <> 'memory' AND (dur_ns IS NULL OR dur_ns < 0)
                 THEN NULL ELSE sorted END AS sort
-    FROM events
+    FROM portion
 """
 """Trace events with what identifies them as numbers, and the sort of each: without a time it is none."""
 
@@ -84,14 +66,16 @@ _ROWS = """
 def _count_left_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     """Count what is not kept, by what it is."""
     rows = con.execute(
-        f"SELECT ph, kind, count(*) FROM rows WHERE sorted IS NULL AND kind NOT IN {_LINKS} "
-        "AND ph IS DISTINCT FROM 'M' GROUP BY ALL ORDER BY 3 DESC"
+        "SELECT phase, category, sum(number)::BIGINT FROM left_out GROUP BY ALL ORDER BY 3 DESC"
     ).fetchall()
     for phase, category, count in rows:
         what = LEFT_OUT.get(category) or (f"category {category!r}" if category else f"events of phase {phase!r}")
         losses.skipped[what] += count
     ((count, first),) = con.execute(
-        "SELECT count(*), min(number) FROM rows WHERE sorted IS NOT NULL AND sort IS NULL"
+        """
+        SELECT sum(untimed)::BIGINT, arg_min(before + first_untimed - place, place) FILTER (untimed > 0)
+        FROM (SELECT *, sum(number) OVER (ORDER BY place) - number AS before FROM portions)
+        """
     ).fetchall()
     if count:
         losses.skipped[f"without a time, or with a negative one (the first is event {first})"] += count
@@ -105,19 +89,17 @@ _PASSIVE = (
 _COMPILED = "name LIKE '## Call CompiledFxGraph %' OR name LIKE 'Torch-Compiled Region%'"
 
 
-def _layers(con: duckdb.DuckDBPyConnection, losses: Losses) -> str:
-    """Return the SQL of the operators' rows that are layers.
-
-    A compiled region always is one. Where a trace holds no module, blocks that the user named stand for layers.
-    """
-    ((modules, named),) = con.execute(
-        f"SELECT count(*) FILTER (sort = 'module'), "
-        f"count(*) FILTER (sort = 'op' AND kind = 'user_annotation' AND NOT ({_PASSIVE})) FROM rows"
+def _layers(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+    """Where a trace holds no module and no compiled region, let blocks that the user named stand for layers."""
+    named = f"kind = '{Kind.USER}' AND level = {int(Level.OP)} AND NOT ({_PASSIVE})"
+    ((modules, blocks),) = con.execute(
+        f"SELECT count(*) FILTER (kind = '{Kind.MODULE}'), count(*) FILTER ({named}) FROM seen"
     ).fetchall()
-    if modules or not named:
-        return f"({_COMPILED})"
-    losses.note(f"no module was recorded (with_stack=True, with_modules=True): {named} named blocks stand for layers")
-    return f"({_COMPILED} OR kind = 'user_annotation' AND NOT ({_PASSIVE}))"
+    if not modules and blocks:
+        con.execute(f"UPDATE seen SET level = {int(Level.LAYER)}, type = 'annotation' WHERE {named}")
+        losses.note(
+            f"no module was recorded (with_stack=True, with_modules=True): {blocks} named blocks stand for layers"
+        )
 
 
 class _Arguments(NamedTuple):
@@ -167,6 +149,7 @@ def _collective(given: _Arguments) -> dict[str, str]:
     }
 
 
+_IS_OP = "sort = 'op'"
 _OP = _Arguments(("Fwd thread id", "Sequence number", "Input Dims", "Input dims", "Input type", "Input types",
                   "Concrete Inputs", "Concrete inputs", "External id", "external id", "Record function id",
                   *_TOLD_OF_COLLECTIVES))  # fmt: skip
@@ -179,28 +162,25 @@ _TENSORS = (
 )
 
 
-def _ops(layers: str) -> str:
-    """Return the SQL of operators, and of whatever else Kineto files among them."""
-    return f"""
+_OPS = f"""
     SELECT number, ts_ns AS start_ns, dur_ns, pid AS process, tid AS thread, name,
            CASE WHEN {_STEP} OR name LIKE 'Optimizer.%' OR name LIKE 'enumerate(DataLoader)%' THEN {int(Level.MODEL)}
-                WHEN {layers} THEN {int(Level.LAYER)}
+                WHEN {_COMPILED} THEN {int(Level.LAYER)}
                 WHEN name SIMILAR TO '(nccl|rccl|gloo):.*' THEN {int(Level.LIBRARY)}
                 ELSE {int(Level.OP)} END AS level,
            CASE WHEN {_STEP} THEN '{Kind.STEP}'
                 WHEN name LIKE 'Optimizer.%' THEN '{Kind.OPTIMIZER}'
                 WHEN name LIKE 'enumerate(DataLoader)%' THEN '{Kind.DATA}'
                 WHEN name SIMILAR TO '(nccl|rccl|gloo):.*' THEN '{Kind.CALL}'
-                WHEN kind = 'user_annotation' OR {layers} THEN '{Kind.USER}'
+                WHEN category = 'user_annotation' OR {_COMPILED} THEN '{Kind.USER}'
                 ELSE '{Kind.OP}' END AS kind,
-           CASE WHEN {_COMPILED} THEN 'compiled' WHEN {layers} THEN 'annotation' END AS type,
+           CASE WHEN {_COMPILED} THEN 'compiled' END AS type,
            CASE WHEN {_BACKWARD} THEN 'backward' WHEN name LIKE 'Optimizer.%' THEN 'optimizer' END AS phase,
-           CASE WHEN {_SEQUENCE} >= 0 THEN {_SEQUENCE} END AS sequence_nr,
-           numbered.thread AS forward_thread,
-           CASE WHEN kind <> 'user_annotation' THEN {_OP.text("Input Dims", "Input dims")} END AS input_shapes,
-           CASE WHEN kind <> 'user_annotation' THEN {_TYPES} END AS dtypes,
+           CASE WHEN {_SEQUENCE} >= 0 THEN {_SEQUENCE} END AS sequence_nr, {_FORWARD} AS forward_thread,
+           CASE WHEN category <> 'user_annotation' THEN {_OP.text("Input Dims", "Input dims")} END AS input_shapes,
+           CASE WHEN category <> 'user_annotation' THEN {_TYPES} END AS dtypes,
            ({_TENSORS})[1] AS dtype,
-           CASE WHEN kind <> 'user_annotation' THEN {_OP.text("Concrete Inputs", "Concrete inputs")} END AS scalars,
+           CASE WHEN category <> 'user_annotation' THEN {_OP.text("Concrete Inputs", "Concrete inputs")} END AS scalars,
            {_OP.whole("External id", "external id")} AS operator,
            CASE WHEN {_OP.text("Collective name")} IS NOT NULL THEN {_object(_collective(_OP))}
                 WHEN name LIKE '## Call CompiledFxGraph %' THEN
@@ -208,9 +188,9 @@ def _ops(layers: str) -> str:
                 WHEN name LIKE 'triton\\_%' ESCAPE '\\' THEN
                     json_object('fused', regexp_extract(name, '^triton_\\w+?_fused_(.*)_\\d+$', 1))::VARCHAR
            END AS attributes
-    FROM {_OP.rows("sort = 'op'")} LEFT JOIN numbered ON numbered.process = pid AND numbered.forward = {_FORWARD}
+    FROM {_OP.rows(_IS_OP)}
 """
-
+"""Operators, and whatever else Kineto files among them. Their forward thread is Kineto's own number of it."""
 
 _MODULES = f"""
     SELECT number, ts_ns AS start_ns, dur_ns, pid AS process, tid AS thread, substr(name, 12) AS name,
@@ -319,28 +299,100 @@ _RANGES = f"""
 """
 
 
-def _ranges(con: duckdb.DuckDBPyConnection, losses: Losses) -> list[str]:
-    """Return the SQL of the range profiler's ranges: a trace with counters has those in place of kernels."""
+_BESIDE = {
+    "arrows": "id VARCHAR, ph VARCHAR, pid BIGINT, tid BIGINT, ts_ns BIGINT",
+    "left_out": "phase VARCHAR, category VARCHAR, number BIGINT",
+    "portions": "place BIGINT, number BIGINT, untimed BIGINT, first_untimed BIGINT",
+    "operators": "number BIGINT, record_function_id BIGINT",
+}
+"""Columns of the tables beside `seen`."""
+
+_UNTIMED = "sorted IS NOT NULL AND sort IS NULL"
+_RECORD_FUNCTION = _Arguments(("Record function id",))
+
+
+def _spans(*selects: str) -> str:
+    """Return the SQL of rows of `seen`."""
+    rows = " UNION ALL BY NAME ".join(f"({select})" for select in selects)
+    return f"SELECT * REPLACE (start_ns + {_BASE_NS} AS start_ns), 'kineto' AS collector, 'ok' AS status FROM ({rows})"
+
+
+_TAKE = {
+    "seen": _spans(_OPS, _MODULES, _RUNTIME, _DEVICE, _MEMORY, _OVERHEAD),
+    "ranges": _spans(_RANGES),
+    "arrows": "SELECT id, ph, pid, tid, ts_ns + BASE_NS AS ts_ns FROM rows WHERE category IN ('fwdbwd', 'fwd_bwd')",
+    "left_out": "SELECT ph AS phase, category, count(*) AS number FROM rows WHERE sorted IS NULL "
+    f"AND category NOT IN {_LINKS} AND ph IS DISTINCT FROM 'M' GROUP BY ALL",
+    "portions": f"SELECT min(number) AS place, count(*) AS number, count(*) FILTER ({_UNTIMED}) AS untimed, "
+    f"min(number) FILTER ({_UNTIMED}) AS first_untimed FROM rows",
+    "operators": f"SELECT number, {_RECORD_FUNCTION.whole('Record function id')} AS record_function_id "
+    f"FROM {_RECORD_FUNCTION.rows(_IS_OP)} WHERE record_function_id > 0",
+}
+"""What goes into each table of a portion's rows."""
+
+
+class Rows:
+    """Takes Kineto's trace events into `seen`, without what only all of them together tell; see `finish`.
+
+    Other tables say what else was there: `ranges` (of the range profiler, as rows of `seen`), `arrows` (between forward
+    and backward operators), `left_out` (events that are not kept), `portions`, and `operators` (with what execution
+    traces number them by, see `xsp.importers.chakra`).
+    """
+
+    args: ClassVar[str] = "args"
+    more: ClassVar[Mapping[str, str]] = READ
+
+    def begin(self, con: duckdb.DuckDBPyConnection, before: Mapping[str, Any]) -> None:
+        """Make the tables."""
+        self.base_ns = whole(before.get(BASE)) or 0
+        for name in ("seen", "ranges"):
+            table.create(con, name, SEEN)
+        for name, columns in _BESIDE.items():
+            con.execute(f"CREATE OR REPLACE TABLE {name} ({columns})")
+
+    def take(self, con: duckdb.DuckDBPyConnection) -> None:
+        """Fill them from a portion."""
+        con.execute(_ROWS)
+        for name, select in _TAKE.items():
+            con.execute(f"INSERT INTO {name} BY NAME {select.replace(_BASE_NS, str(self.base_ns))}")
+
+
+def whole(value: Any) -> int | None:
+    """Return an integer that may stand there as text, or None."""
+    try:
+        return int(value) if not isinstance(value, (bool, float)) else None
+    except (TypeError, ValueError):
+        return None
+
+
+def finish(con: duckdb.DuckDBPyConnection, shift_ns: int, losses: Losses) -> None:
+    """Complete `seen` by what all trace events together tell.
+
+    Args:
+        con: after `Rows` took all of them.
+        shift_ns: nanoseconds that are to be added to all times.
+        losses: what is left out is counted there.
+    """
+    _count_left_out(con, losses)
+    _forward_threads(con)
+    _layers(con, losses)
+    _ranges(con, losses)
+    _once(con, losses)
+    if shift_ns:
+        con.execute(f"UPDATE seen SET start_ns = start_ns + {shift_ns}")
+    for name in ("ranges", *(set(_BESIDE) - {"operators"})):
+        con.execute(f"DROP TABLE {name}")
+
+
+def _ranges(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+    """Let the range profiler's ranges stand in for kernels where there are none."""
     ((ranges, kernels),) = con.execute(
-        "SELECT count(*) FILTER (sort = 'range'), count(*) FILTER (sort = 'kernel') FROM rows"
+        f"SELECT (SELECT count(*) FROM ranges), (SELECT count(*) FROM seen WHERE kind = '{Kind.KERNEL}')"
     ).fetchall()
     if ranges and kernels:
         losses.skipped["counters of the range profiler, beside kernels"] += ranges
-    return [_RANGES] if ranges and not kernels else []
-
-
-def _record_functions(con: duckdb.DuckDBPyConnection) -> None:
-    """Make the table `operators` of what execution traces number operators by, see `xsp.importers.chakra`.
-
-    Where the first operators have no such number none is sought: it takes time.
-    """
-    number, ops = _OP.whole("Record function id"), _OP.rows("sort = 'op'")
-    first = f"SELECT 1 FROM (FROM {ops} LIMIT 1000) WHERE {number} > 0 LIMIT 1"
-    wanted = "true" if con.execute(first).fetchall() else "false"
-    con.execute(
-        "CREATE OR REPLACE TEMP TABLE operators AS "
-        f"SELECT number, {number} AS record_function_id FROM {ops} WHERE {wanted}"
-    )
+    elif ranges:
+        con.execute("INSERT INTO seen FROM ranges")
 
 
 def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
@@ -349,16 +401,15 @@ def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
     The arrows between forward and backward operators tell the number's thread. Without arrows it is known only where
     all forward operators ran on one thread.
     """
-    con.execute(
-        f"""
-        CREATE OR REPLACE TABLE numbered AS
+    told = con.execute(
+        """
         WITH ops AS (
-            SELECT pid, tid, ts_ns, coalesce({_FORWARD}, 0) AS forward, name
-            FROM {_OP.rows("sort = 'op'")} WHERE {_SEQUENCE} >= 0
+            SELECT process AS pid, thread AS tid, start_ns AS ts_ns, coalesce(forward_thread, 0) AS forward, name
+            FROM seen WHERE sequence_nr IS NOT NULL
         ), ends AS (
             SELECT id, any_value(tid) FILTER (ph = 's') AS from_thread, any_value(pid) FILTER (ph = 'f') AS pid,
                    any_value(tid) FILTER (ph = 'f') AS tid, any_value(ts_ns) FILTER (ph = 'f') AS ts_ns
-            FROM rows WHERE kind IN ('fwdbwd', 'fwd_bwd') GROUP BY id
+            FROM arrows GROUP BY id
         ), told AS (
             SELECT ops.pid, forward, from_thread AS thread FROM ends JOIN ops USING (pid, tid, ts_ns) WHERE forward > 0
         ), alone AS (
@@ -372,6 +423,12 @@ def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
         FROM alone JOIN (SELECT DISTINCT pid, forward FROM ops WHERE forward > 0) USING (pid)
         WHERE (pid, forward) NOT IN (SELECT (pid, forward) FROM told)
         """
+    ).fetchall()
+    known = " ".join(
+        f"WHEN process = {pid} AND forward_thread = {forward} THEN {thread}" for pid, forward, thread in told
+    )
+    con.execute(
+        f"UPDATE seen SET forward_thread = {f'CASE {known} END' if known else 'NULL'} WHERE forward_thread IS NOT NULL"
     )
 
 

@@ -1,21 +1,23 @@
 """Spans of a table get identities, parents, steps, layers and keys, in bulk.
 
-The rules are those of `xsp.correlate`. The host's spans find their parents in one sweep (`xsp.intake.sweep`); device
-work takes the parent of its launch; what follows from the parents is handed down, and sums are handed up, one depth of
-the tree at a time, in SQL.
+The rules are those of `xsp.correlate`. The host's spans find their parents in one sweep (`xsp.intake.sweep`), in which
+they get what follows from them too (`xsp.intake.handing`); device work takes the parent of its launch, in SQL.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 import duckdb
 
+from xsp import table
 from xsp.flops import flops
-from xsp.importers.contract import Seen
+from xsp.importers.contract import SEEN, Seen
+from xsp.intake.handing import Down, Handing, Steps, Up
 from xsp.intake.sweep import CONTAINED, DEEPEST, FOLLOWED, sweep
 from xsp.span import COLUMNS, WEAK, Grade, Kind, Level, Rule
 from xsp.traffic import traffic
@@ -27,7 +29,9 @@ WINDOW = "window"
 """Name of the step that a trace without steps is as a whole."""
 
 _HOST = "(seen.device IS NULL AND seen.thread IS NOT NULL)"
-_RULES = f"CASE packed & 15 WHEN {CONTAINED} THEN '{Rule.CONTAINMENT}' WHEN {FOLLOWED} THEN '{Rule.SEQUENCE}' END"
+_PHASES = ("forward", "backward", "optimizer")
+_FLOPS, _BYTES = 1, 2
+"""Bits of the sorts of figures."""
 
 
 def place(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
@@ -39,15 +43,13 @@ def place(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
         identity: of the source: what ids are made of.
     """
     whole = _steps(con, seen)
-    _host(con, seen.tolerance_ns, whole)
-    _device(con)
-    _nodes(con)
-    ((deepest,),) = con.execute("SELECT coalesce(max(depth), 0) FROM nodes").fetchall()
+    _count(con)
+    _name(con)
+    deepest = _host(con, seen.tolerance_ns, whole)
     if deepest >= DEEPEST:
         seen.losses.note(f"spans nest deeper than {DEEPEST}: the ones inside hang on the last of them")
-    _hand_down(con, deepest)
-    _count(con)
-    _hand_up(con, deepest)
+    _device(con)
+    _choose(con)
     _finish(con, identity, int(seen.run.get("rank", 0)))
 
 
@@ -75,13 +77,32 @@ def _steps(con: duckdb.DuckDBPyConnection, seen: Seen) -> int | None:
     return whole
 
 
-# --- parents ----------------------------------------------------------------------------------------------
+# --- the host ---------------------------------------------------------------------------------------------
 
 
-def _host(con: duckdb.DuckDBPyConnection, tolerance: int, whole: int | None) -> None:
-    """Find the parents of spans on threads: table `tree` of number, parent, rule and depth.
+def _name(con: duckdb.DuckDBPyConnection) -> None:
+    """Give a number to what spans are: table `codes` of level, kind, name, phase and code."""
+    con.execute(
+        f"""
+        CREATE OR REPLACE TABLE codes AS
+        SELECT level, kind, name, phase, md5_number_lower(concat_ws('/', level, kind,
+                   CASE WHEN kind = '{Kind.STEP}' THEN 'step' ELSE name END,
+                   CASE WHEN level >= {int(Level.OP)} THEN phase END)) AS code
+        FROM (SELECT DISTINCT level, kind, name, phase FROM seen)
+        """
+    )
 
-    What has none hangs under the step that the trace is as a whole; device work without a launch stays alone.
+
+_CODED = (
+    "codes ON codes.level = seen.level AND codes.kind = seen.kind AND codes.name IS NOT DISTINCT FROM seen.name "
+    "AND codes.phase IS NOT DISTINCT FROM seen.phase"
+)
+
+
+def _host(con: duckdb.DuckDBPyConnection, tolerance: int, whole: int | None) -> int:
+    """Place the spans on threads: tables `down` and `up`. Return how deep the deepest lies.
+
+    What has no parent hangs under the step that the trace is as a whole; device work without a launch stays alone.
     """
     con.execute(
         f"""
@@ -89,39 +110,64 @@ def _host(con: duckdb.DuckDBPyConnection, tolerance: int, whole: int | None) -> 
         FROM (SELECT DISTINCT process, thread FROM seen WHERE {_HOST})
         """
     )
-    con.execute(
-        f"""
-        CREATE OR REPLACE TABLE hosts AS
-        SELECT seen.number, lines.line, coalesce(seen.process, 0) AS process, level,
-               CASE WHEN kind = '{Kind.USER}' THEN greatest(level, {int(Level.LAYER)}) ELSE level END AS deepest,
-               start_ns, start_ns + dur_ns AS end_ns, kind = '{Kind.ALLOC}' AS leaf, sequence_nr,
-               coalesce(phase = 'backward', false) AS backward, forward.line AS forward_line
-        FROM seen JOIN lines ON lines.thread = seen.thread AND lines.process IS NOT DISTINCT FROM seen.process
+    phase = " ".join(f"WHEN '{name}' THEN {code}" for code, name in enumerate(_PHASES, 1))
+    query = f"""
+        SELECT seen.number, coalesce(lines.line, -1), coalesce(seen.process, 0), seen.level,
+               CASE WHEN seen.kind = '{Kind.USER}' THEN greatest(seen.level, {int(Level.LAYER)}) ELSE seen.level END,
+               start_ns, start_ns + dur_ns, seen.kind = '{Kind.ALLOC}', sequence_nr,
+               coalesce(seen.phase = 'backward', false), forward.line, code, CASE seen.phase {phase} ELSE 0 END,
+               {_counted(con)}
+        FROM seen JOIN {_CODED}
+        LEFT JOIN lines ON lines.thread = seen.thread AND lines.process IS NOT DISTINCT FROM seen.process
         LEFT JOIN lines forward ON forward.thread = forward_thread AND forward.process IS NOT DISTINCT FROM seen.process
-        WHERE {_HOST}
-        ORDER BY start_ns + CASE WHEN level >= {int(Level.OP)} THEN {tolerance} ELSE 0 END, level,
-                 -(start_ns + dur_ns), kind <> '{Kind.STEP}', seen.number
-        """
-    )
-    con.execute("CREATE OR REPLACE TABLE swept (packed BIGINT)")
-    ((here,),) = con.execute("SELECT current_database()").fetchall()
-    with con.cursor() as reading:
-        reading.execute(f"USE {here}")
-        reading.execute("SELECT * EXCLUDE (number) FROM hosts ORDER BY rowid")
-        packed = ((up + 1) << 24 | depth << 4 | rule for up, rule, depth in sweep(_rows(reading), tolerance))
-        while batch := list(islice(packed, BATCH)):
-            con.execute("INSERT INTO swept SELECT unnest(?::BIGINT[])", [batch])
-    above, rule, down = ("NULL", "NULL", 0) if whole is None else (str(whole), f"'{Rule.CONTAINMENT}'", 1)
-    con.execute(
-        f"""
-        CREATE OR REPLACE TABLE tree AS
-        SELECT hosts.number, coalesce(up.number, {above}) AS parent, coalesce({_RULES}, {rule}) AS rule,
-               (packed >> 4 & 1048575)::INTEGER + {down} AS depth
-        FROM swept JOIN hosts ON hosts.rowid = swept.rowid LEFT JOIN hosts up ON up.rowid = (packed >> 24) - 1
-        """
-    )
-    for name in ("lines", "hosts", "swept"):
-        con.execute(f"DROP TABLE {name}")
+        LEFT JOIN priced ON priced.number = seen.number
+        WHERE {_HOST} OR seen.number IS NOT DISTINCT FROM {"NULL::BIGINT" if whole is None else whole}
+        ORDER BY lines.line IS NOT NULL, start_ns + CASE WHEN seen.level >= {int(Level.OP)} THEN {tolerance} ELSE 0 END,
+                 seen.level, -(start_ns + dur_ns), seen.kind <> '{Kind.STEP}', seen.number
+    """
+    steps = con.execute("SELECT start_ns, end_ns FROM steps ORDER BY step").fetchall()
+    handing = Handing(Steps([start for start, _ in steps], [end for _, end in steps]), rooted=whole is not None)
+    with table.cursor(con) as reading:
+        reading.execute(query)
+        _store(con, "down", _DOWN, Down, handing.down(sweep(_rows(reading), tolerance, handing.close)))
+    _store(con, "up", _UP, Up, handing.up())
+    con.execute("DROP TABLE lines")
+    return handing.deepest
+
+
+_DOWN = f"""
+    SELECT number, nullif(parent, -1) AS parent,
+           CASE rule WHEN {CONTAINED} THEN '{Rule.CONTAINMENT}' WHEN {FOLLOWED} THEN '{Rule.SEQUENCE}' END AS rule,
+           nullif(step, -1)::INTEGER AS step, nullif(layer, -1) AS layer, layers::INTEGER AS layers,
+           nullif(layer_index, -1)::INTEGER AS layer_index, ['{"', '".join(_PHASES)}'][phase] AS phase, key,
+           false AS weak
+    FROM swept
+"""
+
+_UP = f"""
+    SELECT number, nullif(allocated, -1) AS alloc_bytes, counted & {_FLOPS} > 0 AS flops,
+           counted & {_BYTES} > 0 AS bytes
+    FROM swept
+"""
+
+
+def _counted(con: duckdb.DuckDBPyConnection) -> str:
+    """Return the SQL of which sorts of figures are known of a span, and of the bytes of an allocation.
+
+    Of a trace that tells the allocations of a device, those on the host do not count.
+    """
+    ((on_device,),) = con.execute(
+        f"SELECT coalesce(bool_or({_ON_DEVICE}), false) FROM seen WHERE kind = '{Kind.ALLOC}'"
+    ).fetchall()
+    return f"""
+        CASE WHEN coalesce(seen.flops, priced.flops) IS NOT NULL THEN {_FLOPS} ELSE 0 END
+            + CASE WHEN coalesce(seen.dram_read_bytes, priced.read_bytes) IS NOT NULL THEN {_BYTES} ELSE 0 END,
+        CASE WHEN seen.kind = '{Kind.ALLOC}' THEN
+            CASE WHEN {_ON_DEVICE} = {str(on_device).lower()} THEN greatest(alloc_bytes, 0) ELSE 0 END END
+    """
+
+
+_ON_DEVICE = "(coalesce(TRY_CAST(attributes ->> '$.device_type' AS INTEGER), 0) <> 0)"
 
 
 def _rows(reading: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
@@ -129,11 +175,36 @@ def _rows(reading: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
         yield from batch
 
 
+def _store(con: duckdb.DuckDBPyConnection, name: str, select: str, row: type[Down | Up], rows: Iterable[Any]) -> None:
+    """Make a table by a query over rows of integers, which it calls `swept`.
+
+    They go through a text file: handed over as lists, each value would become an object of the engine's first.
+    """
+    line = (",".join(["%d"] * len(row._fields)) + "\n").__mod__
+    columns = ", ".join(f"'{field}': '{'UBIGINT' if field == 'key' else 'BIGINT'}'" for field in row._fields)
+    rows = iter(rows)
+    with tempfile.NamedTemporaryFile("w", prefix="xsp-", suffix=".csv") as file:
+        while text := "".join(map(line, islice(rows, BATCH))):
+            file.write(text)
+        file.flush()
+        con.execute(
+            f"CREATE OR REPLACE TABLE {name} AS WITH swept AS (FROM read_csv({table.literal(file.name)}, "
+            f"header = false, auto_detect = false, delim = ',', columns = {{{columns}}})) {select}"
+        )
+
+
+# --- devices ----------------------------------------------------------------------------------------------
+
+
 def _device(con: duckdb.DuckDBPyConnection) -> None:
-    """Give device work the parent of its launch, else the operator that the source names; append it to `tree`."""
+    """Give device work the parent of its launch, else the operator that the source names; append it to `down`.
+
+    What has neither begins a tree of its own, in the step in whose time it began.
+    """
+    weak = ", ".join(f"'{rule}'" for rule in WEAK)
     con.execute(
         f"""
-        INSERT INTO tree
+        INSERT INTO down
         WITH launches AS (
             SELECT process, correlation_id, arg_min(number, start_ns) AS number, arg_min(name, start_ns) AS name
             FROM seen WHERE device IS NULL AND correlation_id IS NOT NULL GROUP BY ALL
@@ -144,86 +215,34 @@ def _device(con: duckdb.DuckDBPyConnection) -> None:
             SELECT operator, any_value(number) AS number, any_value(start_ns) AS start_ns
             FROM seen WHERE level = {int(Level.OP)} AND operator IS NOT NULL GROUP BY operator HAVING count(*) = 1
         ), joined AS (
-            SELECT seen.number, coalesce(launches.number, certain.number) AS launch, operators.number AS operator,
-                   coalesce(seen.replayed, false)
+            SELECT seen.number, seen.start_ns, seen.phase, code, operators.number AS operator,
+                   coalesce(launches.number, certain.number) AS launch, coalesce(seen.replayed, false)
                        OR coalesce(launches.name, certain.name, '') LIKE '%GraphLaunch%' AS replayed
-            FROM seen
+            FROM seen JOIN {_CODED}
             LEFT JOIN launches ON launches.process = seen.process AND launches.correlation_id = seen.correlation_id
             LEFT JOIN certain ON seen.process IS NULL AND certain.correlation_id = seen.correlation_id
             LEFT JOIN operators ON operators.operator = seen.operator AND operators.start_ns <= seen.start_ns
-            WHERE NOT {_HOST}
-        )
-        SELECT joined.number, coalesce(launch.parent, named.number) AS parent,
-               CASE WHEN launch.parent IS NOT NULL AND replayed THEN '{Rule.GRAPH}'
-                    WHEN launch.parent IS NOT NULL THEN '{Rule.CORRELATION}'
-                    WHEN named.number IS NOT NULL THEN '{Rule.EXTERNAL}' END AS rule,
-               coalesce(launch.depth, named.depth + 1, 0) AS depth
-        FROM joined LEFT JOIN tree launch ON launch.number = joined.launch
-        LEFT JOIN tree named ON named.number = joined.operator
-        """
-    )
-
-
-# --- what follows from them -------------------------------------------------------------------------------
-
-
-def _nodes(con: duckdb.DuckDBPyConnection) -> None:
-    """Sort the tree by depth: table `nodes`, with what a span is, and its number among siblings that are alike.
-
-    A root's step is the one in whose time it began.
-    """
-    con.execute(
-        f"""
-        CREATE OR REPLACE TABLE nodes AS
-        WITH coded AS (
-            SELECT tree.*, seen.level, seen.kind, seen.phase, seen.start_ns, seen.start_ns + seen.dur_ns AS end_ns,
-                   md5_number_lower(concat_ws('/', seen.level, seen.kind,
-                       CASE WHEN seen.kind = '{Kind.STEP}' THEN 'step' ELSE seen.name END,
-                       CASE WHEN seen.level >= {int(Level.OP)} THEN seen.phase END)) AS code
-            FROM tree JOIN seen USING (number)
+            WHERE NOT {_HOST} AND seen.number NOT IN (SELECT number FROM down)
+        ), above AS (
+            SELECT joined.*, coalesce(launch.parent, operator) AS parent,
+                   CASE WHEN launch.parent IS NOT NULL AND replayed THEN '{Rule.GRAPH}'
+                        WHEN launch.parent IS NOT NULL THEN '{Rule.CORRELATION}'
+                        WHEN operator IS NOT NULL THEN '{Rule.EXTERNAL}' END AS rule
+            FROM joined LEFT JOIN down launch ON launch.number = joined.launch
         ), rooted AS (
-            SELECT coded.*, CASE WHEN parent IS NULL AND coded.start_ns < steps.end_ns THEN steps.step END AS step
-            FROM coded ASOF LEFT JOIN steps ON coded.start_ns >= steps.start_ns
+            SELECT above.*, CASE WHEN parent IS NULL AND above.start_ns < steps.end_ns THEN steps.step END AS step
+            FROM above ASOF LEFT JOIN steps ON above.start_ns >= steps.start_ns
         )
-        SELECT number, parent, rule, depth, level, kind, phase, step, code,
-               CASE WHEN kind = '{Kind.STEP}' THEN 1 ELSE
-                    row_number() OVER (PARTITION BY coalesce(parent, -1 - step), code ORDER BY start_ns, number)
-               END AS ordinal
-        FROM rooted ORDER BY depth, number
+        SELECT own.number, own.parent, own.rule, coalesce(up.step, own.step), up.layer, coalesce(up.layers, 0), NULL,
+               coalesce(own.phase, up.phase), md5_number_lower(concat_ws('/', coalesce(up.key, 0), code, row_number()
+                   OVER (PARTITION BY coalesce(own.parent, -1 - own.step), code ORDER BY start_ns, own.number))),
+               coalesce(own.rule IN ({weak}), false)
+        FROM rooted own LEFT JOIN down up ON up.number = own.parent
         """
     )
-    con.execute("DROP TABLE tree")
 
 
-_KEY = "md5_number_lower(concat_ws('/', {above}, node.code, node.ordinal))"
-
-
-def _hand_down(con: duckdb.DuckDBPyConnection, deepest: int) -> None:
-    """Hand down steps, layers, phases and keys: table `down`."""
-    weak = ", ".join(f"'{rule}'" for rule in WEAK)
-    layer = f"node.level = {int(Level.LAYER)}"
-    con.execute(
-        f"""
-        CREATE OR REPLACE TABLE down AS
-        SELECT number, parent, rule, depth, step, CASE WHEN {layer} THEN number END AS layer,
-               ({layer})::INTEGER AS layers,
-               phase, false AS weak, {_KEY.format(above="0")} AS key
-        FROM nodes node WHERE depth = 0
-        """
-    )
-    for depth in range(1, deepest + 1):
-        con.execute(
-            f"""
-            INSERT INTO down
-            SELECT node.number, node.parent, node.rule, node.depth, up.step,
-                   CASE WHEN {layer} THEN node.number ELSE up.layer END,
-                   up.layers + ({layer})::INTEGER, coalesce(node.phase, up.phase),
-                   NOT ({layer}) AND (up.weak OR coalesce(node.rule IN ({weak}), false)),
-                   {_KEY.format(above="up.key")}
-            FROM nodes node JOIN down up ON up.number = node.parent
-            WHERE node.depth = {depth} AND up.depth = {depth - 1}
-            """
-        )
+# --- figures ----------------------------------------------------------------------------------------------
 
 
 def _count(con: duckdb.DuckDBPyConnection) -> None:
@@ -274,94 +293,94 @@ def _held(value: int | None) -> int | None:
     return value if value is not None and 0 <= value < 2**63 else None
 
 
-def _hand_up(con: duckdb.DuckDBPyConnection, deepest: int) -> None:
-    """Hand up what was allocated inside, and whether operations and traffic are counted inside: table `up`.
-
-    Of a trace that tells the allocations of a device, those on the host do not count.
-    """
+def _choose(con: duckdb.DuckDBPyConnection) -> None:
+    """Decide for whom figures count: table `figures`. Of spans inside one another one alone has them."""
     con.execute(
         f"""
-        CREATE OR REPLACE TABLE own AS
-        SELECT number, greatest(alloc_bytes, 0)::HUGEINT AS alloc_bytes, false AS flops, false AS bytes
-        FROM seen WHERE kind = '{Kind.ALLOC}'
-            AND {_ON_DEVICE} = (SELECT bool_or({_ON_DEVICE}) FROM seen WHERE kind = '{Kind.ALLOC}')
-        UNION ALL
-        SELECT number, 0, coalesce(seen.flops, priced.flops) IS NOT NULL,
-               coalesce(seen.dram_read_bytes, priced.read_bytes) IS NOT NULL
-        FROM seen LEFT JOIN priced USING (number)
-        WHERE device IS NULL
-            AND (seen.flops IS NOT NULL OR seen.dram_read_bytes IS NOT NULL OR priced.number IS NOT NULL)
+        CREATE OR REPLACE TABLE figures AS
+        WITH known AS (
+            SELECT seen.*, priced.flops AS counted_flops, read_bytes, write_bytes
+            FROM seen LEFT JOIN priced USING (number)
+            WHERE seen.flops IS NOT NULL OR dram_read_bytes IS NOT NULL OR dram_write_bytes IS NOT NULL
+                OR priced.number IS NOT NULL
+        ), launching AS (
+            SELECT DISTINCT parent AS number FROM down JOIN seen USING (number)
+            WHERE seen.kind = '{Kind.KERNEL}' AND parent IN (SELECT number FROM known)
+        )
+        SELECT number, {", ".join(f"{value} AS {name}" for name, value in _FIGURES.items())}
+        FROM known LEFT JOIN up USING (number) LEFT JOIN launching USING (number)
         """
     )
-    con.execute("CREATE OR REPLACE TABLE up (number BIGINT, alloc_bytes HUGEINT, flops BOOLEAN, bytes BOOLEAN)")
-    for depth in range(deepest, 0, -1):
-        con.execute(
-            f"""
-            INSERT INTO up
-            SELECT node.parent,
-                   sum(CASE WHEN node.rule = '{Rule.CONTAINMENT}'
-                       THEN coalesce(own.alloc_bytes, 0) + coalesce(up.alloc_bytes, 0) ELSE 0 END),
-                   bool_or(coalesce(own.flops, false) OR coalesce(up.flops, false)),
-                   bool_or(coalesce(own.bytes, false) OR coalesce(up.bytes, false))
-            FROM nodes node LEFT JOIN own USING (number) LEFT JOIN up USING (number)
-            WHERE node.depth = {depth} AND (own.number IS NOT NULL OR up.number IS NOT NULL) GROUP BY node.parent
-            """
-        )
-
-
-_ON_DEVICE = "(coalesce(TRY_CAST(attributes ->> '$.device_type' AS INTEGER), 0) <> 0)"
+    con.execute("DROP TABLE priced")
 
 
 def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
-    """Make the table `placed`."""
+    """Make the view `placed`, of the table `varying` and of what is the same for all spans.
+
+    Most traces leave a third of the columns empty; it saves time to write and to read only the others.
+    """
+    con.execute(
+        "CREATE OR REPLACE TABLE traces AS SELECT DISTINCT step, "
+        f"md5(concat_ws('/', '{identity}', coalesce(step, -1))) AS trace_id FROM down"
+    )
+    same = _same(con, rank)
     values = {
-        "trace_id": f"md5(concat_ws('/', '{identity}', coalesce(down.step, -1)))",
+        "trace_id": "traces.trace_id",
         "span_id": _id("seen.number"),
         "parent_id": _id("down.parent"),
         "parent_rule": "down.rule",
         "step": "down.step",
-        "rank": f"{rank}",
-        "rung": f"(SELECT greatest(max(level), {int(Level.MODEL)}) FROM seen)",
-        "timed": "true",
         "status": "coalesce(seen.status, 'ok')",
         "phase": "down.phase",
-        "key": "lpad(lower(hex(down.key)), 16, '0')",
+        "key": "printf('%016x', down.key)",
         "layer_id": _id("down.layer"),
-        "layer_index": "indexed.layer_index",
+        "layer_index": "down.layer_index",
         "depth": f"CASE WHEN seen.level = {int(Level.LAYER)} THEN down.layers - 1 END",
         "grade": f"CASE WHEN seen.device IS NULL THEN NULL WHEN down.layer IS NULL THEN '{Grade.UNKNOWN}' "
         f"WHEN down.weak THEN '{Grade.INFERRED}' ELSE '{Grade.EXACT}' END",
-        "alloc_bytes": f"CASE WHEN seen.kind = '{Kind.ALLOC}' THEN seen.alloc_bytes "
-        "WHEN remembering.thread IS NOT NULL AND seen.device IS NULL "
-        "THEN TRY_CAST(coalesce(up.alloc_bytes, 0) AS BIGINT) END",
-        **_from_shapes("flops", {"flops": "flops"}),
-        **_from_shapes("bytes", {"dram_read_bytes": "read_bytes", "dram_write_bytes": "write_bytes"}),
-        "param_bytes": "NULL",
-        "activation_bytes": "NULL",
+        "alloc_bytes": f"CASE WHEN seen.kind = '{Kind.ALLOC}' THEN seen.alloc_bytes ELSE up.alloc_bytes END",
+        **{name: f"figures.{name}" for name in _FIGURES},
     }
-    columns = ", ".join(f"CAST({values.get(c.name, f'seen.{c.name}')} AS {c.type}) AS {c.name}" for c in COLUMNS)
+    varying = {c.name: values.get(c.name, f"seen.{c.name}") for c in COLUMNS if c.name not in same}
     con.execute(
         f"""
-        CREATE OR REPLACE TABLE placed AS
-        WITH remembering AS (SELECT DISTINCT process, thread FROM seen WHERE kind = '{Kind.ALLOC}'),
-        launching AS (
-            SELECT DISTINCT parent AS number FROM down JOIN seen USING (number)
-            WHERE seen.kind = '{Kind.KERNEL}' AND parent IS NOT NULL
-        ), indexed AS (
-            SELECT number, (row_number() OVER (PARTITION BY step ORDER BY start_ns, down.depth, number) - 1)::INTEGER
-                AS layer_index
-            FROM seen JOIN down USING (number) WHERE level = {int(Level.LAYER)}
-        )
-        SELECT {columns}
-        FROM seen JOIN down USING (number) LEFT JOIN indexed USING (number)
-        LEFT JOIN launching USING (number)
-        LEFT JOIN up USING (number) LEFT JOIN priced USING (number)
-        LEFT JOIN remembering
-            ON remembering.thread = seen.thread AND remembering.process IS NOT DISTINCT FROM seen.process
+        CREATE OR REPLACE TABLE varying AS
+        SELECT {", ".join(f"{value} AS {name}" for name, value in varying.items())}
+        FROM seen JOIN down USING (number) JOIN traces ON traces.step IS NOT DISTINCT FROM down.step
+        LEFT JOIN up USING (number) LEFT JOIN figures USING (number)
         """
     )
-    for name in ("steps", "nodes", "down", "priced", "own", "up"):
+    columns = ", ".join(f"CAST({same.get(c.name, c.name)} AS {c.type}) AS {c.name}" for c in COLUMNS)
+    con.execute(f"CREATE OR REPLACE VIEW placed AS SELECT {columns} FROM varying")
+    for name in ("steps", "codes", "down", "up", "figures", "traces"):
         con.execute(f"DROP TABLE {name}")
+
+
+def _same(con: duckdb.DuckDBPyConnection, rank: int) -> dict[str, str]:
+    """Return the SQL of what is the same for all spans, by column."""
+    names = [name for name in _MAY_BE_EMPTY if name not in ("alloc_bytes", *_FIGURES)]
+    (counts,) = con.execute(f"SELECT {', '.join(f'count({name})' for name in names)} FROM seen").fetchall()
+    ((allocated, figures, deepest, status, statuses, collector, collectors),) = con.execute(
+        "SELECT (SELECT count(*) FROM up), (SELECT count(*) FROM figures), max(level), min(status), max(status), "
+        "min(collector), max(collector) FROM seen"
+    ).fetchall()
+    empty = [name for name, count in zip(names, counts, strict=True) if not count]
+    empty += [] if allocated else ["alloc_bytes"]
+    empty += [] if figures else _FIGURES
+    same = {
+        **dict.fromkeys(("param_bytes", "activation_bytes", *empty), "NULL"),
+        "rank": str(rank),
+        "rung": str(max(deepest, int(Level.MODEL))),
+        "timed": "true",
+    }
+    if status == statuses:
+        same["status"] = table.literal(status or "ok")
+    if collector == collectors:
+        same["collector"] = table.literal(collector) if collector else "NULL"
+    return same
+
+
+_MAY_BE_EMPTY = [column.name for column in SEEN if column.name in {each.name for each in COLUMNS}]
 
 
 def _from_shapes(sort: str, columns: Mapping[str, str]) -> dict[str, str]:
@@ -372,15 +391,21 @@ def _from_shapes(sort: str, columns: Mapping[str, str]) -> dict[str, str]:
 
     Args:
         sort: flops or bytes.
-        columns: of `priced`, by the columns of the table that they are for.
+        columns: what is counted, by the columns of the table that they are for.
     """
     first, price = next(iter(columns.items()))
     counts = f"(NOT coalesce(up.{sort}, false) OR launching.number IS NOT NULL)"
     return {
-        **{name: f"CASE WHEN {counts} THEN coalesce(seen.{name}, priced.{each}) END" for name, each in columns.items()},
-        f"{sort}_source": f"CASE WHEN {counts} THEN CASE WHEN seen.{first} IS NULL AND priced.{price} IS NOT NULL "
-        f"THEN 'shapes' ELSE seen.{sort}_source END END",
+        **{name: f"CASE WHEN {counts} THEN coalesce(known.{name}, {each}) END" for name, each in columns.items()},
+        f"{sort}_source": f"CASE WHEN {counts} THEN CASE WHEN known.{first} IS NULL AND {price} IS NOT NULL "
+        f"THEN 'shapes' ELSE known.{sort}_source END END",
     }
+
+
+_FIGURES = {
+    **_from_shapes("flops", {"flops": "counted_flops"}),
+    **_from_shapes("bytes", {"dram_read_bytes": "read_bytes", "dram_write_bytes": "write_bytes"}),
+}
 
 
 def _id(number: str) -> str:

@@ -8,7 +8,7 @@ that overlap without one holding the other do occur, where clocks differ; a stac
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from xsp.span import Level
@@ -22,6 +22,9 @@ CONTAINED, FOLLOWED = 1, 2
 
 class Host(NamedTuple):
     """A span on a thread. Spans come in the order in which an outer one stands before those inside it."""
+
+    number: int
+    """Its name in the table, not below 0."""
 
     thread: int
     process: int
@@ -38,28 +41,45 @@ class Host(NamedTuple):
     backward: bool
     forward_thread: int | None
 
+    code: int
+    """What it is, in 64 bits; the same for all that are alike."""
 
-def sweep(hosts: Iterable[Host | tuple[Any, ...]], tolerance: int) -> Iterator[tuple[int, int, int]]:
+    phase: int
+    """0 where it is that of the span above."""
+
+    counted: int
+    """A bit for each sort of figure that is known of the span itself."""
+
+    allocated: int | None
+    """Bytes, where it is an allocation."""
+
+
+Placed = tuple[Any, int, int, int]
+"""A `Host`; the place of its parent in the order of the sweep, -1 where it has none; the rule; the spans above it."""
+
+
+def sweep(
+    hosts: Iterable[Host | tuple[Any, ...]], tolerance: int, closed: Callable[[int, None], object]
+) -> Iterator[Placed]:
     """Yield where each span belongs, in the order in which they come.
 
     Args:
         hosts: sorted: see `Host`.
         tolerance: nanoseconds by which a span may stick out of its parent.
-
-    Yields:
-        The place of its parent in the order, from 0 (-1 where it has none); the rule; the number of spans above it.
+        closed: called with the place of a span in the order, from 0, when nothing more can be inside it.
     """
     parents, depths, levels = array("q"), array("i"), array("h")
     sequences = _Sequences()
     stacks: dict[int, list[tuple[int, int, int, int]]] = {}
-    for place, (thread, process, level, deepest, start, end, leaf, number, backward, forward) in enumerate(hosts):
+    for place, host in enumerate(hosts):
+        _, thread, process, level, deepest, start, end, leaf, number, backward, forward, _, _, _, _ = host
         stack = stacks.get(thread)
         if stack is None:
             stack = stacks[thread] = []
         middle = (start + end) // 2
         earliest = start if level >= Level.OP else start - tolerance  # nothing that follows begins before
         while stack and stack[-1][0] < earliest:
-            stack.pop()
+            closed(stack.pop()[3], None)
         parent, rule = -1, 0
         for outer_end, outer_start, outer_level, outer in reversed(stack):
             if outer_level <= deepest and outer_start <= middle <= outer_end and end <= outer_end + tolerance:
@@ -79,7 +99,7 @@ def sweep(hosts: Iterable[Host | tuple[Any, ...]], tolerance: int) -> Iterator[t
         depths.append(depth)
         if not leaf and depth < DEEPEST:
             stack.append((end, start, level, place))
-        yield parent, rule, depth
+        yield host, parent, rule, depth
 
 
 class _Sequences:

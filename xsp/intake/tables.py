@@ -28,12 +28,14 @@ _SUFFIXES = re.compile(r"(\.(json|jsonl|gz|sqlite|db|trace|pt))+$", re.IGNORECAS
 MEMORY = "500MB"
 """Of the engine; what does not fit lies on the disk."""
 
+MANY = 500_000
+"""Spans that need so much room that the engine keeps them in a file, compressed, from the start."""
+
 
 def connect(folder: Path) -> duckdb.DuckDBPyConnection:
     """Return an engine in bounded memory that spills into a folder."""
     con = table.connect()
     con.execute(f"ATTACH {table.literal(str(folder / 'placed.duckdb'))} AS work")
-    con.execute("USE work")
     con.execute(f"SET memory_limit = '{MEMORY}'")
     con.execute(f"SET temp_directory = {table.literal(str(folder / 'spill'))}")
     return con
@@ -116,9 +118,11 @@ def _merged(
         if "rank" not in seen.run and (named := _RANK.search(Path(source).name)):
             seen.run["rank"] = int(named.group(1))
         identity = _identity(source)
+        if seen.losses.spans > MANY:
+            con.execute("SET search_path = 'work,memory'")
         place(con, seen, identity)
         con.execute("DROP TABLE seen")
-        con.execute("ALTER TABLE placed RENAME TO spans")
+        con.execute("ALTER VIEW placed RENAME TO spans")
         overhead.merge(con, seen.run)
         return con, _run(con, seen, source, identity, names)
     except duckdb.OutOfMemoryException as error:
