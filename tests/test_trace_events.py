@@ -41,3 +41,49 @@ def test_a_file_that_is_cut_off_is_an_error(tmp_path: Path, name: str, share: fl
     path.write_text(text[: int(len(text) * share)], encoding="utf-8")
     with pytest.raises(TraceError, match=r"a\.json"):
         traceevents.read(table.connect(), str(path), traceevents.Events())
+
+
+MISLEADING = [{"ph": "X", "ts": i, "dur": 1, "args": {"list": [{"name": "a"}, {"name": "b"}]}} for i in range(99)]
+
+
+@pytest.mark.parametrize("events", [EVENTS, MISLEADING], ids=["plain", "cuts that look right and are not"])
+@pytest.mark.parametrize("name", ["few keys", "keys after", "alone"])
+def test_a_file_in_pieces_holds_what_it_holds_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, events: list[Any]
+) -> None:
+    path, pieces = tmp_path / "a.json", []
+    content = DOCUMENTS[name]
+    path.write_text(json.dumps({**content, "traceEvents": events} if isinstance(content, dict) else events), "utf-8")
+    whole = read(path)
+    monkeypatch.setattr(traceevents, "CHUNK", 700)
+    monkeypatch.setattr(traceevents, "FIRST", 1000)
+    monkeypatch.setattr(
+        traceevents, "_load", lambda *args, load=traceevents._load: pieces.append(args[2]) or load(*args)
+    )
+    assert read(path) == whole
+    assert len(pieces) > 2
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.999])
+def test_an_error_in_one_piece_says_where_it_is_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    path = tmp_path / "a.json"
+    text = json.dumps(DOCUMENTS["few keys"])
+    path.write_text(text[: int(len(text) * share)], encoding="utf-8")
+    said = message(path)
+    monkeypatch.setattr(traceevents, "CHUNK", 700)
+    monkeypatch.setattr(traceevents, "FIRST", 1000)
+    assert message(path) == said
+
+
+def read(path: Path) -> tuple[list[Any], dict[str, Any]]:
+    con = table.connect()
+    around = traceevents.read(con, str(path), traceevents.Events())
+    return con.execute("SELECT * EXCLUDE (number) FROM events ORDER BY number").fetchall(), around.keys
+
+
+def message(path: Path) -> str:
+    with pytest.raises(TraceError) as found:
+        read(path)
+    return str(found.value)

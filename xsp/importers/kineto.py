@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 
 from xsp.errors import TraceError
-from xsp.importers import kineto_rows, traceevents
+from xsp.importers import kineto_rows, kineto_whole, traceevents
 from xsp.importers.contract import Losses, Seen
 from xsp.importers.kineto_rows import whole
 
@@ -42,7 +42,7 @@ class Kineto:
         if around.open:
             losses.note("the list of trace events is not closed: the program that wrote it ended early")
         base_ns = whole(around.keys.get(kineto_rows.BASE)) or 0
-        kineto_rows.finish(con, base_ns - rows.base_ns, losses)
+        kineto_whole.finish(con, base_ns - rows.base_ns, losses)
         losses.spans = con.execute("SELECT count(*) FROM seen").fetchall()[0][0]
         if not losses.spans:
             raise TraceError("; ".join([f"{source}: holds no operator, call or kernel", *losses.sentences()]))

@@ -6,24 +6,20 @@ they get what follows from them too (`xsp.intake.handing`); device work takes th
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 import duckdb
 
 from xsp import table
-from xsp.flops import flops
 from xsp.importers.contract import SEEN, Seen
+from xsp.intake import figures
+from xsp.intake.figures import BATCH, FIGURES
 from xsp.intake.handing import Down, Handing, Steps, Up
 from xsp.intake.sweep import CONTAINED, DEEPEST, FOLLOWED, sweep
 from xsp.span import COLUMNS, WEAK, Grade, Kind, Level, Rule
-from xsp.traffic import traffic
-
-BATCH = 1 << 16
-"""Rows that are in Python at a time."""
 
 WINDOW = "window"
 """Name of the step that a trace without steps is as a whole."""
@@ -43,13 +39,13 @@ def place(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
         identity: of the source: what ids are made of.
     """
     whole = _steps(con, seen)
-    _count(con)
+    figures.count(con)
     _name(con)
     deepest = _host(con, seen.tolerance_ns, whole)
     if deepest >= DEEPEST:
         seen.losses.note(f"spans nest deeper than {DEEPEST}: the ones inside hang on the last of them")
     _device(con)
-    _choose(con)
+    figures.choose(con)
     _finish(con, identity, int(seen.run.get("rank", 0)))
 
 
@@ -242,78 +238,6 @@ def _device(con: duckdb.DuckDBPyConnection) -> None:
     )
 
 
-# --- figures ----------------------------------------------------------------------------------------------
-
-
-def _count(con: duckdb.DuckDBPyConnection) -> None:
-    """Count operations and traffic of operators from their shapes, once for all that are alike: table `priced`."""
-    alike = "name, input_shapes, dtypes, scalars"
-    rows = con.execute(
-        f"SELECT DISTINCT {alike} FROM seen WHERE kind = '{Kind.OP}' AND input_shapes IS NOT NULL AND flops IS NULL"
-    ).fetchall()
-    con.execute(
-        "CREATE OR REPLACE TABLE counted (name VARCHAR, input_shapes VARCHAR, dtypes VARCHAR, scalars VARCHAR, "
-        "flops BIGINT, read_bytes BIGINT, write_bytes BIGINT)"
-    )
-    counted = (row + figures for row, figures in ((row, _figures(*row)) for row in rows) if any(figures))
-    while batch := list(islice(counted, BATCH)):
-        columns = [list(column) for column in zip(*batch, strict=True)]
-        con.execute(
-            "INSERT INTO counted SELECT unnest($1::VARCHAR[]), unnest($2::VARCHAR[]), unnest($3::VARCHAR[]), "
-            "unnest($4::VARCHAR[]), unnest($5::BIGINT[]), unnest($6::BIGINT[]), unnest($7::BIGINT[])",
-            columns,
-        )
-    con.execute(
-        f"""
-        CREATE OR REPLACE TABLE priced AS
-        SELECT seen.number, counted.flops, counted.read_bytes, counted.write_bytes
-        FROM seen JOIN counted ON seen.name = counted.name AND seen.input_shapes = counted.input_shapes
-            AND seen.dtypes IS NOT DISTINCT FROM counted.dtypes AND seen.scalars IS NOT DISTINCT FROM counted.scalars
-        WHERE seen.kind = '{Kind.OP}' AND seen.flops IS NULL
-        """
-    )
-    con.execute("DROP TABLE counted")
-
-
-def _figures(name: str, shapes: str, dtypes: str | None, scalars: str | None) -> tuple[int | None, ...]:
-    """Return operations, bytes read and bytes written of an operator; None for what its inputs do not tell."""
-    try:
-        given = [json.loads(text) if text else [] for text in (shapes, dtypes, scalars)]
-    except (ValueError, RecursionError):
-        return None, None, None
-    if not all(isinstance(each, list) for each in given):
-        return None, None, None
-    moved = traffic(name, *given)
-    read, written = moved if moved is not None else (None, None)
-    return tuple(_held(each) for each in (flops(name, given[0], given[2]), read, written))
-
-
-def _held(value: int | None) -> int | None:
-    """Return a count if the table holds such numbers: shapes are what a file says they are."""
-    return value if value is not None and 0 <= value < 2**63 else None
-
-
-def _choose(con: duckdb.DuckDBPyConnection) -> None:
-    """Decide for whom figures count: table `figures`. Of spans inside one another one alone has them."""
-    con.execute(
-        f"""
-        CREATE OR REPLACE TABLE figures AS
-        WITH known AS (
-            SELECT seen.*, priced.flops AS counted_flops, read_bytes, write_bytes
-            FROM seen LEFT JOIN priced USING (number)
-            WHERE seen.flops IS NOT NULL OR dram_read_bytes IS NOT NULL OR dram_write_bytes IS NOT NULL
-                OR priced.number IS NOT NULL
-        ), launching AS (
-            SELECT DISTINCT parent AS number FROM down JOIN seen USING (number)
-            WHERE seen.kind = '{Kind.KERNEL}' AND parent IN (SELECT number FROM known)
-        )
-        SELECT number, {", ".join(f"{value} AS {name}" for name, value in _FIGURES.items())}
-        FROM known LEFT JOIN up USING (number) LEFT JOIN launching USING (number)
-        """
-    )
-    con.execute("DROP TABLE priced")
-
-
 def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
     """Make the view `placed`, of the table `varying` and of what is the same for all spans.
 
@@ -339,7 +263,7 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
         "grade": f"CASE WHEN seen.device IS NULL THEN NULL WHEN down.layer IS NULL THEN '{Grade.UNKNOWN}' "
         f"WHEN down.weak THEN '{Grade.INFERRED}' ELSE '{Grade.EXACT}' END",
         "alloc_bytes": f"CASE WHEN seen.kind = '{Kind.ALLOC}' THEN seen.alloc_bytes ELSE up.alloc_bytes END",
-        **{name: f"figures.{name}" for name in _FIGURES},
+        **{name: f"figures.{name}" for name in FIGURES},
     }
     varying = {c.name: values.get(c.name, f"seen.{c.name}") for c in COLUMNS if c.name not in same}
     con.execute(
@@ -358,7 +282,7 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
 
 def _same(con: duckdb.DuckDBPyConnection, rank: int) -> dict[str, str]:
     """Return the SQL of what is the same for all spans, by column."""
-    names = [name for name in _MAY_BE_EMPTY if name not in ("alloc_bytes", *_FIGURES)]
+    names = [name for name in _MAY_BE_EMPTY if name not in ("alloc_bytes", *FIGURES)]
     (counts,) = con.execute(f"SELECT {', '.join(f'count({name})' for name in names)} FROM seen").fetchall()
     ((allocated, figures, deepest, status, statuses, collector, collectors),) = con.execute(
         "SELECT (SELECT count(*) FROM up), (SELECT count(*) FROM figures), max(level), min(status), max(status), "
@@ -366,7 +290,7 @@ def _same(con: duckdb.DuckDBPyConnection, rank: int) -> dict[str, str]:
     ).fetchall()
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     empty += [] if allocated else ["alloc_bytes"]
-    empty += [] if figures else _FIGURES
+    empty += [] if figures else FIGURES
     same = {
         **dict.fromkeys(("param_bytes", "activation_bytes", *empty), "NULL"),
         "rank": str(rank),
@@ -381,31 +305,6 @@ def _same(con: duckdb.DuckDBPyConnection, rank: int) -> dict[str, str]:
 
 
 _MAY_BE_EMPTY = [column.name for column in SEEN if column.name in {each.name for each in COLUMNS}]
-
-
-def _from_shapes(sort: str, columns: Mapping[str, str]) -> dict[str, str]:
-    """Return the SQL of what is counted from shapes where the source has no counter, and of how it is known.
-
-    It counts for the innermost operator that has it, and for one that launched kernels itself, whatever it called
-    besides.
-
-    Args:
-        sort: flops or bytes.
-        columns: what is counted, by the columns of the table that they are for.
-    """
-    first, price = next(iter(columns.items()))
-    counts = f"(NOT coalesce(up.{sort}, false) OR launching.number IS NOT NULL)"
-    return {
-        **{name: f"CASE WHEN {counts} THEN coalesce(known.{name}, {each}) END" for name, each in columns.items()},
-        f"{sort}_source": f"CASE WHEN {counts} THEN CASE WHEN known.{first} IS NULL AND {price} IS NOT NULL "
-        f"THEN 'shapes' ELSE known.{sort}_source END END",
-    }
-
-
-_FIGURES = {
-    **_from_shapes("flops", {"flops": "counted_flops"}),
-    **_from_shapes("bytes", {"dram_read_bytes": "read_bytes", "dram_write_bytes": "write_bytes"}),
-}
 
 
 def _id(number: str) -> str:

@@ -1,0 +1,150 @@
+"""What stands around the array of trace events in a file of Chrome's JSON format: other keys, before it and after it.
+
+The array is found without reading it: its begin behind the keys before it, its end from the end of the file backwards.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from xsp.errors import TraceError
+
+CHUNK = 1 << 22
+"""Bytes that are in Python at a time."""
+
+MOST_AROUND = 1 << 26
+"""Bytes that the keys before the array, or after it, may take."""
+
+_BLANK = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
+_KEY = re.compile(rb'[\s,]*("(?:[^"\\]|\\.)*")\s*:\s*')
+_SCALAR = re.compile(rb"[^,}\]\s]+")
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+_BRACKET = re.compile(rb"\]")
+_DECODER = json.JSONDecoder()
+
+
+@dataclass
+class Around:
+    """What stands in a file beside its trace events."""
+
+    keys: dict[str, Any] = field(default_factory=dict)
+    """The other top-level keys."""
+
+    open: bool = False
+    """Whether the array was not closed: who wrote it ended early, as the format allows."""
+
+
+def before(source: str, text: mmap.mmap) -> tuple[int, dict[str, Any]]:
+    """Return where the array begins, and the keys before it."""
+    place = _BLANK.match(text).end()  # type: ignore[union-attr]  # it matches always
+    keys: dict[str, Any] = {}
+    if text[place : place + 1] == b"[":
+        return place, keys
+    if text[place : place + 1] != b"{":
+        raise TraceError(f"{source}, byte {place}: no trace events: a JSON object or array begins otherwise")
+    place += 1
+    while (found := _KEY.match(text, place, place + MOST_AROUND)) is not None:
+        key, place = _parsed(source, found.group(1), found.start(1)), found.end()
+        if key == "traceEvents" and text[place : place + 1] == b"[":
+            return place, keys
+        end = _end_of_value(source, text, place)
+        keys[key] = _parsed(source, text[place:end], place)
+        place = end
+    raise TraceError(f"{source}, byte {place}: holds no array `traceEvents`")
+
+
+def _end_of_value(source: str, text: mmap.mmap, place: int) -> int:
+    """Return where the JSON value ends that begins at a place."""
+    if text[place : place + 1] not in (b"{", b"[", b'"'):
+        found = _SCALAR.match(text, place)
+        return found.end() if found else place
+    depth = 0
+    for token in _TOKEN.finditer(text, place, place + MOST_AROUND):
+        depth += {b"{": 1, b"[": 1, b"}": -1, b"]": -1}.get(token.group(), 0)
+        if depth == 0:
+            return token.end()
+    raise TraceError(f"{source}, byte {place}: a value that does not end within {MOST_AROUND >> 20} MiB")
+
+
+def _parsed(source: str, text: bytes, place: int) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{source}, byte {place}: invalid JSON ({error})") from error
+
+
+def after(source: str, text: mmap.mmap, start: int, bare: bool) -> tuple[int | None, dict[str, Any]]:
+    """Return where the array ends that begins at a place, and the keys after it; for a bare one not closed, None.
+
+    Its bracket is the first one from which on the rest of the file is the rest of an object. It is sought from the end
+    of the file backwards, further and further, until a trace event stands before it: keys after it may hold arrays.
+    """
+    size, window = len(text), 1 << 12
+    if bare:
+        end = len(text[max(0, size - window) :].rstrip()) + max(0, size - window)
+        return (end, {}) if text[end - 1 : end] == b"]" else (None, {})
+    while True:
+        low = max(start, size - window)
+        for end in _ends(text, low):
+            keys = _rest(text, end)
+            if keys is not None and (low == start or text.find(b'"ph"', low, end) >= 0):
+                return end, keys
+        if low == start:
+            raise TraceError(f"{source}: ends in the middle, after {size} bytes of its content; copy it again")
+        window *= 8
+
+
+def _ends(text: mmap.mmap, low: int) -> Iterator[int]:
+    """Yield where arrays may end, from a place on, in bounded memory: pages that were passed are let go."""
+    for at in range(low, len(text), MOST_AROUND):
+        for found in _BRACKET.finditer(text, at, at + MOST_AROUND):
+            yield found.end()
+        if hasattr(text, "madvise") and at > low:
+            text.madvise(mmap.MADV_DONTNEED, 0, at - at % mmap.PAGESIZE)
+
+
+def _rest(text: mmap.mmap, place: int) -> dict[str, Any] | None:
+    """Return the keys from a place on to the end of the file, or None if the rest of an object is not all that follows.
+
+    A little is tried first: an object that ends early, inside of the array, is most often short.
+    """
+    held = 1 << 9
+    while True:
+        piece = text[place : place + held].decode("utf-8", "replace")
+        if piece.lstrip()[:1] not in ("", ",", "}"):
+            return None
+        try:
+            keys, end = _DECODER.raw_decode('{"":0' + piece)
+        except json.JSONDecodeError as error:
+            cut = error.pos >= len(piece) or error.msg.startswith(("Unterminated", "Invalid \\"))
+            if not cut or held > MOST_AROUND or place + held >= len(text):
+                return None
+            held *= 8
+            continue
+        except (ValueError, RecursionError):
+            return None
+        more = piece[end - len('{"":0') :] + _head(text, place + held)
+        return None if more.strip() else {key: value for key, value in keys.items() if key}
+
+
+def _head(text: mmap.mmap, place: int) -> str:
+    """Return a little of what stands from a place on, and the end of the file: blank where nothing more comes."""
+    return (text[place : place + 64] + text[max(place, len(text) - 64) :]).decode("utf-8", "replace")
+
+
+def last(source: str, copy: Path) -> int:
+    """Return where the last event ends of an array that is not closed."""
+    with open(copy, "rb") as file:
+        size = os.path.getsize(copy)
+        file.seek(max(0, size - CHUNK))
+        text = file.read().rstrip(b", \t\r\n")
+    if not text.endswith((b"}", b"[")):
+        raise TraceError(f"{source}: ends in the middle of an event, after {size} bytes of its content; copy it again")
+    return max(0, size - CHUNK) + len(text)

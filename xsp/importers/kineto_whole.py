@@ -1,0 +1,133 @@
+"""What only all of Kineto's trace events together tell of a trace, and what was not read of it."""
+
+from __future__ import annotations
+
+import duckdb
+
+from xsp.importers.contract import Losses
+from xsp.importers.kineto_rows import BESIDE, STEP
+from xsp.span import Kind, Level
+
+LEFT_OUT = {
+    "python_function": "frames of Python that are no module",
+    "gpu_user_annotation": "the profiler's own projection of annotations onto the device",
+    "cuda_sync": "synchronisation as the device saw it; the calls that waited are kept",
+    "trace": "the profiler's own window",
+}
+"""Categories that are read and not kept, and why."""
+
+_PASSIVE = (
+    f"{STEP} OR name LIKE 'Optimizer.%' OR name LIKE 'enumerate(DataLoader)%' OR name LIKE 'PyTorch Profiler%' "
+    "OR name LIKE 'nccl:%' OR name LIKE 'rccl:%' OR name LIKE 'gloo:%' OR name LIKE 'autograd::%'"
+)
+
+
+def finish(con: duckdb.DuckDBPyConnection, shift_ns: int, losses: Losses) -> None:
+    """Complete `seen` by what all trace events together tell.
+
+    Args:
+        con: after `Rows` took all of them.
+        shift_ns: nanoseconds that are to be added to all times.
+        losses: what is left out is counted there.
+    """
+    _count_left_out(con, losses)
+    _forward_threads(con)
+    _layers(con, losses)
+    _ranges(con, losses)
+    _once(con, losses)
+    if shift_ns:
+        con.execute(f"UPDATE seen SET start_ns = start_ns + {shift_ns}")
+    for name in ("ranges", *(set(BESIDE) - {"operators"})):
+        con.execute(f"DROP TABLE {name}")
+
+
+def _count_left_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+    """Count what is not kept, by what it is."""
+    rows = con.execute(
+        "SELECT phase, category, sum(number)::BIGINT FROM left_out GROUP BY ALL ORDER BY 3 DESC"
+    ).fetchall()
+    for phase, category, count in rows:
+        what = LEFT_OUT.get(category) or (f"category {category!r}" if category else f"events of phase {phase!r}")
+        losses.skipped[what] += count
+    ((count, first),) = con.execute(
+        """
+        SELECT sum(untimed)::BIGINT, arg_min(before + first_untimed - place, place) FILTER (untimed > 0)
+        FROM (SELECT *, sum(number) OVER (ORDER BY place) - number AS before FROM portions)
+        """
+    ).fetchall()
+    if count:
+        losses.skipped[f"without a time, or with a negative one (the first is event {first})"] += count
+
+
+def _layers(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+    """Where a trace holds no module and no compiled region, let blocks that the user named stand for layers."""
+    named = f"kind = '{Kind.USER}' AND level = {int(Level.OP)} AND NOT ({_PASSIVE})"
+    ((modules, blocks),) = con.execute(
+        f"SELECT count(*) FILTER (kind = '{Kind.MODULE}'), count(*) FILTER ({named}) FROM seen"
+    ).fetchall()
+    if not modules and blocks:
+        con.execute(f"UPDATE seen SET level = {int(Level.LAYER)}, type = 'annotation' WHERE {named}")
+        losses.note(
+            f"no module was recorded (with_stack=True, with_modules=True): {blocks} named blocks stand for layers"
+        )
+
+
+def _ranges(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+    """Let the range profiler's ranges stand in for kernels where there are none."""
+    ((ranges, kernels),) = con.execute(
+        f"SELECT (SELECT count(*) FROM ranges), (SELECT count(*) FROM seen WHERE kind = '{Kind.KERNEL}')"
+    ).fetchall()
+    if ranges and kernels:
+        losses.skipped["counters of the range profiler, beside kernels"] += ranges
+    elif ranges:
+        con.execute("INSERT INTO seen FROM ranges")
+
+
+def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
+    """Turn Kineto's own numbers of forward threads into threads, where the evidence is of one thread only.
+
+    The arrows between forward and backward operators tell the number's thread. Without arrows it is known only where
+    all forward operators ran on one thread.
+    """
+    told = con.execute(
+        """
+        WITH ops AS (
+            SELECT process AS pid, thread AS tid, start_ns AS ts_ns, coalesce(forward_thread, 0) AS forward, name
+            FROM seen WHERE sequence_nr IS NOT NULL
+        ), ends AS (
+            SELECT id, any_value(tid) FILTER (ph = 's') AS from_thread, any_value(pid) FILTER (ph = 'f') AS pid,
+                   any_value(tid) FILTER (ph = 'f') AS tid, any_value(ts_ns) FILTER (ph = 'f') AS ts_ns
+            FROM arrows GROUP BY id
+        ), told AS (
+            SELECT ops.pid, forward, from_thread AS thread FROM ends JOIN ops USING (pid, tid, ts_ns) WHERE forward > 0
+        ), alone AS (
+            SELECT pid, min(tid) AS thread FROM ops WHERE forward = 0 AND name NOT LIKE 'autograd::engine::%'
+            GROUP BY pid HAVING min(tid) = max(tid)
+        )
+        SELECT pid AS process, forward, min(thread) AS thread FROM told
+        GROUP BY pid, forward HAVING min(thread) = max(thread)
+        UNION ALL
+        SELECT pid, forward, thread
+        FROM alone JOIN (SELECT DISTINCT pid, forward FROM ops WHERE forward > 0) USING (pid)
+        WHERE (pid, forward) NOT IN (SELECT (pid, forward) FROM told)
+        """
+    ).fetchall()
+    known = " ".join(
+        f"WHEN process = {pid} AND forward_thread = {forward} THEN {thread}" for pid, forward, thread in told
+    )
+    con.execute(
+        f"UPDATE seen SET forward_thread = {f'CASE {known} END' if known else 'NULL'} WHERE forward_thread IS NOT NULL"
+    )
+
+
+def _once(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+    """Remove device work that stands there twice, as some profilers write what two of them saw."""
+    alike = "device, stream, start_ns, dur_ns, correlation_id, name"
+    work = f"seen WHERE level = {int(Level.KERNEL)} AND correlation_id IS NOT NULL"
+    ((doubled,),) = con.execute(f"SELECT count(*) - count(DISTINCT hash({alike})) FROM {work}").fetchall()
+    if doubled:
+        con.execute(
+            f"DELETE FROM seen WHERE number IN (SELECT number FROM {work} "
+            f"QUALIFY row_number() OVER (PARTITION BY {alike} ORDER BY number) > 1)"
+        )
+        losses.skipped["device work that stood there twice"] += doubled
