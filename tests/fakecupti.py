@@ -94,7 +94,7 @@ class FakeCupti:
     """The binding. `holder` is the name in which somebody else has subscribed."""
 
     Result = SimpleNamespace(ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED=TAKEN)
-    ActivityThreadIdType = SimpleNamespace(SYSTEM=1)
+    ActivityThreadIdType = SimpleNamespace(DEFAULT=0, SYSTEM=1)
     SUBSCRIBER_PARAMS_SIZE = 40
     runtime_api_trace_cbid = enum.IntEnum(
         "runtime_api_trace_cbid",
@@ -109,6 +109,7 @@ class FakeCupti:
         self.silent: set[int] = set()
         self.lost = 0
         self.clock_off_ns = 0
+        self.threads = 0
         self._complete: Any = lambda records: None
         self._held: list[Any] = []
         self._correlation = 0
@@ -147,7 +148,7 @@ class FakeCupti:
         self.silent.add(number)
 
     def set_thread_id_type(self, kind: int) -> None:
-        assert kind == 1
+        self.threads = kind
 
     def get_timestamp(self) -> int:
         return time.time_ns() + self.clock_off_ns

@@ -71,7 +71,7 @@ def test_it_holds_the_contract(device):
     assert Counter((span.kind, span.name) for span in seen) == {
         ("call", "cublasGemmEx"): 1, ("launch", "cudaLaunchKernel"): 1, ("kernel", "gemm(float*, float*, int)"): 1,
     }  # fmt: skip
-    assert (device.enabled, device.subscribed) == (set(), False)
+    assert (device.enabled, device.subscribed, device.threads) == (set(), False, 0)
 
 
 def test_a_run_has_layers_operators_library_calls_launches_and_kernels_in_one_tree(device, tmp_path):

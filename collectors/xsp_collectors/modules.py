@@ -93,8 +93,8 @@ class ModuleCalls(Collector):
 
     def settle(self) -> None:
         """Wait for the GPU, so that a step ends when its work has ended."""
-        # not `is_available`, which asks the driver, inside the step
-        if torch.cuda.is_initialized():
+        # not `is_available`, which asks the driver, inside the step; and waiting would break a graph's capture
+        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize()
 
     def spans(self) -> Iterator[Span]:

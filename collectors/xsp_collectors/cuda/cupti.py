@@ -120,7 +120,10 @@ class CuptiActivities(Collector):
         self._ranges = Ranges()
         self._records.take()
         if self._claim is not None:
-            held, self._claim, self._recording = self._claim, None, None
+            held, self._claim = self._claim, None
+            if self._recording is not None:
+                self._recording.leave()
+                self._recording = None
             held.release()
 
     def start(self, rung: Level, describe: bool) -> None:
@@ -245,16 +248,16 @@ def _binding() -> Any:
 
 
 def _cuda_is_in_use() -> bool:
-    """Return whether this process has a CUDA context; asking makes none."""
+    """Return whether this process has a CUDA context and may be asked to run a kernel; asking makes none."""
     torch: Any = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_initialized())
+    return torch is not None and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
 
 
 def _wait_for_devices() -> None:
     """Wait for the devices on which this process has a context; waiting for another one would make one."""
     torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return
+    if torch is None or not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+        return  # while a graph is captured nothing runs, and waiting would break the capture
     has_context = getattr(torch._C, "_cuda_hasPrimaryContext", lambda device: device == torch.cuda.current_device())
     for device in range(torch.cuda.device_count()):
         if has_context(device):

@@ -85,6 +85,13 @@ class Recording:
         self._cupti.activity_flush_all(0)
         self._cupti.activity_flush_all(_FORCED)
 
+    def leave(self) -> None:
+        """Have records name threads as they did before; CUPTI keeps the host's clock, which is its own."""
+        if self.threads_are_native:
+            self.threads_are_native = False
+            with contextlib.suppress(Exception):
+                self._cupti.set_thread_id_type(int(self._cupti.ActivityThreadIdType.DEFAULT))
+
     def dropped(self) -> int | None:
         """Return how many records CUPTI had no buffer for since the last call; None if it does not tell."""
         count = ctypes.c_size_t()
