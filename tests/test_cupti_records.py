@@ -82,6 +82,23 @@ def test_what_a_kernel_was_launched_with(binding):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float> >(int)", "PyTorch"),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "NCCL"),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>(float)", "cuDNN"),
+        ("nvjet_hsh_64x8_64x16_4x1_v_bz_TNT", "cuBLAS"),
+        ("triton_poi_fused_relu_0", "Triton"),
+        ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm>(int)", None),
+    ],
+)
+def test_where_no_call_names_itself_a_kernels_name_may_tell_the_library(name, library):
+    (span,) = decoded([kernel(1, 5000, name)])
+    told = json.loads(span.attributes or "")
+    assert (told.get("library"), told.get("evidence")) == (library, "name" if library else None)
+
+
 def test_copies_and_memsets(binding):
     copy, memset = decoded(
         [

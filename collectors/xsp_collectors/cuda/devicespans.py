@@ -10,6 +10,7 @@ from typing import Any
 from xsp.span import Kind, Level, Span
 from xsp_collectors.cuda.activities import COLLECTOR, Copy, Kernel, Memset
 from xsp_collectors.cuda.demangling import demangled
+from xsp_collectors.cuda.kernellibraries import library_by_name
 
 _COPIES = {
     1: "HtoD",
@@ -33,7 +34,9 @@ def is_finished(work: Kernel | Copy | Memset) -> bool:
 
 def kernel(work: Kernel) -> Span:
     """Return the span of a kernel, with what it was launched with."""
+    name = demangled(work.name or "kernel without a name")
     attributes = _launched(
+        library_by_name(name),
         (work.grid_x, work.grid_y, work.grid_z),
         (work.block_x, work.block_y, work.block_z),
         work.registers_per_thread,
@@ -41,7 +44,7 @@ def kernel(work: Kernel) -> Span:
         work.graph_node_id,
         work.context_id,
     )
-    return _span(work, Kind.KERNEL, demangled(work.name or "kernel without a name"), attributes)
+    return _span(work, Kind.KERNEL, name, attributes)
 
 
 def copy(work: Copy) -> Span:
@@ -58,6 +61,7 @@ def memset(work: Memset) -> Span:
 
 @functools.lru_cache(maxsize=4096)
 def _launched(
+    library: str | None,
     grid: tuple[int, int, int],
     block: tuple[int, int, int],
     registers: int | None,
@@ -67,7 +71,9 @@ def _launched(
 ) -> str:
     known = [part for part in shared if part is not None]
     shared_bytes = sum(known) if known else None
-    return _json({"grid": grid, "block": block, "registers": registers, "shared_bytes": shared_bytes}, node, context)
+    told: dict[str, Any] = {"grid": grid, "block": block, "registers": registers, "shared_bytes": shared_bytes}
+    told |= {"library": library, "evidence": "name"} if library is not None else {}
+    return _json(told, node, context)
 
 
 @functools.lru_cache(maxsize=4096)
