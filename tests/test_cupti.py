@@ -291,6 +291,12 @@ def test_a_tool_that_runs_the_program_is_named(device, monkeypatch):
     assert "CUPTI is held by Nsight Systems (nsys)" in (CuptiActivities().available() or "")
 
 
+@pytest.mark.parametrize(("setting", "value"), [("TEARDOWN_CUPTI", "1"), ("KINETO_USE_DAEMON", "1")])
+def test_a_setting_of_kinetos_that_is_in_the_way_is_named(device, monkeypatch, setting, value):
+    monkeypatch.setenv(setting, value)
+    assert setting in (CuptiActivities().available() or "")
+
+
 def test_a_source_that_does_not_exist_is_a_usage_error():
     with pytest.raises(UsageError, match="device work comes from auto, cupti, kineto"):
         xsp.profile("x", kernels="rocm")

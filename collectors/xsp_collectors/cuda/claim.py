@@ -45,6 +45,15 @@ def tool_around() -> str | None:
     return next((name for variable, name in _TOOLS.items() if variable in os.environ), None)
 
 
+def setting_against() -> str | None:
+    """Return why a setting of Kineto's does not go with another client of CUPTI, and what to do, or None."""
+    if os.environ.get("TEARDOWN_CUPTI") == "1":
+        return "TEARDOWN_CUPTI=1 has torch.profiler close CUPTI down after each use: unset it"
+    if os.environ.get("KINETO_USE_DAEMON"):
+        return "KINETO_USE_DAEMON lets others switch torch.profiler on at any time: unset it"
+    return None
+
+
 class Claim:
     """A subscription in xsp's name, or the knowledge that the only one is Kineto's and idle."""
 

@@ -70,8 +70,9 @@ class CuptiActivities(Collector):
         tool = claim.tool_around()
         if tool is not None:
             return f"CUPTI is held by {tool}, which runs this program: {claim.WHAT_TO_DO}"
-        if os.environ.get("TEARDOWN_CUPTI") == "1":
-            return "TEARDOWN_CUPTI=1 has torch.profiler close CUPTI down after each use: unset it"
+        setting = claim.setting_against()
+        if setting is not None:
+            return setting
         try:
             self._cupti = _binding()
         except Exception as error:  # a binding of another CUDA may raise anything
