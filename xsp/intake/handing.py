@@ -44,16 +44,17 @@ class Down(NamedTuple):
     layer: int
     """The innermost: itself, or above."""
 
-    key: int
-    """Place in the structure of the step, in 64 bits."""
-
-    rule: int
-    phase: int
     layers: int
     """Above it, and itself."""
 
     layer_index: int
     """Of a layer: its place among those of its step."""
+
+    key: int
+    """Place in the structure of the step, in 64 bits."""
+
+    evidence: int
+    """The rule, and four times the phase."""
 
 
 class Up(NamedTuple):
@@ -61,7 +62,7 @@ class Up(NamedTuple):
 
     number: int
     allocated: int
-    """Bytes; -1 on a thread without allocations, and where they are more than the table holds."""
+    """Bytes; -1 where they are more than the table holds."""
 
     counted: int
     """A bit for each sort of figure that is known of a span inside."""
@@ -81,9 +82,9 @@ class Handing:
         """Spans above the deepest one."""
 
         self._steps, self._rooted = steps, rooted
-        self._numbers, self._parents, self._threads = array("q"), array("i"), array("i")
-        self._rules, self._counted = bytearray(), bytearray()
-        self._allocated: dict[int, int] = {}
+        self._numbers, self._parents, self._rules = array("q"), array("i"), bytearray()
+        self._allocated: dict[int, int] = defaultdict(int)
+        self._counted: dict[int, int] = defaultdict(int)
         self._siblings: dict[int, dict[int, int]] = {}
 
         self.close = self._siblings.pop
@@ -95,14 +96,12 @@ class Handing:
         A key is made of the parent's, of what a span is, and of its number among siblings that are alike. Stored runs
         hold keys, so how they are made must not change.
         """
-        numbers, parents, threads, rules, figures = (
-            self._numbers, self._parents, self._threads, self._rules, self._counted
-        )  # fmt: skip
+        numbers, parents, rules = self._numbers, self._parents, self._rules
         step_of, layers, counts, keys, phases = array("i"), array("q"), array("h"), array("Q"), bytearray()
         siblings, layers_in, root = self._siblings, defaultdict[int, int](int), 0 if self._rooted else -1
         apart: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
         for place, (host, parent, rule, depth) in enumerate(placed):
-            number, thread, _, level, _, start, _, _, _, _, _, code, phase, counted, allocated = host
+            number, _, level, _, start, _, _, _, code, phase, counted, allocated = host
             if parent < 0 and place:
                 parent, rule = root, CONTAINED if self._rooted else 0
             if parent >= 0:
@@ -127,34 +126,31 @@ class Handing:
                 layers_in[step] = index + 1
             if depth > self.deepest:
                 self.deepest = depth
-            if allocated is not None:
-                self._allocated[place] = allocated
             numbers.append(number)
             parents.append(parent)
-            threads.append(thread)
             rules.append(rule)
-            figures.append(counted)
+            if allocated or counted:
+                self._hand_up(place, allocated or 0, counted)
             step_of.append(step)
             layers.append(layer)
             counts.append(count)
             keys.append(key)
             phases.append(phase)
-            yield number, up, step, layer, key, rule, phase, count, index
+            yield number, up, step, layer, count, index, key, phase << 2 | rule
+
+    def _hand_up(self, place: int, allocated: int, counted: int) -> None:
+        """Let all spans above one know of what is inside them; an allocation counts where times say that it is."""
+        above, parents, rules, inside = self._parents[place], self._parents, self._rules, self._counted
+        outer, rule = above, rules[place]
+        while allocated and outer >= 0 and rule == CONTAINED:
+            self._allocated[outer] += allocated
+            outer, rule = parents[outer], rules[outer]
+        while above >= 0 and inside[above] | counted != inside[above]:
+            inside[above] |= counted
+            above = parents[above]
 
     def up(self) -> Iterator[Up | tuple[int, ...]]:
         """Yield what is inside of the spans that there is something in; all spans must have been handed down."""
-        if not self._allocated and not any(self._counted):
-            return
-        remembering = {self._threads[place] for place in self._allocated}
-        sums, inside = dict(self._allocated), bytearray(len(self._numbers))
-        for place in range(len(self._numbers) - 1, -1, -1):
-            parent = self._parents[place]
-            if parent >= 0:
-                inside[parent] |= inside[place] | self._counted[place]
-                if self._rules[place] == CONTAINED and place in sums:
-                    sums[parent] = sums.get(parent, 0) + sums[place]
-        for place, number in enumerate(self._numbers):
-            remembers = self._threads[place] in remembering and place not in self._allocated
-            allocated = sums.get(place, 0) if remembers else -1
-            if remembers or inside[place]:
-                yield number, allocated if allocated <= MOST else -1, inside[place]
+        for place in self._allocated.keys() | self._counted.keys():
+            allocated = self._allocated.get(place, 0)
+            yield self._numbers[place], allocated if allocated <= MOST else -1, self._counted.get(place, 0)

@@ -18,14 +18,13 @@ from xsp.importers.contract import SEEN, Seen
 from xsp.intake import figures
 from xsp.intake.figures import BATCH, FIGURES
 from xsp.intake.handing import Down, Handing, Steps, Up
-from xsp.intake.sweep import CONTAINED, DEEPEST, FOLLOWED, sweep
+from xsp.intake.sweep import CONTAINED, DEEPEST, FOLLOWED, PHASES, sweep
 from xsp.span import COLUMNS, WEAK, Grade, Kind, Level, Rule
 
 WINDOW = "window"
 """Name of the step that a trace without steps is as a whole."""
 
 _HOST = "(seen.device IS NULL AND seen.thread IS NOT NULL)"
-_PHASES = ("forward", "backward", "optimizer")
 _FLOPS, _BYTES = 1, 2
 """Bits of the sorts of figures."""
 
@@ -106,12 +105,11 @@ def _host(con: duckdb.DuckDBPyConnection, tolerance: int, whole: int | None) -> 
         FROM (SELECT DISTINCT process, thread FROM seen WHERE {_HOST})
         """
     )
-    phase = " ".join(f"WHEN '{name}' THEN {code}" for code, name in enumerate(_PHASES, 1))
+    phase = " ".join(f"WHEN '{name}' THEN {code}" for code, name in enumerate(PHASES, 1))
     query = f"""
-        SELECT seen.number, coalesce(lines.line, -1), coalesce(seen.process, 0), seen.level,
+        SELECT seen.number, coalesce(lines.line, -1), seen.level,
                CASE WHEN seen.kind = '{Kind.USER}' THEN greatest(seen.level, {int(Level.LAYER)}) ELSE seen.level END,
-               start_ns, start_ns + dur_ns, seen.kind = '{Kind.ALLOC}', sequence_nr,
-               coalesce(seen.phase = 'backward', false), forward.line, code, CASE seen.phase {phase} ELSE 0 END,
+               start_ns, start_ns + dur_ns, sequence_nr, forward.line, code, CASE seen.phase {phase} ELSE 0 END,
                {_counted(con)}
         FROM seen JOIN {_CODED}
         LEFT JOIN lines ON lines.thread = seen.thread AND lines.process IS NOT DISTINCT FROM seen.process
@@ -122,27 +120,28 @@ def _host(con: duckdb.DuckDBPyConnection, tolerance: int, whole: int | None) -> 
                  seen.level, -(start_ns + dur_ns), seen.kind <> '{Kind.STEP}', seen.number
     """
     steps = con.execute("SELECT start_ns, end_ns FROM steps ORDER BY step").fetchall()
+    processes = con.execute("SELECT coalesce(process, 0) FROM lines ORDER BY line").fetchall()
     handing = Handing(Steps([start for start, _ in steps], [end for _, end in steps]), rooted=whole is not None)
     with table.cursor(con) as reading:
         reading.execute(query)
-        _store(con, "down", _DOWN, Down, handing.down(sweep(_rows(reading), tolerance, handing.close)))
+        placed = sweep(_rows(reading), tolerance, [process for (process,) in processes], handing.close)
+        _store(con, "down", _DOWN, Down, handing.down(placed))
     _store(con, "up", _UP, Up, handing.up())
     con.execute("DROP TABLE lines")
     return handing.deepest
 
 
 _DOWN = f"""
-    SELECT number, nullif(parent, -1) AS parent,
-           CASE rule WHEN {CONTAINED} THEN '{Rule.CONTAINMENT}' WHEN {FOLLOWED} THEN '{Rule.SEQUENCE}' END AS rule,
+    SELECT number, nullif(parent, -1) AS parent, CASE evidence & 3 WHEN {CONTAINED} THEN '{Rule.CONTAINMENT}'
+                WHEN {FOLLOWED} THEN '{Rule.SEQUENCE}' END AS rule,
            nullif(step, -1)::INTEGER AS step, nullif(layer, -1) AS layer, layers::INTEGER AS layers,
-           nullif(layer_index, -1)::INTEGER AS layer_index, ['{"', '".join(_PHASES)}'][phase] AS phase, key,
+           nullif(layer_index, -1)::INTEGER AS layer_index, ['{"', '".join(PHASES)}'][evidence >> 2] AS phase, key,
            false AS weak
     FROM swept
 """
 
 _UP = f"""
-    SELECT number, nullif(allocated, -1) AS alloc_bytes, counted & {_FLOPS} > 0 AS flops,
-           counted & {_BYTES} > 0 AS bytes
+    SELECT number, allocated AS alloc_bytes, counted & {_FLOPS} > 0 AS flops, counted & {_BYTES} > 0 AS bytes
     FROM swept
 """
 
@@ -262,16 +261,20 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
         "depth": f"CASE WHEN seen.level = {int(Level.LAYER)} THEN down.layers - 1 END",
         "grade": f"CASE WHEN seen.device IS NULL THEN NULL WHEN down.layer IS NULL THEN '{Grade.UNKNOWN}' "
         f"WHEN down.weak THEN '{Grade.INFERRED}' ELSE '{Grade.EXACT}' END",
-        "alloc_bytes": f"CASE WHEN seen.kind = '{Kind.ALLOC}' THEN seen.alloc_bytes ELSE up.alloc_bytes END",
+        "alloc_bytes": f"CASE WHEN seen.kind = '{Kind.ALLOC}' THEN seen.alloc_bytes "
+        "WHEN remembering.thread IS NOT NULL AND seen.device IS NULL THEN nullif(coalesce(up.alloc_bytes, 0), -1) END",
         **{name: f"figures.{name}" for name in FIGURES},
     }
     varying = {c.name: values.get(c.name, f"seen.{c.name}") for c in COLUMNS if c.name not in same}
     con.execute(
         f"""
         CREATE OR REPLACE TABLE varying AS
+        WITH remembering AS (SELECT DISTINCT process, thread FROM seen WHERE kind = '{Kind.ALLOC}')
         SELECT {", ".join(f"{value} AS {name}" for name, value in varying.items())}
         FROM seen JOIN down USING (number) JOIN traces ON traces.step IS NOT DISTINCT FROM down.step
         LEFT JOIN up USING (number) LEFT JOIN figures USING (number)
+        LEFT JOIN remembering
+            ON remembering.thread = seen.thread AND remembering.process IS NOT DISTINCT FROM seen.process
         """
     )
     columns = ", ".join(f"CAST({same.get(c.name, c.name)} AS {c.type}) AS {c.name}" for c in COLUMNS)
@@ -285,8 +288,8 @@ def _same(con: duckdb.DuckDBPyConnection, rank: int) -> dict[str, str]:
     names = [name for name in _MAY_BE_EMPTY if name not in ("alloc_bytes", *FIGURES)]
     (counts,) = con.execute(f"SELECT {', '.join(f'count({name})' for name in names)} FROM seen").fetchall()
     ((allocated, figures, deepest, status, statuses, collector, collectors),) = con.execute(
-        "SELECT (SELECT count(*) FROM up), (SELECT count(*) FROM figures), max(level), min(status), max(status), "
-        "min(collector), max(collector) FROM seen"
+        f"SELECT count(*) FILTER (kind = '{Kind.ALLOC}'), (SELECT count(*) FROM figures), max(level), min(status), "
+        "max(status), min(collector), max(collector) FROM seen"
     ).fetchall()
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     empty += [] if allocated else ["alloc_bytes"]

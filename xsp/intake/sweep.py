@@ -8,13 +8,16 @@ that overlap without one holding the other do occur, where clocks differ; a stac
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from xsp.span import Level
 
 DEEPEST = 200
 """Spans above one another. What lies deeper hangs on the last of them: no program nests so, but a file may."""
+
+PHASES = ("forward", "backward", "optimizer")
+BACKWARD = 2
 
 CONTAINED, FOLLOWED = 1, 2
 """How a parent was found; 0 where there is none."""
@@ -27,31 +30,26 @@ class Host(NamedTuple):
     """Its name in the table, not below 0."""
 
     thread: int
-    process: int
     level: int
     deepest: int
     """Of the levels that may be around it."""
 
     start: int
     end: int
-    leaf: bool
-    """Whether nothing is inside it, whatever the times say."""
-
     sequence: int | None
-    backward: bool
     forward_thread: int | None
 
     code: int
     """What it is, in 64 bits; the same for all that are alike."""
 
     phase: int
-    """0 where it is that of the span above."""
+    """Its place among `PHASES`, from 1; 0 where it is that of the span above."""
 
     counted: int
     """A bit for each sort of figure that is known of the span itself."""
 
     allocated: int | None
-    """Bytes, where it is an allocation."""
+    """Bytes, where it is an allocation; then nothing is inside it, whatever the times say."""
 
 
 Placed = tuple[Any, int, int, int]
@@ -59,20 +57,24 @@ Placed = tuple[Any, int, int, int]
 
 
 def sweep(
-    hosts: Iterable[Host | tuple[Any, ...]], tolerance: int, closed: Callable[[int, None], object]
+    hosts: Iterable[Host | tuple[Any, ...]],
+    tolerance: int,
+    processes: Sequence[int],
+    closed: Callable[[int, None], object],
 ) -> Iterator[Placed]:
     """Yield where each span belongs, in the order in which they come.
 
     Args:
         hosts: sorted: see `Host`.
         tolerance: nanoseconds by which a span may stick out of its parent.
+        processes: of the threads, by their numbers.
         closed: called with the place of a span in the order, from 0, when nothing more can be inside it.
     """
     parents, depths, levels = array("q"), array("i"), array("h")
     sequences = _Sequences()
     stacks: dict[int, list[tuple[int, int, int, int]]] = {}
     for place, host in enumerate(hosts):
-        _, thread, process, level, deepest, start, end, leaf, number, backward, forward, _, _, _, _ = host
+        _, thread, level, deepest, start, end, number, forward, _, phase, _, allocated = host
         stack = stacks.get(thread)
         if stack is None:
             stack = stacks[thread] = []
@@ -86,6 +88,7 @@ def sweep(
                 parent, rule = outer, CONTAINED
                 break
         if number is not None:
+            process, backward = processes[thread], phase == BACKWARD
             if backward and not sequences.is_frame(parent, number):
                 maker = sequences.maker(process, forward, number)
                 while maker >= 0 and levels[maker] >= Level.OP:
@@ -97,7 +100,7 @@ def sweep(
         levels.append(level)
         depth = depths[parent] + 1 if parent >= 0 else 0
         depths.append(depth)
-        if not leaf and depth < DEEPEST:
+        if allocated is None and depth < DEEPEST:
             stack.append((end, start, level, place))
         yield host, parent, rule, depth
 
