@@ -287,10 +287,7 @@ def test_an_archive_bomb_takes_no_memory(tmp_path: Path, small: Path) -> None:
 
 def test_absurd_nesting_ends_where_no_program_goes() -> None:
     count = 10_000
-    nested = [
-        (place, 0, 1, 10, 10, place, 3 * count - place, False, None, False, None, 0, 0, 0, None)
-        for place in range(count)
-    ]
+    nested = [(place, 0, 10, 10, place, 3 * count - place, None, None, 0, 0, 0, None) for place in range(count)]
     placed = list(sweep(nested, 0, [1], lambda place, _: None))
     assert max(depth for *_, depth in placed) == DEEPEST
     assert [parent for _, parent, _, _ in placed[:DEEPEST]] == list(range(-1, DEEPEST - 1))
