@@ -25,6 +25,8 @@ from fakecupti import (
 from xsp.correlate import correlate
 from xsp.span import Level, Span
 from xsp.testing import spans, tree
+from xsp_collectors.cuda import calls
+from xsp_collectors.cuda.activities import Activity, ApiCall
 from xsp_collectors.cuda.cupti import CuptiActivities
 from xsp_collectors.cuda.threads import ThreadNumbers
 
@@ -141,6 +143,16 @@ def test_what_a_call_waited_for_stands_at_the_call(binding):
     waiting = record(RUNTIME, 1, binding, start=1000, end=9000, cbid=165, correlation_id=4)
     (span,) = decoded([waiting, record(SYNCHRONIZATION, 1, binding, type=4, start=1100, end=8900, correlation_id=4)])
     assert (span.kind, span.name, span.attributes) == ("sync", "cudaDeviceSynchronize", '{"sync": "device"}')
+
+
+@pytest.mark.parametrize(
+    ("call", "sync"),
+    [("cudaStreamSynchronize", "stream"), ("cudaEventSynchronize", "event"), ("cuCtxSynchronize", "context")],
+)
+def test_a_call_whose_wait_was_not_recorded_says_by_its_name_what_it_waits_for(call, sync):
+    made = ApiCall(start=1000, end=2000, cbid=1, process_id=1, thread_id=1, correlation_id=4, return_value=0)
+    (span,) = calls.calls([(Activity.RUNTIME, made)], [], lambda interface, number: call, lambda thread: thread)
+    assert (span.kind, span.attributes) == ("sync", json.dumps({"sync": sync}))
 
 
 def test_the_profilers_own_work_is_overhead_on_its_thread(binding):

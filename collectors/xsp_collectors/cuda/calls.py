@@ -92,11 +92,16 @@ def _identity(call: ApiCall) -> tuple[int, int]:
 def _call(call: ApiCall, name: str, driver: str | None, wait: Wait | None, thread: int | None) -> Span:
     kind = kind_of(name)
     told: dict[str, Any] = {"driver": driver} if driver is not None else {}
-    if wait is not None:
-        told["sync"] = "device" if name == "cudaDeviceSynchronize" else _WAITS[wait.type]
+    if kind is Kind.SYNC or wait is not None:
+        told["sync"] = _named_wait(name) or (_WAITS[wait.type] if wait is not None else "context")
     if call.return_value:
         told["returned"] = call.return_value
     return _span(kind, name, call, told, thread, call.correlation_id or None)
+
+
+def _named_wait(name: str) -> str | None:
+    """Return what a call waits for, as its name says."""
+    return next((word.lower() for word in ("Device", "Stream", "Event") if f"{word}Synchronize" in name), None)
 
 
 def _span(
