@@ -24,7 +24,7 @@ from turns import Condition, Group
 
 from xsp import device, measure, models, rundir
 from xsp.samples.host import Host
-from xsp.samples.sampler import INTERVAL_NS
+from xsp.samples.host import Host
 from xsp.writer import Writer
 
 GOAL = 1.01
@@ -80,7 +80,7 @@ def rounds_of(
     workload: models.Workload, taker: turns.Turns, rounds: int
 ) -> tuple[list[turns.Round], int, list[dict[str, Any]]]:
     """Return the measured rounds, the steps in a stretch, and what the storing processes said of their samples."""
-    steps = max(1, math.ceil(READINGS * INTERVAL_NS / 1e9 / turns.time_of(workload.step)))
+    steps = max(1, math.ceil(READINGS * Host.interval_ns / 1e9 / turns.time_of(workload.step)))
     said: list[dict[str, Any]] = []
 
     def stretch() -> None:

@@ -268,12 +268,12 @@ def test_a_long_run_is_sampled_less_often(tmp_path: Path, monkeypatch: pytest.Mo
     reader = Sampler(tmp_path, [])
     for _ in range(9):
         reader._count(1_000)
-    assert reader._interval_ns == 4 * sampler.INTERVAL_NS
+    assert reader._interval_ns == 4 * Source.interval_ns
     slow = Sampler(tmp_path, [])
     monkeypatch.setattr(sampler, "MOST_READINGS", 1000)
     for _ in range(20):
-        slow._count(sampler.INTERVAL_NS // 2)
-    assert slow._interval_ns == 2 * sampler.INTERVAL_NS, "a reading takes half of the time"
+        slow._count(Source.interval_ns // 2)
+    assert slow._interval_ns == 2 * Source.interval_ns, "a reading takes half of the time"
 
 
 def test_rows_and_columns_go_together() -> None:
@@ -290,7 +290,7 @@ def test_a_run_has_samples_of_its_process(tmp_path: Path) -> None:
         with session.step():
             time.sleep(0.12)
     trace = xsp.load(tmp_path / "run")
-    assert trace.run["samples"]["interval_ms"] == sampler.INTERVAL_NS / 1e6
+    assert trace.run["samples"]["interval_ms"] == Host.interval_ns / 1e6
     assert set(trace.run["samples"]["sources"]) >= {"host"}
     [(names, first, last)] = trace.samples.aggregate("list(DISTINCT name), min(time_ns), max(time_ns)").fetchall()
     assert "process.memory.rss" in names

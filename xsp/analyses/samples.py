@@ -1,6 +1,6 @@
 """Power, clocks, memory and use while the steps ran, and when clocks were held down.
 
-A reading says what was at one moment; what was between two readings, some 50 ms apart, nobody saw. Where a table speaks
+A reading says what was at one moment; what was between two readings nobody saw. Where a table speaks
 of a time, a reading stands for all of it up to the next one.
 """
 

@@ -1,7 +1,7 @@
 """Memory and processor time of the measured process, and the machine's, from the files of Linux under /proc.
 
-The kernel counts processor time in ticks, of which there are 100 a second: at 50 ms a process's use is known to a fifth
-of a core, and its mean over a second to a hundredth. The kernel counts a process's own threads, not its children.
+The kernel counts processor time in ticks, of which there are 100 a second: at 500 ms a process's use is known to a
+fiftieth of a core; beside a device, which is read every 50 ms, to a fifth. The kernel counts a process's own threads, not its children.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Host(Source):
     """The measured process and the machine it is on."""
 
     name = "host"
+    interval_ns = 500_000_000  # a program that computes on all cores is held up by whoever else wants one
 
     def __init__(self, process: int, root: Path = Path("/")) -> None:
         """Take the number of the measured process.

@@ -16,7 +16,6 @@ from xsp import rundir, table
 from xsp.samples.source import Source
 from xsp.span import SAMPLE_COLUMNS
 
-INTERVAL_NS = 50_000_000
 PORTION_NS = 5_000_000_000
 SELDOM_NS = 1_000_000_000
 
@@ -44,9 +43,10 @@ class Sample(NamedTuple):
 class Sampler:
     """Reads sources from `start` to `finish`."""
 
-    def __init__(self, run: Path, sources: Sequence[Source], rank: int = 0, interval_ns: int = INTERVAL_NS) -> None:
+    def __init__(self, run: Path, sources: Sequence[Source], rank: int = 0, interval_ns: int | None = None) -> None:
         self._run, self._sources, self._rank = run, list(sources), rank
-        self._asked_ns = self._interval_ns = interval_ns
+        self._wanted_ns = interval_ns
+        self._asked_ns = self._interval_ns = self._shortest()
         self._rows: list[Sample] = []
         self._read: dict[str, set[str]] = {}
         self._absent: dict[str, str] = {}
@@ -97,6 +97,11 @@ class Sampler:
             if reason is not None:
                 self._absent[source.name] = reason
                 self._sources.remove(source)
+        self._asked_ns = self._interval_ns = self._shortest()
+
+    def _shortest(self) -> int:
+        """Return the interval that was asked for, else the shortest that a source wants."""
+        return self._wanted_ns or min((source.interval_ns for source in self._sources), default=Source.interval_ns)
 
     def _repeat(self) -> None:
         if not self._sources:

@@ -21,6 +21,9 @@ class Source:
 
     name: ClassVar[str] = ""
 
+    interval_ns: ClassVar[int] = 50_000_000
+    """How long there should be between two readings, if nothing faster is read beside it."""
+
     def open(self) -> str | None:
         """Get ready; return None, or the reason why nothing can be read here and what to install or do."""
         return None
