@@ -110,20 +110,19 @@ class Sampler:
         seldom_due = due
         while not self._ended.wait(max(0, due - time.monotonic_ns()) / 1e9):
             begun = time.monotonic_ns()
-            self._read_all(seldom=begun >= seldom_due)
+            now = self._read_all(begun, seldom=begun >= seldom_due)
             seldom_due = begun + SELDOM_NS if begun >= seldom_due else seldom_due
-            now = time.monotonic_ns()
-            self._count(now - begun)
             if now - stored >= PORTION_NS:
                 self._store()
                 now = stored = time.monotonic_ns()
             late = max(0, (now - due) // self._interval_ns)
             self._missed += late
             due += (late + 1) * self._interval_ns
+        self._read_all(time.monotonic_ns(), seldom=True)  # a short run has its end at least
         self._store()
 
-    def _read_all(self, seldom: bool) -> None:
-        """Read every source; a source's figures carry the time in the middle of reading it."""
+    def _read_all(self, begun: int, seldom: bool) -> int:
+        """Read every source, and return when that was done; a figure carries the time in the middle of its source."""
         for source in self._sources:
             before = time.time_ns()
             found = list(source.read(seldom))
@@ -131,6 +130,9 @@ class Sampler:
             self._rows += [Sample(at, self._rank, each.device, each.name, each.unit, each.value) for each in found]
             self._read.setdefault(source.name, set()).update(each.name for each in found)
             self._first_ns, self._last_ns = self._first_ns or at, at
+        now = time.monotonic_ns()
+        self._count(now - begun)
+        return now
 
     def _count(self, took_ns: int) -> None:
         """Count a reading, and double the interval where readings are too many or too long."""
