@@ -1,7 +1,8 @@
 """Memory and processor time of the measured process, and the machine's, from the files of Linux under /proc.
 
 The kernel counts processor time in ticks, of which there are 100 a second: at 500 ms a process's use is known to a
-fiftieth of a core; beside a device, which is read every 50 ms, to a fifth. The kernel counts a process's own threads, not its children.
+fiftieth of a core; beside a device, which is read every 50 ms, to a fifth. The kernel counts a process's own threads,
+not its children.
 """
 
 from __future__ import annotations
