@@ -16,8 +16,7 @@ LAYERS = [
     {"clock", "clocks", "collector", "finding", "identity", "kernelnames", "plugins", "schedule", "scrub"}
     | {"semconv", "summary", "traffic"},
     {"ceilings", "testing", "xsp_collectors"},
-    {"calibrate", "correlate", "device", "devicework", "layers", "occupancy", "rundir"}
-    | {"table", "views"},
+    {"calibrate", "correlate", "device", "kernelsource", "layers", "occupancy", "rundir"} | {"table", "views"},
     {"samples", "trace"},
     {"overhead"},
     {"importers", "store"},

@@ -9,7 +9,7 @@ from typing import Any
 from xsp import clock, plugins
 from xsp.calibrate import cost_per_span
 from xsp.collector import Collector, Kernels, Signal, ignore
-from xsp.devicework import DeviceWork
+from xsp.kernelsource import KernelSource
 from xsp.errors import PluginError
 from xsp.span import Level, Span
 
@@ -27,7 +27,7 @@ class Collecting:
         self.absent: dict[str, str] = {}
         """Reasons why collectors cannot work here, by name."""
 
-        self.device_work = DeviceWork()
+        self.device_work = KernelSource()
 
         self.notes: list[dict[str, str]] = []
         """Sentences on what could not be seen, each with its source, each once."""
@@ -65,7 +65,7 @@ class Collecting:
                 self.absent[collector.name] = reason
             elif min(collector.levels) <= deepest:
                 found.append(collector)
-        self.device_work = DeviceWork(kernels)
+        self.device_work = KernelSource(kernels)
         found = self.device_work.choose(found, self.absent, deepest)
         for name in self.device_work.reasons:  # where there is no device, that a source is absent is nothing missing
             self.absent.pop(name, None)

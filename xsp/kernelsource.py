@@ -14,7 +14,7 @@ from xsp.errors import PluginError
 from xsp.span import Level
 
 
-class DeviceWork:
+class KernelSource:
     """The source of a run's device work: chosen before the block is entered, replaced if it gives up."""
 
     def __init__(self, wanted: Kernels = Kernels.KINETO) -> None:

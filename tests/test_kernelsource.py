@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xsp.collector import Collector, Kernels
-from xsp.devicework import DeviceWork
+from xsp.kernelsource import KernelSource
 from xsp.errors import PluginError
 from xsp.span import Level
 
@@ -30,7 +30,7 @@ def collector(source: Kernels, refuses: str | None = None) -> Collector:
     ],
 )
 def test_the_first_that_is_wanted_and_passes_its_trial_is_the_source(wanted, refuses, deepest, source, left):
-    work = DeviceWork(Kernels.parse(wanted))
+    work = KernelSource(Kernels.parse(wanted))
     found = [collector(Kernels.CUPTI, refuses), collector(Kernels.KINETO)]
     assert [each.name for each in work.choose(found, {}, deepest)] == left
     assert work.content()["source"] == source
@@ -39,16 +39,16 @@ def test_the_first_that_is_wanted_and_passes_its_trial_is_the_source(wanted, ref
 
 def test_a_wish_that_cannot_be_met_is_an_error_with_the_reason():
     with pytest.raises(PluginError, match="kernels=cupti: it is taken"):
-        DeviceWork(Kernels.CUPTI).choose([collector(Kernels.CUPTI, "it is taken")], {}, Level.KERNEL)
+        KernelSource(Kernels.CUPTI).choose([collector(Kernels.CUPTI, "it is taken")], {}, Level.KERNEL)
     with pytest.raises(PluginError, match="kernels=cupti: no driver"):
-        DeviceWork(Kernels.CUPTI).choose([collector(Kernels.KINETO)], {"cupti": "no driver"}, Level.RUNTIME)
+        KernelSource(Kernels.CUPTI).choose([collector(Kernels.KINETO)], {"cupti": "no driver"}, Level.RUNTIME)
 
 
 def test_why_it_is_not_cupti_is_a_note_only_where_there_is_device_work():
-    work = DeviceWork(Kernels.AUTO)
+    work = KernelSource(Kernels.AUTO)
     work.choose([collector(Kernels.KINETO)], {"cupti": "no binding"}, Level.KERNEL)
     assert work.note() == "device work comes from kineto, not from cupti: no binding"
-    work = DeviceWork(Kernels.AUTO)
+    work = KernelSource(Kernels.AUTO)
     work.choose([collector(Kernels.KINETO, "no device")], {"cupti": "no driver"}, Level.KERNEL)
     assert work.note() is None
     assert work.content() == {
@@ -57,7 +57,7 @@ def test_why_it_is_not_cupti_is_a_note_only_where_there_is_device_work():
 
 
 def test_a_source_that_gives_up_has_a_successor():
-    work = DeviceWork(Kernels.AUTO)
+    work = KernelSource(Kernels.AUTO)
     first, second = collector(Kernels.CUPTI), collector(Kernels.KINETO)
     work.choose([first, second], {}, Level.KERNEL)
     assert work.replace() is None
