@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from xsp.collector import Collector, Kernels
-from xsp.kernelsource import KernelSource
 from xsp.errors import PluginError
+from xsp.kernelsource import KernelSource
 from xsp.span import Level
 
 
