@@ -89,14 +89,18 @@ def STRAGGLERS(trace: Trace) -> Table:
 
 
 def _aligned(trace: Trace, identity: str) -> str:
-    """Return the tables `arrived` (a rank and collective) and `shared` (a collective), on one clock."""
+    """Return the tables `arrived` (a rank and collective) and `shared` (a collective), on one clock.
+
+    Arrivals are counted from the first one: six ranks' nanoseconds since the epoch add up to more than 64 bits hold.
+    """
     clocks, by_id = _clocks(trace, identity)
     rows = ", ".join(f"({rank}, {clock.offset_ns}, {clock.uncertainty_ns})" for rank, clock in clocks.items())
     return f"""
         {_MATCHED.format(by_id=by_id)},
         clocks AS (SELECT * FROM (VALUES {rows}) AS of_ranks(rank, offset_ns, uncertainty_ns)),
         arrived AS (
-            SELECT matched.*, start_ns - offset_ns::BIGINT AS arrival_ns, end_ns - start_ns AS ns, uncertainty_ns
+            SELECT matched.*, start_ns - (SELECT min(start_ns) FROM matched) - offset_ns::BIGINT AS arrival_ns,
+                   end_ns - start_ns AS ns, uncertainty_ns
             FROM matched JOIN clocks USING (rank)
         ),
         spread AS (

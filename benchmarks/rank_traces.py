@@ -1,0 +1,320 @@
+"""Kineto traces of a distributed training job of any number of ranks, with the truth about it beside them.
+
+Modelled on what PyTorch's profiler wrote on real GPUs (two ranks of 128, one of two with NCCL's metadata, one of
+eight): a file a rank with `distributedInfo`, operators, launches, flows, kernels, and NCCL kernels that tell their
+collective. Ranks work in groups (an all-gather in each layer's forward pass) and all together (an all-reduce in each
+layer's backward pass, beside the computation). A rank leaves a collective when the last one has come.
+
+Seen from outside, each rank reads its own clock, which was set wrongly (skew) and runs wrongly (drift). Stragglers
+compute more slowly; some ranks leave no file; ranks differ a little in what they launch. All of it follows from a
+seed, and `truth.json` states what the analyses have to find.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+BASE_NS = 1_790_000_000_000_000_000
+"""What the files count their times from."""
+
+START_NS = 1_000_000_000
+"""When the job begins, after that."""
+
+DEVICE = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 85_899_345_920, "computeMajor": 8,
+          "computeMinor": 0, "numSms": 108, "warpSize": 32}  # fmt: skip
+GEMM = "ampere_sgemm_128x64_nn"
+RELU = "void at::native::vectorized_elementwise_kernel<4, at::native::relu_kernel(float)>(int, float)"
+GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+COMPUTE_STREAM, NCCL_STREAM = 7, 20
+LAUNCH_NS = 4_000
+LEAVE_NS = 3_000
+"""Ranks leave a collective within so long of each other."""
+
+ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is made."""
+
+    ranks: int = 8
+    steps: int = 3
+    layers: int = 4
+    kernels: int = 4
+    """Of computation, in each layer and direction."""
+
+    group: int = 4
+    """Ranks that gather among themselves."""
+
+    stragglers: Mapping[int, float] = field(default_factory=dict)
+    """Rank → how many times as long its computation takes."""
+
+    missing: Sequence[int] = ()
+    """Ranks that take part and leave no file."""
+
+    skew_ns: int = 5_000_000
+    """Clocks are set wrongly by at most so much."""
+
+    drift_ppm: float = 20.0
+    """Clocks run wrongly by at most so much."""
+
+    kernel_ns: int = 40_000
+    seed: int = 0
+
+
+@dataclass
+class _Rank:
+    """One rank while its file is being written; times are true nanoseconds after `BASE_NS`."""
+
+    number: int
+    skew_ns: int
+    drift: float
+    slower: float
+    chance: random.Random
+    file: IO[str] | None
+    host: int = START_NS
+    streams: dict[int, int] = field(default_factory=lambda: dict.fromkeys((COMPUTE_STREAM, NCCL_STREAM), START_NS))
+    calls: int = 0
+
+    def ends(self, stream: int, earliest: int, takes: int) -> tuple[int, int]:
+        """Put work on a stream; return when it begins and ends."""
+        begin = max(earliest, self.streams[stream])
+        self.streams[stream] = begin + takes
+        return begin, begin + takes
+
+    def put(self, **row: Any) -> None:
+        """Write a row at the time that this rank's clock shows; durations grow with its drift too."""
+        if self.file is None:
+            return
+        begin = row.pop("at")
+        end = begin + row.pop("takes", 0)
+        shown, until = (time + self.skew_ns + round(time * self.drift) for time in (begin, end))
+        row["ts"] = shown / 1e3
+        if row["ph"] == "X":
+            row["dur"] = (until - shown) / 1e3
+        self.file.write(",\n" + json.dumps(row))
+
+
+def write(folder: Path, job: Job) -> dict[str, Any]:
+    """Write `traces/rank-N.json.gz` of each rank that is not missing, and `truth.json`, into a folder.
+
+    Returns:
+        The content of `truth.json`: seed, ranks, missing, stragglers, and of each rank's clock the skew in the
+        middle of the job and the drift; how many collectives each rank takes part in.
+    """
+    traces = folder / "traces"
+    traces.mkdir(parents=True)
+    with ExitStack() as stack:
+        ranks = [_rank(number, job, traces, stack) for number in range(job.ranks)]
+        numbers = _Numbers()
+        for step in range(job.steps):
+            _step(ranks, job, step, numbers)
+        for rank in ranks:
+            _close(rank)
+    truth = _truth(ranks, job)
+    (folder / "truth.json").write_text(json.dumps(truth, indent=2) + "\n")
+    return truth
+
+
+@dataclass
+class _Numbers:
+    """Numbers that the collectives of a communicator carry, the same on all its ranks."""
+
+    counted: dict[str, int] = field(default_factory=dict)
+
+    def next(self, communicator: str) -> int:
+        self.counted[communicator] = self.counted.get(communicator, 0) + 1
+        return self.counted[communicator]
+
+
+def _rank(number: int, job: Job, traces: Path, stack: ExitStack) -> _Rank:
+    chance = random.Random(job.seed * 1_000_003 + number)
+    skew = chance.randint(-job.skew_ns, job.skew_ns)
+    drift = chance.uniform(-job.drift_ppm, job.drift_ppm) / 1e6
+    file = None
+    if number not in job.missing:
+        file = stack.enter_context(_opened(traces / f"rank-{number}.json.gz"))
+        file.write(_head(number, job))
+    return _Rank(number, skew, drift, job.stragglers.get(number, 1.0), chance, file)
+
+
+def _opened(path: Path) -> IO[str]:
+    return gzip.open(path, "wt", compresslevel=1, encoding="utf-8")
+
+
+def _head(number: int, job: Job) -> str:
+    keys = {
+        "schemaVersion": 1,
+        "deviceProperties": [DEVICE],
+        "distributedInfo": {"backend": "nccl", "rank": number, "world_size": job.ranks},
+        "baseTimeNanoseconds": BASE_NS,
+        "displayTimeUnit": "ms",
+    }
+    process = {"ph": "M", "name": "process_name", "pid": _pid(number), "tid": 0, "ts": 0, "args": {"name": "python"}}
+    return json.dumps(keys)[:-1] + ', "traceEvents": [\n' + json.dumps(process)
+
+
+def _close(rank: _Rank) -> None:
+    if rank.file is not None:
+        rank.file.write("\n]}\n")
+
+
+def _pid(rank: int) -> int:
+    return 4000 + 8 * rank
+
+
+def _step(ranks: Sequence[_Rank], job: Job, step: int, numbers: _Numbers) -> None:
+    """Let all ranks take one step, layer by layer."""
+    begins = [rank.host for rank in ranks]
+    for layer in range(job.layers):
+        for rank in ranks:
+            _compute(rank, job, "aten::mm", layer)
+        for group in _groups(ranks, job):
+            name = f"tensor_{group[0].number // job.group}"
+            _collective(group, name, numbers.next(name), GATHER, "_all_gather_base", job, wait=True)
+    for layer in reversed(range(job.layers)):
+        for rank in ranks:
+            _compute(rank, job, "MmBackward0", layer)
+            _compute(rank, job, "MmBackward0", layer)
+        _collective(ranks, "world", numbers.next("world"), REDUCE, "allreduce", job, wait=False)
+    for rank, begin in zip(ranks, begins, strict=True):
+        _end_step(rank, begin, step)
+
+
+def _groups(ranks: Sequence[_Rank], job: Job) -> Iterator[Sequence[_Rank]]:
+    for first in range(0, len(ranks), job.group):
+        yield ranks[first : first + job.group]
+
+
+def _compute(rank: _Rank, job: Job, name: str, layer: int) -> None:
+    """Launch the kernels of a layer; one rank in three copies a little as well."""
+    begin = rank.host
+    rows = []
+    for number in range(job.kernels):
+        takes = round(job.kernel_ns * rank.slower * rank.chance.uniform(0.95, 1.05))
+        rows.append(_launch(rank, COMPUTE_STREAM, takes, GEMM if number % 2 == 0 else RELU))
+    if layer == 0 and rank.number % 3 == 1:
+        rows.append(_launch(rank, COMPUTE_STREAM, 1_500, "Memcpy DtoD (Device -> Device)"))
+    rank.put(
+        ph="X", cat="cpu_op", name=name, pid=_pid(rank.number), tid=1, at=begin, takes=rank.host - begin,
+        args={"External id": rank.calls, "Input Dims": [[64, 256], [256, 256]], "Input type": ["float", "float"]},
+    )  # fmt: skip
+    for row in rows:
+        _put_launched(rank, *row)
+
+
+def _launch(rank: _Rank, stream: int, takes: int, name: str) -> tuple[str, int, int, int, int, int]:
+    """Launch work of one rank alone; return its name, stream, call, launch, begin and end."""
+    rank.calls += 1
+    launched = rank.host
+    rank.host += LAUNCH_NS
+    begin, end = rank.ends(stream, rank.host, takes)
+    return name, stream, rank.calls, launched, begin, end
+
+
+def _put_launched(
+    rank: _Rank, name: str, stream: int, call: int, launched: int, begin: int, end: int, **told: Any
+) -> None:
+    """Write a launch, its flow, and what it launched."""
+    pid = _pid(rank.number)
+    rank.put(ph="X", cat="cuda_runtime", name="cudaLaunchKernel", pid=pid, tid=1, at=launched, takes=LAUNCH_NS - 500,
+             args={"External id": call, "cbid": 211, "correlation": call})  # fmt: skip
+    rank.put(ph="s", id=call, cat="ac2g", name="ac2g", pid=pid, tid=1, at=launched)
+    rank.put(ph="f", id=call, cat="ac2g", name="ac2g", pid=0, tid=stream, at=begin, bp="e")
+    category = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
+    args: dict[str, Any] = {"External id": call, "device": 0, "context": 1, "stream": stream, "correlation": call}
+    args |= {"bytes": 4096} if category == "gpu_memcpy" else {"grid": [64, 1, 1], "block": [256, 1, 1], **told}
+    rank.put(ph="X", cat=category, name=name, pid=0, tid=stream, at=begin, takes=end - begin, args=args)
+
+
+def _collective(
+    ranks: Sequence[_Rank], communicator: str, number: int, kernel: str, name: str, job: Job, wait: bool
+) -> None:
+    """Let ranks come to a collective, each when it is ready, and leave it together.
+
+    Args:
+        ranks: of the communicator.
+        communicator: its name.
+        number: of this collective in it.
+        kernel: what runs.
+        name: as PyTorch calls it.
+        job: what is made.
+        wait: computation goes on after it; else it runs beside it.
+    """
+    arrivals = []
+    for rank in ranks:
+        rank.calls += 1
+        launched, rank.host = rank.host, rank.host + LAUNCH_NS
+        # A collective waits for the computation before it by a CUDA event, whichever its stream is.
+        arrivals.append((launched, max(rank.host, *rank.streams.values()) + rank.chance.randint(0, 500)))
+    left = max(arrival for _, arrival in arrivals) + job.kernel_ns
+    told = {
+        "Collective name": name, "In msg nelems": ELEMENTS, "Out msg nelems": ELEMENTS, "Group size": len(ranks),
+        "dtype": "Float", "Process Group Name": communicator, "Process Group Description": communicator,
+        "Process Group Ranks": str([rank.number for rank in ranks]), "Seq": number,
+    }  # fmt: skip
+    for rank, (launched, arrival) in zip(ranks, arrivals, strict=True):
+        end = left + rank.chance.randint(0, LEAVE_NS)
+        rank.streams[NCCL_STREAM] = end
+        if wait:
+            rank.streams[COMPUTE_STREAM] = end
+        rank.put(ph="X", cat="user_annotation", name=f"nccl:{name}", pid=_pid(rank.number), tid=1, at=launched,
+                 takes=LAUNCH_NS, args={"External id": rank.calls})  # fmt: skip
+        _put_launched(rank, kernel, NCCL_STREAM, rank.calls, launched, arrival, end, **told)
+
+
+def _end_step(rank: _Rank, begin: int, step: int) -> None:
+    """Wait for the device, and write the step."""
+    rank.calls += 1
+    waits = rank.host
+    rank.host = max(rank.host, *rank.streams.values()) + 5_000
+    pid = _pid(rank.number)
+    rank.put(ph="X", cat="cuda_runtime", name="cudaDeviceSynchronize", pid=pid, tid=1, at=waits,
+             takes=rank.host - waits, args={"cbid": 165, "correlation": rank.calls})  # fmt: skip
+    rank.put(ph="X", cat="user_annotation", name=f"ProfilerStep#{step}", pid=pid, tid=1, at=begin,
+             takes=rank.host - begin, args={})  # fmt: skip
+    rank.host += 10_000
+
+
+def _truth(ranks: Sequence[_Rank], job: Job) -> dict[str, Any]:
+    middle = (START_NS + max(rank.host for rank in ranks)) // 2
+    return {
+        "seed": job.seed,
+        "ranks": job.ranks,
+        "missing": sorted(job.missing),
+        "stragglers": {str(rank): slower for rank, slower in sorted(job.stragglers.items())},
+        "skew_ns": {str(rank.number): rank.skew_ns + round(middle * rank.drift) for rank in ranks},
+        "drift_ppm": {str(rank.number): rank.drift * 1e6 for rank in ranks},
+        "collectives_per_rank": 2 * job.layers * job.steps,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write one job."""
+    made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    made.add_argument("folder", type=Path, help="new folder for traces/ and truth.json")
+    made.add_argument("--ranks", type=int, default=64)
+    made.add_argument("--steps", type=int, default=3)
+    made.add_argument("--layers", type=int, default=12)
+    made.add_argument("--kernels", type=int, default=8, help="of computation, in each layer and direction")
+    made.add_argument("--missing", type=int, nargs="*", default=[], help="ranks that leave no file")
+    made.add_argument("--straggler", type=int, help="a rank that computes half as fast again as long")
+    made.add_argument("--seed", type=int, default=0)
+    given = made.parse_args(arguments)
+    slow = {} if given.straggler is None else {given.straggler: 1.5}
+    write(given.folder, Job(given.ranks, given.steps, given.layers, given.kernels, 4, slow, given.missing,
+                            seed=given.seed))  # fmt: skip
+    print(f"{given.folder}: {given.ranks - len(given.missing)} files, seed {given.seed}")
+
+
+if __name__ == "__main__":
+    main()
