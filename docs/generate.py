@@ -255,13 +255,20 @@ def value(action: argparse.Action) -> str:
     name = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
     if action.choices is not None and action.metavar is None:
         name = "|".join(map(str, action.choices))
-    return f" [{name} …]" if action.nargs in ("*", argparse.REMAINDER) else f" {name}"
+    if action.nargs in ("*", argparse.REMAINDER):
+        return f" [{name} …]"
+    return f" {name} [{name} …]" if action.nargs == "+" else f" {name}"
 
 
 def describe(action: argparse.Action) -> tuple[str, str]:
     """Return an argument as it is written, and its help."""
     names = ", ".join(action.option_strings)
-    return f"`{names}{value(action)}`" if names else f"`{value(action).strip()}`", action.help or ""
+    return f"`{names}{value(action)}`" if names else f"`{value(action).strip()}`", expanded(action)
+
+
+def expanded(action: argparse.Action) -> str:
+    """Return an argument's help as a terminal shows it, with its default."""
+    return (action.help or "") % {"default": action.default}
 
 
 # --- the analyses -------------------------------------------------------------------------------------

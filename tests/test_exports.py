@@ -268,7 +268,7 @@ def test_an_analysis_is_written_as_a_table(stored: Path, capsys: pytest.CaptureF
     ("options", "message"),
     [
         (["--format", "chrome"], "say which file to write with -o"),
-        (["--format", "nonsense", "-o", "x"], "no xsp.exporters plugin is called 'nonsense'"),
+        (["--format", "nonsense", "-o", "x"], "--format nonsense: there is no such format; there are chrome"),
         (["--format", "otlp", "-o", "x"], "leave --format away"),
         (["--format", "chrome", "-o", "x", "--resume"], "--resume: of sending"),
         (["--format", "csv", "-o", "x", "--table", "A99"], "--table 'A99'"),

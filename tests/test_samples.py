@@ -156,7 +156,7 @@ def test_why_there_is_no_device_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "nvidia-ml-py is not installed" in str(Nvml(100).open())
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())  # type: ignore[arg-type]
-    assert Nvml(100).open() == "NVML tells nothing here: Driver Not Loaded"
+    assert Nvml(100).open() == "there is no NVIDIA GPU to read, or its driver is not loaded (NVML: Driver Not Loaded)"
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(h200()))  # type: ignore[arg-type]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert Nvml(100).open() == "NVML shows no device that the program may use"

@@ -24,6 +24,9 @@ class Finding(NamedTuple):
     reason: str | None
     """Why it cannot work here, and what to do; None if it can."""
 
+    on_request: bool = False
+    """Whether it is on only where it is asked for by name."""
+
 
 def machine() -> Iterator[tuple[str, str]]:
     """Yield what kind of machine this is, as pairs of a word and a value."""
@@ -44,7 +47,7 @@ def collectors() -> Iterator[Finding]:
         try:
             collector = plugins.load("xsp.collectors", name)()
             levels = ", ".join(level.name.lower() for level in collector.levels)
-            yield Finding(name, levels, collector.available())
+            yield Finding(name, levels, collector.available(), collector.on_request)
         except PluginError as error:
             missing = error.__cause__.name if isinstance(error.__cause__, ImportError) else None
             hint = _HINTS.get((missing or "").partition(".")[0])
@@ -63,7 +66,7 @@ def counters() -> Finding:
 def device_work() -> Iterator[tuple[str, str]]:
     """Yield what is to be known of each source of device work, and how its trial with one kernel went.
 
-    A device is used for it, if there is one: ask in a process that does nothing else.
+    Nothing where torch has no CUDA device. One is used for it: ask in a process that does nothing else.
     """
     for name in plugins.names("xsp.collectors"):
         try:
@@ -72,11 +75,14 @@ def device_work() -> Iterator[tuple[str, str]]:
             continue  # said among the collectors
         if collector.device_work is None:
             continue
-        told = [f"{key} {value if value is not None else 'unknown'}" for key, value in collector.details().items()]
-        if collector.available() is None and _a_device_is_in_use():
-            told.append(f"trial: {collector.trial() or 'passed'}")
+        if not _a_device_is_in_use():
+            return
+        told = {key.replace("_", " "): value for key, value in collector.details().items()}
+        if collector.available() is None:
+            told["trial"] = collector.trial() or "passed"
         if told:
-            yield str(collector.device_work), ", ".join(told)
+            said = (f"{key}: {value if value is not None else 'unknown'}" for key, value in told.items())
+            yield str(collector.device_work), ", ".join(said)
 
 
 def _a_device_is_in_use() -> bool:

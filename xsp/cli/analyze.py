@@ -1,7 +1,7 @@
 """Print analyses of a run as tables, or write them for other programs.
 
-Without names it lists the analyses, and says for each whether this run can carry it; of a trace with device work it
-says before what takes the time and what to change.
+Without names it lists the analyses that this run can carry, and the others with the reason; of a trace with device
+work it says before what takes the time and what to change.
 
 examples:
   xsp analyze runs/demo                          what can be asked
@@ -38,9 +38,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="RUN",
-        help="run directory, sweep, Parquet file of spans, OTLP file, or URL of a trace in Jaeger",
+        help="run directory, sweep, Parquet file of spans, a trace that xsp imports, or its URL in Jaeger",
     )
-    parser.add_argument("names", nargs="*", metavar="ANALYSIS", help="A1 … A15, ledger, ledger-layers, ledger-kinds")
+    parser.add_argument("names", nargs="*", metavar="ANALYSIS", help="A1 … A15, ledger, …; without one, all are listed")
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default), csv, json or parquet")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write here instead of printing")
     parser.add_argument("--limit", type=int, metavar="N", help="rows of a printed table (default: 40)", default=40)
@@ -99,9 +99,17 @@ def _overview(trace: Trace) -> None:
 def _list(trace: Trace) -> None:
     from xsp.analyses import ANALYSES
 
+    refused: dict[str, list[Analysis]] = {}
     for each in ANALYSES.values():
         reason = each.refusal(trace)
-        print(f"{each.id:22} {each.title}" + (f"   (not here: {reason})" if reason else ""))
+        if reason is None:
+            print(f"{each.id:22} {each.title}")
+        else:  # many have one reason, which follows their name
+            refused.setdefault(reason.removeprefix(f"{each.id} ({each.title})").lstrip(": "), []).append(each)
+    for reason, those in refused.items():
+        print(f"not of this run: {reason}")
+        for each in those:
+            print(f"  {each.id:22} {each.title}")
 
 
 def _show(each: Analysis, trace: Trace, given: argparse.Namespace, printed: TextIO, several: bool) -> None:

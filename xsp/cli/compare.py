@@ -40,10 +40,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("a", metavar="A", help="the run before: what `xsp analyze` takes")
     parser.add_argument("b", metavar="B", help="the run after")
-    parser.add_argument("--fail-if-slower", metavar="PERCENT", help="exit with 1 if the step is slower by 5%% or more")
+    parser.add_argument(
+        "--fail-if-slower",
+        metavar="PERCENT",
+        help="exit with 1 if the step is slower by that much or more, 5%% for instance",
+    )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default), json, csv or markdown")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write here instead of printing")
-    parser.add_argument("--limit", type=int, metavar="N", help="rows of a section, as table (default: 30)", default=30)
+    parser.add_argument("--limit", type=int, metavar="N", help="rows of a printed section (default: 30)", default=30)
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
 
 

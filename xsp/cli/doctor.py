@@ -36,7 +36,8 @@ def run(given: argparse.Namespace) -> int:
         console.print(Text(f"{name:12} {value}"))
     table = Table("collector", "levels", "state", title="What can be collected", title_justify="left")
     for finding in (*doctor.collectors(), *doctor.samples(), doctor.counters()):
-        state = Text("ready", style="green") if finding.reason is None else Text(finding.reason, style="yellow")
+        ready = "ready, if asked for by name" if finding.on_request else "ready"
+        state = Text(ready, style="green") if finding.reason is None else Text(finding.reason, style="yellow")
         table.add_row(Text(finding.name), Text(finding.levels), state)
     console.print(table)
     for name, value in doctor.device_work():

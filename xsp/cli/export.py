@@ -58,9 +58,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="http://HOST:PORT, grpc://HOST:PORT, or a file .jsonl, .pb (default: the variables)",
     )
     parser.add_argument(
-        "--protocol", choices=("grpc", "http/protobuf", "http/json"), help="where the URL leaves it open"
+        "--protocol",
+        choices=("grpc", "http/protobuf", "http/json"),
+        help="of a URL that leaves it open (default: http/protobuf)",
     )
-    parser.add_argument("--header", action="append", default=[], metavar="NAME=VALUE", help="repeatable")
+    parser.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of each request; repeatable",
+    )
     parser.add_argument(
         "--insecure", action="store_true", default=None, help="gRPC without TLS, where the URL leaves it open"
     )
@@ -78,7 +86,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=10_000,
         metavar="N",
-        help="from N spans on, an overview and details; 0: never (10000)",
+        help="from N spans on, an overview and details; 0: never (default: 10000)",
     )
     parser.add_argument(
         "--patience",
@@ -131,6 +139,9 @@ def _write(given: argparse.Namespace) -> int:
         raise UsageError(f"--format {given.format}: say which file to write with -o FILE")
     if given.format == contract.OTLP:
         raise UsageError("--format otlp: leave --format away, and say where to with --to")
+    known = [name for name in plugins.names(contract.GROUP) if name != contract.OTLP]
+    if given.format not in known:
+        raise UsageError(f"--format {given.format}: there is no such format; there are {', '.join(known)}")
     write: contract.Exporter = plugins.load(contract.GROUP, given.format)
     trace = runs.load(given.run)
     choice = contract.Choice(

@@ -21,7 +21,7 @@ SUMMARY = "write a run's page: timeline, charts, tables"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("paths", type=Path, nargs="+", metavar="RUN", help="run directory, or Parquet file of spans")
+    parser.add_argument("paths", type=Path, nargs="+", metavar="RUN", help="run directory, or a trace that xsp imports")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="the page of one run (default: RUN/report.html)")
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
     parser.add_argument("--serve", action="store_true", help="show the pages on loopback until Ctrl-C, write none")

@@ -37,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--connections", type=int, default=64, metavar="N", help="at a time; more get 503 (default: %(default)s)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=30.0, metavar="SECONDS", help="for a request to arrive (default: %(default)s)"
+        "--timeout", type=float, default=30.0, metavar="SECONDS", help="for a request to arrive (default: 30)"
     )
 
 

@@ -56,7 +56,8 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
     trace = runs.load(run)
     kernels = kernels_of(trace)
     if not kernels:
-        raise TraceError(f"{run}: the run holds no kernels that counters could be of; record it with --levels M/L/G")
+        how = "record it with --levels M/L/G on a machine with an NVIDIA GPU"
+        raise TraceError(f"{run}: the run holds no kernels that counters could be of; {how}")
     found: dict[str, Figures] = {}
     joined = [_joined(report, kernels, found) for report in reports]
     if not found:

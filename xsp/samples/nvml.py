@@ -73,7 +73,7 @@ class Nvml(Source):
             self._nvml = nvml
             found = numbering.devices(nvml, self._told, os.environ)
         except (nvml.NVMLError, AttributeError) as error:
-            return f"NVML tells nothing here: {error}"
+            return f"there is no NVIDIA GPU to read, or its driver is not loaded (NVML: {error})"
         self._devices = numbering.share(found, self._local_rank, self._local_ranks)
         if not found.certain:
             self._notes[numbering.ORDER_UNKNOWN] = set()
