@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -214,7 +215,8 @@ def _ask(turn: Turn, answers: Answers, told: dict[str, Any]) -> None:
 
 
 def _told(error: BaseException) -> str:
-    lines = str(error).splitlines()
+    """Return an error's kind and first line, which names files and not where they lie."""
+    lines = re.sub(r"(?<![\w.:/])/(?:[^\s/:'\"]+/)+", "", str(error)).splitlines()
     return f"{type(error).__name__}: {lines[0][:160] if lines else ''}"
 
 
