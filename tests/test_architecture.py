@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
-    {"errors", "flops", "span", "version"},
-    {"clock", "clocks", "collector", "finding", "identity", "kernelnames", "plugins", "schedule", "scrub"}
+    {"errors", "opinputs", "span", "version"},
+    {"clock", "clocks", "collector", "finding", "flops", "identity", "kernelnames", "plugins", "schedule", "scrub"}
     | {"semconv", "summary", "traffic"},
     {"ceilings", "testing", "xsp_collectors"},
     {"calibrate", "correlate", "device", "kernelsource", "layers", "occupancy", "rundir"} | {"table", "views"},

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-Shape = Sequence[int]
+from xsp.opinputs import LIMIT, Shape, convolution_output, is_true, per_dimension, shapes_of
+
 Formula = Callable[[Sequence[Shape], Sequence[Any]], int]
-LIMIT = 1 << 63
-"""More than the table's integers hold; no operator does that much."""
 
 
 def flops(name: str, shapes: Sequence[Shape], scalars: Sequence[Any]) -> int | None:
@@ -37,15 +36,6 @@ def flops(name: str, shapes: Sequence[Shape], scalars: Sequence[Any]) -> int | N
         return found if type(found) is int and 0 <= found < LIMIT else None
     except (LookupError, ValueError, TypeError, ArithmeticError, RecursionError):
         return None
-
-
-def shapes_of(shapes: Sequence[Any]) -> list[Any]:
-    """Return shapes as they are; what is no shape of a tensor becomes None, on which no formula works."""
-    return [shape if _is_shape(shape) else None for shape in shapes]
-
-
-def _is_shape(shape: Any) -> bool:
-    return isinstance(shape, (list, tuple)) and all(type(size) is int and 0 <= size < LIMIT for size in shape)
 
 
 def _mm(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
@@ -101,25 +91,6 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int | Non
     return formula
 
 
-def convolution_output(image: Shape, weight: Shape, stride: Any, padding: Any, dilation: Any) -> list[int]:
-    """Return the spatial sizes of a convolution's output; the options as Kineto writes them.
-
-    Raises:
-        ValueError: the shapes are not those of a batched image and a kernel, or the source tells no options.
-    """
-    kernel, space = weight[2:], image[2:]
-    if len(kernel) != len(space) or not kernel:
-        raise ValueError("not a batched image and a kernel")
-    if padding == "same":
-        return list(space)
-    strides, dilations = per_dimension(stride, len(kernel)), per_dimension(dilation, len(kernel))
-    pads = per_dimension(0 if padding == "valid" else padding, len(kernel))
-    return [
-        (size + 2 * pad - dil * (width - 1) - 1) // step + 1
-        for size, pad, dil, width, step in zip(space, pads, dilations, kernel, strides, strict=True)
-    ]
-
-
 def _transposed(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
     """Each element of the image goes to all places of the kernel."""
     return 2 * prod(shapes[0]) * prod(shapes[1][1:])
@@ -147,18 +118,6 @@ def _convolution_backward(shapes: Sequence[Shape], scalars: Sequence[Any]) -> in
     forward = 2 * prod(image if is_true(scalars[7]) else gradient) * prod(weight[1:])
     wanted = json.loads(str(scalars[10]).lower()) if len(scalars) > 10 and scalars[10] else [True, True]
     return forward * sum(bool(each) for each in wanted[:2])
-
-
-def per_dimension(value: Any, dimensions: int) -> list[int]:
-    """Return an option of a convolution or a pooling for each dimension; as Kineto writes it, one for all or a list."""
-    read = json.loads(value) if isinstance(value, str) else value
-    values = list(read) if isinstance(read, (list, tuple)) else [read]
-    return [int(v) for v in (values * dimensions if len(values) == 1 else values)]
-
-
-def is_true(value: Any) -> bool:
-    """Return whether an input that Kineto writes as text is true."""
-    return str(value).lower() in ("true", "1")
 
 
 FORMULAS: dict[str, Formula] = {

@@ -11,15 +11,21 @@ Only operators that move the bytes themselves are here; what passes the work on 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from xsp.flops import LIMIT, convolution_output, is_true, per_dimension, shapes_of
-
-Shape = Sequence[int]
+from xsp.opinputs import (
+    LIMIT,
+    NUMBERS,
+    SIZES,
+    Inputs,
+    broadcast,
+    convolution_output,
+    is_true,
+    per_dimension,
+    shapes_of,
+)
 
 
 class Traffic(NamedTuple):
@@ -27,40 +33,6 @@ class Traffic(NamedTuple):
 
     read_bytes: int
     write_bytes: int
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What the source says of an operator's inputs, in ATen's order; see `traffic`."""
-
-    shapes: Sequence[Any]
-    dtypes: Sequence[str]
-    scalars: Sequence[Any]
-
-    def bytes(self, place: int) -> int:
-        """Return the bytes of the tensor at a place; 0 where there is none."""
-        return prod(self.shapes[place]) * self.size(place) if self.holds(place) else 0
-
-    def holds(self, place: int) -> bool:
-        """Return whether there is a tensor at a place."""
-        return place < len(self.shapes) and place < len(self.dtypes) and self.dtypes[place] not in NO_TENSOR
-
-    def size(self, place: int) -> int:
-        """Return the bytes of an element of the tensor at a place."""
-        return SIZES[self.dtypes[place]]
-
-    def all(self) -> int:
-        """Return the bytes of all tensors together."""
-        return sum(self.bytes(place) for place in range(len(self.shapes)))
-
-    def list(self, place: int) -> Any:
-        """Return a scalar input that is a list or a number.
-
-        Raises:
-            ValueError: the source does not tell it.
-        """
-        value = self.scalars[place]
-        return json.loads(value.lower()) if isinstance(value, str) else value
 
 
 Formula = Callable[[Inputs], Traffic]
@@ -89,22 +61,6 @@ def traffic(name: str, shapes: Sequence[Any], dtypes: Sequence[str], scalars: Se
     except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RecursionError):
         return None
     return found if known else None
-
-
-def broadcast(*shapes: Shape) -> list[int]:
-    """Return the shape that shapes have together.
-
-    Raises:
-        ValueError: they do not go together.
-    """
-    rank = max(map(len, shapes))
-    together = []
-    for sizes in zip(*([1] * (rank - len(shape)) + list(shape) for shape in shapes), strict=True):
-        other = {size for size in sizes if size != 1}
-        if len(other) > 1:
-            raise ValueError("shapes that do not go together")
-        together.append(other.pop() if other else 1)
-    return together
 
 
 # --- formulas -----------------------------------------------------------------------------------------
@@ -304,26 +260,6 @@ def _sorted(inputs: Inputs) -> Traffic:
 
 
 # --- tables -------------------------------------------------------------------------------------------
-
-NO_TENSOR = frozenset(
-    ["", "Scalar", "ScalarList", "Int", "Bool", "Double", "Device", "Generator", "String", "GenericList"]
-)
-"""What Kineto writes as the type of an input that is no tensor."""
-
-SIZES: dict[str, int] = {
-    **dict.fromkeys(("bool", "signed char", "unsigned char", "char", "c10::qint8", "c10::quint8"), 1),
-    **dict.fromkeys((f"c10::Float8_{kind}" for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")), 1),
-    **dict.fromkeys(("c10::Half", "c10::BFloat16", "short", "short int", "unsigned short", "short unsigned int"), 2),
-    **dict.fromkeys(("float", "int", "unsigned int", "c10::qint32"), 4),
-    **dict.fromkeys(("double", "long", "long int", "long long", "__int64", "unsigned long", "long unsigned int"), 8),
-    "c10::complex<c10::Half>": 4,
-    "c10::complex<float>": 8,
-    "c10::complex<double>": 16,
-}
-"""Bytes of an element, by the names that Kineto gives to types."""
-
-NUMBERS = {0: "unsigned char", 1: "signed char", 3: "int", 5: "c10::Half", 6: "float", 7: "double", 15: "c10::BFloat16"}
-"""Types by the numbers that ATen gives them."""
 
 _UNARY = (
     "abs acos asin atan bitwise_not ceil celu clamp clamp_max clamp_min cos cosh cumprod cumsum elu erf exp expm1 flip "

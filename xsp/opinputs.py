@@ -1,0 +1,127 @@
+"""What a source says of an operator's inputs: shapes, types and options, as Kineto writes them.
+
+`xsp.flops` and `xsp.traffic` compute from it. A trace can say anything: what is no shape of a tensor is None, and
+what does not go together raises ValueError.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+Shape = Sequence[int]
+LIMIT = 1 << 63
+"""More than the table's integers hold; no operator does that much."""
+
+NO_TENSOR = frozenset(
+    ["", "Scalar", "ScalarList", "Int", "Bool", "Double", "Device", "Generator", "String", "GenericList"]
+)
+"""What Kineto writes as the type of an input that is no tensor."""
+
+SIZES: dict[str, int] = {
+    **dict.fromkeys(("bool", "signed char", "unsigned char", "char", "c10::qint8", "c10::quint8"), 1),
+    **dict.fromkeys((f"c10::Float8_{kind}" for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")), 1),
+    **dict.fromkeys(("c10::Half", "c10::BFloat16", "short", "short int", "unsigned short", "short unsigned int"), 2),
+    **dict.fromkeys(("float", "int", "unsigned int", "c10::qint32"), 4),
+    **dict.fromkeys(("double", "long", "long int", "long long", "__int64", "unsigned long", "long unsigned int"), 8),
+    "c10::complex<c10::Half>": 4,
+    "c10::complex<float>": 8,
+    "c10::complex<double>": 16,
+}
+"""Bytes of an element, by the names that Kineto gives to types."""
+
+NUMBERS = {0: "unsigned char", 1: "signed char", 3: "int", 5: "c10::Half", 6: "float", 7: "double", 15: "c10::BFloat16"}
+"""Types by the numbers that ATen gives them."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the source says of an operator's inputs, in ATen's order."""
+
+    shapes: Sequence[Any]
+    dtypes: Sequence[str]
+    scalars: Sequence[Any]
+
+    def bytes(self, place: int) -> int:
+        """Return the bytes of the tensor at a place; 0 where there is none."""
+        return prod(self.shapes[place]) * self.size(place) if self.holds(place) else 0
+
+    def holds(self, place: int) -> bool:
+        """Return whether there is a tensor at a place."""
+        return place < len(self.shapes) and place < len(self.dtypes) and self.dtypes[place] not in NO_TENSOR
+
+    def size(self, place: int) -> int:
+        """Return the bytes of an element of the tensor at a place."""
+        return SIZES[self.dtypes[place]]
+
+    def all(self) -> int:
+        """Return the bytes of all tensors together."""
+        return sum(self.bytes(place) for place in range(len(self.shapes)))
+
+    def list(self, place: int) -> Any:
+        """Return a scalar input that is a list or a number.
+
+        Raises:
+            ValueError: the source does not tell it.
+        """
+        value = self.scalars[place]
+        return json.loads(value.lower()) if isinstance(value, str) else value
+
+
+def shapes_of(shapes: Sequence[Any]) -> list[Any]:
+    """Return shapes as they are; what is no shape of a tensor becomes None, on which no formula works."""
+    return [shape if _is_shape(shape) else None for shape in shapes]
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, (list, tuple)) and all(type(size) is int and 0 <= size < LIMIT for size in shape)
+
+
+def convolution_output(image: Shape, weight: Shape, stride: Any, padding: Any, dilation: Any) -> list[int]:
+    """Return the spatial sizes of a convolution's output; the options as Kineto writes them.
+
+    Raises:
+        ValueError: the shapes are not those of a batched image and a kernel, or the source tells no options.
+    """
+    kernel, space = weight[2:], image[2:]
+    if len(kernel) != len(space) or not kernel:
+        raise ValueError("not a batched image and a kernel")
+    if padding == "same":
+        return list(space)
+    strides, dilations = per_dimension(stride, len(kernel)), per_dimension(dilation, len(kernel))
+    pads = per_dimension(0 if padding == "valid" else padding, len(kernel))
+    return [
+        (size + 2 * pad - dil * (width - 1) - 1) // step + 1
+        for size, pad, dil, width, step in zip(space, pads, dilations, kernel, strides, strict=True)
+    ]
+
+
+def broadcast(*shapes: Shape) -> list[int]:
+    """Return the shape that shapes have together.
+
+    Raises:
+        ValueError: they do not go together.
+    """
+    rank = max(map(len, shapes))
+    together = []
+    for sizes in zip(*([1] * (rank - len(shape)) + list(shape) for shape in shapes), strict=True):
+        other = {size for size in sizes if size != 1}
+        if len(other) > 1:
+            raise ValueError("shapes that do not go together")
+        together.append(other.pop() if other else 1)
+    return together
+
+
+def per_dimension(value: Any, dimensions: int) -> list[int]:
+    """Return an option of a convolution or a pooling for each dimension; as Kineto writes it, one for all or a list."""
+    read = json.loads(value) if isinstance(value, str) else value
+    values = list(read) if isinstance(read, (list, tuple)) else [read]
+    return [int(v) for v in (values * dimensions if len(values) == 1 else values)]
+
+
+def is_true(value: Any) -> bool:
+    """Return whether an input that Kineto writes as text is true."""
+    return str(value).lower() in ("true", "1")
