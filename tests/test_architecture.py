@@ -16,8 +16,9 @@ LAYERS = [
     {"clock", "clocks", "collector", "finding", "flops", "identity", "kernelnames", "plugins", "schedule", "scrub"}
     | {"semconv", "summary", "traffic"},
     {"ceilings", "testing", "xsp_collectors"},
-    {"calibrate", "correlate", "device", "kernelsource", "layers", "occupancy", "rundir"} | {"table", "views"},
-    {"samples", "trace"},
+    {"account", "calibrate", "correlate", "device", "kernelsource", "layers", "occupancy", "rundir"}
+    | {"table", "views"},
+    {"budget", "samples", "trace", "underway"},
     {"overhead"},
     {"importers", "store"},
     {"intake"},

@@ -4,7 +4,8 @@ A **rung** is a set of levels that are on together, named by the deepest of them
 that describes (shapes, memory; its time does not count), the steps take turns at the rungs in a balanced
 random order: each block of steps holds every rung once, shuffled, so that drift of the machine hits all
 rungs alike. Before each recorded step one runs bare: storing the spans of the step before has emptied the
-caches, and a step on cold caches is 1 to 5 % slower than the program's own.
+caches, and a step on cold caches is 1 to 5 % slower than the program's own. Sampled profiling is more of the
+same: of `every` steps all but the last run bare.
 """
 
 from __future__ import annotations
@@ -83,6 +84,11 @@ class Turn(NamedTuple):
         """False in steps of which nothing is kept: warm-up, and those that settle the caches."""
         return self.timed or self.describe
 
+    @property
+    def bare(self) -> bool:
+        """True in steps in which no collector is on."""
+        return self.rung is Level.APPLICATION
+
 
 SETTLE = Turn(Level.APPLICATION, timed=False, describe=False)
 """A step with all collectors off."""
@@ -98,6 +104,7 @@ class Schedule:
         seed: int = 0,
         only: Level | None = None,
         settle: bool = True,
+        every: int | None = None,
     ) -> None:
         """Make a schedule.
 
@@ -107,10 +114,13 @@ class Schedule:
             seed: of the random order.
             only: measure at this rung alone; the deepest one also describes.
             settle: run a bare step before each recorded one.
+            every: record one step in so many; takes the place of `settle`.
 
         Raises:
-            UsageError: a negative warm-up.
+            UsageError: a negative warm-up, or less than one step in one.
         """
+        if every is not None and every < 1:
+            raise UsageError(f"every={every}: one step in so many is recorded, so it is 1 or more")
         if warmup is not None and warmup < 0:
             raise UsageError(f"warmup={warmup}: the number of warm-up steps cannot be negative")
         if only is not None and only not in rungs:
@@ -120,32 +130,52 @@ class Schedule:
         self.warmup = len(self.rungs) if warmup is None else warmup
         self.seed = seed
         self._random = random.Random(seed)
-        self.settle = settle
-        self._taken = 0
-        self._settled = False
+        self.every = every if every is not None else 1 + settle
+        self.settle = self.every > 1
+        self._warmed = 0
+        self._bare = 0
         self._described = not self._describes
         self._block: list[Level] = []
+        self._upcoming: Turn | None = None
 
     def next(self) -> Turn:
         """Return the turn of the next step."""
-        position = self._taken
-        self._taken += 1
-        if position < self.warmup:
-            return Turn(self.rungs[-1 - position % len(self.rungs)], timed=False, describe=False)
-        if self.settle and not self._settled:
-            self._settled = True
+        if self._upcoming is None:
+            self._upcoming = self._choose()
+        if self._waits(self._upcoming):
+            self._bare += 1
             return SETTLE
-        self._settled = False
+        turn, self._upcoming, self._bare = self._upcoming, None, 0
+        return turn
+
+    def _waits(self, turn: Turn) -> bool:
+        """Return whether the next step runs bare, before the one that a turn was chosen for."""
+        return turn.kept and self._bare + 1 < self.every
+
+    def _choose(self) -> Turn:
+        """Return the next turn that is not bare."""
+        if self._warmed < self.warmup:
+            self._warmed += 1
+            return Turn(self._warming((self._warmed - 1) % len(self.rungs)), timed=False, describe=False)
+        rungs = self._in_use()
         if not self._described:
             self._described = True
-            return Turn(self.rungs[-1], timed=False, describe=True)
+            return Turn(rungs[-1], timed=False, describe=True)
         if not self._block:
-            self._block = self._random.sample(self.rungs, k=len(self.rungs))
+            self._block = self._random.sample(rungs, k=len(rungs))
         return Turn(self._block.pop(), timed=True, describe=False)
+
+    def _warming(self, place: int) -> Level:
+        """Return the rung of a warm-up step: the deepest first."""
+        return self.rungs[-1 - place]
+
+    def _in_use(self) -> tuple[Level, ...]:
+        """Return the rungs that take turns."""
+        return self.rungs
 
     def steps_for(self, repeats: int) -> int:
         """Return how many steps it takes until every rung was measured `repeats` times."""
-        return self.warmup + (1 + self.settle) * (int(self._describes) + repeats * len(self.rungs))
+        return self.warmup + self.every * (int(self._describes) + repeats * len(self.rungs))
 
 
 class DescribeOnce(Schedule):

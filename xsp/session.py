@@ -16,12 +16,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from xsp import budget as budgets
 from xsp import clock, device, identity, plugins, rundir, scrub
+from xsp.account import Account
 from xsp.collecting import Collecting, Listener
 from xsp.collector import Collector, Kernels
 from xsp.errors import UsageError
-from xsp.schedule import Schedule, Turn, parse_levels, rung_name
+from xsp.schedule import Turn, parse_levels, rung_name
 from xsp.span import Kind, Level, Span
+from xsp.underway import Underway
 from xsp.version import __version__
 
 _active: profile | None = None
@@ -49,6 +52,8 @@ class profile:
         overwrite: bool = False,
         warmup: int | None = None,
         settle: bool = True,
+        every: int | None = None,
+        budget: str | float | None = None,
         seed: int = 0,
         batch_size: int | None = None,
         collectors: Sequence[str | Collector] | None = None,
@@ -70,6 +75,9 @@ class profile:
             overwrite: replace a run that is there.
             warmup: steps of which nothing is kept; as many as there are rungs unless told otherwise.
             settle: run a step bare before each recorded one, so that it does not run on cold caches.
+            every: record one step in so many; the others run with all collectors off.
+            budget: of the program's time, `"1%"` or 0.01: how often and how deep to record, so that all that
+                profiling costs stays below it (see `xsp.budget`).
             seed: of the order in which the levels take turns.
             batch_size: samples in a step; the first dimension of the model's input unless told otherwise.
             collectors: names of entry points, or instances; all that are installed unless told otherwise.
@@ -94,7 +102,10 @@ class profile:
         self.name = name
         self.levels = levels
         self.out = Path(out) if out is not None else Path("runs") / _file_name(name)
-        self.schedule = Schedule(parse_levels(levels), warmup, seed, only, settle)
+        self.account = Account()
+        self.schedule = budgets.schedule_of(
+            parse_levels(levels), self.account, budget, warmup=warmup, seed=seed, only=only, settle=settle, every=every
+        )
         self.hosts = hosts
         self.has_explicit_steps = False
         self.steps_stored = 0
@@ -109,6 +120,7 @@ class profile:
         self._samples = samples
         self._otlp = (otlp, otlp_policy) if otlp is not None else None
         self._collecting = Collecting()
+        self._underway = Underway()
         self._pending: list[Span] = []
         self._taken = threading.Lock()
         self._count = 0
@@ -138,6 +150,7 @@ class profile:
             raise UsageError(f"the profile {_active.name!r} is active in this process; one at a time")
         from xsp.writer import Writer  # not needed by programs that only import xsp
 
+        began_ns = clock.monotonic_ns()
         self._collecting.find(self._wanted, self.schedule.rungs[-1], self._kernels)
         if self._otlp is not None:
             plugins.load("xsp.exporters", "otlp").check(*self._otlp)
@@ -153,6 +166,8 @@ class profile:
         self._collecting.open(self._listener(self) if self._listener is not None else None)
         _forget_in_children()
         _active = self
+        self._underway.begin(self.out)
+        self.account.start_ns = clock.monotonic_ns() - began_ns
         return self
 
     def __exit__(
@@ -167,6 +182,7 @@ class profile:
             self._collecting.note("xsp", f"step {self._step.number} was never closed; it was closed with the block")
             self._step.close("unclosed")
         _active = None
+        self._underway.end()
         costs = self._collecting.close()
         self._store_rest()
         if kind is not None:
@@ -194,6 +210,10 @@ class profile:
         """Close the open step, if there is one, and let its times not count."""
         if self._step is not None:
             self._step.close("unclosed")
+
+    def show_line(self) -> None:
+        """Draw a line in the terminal of how far the run is, between steps, once a second."""
+        self._underway.draws = True
 
     def note(self, text: str) -> None:
         """Put a sentence on what the run is missing into the run."""
@@ -239,6 +259,12 @@ class profile:
             rows = [clock.on_epoch(row, anchor)._replace(level=int(row.level), **common) for row in rest]
             self._writer.store(self._count, rows)
 
+    def _progress(self) -> dict[str, Any]:
+        """Return how far the run has come, for those who watch it."""
+        spent = budgets.progress(self.schedule, self.account)
+        stored, lost = self.steps_stored, self.steps_lost
+        return {"seen": self._count, "stored": stored, "lost": lost, "time_ns": time.time_ns(), "budget": spent}
+
     def _caller(self) -> identity.Caller | None:
         """Return the run's own span, if its trace is shared: then its steps are in it too."""
         own = self._identity
@@ -269,6 +295,7 @@ class profile:
             "settle": self.schedule.settle,
             "seed": self.schedule.seed,
             "batch_size": self._batch_size,
+            "budget": budgets.content(self.schedule, self.account),
             "clock": {"durations": "perf_counter_ns", "epoch_error_ns": clock.anchor().error_ns},
             "steps": {
                 "seen": self._count,
@@ -294,7 +321,7 @@ class _Step:
         self._recording = False
 
     def __enter__(self) -> _Step:
-        session = self._session
+        entered, session = clock.monotonic_ns(), self._session
         if not session._taken.acquire(blocking=False):
             session.steps_skipped += 1
             session._collecting.note("xsp", "steps that began while another one was being recorded were not recorded")
@@ -304,16 +331,22 @@ class _Step:
         session._count += 1
         session._step = self
         self.turn: Turn = session.schedule.next()
+        self._on = [] if self.turn.bare else self._switch_on()
+        self._start = clock.monotonic_ns()
+        self._before_ns = self._start - entered
+        return self
+
+    def _switch_on(self) -> list[Collector]:
+        session = self._session
         caller = _caller() or session._caller()
         self.trace_id = caller.trace_id if caller else os.urandom(16).hex()
         self._parent_id = caller.span_id if caller else None
         self.span_id = os.urandom(8).hex()
         self.thread = threading.get_native_id()
         _users.stack.append(self.span_id)
-        self._on = session._collecting.start(self.turn.rung, self.turn.describe)
+        on = session._collecting.start(self.turn.rung, self.turn.describe)
         self.anchor = clock.anchor()
-        self._start = clock.monotonic_ns()
-        return self
+        return on
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -328,17 +361,28 @@ class _Step:
         self._end = clock.monotonic_ns()
         self._recording = False
         self._status = status
-        session._collecting.stop(self._on)
-        if self.span_id in _users.stack:
-            del _users.stack[_users.stack.index(self.span_id) :]
         session._step = None
         try:
-            session._store(self)
+            self._take_in()
         except Exception as error:
             session.steps_lost += 1
             session._collecting.note("xsp", f"a step could not be stored: {type(error).__name__}: {error}")
         finally:
+            if session._underway.is_due(self._end):
+                session._underway.show(session._progress())
+            if status != "unclosed":  # it ended anywhere
+                session.account.add(self.turn, self._end - self._start, self._before_ns, self._end)
             session._taken.release()
+
+    def _take_in(self) -> None:
+        session = self._session
+        if self.turn.bare:
+            session._pending.clear()
+            return
+        session._collecting.stop(self._on)
+        if self.span_id in _users.stack:
+            del _users.stack[_users.stack.index(self.span_id) :]
+        session._store(self)
 
     def span(self, batch_size: int | None) -> Span:
         """Return the step's own span, the root of its trace."""

@@ -1,0 +1,146 @@
+"""Profiling that costs a program no more than a share of its time.
+
+Bare steps earn: of what they take, the share may be spent. A step is recorded once enough is earned for what it
+will cost, which the steps of its rung before it tell; so the share is kept at any moment, and how often a step is
+recorded follows from it. A rung of which one step would take what more than `RAREST` bare steps earn is left out:
+that is how deep. A rung's first step is a trial: nobody knows what it costs before. It overdraws at most by
+itself, and what it overdraws is earned before the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xsp.account import Account
+from xsp.errors import UsageError
+from xsp.schedule import Schedule, Turn, rung_name
+from xsp.span import Level
+
+RAREST = 1000
+"""Bare steps: a rung that can be afforded less often than once in so many is left out."""
+
+FIRST_BARE = 10
+"""Steps before the first recorded one, to know what a step takes."""
+
+CLOSEST = 3
+"""At least two bare steps stand between recorded ones: one on cold caches, and one to compare with."""
+
+
+def parse(budget: str | float) -> float:
+    """Read a budget, `"1%"` or 0.01, and return it as a share of the program's time.
+
+    Raises:
+        UsageError: it is neither, or not between 0 and 100 %.
+    """
+    text = str(budget).strip()
+    try:
+        share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise UsageError(f"budget={budget!r}: write a share of the program's time, '1%' or 0.01")
+    return share
+
+
+class Budgeted(Schedule):
+    """Turns as an account allows them."""
+
+    def __init__(
+        self,
+        share: float,
+        account: Account,
+        rungs: Sequence[Level],
+        warmup: int | None = None,
+        seed: int = 0,
+        only: Level | None = None,
+        every: int | None = None,
+    ) -> None:
+        """Make a schedule.
+
+        Args:
+            share: of the program's time, from `parse`.
+            account: to which the costs of the steps are added as they run.
+            rungs, warmup, seed, only: as of a `Schedule`; warm-up steps, which are the trials, are paid too.
+            every: at most one step in so many is recorded.
+        """
+        super().__init__(rungs, warmup, seed, only, every=max(every or CLOSEST, CLOSEST))
+        self.share = share
+        self._account = account
+        self._expected_ns = 0.0
+
+    def left_out(self) -> dict[str, int | None]:
+        """Return the rungs that are too dear, by name, with the bare steps that earn one step; None if not tried."""
+        dear: dict[str, int | None] = {}
+        for rung in self.rungs[1:]:
+            steps = self._earned_in(rung)
+            if dear or (steps or 0) > RAREST:  # what lies below a rung that is left out is left out too
+                dear[rung_name(rung)] = steps
+        return dear
+
+    def _earned_in(self, rung: Level) -> int | None:
+        bare_ns, cost_ns = self._account.bare_ns, self._account.cost_ns(rung)
+        return round(cost_ns / (self.share * bare_ns)) if bare_ns and cost_ns is not None else None
+
+    def _warming(self, place: int) -> Level:
+        in_use = self._in_use()  # the cheapest first
+        return in_use[min(place, len(in_use) - 1)]
+
+    def _in_use(self) -> tuple[Level, ...]:
+        return self.rungs[: len(self.rungs) - len(self.left_out())]
+
+    def _choose(self) -> Turn:
+        turn = super()._choose()
+        known = (self._account.cost_ns(rung) for rung in self.rungs if rung <= turn.rung)
+        self._expected_ns = max((cost_ns for cost_ns in known if cost_ns is not None), default=0.0)
+        return turn
+
+    def _waits(self, turn: Turn) -> bool:
+        account = self._account
+        if self._bare + 1 < self.every or account.bare < FIRST_BARE:
+            return True
+        return account.spent_ns + self._expected_ns > self.share * account.steps_ns
+
+
+def schedule_of(
+    rungs: Sequence[Level],
+    account: Account,
+    budget: str | float | None,
+    *,
+    warmup: int | None,
+    seed: int,
+    only: Level | None,
+    settle: bool,
+    every: int | None,
+) -> Schedule:
+    """Return the schedule of a block: one that keeps a budget, if there is one.
+
+    Raises:
+        UsageError: settings that make no sense.
+    """
+    if budget is None:
+        return Schedule(rungs, warmup, seed, only, settle, every)
+    return Budgeted(parse(budget), account, rungs, warmup, seed, only, every)
+
+
+def progress(schedule: Schedule, account: Account) -> dict[str, Any]:
+    """Return what profiling has cost until now, and of the budget if there is one."""
+    asked = 100 * schedule.share if isinstance(schedule, Budgeted) else None
+    return {
+        "asked_percent": asked,
+        "every": schedule.every,
+        "left_out": schedule.left_out() if isinstance(schedule, Budgeted) else {},
+        **account.content(),
+    }
+
+
+def content(schedule: Schedule, account: Account) -> dict[str, Any]:
+    """Return what `run.json` says in the end: as `progress`, with the 95 % interval and whether the budget was kept.
+
+    `kept` is None where nothing was asked, or where no bare step told what a step takes.
+    """
+    found = progress(schedule, account)
+    asked, spent = found["asked_percent"], found["overhead_percent"]
+    kept = spent <= asked if asked is not None and spent is not None else None
+    low, high = account.interval_percent()
+    return {**found, "low_percent": low, "high_percent": high, "kept": kept}
