@@ -20,7 +20,7 @@ from roundtrip import Whole, record, request, rows, sent, spans_of, tables, whol
 import xsp
 from xsp import cli, rundir
 from xsp.errors import TraceError
-from xsp.exporters.otlp import as_json
+from xsp.exporters.bodies import as_json
 from xsp.health import health
 
 

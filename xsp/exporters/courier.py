@@ -12,10 +12,10 @@ import time
 from dataclasses import dataclass, field
 
 from xsp.errors import DeliveryError
-from xsp.exporters import otlp
+from xsp.exporters import bodies, otlp
+from xsp.exporters.answers import Answer, Busy, Refused, TooLarge
 from xsp.exporters.encode import Request
 from xsp.exporters.endpoint import Endpoint
-from xsp.exporters.otlp import Answer, Busy, Refused, TooLarge
 
 PATIENCE_S = 60.0
 """How long a request is tried again, unless told otherwise."""
@@ -99,7 +99,7 @@ class Courier:
         return True
 
     def _bring_halves(self, request: Request, error: TooLarge) -> bool:
-        halves = otlp.halves(request.body)
+        halves = bodies.halves(request.body)
         if len(halves) < 2:
             self._reject(Answer(request.spans, str(error)))
             return False
