@@ -23,13 +23,16 @@ import contextlib
 import json
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from xsp.errors import OutputError, TraceError
 
 FORMAT = 1
+MOST_OF_A_RUN = 256 << 20
+"""Bytes of a `run.json`; its checksums are some 60 for each step."""
+
 RUN_FILE = "run.json"
 RANKS = "ranks"
 """Kind of a directory that holds a run for each rank of a distributed program."""
@@ -139,17 +142,57 @@ def read_run(run: Path) -> dict[str, Any]:
     if not path.is_file():
         raise TraceError(f"{run}: not a run directory, {RUN_FILE} is missing; give the directory that --out named")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(_text(path))
         found = content["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TraceError(
             f"{path}: damaged ({error}); the steps in {run / STEPS} can still be loaded one by one"
         ) from error
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
-    if not isinstance(found, int) or found > FORMAT:
+    if type(found) is not int or found > FORMAT:
         raise TraceError(f"{path}: written in format {found}, this xsp reads up to {FORMAT}; install a newer xsp")
+    wrong = [name for name, fits in _SHAPES.items() if content.get(name) is not None and not fits(content[name])]
+    if wrong:
+        raise TraceError(f"{path}: damaged ({', '.join(wrong)}: not what xsp writes there)")
     return dict(content)
+
+
+def _text(path: Path) -> str:
+    if path.stat().st_size > MOST_OF_A_RUN:
+        raise ValueError(f"larger than the {MOST_OF_A_RUN >> 20} MB that are read")
+    return path.read_text(encoding="utf-8")
+
+
+def _each(kind: type, values: Any) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
+_SHAPES: dict[str, Callable[[Any], bool]] = {
+    "parts": lambda value: isinstance(value, list) and _each(str, value) and not any("\0" in name for name in value),
+    **dict.fromkeys(("notes", "ranks"), lambda value: isinstance(value, list) and _each(dict, value)),
+    "checksums": lambda value: isinstance(value, dict) and _each(str, value.values()),
+}
+"""Fields that are relied on to find and to judge what else is in the directory."""
+
+
+def check_inside(run: Path, files: Iterable[Path]) -> None:
+    """Refuse files of a run that are elsewhere: a link may lead out of a directory that somebody else made.
+
+    Args:
+        run: the run directory; it may itself be a link, or lie under one.
+        files: in it.
+
+    Raises:
+        TraceError: one of them is, or lies behind, a link to what is outside.
+    """
+    inside = run.resolve()
+    behind: dict[Path, bool] = {}
+    for file in files:
+        if file.parent not in behind:
+            behind[file.parent] = not file.parent.resolve().is_relative_to(inside)
+        if behind[file.parent] or (file.is_symlink() and not file.resolve().is_relative_to(inside)):
+            raise TraceError(f"{file}: a link that leads out of the run directory; put a copy in its place")
 
 
 def read_job(job: Path) -> dict[str, Any]:

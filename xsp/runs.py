@@ -14,7 +14,7 @@ import duckdb
 
 from xsp import layers, rundir, table
 from xsp.errors import TraceError
-from xsp.importers import contract
+from xsp.importers import claims, contract
 from xsp.intake import importing, jobs, received
 from xsp.overhead import find_alike, rungs_of, true_trace
 from xsp.span import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS
@@ -49,11 +49,11 @@ def load(path: str | os.PathLike[str], *, skip_damaged: bool = False, trace_id: 
         return _load_imported(str(place))
     if received.is_waiting(place):
         return _load_waiting(place)
-    run = rundir.read_job(place)
+    run = _believable(rundir.read_job(place))
     parts = run.get("parts")
     if parts:
         return _load_parts(place, run, [str(part) for part in parts], skip_damaged)
-    segments = _whole(rundir.segments(place), run, skip_damaged)
+    segments = _whole(place, rundir.segments(place), run, skip_damaged)
     if not segments:
         raise TraceError(
             f"{place}: the run holds no step; was prof.step() called more often than the warm-up "
@@ -76,7 +76,7 @@ def _load_parts(place: Path, run: dict[str, Any], names: list[str], skip_damaged
     if run.get("kind") in SETS:
         raise TraceError(f"{place}: holds several runs; load one of them: {', '.join(names)}")
     segments = [file for name in names for file in rundir.segments(_inside(place, name))]
-    segments = _whole(segments, run, skip_damaged)
+    segments = _whole(place, segments, run, skip_damaged)
     if not segments:
         raise TraceError(f"{place}: none of its parts holds a step")
     return _load_files(segments, run, place)
@@ -90,8 +90,24 @@ def _inside(place: Path, name: str) -> Path:
     return part
 
 
-def _whole(segments: list[Path], run: dict[str, Any], skip_damaged: bool) -> list[Path]:
-    """Return the segments that can be read."""
+def _believable(run: dict[str, Any]) -> dict[str, Any]:
+    """Return a run without the fields that are not of our types, which a note says; others may have written it."""
+    wrong = claims.misfits(run)
+    notes = [{"source": "load", "text": f"field {name} of run.json left out: not of the type that it has"}
+             for name in wrong]  # fmt: skip
+    kept = {name: value for name, value in run.items() if name not in wrong}
+    if run.get("ranks"):
+        kept["ranks"] = [_believable(rank) for rank in run["ranks"]]
+    return {**kept, "notes": [*kept.get("notes", ()), *notes]} if notes else kept
+
+
+def _whole(place: Path, segments: list[Path], run: dict[str, Any], skip_damaged: bool) -> list[Path]:
+    """Return the segments that can be read.
+
+    Raises:
+        TraceError: one is damaged, or lies outside the run directory.
+    """
+    rundir.check_inside(place, segments)
     con = table.connect()
     whole = []
     for segment in segments:
@@ -111,7 +127,7 @@ def _whole(segments: list[Path], run: dict[str, Any], skip_damaged: bool) -> lis
 
 def _is_as_written(file: Path, run: dict[str, Any]) -> bool:
     """Return whether a file has the checksum that the `run.json` of its run states."""
-    for content in (run, *run.get("ranks", ())):
+    for content in (run, *(run.get("ranks") or ())):
         for name, checksum in (content.get("checksums") or {}).items():
             if file.parts[-len(Path(name).parts) :] == Path(name).parts and rundir.checksum(file) == checksum:
                 return True
@@ -156,7 +172,7 @@ def _kept(folder: tempfile.TemporaryDirectory[str], place: Path) -> Trace:
 
 def _load_files(files: list[Path], run: dict[str, Any], place: Path) -> Trace:
     con = table.connect()
-    _show_samples(con, files, run)
+    _show_samples(con, place, files, run)
     found = {name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, whole=place.is_dir())}
     _view(con, "spans", files, found, COLUMNS)
     if "layer_id" not in found:  # xsp wrote none before version 0.2
@@ -165,6 +181,7 @@ def _load_files(files: list[Path], run: dict[str, Any], place: Path) -> Trace:
         con.execute("CREATE OR REPLACE VIEW spans AS FROM with_layers")
     merged = place / rundir.MERGED_FILE if place.is_dir() else None
     if merged is not None and merged.is_file() and run.get("finished"):
+        rundir.check_inside(place, [merged])
         try:
             whole = _is_as_written(merged, run)
             held = set(table.check_parquet(con, merged, (*COLUMNS, *MERGED_COLUMNS), whole))
@@ -176,13 +193,15 @@ def _load_files(files: list[Path], run: dict[str, Any], place: Path) -> Trace:
     return true_trace(con, run, place)
 
 
-def _show_samples(con: duckdb.DuckDBPyConnection, segments: list[Path], run: dict[str, Any]) -> None:
+def _show_samples(con: duckdb.DuckDBPyConnection, place: Path, segments: list[Path], run: dict[str, Any]) -> None:
     """Show what was sampled beside these segments as the view `samples`; a portion that is damaged is left out."""
     folders = dict.fromkeys(segment.parent.parent for segment in segments if segment.parent.name == rundir.STEPS)
-    names, whole = ", ".join(column.name for column in SAMPLE_COLUMNS), []
-    for portion in (each for folder in folders for each in rundir.portions(folder)):
+    names, whole = ", ".join(f"{column.name}::{column.type} AS {column.name}" for column in SAMPLE_COLUMNS), []
+    portions = [each for folder in folders for each in rundir.portions(folder)]
+    rundir.check_inside(place, portions)
+    for portion in portions:
         try:
-            con.execute(f"SELECT count(hash({names})) FROM {table.parquet(portion)}").fetchall()
+            con.execute(f"SELECT count(hash(read)) FROM (SELECT {names} FROM {table.parquet(portion)}) read").fetchall()
         except duckdb.Error as error:
             reason = str(error).splitlines()[0]
             run.setdefault("notes", []).append({"source": "load", "text": f"left out: {portion}: damaged ({reason})"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ import duckdb
 
 from xsp.errors import OutputError, TraceError
 from xsp.span import COLUMNS, Column, Span
+
+_PATTERN = re.compile(r"[*?\[]")
+_FORMULA = r"^[=+@\-\t\r]"
+_NUMBER = r"[+-]?[0-9.]+(e[+-]?[0-9]+)?"
 
 
 def connect() -> duckdb.DuckDBPyConnection:
@@ -68,6 +73,11 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def quoted(name: str) -> str:
+    """Quote a name as an SQL identifier: a file of others may call its columns what it likes."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 def check_parquet(
     con: duckdb.DuckDBPyConnection, path: Path, columns: Sequence[Column], whole: bool = False
 ) -> list[str]:
@@ -99,13 +109,17 @@ def check_parquet(
 
 def _touch(columns: Iterable[str]) -> str:
     """Return a condition that makes the engine read every page, so that damage shows."""
-    return "hash(" + ", ".join(f'"{name}"' for name in columns) + ") IS NOT NULL"
+    return "hash(" + ", ".join(map(quoted, columns)) + ") IS NOT NULL"
 
 
 def parquet(path: Path | Sequence[Path]) -> str:
-    """Return the SQL that reads one or more Parquet files."""
+    """Return the SQL that reads these Parquet files and no others, whatever their names and folders are called.
+
+    To the engine `*`, `?` and `[` in a name stand for other files, and a folder `name=x` for a column.
+    """
     paths = [path] if isinstance(path, Path) else path
-    return f"read_parquet([{', '.join(literal(str(each)) for each in paths)}], union_by_name = true)"
+    files = ", ".join(literal(_PATTERN.sub(r"[\g<0>]", str(each))) for each in paths)
+    return f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
 
 
 def shown(columns: Sequence[Column], held: Collection[str]) -> str:
@@ -126,6 +140,9 @@ def _default(column: Column) -> str:
 def write(con: duckdb.DuckDBPyConnection, relation: duckdb.DuckDBPyRelation, path: Path, form: str) -> None:
     """Write the rows of a relation to a file that appears in one piece.
 
+    In CSV a text that a spreadsheet would compute (it begins with `=`, `+`, `-` or `@`, and is no number) has a `'`
+    before it.
+
     Args:
         con: the engine that the relation belongs to.
         relation: what to write, in its order.
@@ -140,9 +157,20 @@ def write(con: duckdb.DuckDBPyConnection, relation: duckdb.DuckDBPyRelation, pat
         options += ", COMPRESSION gzip"
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        con.execute(f"COPY ({relation.sql_query()}) TO {literal(str(beside))} ({options})")
+        query = _without_formulas(relation) if form == "csv" else relation.sql_query()
+        con.execute(f"COPY ({query}) TO {literal(str(beside))} ({options})")
         os.replace(beside, path)
     except (duckdb.IOException, OSError) as error:
         raise OutputError(f"{path}: cannot be written ({str(error).splitlines()[0]})") from error
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _without_formulas(relation: duckdb.DuckDBPyRelation) -> str:
+    """Return the query for a relation whose texts a spreadsheet only shows."""
+    shown = []
+    for name, kind in zip(map(quoted, relation.columns), relation.types, strict=True):
+        is_formula = f"regexp_matches({name}, '{_FORMULA}') AND NOT regexp_full_match({name}, '{_NUMBER}')"
+        made = f"CASE WHEN {is_formula} THEN '''' || {name} ELSE {name} END AS {name}"
+        shown.append(made if str(kind) == "VARCHAR" else name)
+    return f"SELECT {', '.join(shown)} FROM ({relation.sql_query()})"

@@ -51,7 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(options.command.run(options))
     except XspError as error:
-        print(f"xsp: error: {error}", file=sys.stderr)
+        from xsp.report.fitting import plain
+
+        # what it quotes of a trace or of a file's name is somebody else's text
+        print("xsp: error: " + "\n".join(map(plain, str(error).split("\n"))), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of our output has seen enough
         sys.stderr.close()

@@ -42,9 +42,11 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _say(place: Path, run: dict[str, Any]) -> None:
+    from xsp.report.fitting import plain
+
     imported = run["imported"]
     read = sum(source["spans"] for source in imported["sources"])
     print(f"{place}: {read} spans read")
     for note in run["notes"]:
         if note["source"] == "import":
-            print(f"  {note['text']}", file=sys.stderr)
+            print(f"  {plain(note['text'])}", file=sys.stderr)

@@ -30,15 +30,15 @@ def run_of(text: str, losses: Losses) -> dict[str, Any] | None:
     if not isinstance(claimed, dict) or not _is_id(claimed.get("id")):
         losses.changed["description of a run that is none"] += 1
         return None
-    run = {}
-    for name, value in claimed.items():
-        if name in _ELSEWHERE:
-            continue
-        if _EXPECTED.get(name, _anything)(value):
-            run[name] = value
-        else:
-            losses.changed[f"field {name} of a run left out: it has another type than xsp's"] += 1
-    return run
+    wrong = misfits(claimed)
+    for name in wrong:
+        losses.changed[f"field {name} of a run left out: it has another type than xsp's"] += 1
+    return {name: value for name, value in claimed.items() if name not in _ELSEWHERE and name not in wrong}
+
+
+def misfits(claimed: Mapping[str, Any]) -> list[str]:
+    """Return the names of a run's fields that have other types than ours, as the readers of a run rely on them."""
+    return [name for name, fits in _EXPECTED.items() if name in claimed and not fits(claimed[name])]
 
 
 def _refuse(text: str) -> Any:
@@ -64,10 +64,6 @@ def _is_text(value: Any) -> bool:
 
 def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
-
-
-def _anything(value: Any) -> bool:
-    return True
 
 
 def _or_null(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -100,6 +96,7 @@ _EXPECTED: Mapping[str, Callable[[Any], bool]] = {
     "costs": _values(_fields({"ns_per_span": _is_number, "level": is_count})),
     "notes": _each(_fields({"source": _is_text, "text": _is_text})),
     "machine": _fields({"devices": _or_null(_each(_is_text))}),
+    "samples": _or_null(_fields({"absent": _or_null(_values(_is_text))})),
     "clock": lambda value: isinstance(value, dict),
 }
 """What the readers of a run rely on. A field that is not named here is taken as it is, and relied on by none."""

@@ -150,6 +150,8 @@ def as_one(runs: Sequence[dict[str, Any]]) -> Job:
 
 def name_of(run: Mapping[str, Any]) -> str:
     """Return a name for a run's directory: what the run is called, and the start of its id."""
-    name = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in str(run.get("name", "")))
-    identity = str(run.get("id", ""))
+    name, identity = (
+        "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in str(run.get(part, "")))
+        for part in ("name", "id")
+    )
     return "-".join(filter(None, (name[:60].strip("-"), identity[:8]))) or OTHERS

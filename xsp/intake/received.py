@@ -14,7 +14,7 @@ from xsp import rundir, table
 from xsp.errors import TraceError
 from xsp.importers.contract import Losses
 from xsp.intake.jobs import Job, as_one, connect, once
-from xsp.intake.steps import NAMES, NO_STEPS, noted, write
+from xsp.intake.steps import NO_STEPS, noted, write
 from xsp.span import COLUMNS, Kind, Level
 
 
@@ -39,6 +39,7 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> dict[str
         OutputError: the disk refuses.
     """
     content = rundir.read_run(run)
+    rundir.check_inside(run, [*rundir.segments(run), *(run / rundir.WAITING).glob("*.parquet")])
     (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
     files = sorted((run / rundir.WAITING).glob("*.parquet"))
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
@@ -76,12 +77,14 @@ def _together(run: Path, files: Sequence[Path], content: Mapping[str, Any]) -> s
 
     What `_make_steps` added to other programs' spans is forgotten, and made anew.
     """
-    parts = [f"SELECT {NAMES}, '' AS run FROM {table.parquet(files)}"] if files else []
+    ours = ", ".join(f"{c.name}::{c.type} AS {c.name}" for c in COLUMNS)
+    parts = [f"SELECT {ours}, '' AS run FROM {table.parquet(files)}"] if files else []
     if steps := rundir.segments(run):
         made = any(note.get("text") == NO_STEPS for note in content.get("notes", ()))
         plain = dict.fromkeys(("step", "rung", "timed"), "NULL")
         plain["level"] = f"CASE WHEN kind = '{Kind.STEP}' THEN {int(Level.APPLICATION)} ELSE level END"
         plain["kind"] = f"CASE WHEN kind = '{Kind.STEP}' THEN '{Kind.USER}' ELSE kind END"
-        names = [f"{plain[c.name]}::{c.type} AS {c.name}" if c.name in plain and made else c.name for c in COLUMNS]
+        values = plain if made else {}
+        names = [f"{values.get(c.name, c.name)}::{c.type} AS {c.name}" for c in COLUMNS]
         parts.insert(0, f"SELECT {', '.join(names)}, '' AS run FROM {table.parquet(steps)}")
     return " UNION ALL ".join(parts)
