@@ -23,7 +23,7 @@ LAYERS = [
     {"importers", "store"},
     {"intake"},
     {"runs"},
-    {"collecting", "counters", "devicehealth", "samplehealth", "writer"},
+    {"budgethealth", "collecting", "counters", "devicehealth", "samplehealth", "watching", "writer"},
     {"health", "session"},
     {"analyses", "bench", "exporters", "graph", "models", "serve"},
     {"comparison"},

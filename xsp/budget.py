@@ -23,6 +23,9 @@ RAREST = 1000
 FIRST_BARE = 10
 """Steps before the first recorded one, to know what a step takes."""
 
+RESERVE = 0.1
+"""Of the share, for steps that cost more than the ones before them."""
+
 CLOSEST = 3
 """At least two bare steps stand between recorded ones: one on cold caches, and one to compare with."""
 
@@ -91,7 +94,7 @@ class Budgeted(Schedule):
 
     def _choose(self) -> Turn:
         turn = super()._choose()
-        known = (self._account.cost_ns(rung) for rung in self.rungs if rung <= turn.rung)
+        known = (self._account.cost_ns(rung) for rung in self.rungs if rung <= turn.rung)  # of a trial: those before
         self._expected_ns = max((cost_ns for cost_ns in known if cost_ns is not None), default=0.0)
         return turn
 
@@ -99,7 +102,7 @@ class Budgeted(Schedule):
         account = self._account
         if self._bare + 1 < self.every or account.bare < FIRST_BARE:
             return True
-        return account.spent_ns + self._expected_ns > self.share * account.steps_ns
+        return account.spent_ns + self._expected_ns > (1 - RESERVE) * self.share * account.steps_ns
 
 
 def schedule_of(

@@ -105,6 +105,11 @@ class Collecting:
                 costs[collector.name] = cost
         return costs
 
+    def try_out(self, rung: Level) -> None:
+        """Switch on and off what sees this rung: what a first use sets up, a step need not pay."""
+        self.stop(self.start(rung, describe=False))
+        self.rows(clock.anchor())
+
     def start(self, rung: Level, describe: bool) -> list[Collector]:
         """Switch on what sees this rung, and return it."""
         on = [each for each in self.collectors if min(each.levels) <= rung]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from xsp import devicehealth, samplehealth
+from xsp import budgethealth, devicehealth, samplehealth
 from xsp.finding import Finding, Severity
 from xsp.schedule import rung_name
 from xsp.span import Kind, Level
@@ -37,6 +37,7 @@ def health(trace: Trace) -> list[Finding]:
         *_run(trace),
         *_ranks(trace),
         *_deliveries(trace),
+        *budgethealth.findings(trace),
         *_rungs(trace),
         *_parents(trace),
         *_structure(trace),

@@ -42,6 +42,11 @@ class Launch:
     """A `StepRule`, or the function whose calls are steps: `train_one`, `Trainer.fit_batch`, `pkg.mod:function`."""
 
     warmup: int | None = None
+    every: int | None = None
+    budget: str | None = None
+    shows_line: bool = False
+    """Draw in the terminal how far the run is."""
+
     seed: int = 0
     overwrite: bool = False
     only: Level | None = None
@@ -76,6 +81,8 @@ def launch(how: Launch) -> int:
         out=how.out,
         overwrite=how.overwrite,
         warmup=how.warmup,
+        every=how.every,
+        budget=how.budget,
         seed=how.seed,
         only=how.only,
         kernels=how.kernels,
@@ -86,6 +93,8 @@ def launch(how: Launch) -> int:
         otlp=how.otlp,
         otlp_policy=how.otlp_policy,
     )
+    if how.shows_line:
+        session.show_line()
     if how.counting:
         session.schedule = DescribeOnce(session.schedule.rungs, session.schedule.warmup)
     sys.argv = [str(how.script), *how.args]
@@ -195,6 +204,8 @@ def _command(how: Launch, out: Path, extra: list[str]) -> list[str]:
     command += ["--step", how.step, "--seed", str(how.seed), *extra]
     if how.warmup is not None:
         command += ["--warmup", str(how.warmup)]
+    if how.every is not None:
+        command += ["--every", str(how.every)]
     command += [] if how.samples else ["--no-samples"]
     command += ["--kernels", how.kernels]
     return [*command, "--otlp-policy", how.otlp_policy, str(how.script), *how.args]

@@ -46,6 +46,8 @@ def launch(how: Launch) -> int:
     command += ["--out", str(out), "--levels", how.levels, "--step", how.step, "--seed", str(how.seed)]
     if how.warmup is not None:
         command += ["--warmup", str(how.warmup)]
+    if how.every is not None:
+        command += ["--every", str(how.every)]
     command += [] if how.samples else ["--no-samples"]
     command += ["--kernels", how.kernels, "--otlp-policy", how.otlp_policy]
     environment = {**os.environ, **otlp_environment(how)}

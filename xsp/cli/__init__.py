@@ -18,6 +18,7 @@ from xsp.version import __version__
 COMMANDS = (
     "run",
     "profile",
+    "watch",
     "sweep",
     "analyze",
     "compare",
@@ -32,6 +33,7 @@ COMMANDS = (
 EXAMPLES = """examples:
   xsp profile torchvision:resnet50 --out runs/resnet50     profile a model by name
   xsp run train.py --epochs 1                              profile a script as it is
+  xsp watch runs/train                                     figures while a run goes on
   xsp sweep torchvision:resnet50 --batch 1,2,4,8           find the optimal batch size
   xsp analyze runs/resnet50 A2 A6                          print tables
   xsp compare runs/before runs/after                       what became slower, and how surely

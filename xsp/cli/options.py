@@ -47,6 +47,14 @@ def recording(parser: argparse.ArgumentParser, also: str = "") -> None:
     delivering(parser)
 
 
+def sampling_steps(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command that records some steps of a long run."""
+    parser.add_argument("--every", type=int, metavar="N", help="record one step in N; the others run bare (default: 2)")
+    parser.add_argument(
+        "--budget", metavar="SHARE", help="record as often and as deep as this share of the time pays for: 1%%"
+    )
+
+
 def counting(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that runs once more for counters."""
     parser.add_argument(

@@ -10,6 +10,7 @@ examples:
   xsp run --step mypkg.loop:Trainer.step train.py a function of a module
   xsp run --levels once-each train.py             a script that cannot take turns: once per level
   xsp run --counters train.py                     hardware counters of each kernel, by Nsight Compute
+  xsp run --budget 1% train.py                    a long run: record as often as 1 % of its time pays for
   xsp run torchrun --nproc-per-node 2 train.py    all ranks of a distributed script, in one trace
 """
 
@@ -36,6 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="if spans ran beside others and have no certain parent, run once more with one thing at a time",
     )
     options.counting(parser)
+    options.sampling_steps(parser)
     parser.add_argument("--once-each", action="store_true", help="run the script once per level, in fresh processes")
     parser.add_argument("-q", "--quiet", action="store_true", help="print no tables")
     parser.add_argument("--only", help=argparse.SUPPRESS)
@@ -59,6 +61,9 @@ def run(given: argparse.Namespace) -> int:
         levels="M/L/G" if given.levels == "once-each" else given.levels,
         step=given.step,
         warmup=given.warmup,
+        every=given.every,
+        budget=given.budget,
+        shows_line=not given.quiet and sys.stderr.isatty(),
         seed=given.seed,
         overwrite=given.overwrite,
         only=Level[given.only.upper()] if given.only else None,
@@ -75,7 +80,11 @@ def run(given: argparse.Namespace) -> int:
     options.check_counting(given)
     if given.counters and each:
         raise UsageError("--counters needs the kernels of one run: leave once-each away")
+    if given.budget is not None and (each or given.counters or given.resolve):
+        raise UsageError("--budget is kept in one run: leave --counters, --resolve and once-each away")
     if str(given.script) == torchrun.COMMAND:
+        if given.budget is not None:
+            raise UsageError("--budget would record other steps on each rank: say --every N, the same on all of them")
         if given.resolve or given.counters or each:
             raise UsageError("--resolve, --counters and once-each do not go with torchrun: leave them away")
         code = torchrun.launch(how)

@@ -1,0 +1,36 @@
+"""Whether a run kept its budget, as findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from xsp.finding import Finding, Severity
+from xsp.trace import Trace
+
+
+def findings(trace: Trace) -> Iterator[Finding]:
+    """Yield whether each run of a trace kept its budget; nothing for runs without one."""
+    for run in trace.run.get("ranks") or [trace.run]:
+        budget = run.get("budget") or {}
+        if run.get("finished") and budget.get("asked_percent") is not None:
+            yield _kept(budget)
+            yield from _left_out(budget)
+
+
+def _kept(budget: dict[str, Any]) -> Finding:
+    asked, spent = budget["asked_percent"], budget["overhead_percent"]
+    if spent is None:
+        return Finding(Severity.NOTE, "budget", "too few steps ran to tell what profiling cost")
+    low, high = budget["low_percent"], budget["high_percent"]
+    text = f"profiling cost {spent:.2f} % of the steps' time [{low:.2f}, {high:.2f}], {asked:g} % were asked for"
+    if spent <= asked:
+        return Finding(Severity.GOOD, "budget", text)
+    text += ": the first steps of each rung cost more than the run had earned; run more steps, or fewer levels"
+    return Finding(Severity.WARNING if low > asked else Severity.NOTE, "budget", text)
+
+
+def _left_out(budget: dict[str, Any]) -> Iterator[Finding]:
+    for rung, steps in budget.get("left_out", {}).items():
+        why = f"{steps} bare steps earn one of it" if steps else "a rung further out was too dear"
+        yield Finding(Severity.NOTE, rung, f"was left out for the budget: {why}")

@@ -1,0 +1,53 @@
+"""Watch a run while it goes on: how far it is, what a step takes, what profiling costs, the slowest layers.
+
+It reads the run directory and nothing else, so it can run on any machine that sees it. On a terminal it goes on
+until the run has ended or Ctrl-C; elsewhere, and with --once, it prints once.
+
+examples:
+  xsp watch runs/train
+  xsp watch runs/train/rank-0000          one rank of a distributed script
+  xsp watch runs/train --once
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+SUMMARY = "watch a run while it goes on"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory")
+    parser.add_argument("--once", action="store_true", help="print once and end")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: %(default)s)"
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    """Show the figures until the run has ended."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from xsp.errors import UsageError
+    from xsp.report.watched import watched
+    from xsp.watching import look
+
+    if given.interval <= 0:
+        raise UsageError(f"--interval {given.interval}: write a number of seconds above 0")
+    figures = look(given.run)
+    console = Console()
+    if given.once or not sys.stdout.isatty():
+        console.print(watched(figures), end="", soft_wrap=True)
+        return 0
+    with Live(watched(figures), console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
+        while not figures.finished:
+            time.sleep(given.interval)
+            figures = look(given.run)
+            live.update(watched(figures), refresh=True)
+    return 0
