@@ -45,13 +45,13 @@ COLUMNS = (
 def storing(folder: Path, sampling: bool, said: list[dict[str, Any]]) -> Iterator[None]:
     """Have a storing process for a while; keep what it says of its samples."""
     run = rundir.create(folder / "run", overwrite=True)
-    rundir.write_run(run, {})
     writer = Writer(run)
+    rundir.write_run(run, {})
     try:
         if sampling and not writer.sample(0, device.identities()):
             raise SystemExit(f"nothing is sampled: {writer.failed}")
         time.sleep(OPENING_S)
-        own = Host(writer._process.pid)
+        own = Host(writer.process)
         own.open()
         list(own.read(seldom=False))
         yield

@@ -20,8 +20,10 @@ having steps is a set of runs (a sweep, or a program that was run once per level
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import time
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -45,6 +47,9 @@ WAITING = "arrived"
 MERGED_FILE = "merged.parquet"
 SERIALISED = "serialised"
 DELIVERY_FILE = "delivery.json"
+
+PATIENCE_S = 5.0
+"""How long to wait for a process whose program was killed, and which still writes what it was given."""
 
 
 def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
@@ -73,6 +78,7 @@ def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
                         f"{run}: a run is there already; choose another directory, or say overwrite=True "
                         "(--overwrite on the command line)"
                     )
+                _wait_until_free(run)
                 _clear(run)
         (run / STEPS).mkdir(parents=True, exist_ok=True)
     except TraceError as error:
@@ -80,6 +86,53 @@ def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
     except OSError as error:
         raise OutputError(f"{run}: cannot be written ({error.strerror}); choose another directory") from error
     return run
+
+
+def hold(run: Path) -> int:
+    """Keep a new run directory for this process until it ends: no other one then writes to it, or replaces it.
+
+    Returns:
+        The descriptor that holds it, never to be closed. A file system without locks holds nothing.
+
+    Raises:
+        OutputError: another process holds it, or has written a run there since it was made.
+    """
+    directory = _lock(run)
+    if directory is None:
+        raise OutputError(f"{run}: another process is writing a run there; choose another directory")
+    if (run / RUN_FILE).exists() or segments(run):
+        os.close(directory)
+        raise OutputError(f"{run}: another process has just written a run there; choose another directory")
+    return directory
+
+
+def _wait_until_free(run: Path) -> None:
+    """Wait until no process writes to a run.
+
+    Raises:
+        OutputError: one still does.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while (directory := _lock(run)) is None:
+        if time.monotonic() > deadline:
+            raise OutputError(
+                f"{run}: another process is writing this run; wait until it has ended, or choose another directory"
+            )
+        time.sleep(0.05)
+    os.close(directory)
+
+
+def _lock(run: Path) -> int | None:
+    """Lock a directory; None if another process has locked it. The lock ends with the descriptor, or its process."""
+    directory = os.open(run, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(directory)
+        return None
+    except OSError:  # this file system locks nothing
+        pass
+    return directory
 
 
 def _clear(run: Path) -> None:
@@ -96,7 +149,7 @@ def _clear(run: Path) -> None:
             for file in [*folder.glob("[0-9]*.parquet"), *folder.glob(".*.part")]:
                 file.unlink(missing_ok=True)
             _remove_empty(folder)
-    for name in (RUN_FILE, MERGED_FILE, DELIVERY_FILE, "report.html"):
+    for name in (RUN_FILE, MERGED_FILE, DELIVERY_FILE, "progress.json", "report.html"):
         (run / name).unlink(missing_ok=True)
 
 

@@ -21,7 +21,7 @@ from xsp import clock, device, identity, plugins, rundir, scrub
 from xsp.account import Account
 from xsp.collecting import Collecting, Listener
 from xsp.collector import Collector, Kernels
-from xsp.errors import UsageError
+from xsp.errors import OutputError, UsageError
 from xsp.schedule import Turn, parse_levels, rung_name
 from xsp.span import Kind, Level, Span
 from xsp.underway import Underway
@@ -157,8 +157,8 @@ class profile:
         self.out = rundir.create(of_this_rank(self.out), overwrite=self._overwrite)
         self._identity = identity.of_this_process()
         self._started_ns = time.time_ns()
-        rundir.write_run(self.out, self._run(finished=False))
         self._writer = Writer(self.out)
+        rundir.write_run(self.out, self._run(finished=False))
         if self._otlp is not None:
             self._writer.deliver_to(*self._otlp)
         if self._samples and not self._writer.sample(self._identity.rank, _devices()):
@@ -187,12 +187,10 @@ class profile:
         self._store_rest()
         if kind is not None:
             self._collecting.note("xsp", f"the block was left by {kind.__name__}; the steps before it are kept")
-        done = self._writer.finish(self._run(finished=True, costs=costs))
-        if self._writer.failed is not None:
-            print(f"xsp: {self.out}: {self._writer.failed}", file=sys.stderr)
-        elif self._otlp is not None and done is not None:
-            self._say_what_is_left(done["finished"]["delivery"])
-        self._writer.close()
+        try:
+            self._finish(costs)
+        finally:
+            self._writer.close()
 
     def step(self, batch_size: int | None = None) -> contextlib.AbstractContextManager[object]:
         """Return the context of one step: one prediction, or one training step.
@@ -219,9 +217,26 @@ class profile:
         """Put a sentence on what the run is missing into the run."""
         self._collecting.note("program", text)
 
-    def _say_what_is_left(self, delivery: dict[str, Any]) -> None:
+    def _finish(self, costs: dict[str, Any]) -> None:
+        """Have the run finished, here if need be, and say on stderr what became of it."""
+        missing = f"{self.steps_lost} steps were not stored"
+        if self.steps_lost and self._writer.failed is not None:
+            self._collecting.note("xsp", f"{missing}: {self._writer.failed}")
+        done = self._writer.finish(self._run(finished=True, costs=costs))
+        if done is None:
+            self._collecting.note("xsp", f"the merged step was not written: {self._writer.failed}")
+            with contextlib.suppress(OutputError):  # where the disk is full, the run says that it was interrupted
+                rundir.write_run(self.out, self._run(finished=True, costs=costs))
+        if (self.steps_lost or done is None) and self._writer.failed is not None:
+            print(f"xsp: {self.out}: {missing} ({self._writer.failed})", file=sys.stderr)
+        if self._otlp is not None:
+            self._say_what_is_left(done.get("delivery") if done is not None else None)
+
+    def _say_what_is_left(self, delivery: dict[str, Any] | None) -> None:
         """Say on one line what was not delivered, why, and what to type."""
-        if delivery["left"] or delivery["rejected"]:
+        if delivery is None:
+            print(f"xsp: what was delivered is not known; `xsp export {self.out} --resume` sends it", file=sys.stderr)
+        elif delivery["left"] or delivery["rejected"]:
             what = f"{delivery['left']} traces were not delivered, {delivery['rejected']} spans were rejected"
             why = "; ".join(delivery["messages"])
             print(f"xsp: {what} ({why}); `xsp export {self.out} --resume` sends what is left", file=sys.stderr)
@@ -367,6 +382,10 @@ class _Step:
         except Exception as error:
             session.steps_lost += 1
             session._collecting.note("xsp", f"a step could not be stored: {type(error).__name__}: {error}")
+        except BaseException as interrupt:  # the program's own affair
+            session.steps_lost += 1
+            session._collecting.note("xsp", f"{type(interrupt).__name__} came while a step was stored: counted as lost")
+            raise
         finally:
             if session._underway.is_due(self._end):
                 session._underway.show(session._progress())
@@ -504,4 +523,6 @@ def _forget_in_children() -> None:
 
 def _forget() -> None:
     global _active
-    _active = None
+    session, _active = _active, None
+    if session is not None and session._writer is not None:
+        session._writer.forget()
