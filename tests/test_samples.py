@@ -517,7 +517,7 @@ def test_the_page_draws_what_was_sampled_and_says_what_was_not() -> None:
     assert (power["kind"], power["unit"]) == ("readings", "W")
     assert power["data"]["value"] == [100.0, 102.0, 101.0, 103.0]
     assert power["data"]["device"] == [0, 0, 1, 1]
-    assert drawn["Memory of the process"]["missing"] == "Memory of the process: value was not measured"
+    assert drawn["Memory of the process"]["missing"] == "Memory of the process: there is none in this trace"
     assert "reasons for lower clocks were not sampled" in drawn["Why clocks were not at their highest"]["missing"]
 
 

@@ -103,6 +103,16 @@ class _Place(NamedTuple):
     type: str | None
 
 
+def _no_changes(trace: Trace) -> str | None:
+    found = f"SELECT 1 FROM spans WHERE kind = '{Kind.ALLOC}' AND alloc_bytes IS NOT NULL AND step IS NOT NULL LIMIT 1"
+    if trace.con.execute(found).fetchall():
+        return None
+    return (
+        f"needs each allocation and each freeing of steps, and {trace.name!r} holds none: xsp's own runs say only what "
+        "was allocated; import a trace of torch.profiler with profile_memory=True"
+    )
+
+
 @analysis("memory-timeline", "Memory over the step, by layer")
 def MEMORY_TIMELINE(trace: Trace) -> Table:
     """Memory taken at the start, at the peak and at the end of the step, of its calls and of each layer, per device.
@@ -123,7 +133,7 @@ def MEMORY_TIMELINE(trace: Trace) -> Table:
     return values(trace, "memory_timeline", _COLUMNS, rows)
 
 
-@analysis("memory-steps", "Memory of each step")
+@analysis("memory-steps", "Memory of each step", unless=_no_changes)
 def MEMORY_STEPS(trace: Trace) -> Table:
     """Memory taken at the start, at the peak and at the end of each step, and what the step leaves behind.
 
@@ -154,8 +164,6 @@ def MEMORY_STEPS(trace: Trace) -> Table:
         FROM ends ORDER BY pool NULLS FIRST, step
         """
     ).fetchall()
-    if not rows:
-        raise AnalysisError(_refusal("memory-steps (Memory of each step)", trace))
     return values(trace, "memory_steps", _STEP_COLUMNS, rows)
 
 
@@ -268,12 +276,8 @@ def _allocations_alone(trace: Trace) -> Table:
         """
     )
     if not table.aggregate("count(*)").fetchall()[0][0]:
-        raise AnalysisError(_refusal("memory-timeline (Memory over the step, by layer)", trace))
+        raise AnalysisError(
+            f"memory-timeline (Memory over the step, by layer) needs allocations, and {trace.name!r} holds none in its "
+            "steps; record with xsp and --levels M/L/G, or with torch.profiler and profile_memory=True"
+        )
     return table
-
-
-def _refusal(analysis: str, trace: Trace) -> str:
-    return (
-        f"{analysis} needs allocations, and {trace.name!r} holds none in its steps; record with profile_memory=True "
-        "(torch.profiler), or with xsp and --levels M/L/G"
-    )

@@ -191,6 +191,8 @@ def drawn(chart: Chart, answer: Answer) -> dict[str, Any]:
     if answer.refused is not None:
         return {**said, "missing": answer.refused}
     rows = [row for row in answer.dicts() if all(_is(row[column], value) for column, value in chart.where.items())]
+    if not rows:
+        return {**said, "missing": f"{chart.title}: there is none in this trace"}
     if not any(row[column] is not None for column in chart.measured for row in rows):
         return {**said, "missing": f"{chart.title}: {_words(chart.measured)} was not measured"}
     shown = rows[: chart.most]
