@@ -88,9 +88,17 @@ def test_only_one_rung_and_only_the_deepest_describes() -> None:
         Schedule(rungs, only=G)
 
 
-def test_a_negative_warm_up_is_refused() -> None:
+def test_a_negative_warm_up_and_less_than_every_step_are_refused() -> None:
     with pytest.raises(UsageError, match="warmup=-1"):
         Schedule((M,), warmup=-1)
+    with pytest.raises(UsageError, match="every=0"):
+        Schedule((M,), every=0)
+
+
+def test_one_step_in_so_many_is_recorded_and_the_others_run_bare() -> None:
+    taken = turns(Schedule(parse_levels("M/L"), warmup=1, every=100), 1 + 400)
+    assert [place for place, turn in enumerate(taken) if not turn.bare] == [0, 100, 200, 300, 400]
+    assert turns(Schedule((M,), every=1, warmup=0), 3) == [Turn(M, timed=True, describe=False)] * 3
 
 
 @given(

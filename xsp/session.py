@@ -164,6 +164,8 @@ class profile:
         if self._samples and not self._writer.sample(self._identity.rank, _devices()):
             self._collecting.note("samples", "the process that stores spans did not begin to sample")
         self._collecting.open(self._listener(self) if self._listener is not None else None)
+        if isinstance(self.schedule, budgets.Budgeted):
+            self._collecting.try_out(self.schedule.rungs[-1])
         _forget_in_children()
         _active = self
         self._underway.begin(self.out)

@@ -1,0 +1,73 @@
+"""What profiling costs, counted step by step."""
+
+from __future__ import annotations
+
+import pytest
+
+from xsp.account import Account, Differences
+from xsp.clock import monotonic_ns
+from xsp.schedule import SETTLE, Turn
+from xsp.span import Level
+
+M = Turn(Level.MODEL, timed=True, describe=False)
+MS = 1_000_000
+
+
+def add(account: Account, turn: Turn, dur_ms: float) -> None:
+    account.add(turn, int(dur_ms * MS), 0, monotonic_ns())
+
+
+def test_a_recorded_step_costs_what_it_takes_longer_than_the_bare_ones_nearby() -> None:
+    account = Account()
+    for _ in range(4):
+        for dur_ms in (11, 10, 10, 10, 10):  # the first is on cold caches, except at the very beginning
+            add(account, SETTLE, dur_ms)
+        add(account, M, 12)
+    found = account.content()
+    assert found["taken"] == {"bare": 20, "M": 4}
+    assert found["inside_ns"] == pytest.approx(4 * 2 * MS)
+    assert found["after_ns"] == pytest.approx(3 * 1 * MS)
+    assert found["bare_step_ns"] == 10 * MS
+    assert found["overhead_percent"] == pytest.approx(100 * 11 / (24 * 10), rel=0.05)
+
+
+def test_time_around_the_step_is_read_from_the_clock() -> None:
+    account = Account()
+    add(account, SETTLE, 10)
+    account.add(M, 10 * MS, before_ns=2 * MS, end_ns=monotonic_ns() - 3 * MS)
+    assert account.content()["around_ns"] >= 5 * MS
+    assert account.cost_ns(Level.MODEL) >= 5 * MS  # type: ignore[operator]
+
+
+def test_a_slow_machine_is_not_taken_for_overhead() -> None:
+    account = Account()
+    for dur_ms in (10, 40):
+        for _ in range(20):
+            add(account, SETTLE, dur_ms)
+        add(account, M, dur_ms)
+    assert account.content()["inside_ns"] == 0
+
+
+def test_steps_before_the_first_bare_one_are_unknown_and_said_to_be() -> None:
+    account = Account()
+    add(account, M, 10)
+    found = account.content()
+    assert (found["unknown_steps"], found["overhead_percent"], found["bare_step_ns"]) == (1, None, None)
+
+
+def test_one_or_two_steps_tell_nothing_so_their_margin_is_all_that_they_cost() -> None:
+    differences = Differences()
+    differences.add(5.0)
+    assert (differences.total_ns, differences.margin_ns) == (5.0, 5.0)
+    for _ in range(9):
+        differences.add(5.0)
+    assert (differences.total_ns, differences.margin_ns) == (50.0, pytest.approx(0.0))
+
+
+def test_memory_does_not_grow_with_the_steps() -> None:
+    account = Account()
+    for _ in range(3000):
+        add(account, SETTLE, 10)
+        add(account, M, 11)
+    rung = account.rungs[Level.MODEL]
+    assert (rung.inside.count, len(rung.inside._last)) == (3000, 64)

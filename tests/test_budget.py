@@ -1,0 +1,116 @@
+"""How often and how deep a budget lets a program be profiled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+import torch
+
+import xsp
+from xsp import budget
+from xsp.account import Account
+from xsp.clock import monotonic_ns
+from xsp.errors import UsageError
+from xsp.finding import Severity
+from xsp.health import health
+from xsp.schedule import Turn, parse_levels, rung_name
+from xsp.span import Level
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), (" 0.5 %", 0.005), ("0.02", 0.02), (0.1, 0.1)])
+def test_a_budget_as_a_user_writes_it(text: str | float, share: float) -> None:
+    assert budget.parse(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "%", "a lot", "0%", "-1%", "100%", 1, "nan", "1%%"])
+def test_what_is_no_share_is_refused(text: str | float) -> None:
+    with pytest.raises(UsageError, match="write a share"):
+        xsp.profile(budget=text)
+
+
+def simulated(
+    share: float, costs_ms: dict[str, float], steps: int, every: int | None = None, trials: int = 3000
+) -> tuple[Account, list[Turn]]:
+    """Run steps of 10 ms; those of a rung cost what is stated, half of it inside."""
+    account = Account()
+    schedule = budget.Budgeted(share, account, parse_levels("M/L/G"), every=every)
+    turns: list[Turn] = []
+    for _ in range(steps):
+        turn = schedule.next()
+        half = int(costs_ms.get(rung_name(turn.rung), 0) * MS / 2)
+        account.add(turn, 10 * MS + half, half, monotonic_ns())
+        turns.append(turn)
+        if len(turns) > trials:  # they are paid by then
+            assert account.spent_ns <= 1.02 * share * account.steps_ns
+    return account, turns
+
+
+CHEAP = {"M": 1.0, "M/L": 2.0, "M/L/op": 5.0, "M/L/G": 10.0}
+
+
+def test_the_share_is_kept_and_used() -> None:
+    account, turns = simulated(0.01, CHEAP, 20_000)
+    assert 0.8 <= account.content()["overhead_percent"] <= 1.0
+    timed = Counter(rung_name(turn.rung) for turn in turns if turn.timed)
+    assert set(timed) == set(CHEAP)
+    assert max(timed.values()) - min(timed.values()) <= 1, "rungs take turns, whatever they cost"
+
+
+def test_a_larger_share_records_more_often() -> None:
+    recorded = [sum(turn.timed for turn in simulated(share, CHEAP, 5000)[1]) for share in (0.005, 0.01, 0.05)]
+    assert recorded == sorted(recorded)
+    assert recorded[2] > 3 * recorded[0]
+
+
+def test_a_rung_that_is_too_dear_is_left_out_after_its_trial() -> None:
+    account, turns = simulated(0.01, {**CHEAP, "M/L/G": 500.0}, 20_000, trials=8000)
+    assert sum(turn.rung is Level.KERNEL for turn in turns) == 1
+    assert account.content()["overhead_percent"] <= 1.0
+    schedule = budget.Budgeted(0.01, account, parse_levels("M/L/G"))
+    assert schedule.left_out() == {"M/L/G": pytest.approx(5000, rel=0.02)}
+
+
+def test_no_more_often_than_every_allows() -> None:
+    _, turns = simulated(0.5, CHEAP, 2000, every=50)
+    places = [place for place, turn in enumerate(turns) if not turn.bare]
+    assert len(places) >= 35
+    assert min(later - place for place, later in pairwise(places)) == 50
+
+
+def train(model: torch.nn.Module, steps: int, **how: object) -> None:
+    x = torch.randn(64, 256)
+    with xsp.profile("train", samples=False, **how) as prof:  # type: ignore[arg-type]
+        for _ in range(steps):
+            with prof.step():
+                model(x).sum().backward()
+
+
+def test_a_run_says_what_was_asked_and_what_it_cost(tmp_path) -> None:
+    train(torch.nn.Linear(256, 256), 120, out=tmp_path / "run", budget=0.9, levels="M/L")
+    trace = xsp.load(tmp_path / "run")
+    found = trace.run["budget"]
+    assert found["asked_percent"] == pytest.approx(90)
+    assert found["low_percent"] <= found["overhead_percent"] <= found["high_percent"]
+    assert sum(found["taken"].values()) == 120 == trace.run["steps"]["seen"]
+    assert found["kept"] == (found["overhead_percent"] <= 90)
+    [finding] = [each for each in health(trace) if each.subject == "budget"]
+    assert (finding.severity is Severity.GOOD) == found["kept"]
+    assert "were asked for" in finding.text
+
+
+def test_every_hundredth_step_is_recorded_and_nothing_is_on_in_between(tmp_path) -> None:
+    train(torch.nn.Linear(256, 256), 200, out=tmp_path / "run", every=40, warmup=0, levels="M/L")
+    trace = xsp.load(tmp_path / "run")
+    steps = trace.sql("SELECT DISTINCT step FROM spans ORDER BY step").fetchall()
+    assert [step for (step,) in steps] == [39, 79, 119, 159, 199]
+    assert trace.run["budget"]["taken"] == {"bare": 195, **_taken(trace)}
+    assert trace.run["budget"]["asked_percent"] is None
+
+
+def _taken(trace: xsp.Trace) -> dict[str, int]:
+    rows = trace.sql("SELECT rung, count(DISTINCT step) FROM spans GROUP BY rung ORDER BY rung").fetchall()
+    return {rung_name(rung): steps for rung, steps in rows}

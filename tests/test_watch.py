@@ -1,0 +1,105 @@
+"""Watching a run while it goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import xsp
+from xsp import cli, rundir, underway
+from xsp.watching import look
+
+
+@pytest.fixture(scope="module")
+def looks(tmp_path_factory: pytest.TempPathFactory) -> list:
+    """What was seen of a run of 30 steps in the middle and after the end."""
+    out = tmp_path_factory.mktemp("watched") / "run"
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval()
+    found = []
+    with xsp.profile("watched", levels="M/L", out=out, samples=False) as prof:
+        for number in range(30):
+            prof._underway._next_ns = 0  # not once a second, but always
+            with prof.step():
+                model(torch.ones(1, 8))
+            if number in (0, 20):
+                found.append(look(out))
+    return [*found, look(out), out]
+
+
+def test_before_the_first_stored_step_there_is_progress_only(looks: list) -> None:
+    first = looks[0]
+    assert (first.finished, first.stored, first.seen, first.steps_ms, first.layers) == (False, 0, 1, {}, [])
+
+
+def test_in_the_middle_there_are_steps_by_rung_layers_and_what_it_costs(looks: list) -> None:
+    middle = looks[1]
+    assert (middle.finished, middle.seen) == (False, 21)
+    assert middle.stored == 9
+    assert set(middle.steps_ms) == {"M", "M/L", "M/L/op"}
+    assert {name for name, _, _ in middle.layers} == {"0", "1"}
+    assert middle.budget["taken"]["bare"] == 9
+
+
+def test_in_the_end_the_run_says_it_and_nothing_else_is_left(looks: list) -> None:
+    last, out = looks[2:]
+    assert (last.finished, last.seen) == (True, 30)
+    assert not (out / underway.PROGRESS_FILE).exists()
+
+
+def test_the_command_prints_once_where_there_is_no_terminal(looks: list, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["watch", str(looks[3])]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("watched: finished, step 30, 13 steps stored\noverhead ")
+    assert "slowest layers, ms a step:" in shown
+
+
+def test_what_is_no_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["watch", str(tmp_path / "none")]) == 2
+    assert "there is no such file or directory" in capsys.readouterr().err
+    (tmp_path / "job").mkdir()
+    rundir.write_run(tmp_path / "job", {"kind": "sweep", "parts": ["batch-0001"]})
+    assert cli.main(["watch", str(tmp_path / "job")]) == 2
+    assert "watch one of them: batch-0001" in capsys.readouterr().err
+
+
+def test_a_progress_file_that_is_damaged_is_no_progress(tmp_path: Path) -> None:
+    for content in ("", "[1]", '{"seen": '):
+        (tmp_path / underway.PROGRESS_FILE).write_text(content)
+        assert underway.read(tmp_path) == {}
+
+
+def test_the_line_is_drawn_over_itself_and_taken_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = underway.Underway()
+    shown.draws = True
+    shown.begin(tmp_path)
+    assert shown.is_due(10**10)
+    assert not shown.is_due(10**10 + 1), "once a second"
+    budget = {"bare_step_ns": 2_500_000, "overhead_percent": 0.834, "asked_percent": 1.0}
+    shown.show({"seen": 12_000, "stored": 31, "budget": budget})
+    assert json.loads((tmp_path / underway.PROGRESS_FILE).read_text())["stored"] == 31
+    shown.end()
+    line = "xsp: step 12,000, 31 stored, 2.5 ms a step, overhead 0.83 % of 1 %"
+    assert capsys.readouterr().err == f"\r\x1b[2K{line}\r\x1b[2K"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_stops_nobody(tmp_path: Path) -> None:
+    shown = underway.Underway()
+    shown.begin(tmp_path / "gone")
+    shown.show({"seen": 1})
+    shown.end()
+
+
+def test_xsp_run_takes_every_and_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import torch\nm = torch.nn.Linear(4, 4).eval()\nfor _ in range(60): m(torch.ones(1, 4))\n")
+    run = ["run", "-q", "--no-samples", "--levels", "M", "--every", "10", "--warmup", "0", "-o", str(tmp_path / "run")]
+    subprocess.run([sys.executable, "-m", "xsp.cli", *run, str(script)], check=True)
+    assert xsp.load(tmp_path / "run").run["steps"] == {"seen": 60, "stored": 6, "lost": 0, "skipped": 0}
+    assert cli.main([*run, "--budget", "1%", "torchrun", str(script)]) == 2
+    assert "say --every N" in capsys.readouterr().err
