@@ -24,6 +24,9 @@ PAGES = sorted(
 )
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+TYPED = re.compile(r"\bxsp ([a-z]+)\b([^\n`#]*)")
+OF_THE_SCRIPT = re.compile(r"\S+\.py\b|\btorchrun\b|\s{3,}|\bxsp\b")
+FOLDERS = "(?:xsp|tests|benchmarks|collectors|deploy|docs|notebooks)"
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -160,6 +163,31 @@ def test_links_lead_somewhere(page: Path) -> None:
 def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_commands_have_the_options_that_pages_give_them(generate: ModuleType) -> None:
+    known = {
+        name: {option for action in command._actions for option in action.option_strings}
+        for name, command in generate.commands(generate._parser()).items()
+    }
+    unknown = [
+        f"{name_of(page)}: xsp {command} {word}"
+        for page in PAGES
+        for command, rest in TYPED.findall(page.read_text(encoding="utf-8"))
+        for word in re.findall(r"(?<!\S)--[a-z-]+", OF_THE_SCRIPT.split(rest)[0])
+        if command in known and word not in known[command]
+    ]
+    assert unknown == []
+
+
+def test_files_that_pages_name_are_there() -> None:
+    missing = [
+        f"{name_of(page)}: {file}"
+        for page in PAGES
+        for file in re.findall(rf"`({FOLDERS}/[\w./-]+\.\w+)`", page.read_text(encoding="utf-8"))
+        if "NAME" not in file and not (ROOT / file).exists()
+    ]
+    assert missing == []
 
 
 def test_every_page_is_in_the_index() -> None:
