@@ -3,8 +3,8 @@
 Bare steps earn: of what they take, the share may be spent. A step is recorded once enough is earned for what it
 will cost, which the steps of its rung before it tell; so the share is kept at any moment, and how often a step is
 recorded follows from it. A rung of which one step would take what more than `RAREST` bare steps earn is left out:
-that is how deep. A rung's first step is a trial: nobody knows what it costs before. It overdraws at most by
-itself, and what it overdraws is earned before the next one.
+that is how deep. A rung's first step is a trial, the cheapest rung's first: nobody knows what it costs before. It
+overdraws at most by itself, and what it overdraws is earned before the next one.
 """
 
 from __future__ import annotations
@@ -64,10 +64,12 @@ class Budgeted(Schedule):
         Args:
             share: of the program's time, from `parse`.
             account: to which the costs of the steps are added as they run.
-            rungs, warmup, seed, only: as of a `Schedule`; warm-up steps, which are the trials, are paid too.
+            rungs, seed, only: as of a `Schedule`.
+            warmup: steps of which nothing is kept, and which are paid as others are; none unless told otherwise.
             every: at most one step in so many is recorded.
         """
-        super().__init__(rungs, warmup, seed, only, every=max(every or CLOSEST, CLOSEST))
+        super().__init__(rungs, warmup or 0, seed, only, every=max(every or CLOSEST, CLOSEST))
+        self._untried = list(self.rungs)
         self.share = share
         self._account = account
         self._expected_ns = 0.0
@@ -93,10 +95,17 @@ class Budgeted(Schedule):
         return self.rungs[: len(self.rungs) - len(self.left_out())]
 
     def _choose(self) -> Turn:
-        turn = super()._choose()
+        turn = self._trial() or super()._choose()
         known = (self._account.cost_ns(rung) for rung in self.rungs if rung <= turn.rung)  # of a trial: those before
         self._expected_ns = max((cost_ns for cost_ns in known if cost_ns is not None), default=0.0)
         return turn
+
+    def _trial(self) -> Turn | None:
+        """Return the turn of a rung that was not tried, if it can be afforded; else None."""
+        if self._warmed < self.warmup or not self._untried:
+            return None
+        rung = self._untried.pop(0)
+        return Turn(rung, timed=True, describe=False) if rung in self._in_use() else None
 
     def _waits(self, turn: Turn) -> bool:
         account = self._account

@@ -1,7 +1,7 @@
 """What a run says of itself while it goes on: `progress.json` in the run directory, and a line in the terminal.
 
 Both are made between steps, once a second at most: no thread of their own disturbs what is measured. What they
-take, a tenth of a millisecond, is in the account of what profiling costs.
+take is in the account of what profiling costs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from xsp.clock import monotonic_ns
+
 PROGRESS_FILE = "progress.json"
 PAUSE_NS = 1_000_000_000
+RAREFIED = 1000
+"""So many times what showing took is waited before it is done again: on a slow disk it takes its 0.1 %, no more."""
+
 _CLEAR = "\r\x1b[2K"
 
 
@@ -34,18 +39,18 @@ class Underway:
         self._run = run
 
     def is_due(self, now_ns: int) -> bool:
-        """Return whether to show anything, and if so not again for a second; the time is of the monotonic clock."""
-        if now_ns < self._next_ns:
-            return False
-        self._next_ns = now_ns + PAUSE_NS
-        return self._run is not None
+        """Return whether to show anything; the time is of the monotonic clock."""
+        return now_ns >= self._next_ns and self._run is not None
 
     def show(self, progress: dict[str, Any]) -> None:
         """Write and draw it. Never raises."""
+        began_ns = monotonic_ns()
         if self._run is not None:
             self._write(self._run / PROGRESS_FILE, progress)
         if self.draws:
             self._draw(line(progress))
+        ended_ns = monotonic_ns()
+        self._next_ns = ended_ns + max(PAUSE_NS, RAREFIED * (ended_ns - began_ns))
 
     def end(self) -> None:
         """Take the line and the file away: from here on `run.json` says it all."""
