@@ -23,7 +23,7 @@ LAYERS = [
     {"importers", "store"},
     {"intake"},
     {"runs"},
-    {"budgethealth", "collecting", "counters", "devicehealth", "samplehealth", "watching", "writer"},
+    {"budgethealth", "choosing", "collecting", "counters", "devicehealth", "samplehealth", "watching", "writer"},
     {"health", "session"},
     {"analyses", "bench", "exporters", "graph", "models", "serve"},
     {"comparison"},

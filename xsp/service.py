@@ -19,7 +19,6 @@ import queue
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from itertools import count
@@ -27,6 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xsp import clock
+from xsp.choosing import Call, bound_of, chosen, whose
 from xsp.collecting import Collecting
 from xsp.collector import Collector, Signal
 from xsp.correlating import Recorded, attributes
@@ -109,38 +109,6 @@ def instrument(
     return Instrumented((model, *others), sample, levels, provider, otlp, collectors)
 
 
-class _Call:
-    """A call of a model in a chosen request, from its begin until its rows were taken."""
-
-    __slots__ = (
-        "anchor",
-        "context",
-        "end",
-        "links",
-        "live",
-        "name",
-        "on",
-        "outer",
-        "recorded",
-        "span",
-        "start",
-        "thread",
-    )
-    anchor: clock.Anchor
-    end: int
-    on: list[Collector]
-    outer: BaseException | None
-    """What was being handled when it began."""
-
-    recorded: bool
-    span: Any
-    start: int
-    thread: int
-
-    def __init__(self, name: str, context: Any, links: Sequence[Any], live: Sequence[Any]) -> None:
-        self.name, self.context, self.links, self.live = name, context, links, live
-
-
 class Instrumented:
     """Models that are instrumented, until `close`."""
 
@@ -163,7 +131,7 @@ class Instrumented:
         self._models, self._sample, self._otlp = models, sample, otlp
         self._rung = parse_levels(levels)[-1]
         self._tracing = _tracing(provider)
-        self._bound = _bound(sample)
+        self._bound = bound_of(sample)
         if otlp is not None and endpoint(otlp).is_file:
             raise UsageError(f"otlp={otlp!r}: a service sends to a receiver, such as http://localhost:4318")
         self._collecting = Collecting()
@@ -183,8 +151,8 @@ class Instrumented:
         self._tally = Tally()
         self._handover = Handover(self._tracing, self._tally, self._otlp)
         self._recording, self._draining, self._looking = threading.Lock(), threading.Lock(), threading.Lock()
-        self._open: dict[int, _Call] = {}
-        self._undrained: _Call | None = None
+        self._open: dict[int, Call] = {}
+        self._undrained: Call | None = None
         self._ended: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None
 
@@ -278,7 +246,7 @@ class Instrumented:
         from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
         from opentelemetry.trace import get_current_span
 
-        begin, seen, is_ours, serving = Signal.CALL_BEGIN, self._seen, self._is_ours(), _serving.get
+        begin, seen, is_ours, serving = Signal.CALL_BEGIN, self._seen, whose(self._models), _serving.get
         bound, low_bits, still_open = self._bound, TraceIdRatioBased.TRACE_ID_LIMIT, self._open
 
         def listen(signal: Signal, subject: Any) -> None:
@@ -297,23 +265,9 @@ class Instrumented:
 
         return listen
 
-    def _is_ours(self) -> Callable[[Any], bool]:
-        """Return whether a call of a module is a call of a model: it is one, or it contains one."""
-        models = {id(model) for model in self._models}
-        known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-
-        def is_ours(module: Any) -> bool:
-            if id(module) in models:
-                return True
-            if module not in known:
-                known[module] = any(id(each) in models for each in module.modules())
-            return known[module]
-
-        return is_ours
-
     def _begin(self, module: Any, requests: tuple[Any, ...] | None) -> None:
         try:
-            call = self._chosen(module, requests)
+            call = chosen(module, requests, self._bound)
             if call is None or self._closed:
                 return
             call.on, call.outer, call.thread = [], sys.exc_info()[1], threading.get_native_id()
@@ -349,33 +303,7 @@ class Instrumented:
                 self._recording.release()
                 self._ended.put(True)
 
-    def _chosen(self, module: Any, requests: tuple[Any, ...] | None) -> _Call | None:
-        """Return the call with its place in the requests' traces; None if none of a batch's requests is chosen."""
-        from opentelemetry import context, trace
-
-        name = type(getattr(module, "_orig_mod", module)).__name__
-        if requests is None:
-            return _Call(name, context.get_current(), (), ())
-        served = [trace.get_current_span(each) if isinstance(each, context.Context) else each for each in requests]
-        named = [each if isinstance(each, trace.SpanContext) else each.get_span_context() for each in served]
-        chosen = [each for each in named if self._chooses(each)]
-        if not chosen:
-            return None
-        around = trace.get_current_span().get_span_context()
-        if around.is_valid and around.trace_flags.sampled:
-            place = context.get_current()
-        else:
-            place = trace.set_span_in_context(trace.NonRecordingSpan(chosen[0]))
-        live = [each for each in served if isinstance(each, trace.Span) and each.is_recording()]
-        return _Call(name, place, [trace.Link(each) for each in named if each.is_valid], live)
-
-    def _chooses(self, context: Any) -> bool:
-        from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
-
-        sampled: bool = context.trace_flags.sampled
-        return sampled and context.trace_id & TraceIdRatioBased.TRACE_ID_LIMIT < self._bound
-
-    def _start_span(self, call: _Call) -> None:
+    def _start_span(self, call: Call) -> None:
         """Make the model's span; that of a recorded call is ended when its rows are there."""
         from opentelemetry.trace import Status, StatusCode
 
@@ -418,7 +346,7 @@ class Instrumented:
             self._wait_for_the_request(self._undrained)
             self._drain()
 
-    def _wait_for_the_request(self, call: _Call | None) -> None:
+    def _wait_for_the_request(self, call: Call | None) -> None:
         """Let the request end first: rows are read in Python, and hold up the threads that answer it."""
         from opentelemetry.trace import get_current_span
 
@@ -440,7 +368,7 @@ class Instrumented:
             finally:
                 call.span.end(call.end + call.anchor.offset_ns)
 
-    def _hand_over(self, call: _Call, rows: list[Span]) -> None:
+    def _hand_over(self, call: Call, rows: list[Span]) -> None:
         """Complete the model's span, and put the rest into the queue of what is to be delivered."""
         own = next((row for row in rows if row.kind == Kind.FORWARD and row.thread == call.thread), None)
         context = call.span.get_span_context()
@@ -487,16 +415,6 @@ def _tracing(provider: Any) -> Tracing:
     except ImportError as error:
         raise PluginError(f"xsp.instrument() needs OpenTelemetry's SDK ({error}): pip install 'xsp[otel]'") from error
     return Tracing(provider if provider is not None else get_tracer_provider())
-
-
-def _bound(sample: float) -> int:
-    """Return below which trace ids are chosen, as OpenTelemetry's own sampler by ratio does."""
-    from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
-
-    try:
-        return int(TraceIdRatioBased(sample).bound)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"sample={sample!r}: a share of the requests is between 0 and 1") from error
 
 
 _watching = False
