@@ -10,6 +10,8 @@ from urllib.parse import unquote
 import pytest
 from devicetrace import generated
 from test_report import FULL, HOSTILE, trace
+from test_security import HOSTILE as NAMES
+from test_security import hostile_trace
 
 from xsp.report import html
 from xsp.span import Level
@@ -54,6 +56,17 @@ def test_it_opens_without_an_error_and_without_a_request(page):
 def test_names_are_text_and_run_nothing(page):
     assert page.execute_script("return window.hacked") is None
     assert page.find_element("id", "name").text == HOSTILE
+
+
+def test_a_trace_of_hostile_names_runs_nothing(browser, tmp_path):
+    browser.get(html.write(hostile_trace(), tmp_path / "hostile.html").as_uri())
+    browser.execute_script("document.querySelectorAll('details').forEach(each => each.open = true)")
+    browser.find_element("id", "find").send_keys(NAMES[0] + "\n")
+    assert browser.execute_script("return [window.hacked, document.images.length]") == [None, 0]
+    assert all(name in browser.execute_script("return document.body.textContent") for name in NAMES[:3])
+    assert browser.get_log("browser") == []
+    resources = browser.execute_script("return performance.getEntriesByType('resource').length")
+    assert resources == 0
 
 
 def test_charts_are_drawn(page):

@@ -1,0 +1,74 @@
+"""What listens on loopback is bounded, and is not let at under another name."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from xsp.report import serve
+from xsp.serve import doors
+
+
+@pytest.mark.parametrize(
+    ("host", "fits"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.0.1:4318", True),
+        ("localhost:1", True),
+        ("[::1]:4318", True),
+        ("LOCALHOST", True),
+        (None, True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("", False),
+        ("[::1", True),
+        ("localhost@evil.example", False),
+        ("0.0.0.0", False),
+        ("[::2]:4318", False),
+        ("evil.example:4318", False),
+    ],
+)
+def test_only_loopback_is_asked_for(host: str | None, fits: bool) -> None:
+    assert doors.asks_for_loopback(host) is fits
+
+
+def answer(port: int, sent: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(sent)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+class _Hasty(doors.Prompt):
+    """Says yes, to whoever asks within a fifth of a second."""
+
+    seconds = 0.2
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+
+def test_a_door_is_bounded_in_connections_headers_and_time() -> None:
+    with doors.Door(("127.0.0.1", 0), _Hasty, connections=2) as door:
+        threading.Thread(target=door.serve_forever, args=(0.05,), daemon=True).start()
+        assert answer(door.server_port, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.0 200")
+        assert b" 431 " in answer(door.server_port, b"GET / HTTP/1.0\r\n" + b"A: b\r\n" * 200 + b"\r\n")
+        assert b" 414 " in answer(door.server_port, b"GET /" + b"a" * 65536 + b" HTTP/1.0\r\n\r\n")
+        slow = [socket.create_connection(("127.0.0.1", door.server_port), timeout=20) for _ in range(3)]
+        assert {connection.recv(100)[:12] for connection in slow} == {b"", b"HTTP/1.1 503"}
+        for connection in slow:
+            connection.close()
+        door.shutdown()
+
+
+def test_a_report_is_not_let_at_by_another_origin() -> None:
+    with serve.server({"plain": b"page"}, 0) as door:
+        threading.Thread(target=door.serve_forever, args=(0.05,), daemon=True).start()
+        asked = b"GET /plain HTTP/1.0\r\nHost: %s\r\nOrigin: https://evil.example\r\n\r\n"
+        assert b" 403 " in answer(door.server_port, asked % b"evil.example")
+        granted = answer(door.server_port, asked % b"127.0.0.1")
+        assert b" 200 " in granted
+        assert b"access-control" not in granted.lower()
+        door.shutdown()
