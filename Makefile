@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs jaeger clean
+.PHONY: help demo test lint bench figures audit docs jaeger clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -21,8 +21,15 @@ lint: $(VENV)/.dev ## Check style and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: $(VENV)/.dev ## Run the benchmarks: minutes, on a quiet machine
+bench: $(VENV)/.dev ## Run all benchmarks briefly, and write the page of the saved figures
 	@$(BIN)/python benchmarks/run_all.py
+
+figures: $(VENV)/.dev ## Write the page of the saved figures, without running anything
+	@$(BIN)/python benchmarks/page.py
+
+audit: $(VENV)/.dev ## Write the page of the dependencies, and look for known vulnerabilities
+	@$(BIN)/python docs/dependencies.py
+	@$(BIN)/python docs/dependencies.py --audit
 
 docs: $(VENV)/.dev ## Write the generated pages of the docs anew
 	@$(BIN)/python docs/generate.py

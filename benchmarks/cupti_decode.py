@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         from cupti import cupti
     except ImportError as error:
-        raise SystemExit(f"this needs cupti-python ({error}); pip install 'xsp[cuda]'") from error
+        turns.skip(f"this needs cupti-python ({error}); pip install 'xsp[cuda]'")
     kernels = 2_000 if options.quick else 50_000
     found = measure(cupti, kernels, options.rounds)
     report = turns.Report("cupti_decode", f"Decoding {2 * kernels:,} records of CUPTI", COLUMNS)

@@ -19,6 +19,7 @@ SCRIPTS = (
     "op_overhead",
     "true_time",
     "sampling_cost",
+    "long_run",
     "otlp_encode",
     "otlp_loss",
     "otlp_million",

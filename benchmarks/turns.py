@@ -26,8 +26,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
+import page
 from quiet import Patience, Watch
 
 from xsp import device, summary
@@ -45,6 +46,10 @@ Round = Mapping[str, int]
 
 def _nothing() -> None:
     pass
+
+
+SKIPPED = 77
+"""Exit code of a script that needs what is not here."""
 
 
 @dataclass(frozen=True)
@@ -256,6 +261,7 @@ class Report:
         }
         text = json.dumps(content, ensure_ascii=False, default=str)
         (RESULTS / f"{self.name}.json").write_text(text + "\n", encoding="utf-8")
+        page.main([])
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -287,6 +293,12 @@ def machine_line(options: argparse.Namespace) -> str:
         time.strftime("%Y-%m-%d", time.gmtime()),
     ]
     return " · ".join(parts)
+
+
+def skip(reason: str) -> NoReturn:
+    """End a script that needs what is not here, with the exit code by which `run_all.py` knows that."""
+    say(reason)
+    raise SystemExit(SKIPPED)
 
 
 def say(text: str) -> None:

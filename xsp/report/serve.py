@@ -8,15 +8,18 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote, unquote
 
 from xsp.errors import UsageError
 from xsp.report.html import render
+from xsp.serve.doors import Door, Prompt, asks_for_loopback
 from xsp.trace import Trace
 
 PORT = 8600
 """Where the links of `deploy/ui.json` lead."""
+
+CONNECTIONS = 32
+"""At a time; a browser has six."""
 
 _LOOPBACK = "127.0.0.1"
 
@@ -35,7 +38,7 @@ def pages(traces: Iterable[Trace]) -> dict[str, bytes]:
     return rendered
 
 
-def server(rendered: Mapping[str, bytes], port: int = PORT) -> ThreadingHTTPServer:
+def server(rendered: Mapping[str, bytes], port: int = PORT) -> Door:
     """Return a server that listens on loopback; `serve_forever` answers, `server_close` ends it.
 
     Args:
@@ -46,24 +49,23 @@ def server(rendered: Mapping[str, bytes], port: int = PORT) -> ThreadingHTTPServ
         UsageError: the port is taken, or is none.
     """
     try:
-        return ThreadingHTTPServer((_LOOPBACK, port), _answering(rendered))
+        return Door((_LOOPBACK, port), _answering(rendered), CONNECTIONS)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"--port {port}: cannot listen on {_LOOPBACK} ({reason}); name another port") from error
 
 
-def address(listening: ThreadingHTTPServer, name: str) -> str:
+def address(listening: Door, name: str) -> str:
     """Return the URL of the page of a run."""
     return f"http://{_LOOPBACK}:{listening.server_port}/{quote(name, safe='')}"
 
 
-def _answering(rendered: Mapping[str, bytes]) -> type[BaseHTTPRequestHandler]:
+def _answering(rendered: Mapping[str, bytes]) -> type[Prompt]:
     """Return the handler of these pages."""
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 30  # seconds that an idle connection is kept
-
+    class Handler(Prompt):
         def do_GET(self) -> None:
+            self.connection.settimeout(self.seconds)
             status, kind, body = _answer(rendered, self.path, self.headers.get("Host", ""))
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
@@ -76,19 +78,12 @@ def _answering(rendered: Mapping[str, bytes]) -> type[BaseHTTPRequestHandler]:
 
         do_HEAD = do_GET
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing: a request is not news."""
-
     return Handler
 
 
 def _answer(rendered: Mapping[str, bytes], path: str, host: str) -> tuple[HTTPStatus, str, bytes]:
-    """Return status, type and body for a path.
-
-    A page elsewhere can give its own name the address of loopback and would then read ours as its own; the name
-    in the request tells.
-    """
-    if host.partition(":")[0] not in (_LOOPBACK, "localhost"):
+    """Return status, type and body for a path."""
+    if not asks_for_loopback(host):
         return HTTPStatus.FORBIDDEN, "text/plain", f"Ask {_LOOPBACK} by this address.\n".encode()
     name = unquote(path.partition("?")[0][1:])
     if name in rendered:

@@ -6,15 +6,9 @@ a time is bounded; beyond that the answer is 503 with `Retry-After`, after which
 
 from __future__ import annotations
 
-import io
 import json
-import socket
-import threading
-import time
 from collections.abc import Iterator
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from google.protobuf.json_format import MessageToJson
 from google.rpc.status_pb2 import Status
@@ -23,14 +17,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from xsp.errors import OutputError, TraceError
 from xsp.importers import otlp_json, otlp_proto
 from xsp.importers.otlp import Part
+from xsp.serve.doors import LOOPBACK, RETRY_AFTER_S, Door, Prompt, asks_for_loopback
 from xsp.serve.limits import CHUNK, Broken, Full, Limits, Room, Share, TooLarge, unzipped
 from xsp.serve.receiving import Answer, Receiving
 
 PATH = "/v1/traces"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
-RETRY_AFTER_S = 1
 
-_CODES = {400: 3, 404: 5, 413: 3, 415: 3, 503: 14}
+_CODES = {400: 3, 403: 7, 404: 5, 413: 3, 415: 3, 503: 14}
 """gRPC's number for an HTTP status, which stands in the body of an error."""
 
 
@@ -42,12 +36,8 @@ class Refused(Exception):
         self.status = status
 
 
-class Web(ThreadingHTTPServer):
+class Web(Door):
     """The HTTP door of a receiver."""
-
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], receiving: Receiving, room: Room, limits: Limits) -> None:
         """Listen.
@@ -56,72 +46,19 @@ class Web(ThreadingHTTPServer):
             OSError: the address cannot be used.
         """
         self.receiving, self.room, self.limits = receiving, room, limits
-        self.busy = threading.Lock()
-        self._free = threading.BoundedSemaphore(limits.connections)
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, _Request)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Give the connection a thread, or say that there is none."""
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-            return
-        answer = f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {RETRY_AFTER_S}\r\nContent-Length: 0\r\n"
-        try:
-            request.settimeout(1)
-            request.sendall(f"{answer}Connection: close\r\n\r\n".encode())
-        except OSError:
-            pass  # it did not wait for the answer
-        self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection until its end."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that breaks off is the sender's affair: what it sent was not acknowledged."""
+        self.on_loopback = address[0] in LOOPBACK
+        super().__init__(address, _Request, limits.connections)
 
 
-class _Deadline(io.RawIOBase):
-    """Reads from a connection, all of a request by one time, however slowly its bytes come."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self.until = 0.0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left = self.until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the request did not arrive in time")
-        self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
-
-
-class _Request(BaseHTTPRequestHandler):
+class _Request(Prompt):
     """One connection."""
 
     server: Web
     protocol_version = "HTTP/1.1"
-    server_version = "xsp"
-    sys_version = ""
 
-    def setup(self) -> None:
-        super().setup()
-        self._deadline = _Deadline(self.connection)
-        self.rfile = io.BufferedReader(self._deadline)
-
-    def handle_one_request(self) -> None:
-        self._deadline.until = time.monotonic() + self.server.limits.seconds
-        try:
-            super().handle_one_request()
-        except OSError:
-            self.close_connection = True
+    @property
+    def seconds(self) -> float:
+        return self.server.limits.seconds
 
     def do_POST(self) -> None:
         try:
@@ -141,6 +78,8 @@ class _Request(BaseHTTPRequestHandler):
 
     def _body(self, share: Share) -> tuple[str, bytes]:
         """Return the kind of a request's body, and the body, decompressed."""
+        if self.server.on_loopback and not asks_for_loopback(self.headers.get("Host")):
+            raise Refused(HTTPStatus.FORBIDDEN, "this receiver is for this machine; ask 127.0.0.1 by this address")
         if self.path.partition("?")[0] != PATH:
             raise Refused(HTTPStatus.NOT_FOUND, f"there is nothing here; POST spans to {PATH}")
         kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
@@ -238,9 +177,6 @@ class _Request(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing of a request goes to a log: it may hold what is nobody's business."""
 
 
 def _parts(kind: str, body: bytes) -> Iterator[Part]:

@@ -1,0 +1,124 @@
+"""Write docs/figures.md: every saved figure, and first the ratios against peers, with versions and date.
+
+python benchmarks/page.py            write it from benchmarks/results/*.json; nothing is measured
+python benchmarks/page.py --check    exit with 1 if it is not up to date
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "figures.md"
+
+NOTICE = "<!-- Written by benchmarks/page.py from benchmarks/results/*.json. Run `make figures`. -->"
+ABOUT = """# All saved figures
+
+What the scripts of `benchmarks/` wrote with `--save`, as they wrote it. [benchmarks.md](benchmarks.md) says how they
+measure and what the figures mean. Only ratios mean anything beyond the machine that a table names."""
+
+
+class Ratio(NamedTuple):
+    """One line of the table of ratios."""
+
+    question: str
+    peer: str
+    value: str
+    script: str
+    date: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write or check the page, and return the exit code."""
+    made = argparse.ArgumentParser(description="Write docs/figures.md from what the benchmarks saved.")
+    made.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is not up to date")
+    check = made.parse_args(argv).check
+    text = written(results())
+    stale = not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text
+    if stale and not check:
+        PAGE.write_text(text, encoding="utf-8")
+    if stale:
+        print(f"{PAGE.relative_to(ROOT)}: {'not up to date; run make figures' if check else 'written'}")
+    return 1 if check and stale else 0
+
+
+def results() -> dict[str, dict[str, Any]]:
+    """Return what is saved, by benchmark."""
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
+
+
+def written(saved: dict[str, dict[str, Any]]) -> str:
+    """Return the page."""
+    lines = ["question", "peer", "ratio [95 %]", "script", "date"]
+    ratios = _table(lines, [list(ratio) for ratio in against_peers(saved)])
+    parts = [ABOUT, NOTICE, "## Ratios against peers", ratios, *map(_section, saved.values())]
+    return "\n\n".join(parts) + "\n"
+
+
+def against_peers(saved: dict[str, dict[str, Any]]) -> Iterator[Ratio]:
+    """Yield the ratios of what is saved to what others take for the same."""
+    if found := saved.get("op_overhead"):
+        told = "xsp step / torch.profiler step"
+        middle = statistics.median(float(row[told].split()[0]) for row in found["table"])
+        peer = f"torch.profiler of torch {_version(found, 'torch')}"
+        question = (
+            f"a step with model, layer and op levels on: xsp's time / its time (median of {len(found['table'])} models)"
+        )
+        yield Ratio(question, peer, f"{middle:.3f} ×", "op_overhead", found["date"])
+    if found := saved.get("otlp_encode"):
+        peer = f"opentelemetry-sdk {_version(found, 'opentelemetry-sdk')}"
+        for row in found["table"]:
+            if value := row["times the SDK from the same [95 %]"]:
+                what = f"spans encoded a second, {row['spans → OTLP requests']}: xsp's / its"
+                yield Ratio(what, peer, f"{value} ×", "otlp_encode", found["date"])
+    if found := saved.get("kineto_peers"):
+        for row in found["table"]:
+            trace, peer = row["trace · peer"].split(" · ")
+            versions = dict.fromkeys(turn["version"] for turn in found["data"][row["trace · peer"]]["turns"])
+            peer = " ".join([peer.split()[0], *versions])
+            where = f"{trace}, {row['events']} events"
+            yield Ratio(f"load {where}: its time / xsp's", peer, row["peer: load"], "kineto_peers", found["date"])
+            asked = f"analyse {where}: its time / xsp's"
+            yield Ratio(asked, peer, row["peer: its analyses"], "kineto_peers", found["date"])
+            yield Ratio(f"memory for {where}: its peak / xsp's", peer, _memory(row), "kineto_peers", found["date"])
+
+
+def _memory(row: dict[str, str]) -> str:
+    own, peer = (float(row[f"{which}: peak MB"].replace(",", "")) for which in ("xsp", "peer"))
+    return f"{peer / own:.1f} ×"
+
+
+def _version(found: dict[str, Any], package: str) -> str:
+    return str(found["machine"]["packages"].get(package, "of unknown version"))
+
+
+def _section(found: dict[str, Any]) -> str:
+    machine = found["machine"]
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    about = (
+        f"{found['date']}, xsp {found['xsp']}; {machine['cpu']}, {machine['cores']} cores, {machine['system']} "
+        f"{machine['kernel']}; Python {machine['python']}, {packages}; load before {found['load']:.1f}."
+    )
+    rows = found["table"]
+    table = _table(list(rows[0]), [list(row.values()) for row in rows]) if rows else "No rows."
+    return "\n\n".join([f"## {found['benchmark']}", about, table, *found["notes"]])
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return str(text).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
