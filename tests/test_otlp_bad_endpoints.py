@@ -359,9 +359,9 @@ def test_grpc_spoken_to_an_http_port_and_the_other_way_round(run: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"headers": ("S3CRET",)}, "--header: a header is written name=value"),
-        ({"timeout_s": 0.0}, "--timeout: seconds above 0"),
-        ({"timeout_s": float("nan")}, "--timeout: seconds above 0"),
+        ({"headers": ("S3CRET",)}, "--header: this is no header; write name=value"),
+        ({"timeout_s": 0.0}, "--timeout: give seconds above 0"),
+        ({"timeout_s": float("nan")}, "--timeout: give seconds above 0"),
         ({"compression": "zip"}, "--compression 'zip': there is gzip, none"),
         ({"protocol": "thrift"}, "--protocol 'thrift': there is grpc"),
         ({"ca_file": "/no/such.pem"}, "--ca-file /no/such.pem: cannot be read"),

@@ -227,7 +227,7 @@ def test_attributes_and_links_of_a_span_are_kept_beside_those_that_are_added() -
 
 @pytest.mark.parametrize("budget", [1, 0, -5])
 def test_a_budget_that_holds_no_detail_trace_is_refused(budget: int) -> None:
-    with pytest.raises(UsageError, match="budget"):
+    with pytest.raises(UsageError, match="too small: allow 2 or more"):
         zoom.split(table.connect(), "given", budget)
 
 

@@ -243,7 +243,7 @@ def _headers(options: Options, variables: _Variables) -> tuple[tuple[str, str], 
 def _header(text: str, source: str) -> tuple[str, str]:
     name, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not name or not all(part.isprintable() for part in (name, value)):
-        raise UsageError(f"{source}: a header is written name=value")  # without the text: it may be a secret
+        raise UsageError(f"{source}: this is no header; write name=value")  # without the text: it may be a secret
     return name.lower(), value
 
 
@@ -257,13 +257,13 @@ def _timeout(options: Options, variables: _Variables) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < float("inf"):
-        source = f"{variable} {value!r}: milliseconds" if options.timeout_s is None else "--timeout: seconds"
-        raise UsageError(f"{source} above 0 are needed")
+        source = f"{variable} {value!r}: write milliseconds" if options.timeout_s is None else "--timeout: give seconds"
+        raise UsageError(f"{source} above 0")
     return seconds
 
 
 def _file(option: str | None, name: str, variable: str, variables: _Variables) -> str | None:
     source, value = (name, option) if option else variables.find(variable)
     if value and not os.access(value, os.R_OK):
-        raise UsageError(f"{source} {value}: cannot be read")
+        raise UsageError(f"{source} {value}: cannot be read; name a PEM file that can")
     return value or None

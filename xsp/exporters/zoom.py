@@ -73,7 +73,8 @@ def split(con: duckdb.DuckDBPyConnection, source: str, budget: int = BUDGET, det
     """
     details = details or budget
     if min(budget, details) < 2:
-        raise UsageError(f"a budget of {budget} spans a trace; a detail trace is a root and a span, 2 at least")
+        least = min(budget, details)
+        raise UsageError(f"traces of {least} spans at most are too small: allow 2 or more, a root and a span")
     counted = f"SELECT trace_id FROM {source} GROUP BY trace_id HAVING count(*) > {budget} ORDER BY trace_id"
     large = [row[0] for row in con.execute(counted).fetchall()]
     if not large:

@@ -75,7 +75,8 @@ class Nsys:
         try:
             _fill(con, losses, _epoch_of(run))
         except (duckdb.DataError, duckdb.OperationalError) as error:
-            raise TraceError(f"{source}: values that no table holds ({str(error).splitlines()[0]})") from error
+            reason = str(error).splitlines()[0]
+            raise TraceError(f"{source}: holds values that do not fit the span table ({reason})") from error
         return Seen(run, losses)
 
 

@@ -133,7 +133,7 @@ class Export:
             )
         except duckdb.Error as error:
             reason = str(error).splitlines()[0].replace(str(between), Path(self._source).name)
-            raise TraceError(f"{self._source}: values that no table holds ({reason})") from error
+            raise TraceError(f"{self._source}: holds values that do not fit the span table ({reason})") from error
         finally:
             between.unlink(missing_ok=True)
 
