@@ -128,7 +128,7 @@ def _licence(found: metadata.Distribution) -> str:
 
 
 def audit() -> int:
-    """Look for known vulnerabilities of what is installed; say what could not be looked up, and return the exit code."""
+    """Look for known vulnerabilities of what is installed, say what could not be looked up; return the exit code."""
     if importlib.util.find_spec("pip_audit") is None:
         print("not audited: pip-audit is not installed here (pip install pip-audit)")
         return 0
