@@ -246,11 +246,12 @@ def _reason(error: Exception, run: str) -> str:
 
 def _receive(pipe: IO[bytes]) -> tuple[int, bytes] | None:
     """Return number and content of the next whole message, or None at the end, also in the middle of a message."""
-    while (head := _next_head(pipe)) is not None:
-        _, number, length, checksum = _HEAD.unpack(head)
-        content = pipe.read(length)
-        if zlib.crc32(content) == checksum and len(content) == length:
-            return number, content
+    with contextlib.suppress(ConnectionError):  # the program was killed before it took an answer
+        while (head := _next_head(pipe)) is not None:
+            _, number, length, checksum = _HEAD.unpack(head)
+            content = pipe.read(length)
+            if zlib.crc32(content) == checksum and len(content) == length:
+                return number, content
     return None
 
 
