@@ -1,0 +1,352 @@
+"""Kills, full disks and interrupts at random moments: what was reported as stored is there, and the program is as ever.
+
+`XSP_FAULT_TIMES=300` says how many random moments are tried, `XSP_FAULT_SEED` which; a few are in the suite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xsp
+from xsp import rundir, table
+from xsp.errors import OutputError
+from xsp.session import profile
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
+
+from xsp.cli import main
+
+TIMES, SEED = (int(os.environ.get(f"XSP_FAULT_{name}", value)) for name, value in (("TIMES", "4"), ("SEED", "0")))
+FAULTS = ("program", "storing", "receiver", "disk")
+STEPS = 12
+ROWS = "SELECT step, kind, name, span_id, parent_id, start_ns, dur_ns FROM spans ORDER BY ALL"
+
+PROGRAM = f"""
+    import os, sys, time, xsp
+    with xsp.profile("faulty", levels="M", out=sys.argv[1], warmup=0, settle=False, collectors=[], samples=False,
+                     otlp=sys.argv[2] or None, otlp_policy="shed") as prof:
+        print(prof._writer.process, flush=True)
+        for number in range({STEPS}):
+            before = prof.steps_stored
+            with prof.step():
+                for block in range(number % 5):
+                    with xsp.span(f"{{number}}.{{block}}"):
+                        time.sleep(0.001)
+            print(number if prof.steps_stored > before else "lost", flush=True)
+"""
+
+
+class Receiver:
+    """`xsp serve`, which can be killed and started again where it was."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "xsp.cli", "serve", "--out", str(self.out), "--grpc", "127.0.0.1:0"]
+        self.process = subprocess.Popen([*command, "--http", self.address], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        assert self.address in self.process.stdout.readline()
+
+    def end(self, how: signal.Signals) -> None:
+        self.process.send_signal(how)
+        self.process.communicate(timeout=300)
+
+
+@contextlib.contextmanager
+def a_receiver(out: Path) -> Iterator[Receiver]:
+    receiver = Receiver(out)
+    try:
+        yield receiver
+    finally:
+        receiver.end(signal.SIGKILL)
+
+
+def interfere(fault: str, program: subprocess.Popen[str], storing: int, receiver: Receiver) -> None:
+    if fault == "program":
+        program.kill()
+    elif fault == "receiver":
+        receiver.end(signal.SIGKILL)
+        receiver.start()
+    else:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            if fault == "storing":
+                os.kill(storing, signal.SIGKILL)
+            else:
+                _, most = resource.prlimit(storing, resource.RLIMIT_FSIZE)
+                resource.prlimit(storing, resource.RLIMIT_FSIZE, (1, most))  # no file takes more than a byte
+                time.sleep(random.uniform(0, 0.05))
+                resource.prlimit(storing, resource.RLIMIT_FSIZE, (most, most))
+
+
+def attempt(fault: str, chance: random.Random, run: Path, receiver: Receiver) -> set[int]:
+    """Run the program, do it harm at a random moment, and return the steps that it was told are stored."""
+    to = f"http://{receiver.address}" if fault == "receiver" or chance.random() < 0.25 else ""
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(run), to]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        said = [program.stdout.readline() for _ in range(1 + chance.randrange(STEPS))]
+        time.sleep(chance.uniform(0, 0.005))
+        interfere(fault, program, int(said[0]), receiver)
+        said += program.stdout.readlines()
+        complaint = program.stderr.read()
+    assert program.returncode == (-signal.SIGKILL if fault == "program" else 0), complaint
+    assert "Traceback" not in complaint
+    lost = said.count("lost\n")
+    assert (f"{lost} steps were not stored" in complaint) == (lost > 0)
+    assert fault in ("storing", "disk") or not lost
+    if fault != "program":
+        assert rundir.read_run(run)["steps"]["lost"] == lost
+    return {int(line) for line in said[1:] if line.strip().isdigit()}
+
+
+def check(run: Path, stored: set[int]) -> None:
+    """Each step that was reported as stored is there, with what happened in it and nothing else."""
+    con = table.connect()
+    for step in stored:
+        rows = con.execute(f"SELECT kind, name, step FROM {table.parquet(rundir.segment(run, step))}").fetchall()
+        blocks = [("user", f"{step}.{block}", step) for block in range(step % 5)]
+        assert sorted(rows) == sorted([("step", "faulty", step), *blocks])
+    if stored:
+        assert len(xsp.load(run).rungs) == 1
+
+
+def test_every_step_that_was_reported_as_stored_is_readable_and_right_and_is_delivered_once(tmp_path: Path) -> None:
+    runs = [tmp_path / f"run-{number}" for number in range(TIMES)]
+    counted = dict.fromkeys(FAULTS, 0)
+    with a_receiver(tmp_path / "received") as receiver:
+        for number, run in enumerate(runs):
+            chance = random.Random(SEED + number)
+            fault = FAULTS[number % len(FAULTS)]
+            stored = attempt(fault, chance, run, receiver)
+            check(run, stored)
+            counted[fault] += len(stored)
+            if rundir.segments(run):
+                assert main(["export", str(run), "--resume", "--to", f"http://{receiver.address}", "-q"]) == 0
+        receiver.end(signal.SIGTERM)
+    arrived = {xsp.load(place).run["id"]: place for place in receiver.out.iterdir()}
+    for run in filter(rundir.segments, runs):
+        place = arrived[rundir.read_run(run)["id"]]
+        assert xsp.load(place).sql(ROWS).fetchall() == xsp.load(run).sql(ROWS).fetchall()
+    print(f"{TIMES} faults; steps reported as stored, all there: {counted}")
+
+
+# --- the run directory ------------------------------------------------------------------------------------
+
+BARE: dict[str, Any] = {"levels": "M", "warmup": 0, "settle": False, "collectors": [], "samples": False}
+
+
+def test_a_run_that_is_being_written_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rundir, "PATIENCE_S", 0.2)
+    with profile("first", out=tmp_path / "run", **BARE) as prof:
+        with prof.step():
+            pass
+        with pytest.raises(OutputError, match="another process is writing this run"):
+            rundir.create(tmp_path / "run", overwrite=True)
+    assert xsp.load(tmp_path / "run").run["steps"]["stored"] == 1
+    rundir.create(tmp_path / "run", overwrite=True)
+
+
+def test_of_programs_that_want_the_same_directory_at_once_one_gets_it(tmp_path: Path) -> None:
+    code = "import sys, xsp\nwith xsp.profile(sys.argv[1], out='run', levels='M', warmup=0, settle=False, "
+    code += "collectors=[]) as prof:\n for _ in range(20):\n  with prof.step(): pass\n"
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, name], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        for name in ("one", "two", "three")
+    ]
+    complaints = [each.communicate()[1] for each in started]
+    (winner,) = [place for place, each in enumerate(started) if each.returncode == 0]
+    assert all("OutputError" in each for place, each in enumerate(complaints) if place != winner)
+    names = xsp.load(tmp_path / "run").sql("SELECT name, count(*) FROM spans GROUP BY name").fetchall()
+    assert names == [(("one", "two", "three")[winner], 20)]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", place], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_full_disk_costs_steps_until_there_is_room_again(
+    small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ballast = small_disk / "ballast"
+    with profile("full", out=small_disk / "run", **BARE) as prof:
+        for number in range(9):
+            if number == 3:
+                with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
+                    while file.write(bytes(4096)):
+                        pass
+            if number == 6:
+                ballast.unlink()
+            with prof.step():
+                pass
+    assert (prof.steps_stored, prof.steps_lost) == (6, 3)
+    trace = xsp.load(small_disk / "run")
+    assert trace.sql("SELECT DISTINCT step FROM spans ORDER BY 1").fetchall() == [(n,) for n in (0, 1, 2, 6, 7, 8)]
+    assert any("3 steps were not stored" in note["text"] for note in trace.run["notes"])
+    assert "3 steps were not stored" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_or_read_only_from_the_start_is_said_before_the_program_begins(small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    began = []
+    with pytest.raises(OutputError, match=r"run: cannot be written"), profile("x", out=small_disk / "run", **BARE):
+        began.append(1)
+    assert began == []
+
+
+# --- the program's own outcome ----------------------------------------------------------------------------
+
+OUTCOMES = {
+    "an exception": "raise KeyError('mine')",
+    "an exit code": "sys.exit(3)",
+    "an exit with a text": "sys.exit('done with it')",
+    "os._exit": "os._exit(7)",
+    "SIGINT": "os.kill(os.getpid(), signal.SIGINT); time.sleep(9)",
+    "SIGTERM": "os.kill(os.getpid(), signal.SIGTERM)",
+    "SIGHUP": "os.kill(os.getpid(), signal.SIGHUP)",
+    "SIGTERM that is caught": "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); os.kill(os.getpid(), 15)",
+    "no memory": "resource.setrlimit(resource.RLIMIT_AS, (2**33, -1)); bytearray(2**40)",
+    "no memory, caught": """
+        try: bytearray(2**60)
+        except MemoryError: print("less, then")""",
+    "a hook for exceptions": "sys.excepthook = lambda *_: print('hooked', flush=True); raise KeyError('mine')",
+    "a fork that goes on": """
+        if os.fork(): os.wait()
+        else: print("child", flush=True)""",
+    "children that are waited for": """
+        if not os.fork(): os._exit(0)
+        try:
+            while True: print("ended", os.wait()[1])
+        except ChildProcessError: print("none is left")""",
+    "SIGPIPE left to the system": "signal.signal(signal.SIGPIPE, signal.SIG_DFL); kill_storing()",
+    "the storing process dies": "kill_storing()",
+    "a thread that goes on": "threading.Thread(target=lambda: (time.sleep(0.3), model(x), print('late'))).start()",
+    "a daemon that goes on": """
+        def forever():
+            while True: model(x)
+        threading.Thread(target=forever, daemon=True).start()""",
+    "a default for sockets": "socket.setdefaulttimeout(0.001)",
+    "files": "open('result', 'w').write(str(model(x)))",
+    "a handler at exit": "atexit.register(lambda: print('goodbye', model(x)))",
+}
+
+OUTCOME = """
+import atexit, contextlib, os, resource, signal, socket, sys, threading, time
+how, thorough = sys.argv[1], sys.argv[2] == "True"
+if thorough:
+    import torch
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout()), torch.randn(2, 4)
+else:
+    model, x = (lambda x: 2 * x), 1
+prof, kill_storing = None, lambda: None
+step = contextlib.nullcontext
+def kill():
+    os.kill(prof._writer.process, signal.SIGKILL)
+def steps():
+    for number in range(6):
+        if number == 3:
+{end}
+        with step():
+            print(model(x), flush=True)
+if how in ("bare", "run"):
+    steps()
+else:
+    import xsp
+    prof = xsp.profile("x", out="run", warmup=0, settle=False, collectors=None if thorough else [])
+    step, kill_storing = prof.step, kill
+    if how == "block":
+        with prof:
+            steps()
+    else:
+        prof.__enter__()
+        steps()
+"""
+
+
+def outcome(place: Path, program: str, how: str) -> tuple[Any, ...]:
+    """Return exit code, output, the last line of a traceback, and the program's files."""
+    place.mkdir()
+    (place / "program.py").write_text(program)
+    command = [sys.executable, "-m", "xsp.cli", "run", "-q", "--out", "run"] if how == "run" else [sys.executable]
+    command += ["program.py", how, str(THOROUGH)]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=120)
+    said = [line for line in done.stderr.splitlines() if not line.startswith("xsp: ")]
+    files = {path.name: path.read_text() for path in place.iterdir() if path.is_file()}
+    return done.returncode, done.stdout, said[-1:], files
+
+
+THOROUGH = TIMES >= 100  # with torch and all collectors; each process takes seconds to start
+IN_THE_SUITE = ("an exception", "SIGTERM that is caught", "children that are waited for", "a daemon that goes on")
+IN_THE_SUITE += ("SIGPIPE left to the system", "a fork that goes on")
+
+
+@pytest.mark.parametrize("end", OUTCOMES if THOROUGH else IN_THE_SUITE)
+def test_a_program_ends_as_it_does_without(tmp_path: Path, end: str) -> None:
+    code = textwrap.indent(textwrap.dedent(OUTCOMES[end]).strip(), " " * 12)
+    program = OUTCOME.replace("{end}", code)
+    bare = outcome(tmp_path / "bare", program, "bare")
+    for how in ("block", "open", "run") if THOROUGH else ("block", "open"):
+        assert outcome(tmp_path / how, program, how) == bare, how
+
+
+def test_an_interrupt_while_a_step_is_stored_reaches_the_program_and_the_next_step_is_stored(tmp_path: Path) -> None:
+    class Interrupt(Exception):
+        pass
+
+    def raise_it(*_: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, raise_it)
+    stored = set()
+    try:
+        with profile("interrupted", out=tmp_path / "run", **BARE) as prof:
+            for number in range(60):
+                known = prof.steps_stored
+                try:
+                    with prof.step():
+                        for _ in range(300 * (number % 3)):
+                            with xsp.span("block"):
+                                pass
+                        moment = random.Random(SEED + number).uniform(0.0001, 0.03)
+                        signal.setitimer(signal.ITIMER_REAL, moment * (number % 2))
+                except Interrupt:
+                    pass
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                if prof.steps_stored > known:
+                    stored.add(number)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert prof._writer.failed is None
+    assert prof.steps_stored + prof.steps_lost == 60
+    trace = xsp.load(tmp_path / "run")
+    counts = dict(trace.sql("SELECT step, count(*) FROM spans GROUP BY step").fetchall())
+    assert {number: 1 + 300 * (number % 3) for number in stored}.items() <= counts.items()
+    assert stored >= set(range(0, 60, 2))
+    assert trace.run["finished"] is True
