@@ -20,6 +20,7 @@ SCRIPTS = (
     "true_time",
     "sampling_cost",
     "long_run",
+    "long_run",
     "otlp_encode",
     "otlp_loss",
     "otlp_million",
