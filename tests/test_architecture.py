@@ -22,7 +22,7 @@ LAYERS = [
     {"overhead"},
     {"importers", "store"},
     {"intake"},
-    {"runs"},
+    {"runs", "spark"},
     {"budgethealth", "choosing", "collecting", "counters", "devicehealth", "samplehealth", "watching", "writer"},
     {"health", "session"},
     {"analyses", "bench", "exporters", "graph", "models", "serve"},

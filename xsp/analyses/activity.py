@@ -15,6 +15,15 @@ _SHOWN = """
     100.0 * busy_ns / nullif(window_ns, 0) AS busy_percent
 """
 
+_TIMES = ("window_ns", "busy_ns", "computation_ns", "communication_ns", "copy_ns", "exposed_communication_ns",
+          "exposed_copy_ns")  # fmt: skip
+"""Columns of `shares` that add up over recordings and devices."""
+
+
+def _sums(*names: str) -> str:
+    return ", ".join(f"sum({name})::BIGINT AS {name}" for name in names)
+
+
 _COUNTS = f"""
     count(*) FILTER (WHERE purpose <> '{COPY}') AS kernels, count(*) FILTER (WHERE purpose = '{COPY}') AS copies
 """
@@ -34,8 +43,7 @@ def DEVICE_ACTIVITY(trace: Trace) -> Table:
         f"""
         WITH {shares("rank", "device", "recording")},
         whole AS (
-            SELECT rank, device, sum(COLUMNS(* EXCLUDE (rank, device, recording)))::BIGINT
-            FROM shares GROUP BY rank, device
+            SELECT rank, device, {_sums(*_TIMES)} FROM shares GROUP BY rank, device
         ),
         each AS (
             SELECT whole.*, counted.* EXCLUDE (rank, device)
@@ -44,7 +52,7 @@ def DEVICE_ACTIVITY(trace: Trace) -> Table:
         ),
         summed AS (
             FROM each UNION ALL
-            SELECT NULL, NULL, sum(COLUMNS(* EXCLUDE (rank, device)))::BIGINT FROM each HAVING count(*) > 1
+            SELECT NULL, NULL, {_sums(*_TIMES, "kernels", "copies")} FROM each HAVING count(*) > 1
         )
         SELECT rank, device, window_ns / 1e6 AS window_ms, {_SHOWN}, kernels, copies
         FROM summed ORDER BY rank NULLS LAST, device NULLS LAST

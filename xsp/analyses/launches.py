@@ -49,9 +49,14 @@ def LAUNCHES(trace: Trace) -> Table:
             UNION ALL SELECT rank, device, recording, start_ns, -1 FROM sound
         ),
         queue AS (
-            SELECT rank, device, lead(time_ns) OVER sofar - time_ns AS ns, sum(waiting) OVER sofar AS waiting
-            FROM edges WINDOW sofar AS (PARTITION BY rank, device, recording ORDER BY time_ns, waiting
-                                        ROWS UNBOUNDED PRECEDING)
+            SELECT rank, device, next_ns - time_ns AS ns, waiting
+            FROM (
+                SELECT rank, device, time_ns, lead(time_ns) OVER (
+                           PARTITION BY rank, device, recording ORDER BY time_ns, waiting) AS next_ns,
+                       sum(waiting) OVER (PARTITION BY rank, device, recording ORDER BY time_ns, waiting
+                                          ROWS UNBOUNDED PRECEDING) AS waiting
+                FROM edges
+            )
         ),
         queues AS (
             SELECT rank, device, sum(waiting * ns) / nullif(sum(ns), 0) AS mean_waiting,

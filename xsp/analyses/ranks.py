@@ -7,8 +7,9 @@ their ends then agree; else it refuses. Clocks are aligned from the ends (`xsp.c
 
 from __future__ import annotations
 
-from xsp.analyses.collectives import COLLECTIVES, require
+from xsp.analyses.collectives import COLLECTIVES, why_none
 from xsp.analyses.contract import Table, analysis
+from xsp.analyses.devicework import prepare
 from xsp.clocks import Clock, Difference, align
 from xsp.errors import AnalysisError
 from xsp.span import Level
@@ -39,7 +40,7 @@ _MATCHED = f"""
 """
 
 
-@analysis("collective-skew", "Who came late to which collective", Level.MODEL, everywhere=True)
+@analysis("collective-skew", "Who came late to which collective", Level.MODEL, unless=why_none, everywhere=True)
 def COLLECTIVE_SKEW(trace: Trace) -> Table:
     """Each collective that several ranks share: who came first, who last, how long the others waited.
 
@@ -58,7 +59,7 @@ def COLLECTIVE_SKEW(trace: Trace) -> Table:
     )
 
 
-@analysis("stragglers", "Who waits for whom", Level.MODEL, everywhere=True)
+@analysis("stragglers", "Who waits for whom", Level.MODEL, unless=why_none, everywhere=True)
 def STRAGGLERS(trace: Trace) -> Table:
     """Each rank: how often it came last to a collective, how long the others then waited, how long it waited.
 
@@ -99,7 +100,7 @@ def _aligned(trace: Trace, identity: str) -> str:
         {_MATCHED.format(by_id=by_id)},
         clocks AS (SELECT * FROM (VALUES {rows}) AS of_ranks(rank, offset_ns, uncertainty_ns)),
         arrived AS (
-            SELECT matched.*, start_ns - (SELECT min(start_ns) FROM matched) - offset_ns::BIGINT AS arrival_ns,
+            SELECT matched.*, start_ns - (SELECT min(start_ns) FROM matched) - round(offset_ns)::BIGINT AS arrival_ns,
                    end_ns - start_ns AS ns, uncertainty_ns
             FROM matched JOIN clocks USING (rank)
         ),
@@ -126,7 +127,7 @@ def _aligned(trace: Trace, identity: str) -> str:
 
 def _clocks(trace: Trace, identity: str) -> tuple[dict[int, Clock], bool]:
     """Return the clocks of the ranks that share collectives, and whether those are known by their ids."""
-    require(trace, identity)
+    prepare(trace)
     ranks = [rank for (rank,) in trace.con.execute(_RANKS).fetchall()]
     if len(ranks) < 2:
         raise AnalysisError(

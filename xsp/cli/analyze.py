@@ -10,6 +10,7 @@ examples:
   xsp analyze runs/demo A2 --format parquet --out layers.parquet
   xsp analyze runs/sweep A1                      over the runs of a sweep
   xsp analyze traces.jsonl A2                    what a Collector wrote, see docs/importing.md
+  xsp analyze s3a://traces/job stragglers --engine spark://host:7077
 """
 
 from __future__ import annotations
@@ -45,14 +46,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write here instead of printing")
     parser.add_argument("--limit", type=int, metavar="N", help="rows of a printed table (default: 40)", default=40)
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
+    parser.add_argument(
+        "--engine",
+        default="duckdb",
+        metavar="WHERE",
+        help="duckdb, in this process (default); spark, on this machine; a cluster of Spark's: spark://HOST:7077",
+    )
 
 
 def run(given: argparse.Namespace) -> int:
     """Load, analyse, print."""
-    from xsp import rundir, runs
+    from xsp import rundir
 
-    places: Sequence[str | Path] = runs.parts(given.path) if Path(given.path).is_dir() else [given.path]
-    traces = [runs.load(place, skip_damaged=given.skip_damaged) for place in places]
+    traces = _on_spark(given) if given.engine != "duckdb" else _here(given)
     if not given.names:
         _overview(traces[0])
         _list(traces[0])
@@ -74,6 +80,23 @@ def run(given: argparse.Namespace) -> int:
     elif given.format != "parquet":
         rundir.write_whole(given.out, printed.getvalue().encode())
     return 1 if refused else 0
+
+
+def _here(given: argparse.Namespace) -> list[Trace]:
+    from xsp import runs
+
+    places: Sequence[str | Path] = runs.parts(given.path) if Path(given.path).is_dir() else [given.path]
+    return [runs.load(place, skip_damaged=given.skip_damaged) for place in places]
+
+
+def _on_spark(given: argparse.Namespace) -> list[Trace]:
+    from xsp import spark
+
+    if not given.names or given.skip_damaged:
+        raise UsageError(
+            "--engine reads whole runs and answers what is named: xsp analyze RUN stragglers --engine spark"
+        )
+    return [spark.load(given.path, given.engine)]
 
 
 def _find(name: str) -> Analysis:

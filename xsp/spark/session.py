@@ -1,0 +1,81 @@
+"""A session on a Spark cluster: the one that is asked for, or one of this machine's own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from xsp.errors import AnalysisError, PluginError
+
+JAVA = 17
+"""The oldest Java that runs Spark 4; what PySpark 4's documentation asks for."""
+
+LOCAL = "local[*]"
+"""What `spark` alone means: Spark in one process, on all cores of this machine."""
+
+SETTINGS = {
+    "spark.app.name": "xsp",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.mergeSchema": "true",  # runs of several versions of xsp, beside one another
+    "spark.sql.ansi.enabled": "true",  # an overflow is an error, as in DuckDB
+}
+
+
+def master(engine: str) -> str:
+    """Return Spark's name of the cluster that `--engine` asks for: `spark`, or any master URL of Spark's."""
+    return LOCAL if engine == "spark" else engine
+
+
+def start(engine: str) -> Any:
+    """Return a `SparkSession` on a cluster; one that runs in this process already is taken, as Spark does.
+
+    Raises:
+        PluginError: PySpark or a Java that can run it is missing; the message says what to install.
+        AnalysisError: there is no such cluster.
+    """
+    try:
+        import sqlglot  # noqa: F401
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise PluginError(f"--engine {engine}: {error.name} is not installed; pip install 'xsp[spark]'") from error
+    check_java(engine)
+    building = SparkSession.builder.master(master(engine))
+    for name, value in SETTINGS.items():
+        building = building.config(name, value)
+    if master(engine).startswith("local"):
+        # A driver of this machine alone listens to nobody else, and has no use for Spark's 200 parts of every table.
+        building = building.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
+        building = building.config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
+    try:
+        session = building.getOrCreate()
+    except Exception as error:  # py4j's errors are Java's, of any class
+        raise AnalysisError(f"--engine {engine}: no session with this cluster ({_first_line(error)})") from error
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def check_java(engine: str) -> None:
+    """Refuse where no Java is that runs Spark.
+
+    Raises:
+        PluginError: there is none, or an older one.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    wanted = f"Spark 4 needs Java {JAVA} or later (install a JRE, or set JAVA_HOME)"
+    if java is None or not Path(java).is_file():
+        raise PluginError(f"--engine {engine}: there is no Java; {wanted}")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    if found is not None and int(found[1]) < JAVA:
+        raise PluginError(f"--engine {engine}: this Java is of version {found[1]}; {wanted}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,199 @@
+"""A trace whose spans Spark reads, with the methods that analyses use.
+
+Queries go to the cluster, and come back as tables of a DuckDB of this process: what an analysis answers is small,
+whatever it was asked over. So whoever prints or writes an answer need not know where it was computed. Tables that an
+analysis computes in Python stand in that DuckDB, and are handed to Spark where a query asks for both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import duckdb
+
+from xsp import table
+from xsp.errors import AnalysisError, TraceError
+from xsp.rundir import MERGED_FILE, RANKS, RUN_FILE, STEPS
+from xsp.span import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Column
+from xsp.spark import dialect
+from xsp.trace import Rung, Trace
+
+TYPES = {"tinyint": "TINYINT", "smallint": "SMALLINT", "int": "INTEGER", "bigint": "BIGINT", "double": "DOUBLE",
+         "float": "FLOAT", "string": "VARCHAR", "boolean": "BOOLEAN", "void": "INTEGER"}  # fmt: skip
+"""What DuckDB calls the types of Spark."""
+
+
+PARTS = "rank-*"
+"""The runs of a job's ranks, as Spark finds them."""
+
+
+class SparkTrace(Trace):
+    """The views `spans`, `merged` and `samples` of a run directory on Spark."""
+
+    def __init__(self, session: Any, place: str) -> None:
+        """Read `run.json`, and show the Parquet files as views."""
+        self._spark = session
+        self._place = place
+        self._made: set[str] = set()
+        self.path = None
+        self.run = self._read_job()
+        self.con: Any = Queries(session)
+        part = f"{place}/{PARTS}" if self.run.get("kind") == RANKS else place
+        self._show("spans", f"{part}/{STEPS}/*.parquet", COLUMNS)
+        self._show("merged", f"{place}/{MERGED_FILE}", (*COLUMNS, *MERGED_COLUMNS))
+        self._show("samples", f"{part}/samples/*.parquet", SAMPLE_COLUMNS, optional=True)
+
+    @property
+    def name(self) -> str:
+        """What the run was called, else the end of its path."""
+        return str(self.run.get("name") or self._place.rpartition("/")[2])
+
+    @property
+    def rungs(self) -> list[Rung]:  # type: ignore[override]
+        """Refused: what the levels of profiling cost is read from the steps of one machine's run.
+
+        Raises:
+            AnalysisError: always.
+        """
+        raise AnalysisError(f"{self.name!r} is read by Spark, which does not compare rungs; leave --engine away")
+
+    def sql(self, query: str, params: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
+        """Ask SQL of DuckDB's; Spark answers."""
+        answer: duckdb.DuckDBPyRelation = self.con.execute(query, params)
+        return answer
+
+    def once(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
+        """Make a table on the cluster, unless this trace has made it; it is kept there while the session lasts."""
+        if not self.has_made(name):
+            self.con.keep(name, query, params)
+            self._made.add(name)
+
+    def _read_job(self) -> dict[str, Any]:
+        """Return `run.json`; of a job, with what its ranks say, as `xsp.rundir.read_job` does."""
+        (content,) = self._read_runs(f"{self._place}/{RUN_FILE}")
+        if content.get("kind") == RANKS:
+            ranks = self._read_runs(f"{self._place}/{PARTS}/{RUN_FILE}")
+            content = {**ranks[0], **content, "ranks": ranks}
+        if not content.get("finished"):
+            raise TraceError(f"{self._place}: the run is not finished; `xsp analyze` without --engine reads it")
+        return content
+
+    def _read_runs(self, where: str) -> list[dict[str, Any]]:
+        """Return the content of each `run.json`, by rank."""
+        try:
+            rows = self._spark.read.text(where, wholetext=True).collect()
+            found: list[dict[str, Any]] = [dict(json.loads(row[0])) for row in rows]
+        except Exception as error:  # Spark's and Java's, by scheme of the URL
+            raise TraceError(
+                f"{where}: Spark reads no run there ({_reason(error)}); import traces of other tools first: "
+                "xsp import FOLDER -o RUN"
+            ) from error
+        return sorted(found, key=lambda run: run.get("rank", 0))
+
+    def _show(self, name: str, files: str, columns: Sequence[Column], optional: bool = False) -> None:
+        """Show files as a view with all columns, those that are not there as their defaults."""
+        try:
+            frame = self._spark.read.parquet(files)
+        except Exception as error:
+            if not optional:
+                raise TraceError(f"{files}: Spark reads no spans there ({_reason(error)})") from error
+            frame = self._spark.createDataFrame([], "none int")
+        frame.createOrReplaceTempView(f"{name}_files")
+        shown = table.shown(columns, frame.columns)
+        view = dialect.translate(dialect.parse(f"SELECT {shown} FROM {name}_files"))
+        self._spark.sql(view).createOrReplaceTempView(name)
+
+
+class Queries:
+    """Takes DuckDB's SQL as a connection of DuckDB's does, and has Spark answer it."""
+
+    def __init__(self, session: Any) -> None:
+        self._spark = session
+        self._here = table.connect()
+        self._answers = 0
+        self._own: set[str] = set()
+        self._kept: dict[str, str] = {}
+
+    def execute(self, query: str, params: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
+        """Return the rows of a query; a table that is created or filled stands here and not on the cluster.
+
+        Raises:
+            AnalysisError: it does not carry over, or Spark refuses it; the message says why.
+        """
+        words = query.split(None, 1)[0].upper()
+        if words in ("CREATE", "INSERT"):
+            self._here.execute(query, params)
+            self._own = {name for (name,) in self._here.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+            return self._here.sql("SELECT 0 AS done")
+        tree = dialect.parse(query)
+        if dialect.tables(tree) <= self._own:
+            return self._here.sql(query, params=params)
+        return self._collected(self._asked(tree, params))
+
+    def keep(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
+        """Make a table that later queries start from; Spark keeps it in memory, else on the disks of the cluster."""
+        self._asked(dialect.parse(query), params).persist().createOrReplaceTempView(name)
+
+    def _asked(self, tree: Any, params: Sequence[Any] | None) -> Any:
+        for name in dialect.tables(tree) & self._own:
+            self._hand_over(name)
+        for each, query in dialect.materialized(tree):
+            each.set("this", dialect.parse(f"SELECT * FROM {self._kept_as(query)}"))
+        try:
+            return self._spark.sql(dialect.translate(tree), args=list(params) if params else None)
+        except AnalysisError:
+            raise
+        except Exception as error:
+            raise AnalysisError(f"Spark does not take this query: {_reason(error)}") from error
+
+    def _kept_as(self, query: str) -> str:
+        """Return the view of what a query says is to be computed once; other queries that say the same share it."""
+        if query not in self._kept:
+            name = f"kept_{len(self._kept)}"
+            self._spark.sql(query).persist().createOrReplaceTempView(name)
+            self._kept[query] = name
+        return self._kept[query]
+
+    def _hand_over(self, name: str) -> None:
+        """Show a table of this process to Spark."""
+        found = self._here.sql(f"SELECT * FROM {name}")
+        kinds = {ours: theirs for theirs, ours in TYPES.items() if theirs != "void"}
+        schema = ", ".join(
+            f"`{each}` {kinds[str(kind)]}" for each, kind in zip(found.columns, found.types, strict=True)
+        )
+        self._spark.createDataFrame(found.fetchall(), schema).createOrReplaceTempView(name)
+
+    def _collected(self, frame: Any) -> duckdb.DuckDBPyRelation:
+        """Fetch rows into a table of this process."""
+        try:
+            rows = frame.collect()
+        except Exception as error:
+            raise AnalysisError(f"Spark could not answer: {_reason(error)}") from error
+        self._answers += 1
+        name = f"answer_{self._answers}"
+        columns = [Column(_quoted(each.name), _type(each.dataType.simpleString()), "") for each in frame.schema.fields]
+        table.create(self._here, name, columns)
+        table.insert(self._here, name, [tuple(row) for row in rows], columns)
+        return self._here.sql(f"SELECT * FROM {name}")
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _type(theirs: str) -> str:
+    """Return DuckDB's name of a type of Spark's; sums of integers are decimals there."""
+    if theirs.startswith("array<"):
+        return f"{_type(theirs[6:-1])}[]"
+    if theirs.startswith("decimal("):
+        return "DOUBLE" if not theirs.endswith(",0)") else "HUGEINT"
+    if theirs not in TYPES:
+        raise AnalysisError(f"Spark answers with a type that is no column here: {theirs}")
+    return TYPES[theirs]
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of what Spark or Java say."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
