@@ -13,8 +13,11 @@ from typing import ClassVar
 
 import duckdb
 import pytest
+from test_security import run_of_others
 
+import xsp
 from xsp import cli, table
+from xsp.report import html
 from xsp.serve import doors
 
 PROGRAM = """
@@ -62,6 +65,16 @@ def collector() -> Iterator[int]:
         threading.Thread(target=door.serve_forever, args=(0.05,), daemon=True).start()
         yield door.server_port
         door.shutdown()
+
+
+def test_a_page_of_a_damaged_run_does_not_say_where_it_lies(tmp_path: Path) -> None:
+    run = run_of_others(tmp_path / "ada-lovelace" / "run", {"finished": True})
+    for name in ("steps/000002.parquet", "merged.parquet", "samples/000000.parquet"):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_bytes(b"PAR1damaged")
+    page = html.render(xsp.load(run, skip_damaged=True))
+    assert page.count("left out: steps/000002.parquet") == page.count("left out: samples/000000.parquet") == 1
+    assert "ada-lovelace" not in page
 
 
 def test_nothing_written_names_a_person_or_a_secret(

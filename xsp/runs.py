@@ -119,10 +119,15 @@ def _whole(place: Path, segments: list[Path], run: dict[str, Any], skip_damaged:
                     f"{error}; {len(segments) - 1} other segments are there: "
                     "load with skip_damaged=True (--skip-damaged) to go on without this one"
                 ) from error
-            run.setdefault("notes", []).append({"source": "load", "text": f"left out: {error}"})
+            _note(run, place, f"left out: {error}")
         else:
             whole.append(segment)
     return whole
+
+
+def _note(run: dict[str, Any], place: Path, text: str) -> None:
+    """Add what was left out to a run's notes, which a report shows: with the names of files, not where they lie."""
+    run.setdefault("notes", []).append({"source": "load", "text": text.replace(f"{place}{os.sep}", "")})
 
 
 def _is_as_written(file: Path, run: dict[str, Any]) -> bool:
@@ -186,7 +191,7 @@ def _load_files(files: list[Path], run: dict[str, Any], place: Path) -> Trace:
             whole = _is_as_written(merged, run)
             held = set(table.check_parquet(con, merged, (*COLUMNS, *MERGED_COLUMNS), whole))
         except TraceError as error:
-            run.setdefault("notes", []).append({"source": "load", "text": f"merged again from the steps: {error}"})
+            _note(run, place, f"merged again from the steps: {error}")
         else:
             if "layer_id" in held:  # else it is merged again, from spans that have one now
                 _view(con, "merged", [merged], held, (*COLUMNS, *MERGED_COLUMNS))
@@ -204,7 +209,7 @@ def _show_samples(con: duckdb.DuckDBPyConnection, place: Path, segments: list[Pa
             con.execute(f"SELECT count(hash(read)) FROM (SELECT {names} FROM {table.parquet(portion)}) read").fetchall()
         except duckdb.Error as error:
             reason = str(error).splitlines()[0]
-            run.setdefault("notes", []).append({"source": "load", "text": f"left out: {portion}: damaged ({reason})"})
+            _note(run, place, f"left out: {portion}: damaged ({reason})")
         else:
             whole.append(portion)
     if whole:
