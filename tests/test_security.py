@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import csv
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,11 @@ def test_a_terminal_gets_no_commands(
         assert "[red]red[/red] [/]" in printed
 
 
+def test_a_comparison_gives_a_terminal_no_commands(hostile_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["compare", str(hostile_file), str(hostile_file)])
+    assert not set("\x1b\x9b\u202e\r") & set("".join(capsys.readouterr()))
+
+
 def test_an_error_message_is_text_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["analyze", str(tmp_path / "\x1b[2J.json")]) == 2
     assert "\x1b" not in capsys.readouterr().err
@@ -218,6 +224,15 @@ def test_a_link_does_not_make_overwriting_remove_anything_outside(tmp_path: Path
 def test_a_bomb_of_json_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
     with pytest.raises(TraceError):
         xsp.load(run_of_others(tmp_path / "run", content))
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"traceEvents":[{"name":"' + b"a" * (40 << 20), b'{"traceEvents":' + b"[" * (4 << 20)]
+)
+def test_a_small_archive_of_something_large_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(content, 1))
+    with pytest.raises(TraceError):
+        xsp.load(tmp_path / "bomb.json.gz")
 
 
 def test_a_run_json_that_is_too_large_is_not_read(tmp_path: Path) -> None:
