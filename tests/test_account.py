@@ -39,6 +39,17 @@ def test_time_around_the_step_is_read_from_the_clock() -> None:
     assert account.cost_ns(Level.MODEL) >= 5 * MS  # type: ignore[operator]
 
 
+def test_a_bare_step_between_whose_readings_another_program_ran_costs_what_others_do() -> None:
+    account = Account()
+    for _ in range(64):
+        account.add(SETTLE, 10 * MS, 0, monotonic_ns() - MS)
+    before = account.spent_ns
+    account.add(SETTLE, 10 * MS, 0, monotonic_ns() - 500 * MS)
+    assert account.spent_ns - before < 10 * MS
+    account.spend(7 * MS)
+    assert account.spent_ns - before >= 8 * MS
+
+
 def test_a_slow_machine_is_not_taken_for_overhead() -> None:
     account = Account()
     for dur_ms in (10, 40):

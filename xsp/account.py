@@ -23,6 +23,10 @@ ENOUGH = 3
 REMEMBERED = 64
 """Differences that a rung's figure is of: the last ones."""
 
+UNUSUAL = 10
+"""What xsp takes around a bare step is the same few microseconds each time. What is so many times as long was no work
+of xsp's: the system had given the processor to another program, and the usual time is counted."""
+
 LAST = 9
 """Steps that tell what the next one of a rung costs."""
 
@@ -102,6 +106,8 @@ class Account:
 
         self.rungs: dict[int, RungAccount] = {}
         self._around_ns = 0  # of bare steps
+        self._arounds: deque[int] = deque(maxlen=REMEMBERED)
+        self._usual_ns: float | None = None
         self._after = Differences()
         self._spent_ns = 0.0  # of all but bare steps
         self._firsts: deque[int] = deque(maxlen=NEARBY)
@@ -137,10 +143,21 @@ class Account:
         self.steps += 1
         if turn.bare:
             self._add_bare(dur_ns)
-            self._around_ns += before_ns + monotonic_ns() - end_ns
+            self._add_around(before_ns + monotonic_ns() - end_ns)
         else:
             self._add_recorded(turn, dur_ns, before_ns + monotonic_ns() - end_ns)
         self._follows = not turn.bare
+
+    def spend(self, taken_ns: int) -> None:
+        """Count what xsp took beside the steps."""
+        self._around_ns += taken_ns
+
+    def _add_around(self, around_ns: int) -> None:
+        self._arounds.append(around_ns)
+        if self.bare % REMEMBERED == 0:
+            self._usual_ns = summary.percentile(self._arounds, 0.5)
+        strange = self._usual_ns is not None and around_ns > UNUSUAL * self._usual_ns
+        self._around_ns += round(self._usual_ns) if strange and self._usual_ns is not None else around_ns
 
     def _add_bare(self, dur_ns: int) -> None:
         self.bare += 1

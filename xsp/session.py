@@ -389,10 +389,10 @@ class _Step:
             session._collecting.note("xsp", f"{type(interrupt).__name__} came while a step was stored: counted as lost")
             raise
         finally:
-            if session._underway.is_due(self._end):
-                session._underway.show(session._progress())
+            shown_ns = session._underway.show(session._progress()) if session._underway.is_due(self._end) else 0
+            session.account.spend(shown_ns)
             if status != "unclosed":  # it ended anywhere
-                session.account.add(self.turn, self._end - self._start, self._before_ns, self._end)
+                session.account.add(self.turn, self._end - self._start, self._before_ns, self._end + shown_ns)
             session._taken.release()
 
     def _take_in(self) -> None:

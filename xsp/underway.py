@@ -42,8 +42,8 @@ class Underway:
         """Return whether to show anything; the time is of the monotonic clock."""
         return now_ns >= self._next_ns and self._run is not None
 
-    def show(self, progress: dict[str, Any]) -> None:
-        """Write and draw it. Never raises."""
+    def show(self, progress: dict[str, Any]) -> int:
+        """Write and draw it, and return the nanoseconds that it took. Never raises."""
         began_ns = monotonic_ns()
         if self._run is not None:
             self._write(self._run / PROGRESS_FILE, progress)
@@ -51,6 +51,7 @@ class Underway:
             self._draw(line(progress))
         ended_ns = monotonic_ns()
         self._next_ns = ended_ns + max(PAUSE_NS, RAREFIED * (ended_ns - began_ns))
+        return ended_ns - began_ns
 
     def end(self) -> None:
         """Take the line and the file away: from here on `run.json` says it all."""
