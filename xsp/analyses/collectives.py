@@ -7,8 +7,6 @@ that it belongs to; nothing is known of the size where neither tells.
 
 from __future__ import annotations
 
-from xsp.analyses.devicework import prepare
-from xsp.errors import AnalysisError
 from xsp.kernelnames import COLLECTIVE, COMMUNICATION, NAMES
 from xsp.span import Kind, Level
 from xsp.trace import Trace
@@ -91,15 +89,10 @@ COLLECTIVES = f"""
 doc/PERFORMANCE.md)."""
 
 
-def require(trace: Trace, identity: str) -> None:
-    """Make what `COLLECTIVES` starts from; raise where a trace holds no collective.
-
-    Raises:
-        AnalysisError: neither a device nor a library of the host ran one.
-    """
-    kernels = f"WITH {NAMES} SELECT 1 FROM names WHERE class = '{COMMUNICATION}'"
+def why_none(trace: Trace) -> str | None:
+    """Return that a trace holds no collective, or None if it holds one."""
+    kernels = f"WITH {NAMES} SELECT 1 FROM names WHERE class = '{COMMUNICATION}' LIMIT 1"
     for query in (kernels, f"SELECT 1 FROM spans WHERE {_CALL} LIMIT 1"):
         if trace.con.execute(query).fetchall():
-            prepare(trace)
-            return
-    raise AnalysisError(f"{identity}: {trace.name!r} holds no communication kernel and no collective of the host")
+            return None
+    return f"{trace.name!r} holds no communication kernel and no collective of the host"

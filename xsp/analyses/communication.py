@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from xsp.analyses.collectives import COLLECTIVES, require
+from xsp.analyses.collectives import COLLECTIVES, why_none
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import COMPUTATION
+from xsp.analyses.devicework import COMPUTATION, prepare
 from xsp.span import Level
 from xsp.trace import Trace
 
@@ -52,7 +52,7 @@ _EXPOSED = f"""
 begin. `done_ns` counts all of the kernels that have begun; what of them lies after a moment is taken off."""
 
 
-@analysis("communication", "Collectives by kind and size", Level.MODEL, everywhere=True)
+@analysis("communication", "Collectives by kind and size", Level.MODEL, unless=why_none, everywhere=True)
 def COMMUNICATION(trace: Trace) -> Table:
     """Collectives of all ranks by kind, communicator and size: how many, their time, how much of it is hidden.
 
@@ -61,7 +61,7 @@ def COMMUNICATION(trace: Trace) -> Table:
     10^9 bytes a second, from the mean and from the shortest time, after nccl-tests: of the algorithm, bytes
     over time; of the bus, what the links carried for it.
     """
-    require(trace, COMMUNICATION.id)
+    prepare(trace)
     return trace.sql(
         f"""
         WITH {_EXPOSED},
