@@ -25,6 +25,11 @@ TYPES = {"tinyint": "TINYINT", "smallint": "SMALLINT", "int": "INTEGER", "bigint
 """What DuckDB calls the types of Spark."""
 
 
+OF_RUNGS = {"alike", "alike_spans"}
+"""What `xsp.overhead` finds out from the steps of a run, beside its spans."""
+
+NO_RUNGS = "this asks what the rungs of a run say, which Spark does not compare; leave --engine away"
+
 PARTS = "rank-*"
 """The runs of a job's ranks, as Spark finds them."""
 
@@ -57,7 +62,7 @@ class SparkTrace(Trace):
         Raises:
             AnalysisError: always.
         """
-        raise AnalysisError(f"{self.name!r} is read by Spark, which does not compare rungs; leave --engine away")
+        raise AnalysisError(NO_RUNGS)
 
     def sql(self, query: str, params: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
         """Ask SQL of DuckDB's; Spark answers."""
@@ -137,6 +142,8 @@ class Queries:
         self._asked(dialect.parse(query), params).persist().createOrReplaceTempView(name)
 
     def _asked(self, tree: Any, params: Sequence[Any] | None) -> Any:
+        if dialect.tables(tree) & OF_RUNGS:
+            raise AnalysisError(NO_RUNGS)
         for name in dialect.tables(tree) & self._own:
             self._hand_over(name)
         for each, query in dialect.materialized(tree):
