@@ -128,6 +128,12 @@ def test_what_cannot_be_done_is_one_line_and_code_2(run_directory, tmp_path, mon
     assert not (tmp_path / "runs").exists()
 
 
+def test_without_a_command_it_shows_what_there_is(capsys):
+    assert main([]) == 2
+    out = capsys.readouterr().out
+    assert all(name in out for name in COMMANDS)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_examples(name, capsys):
     with pytest.raises(SystemExit) as ended:

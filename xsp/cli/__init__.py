@@ -49,7 +49,11 @@ EXAMPLES = """examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     parser = _parser()
-    options = parser.parse_args(argv)
+    typed = sys.argv[1:] if argv is None else argv
+    if not typed:
+        parser.print_help()
+        return 2
+    options = parser.parse_args(typed)
     try:
         return int(options.command.run(options))
     except XspError as error:
