@@ -24,7 +24,6 @@ from turns import Condition, Group
 
 from xsp import device, measure, models, rundir
 from xsp.samples.host import Host
-from xsp.samples.host import Host
 from xsp.writer import Writer
 
 GOAL = 1.01
