@@ -9,7 +9,6 @@ import importlib
 import os
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -291,7 +290,7 @@ def _execute(code: CodeType, script: Path) -> int:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
             trace = trace.tb_next
-        traceback.print_exception(type(error), error, trace or error.__traceback__)
+        sys.excepthook(type(error), error, trace or error.__traceback__)  # the script may have one of its own
         return 1
     finally:
         if before is not None:

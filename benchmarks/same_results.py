@@ -1,0 +1,188 @@
+"""Does a program compute to the last bit what it computes without xsp, with every collector on?
+
+For each model, inference and training with dropout: digests of outputs, gradients, parameters, buffers and the
+states of the random generators (torch, NumPy, Python) after each step, after an exception in the middle of a step,
+and after the block, against those of a bare run. A model whose bare runs differ from each other is said to.
+
+    python benchmarks/same_results.py                all models, inference and training
+    python benchmarks/same_results.py --models torchvision:resnet18
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+STEPS = 10
+SMALL = (3, 64, 64)
+MODELS = (
+    "torchvision:resnet18",
+    "torchvision:mobilenet_v3_small",
+    "torchvision:vgg11",
+    "torchvision:squeezenet1_1",
+    "timm:vit_tiny_patch16_224",
+    "timm:convnext_atto",
+    "timm:efficientnet_b0",
+    "transformers:bert?num_hidden_layers=2&hidden_size=128&num_attention_heads=2",
+    "transformers:GPT2LMHeadModel?n_layer=2&n_embd=128&n_head=2",
+    "transformers:llama?num_hidden_layers=2&hidden_size=128&num_attention_heads=2&num_key_value_heads=2&intermediate_size=256",
+    "transformers:t5?num_layers=2&d_model=128&num_heads=2&d_kv=64",
+)
+
+
+def digest(value: Any) -> str:
+    """Return a digest of tensors, and of what holds them, that tells any two bits apart."""
+    found = hashlib.blake2b(digest_size=12)
+    _feed(found, value)
+    return found.hexdigest()
+
+
+def _feed(found: Any, value: Any) -> None:
+    if hasattr(value, "detach"):
+        import torch
+
+        plain = value.detach().cpu().contiguous()
+        found.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
+        found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
+    elif isinstance(value, Mapping):
+        for key in value:
+            found.update(str(key).encode())
+            _feed(found, value[key])
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            _feed(found, each)
+    elif hasattr(value, "tobytes"):
+        found.update(value.tobytes())
+    else:
+        found.update(repr(value).encode())
+
+
+def random_states() -> str:
+    """Return a digest of the states of the generators."""
+    import numpy
+    import torch
+
+    return digest([torch.get_rng_state(), numpy.random.get_state(), random.getstate()])
+
+
+def run(name: str, train: bool, step_of: Callable[[], Any]) -> dict[str, str]:
+    """Run a model's steps, one of them broken off by an exception, and return digests of all that it computes."""
+    import numpy
+    import torch
+
+    from xsp import models
+
+    random.seed(1)
+    numpy.random.seed(1)
+    built: list[Any] = []
+    with _caught(built):
+        small = SMALL if not name.startswith("transformers") and "vit" not in name else None
+        workload = models.load(name, models.Settings(batch=2, train=train, sequence=16, seed=1, shape=small))
+    found: dict[str, str] = {}
+    for number in range(STEPS):
+        with contextlib.suppress(KeyError), step_of():
+            found[f"output {number}"] = digest(workload.step())
+            found[f"drawn {number}"] = digest([torch.rand(3), numpy.random.rand(3), random.random()])
+            if number == STEPS // 2:
+                raise KeyError("the program's own")
+        found[f"random states {number}"] = random_states()
+    (model,) = built
+    found["gradients"] = digest([parameter.grad for parameter in model.parameters()])
+    found["parameters and buffers"] = digest(model.state_dict())
+    return found
+
+
+@contextlib.contextmanager
+def _caught(built: list[Any]) -> Iterator[None]:
+    """Take hold of the module that `xsp.models` builds."""
+    from xsp import models
+
+    whole = models._step
+
+    def step(torch: Any, made: Any, settings: Any) -> Any:
+        built.append(made.model)
+        return whole(torch, made, settings)
+
+    models._step = step
+    try:
+        yield
+    finally:
+        models._step = whole
+
+
+def different(left: Mapping[str, str], right: Mapping[str, str]) -> list[str]:
+    """Return the names of what differs."""
+    return [key for key in {**left, **right} if left.get(key) != right.get(key)]
+
+
+def differences(name: str, train: bool, out: Path) -> list[str]:
+    """Return the names of what differs with every collector on; a bare run comes before and after.
+
+    Raises:
+        RuntimeError: two bare runs differ, or nothing was recorded.
+    """
+    import xsp
+
+    bare = run(name, train, contextlib.nullcontext)
+    with xsp.profile("same", levels="M/L/G", out=out, warmup=1, settle=False, overwrite=True) as prof:
+        profiled = run(name, train, prof.step)
+    after = run(name, train, contextlib.nullcontext)
+    if not prof.steps_stored:
+        raise RuntimeError(f"{name}: nothing was recorded")
+    if run(name, train, contextlib.nullcontext) != after:
+        raise RuntimeError(f"{name}: two bare runs differ from each other; nothing can be said")
+    return different(bare, profiled) + [f"after the block: {each}" for each in different(bare, after)]
+
+
+SCRIPT = """
+import contextlib, json, sys
+sys.path.insert(0, {here!r})
+import same_results
+print(json.dumps(same_results.run({name!r}, True, contextlib.nullcontext)))
+"""
+
+
+def script_output(name: str, folder: Path, how: str) -> str:
+    """Return what a training script prints, `bare` or under `xsp run`: the digests of all that it computes."""
+    script = folder / "script.py"
+    script.write_text(SCRIPT.format(here=str(Path(__file__).parent), name=name))
+    under = ["-m", "xsp.cli", "run", "-q", "--overwrite", "--out", str(folder / "under")] if how == "run" else []
+    command = [sys.executable, *under, str(script)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def main() -> int:
+    """Print a line for each model; return how many differ."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=MODELS, metavar="MODEL")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the answers as JSON")
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="xsp-"))
+    answers: dict[str, list[str]] = {}
+    for name in given.models:
+        for train in (False, True):
+            label = f"{name.partition('?')[0]} {'training' if train else 'inference'}"
+            answers[label] = differences(name, train, folder / "run")
+            print(f"{label:55} {'the same' if not answers[label] else ', '.join(answers[label])}", flush=True)
+        label = f"{name.partition('?')[0]} training, xsp run"
+        same = script_output(name, folder, "bare") == script_output(name, folder, "run")
+        answers[label] = [] if same else ["what it prints"]
+        print(f"{label:55} {'the same' if same else 'what it prints'}", flush=True)
+    shutil.rmtree(folder)
+    if given.save:
+        given.save.write_text(json.dumps(answers, indent=1))
+    return sum(map(bool, answers.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
