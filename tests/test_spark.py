@@ -30,7 +30,7 @@ from rank_traces import Job, write  # noqa: E402
 sys.path.pop()
 
 EVERYWHERE = [name for name, each in ANALYSES.items() if each.everywhere]
-FEW = ["communication", "stragglers", "steps"]
+FEW = ["stragglers", "steps"]
 ASKED = EVERYWHERE if os.environ.get("XSP_SPARK_ALL") else FEW
 """All of them take minutes on two cores; `XSP_SPARK_ALL=1` asks them all."""
 
