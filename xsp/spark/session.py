@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ def start(engine: str) -> Any:
         # A driver of this machine alone listens to nobody else, and has no use for Spark's 200 parts of every table.
         building = building.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
         building = building.config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
+        # Else Spark makes an empty folder for tables in the current directory.
+        building = building.config("spark.sql.warehouse.dir", str(Path(tempfile.gettempdir()) / "xsp-spark"))
     try:
         session = building.getOrCreate()
     except Exception as error:  # py4j's errors are Java's, of any class
