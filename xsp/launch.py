@@ -290,7 +290,8 @@ def _execute(code: CodeType, script: Path) -> int:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
             trace = trace.tb_next
-        sys.excepthook(type(error), error, trace or error.__traceback__)  # the script may have one of its own
+        error = error.with_traceback(trace or error.__traceback__)  # Python's own hook shows the error's traceback
+        sys.excepthook(type(error), error, error.__traceback__)  # the script may have one of its own
         return 1
     finally:
         if before is not None:
