@@ -58,17 +58,6 @@ def test_names_are_text_and_run_nothing(page):
     assert page.find_element("id", "name").text == HOSTILE
 
 
-def test_a_trace_of_hostile_names_runs_nothing(browser, tmp_path):
-    browser.get(html.write(hostile_trace(), tmp_path / "hostile.html").as_uri())
-    browser.execute_script("document.querySelectorAll('details').forEach(each => each.open = true)")
-    browser.find_element("id", "find").send_keys(NAMES[0] + "\n")
-    assert browser.execute_script("return [window.hacked, document.images.length]") == [None, 0]
-    assert all(name in browser.execute_script("return document.body.textContent") for name in NAMES[:3])
-    assert browser.get_log("browser") == []
-    resources = browser.execute_script("return performance.getEntriesByType('resource').length")
-    assert resources == 0
-
-
 def test_charts_are_drawn(page):
     painted = page.execute_script("""
         plots.forEach(each => each.draw());
@@ -275,3 +264,14 @@ def test_a_page_of_another_trace_does_not_run_what_is_put_into_it(browser, tmp_p
     browser.get(path.as_uri())
     assert browser.execute_script("return window.hacked") is None
     assert "Content Security Policy" in str(browser.get_log("browser"))
+
+
+def test_a_trace_of_hostile_names_runs_nothing(browser, tmp_path):
+    browser.get(html.write(hostile_trace(), tmp_path / "hostile.html").as_uri())
+    browser.execute_script("document.querySelectorAll('details').forEach(each => each.open = true)")
+    browser.find_element("id", "find").send_keys(NAMES[0] + "\n")
+    assert browser.execute_script("return [window.hacked, document.images.length]") == [None, 0]
+    assert all(name in browser.execute_script("return document.body.textContent") for name in NAMES[:3])
+    assert browser.get_log("browser") == []
+    resources = browser.execute_script("return performance.getEntriesByType('resource').length")
+    assert resources == 0
