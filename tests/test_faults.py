@@ -320,7 +320,7 @@ def test_a_program_ends_as_it_does_without(tmp_path: Path, end: str) -> None:
         assert outcome(tmp_path / how, program, how) == bare, how
 
 
-def test_an_interrupt_while_a_step_is_stored_reaches_the_program_and_the_next_step_is_stored(tmp_path: Path) -> None:
+def test_an_interrupt_while_a_step_is_stored_reaches_the_program_and_each_step_is_counted(tmp_path: Path) -> None:
     class Interrupt(Exception):
         pass
 
@@ -348,9 +348,10 @@ def test_an_interrupt_while_a_step_is_stored_reaches_the_program_and_the_next_st
     finally:
         signal.signal(signal.SIGALRM, before)
     assert prof._writer.failed is None
-    assert prof.steps_stored + prof.steps_lost == 60
+    assert prof.steps_stored + prof.steps_lost + prof.steps_skipped == 60
     trace = xsp.load(tmp_path / "run")
     counts = dict(trace.sql("SELECT step, count(*) FROM spans GROUP BY step").fetchall())
     assert {number: 1 + 300 * (number % 3) for number in stored}.items() <= counts.items()
-    assert stored >= set(range(0, 60, 2))
+    if not prof.steps_skipped:  # an interrupt between the last line of a step and its end leaves it open
+        assert stored >= set(range(0, 60, 2))
     assert trace.run["finished"] is True

@@ -348,8 +348,14 @@ class _Step:
         session._count += 1
         session._step = self
         self.turn: Turn = session.schedule.next()
-        self._on = [] if self.turn.bare else self._switch_on()
-        self._start = clock.monotonic_ns()
+        try:
+            self._on = [] if self.turn.bare else self._switch_on()
+        except BaseException:  # an interrupt of the program's own: this step does not begin
+            self._recording, session._step = False, None
+            session.steps_skipped += 1
+            session._taken.release()
+            raise
+        self._start = self._end = clock.monotonic_ns()
         self._before_ns = self._start - entered
         return self
 
@@ -373,27 +379,33 @@ class _Step:
 
     def close(self, status: str) -> None:
         """Read the clock, switch everything off, store the step."""
-        session = self._session
-        session._collecting.settle(self._on)
-        self._end = clock.monotonic_ns()
-        self._recording = False
-        self._status = status
-        session._step = None
+        session, stored = self._session, self._session.steps_stored
         try:
+            session._collecting.settle(self._on)
+            self._end = clock.monotonic_ns()
+            self._recording, self._status = False, status
+            session._step = None
             self._take_in()
         except Exception as error:
             session.steps_lost += 1
             session._collecting.note("xsp", f"a step could not be stored: {type(error).__name__}: {error}")
         except BaseException as interrupt:  # the program's own affair
-            session.steps_lost += 1
+            session.steps_lost += session.steps_stored == stored
             session._collecting.note("xsp", f"{type(interrupt).__name__} came while a step was stored: counted as lost")
             raise
         finally:
-            shown_ns = session._underway.show(session._progress()) if session._underway.is_due(self._end) else 0
-            session.account.spend(shown_ns)
-            if status != "unclosed":  # it ended anywhere
-                session.account.add(self.turn, self._end - self._start, self._before_ns, self._end + shown_ns)
-            session._taken.release()
+            self._recording, session._step = False, None
+            try:
+                self._account_for(status)
+            finally:
+                session._taken.release()
+
+    def _account_for(self, status: str) -> None:
+        session = self._session
+        shown_ns = session._underway.show(session._progress()) if session._underway.is_due(self._end) else 0
+        session.account.spend(shown_ns)
+        if status != "unclosed":  # it ended anywhere
+            session.account.add(self.turn, self._end - self._start, self._before_ns, self._end + shown_ns)
 
     def _take_in(self) -> None:
         session = self._session

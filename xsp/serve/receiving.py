@@ -244,6 +244,7 @@ class Receiving:
         try:
             content = rundir.read_run(place)
         except TraceError:
+            _remove_if_empty(place)
             return  # something else, which is none of our business
         received = content.get("received")
         if not isinstance(received, dict):
@@ -336,3 +337,15 @@ def _counted(place: Path, run: dict[str, Any]) -> str:
         ((steps, spans),) = con.execute(query).fetchall()
     ranks = f", {len(run['ranks'])} ranks" if run.get("ranks") else ""
     return f"{steps} steps, {spans} spans{ranks}"
+
+
+def _remove_if_empty(place: Path) -> None:
+    """Remove the directory of a run of which nothing was taken: its receiver was killed when it had just made it."""
+    folders = [place / rundir.WAITING, place / rundir.STEPS]
+    with contextlib.suppress(OSError):  # it holds something, or is no directory
+        if set(place.iterdir()) <= set(folders):
+            for staged in folders[0].glob(".*.staged*"):
+                staged.unlink()
+            for folder in filter(Path.is_dir, folders):
+                folder.rmdir()
+            place.rmdir()
