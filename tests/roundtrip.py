@@ -54,9 +54,12 @@ def rows(trace: Trace) -> list[Any]:
     return [_said(row) for row in trace.sql(f"SELECT {names} FROM spans ORDER BY trace_id, span_id").fetchall()]
 
 
+OF_SAMPLES = ("samples", "samples-timeline", "throttling")
+
+
 def tables(trace: Trace) -> dict[str, Any]:
-    """Return the merged step and the table of each analysis, or why there is none."""
-    found = {name: _answer(each, trace) for name, each in ANALYSES.items()}
+    """Return the merged step and the table of each analysis of spans, or why there is none; samples stay behind."""
+    found = {name: _answer(each, trace) for name, each in ANALYSES.items() if name not in OF_SAMPLES}
     return {**found, "merged": [_said(row) for row in trace.merged.fetchall()]}
 
 
