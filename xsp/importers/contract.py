@@ -93,7 +93,7 @@ class Imported:
 
 
 SEEN: tuple[Column, ...] = (
-    Column("number", "BIGINT", "of the span in its source, from 0; no two have the same"),
+    Column("number", "BIGINT", "of the span in its source, not below 0; no two have the same"),
     *(column for column in COLUMNS if column.name in _SEEN),
     Column("operator", "BIGINT", "the source's own id of an operator; of device work, that of the operator it is of"),
     Column("replayed", "BOOLEAN", "device work of a graph that is replayed"),

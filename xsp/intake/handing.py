@@ -1,7 +1,7 @@
 """What spans on threads have from one another: steps, layers, phases and keys from above, sums from inside.
 
 A parent stands before its children in the order of the sweep. So what is handed down is known as the spans come, and
-what is handed up follows in one pass backwards.
+each span hands up what it has itself as it comes.
 """
 
 from __future__ import annotations
