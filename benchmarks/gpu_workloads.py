@@ -10,8 +10,9 @@ from dataclasses import replace
 import turns
 import workloads
 
-from xsp import measure, models
+from xsp import models
 from xsp.collector import Kernels
+from xsp.recording import measure
 
 BILLION = (
     "transformers:LlamaForCausalLM?num_hidden_layers=16&hidden_size=2048&intermediate_size=8192"

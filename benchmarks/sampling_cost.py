@@ -22,9 +22,11 @@ import turns
 import workloads
 from turns import Condition, Group
 
-from xsp import device, measure, models, rundir
+from xsp import models, rundir
+from xsp.device import machine as device
+from xsp.recording import measure
+from xsp.recording.writer import Writer
 from xsp.samples.host import Host
-from xsp.writer import Writer
 
 GOAL = 1.01
 READINGS = 10

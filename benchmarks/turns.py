@@ -31,7 +31,8 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import page
 from quiet import Patience, Watch
 
-from xsp import device, summary
+from xsp import summary
+from xsp.device import machine as device
 from xsp.version import __version__
 
 RESULTS = Path(__file__).resolve().parent / "results"

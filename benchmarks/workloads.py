@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import turns
 
-from xsp import measure, models
+from xsp import models
+from xsp.recording import measure
 
 TEN = (
     "torchvision:mobilenet_v3_large",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from xsp import rundir
 from xsp.counters import metrics
-from xsp.store import Store
+from xsp.recording.store import Store
 from xsp.testing import spans
 
 RANGES = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from xsp.account import Account, Differences
 from xsp.clock import monotonic_ns
-from xsp.schedule import SETTLE, Turn
+from xsp.recording.account import Account, Differences
+from xsp.recording.schedule import SETTLE, Turn
 from xsp.span import Level
 
 M = Turn(Level.MODEL, timed=True, describe=False)

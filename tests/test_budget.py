@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import xsp
-from xsp import budget
-from xsp.account import Account
 from xsp.clock import monotonic_ns
 from xsp.errors import UsageError
-from xsp.finding import Severity
 from xsp.health import health
-from xsp.schedule import Turn, parse_levels, rung_name
+from xsp.health.finding import Severity
+from xsp.recording import budget
+from xsp.recording.account import Account
+from xsp.recording.schedule import Turn, parse_levels, rung_name
 from xsp.span import Level
 
 MS = 1_000_000

@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from xsp import plugins  # noqa: E402
-from xsp.calibrate import cost_per_span  # noqa: E402
 from xsp.doctor import collectors  # noqa: E402
+from xsp.recording.calibrate import cost_per_span  # noqa: E402
 from xsp.span import Level  # noqa: E402
 from xsp.testing import check_collector  # noqa: E402
 from xsp_collectors.dataloading import DataLoading  # noqa: E402

@@ -15,12 +15,13 @@ import pytest
 from ncureports import FULL, raw, run_of_kernels
 
 import xsp
-from xsp import doctor, measure, models, rundir, runs
+from xsp import doctor, models, rundir, runs
 from xsp.cli import main
 from xsp.counters import joining, metrics, ncu, reading, storing
 from xsp.errors import CounterError
-from xsp.launch import Launch, count
-from xsp.schedule import DescribeOnce, parse_levels
+from xsp.recording import measure
+from xsp.recording.launch import Launch, count
+from xsp.recording.schedule import DescribeOnce, parse_levels
 from xsp.testing import installed
 
 torch = pytest.importorskip("torch")

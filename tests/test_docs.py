@@ -15,7 +15,7 @@ import xsp
 from xsp import plugins, rundir
 from xsp.analyses import ANALYSES
 from xsp.cli import COMMANDS
-from xsp.schedule import RUNG_NAMES
+from xsp.recording.schedule import RUNG_NAMES
 from xsp.span import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Kind, Level, Rule
 
 ROOT = Path(__file__).resolve().parents[1]

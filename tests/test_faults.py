@@ -24,7 +24,7 @@ import pytest
 import xsp
 from xsp import rundir, table
 from xsp.errors import OutputError
-from xsp.session import profile
+from xsp.recording.session import profile
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 

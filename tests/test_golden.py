@@ -11,7 +11,7 @@ import pytest
 
 from xsp.analyses import model_roofline, model_sweep, optimal_batch
 from xsp.analyses.formulas import attainable, intensity, memory_bound, occupancy, roofs, share, throughput
-from xsp.ceilings import ceiling
+from xsp.device.ceilings import ceiling
 from xsp.testing import spans, trace_of
 
 V100 = ceiling("Tesla V100-SXM2-16GB")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from xsp.finding import Finding, Severity
 from xsp.health import grade, health
+from xsp.health.finding import Finding, Severity
 from xsp.testing import spans, trace_of
 
 LAUNCHED = """

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from xsp import kernelnames, table
+from xsp import table
+from xsp.device import kernelnames
 
 AT = "void at::native::"
 

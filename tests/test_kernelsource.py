@@ -6,7 +6,7 @@ import pytest
 
 from xsp.collector import Collector, Kernels
 from xsp.errors import PluginError
-from xsp.kernelsource import KernelSource
+from xsp.recording.kernelsource import KernelSource
 from xsp.span import Level
 
 

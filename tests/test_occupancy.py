@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from xsp import runs
-from xsp.occupancy import LIMITS, estimate, resident_blocks
+from xsp.device.occupancy import LIMITS, estimate, resident_blocks
 from xsp.testing import spans, trace_of
 
 

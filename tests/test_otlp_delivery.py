@@ -33,8 +33,8 @@ from xsp.exporters import delivery, live
 from xsp.exporters.courier import Counts
 from xsp.exporters.endpoint import Options, endpoint
 from xsp.exporters.export import Export, endpoint_to_resume, export
-from xsp.finding import Severity
 from xsp.health import health
+from xsp.health.finding import Severity
 
 
 def silent(what: str, done: int, total: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from xsp.health import health
-from xsp.schedule import Schedule, parse_levels
+from xsp.recording.schedule import Schedule, parse_levels
 from xsp.span import Kind, Level, Span
 from xsp.testing import LEVELS, spans, trace_of
 from xsp.trace import Trace

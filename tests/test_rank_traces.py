@@ -13,8 +13,8 @@ import pytest
 
 import xsp
 from xsp.analyses import ANALYSES
-from xsp.finding import Severity
 from xsp.health import health
+from xsp.health.finding import Severity
 from xsp.trace import Trace
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from xsp import ceilings, device, doctor, rundir
-from xsp.ceilings import Ceiling, ceiling
+from xsp import doctor, rundir
+from xsp.device import ceilings
+from xsp.device import machine as device
+from xsp.device.ceilings import Ceiling, ceiling
 from xsp.errors import AnalysisError, UsageError
 
 

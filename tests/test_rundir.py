@@ -13,9 +13,9 @@ import xsp
 from xsp import rundir, table
 from xsp.correlate import correlate
 from xsp.errors import OutputError, TraceError
+from xsp.recording.store import Store
 from xsp.runs import parts
 from xsp.span import Level
-from xsp.store import Store
 from xsp.testing import spans
 
 

@@ -23,9 +23,11 @@ import pytest
 from fakenvml import GIB, KEYS, FakeNvml, h200
 
 import xsp
-from xsp import rundir, samplehealth, table
+from xsp import rundir, table
 from xsp.exporters import chrome
 from xsp.exporters.contract import Choice
+from xsp.health import samples as samplehealth
+from xsp.recording.store import Store
 from xsp.report.answers import Answers
 from xsp.report.charts import charts
 from xsp.samples import numbering, sampler, sources
@@ -34,7 +36,6 @@ from xsp.samples.nvml import MOST_FAILURES, Nvml
 from xsp.samples.sampler import Sample, Sampler
 from xsp.samples.source import Reading, Source
 from xsp.span import SAMPLE_COLUMNS
-from xsp.store import Store
 from xsp.testing import spans, trace_of
 
 # --- the process and the machine --------------------------------------------------------------------------
@@ -530,7 +531,7 @@ def test_a_real_device_is_read() -> None:
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    from xsp import device
+    from xsp.device import machine as device
 
     torch.zeros(1, device="cuda")
     source = sources.of(os.getpid(), device.identities())[1]

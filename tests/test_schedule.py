@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xsp.errors import LevelError, UsageError
-from xsp.schedule import SETTLE, Schedule, Turn, parse_levels, rung_name
+from xsp.recording.schedule import SETTLE, Schedule, Turn, parse_levels, rung_name
 from xsp.span import Level
 
 M, LAYER, OP, G = Level.MODEL, Level.LAYER, Level.OP, Level.KERNEL

@@ -29,9 +29,9 @@ from realparts import free_ports
 from torch import nn
 
 import xsp
-import xsp.service as service_module
-from xsp.correlating import Recorded, _Sending, spans_of
+import xsp.service.instrumented as service_module
 from xsp.errors import PluginError, UsageError
+from xsp.service.correlating import Recorded, _Sending, spans_of
 from xsp.testing import spans
 
 HALF = 1 << 63

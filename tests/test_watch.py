@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import xsp
-from xsp import cli, rundir, underway
+from xsp import cli, rundir
 from xsp.clock import monotonic_ns
-from xsp.watching import look
+from xsp.recording import underway
+from xsp.recording.watching import look
 
 
 @pytest.fixture(scope="module")

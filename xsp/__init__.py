@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from xsp.errors import XspError
-from xsp.session import profile, span
+from xsp.recording.session import profile, span
 from xsp.span import Kind, Level, Rule, Span
 from xsp.version import __version__
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xsp import analyses
     from xsp.comparison import compare
     from xsp.runs import load
-    from xsp.service import instrument
+    from xsp.service.instrumented import instrument
     from xsp.trace import Trace
 
 __all__ = [
@@ -47,7 +47,7 @@ _LAZY = {
     "Trace": "xsp.trace",
     "analyses": "xsp.analyses",
     "compare": "xsp.comparison",
-    "instrument": "xsp.service",
+    "instrument": "xsp.service.instrumented",
     "load": "xsp.runs",
 }
 

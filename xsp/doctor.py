@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xsp import ceilings, device, plugins, rundir
+from xsp import plugins, rundir
 from xsp.counters import ncu
+from xsp.device import ceilings
+from xsp.device import machine as device
 from xsp.errors import CounterError, PluginError, UsageError
 from xsp.samples import sources
 

@@ -28,8 +28,9 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from xsp import occupancy, summary, table
-from xsp.schedule import rung_name
+from xsp import summary, table
+from xsp.device import occupancy
+from xsp.recording.schedule import rung_name
 from xsp.span import COLUMNS, MERGED_COLUMNS, Kind, Level, Rule, Span
 from xsp.trace import Rung, Trace
 

@@ -2,11 +2,11 @@
 
 ```
 RUN/
-  run.json             what was run, where, with which settings, and what is missing; see `xsp.session`
+  run.json             what was run, where, with which settings, and what is missing; see `xsp.recording.session`
   steps/000004.parquet one segment a step, columns as in `xsp.span.COLUMNS`
   samples/000000.parquet power, clocks, memory meanwhile, in portions; columns `xsp.span.SAMPLE_COLUMNS`
   merged.parquet       the leveled steps merged into one true step; written when the run ends
-  progress.json        how far the run is, while it goes on; see `xsp.underway`
+  progress.json        how far the run is, while it goes on; see `xsp.recording.underway`
   delivery.json        which steps were delivered to which endpoint; see `xsp.exporters.delivery`
   rank-0000/           a run for each process of a distributed program
   arrived/             what `xsp serve` received and has not put in order yet

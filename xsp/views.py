@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from xsp.ceilings import PRECISIONS, USUAL
-from xsp.kernelnames import COMMUNICATION, NAMES
+from xsp.device.ceilings import PRECISIONS, USUAL
+from xsp.device.kernelnames import COMMUNICATION, NAMES
 from xsp.span import Kind, Level
 
 NS = "coalesce(true_ns, raw_ns, dur_ns)"

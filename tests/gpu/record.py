@@ -27,8 +27,9 @@ import small
 import torch
 
 import xsp
-from xsp import measure, plugins
+from xsp import plugins
 from xsp.counters import ncu
+from xsp.recording import measure
 from xsp.span import Level
 
 SOURCES = ("cupti", "kineto")

@@ -7,7 +7,7 @@ that it belongs to; nothing is known of the size where neither tells.
 
 from __future__ import annotations
 
-from xsp.kernelnames import COLLECTIVE, COMMUNICATION, NAMES
+from xsp.device.kernelnames import COLLECTIVE, COMMUNICATION, NAMES
 from xsp.span import Kind, Level
 from xsp.trace import Trace
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from xsp.analyses.contract import Table, analysis, values
 from xsp.analyses.waiting import Seen, Thread, Walk
+from xsp.device.kernelnames import COMMUNICATION, NAMES
 from xsp.errors import AnalysisError
-from xsp.kernelnames import COMMUNICATION, NAMES
 from xsp.span import Kind, Level
 from xsp.table import literal
 from xsp.trace import Trace

@@ -8,7 +8,7 @@ Within a window each moment is either idle or busy, and what overlaps counts onc
 
 from __future__ import annotations
 
-from xsp.kernelnames import COMMUNICATION, MATRIX, NAMES
+from xsp.device.kernelnames import COMMUNICATION, MATRIX, NAMES
 from xsp.span import Kind, Level
 from xsp.trace import Trace
 

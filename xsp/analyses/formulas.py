@@ -5,7 +5,7 @@ Times are nanoseconds, so that operations over time are GFLOP/s and bytes over t
 
 from __future__ import annotations
 
-from xsp.ceilings import PRECISIONS, Ceiling
+from xsp.device.ceilings import PRECISIONS, Ceiling
 
 
 def intensity(flops: str, read_bytes: str, write_bytes: str) -> str:

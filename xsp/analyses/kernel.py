@@ -8,10 +8,10 @@ say of which share of the kernels' time it stands; the arithmetic intensity of a
 
 from __future__ import annotations
 
-from xsp import ceilings
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.formulas import intensity, memory_bound, occupancy, roofs, share, throughput
-from xsp.ceilings import Ceiling
+from xsp.device import ceilings
+from xsp.device.ceilings import Ceiling
 from xsp.errors import AnalysisError
 from xsp.span import Kind, Level
 from xsp.trace import Trace

@@ -1,7 +1,7 @@
 """The overhead ledger: measured = true + overhead, and what of the overhead remains unexplained.
 
 Two independent measurements meet here. Leveled experimentation says what a level added to whole steps. The
-calibration says what one span of a collector costs on its own (`xsp.calibrate`); times the number of spans
+calibration says what one span of a collector costs on its own (`xsp.recording.calibrate`); times the number of spans
 it explains what should have been added. The residual is the difference: caches, memory, and chance.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from xsp.analyses.contract import Table, analysis, values
-from xsp.schedule import rung_name
+from xsp.recording.schedule import rung_name
 from xsp.span import Level
 from xsp.trace import Trace
 from xsp.views import LAYERS

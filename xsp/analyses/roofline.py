@@ -1,16 +1,16 @@
 """A9, A14 and A15: where kernels, layers and the model stand under the roof of the machine.
 
 The roof is the device's peak in the precision of the work, and its memory's bandwidth: quoted from `devices.toml`, or
-measured (see `xsp.ceilings`). Work whose element type is not known stands under the peak of single precision, as all
-work does in XSP.
+measured (see `xsp.device.ceilings`). Work whose element type is not known stands under the peak of single precision, as
+all work does in XSP.
 """
 
 from __future__ import annotations
 
-from xsp import ceilings
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.formulas import attainable, intensity, memory_bound, share, throughput
 from xsp.analyses.kernel import FIGURES, HOST_NS, MODEL_NS, prepared, summed
+from xsp.device import ceilings
 from xsp.errors import AnalysisError
 from xsp.span import Kind, Level
 from xsp.trace import Trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.devicework import LEVEL_NAMES, TENSOR_TIMES, prepare
-from xsp.kernelnames import MATRIX
+from xsp.device.kernelnames import MATRIX
 from xsp.span import Level
 from xsp.trace import Trace
 
@@ -15,7 +15,7 @@ def TENSOR_CORES(trace: Trace) -> Table:
 
     Over all steps and ranks, layers of one name together; what is of no layer stands under its operator.
     `untold_ms` is the time of kernels whose names do not tell; `tensor_core_percent` is of the time that is
-    told, and null where none is. Longest first. Which names tell what stands in `xsp.kernelnames`.
+    told, and null where none is. Longest first. Which names tell what stands in `xsp.device.kernelnames`.
     """
     prepare(trace)
     return trace.sql(

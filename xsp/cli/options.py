@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from xsp.collector import Kernels
 from xsp.errors import UsageError
 from xsp.exporters import endpoint
-from xsp.schedule import parse_levels
+from xsp.recording.schedule import parse_levels
 from xsp.span import Level
 
 if TYPE_CHECKING:
-    from xsp.measure import Recording
     from xsp.models import Settings
+    from xsp.recording.measure import Recording
 
 
 def recording(parser: argparse.ArgumentParser, also: str = "") -> None:
@@ -153,7 +153,8 @@ def shape(text: str | None) -> tuple[int, ...] | None:
 
 def settings(given: argparse.Namespace, batch: int) -> Settings:
     """Return how the model is to be run, from the options of `modelling`."""
-    from xsp import measure, models
+    from xsp import models
+    from xsp.recording import measure
 
     return models.Settings(
         batch=batch,
@@ -172,7 +173,7 @@ def how(given: argparse.Namespace, name: str) -> Recording:
         given: the command's options.
         name: of the run directory, if none was given.
     """
-    from xsp import measure
+    from xsp.recording import measure
 
     return measure.Recording(
         out=given.out or Path("runs") / name,

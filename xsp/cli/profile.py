@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Profile, print the first tables, say what to type next."""
-    from xsp import measure
+    from xsp.recording import measure
 
     sizes = options.batches(given.batch)
     options.check_counting(given)

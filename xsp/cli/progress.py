@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from xsp.measure import Progress, show_nothing
+from xsp.recording.measure import Progress, show_nothing
 
 
 @contextmanager

@@ -48,10 +48,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Run the script, print the first tables, return the script's exit code."""
-    from xsp import torchrun
     from xsp.errors import UsageError
-    from xsp.launch import Launch, count, launch, once_each, resolve
-    from xsp.session import of_this_rank
+    from xsp.recording import torchrun
+    from xsp.recording.launch import Launch, count, launch, once_each, resolve
+    from xsp.recording.session import of_this_rank
     from xsp.span import Level
 
     how = Launch(

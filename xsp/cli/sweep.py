@@ -30,7 +30,8 @@ def run(given: argparse.Namespace) -> int:
     """Measure each size, print A1 and the optimum."""
     from rich.console import Console
 
-    from xsp import measure, runs
+    from xsp import runs
+    from xsp.recording import measure
     from xsp.report import optimum
 
     sizes = options.batches(given.batch)

@@ -35,8 +35,8 @@ def run(given: argparse.Namespace) -> int:
     from rich.live import Live
 
     from xsp.errors import UsageError
+    from xsp.recording.watching import look
     from xsp.report.watched import watched
-    from xsp.watching import look
 
     if given.interval <= 0:
         raise UsageError(f"--interval {given.interval}: write a number of seconds above 0")

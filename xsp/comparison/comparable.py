@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from xsp.errors import AnalysisError
-from xsp.schedule import rung_name
+from xsp.recording.schedule import rung_name
 from xsp.span import Kind, Level
 from xsp.trace import Trace
 

@@ -17,8 +17,8 @@ from xsp.counters import joining, metrics, reading
 from xsp.counters.joining import Joined, Kernel
 from xsp.counters.metrics import Figures
 from xsp.errors import TraceError, UsageError
+from xsp.recording.store import Store
 from xsp.span import COLUMNS, Column, Grade, Kind, Level
-from xsp.store import Store
 from xsp.trace import Trace
 from xsp.views import NS
 

@@ -21,8 +21,8 @@ from xsp import layers, rundir, table
 from xsp.correlate import TOLERANCE_NS
 from xsp.errors import OutputError
 from xsp.intake.jobs import BATCH, Job, name_of
+from xsp.recording.store import Store
 from xsp.span import COLUMNS, Column, Kind, Level, Rule
-from xsp.store import Store
 
 SINGLE = 500
 """Steps that have a segment each; beyond that a segment holds several, of `BATCH` spans together."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xsp import ceilings
+from xsp.device import ceilings
 from xsp.errors import AnalysisError
 from xsp.span import Level
 from xsp.trace import Trace

@@ -18,8 +18,8 @@ from rich.text import Text
 from xsp import analyses
 from xsp.analyses import Analysis
 from xsp.errors import AnalysisError
-from xsp.finding import Finding, Severity
 from xsp.health import grade, health
+from xsp.health.finding import Finding, Severity
 from xsp.report.answers import Answer, Answers
 from xsp.report.fitting import FittingColumn, FittingTable, plain
 from xsp.report.trust import attributed

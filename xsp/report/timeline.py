@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from xsp.kernelnames import NAMES
+from xsp.device.kernelnames import NAMES
 from xsp.report.lanes import MOST_LANES, Bar, Lane, lanes
 from xsp.report.packed import pack
 from xsp.span import COLUMNS, MERGED_COLUMNS, Column, Kind, Level

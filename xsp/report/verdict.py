@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from xsp.kernelnames import MATRIX
+from xsp.device.kernelnames import MATRIX
 from xsp.report.answers import Answers
 
 BUSY, EXPOSED = 80.0, 20.0

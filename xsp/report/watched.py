@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from xsp.recording.underway import overhead
+from xsp.recording.watching import Figures
 from xsp.report.fitting import plain
-from xsp.underway import overhead
-from xsp.watching import Figures
 
 
 def watched(figures: Figures) -> Text:

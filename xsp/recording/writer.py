@@ -30,7 +30,7 @@ from xsp.errors import OutputError, PluginError, XspError
 from xsp.span import Span
 
 if TYPE_CHECKING:
-    from xsp.store import Store
+    from xsp.recording.store import Store
 
 _MARK = b"xsp\x1e"
 _HEAD = struct.Struct("<4sIQI")
@@ -38,7 +38,7 @@ _HEAD = struct.Struct("<4sIQI")
 
 _CODE = (
     "import os, sys; os.fork() and os._exit(0); "  # it is no child of the program's, whose os.wait() means its own
-    "sys.path.insert(0, sys.argv[1]); from xsp.writer import main; main(sys.argv[2])"
+    "sys.path.insert(0, sys.argv[1]); from xsp.recording.writer import main; main(sys.argv[2])"
 )
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a program that leaves SIGPIPE to the system would die of it
 _PIECE = 1 << 16
@@ -81,7 +81,7 @@ class Writer:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(None)  # whatever default the program has set
         os.set_blocking(theirs.fileno(), True)
-        command = [sys.executable, "-c", _CODE, str(Path(__file__).resolve().parent.parent), str(run)]
+        command = [sys.executable, "-c", _CODE, str(Path(__file__).resolve().parents[2]), str(run)]
         try:
             subprocess.Popen(
                 command,
@@ -198,7 +198,7 @@ class Writer:
 
 def main(run: str) -> NoReturn:
     """Run the second process: read messages until they end, then end at once, whatever hangs."""
-    from xsp.store import Store
+    from xsp.recording.store import Store
 
     answers = os.fdopen(os.dup(0), "w", encoding="utf-8")
     with contextlib.suppress(OSError):  # a program may have closed its own

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from xsp.collector import Signal
-from xsp.session import profile
+from xsp.recording.session import profile
 
 
 class StepRule(enum.Enum):

@@ -14,7 +14,7 @@ from typing import Any
 
 from xsp import summary
 from xsp.clock import monotonic_ns
-from xsp.schedule import Turn, rung_name
+from xsp.recording.schedule import Turn, rung_name
 
 NEARBY = 15
 """Bare steps that a recorded one is compared with: their median."""

@@ -8,9 +8,10 @@ from typing import Any
 
 import duckdb
 
-from xsp import rundir, summary, table, underway
+from xsp import rundir, summary, table
 from xsp.errors import TraceError
-from xsp.schedule import rung_name
+from xsp.recording import underway
+from xsp.recording.schedule import rung_name
 from xsp.span import Kind, Level
 
 LAST = 40

@@ -1,6 +1,6 @@
 """What machine and which software a run was made on, without a word on whose machine it is.
 
-What a machine can do at most is in `xsp.ceilings`.
+What a machine can do at most is in `xsp.device.ceilings`.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from xsp.account import Account
 from xsp.errors import UsageError
-from xsp.schedule import Schedule, Turn, rung_name
+from xsp.recording.account import Account
+from xsp.recording.schedule import Schedule, Turn, rung_name
 from xsp.span import Level
 
 RAREST = 1000

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from xsp import clock, plugins
-from xsp.calibrate import cost_per_span
 from xsp.collector import Collector, Kernels, Signal, ignore
 from xsp.errors import PluginError
-from xsp.kernelsource import KernelSource
+from xsp.recording.calibrate import cost_per_span
+from xsp.recording.kernelsource import KernelSource
 from xsp.span import Level, Span
 
 Listener = Callable[[Signal, object], None]

@@ -24,7 +24,7 @@ from xsp.correlate import correlate
 from xsp.errors import XspError
 from xsp.span import COLUMNS, Kind, Span
 
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.correlating import main; main(int(sys.argv[2]))"
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.service.correlating import main; main(int(sys.argv[2]))"
 START_S = 60.0
 NICE = 10
 """By how much the second process stands back behind the service's."""
@@ -104,7 +104,7 @@ class Correlator:
             CorrelatorError: it does not start.
         """
         self._pipe, theirs = Pipe()
-        package = str(Path(__file__).resolve().parent.parent)
+        package = str(Path(__file__).resolve().parents[2])
         command = [sys.executable, "-c", _CODE, package, str(theirs.fileno())]
         try:
             self._process = subprocess.Popen(

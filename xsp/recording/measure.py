@@ -13,8 +13,8 @@ from xsp import models, plugins, rundir
 from xsp.collector import Kernels
 from xsp.counters import secondrun
 from xsp.errors import PluginError, UsageError
-from xsp.schedule import DescribeOnce
-from xsp.session import profile
+from xsp.recording.schedule import DescribeOnce
+from xsp.recording.session import profile
 
 Progress = Callable[[str, int, int], None]
 """Called between steps with what is being profiled, steps done, and steps in all."""

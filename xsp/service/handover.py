@@ -23,8 +23,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
-from xsp.correlating import Correlator, CorrelatorError, Finished, Recorded, level_resource, pack
 from xsp.errors import UsageError
+from xsp.service.correlating import Correlator, CorrelatorError, Finished, Recorded, level_resource, pack
 from xsp.version import __version__
 
 SCOPE = "xsp"

@@ -1,7 +1,7 @@
 """`profile()` and `step()`: which levels are on in which step, and what becomes of what they saw.
 
 Everything here runs inside the measured program. Between the two clock readings of a step it does nothing;
-before and after, it switches collectors, and hands raw rows to a second process (`xsp.writer`).
+before and after, it switches collectors, and hands raw rows to a second process (`xsp.recording.writer`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from xsp import budget as budgets
-from xsp import clock, device, identity, plugins, rundir, scrub
-from xsp.account import Account
-from xsp.collecting import Collecting, Listener
+from xsp import clock, identity, plugins, rundir, scrub
 from xsp.collector import Collector, Kernels
+from xsp.device import machine as device
 from xsp.errors import OutputError, UsageError
-from xsp.schedule import Turn, parse_levels, rung_name
+from xsp.recording import budget as budgets
+from xsp.recording.account import Account
+from xsp.recording.collecting import Collecting, Listener
+from xsp.recording.schedule import Turn, parse_levels, rung_name
+from xsp.recording.underway import Underway
 from xsp.span import Kind, Level, Span
-from xsp.underway import Underway
 from xsp.version import __version__
 
 _active: profile | None = None
@@ -77,7 +78,7 @@ class profile:
             settle: run a step bare before each recorded one, so that it does not run on cold caches.
             every: record one step in so many; the others run with all collectors off.
             budget: of the program's time, `"1%"` or 0.01: how often and how deep to record, so that all that
-                profiling costs stays below it (see `xsp.budget`).
+                profiling costs stays below it (see `xsp.recording.budget`).
             seed: of the order in which the levels take turns.
             batch_size: samples in a step; the first dimension of the model's input unless told otherwise.
             collectors: names of entry points, or instances; all that are installed unless told otherwise.
@@ -148,7 +149,7 @@ class profile:
             return self
         if _active is not None:
             raise UsageError(f"the profile {_active.name!r} is active in this process; one at a time")
-        from xsp.writer import Writer  # not needed by programs that only import xsp
+        from xsp.recording.writer import Writer  # not needed by programs that only import xsp
 
         began_ns = clock.monotonic_ns()
         self._collecting.find(self._wanted, self.schedule.rungs[-1], self._kernels)

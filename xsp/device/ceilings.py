@@ -95,7 +95,7 @@ def ceiling(name: str) -> Ceiling:
     if not fitting:
         raise AnalysisError(
             f"there is no ceiling of the device {name!r}: measure it on its machine with `xsp doctor --measure RUN`, "
-            f"or quote it in a file like xsp/devices.toml and name that file in {VARIABLE}"
+            f"or quote it in a file like xsp/device/devices.toml and name that file in {VARIABLE}"
         )
     _, entry = max(fitting, key=lambda found: found[0])
     vector, tensor = ({k: peak * 1e12 for k, peak in entry.get(unit, {}).items()} for unit in ("vector", "tensor"))
@@ -156,7 +156,7 @@ def _entries(more: str | None) -> list[dict[str, Any]]:
             found += tomllib.loads(Path(more).expanduser().read_text(encoding="utf-8"))["device"]
         except (OSError, ValueError, KeyError) as error:
             raise AnalysisError(f"{VARIABLE}={more}: cannot be read as a list of devices ({error})") from error
-    found += tomllib.loads((files("xsp") / "devices.toml").read_text(encoding="utf-8"))["device"]
+    found += tomllib.loads((files("xsp.device") / "devices.toml").read_text(encoding="utf-8"))["device"]
     return found
 
 
@@ -170,7 +170,7 @@ def measure(processor: str | None) -> Iterator[Ceiling]:
     """Measure the processor and each device that torch sees: matrix products by type, and a copy in memory.
 
     Args:
-        processor: name of the processor, as `xsp.device.cpu_model` gives it.
+        processor: name of the processor, as `xsp.device.machine.cpu_model` gives it.
 
     Yields:
         A ceiling each; it takes a second or two.

@@ -17,7 +17,7 @@ from typing import Any
 
 from xsp import identity, plugins, rundir, scrub
 from xsp.errors import UsageError
-from xsp.launch import Launch, otlp_environment
+from xsp.recording.launch import Launch, otlp_environment
 from xsp.version import __version__
 
 COMMAND = "torchrun"

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from xsp import budgethealth, devicehealth, samplehealth
-from xsp.finding import Finding, Severity
-from xsp.schedule import rung_name
+from xsp.health import budget as budgethealth
+from xsp.health import device as devicehealth
+from xsp.health import samples as samplehealth
+from xsp.health.finding import Finding, Severity
+from xsp.recording.schedule import rung_name
 from xsp.span import Kind, Level
 from xsp.trace import Trace
 from xsp.views import kernels
@@ -153,7 +155,7 @@ def _spread(trace: Trace) -> list[Finding]:
 
 
 def _parents(trace: Trace) -> list[Finding]:
-    """Count the host's spans without a parent; device work is looked at by `xsp.devicehealth`."""
+    """Count the host's spans without a parent; device work is looked at by `xsp.health.device`."""
     hosts = f"FROM merged WHERE device IS NULL AND kind <> '{Kind.OVERHEAD}'"
     total = _one(trace, f"SELECT count(*) {hosts}")
     orphans = _one(trace, f"SELECT count(*) {hosts} AND parent_id IS NULL AND kind <> '{Kind.STEP}'")

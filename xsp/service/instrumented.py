@@ -26,17 +26,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xsp import clock
-from xsp.choosing import Call, bound_of, chosen, whose
-from xsp.collecting import Collecting
 from xsp.collector import Collector, Signal
-from xsp.correlating import Recorded, attributes
 from xsp.errors import PluginError, UsageError
 from xsp.exporters.endpoint import endpoint
-from xsp.schedule import parse_levels
+from xsp.recording.collecting import Collecting
+from xsp.recording.schedule import parse_levels
+from xsp.service.choosing import Call, bound_of, chosen, whose
+from xsp.service.correlating import Recorded, attributes
 from xsp.span import Kind, Span
 
 if TYPE_CHECKING:
-    from xsp.handover import Tracing
+    from xsp.service.handover import Tracing
 
 CLOSING_S = 10.0
 REQUEST_S = 0.05
@@ -145,7 +145,7 @@ class Instrumented:
 
     def _renew(self) -> None:
         """Make what belongs to one process and does not survive a fork: locks, counts, queues, threads."""
-        from xsp.handover import Handover, Tally
+        from xsp.service.handover import Handover, Tally
 
         self._seen, self._looked = count(), 0
         self._tally = Tally()
@@ -411,7 +411,7 @@ def _tracing(provider: Any) -> Tracing:
     try:
         from opentelemetry.trace import get_tracer_provider
 
-        from xsp.handover import Tracing
+        from xsp.service.handover import Tracing
     except ImportError as error:
         raise PluginError(f"xsp.instrument() needs OpenTelemetry's SDK ({error}): pip install 'xsp[otel]'") from error
     return Tracing(provider if provider is not None else get_tracer_provider())

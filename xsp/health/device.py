@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from xsp.finding import Finding, Severity
+from xsp.health.finding import Finding, Severity
 from xsp.span import Grade, Kind, Level
 from xsp.trace import Trace
 

@@ -15,15 +15,16 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from xsp import measure, rundir
-from xsp.autostep import AutoStep, OneAtATime, StepRule
-from xsp.collecting import Listener
+from xsp import rundir
 from xsp.collector import Kernels
 from xsp.counters import secondrun
 from xsp.errors import UsageError
 from xsp.exporters import endpoint
-from xsp.schedule import DescribeOnce, parse_levels, rung_name
-from xsp.session import of_this_rank, profile
+from xsp.recording import measure
+from xsp.recording.autostep import AutoStep, OneAtATime, StepRule
+from xsp.recording.collecting import Listener
+from xsp.recording.schedule import DescribeOnce, parse_levels, rung_name
+from xsp.recording.session import of_this_rank, profile
 from xsp.span import Level
 
 _DECORATOR = "__xsp_step__"
@@ -168,7 +169,7 @@ def resolve(how: Launch) -> tuple[int, int]:
     Returns:
         How many spans found a parent, and the exit code of the re-run.
     """
-    from xsp.store import resolve_run  # the table engine, after the measured program has ended
+    from xsp.recording.store import resolve_run  # the table engine, after the measured program has ended
 
     out = of_this_rank(how.out)
     serialised = out / rundir.SERIALISED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from xsp.finding import Finding, Severity
+from xsp.health.finding import Finding, Severity
 from xsp.trace import Trace
 
 
