@@ -20,13 +20,15 @@ _NUMBER = r"[+-]?[0-9.]+(e[+-]?[0-9]+)?"
 
 def connect() -> duckdb.DuckDBPyConnection:
     """Return a private engine in memory that reads files, and neither extensions nor the network."""
-    return duckdb.connect(
+    con = duckdb.connect(
         config={
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
             "allow_unsigned_extensions": "false",
         }
     )
+    con.execute("SET enable_progress_bar = false")  # `python -c` has one, and its stderr is the measured program's
+    return con
 
 
 def cursor(con: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
