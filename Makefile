@@ -25,7 +25,7 @@ bench: $(VENV)/.dev ## Run all benchmarks briefly, and write the page of the sav
 	@$(BIN)/python benchmarks/run_all.py
 
 figures: $(VENV)/.dev ## Write the page of the saved figures, without running anything
-	@$(BIN)/python benchmarks/page.py
+	@$(BIN)/python benchmarks/run_all.py --page
 
 audit: $(VENV)/.dev ## Write the page of the dependencies, and look for known vulnerabilities
 	@$(BIN)/python docs/dependencies.py

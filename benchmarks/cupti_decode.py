@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any
 
-import turns
+from parts import turns
 
 from xsp_collectors.cuda.activities import Activity, Records
 

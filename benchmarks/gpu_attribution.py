@@ -12,8 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import gpu_workloads
-import turns
+from parts import gpu_workloads, turns
 
 import xsp
 from xsp.collector import Kernels

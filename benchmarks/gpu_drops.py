@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import NamedTuple
 
-import gpu_workloads
-import turns
-from levels import Levels
+from parts import gpu_workloads, turns
+from parts.levels import Levels
 
 from xsp.span import Kind, Level
 

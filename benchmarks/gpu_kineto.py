@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import gpu_workloads
-import turns
-from levels import Levels
+from parts import gpu_workloads, turns
+from parts.levels import Levels
 
 from xsp.models import Workload
 from xsp.span import Kind, Level, Span

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import gpu_workloads
-import turns
-from levels import Levels
-from turns import Condition, Group
+from parts import gpu_workloads, turns
+from parts.levels import Levels
+from parts.turns import Condition, Group
 
 from xsp.models import Workload
 from xsp.span import Level

@@ -16,8 +16,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-import gpu_workloads
-import turns
+from parts import gpu_workloads, turns
 
 import xsp
 from xsp.models import Workload

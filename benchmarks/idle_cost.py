@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-import turns
-from turns import Condition, Group
+from parts import turns
+from parts.turns import Condition, Group
 
 import xsp
 

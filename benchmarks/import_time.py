@@ -8,8 +8,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-import turns
-from turns import Condition, Group
+from parts import turns
+from parts.turns import Condition, Group
 
 GOAL_MS = 100
 HEAVY = ("duckdb", "pandas", "pyarrow", "polars", "numpy", "rich", "opentelemetry.sdk")

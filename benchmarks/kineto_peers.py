@@ -18,10 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import kineto_copies
-import kineto_turn
-import turns
-from kineto_turn import FIGURES, Turn
+from parts import kineto_copies, kineto_turn, turns
+from parts.kineto_turn import FIGURES, Turn
 
 HERE = Path(__file__).resolve().parent
 TRACES = HERE.parents[1] / "shared" / "traces"

@@ -13,11 +13,9 @@ from collections.abc import Sequence
 from math import log
 from pathlib import Path
 
-import kineto_copies
-import kineto_turn
-import turns
 from kineto_peers import TRACES, count
-from kineto_turn import Turn
+from parts import kineto_copies, kineto_turn, turns
+from parts.kineto_turn import Turn
 
 SIZES = (200_000, 500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000)
 AT_MOST = 1.0

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import fabricated
-import turns
+from parts import fabricated, turns
 
 from xsp import rundir
 

@@ -19,8 +19,8 @@ from math import log
 from pathlib import Path
 
 import duckdb
-import turns
 from kineto_scale import slope
+from parts import turns
 
 from xsp import table
 from xsp.correlate import correlate

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import turns
-from rank_traces import Job, write
+from parts import turns
+from parts.rank_traces import Job, write
 
 RANKS = (8, 64)
 ASKED = ("communication", "collective-skew", "stragglers", "device-activity", "steps", "kernel-classes", "idle-causes",

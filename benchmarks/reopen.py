@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import kineto_copies
-import turns
 from kineto_peers import TRACES, count
+from parts import kineto_copies, turns
 
 GOAL_S = 0.5
 ASK = """

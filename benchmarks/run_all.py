@@ -1,82 +1,125 @@
-"""Run all benchmarks, one after the other, in bounded time; what needs a GPU or a peer that is absent is skipped."""
+"""Run all benchmarks, one after the other, in bounded time; what needs a GPU or a peer that is absent is skipped.
+
+Every script beside this one is a benchmark; what they are made of is in `parts`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-import page
-from turns import SKIPPED
+from parts import page, turns
 
-SCRIPTS = (
-    "idle_cost",
-    "import_time",
-    "layer_overhead",
-    "op_overhead",
-    "true_time",
-    "sampling_cost",
-    "long_run",
-    "long_run",
-    "otlp_encode",
-    "otlp_loss",
-    "otlp_million",
-    "service_cost",
-    "parents",
-    "reopen",
-    "kineto_scale",
-    "kineto_peers",
-    "rank_scale",
-    "cupti_decode",
-    "gpu_rungs",
-    "gpu_true_time",
-    "gpu_attribution",
-    "gpu_kineto",
-    "gpu_drops",
-)
+LAST = (
+    "true_time", "same_results", "layer_overhead", "op_overhead", "service_cost", "long_run", "sampling_cost",
+    "otlp_encode", "otlp_million", "otlp_loss", "parents", "reopen", "rank_scale", "kineto_scale", "kineto_peers",
+)  # fmt: skip
+"""Those that take minutes; whatever is not named here goes first."""
+
+SHARE = 3.0
+"""How many times its equal share of the time that is left a script may take: what ends soon leaves time to others."""
+
+SECONDS, SECONDS_FULL = 840.0, 2640.0
+"""For all of them together, so that the whole ends within 14 and within 44 minutes."""
 
 
-def run(script: str, options: Sequence[str], seconds: float) -> str:
-    """Run a script; return `ran`, `skipped`, or what went wrong."""
-    command = [sys.executable, str(Path(__file__).with_name(f"{script}.py")), *options]
-    try:
-        code = subprocess.run(command, timeout=seconds, check=False).returncode
-    except subprocess.TimeoutExpired:
-        return "ran out of time"
-    return {0: "ran", SKIPPED: "skipped"}.get(code, f"failed with exit code {code}")
+GRACE = 10
+"""Seconds for an interrupted script to remove its files before it is killed, with all that it started."""
+
+
+class Ended(NamedTuple):
+    """How a script ended."""
+
+    script: str
+    how: str
+    seconds: float
+    why: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether somebody has to look at it."""
+        return self.how not in ("ran", "skipped")
+
+
+def scripts() -> list[Path]:
+    """Return the benchmarks, those that take minutes last."""
+    found = [path for path in sorted(Path(__file__).parent.glob("*.py")) if path.name != Path(__file__).name]
+    return sorted(found, key=lambda path: LAST.index(path.stem) if path.stem in LAST else -1)
+
+
+def run(script: Path, options: Sequence[str], seconds: float) -> Ended:
+    """Run a script in a process group of its own, which does not outlive its time."""
+    print(f"\n## {script.stem}\n", flush=True)
+    begin = time.monotonic()
+    with tempfile.TemporaryFile("w+", errors="replace") as told:
+        process = subprocess.Popen([sys.executable, str(script), *options], stderr=told, start_new_session=True)
+        try:
+            code: int | None = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        told.seek(0)
+        lines = told.read().splitlines()
+    taken, last = time.monotonic() - begin, next((line.strip() for line in reversed(lines) if line.strip()), "")
+    if code is None:
+        return Ended(script.stem, "cut off", taken, f"it may take {seconds:.0f} s; last: {last}")
+    if code == turns.SKIPPED:
+        return Ended(script.stem, "skipped", taken, last)
+    if code != 0:
+        print("\n".join(lines), file=sys.stderr)
+    return Ended(script.stem, "failed" if code else "ran", taken, f"exit status {code}: {last}" if code else "")
+
+
+def run_all(those: Sequence[Path], options: Sequence[str], seconds: float) -> list[Ended]:
+    """Run scripts in their order, each with a share of the time that is left."""
+    end, ended = time.monotonic() + seconds, []
+    for place, script in enumerate(those):
+        left = end - time.monotonic()
+        share = min(left, SHARE * left / (len(those) - place))
+        ended.append(run(script, options, share) if left > 0 else Ended(script.stem, "not run", 0, "out of time"))
+    return ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run them, write the page of figures anew, and return 1 if one failed."""
-    made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("--limit", type=float, default=2700, help="seconds for all of them together (default: 2700)")
+    made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    made.add_argument("only", nargs="*", metavar="NAME", help="of a script, as layer_overhead (default: all)")
+    made.add_argument(
+        "--limit", type=float, help=f"seconds for all together (default: {SECONDS:.0f}, full: {SECONDS_FULL:.0f})"
+    )
     made.add_argument("--full", action="store_true", help="real figures: up to 45 minutes, on a quiet machine")
     made.add_argument("--save", action="store_true", help="write benchmarks/results/*.json as well (needs --full)")
     made.add_argument("--page", action="store_true", help="run nothing: write the page of figures from what is saved")
     options = made.parse_args(arguments)
     if options.save and not options.full:
         made.error("--save: figures of a quick run are not kept; add --full")
-    failed = [] if options.page else _all(options)
-    page.main([])
-    return 1 if failed else 0
-
-
-def _all(options: argparse.Namespace) -> list[str]:
-    """Run all scripts; return the names of those that failed."""
-    passed = [*([] if options.full else ["--quick"]), *(["--save"] if options.save else [])]
-    end = time.monotonic() + options.limit
-    ends = {}
-    for script in SCRIPTS:
-        print(f"\n## {script}\n", flush=True)
-        begin = time.monotonic()
-        ends[script] = run(script, passed, end - begin) if begin < end else "not run: out of time"
-        print(f"({ends[script]}, {time.monotonic() - begin:.0f} s)", flush=True)
-    for what in dict.fromkeys(ends.values()):
-        print(f"{what}: {', '.join(script for script, each in ends.items() if each == what)}")
-    return [script for script, each in ends.items() if each not in ("ran", "skipped")]
+    those = [script for script in scripts() if not options.only or script.stem in options.only]
+    if unknown := set(options.only) - {script.stem for script in those}:
+        made.error(f"there is no benchmark {', '.join(sorted(unknown))}; see benchmarks/README.md")
+    ended: list[Ended] = []
+    if not options.page:
+        passed = [*([] if options.full else ["--quick"]), *(["--save"] if options.save else [])]
+        ended = run_all(those, passed, options.limit or (SECONDS_FULL if options.full else SECONDS))
+        rows = [[each.script, each.how, f"{each.seconds:.0f}", each.why] for each in ended]
+        print("\n".join(["", *turns.table(["script", "", "s", "why"], rows), ""]))
+    page.update()
+    print(f"all saved figures: {page.PAGE}")
+    return int(any(each.failed for each in ended))
 
 
 if __name__ == "__main__":

@@ -10,18 +10,17 @@ and after the block, against those of a bare run. A model whose bare runs differ
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
-import json
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from parts import turns
 
 STEPS = 10
 SMALL = (3, 64, 64)
@@ -161,27 +160,21 @@ def script_output(name: str, folder: Path, how: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def main() -> int:
-    """Print a line for each model; return how many differ."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=MODELS, metavar="MODEL")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the answers as JSON")
-    given = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="xsp-"))
-    answers: dict[str, list[str]] = {}
-    for name in given.models:
-        for train in (False, True):
-            label = f"{name.partition('?')[0]} {'training' if train else 'inference'}"
-            answers[label] = differences(name, train, folder / "run")
-            print(f"{label:55} {'the same' if not answers[label] else ', '.join(answers[label])}", flush=True)
-        label = f"{name.partition('?')[0]} training, xsp run"
-        same = script_output(name, folder, "bare") == script_output(name, folder, "run")
-        answers[label] = [] if same else ["what it prints"]
-        print(f"{label:55} {'the same' if same else 'what it prints'}", flush=True)
-    shutil.rmtree(folder)
-    if given.save:
-        given.save.write_text(json.dumps(answers, indent=1))
-    return sum(map(bool, answers.values()))
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare, print, save; return 1 if something differs."""
+    made = turns.parser(__doc__)
+    made.add_argument("--models", nargs="+", metavar="MODEL", help="as `xsp profile` names them (default: eleven)")
+    options = turns.parse(made, arguments)
+    report = turns.Report("same_results", "What differs from a bare run", ("model", "inference", "training", "xsp run"))
+    for name in options.models or (MODELS[:1] if options.quick else MODELS):
+        with tempfile.TemporaryDirectory(prefix="xsp-") as place:
+            found = [differences(name, train, Path(place) / "run") for train in (False, True)]
+            same = script_output(name, Path(place), "bare") == script_output(name, Path(place), "run")
+        shown = [", ".join(each) or "nothing" for each in (*found, [] if same else ["what it prints"])]
+        turns.say(f"  {name.partition('?')[0]}: {'; '.join(shown)}")
+        report.add([name.partition("?")[0], *shown])
+    report.finish(options)
+    return int(any(each != "nothing" for row in report.rows for each in row[1:]))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import turns
-import workloads
-from turns import Condition, Group
+from parts import turns, workloads
+from parts.turns import Condition, Group
 
 from xsp import models, rundir
 from xsp.device import machine as device

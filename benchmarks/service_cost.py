@@ -21,7 +21,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-import turns
+from parts import turns
 
 from xsp import summary
 

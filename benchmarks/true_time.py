@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import turns
-import workloads
-from quiet import Patience
-from turns import Condition, Figure
+from parts import turns, workloads
+from parts.quiet import Patience
+from parts.turns import Condition, Figure
 
 import xsp
 from xsp import summary

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
+import dependencies
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ROW = re.compile(r"^\| (\S+) \| `([^`]+)` \| ([^|]*) \|[^|]*\|[^|]*\| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def dependencies() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("docs_dependencies", ROOT / "docs" / "dependencies.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-def test_the_page_names_what_is_declared(dependencies: ModuleType) -> None:
+def test_the_page_names_what_is_declared() -> None:
     rows = ROW.findall((ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8"))
     named = [(extra, name, wanted.strip()) for extra, name, wanted, _, _ in rows]
     assert named == [(extra, name, wanted.strip()) for extra, name, wanted in dependencies.declared()], "make audit"
@@ -36,11 +25,11 @@ def test_no_licence_asks_more_of_us_than_to_be_named() -> None:
         assert not re.search(r"(?<!L)GPL|AGPL|proprietary|commercial", licence, re.IGNORECASE) or name == "cupti-python"
 
 
-def test_the_core_has_three_dependencies(dependencies: ModuleType) -> None:
+def test_the_core_has_three_dependencies() -> None:
     assert [name for extra, name, _ in dependencies.declared() if extra == "core"] == ["duckdb", "rich", "tomli"]
 
 
-def test_what_could_not_be_audited_is_said(dependencies: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_could_not_be_audited_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     found = [
         {"name": "a", "version": "1", "vulns": []},
         {"name": "b", "version": "2", "vulns": [{"id": "CVE-1", "fix_versions": ["3"]}]},

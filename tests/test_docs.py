@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
+import generate
 import pytest
 
 import xsp
@@ -42,25 +41,15 @@ def blocks(name: str, language: str) -> list[str]:
     return [text for kind, text in BLOCK.findall(read(name)) if kind == language]
 
 
-@pytest.fixture(scope="module")
-def generate() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
 # --- everything is documented -------------------------------------------------------------------------
 
 
-def test_generated_pages_are_up_to_date(generate: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generated_pages_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
     assert generate.main(["--check"]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_and_option_is_documented(command: str, generate: ModuleType) -> None:
+def test_every_command_and_option_is_documented(command: str) -> None:
     page = read("docs/cli.md").partition(f"## xsp {command}\n")[2].partition("\n## ")[0]
     assert page
     for action in generate.shown(generate.commands(generate._parser())[command]):
@@ -165,7 +154,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_commands_have_the_options_that_pages_give_them(generate: ModuleType) -> None:
+def test_commands_have_the_options_that_pages_give_them() -> None:
     known = {
         name: {option for action in command._actions for option in action.option_strings}
         for name, command in generate.commands(generate._parser()).items()

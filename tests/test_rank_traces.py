@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from parts import rank_traces
 
 import xsp
 from xsp.analyses import ANALYSES
@@ -18,22 +16,10 @@ from xsp.health.finding import Severity
 from xsp.trace import Trace
 
 
-def generator() -> ModuleType:
-    """Return `benchmarks/rank_traces.py`, which is no package."""
-    path = Path(__file__).parents[1] / "benchmarks" / "rank_traces.py"
-    specification = importlib.util.spec_from_file_location("rank_traces", path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["rank_traces"] = module
-    specification.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Eight ranks in two groups: rank 5 is slow, rank 2 left no file."""
-    place, rank_traces = tmp_path_factory.mktemp("job"), generator()
+    place = tmp_path_factory.mktemp("job")
     job = rank_traces.Job(ranks=8, steps=2, layers=3, stragglers={5: 1.5}, missing=(2,), seed=7)
     return place, rank_traces.write(place, job)
 
@@ -87,7 +73,6 @@ def test_missing_ranks_are_named(trace: Trace) -> None:
 
 
 def test_the_same_seed_makes_the_same_job(tmp_path: Path) -> None:
-    rank_traces = generator()
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         rank_traces.write(tmp_path / name, rank_traces.Job(ranks=2, steps=1, layers=1, group=2, seed=seed))
     a, b, c = (gzip.decompress((tmp_path / name / "traces" / "rank-1.json.gz").read_bytes()) for name in "abc")

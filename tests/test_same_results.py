@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ import pytest
 pytest.importorskip("torchvision")
 pytest.importorskip("timm")
 pytest.importorskip("transformers")
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import same_results
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from parts.rank_traces import Job, write
 
 pytest.importorskip("pyspark", reason="PySpark is not installed (pip install 'xsp[spark]')")
 sqlglot = pytest.importorskip("sqlglot", reason="sqlglot is not installed (pip install 'xsp[spark]')")
@@ -23,11 +24,6 @@ from xsp.errors import AnalysisError, PluginError, TraceError  # noqa: E402
 from xsp.intake.importing import import_into  # noqa: E402
 from xsp.spark import dialect, session  # noqa: E402
 from xsp.trace import Trace  # noqa: E402
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from rank_traces import Job, write  # noqa: E402
-
-sys.path.pop()
 
 EVERYWHERE = [name for name, each in ANALYSES.items() if each.everywhere]
 FEW = ["stragglers", "steps"]

@@ -3,7 +3,7 @@
 What joins spans is shifted with them (correlation ids, operators' ids, sequence numbers, flows, numbers of steps), so
 that each copy stands for itself. Memory holds the real trace once, whatever the size of what is written.
 
-    python benchmarks/kineto_copies.py trace.json.gz large.json.gz --events 2000000
+    python benchmarks/parts/kineto_copies.py trace.json.gz large.json.gz --events 2000000
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 
-import turns
-
+from parts import turns
 from xsp import plugins
 from xsp.collector import Collector
 from xsp.span import Level, Span

@@ -7,9 +7,7 @@ import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-import turns
-import workloads
-
+from parts import turns, workloads
 from xsp import models
 from xsp.collector import Kernels
 from xsp.recording import measure

@@ -1,24 +1,18 @@
-"""Write docs/figures.md: every saved figure, and first the ratios against peers, with versions and date.
-
-python benchmarks/page.py            write it from benchmarks/results/*.json; nothing is measured
-python benchmarks/page.py --check    exit with 1 if it is not up to date
-"""
+"""The page of figures, docs/figures.md: all that is saved, and first the ratios against peers."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "figures.md"
 
-NOTICE = "<!-- Written by benchmarks/page.py from benchmarks/results/*.json. Run `make figures`. -->"
+NOTICE = "<!-- Written from benchmarks/results/*.json. Run `make figures`. -->"
 ABOUT = """# All saved figures
 
 What the scripts of `benchmarks/` wrote with `--save`, as they wrote it. [benchmarks.md](benchmarks.md) says how they
@@ -35,18 +29,9 @@ class Ratio(NamedTuple):
     date: str
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write or check the page, and return the exit code."""
-    made = argparse.ArgumentParser(description="Write docs/figures.md from what the benchmarks saved.")
-    made.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is not up to date")
-    check = made.parse_args(argv).check
-    text = written(results())
-    stale = not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text
-    if stale and not check:
-        PAGE.write_text(text, encoding="utf-8")
-    if stale:
-        print(f"{PAGE.relative_to(ROOT)}: {'not up to date; run make figures' if check else 'written'}")
-    return 1 if check and stale else 0
+def update() -> None:
+    """Write the page anew."""
+    PAGE.write_text(written(results()), encoding="utf-8")
 
 
 def results() -> dict[str, dict[str, Any]]:
@@ -118,7 +103,3 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _cell(text: str) -> str:
     return str(text).replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,8 +7,7 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 
-import turns
-
+from parts import turns
 from xsp import models
 from xsp.recording import measure
 

@@ -24,18 +24,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-import page
-from quiet import Patience, Watch
-
+from parts import page
+from parts.quiet import Patience, Watch
 from xsp import summary
 from xsp.device import machine as device
 from xsp.version import __version__
 
-RESULTS = Path(__file__).resolve().parent / "results"
 RESAMPLES = 1000
 Row = TypeVar("Row")
 Round = Mapping[str, int]
@@ -246,7 +243,7 @@ class Report:
             self._save(options)
 
     def _save(self, options: argparse.Namespace) -> None:
-        RESULTS.mkdir(exist_ok=True)
+        page.RESULTS.mkdir(exist_ok=True)
         content = {
             "benchmark": self.name,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -261,8 +258,8 @@ class Report:
             "data": self.data,
         }
         text = json.dumps(content, ensure_ascii=False, default=str)
-        (RESULTS / f"{self.name}.json").write_text(text + "\n", encoding="utf-8")
-        page.main([])
+        (page.RESULTS / f"{self.name}.json").write_text(text + "\n", encoding="utf-8")
+        page.update()
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,0 +1,61 @@
+"""`make bench` runs every benchmark there is, none for too long, and says how each ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import run_all
+from realparts import until
+
+README = Path(run_all.__file__).with_name("README.md").read_text(encoding="utf-8")
+
+
+def test_every_script_is_a_benchmark_with_a_quick_form_and_a_line_in_the_readme() -> None:
+    for script in run_all.scripts():
+        assert "turns.parser(" in script.read_text(encoding="utf-8"), f"{script.name}: parts stand in benchmarks/parts"
+        assert f"| `{script.name}` |" in README
+
+
+def test_what_takes_minutes_comes_last() -> None:
+    names = [script.stem for script in run_all.scripts()]
+    assert tuple(names[-len(run_all.LAST) :]) == run_all.LAST
+
+
+def test_how_a_script_ended_and_why(tmp_path: Path) -> None:
+    def ended(text: str, seconds: float = 30) -> tuple[str, str]:
+        script = tmp_path / "one.py"
+        script.write_text(f"import sys, time\nsys.path.append({str(Path(run_all.__file__).parent)!r})\n{text}\n")
+        found = run_all.run(script, [], seconds)
+        return found.how, found.why
+
+    assert ended("pass") == ("ran", "")
+    assert ended("from parts import turns; turns.skip('needs a moon')") == ("skipped", "needs a moon")
+    assert ended("raise KeyError('x')") == ("failed", "exit status 1: KeyError: 'x'")
+    assert ended("print('half', file=sys.stderr, flush=True); time.sleep(60)", 2)[0] == "cut off"
+
+
+def test_what_a_script_started_ends_with_it(tmp_path: Path) -> None:
+    script, child = tmp_path / "one.py", tmp_path / "child"
+    script.write_text(
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        f"open({str(child)!r}, 'w').write(str(child.pid))\n"
+        "import os; os._exit(0)\n"
+    )
+    assert run_all.run(script, [], 30).how == "ran"
+    until(lambda: _ended(Path(f"/proc/{child.read_text()}/status")))
+
+
+def _ended(status: Path) -> bool:
+    try:
+        return "\nState:\tZ" in status.read_text()
+    except OSError:
+        return True
+
+
+def test_what_is_out_of_time_is_not_run_and_that_is_said(tmp_path: Path) -> None:
+    script = tmp_path / "one.py"
+    script.write_text("import time; time.sleep(60)")
+    ended = run_all.run_all([script, script], [], 0.2)
+    assert [each.how for each in ended] == ["cut off", "not run"]
+    assert all(each.failed for each in ended)
