@@ -116,7 +116,10 @@ def find_alike(con: duckdb.DuckDBPyConnection) -> None:
     their spans.
 
     A step is known by trace_id, step, rung and rank. In a trace of several ranks those of the first one are
-    taken: what the others did at the same time is in `spans`.
+    taken: what the others did at the same time is in `spans`. Beside the four, `alike` holds whether the step was
+    `timed`, the `dur_ns` and the `status` of its own span, a hash of its `structure` over all keys, and `on_host`, a
+    map from level to the number of spans on the host: whatever is asked of whole steps later needs no other look
+    at spans, which may lie in thousands of files.
 
     Args:
         con: holds `spans`.
@@ -127,15 +130,18 @@ def find_alike(con: duckdb.DuckDBPyConnection) -> None:
         WITH steps AS (
             SELECT trace_id, step, rung, rank, any_value(timed) AS timed,
                    bit_xor(hash(key)) FILTER (level = {int(Level.MODEL)} AND kind <> '{Kind.DATA}') AS kind,
-                   count(*) FILTER (kind = '{Kind.STEP}' AND status = 'ok') AS good,
-                   max(dur_ns) FILTER (kind = '{Kind.STEP}') AS dur_ns
-            FROM spans WHERE step IS NOT NULL AND rank = (SELECT min(rank) FROM spans WHERE step IS NOT NULL)
-            GROUP BY trace_id, step, rung, rank
+                   bit_xor(hash(key)) AS structure,
+                   max(dur_ns) FILTER (kind = '{Kind.STEP}') AS dur_ns,
+                   max(status) FILTER (kind = '{Kind.STEP}') AS status,
+                   histogram(level) FILTER (device IS NULL) AS on_host
+            FROM spans WHERE step IS NOT NULL GROUP BY trace_id, step, rung, rank
+        ), first AS (
+            SELECT * FROM steps WHERE rank = (SELECT min(rank) FROM steps)
         ), weightiest AS (
-            SELECT kind FROM steps GROUP BY kind
-            ORDER BY coalesce(sum(dur_ns) FILTER (timed AND good > 0), 0) DESC, count(*) DESC, kind LIMIT 1
+            SELECT kind FROM first GROUP BY kind
+            ORDER BY coalesce(sum(dur_ns) FILTER (timed AND status = 'ok'), 0) DESC, count(*) DESC, kind LIMIT 1
         )
-        SELECT trace_id, step, rung, rank FROM steps WHERE kind IS NOT DISTINCT FROM (SELECT kind FROM weightiest)
+        SELECT * EXCLUDE (kind) FROM first WHERE kind IS NOT DISTINCT FROM (SELECT kind FROM weightiest)
         """
     )
     con.execute(
@@ -147,13 +153,13 @@ def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
     """Return the rungs that have timed steps, outermost first.
 
     Args:
-        con: holds `spans` and `alike_spans`.
+        con: holds `alike`.
     """
     steps: dict[int, list[float]] = {
         rung: list(durations)
         for rung, durations in con.execute(
-            "SELECT rung, list(dur_ns::DOUBLE ORDER BY step) FROM alike_spans "
-            f"WHERE kind = '{Kind.STEP}' AND timed AND status = 'ok' GROUP BY rung ORDER BY rung"
+            "SELECT rung, list(dur_ns::DOUBLE ORDER BY step) FROM alike "
+            "WHERE dur_ns IS NOT NULL AND timed AND status = 'ok' GROUP BY rung ORDER BY rung"
         ).fetchall()
     }
     rungs: list[Rung] = []
@@ -165,15 +171,21 @@ def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
             # The k-th steps of two rungs ran in the same block, so what drifts between blocks cancels.
             pairs = [deep - shallow for deep, shallow in zip(durations, steps[before], strict=False)]
             added, added_interval = summary.trimmed_mean(pairs), summary.interval(pairs)
-        spans = con.execute(
-            "SELECT coalesce(median(spans), 0) FROM "
-            "(SELECT count(*) FILTER (level > ? AND level <= ? AND device IS NULL) AS spans "
-            "FROM alike_spans WHERE timed AND rung = ? GROUP BY trace_id, step)",
-            [before if before is not None else int(Level.APPLICATION), level, level],
-        ).fetchall()[0][0]
-        rungs.append(Rung(level, len(durations), figure, added, added_interval, int(spans)))
+        spans = _spans_added(con, level, before if before is not None else int(Level.APPLICATION))
+        rungs.append(Rung(level, len(durations), figure, added, added_interval, spans))
         before = level
     return rungs
+
+
+def _spans_added(con: duckdb.DuckDBPyConnection, rung: int, outer: int) -> int:
+    """Return how many spans a step of a rung has on the host of levels that the rung outside it leaves out."""
+    found = con.execute(
+        "SELECT coalesce(median(spans), 0) FROM (SELECT coalesce(list_sum(list_transform("
+        "map_entries(on_host), lambda entry: CASE WHEN entry.key > ? AND entry.key <= ? THEN entry.value END)), 0) "
+        "AS spans FROM alike WHERE timed AND rung = ?)",
+        [outer, rung, rung],
+    ).fetchall()
+    return int(found[0][0])
 
 
 def own_rung(level: int, rungs: Sequence[Rung]) -> Rung | None:
@@ -184,21 +196,15 @@ def own_rung(level: int, rungs: Sequence[Rung]) -> Rung | None:
 def _chosen(con: duckdb.DuckDBPyConnection) -> tuple[Any, ...] | None:
     """Choose the step: deepest rung, most common structure, median duration; as in the table `alike`."""
     found = con.execute(
-        f"""
-        WITH steps AS (
-            SELECT trace_id, step, rung, rank, any_value(timed) AS timed,
-                   bit_xor(hash(key)) AS structure,
-                   max(dur_ns) FILTER (kind = '{Kind.STEP}') AS dur_ns,
-                   max(status) FILTER (kind = '{Kind.STEP}') AS status
-            FROM alike_spans GROUP BY trace_id, step, rung, rank
-        ), deepest AS (
-            SELECT * FROM steps
+        """
+        WITH deepest AS (
+            SELECT * FROM alike
             QUALIFY rank() OVER (ORDER BY status = 'ok' DESC, timed DESC, rung DESC) = 1
         ), common AS (
-            SELECT *, count(*) OVER (PARTITION BY structure) AS alike FROM deepest
+            SELECT *, count(*) OVER (PARTITION BY structure) AS steps FROM deepest
         )
         SELECT trace_id, step, rung, rank FROM common
-        QUALIFY rank() OVER (ORDER BY alike DESC, structure) = 1
+        QUALIFY rank() OVER (ORDER BY steps DESC, structure) = 1
         ORDER BY dur_ns, step
         """
     ).fetchall()
@@ -216,7 +222,7 @@ def _template(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> _Templ
 
 def _is_alone(con: duckdb.DuckDBPyConnection) -> bool:
     """Return whether all steps were recorded at one rung deeper than the model's, so that no cost can be told."""
-    found = con.execute("SELECT count(DISTINCT rung), max(rung), bool_and(timed) FROM alike_spans").fetchall()
+    found = con.execute("SELECT count(DISTINCT rung), max(rung), bool_and(timed) FROM alike").fetchall()
     rungs, rung, timed = found[0]
     return bool(rungs == 1 and rung > Level.MODEL and timed)
 

@@ -53,13 +53,13 @@ def load(path: str | os.PathLike[str], *, skip_damaged: bool = False, trace_id: 
     parts = run.get("parts")
     if parts:
         return _load_parts(place, run, [str(part) for part in parts], skip_damaged)
-    segments = _whole(place, rundir.segments(place), run, skip_damaged)
+    segments, alike = _whole(place, rundir.segments(place), run, skip_damaged)
     if not segments:
         raise TraceError(
             f"{place}: the run holds no step; was prof.step() called more often than the warm-up "
             f"({run.get('warmup', 0)} steps)?"
         )
-    return _load_files(segments, run, place)
+    return _load_files(segments, run, place, alike)
 
 
 def parts(path: str | os.PathLike[str]) -> list[Path]:
@@ -76,10 +76,10 @@ def _load_parts(place: Path, run: dict[str, Any], names: list[str], skip_damaged
     if run.get("kind") in SETS:
         raise TraceError(f"{place}: holds several runs; load one of them: {', '.join(names)}")
     segments = [file for name in names for file in rundir.segments(_inside(place, name))]
-    segments = _whole(place, segments, run, skip_damaged)
+    segments, alike = _whole(place, segments, run, skip_damaged)
     if not segments:
         raise TraceError(f"{place}: none of its parts holds a step")
-    return _load_files(segments, run, place)
+    return _load_files(segments, run, place, alike)
 
 
 def _inside(place: Path, name: str) -> Path:
@@ -101,18 +101,22 @@ def _believable(run: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "notes": [*kept.get("notes", ()), *notes]} if notes else kept
 
 
-def _whole(place: Path, segments: list[Path], run: dict[str, Any], skip_damaged: bool) -> list[Path]:
-    """Return the segments that can be read.
+def _whole(place: Path, segments: list[Path], run: dict[str, Any], skip_damaged: bool) -> tuple[list[Path], bool]:
+    """Return the segments that can be read, and whether they are known to have the same columns.
 
     Raises:
         TraceError: one is damaged, or lies outside the run directory.
     """
     rundir.check_inside(place, segments)
     con = table.connect()
+    as_written = {segment for segment in segments if _is_as_written(segment, run)}
+    if segments and table.are_whole_and_alike(con, segments, [each for each in segments if each not in as_written]):
+        table.check_parquet(con, segments[0], COLUMNS, whole=True)
+        return segments, True
     whole = []
     for segment in segments:
         try:
-            table.check_parquet(con, segment, COLUMNS, whole=_is_as_written(segment, run))
+            table.check_parquet(con, segment, COLUMNS, whole=segment in as_written)
         except TraceError as error:
             if not skip_damaged:
                 raise TraceError(
@@ -122,7 +126,7 @@ def _whole(place: Path, segments: list[Path], run: dict[str, Any], skip_damaged:
             _note(run, place, f"left out: {error}")
         else:
             whole.append(segment)
-    return whole
+    return whole, False
 
 
 def _note(run: dict[str, Any], place: Path, text: str) -> None:
@@ -133,8 +137,9 @@ def _note(run: dict[str, Any], place: Path, text: str) -> None:
 def _is_as_written(file: Path, run: dict[str, Any]) -> bool:
     """Return whether a file has the checksum that the `run.json` of its run states."""
     for content in (run, *(run.get("ranks") or ())):
-        for name, checksum in (content.get("checksums") or {}).items():
-            if file.parts[-len(Path(name).parts) :] == Path(name).parts and rundir.checksum(file) == checksum:
+        stated = content.get("checksums") or {}
+        for name in (file.name, f"{file.parent.name}/{file.name}"):
+            if name in stated and rundir.checksum(file) == stated[name]:
                 return True
     return False
 
@@ -175,11 +180,11 @@ def _kept(folder: tempfile.TemporaryDirectory[str], place: Path) -> Trace:
     return trace
 
 
-def _load_files(files: list[Path], run: dict[str, Any], place: Path) -> Trace:
+def _load_files(files: list[Path], run: dict[str, Any], place: Path, alike: bool = False) -> Trace:
     con = table.connect()
     _show_samples(con, place, files, run)
     found = {name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, whole=place.is_dir())}
-    _view(con, "spans", files, found, COLUMNS)
+    _view(con, "spans", files, found, COLUMNS, alike)
     if "layer_id" not in found:  # xsp wrote none before version 0.2
         con.execute("CREATE TABLE with_layers AS FROM spans")
         layers.fill(con, "with_layers")
@@ -217,7 +222,12 @@ def _show_samples(con: duckdb.DuckDBPyConnection, place: Path, segments: list[Pa
 
 
 def _view(
-    con: duckdb.DuckDBPyConnection, name: str, files: list[Path], found: set[str], columns: Sequence[Any]
+    con: duckdb.DuckDBPyConnection,
+    name: str,
+    files: list[Path],
+    found: set[str],
+    columns: Sequence[Any],
+    alike: bool = False,
 ) -> None:
     """Show files as a view with all columns; those that an older xsp did not write hold their default."""
-    con.execute(f"CREATE VIEW {name} AS SELECT {table.shown(columns, found)} FROM {table.parquet(files)}")
+    con.execute(f"CREATE VIEW {name} AS SELECT {table.shown(columns, found)} FROM {table.parquet(files, alike)}")

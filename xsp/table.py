@@ -114,14 +114,46 @@ def _touch(columns: Iterable[str]) -> str:
     return "hash(" + ", ".join(map(quoted, columns)) + ") IS NOT NULL"
 
 
-def parquet(path: Path | Sequence[Path]) -> str:
+def are_whole_and_alike(con: duckdb.DuckDBPyConnection, files: Sequence[Path], unread: Sequence[Path]) -> bool:
+    """Return whether Parquet files have the same columns and none is damaged: all at once, not one after another.
+
+    Args:
+        con: an engine.
+        files: of which the columns are looked at.
+        unread: those of them that are not known to be as they were written, so that their pages are read.
+    """
+    fields = "(name, type, converted_type, logical_type)"
+    try:
+        ((kinds,),) = con.execute(
+            f"SELECT count(DISTINCT held) FROM (SELECT list({fields} ORDER BY name) AS held "
+            f"FROM parquet_schema({_names(files)}) GROUP BY file_name)"
+        ).fetchall()
+        if kinds == 1 and unread:
+            source = parquet(unread, alike=True)
+            found = [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
+            con.execute(f"SELECT count(*) FROM {source} WHERE {_touch(found)}").fetchall()
+    except duckdb.Error:
+        return False
+    return bool(kinds == 1)
+
+
+def parquet(path: Path | Sequence[Path], alike: bool = False) -> str:
     """Return the SQL that reads these Parquet files and no others, whatever their names and folders are called.
 
     To the engine `*`, `?` and `[` in a name stand for other files, and a folder `name=x` for a column.
+
+    Args:
+        path: one file, or several.
+        alike: they have the same columns. Else the engine opens each file before it reads the first one and keeps
+            what it saw, which for thousands of files is most of the time and of the memory.
     """
-    paths = [path] if isinstance(path, Path) else path
-    files = ", ".join(literal(_PATTERN.sub(r"[\g<0>]", str(each))) for each in paths)
-    return f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
+    by_name = "" if alike else "union_by_name = true, "
+    return f"read_parquet({_names([path] if isinstance(path, Path) else path)}, {by_name}hive_partitioning = false)"
+
+
+def _names(files: Sequence[Path]) -> str:
+    names = (literal(_PATTERN.sub(r"[\g<0>]", str(each))) for each in files)
+    return f"[{', '.join(names)}]"
 
 
 def shown(columns: Sequence[Column], held: Collection[str]) -> str:

@@ -59,7 +59,7 @@ class Store:
         segments = rundir.segments(self._run)
         summary: dict[str, Any] = {"segments": len(segments)}
         if segments:
-            self._con.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM {table.parquet(segments)}")
+            self._con.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM {table.parquet(segments, alike=True)}")
             overhead.merge(self._con, run)
             table.write_parquet(self._con, "merged", self._run / rundir.MERGED_FILE)
             summary["spans"] = self._con.execute("SELECT count(*) FROM merged").fetchall()[0][0]
