@@ -139,7 +139,7 @@ class Queries:
 
     def keep(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
         """Make a table that later queries start from; Spark keeps it in memory, else on the disks of the cluster."""
-        self._asked(dialect.parse(query), params).persist().createOrReplaceTempView(name)
+        self._computed(self._asked(dialect.parse(query), params), name)
 
     def _asked(self, tree: Any, params: Sequence[Any] | None) -> Any:
         if dialect.tables(tree) & OF_RUNGS:
@@ -159,9 +159,21 @@ class Queries:
         """Return the view of what a query says is to be computed once; other queries that say the same share it."""
         if query not in self._kept:
             name = f"kept_{len(self._kept)}"
-            self._spark.sql(query).persist().createOrReplaceTempView(name)
+            self._computed(self._spark.sql(query), name)
             self._kept[query] = name
         return self._kept[query]
+
+    @staticmethod
+    def _computed(frame: Any, name: str) -> None:
+        """Have the cluster compute a table now, and show it as a view.
+
+        A table that is merely cached stands in each later plan with all that it was made of, once for each mention;
+        over a few such tables plans grow to tens of thousands of nodes.
+        """
+        try:
+            frame.localCheckpoint().createOrReplaceTempView(name)
+        except Exception as error:
+            raise AnalysisError(f"Spark could not answer: {_reason(error)}") from error
 
     def _hand_over(self, name: str) -> None:
         """Show a table of this process to Spark."""
