@@ -30,9 +30,6 @@ ON_PYPI = {
 """Tool and requirements; the project changed its name on PyPI. With pandas 3, which pip would take, 0.6.1 does not load
 traces of many kernels; 0.5.0 is what pip makes of its old name."""
 
-LOAD_GOAL, ANALYSES_GOAL, PEAK_GOAL = 10.0, 30.0, 10**9
-"""Times faster than the faster peer to load and to analyse; bytes at the size of the synthetic trace."""
-
 
 class Tool(NamedTuple):
     """A tool, and the Python that has it."""

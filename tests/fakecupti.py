@@ -107,6 +107,7 @@ class FakeCupti:
         self.subscribed = False
         self.enabled: set[int] = set()
         self.silent: set[int] = set()
+        self.refused: set[int] = set()
         self.lost = 0
         self.clock_off_ns = 0
         self.threads = 0
@@ -131,6 +132,8 @@ class FakeCupti:
         self._complete = complete
 
     def activity_enable(self, kind: int) -> None:
+        if kind in self.refused:
+            raise Refused(1)
         self.enabled.add(kind)
 
     def activity_disable(self, kind: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakecupti import FakeCupti
+from fakecupti import MARKER, FakeCupti
 
 torch = pytest.importorskip("torch")
 
@@ -173,6 +173,18 @@ def test_if_cupti_cannot_be_switched_on_any_more_then_kineto_takes_over(device, 
     content = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (content["kernels"]["wanted"], content["kernels"]["source"]) == ("cupti", "kineto")
     assert "start failed: ZeroDivisionError" in content["kernels"]["reasons"]["cupti"]
+
+
+def test_a_kind_of_record_that_cupti_refuses_is_said_and_the_others_are_recorded(device):
+    device.refused = {MARKER}
+    collector = CuptiActivities()
+    collector.open()
+    collector.start(Level.KERNEL, describe=False)
+    device.gemm()
+    collector.stop()
+    assert {span.level for span in collector.spans()} == {Level.RUNTIME, Level.KERNEL}
+    collector.close()
+    assert "CUPTI does not record marker here" in list(collector.notes())
 
 
 def test_records_that_cupti_dropped_are_counted(device):

@@ -11,8 +11,6 @@ from typing import Any
 
 from xsp.errors import PluginError
 
-GROUPS = ("xsp.collectors", "xsp.importers", "xsp.exporters")
-
 
 def names(group: str) -> list[str]:
     """Return the names of a group's plugins, sorted, importing none of them."""
@@ -23,7 +21,7 @@ def load(group: str, name: str) -> Any:
     """Import one plugin.
 
     Args:
-        group: one of `GROUPS`.
+        group: `xsp.collectors`, `xsp.importers` or `xsp.exporters`.
         name: its name in that group.
 
     Returns:

@@ -97,11 +97,8 @@ def label(spans: Sequence[Span], counts: Counts) -> Labelled:
 
 def _counters() -> dict[str, int]:
     """Return how many collectives each communicator of this process has begun."""
-    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if distributed is None or not distributed.is_initialized():
-        return {}
     found = {}
-    for group in list(distributed._world.pg_map):
+    for group in _communicators():
         try:
             found[str(group.group_name)] = int(group._get_sequence_number_for_group())
         except (AttributeError, RuntimeError):  # a backend that does not count
@@ -111,10 +108,12 @@ def _counters() -> dict[str, int]:
 
 def _sizes() -> dict[str, int]:
     """Return how many processes each communicator of this process has."""
+    return {str(group.group_name): int(group.size()) for group in _communicators()}
+
+
+def _communicators() -> list[Any]:
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if distributed is None or not distributed.is_initialized():
-        return {}
-    return {str(group.group_name): int(group.size()) for group in list(distributed._world.pg_map)}
+    return list(distributed._world.pg_map) if distributed is not None and distributed.is_initialized() else []
 
 
 def told(event: Any) -> str | None:

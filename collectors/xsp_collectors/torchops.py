@@ -22,10 +22,9 @@ from xsp.flops import flops
 from xsp.span import Kind, Level, Span
 from xsp.traffic import traffic
 from xsp_collectors import collectives, compiledlayers, kinetolaunches, kinetouse
+from xsp_collectors.cuda.calls import kind_of
 from xsp_collectors.provenance import CompiledGraphs
 from xsp_collectors.torchlog import WarningsHeldBack
-
-_LAUNCHES = ("Launch", "Memcpy", "Memset")
 
 
 class TorchOps(Collector):
@@ -254,12 +253,9 @@ def _allocation(event: Any, threads: dict[int, int]) -> Span | None:
 
 
 def _runtime(event: Any, threads: dict[int, int]) -> Span:
-    launches = any(word in event.name() for word in _LAUNCHES)
-    waits = "Synchronize" in event.name()
-    kind = Kind.LAUNCH if launches else Kind.SYNC if waits else Kind.CALL
     return Span(
         level=Level.RUNTIME,
-        kind=kind.value,
+        kind=kind_of(event.name()).value,
         name=event.name(),
         start_ns=event.start_ns(),
         dur_ns=event.duration_ns(),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+import duckdb
+
 from xsp.analyses import ANALYSES
 from xsp.errors import AnalysisError
 from xsp.trace import Trace
@@ -41,9 +43,11 @@ class Answers:
             relation = ANALYSES[identity](self.trace)
         except AnalysisError as error:
             return Answer([], [], str(error))
-        return Answer(relation.columns, [tuple(map(_figure, row)) for row in relation.fetchall()])
+        return Answer(relation.columns, rows_of(relation))
 
 
-def _figure(value: Any) -> Any:
-    """Return SQL's decimals as numbers like others."""
-    return float(value) if isinstance(value, Decimal) else value
+def rows_of(relation: duckdb.DuckDBPyRelation) -> list[tuple[Any, ...]]:
+    """Return the rows of a relation, with SQL's decimals as numbers like others."""
+    return [
+        tuple(float(value) if isinstance(value, Decimal) else value for value in row) for row in relation.fetchall()
+    ]

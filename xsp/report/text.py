@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any
 
 import duckdb
@@ -20,7 +19,7 @@ from xsp.analyses import Analysis
 from xsp.errors import AnalysisError
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
-from xsp.report.answers import Answer, Answers
+from xsp.report.answers import Answer, Answers, rows_of
 from xsp.report.fitting import FittingColumn, FittingTable, plain
 from xsp.report.trust import attributed
 from xsp.report.verdict import Verdict, verdict
@@ -46,7 +45,7 @@ def table(
         limit: rows to show; below them stands how many were left out.
         columns: to show; all that hold anything unless told otherwise.
     """
-    names, rows = relation.columns, [tuple(map(_figure, row)) for row in relation.fetchall()]
+    names, rows = relation.columns, rows_of(relation)
     shown = rows if limit is None else rows[:limit]
     chosen = [
         place
@@ -65,11 +64,6 @@ def table(
 def _column(name: str, values: Sequence[Any], shown: int) -> FittingColumn:
     numeric = any(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
     return FittingColumn(name.replace("_", " "), [cell(value) for value in values[:shown]], numeric)
-
-
-def _figure(value: Any) -> Any:
-    """Return SQL's decimals as numbers like others."""
-    return float(value) if isinstance(value, Decimal) else value
 
 
 def _holds(rows: Sequence[Sequence[Any]], place: int, kind: type) -> bool:

@@ -38,9 +38,6 @@ REASONS: tuple[Reason, ...] = (
 HELD = sum(reason.bit for reason in REASONS if reason.held)
 """The bits that mean held down."""
 
-HARM = sum(reason.bit for reason in REASONS if reason.harm)
-"""Those of them that speak of heat or of a lack of power."""
-
 ALL_BITS = sum(reason.bit for reason in REASONS)
 
 WHILE = f"""

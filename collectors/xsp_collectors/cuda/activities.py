@@ -127,6 +127,15 @@ class Marker(NamedTuple):
     object_id_pt_thread_id: int | None
 
 
+_OF_A_THREAD = 2
+"""CUPTI's number for a thread, where a record says what kind of object it is of."""
+
+
+def thread_of(row: Overhead | Marker) -> int | None:
+    """Return the thread that a record is of, as the record names it; None if it is of something else."""
+    return row.object_id_pt_thread_id if row.object_kind == _OF_A_THREAD else None
+
+
 Row = Kernel | Copy | Memset | ApiCall | Wait | Overhead | Marker
 
 _SHAPES: dict[int, Any] = {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from xsp.span import Kind, Level, Span
-from xsp_collectors.cuda.activities import COLLECTOR, Activity, ApiCall, Overhead, Wait
+from xsp_collectors.cuda.activities import COLLECTOR, Activity, ApiCall, Overhead, Wait, thread_of
 
 Name = Callable[[Activity, int], str]
 """The name of a call, by the interface that it belongs to and CUPTI's number of it there."""
@@ -34,7 +34,6 @@ _OVERHEADS = {
     7 << 16: "activity buffer request",
     8 << 16: "unified memory initialisation",
 }
-_OBJECT_IS_THREAD = 2
 
 
 @functools.lru_cache(maxsize=4096)
@@ -80,9 +79,8 @@ def calls(
 
 def overhead(seen: Overhead, thread: Thread) -> Span:
     """Return the span of the profiler's or the driver's own work, on its thread if it was one's."""
-    own = seen.object_id_pt_thread_id if seen.object_kind == _OBJECT_IS_THREAD else None
     name = _OVERHEADS.get(seen.overhead_kind, f"overhead of kind {seen.overhead_kind}")
-    return _span(Kind.OVERHEAD, name, seen, {}, thread(own))
+    return _span(Kind.OVERHEAD, name, seen, {}, thread(thread_of(seen)))
 
 
 def _identity(call: ApiCall) -> tuple[int, int]:

@@ -32,7 +32,6 @@ WHAT_TO_DO = "leave it away, or take device work from torch.profiler with --kern
 
 _TAKEN = "ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"
 
-
 _NO_NAME = ("", "for", "unknown", "for unknown", "(null)", "for (null)")
 """What CUPTI may say of a client that gave no name, behind its own."""
 

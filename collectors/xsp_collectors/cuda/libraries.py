@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from xsp.span import Kind, Level, Span
-from xsp_collectors.cuda.activities import COLLECTOR, Marker
+from xsp_collectors.cuda.activities import COLLECTOR, Marker, thread_of
 from xsp_collectors.cuda.calls import Thread
 
 INJECTION = "NVTX_INJECTION64_PATH"
@@ -27,7 +27,6 @@ LIBRARIES = {
 """Domains of libraries, by the domain's name in lower case."""
 
 _INSTANT, _START, _END = 1, 2, 4
-_OBJECT_IS_THREAD = 2
 _NAME = re.compile(r"\s*([A-Za-z_][\w:.]*)\s*[(\[{,:]?\s*(.*?)[)\]}]?\s*$", re.DOTALL)
 _PAIR = re.compile(r"([A-Za-z_]\w*)\s*[=:]\s*([^\s,;]+)")
 
@@ -90,13 +89,13 @@ def told(message: str) -> tuple[str, dict[str, Any]]:
 
 def _span(start: Marker, end: Marker, thread: Thread) -> Span:
     library = library_of(start.domain)
-    own = _thread(start)
+    own = thread_of(start)
     place: dict[str, Any] = {
         "collector": COLLECTOR,
         "start_ns": start.timestamp,
         "dur_ns": end.timestamp - start.timestamp,
         # one that ends on another thread may overlap anything
-        "thread": thread(own) if own is not None and own == _thread(end) else None,
+        "thread": thread(own) if own is not None and own == thread_of(end) else None,
     }
     if library is None:
         domain = json.dumps({"domain": start.domain}) if start.domain else None
@@ -107,7 +106,3 @@ def _span(start: Marker, end: Marker, thread: Thread) -> Span:
     if parameters:
         attributes["parameters"] = parameters
     return Span(level=Level.LIBRARY, kind=Kind.CALL.value, name=name, attributes=json.dumps(attributes), **place)
-
-
-def _thread(marker: Marker) -> int | None:
-    return marker.object_id_pt_thread_id if marker.object_kind == _OBJECT_IS_THREAD else None

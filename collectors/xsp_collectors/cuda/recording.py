@@ -69,7 +69,7 @@ class Recording:
         self._clock.install()
         cupti.activity_register_callbacks(self._records.request, self._records.complete)
         self._name_threads_natively()
-        self._kinds = [kind for kind in kinds if self._enable(kind, last=kind is kinds[-1])]
+        self._kinds = self._enabled(kinds)
         self._leave_out_noise()
 
     def end(self) -> None:
@@ -101,17 +101,20 @@ class Recording:
             return None
         return count.value
 
-    def _enable(self, kind: Activity, last: bool) -> bool:
-        try:
-            self._cupti.activity_enable(int(kind))
-        except Exception as error:
-            name = kind.name.lower()
-            if name not in self.refused:
-                self.refused.append(name)
-            if last and not self._kinds:
-                raise error from None
-            return False
-        return True
+    def _enabled(self, kinds: Sequence[Activity]) -> list[Activity]:
+        """Switch kinds on, and return those that CUPTI took."""
+        taken: list[Activity] = []
+        for kind in kinds:
+            try:
+                self._cupti.activity_enable(int(kind))
+                taken.append(kind)
+            except Exception:
+                name = kind.name.lower()
+                if name not in self.refused:
+                    self.refused.append(name)
+                if kind is kinds[-1] and not taken:
+                    raise
+        return taken
 
     def _name_threads_natively(self) -> None:
         kinds: Any = getattr(self._cupti, "ActivityThreadIdType", None)
