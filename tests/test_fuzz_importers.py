@@ -137,6 +137,46 @@ def test_no_value_of_an_execution_trace_leads_to_another_error(tmp_path: Path, d
         Chakra().enrich(con, str(execution), losses)
 
 
+LARGE = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("top", "start", "duration"),
+    [({"rank": LARGE}, 8.9e15, 8.9e15), ({"baseTimeNanoseconds": LARGE}, 2e15, 2e15),
+     ({"baseTimeNanoseconds": -LARGE}, 4e15, 1), ({"rank": -1}, -9e15, 1)],
+)  # fmt: skip
+def test_numbers_beyond_the_table_are_counted(tmp_path: Path, top: Any, start: float, duration: float) -> None:
+    far = {"ph": "X", "ts": start, "dur": duration, "pid": LARGE, "tid": LARGE, "name": "far"}
+    args = {"device": LARGE, "stream": LARGE, "correlation": LARGE, "Input Dims": [[2**62] * 9000] * 2}
+    far = [{**far, "cat": each, "args": args} for each in ("cpu_op", "cuda_runtime", "kernel", "ac2g", "fwdbwd")]
+    content = {**top, **KINETO, "distributedInfo": top, "traceEvents": [*KINETO["traceEvents"], *far]}
+    path = tmp_path / "far.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    trace = xsp.load(path)
+    ((earliest, latest),) = trace.sql("SELECT min(start_ns), max(start_ns + dur_ns) FROM spans").fetchall()
+    assert 0 <= earliest <= latest < 2**63
+    assert trace.run.get("rank", 0) == 0
+
+
+def test_a_device_of_any_number_costs_no_memory(tmp_path: Path) -> None:
+    owner = {"ph": "M", "name": "process_name", "pid": 7, "args": {"name": "/device:GPU:2000000000"}}
+    events = [owner, {"ph": "X", "name": "k", "pid": 7, "tid": 1, "ts": 1, "dur": 1}]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+    assert xsp.load(path).sql("SELECT device, process FROM spans WHERE name = 'k'").fetchall() == [(None, 7)]
+
+
+def test_as_many_kinds_of_losses_as_there_are_events_are_told_in_few(tmp_path: Path) -> None:
+    odd = [{"ph": "X", "cat": f"{'c' * 500}{i}", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 1} for i in range(9)]
+    odd += [{**odd[0], "cat": f"c{i}"} for i in range(5000)]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({**KINETO, "traceEvents": [*KINETO["traceEvents"], *odd]}), encoding="utf-8")
+    skipped = xsp.load(path).run["imported"]["sources"][0]["skipped"]
+    assert len(skipped) < 200
+    assert max(map(len, skipped)) < 100
+    assert sum(skipped.values()) >= 5009
+
+
 # --- bytes ------------------------------------------------------------------------------------------------
 
 BYTES = st.lists(

@@ -10,6 +10,7 @@ import pytest
 
 from xsp import table
 from xsp.errors import TraceError
+from xsp.importers import around as beside
 from xsp.importers import traceevents
 
 EVENTS = [{"ph": "X", "ts": i, "dur": 1, "name": "]},{ [", "args": {"a": [1, {"b": [2]}], "c": {}}} for i in range(99)]
@@ -87,3 +88,25 @@ def message(path: Path) -> str:
     with pytest.raises(TraceError) as found:
         read(path)
     return str(found.value)
+
+
+@pytest.mark.parametrize("end", [b"}", b",}"], ids=["well formed", "broken"])
+def test_arrays_beside_that_would_take_hours_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: bytes
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'{"traceEvents":[{"ph":"X","ts":1,"dur":1}]' + b',"k":[]' * 40_000 + end)
+    monkeypatch.setattr(beside, "MOST_TRIED", 1 << 22)
+    with pytest.raises(TraceError, match=r"a\.json: holds too many arrays"):
+        traceevents.read(table.connect(), str(path), traceevents.Events())
+
+
+@pytest.mark.parametrize("before", [b'"a":' + b"1" * 5000, b",".join(b'"%d":0' % i for i in range(500))])
+def test_keys_before_the_array_are_bounded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b"{" + before + b',"traceEvents":[]}')
+    monkeypatch.setattr(beside, "MOST_AROUND", 1000)
+    with pytest.raises(TraceError, match=r"a\.json, byte"):
+        traceevents.read(table.connect(), str(path), traceevents.Events())

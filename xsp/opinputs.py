@@ -16,6 +16,9 @@ Shape = Sequence[int]
 LIMIT = 1 << 63
 """More than the table's integers hold; no operator does that much."""
 
+MOST_DIMENSIONS = 64
+"""Of a tensor, as PyTorch has it; the product of a million sizes would take minutes."""
+
 NO_TENSOR = frozenset(
     ["", "Scalar", "ScalarList", "Int", "Bool", "Double", "Device", "Generator", "String", "GenericList"]
 )
@@ -77,7 +80,11 @@ def shapes_of(shapes: Sequence[Any]) -> list[Any]:
 
 
 def _is_shape(shape: Any) -> bool:
-    return isinstance(shape, (list, tuple)) and all(type(size) is int and 0 <= size < LIMIT for size in shape)
+    return (
+        isinstance(shape, (list, tuple))
+        and len(shape) <= MOST_DIMENSIONS
+        and all(type(size) is int and 0 <= size < LIMIT for size in shape)
+    )
 
 
 def convolution_output(image: Shape, weight: Shape, stride: Any, padding: Any, dilation: Any) -> list[int]:
@@ -116,9 +123,15 @@ def broadcast(*shapes: Shape) -> list[int]:
 
 
 def per_dimension(value: Any, dimensions: int) -> list[int]:
-    """Return an option of a convolution or a pooling for each dimension; as Kineto writes it, one for all or a list."""
+    """Return an option of a convolution or a pooling for each dimension; as Kineto writes it, one for all or a list.
+
+    Raises:
+        ValueError: it is for more dimensions than a tensor has.
+    """
     read = json.loads(value) if isinstance(value, str) else value
     values = list(read) if isinstance(read, (list, tuple)) else [read]
+    if len(values) > MOST_DIMENSIONS:
+        raise ValueError("more values than a tensor has dimensions")
     return [int(v) for v in (values * dimensions if len(values) == 1 else values)]
 
 

@@ -22,6 +22,9 @@ CHUNK = 1 << 22
 MOST_AROUND = 1 << 26
 """Bytes that the keys before the array, or after it, may take."""
 
+MOST_TRIED = 1 << 28
+"""Bytes that are read, over and over, to find where the array ends; what needs more was made to take time."""
+
 _BLANK = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
 _KEY = re.compile(rb'[\s,]*("(?:[^"\\]|\\.)*")\s*:\s*')
 _SCALAR = re.compile(rb"[^,}\]\s]+")
@@ -50,27 +53,28 @@ def before(source: str, text: mmap.mmap) -> tuple[int, dict[str, Any]]:
     if text[place : place + 1] != b"{":
         raise TraceError(f"{source}, byte {place}: no trace events: a JSON object or array begins otherwise")
     place += 1
-    while (found := _KEY.match(text, place, place + MOST_AROUND)) is not None:
+    most = place + MOST_AROUND
+    while (found := _KEY.match(text, place, most)) is not None:
         key, place = _parsed(source, found.group(1), found.start(1)), found.end()
         if key == "traceEvents" and text[place : place + 1] == b"[":
             return place, keys
-        end = _end_of_value(source, text, place)
+        end = _end_of_value(source, text, place, most)
         keys[key] = _parsed(source, text[place:end], place)
         place = end
-    raise TraceError(f"{source}, byte {place}: holds no array `traceEvents`")
+    raise TraceError(f"{source}, byte {place}: holds no array `traceEvents`, or too much before it")
 
 
-def _end_of_value(source: str, text: mmap.mmap, place: int) -> int:
-    """Return where the JSON value ends that begins at a place."""
+def _end_of_value(source: str, text: mmap.mmap, place: int, most: int) -> int:
+    """Return where the JSON value ends that begins at a place; it must end before another."""
     if text[place : place + 1] not in (b"{", b"[", b'"'):
-        found = _SCALAR.match(text, place)
+        found = _SCALAR.match(text, place, most)
         return found.end() if found else place
     depth = 0
-    for token in _TOKEN.finditer(text, place, place + MOST_AROUND):
+    for token in _TOKEN.finditer(text, place, most):
         depth += {b"{": 1, b"[": 1, b"}": -1, b"]": -1}.get(token.group(), 0)
         if depth == 0:
             return token.end()
-    raise TraceError(f"{source}, byte {place}: a value that does not end within {MOST_AROUND >> 20} MiB")
+    raise TraceError(f"{source}, byte {place}: keys before `traceEvents` of more than {MOST_AROUND >> 20} MiB")
 
 
 def _parsed(source: str, text: bytes, place: int) -> Any:
@@ -86,14 +90,16 @@ def after(source: str, text: mmap.mmap, start: int, bare: bool) -> tuple[int | N
     Its bracket is the first one from which on the rest of the file is the rest of an object. It is sought from the end
     of the file backwards, further and further, until a trace event stands before it: keys after it may hold arrays.
     """
-    size, window = len(text), 1 << 12
+    size, window, left = len(text), 1 << 12, MOST_TRIED
     if bare:
         end = len(text[max(0, size - window) :].rstrip()) + max(0, size - window)
         return (end, {}) if text[end - 1 : end] == b"]" else (None, {})
     while True:
         low = max(start, size - window)
         for end in _ends(text, low):
-            keys = _rest(text, end)
+            keys, tried = _rest(text, end)
+            if (left := left - tried) < 0:
+                raise TraceError(f"{source}: holds too many arrays besides `traceEvents`")
             if keys is not None and (low == start or text.find(b'"ph"', low, end) >= 0):
                 return end, keys
         if low == start:
@@ -110,28 +116,30 @@ def _ends(text: mmap.mmap, low: int) -> Iterator[int]:
             text.madvise(mmap.MADV_DONTNEED, 0, at - at % mmap.PAGESIZE)
 
 
-def _rest(text: mmap.mmap, place: int) -> dict[str, Any] | None:
-    """Return the keys from a place on to the end of the file, or None if the rest of an object is not all that follows.
+def _rest(text: mmap.mmap, place: int) -> tuple[dict[str, Any] | None, int]:
+    """Return the keys from a place on to the end of the file, and how many bytes that took to find out.
 
-    A little is tried first: an object that ends early, inside of the array, is most often short.
+    None are the keys if the rest of an object is not all that follows. A little is tried first: an object that ends
+    early, inside of the array, is most often short.
     """
-    held = 1 << 9
+    held, tried = 1 << 9, 0
     while True:
         piece = text[place : place + held].decode("utf-8", "replace")
+        tried += held
         if piece.lstrip()[:1] not in ("", ",", "}"):
-            return None
+            return None, 1
         try:
             keys, end = _DECODER.raw_decode('{"":0' + piece)
         except json.JSONDecodeError as error:
             cut = error.pos >= len(piece) or error.msg.startswith(("Unterminated", "Invalid \\"))
             if not cut or held > MOST_AROUND or place + held >= len(text):
-                return None
+                return None, tried
             held *= 8
             continue
         except (ValueError, RecursionError):
-            return None
+            return None, tried
         more = piece[end - len('{"":0') :] + _head(text, place + held)
-        return None if more.strip() else {key: value for key, value in keys.items() if key}
+        return None if more.strip() else {key: value for key, value in keys.items() if key}, tried
 
 
 def _head(text: mmap.mmap, place: int) -> str:

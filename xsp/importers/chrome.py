@@ -14,7 +14,7 @@ import duckdb
 from xsp import table
 from xsp.errors import TraceError
 from xsp.importers import traceevents
-from xsp.importers.contract import SEEN, Losses, Seen
+from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen
 from xsp.importers.kineto import Kineto, is_kineto
 from xsp.importers.kineto_rows import CATEGORIES
 from xsp.span import Kind, Level
@@ -29,9 +29,6 @@ NOT_SPANS = {
     "v": "dumps of memory", "V": "dumps of memory", "s": "arrows", "t": "arrows", "f": "arrows",
 }  # fmt: skip
 """Phases that are no spans; M (metadata), c and the like are left out without a word."""
-
-FURTHEST = 2**62
-"""Nanoseconds: a time beyond it is damage."""
 
 
 class Chrome:
@@ -125,8 +122,8 @@ def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
             losses.skipped[f"{NOT_SPANS[phase]}, not spans"] += count
         elif phase is None or phase not in "XBEbeSFMc(),":
             losses.skipped[f"events of the unknown phase {str(phase)[:20]!r}"] += count
-    bad = f"ph <> 'M' AND (ts_ns IS NULL OR ts_ns < 0 OR ts_ns > {FURTHEST})"
-    bad += f" OR ph = 'X' AND (dur_ns IS NULL OR dur_ns < 0 OR dur_ns > {FURTHEST})"
+    bad = f"ph <> 'M' AND coalesce(ts_ns < 0 OR ts_ns >= {FURTHEST}, true)"
+    bad += f" OR ph = 'X' AND coalesce(dur_ns < 0 OR dur_ns >= {FURTHEST}, true)"
     ((count, first),) = con.execute(f"SELECT count(*), min(number) FROM events WHERE {bad}").fetchall()
     if count:
         losses.skipped[f"without a time, or with a negative one (the first is event {first})"] += count
@@ -168,8 +165,8 @@ _PLACES = r"""
         SELECT DISTINCT pid, tid FROM events WHERE ph <> 'M'
     ), told AS (
         SELECT found.pid, found.tid, line, owner,
-               TRY_CAST(coalesce(nullif(regexp_extract(owner, '^/device:[A-Z]+:(\d+)', 1), ''),
-                                 nullif(regexp_extract(owner, '(?i)^gpu ?#?(\d+)$', 1), '')) AS INTEGER) AS device
+               TRY_CAST(coalesce(nullif(regexp_extract(owner, '^/device:[A-Z]+:(\d{1,4})\b', 1), ''),
+                                 nullif(regexp_extract(owner, '(?i)^gpu ?#?(\d{1,4})$', 1), '')) AS INTEGER) AS device
         FROM found LEFT JOIN owners ON owners.pid IS NOT DISTINCT FROM found.pid
         LEFT JOIN lines ON lines.pid IS NOT DISTINCT FROM found.pid
              AND lines.tid IS NOT DISTINCT FROM found.tid

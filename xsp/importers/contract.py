@@ -12,6 +12,7 @@ import gzip
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, cast
@@ -32,7 +33,12 @@ _SEEN = (
     "dram_write_bytes bytes_source occupancy occupancy_source collector attributes"
 ).split()
 
+FURTHEST = 2**62
+"""Nanoseconds since the epoch: a time from it on is damage. The sum of two times below it is one that a table holds."""
+
 _GZIP = b"\x1f\x8b"
+_MOST_REASONS = 100
+"""Reasons of losses that are told one by one; a source may have as many as it has spans."""
 
 
 class Row(NamedTuple):
@@ -70,16 +76,23 @@ class Losses:
         return {
             "importer": self.importer,
             "spans": self.spans,
-            "skipped": dict(self.skipped),
-            "changed": dict(self.changed),
+            "skipped": _worst(self.skipped),
+            "changed": _worst(self.changed),
             "notes": self.notes,
         }
 
     def sentences(self) -> list[str]:
         """Return all of it for people, worst first."""
-        skipped = [f"{count} spans were left out: {reason}" for reason, count in self.skipped.most_common()]
-        changed = [f"{count} × {what}" for what, count in self.changed.most_common()]
+        skipped = [f"{count} spans were left out: {reason}" for reason, count in _worst(self.skipped).items()]
+        changed = [f"{count} × {what}" for what, count in _worst(self.changed).items()]
         return [*skipped, *changed, *self.notes]
+
+
+def _worst(reasons: Counter[str]) -> dict[str, int]:
+    """Return reasons with their counts, worst first; what is beyond the most that are told counts as one."""
+    told = dict(reasons.most_common(_MOST_REASONS))
+    rest = reasons.total() - sum(told.values())
+    return {**told, f"{len(reasons) - len(told)} further reasons": rest} if rest else told
 
 
 @dataclass
@@ -236,6 +249,20 @@ def opened(path: Path) -> IO[bytes]:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise TraceError(f"{str(path)!r}: no path ({error})") from error
+
+
+@contextmanager
+def fitting(source: str) -> Iterator[None]:
+    """Let values that no column holds be an error of the source.
+
+    Raises:
+        TraceError: there was one.
+    """
+    try:
+        yield
+    except duckdb.DataError as error:
+        reason = str(error).splitlines()[0]
+        raise TraceError(f"{source}: holds values that do not fit the span table ({reason})") from error
 
 
 def broken(source: Path | str, error: Exception, place: str = "") -> TraceError:

@@ -69,7 +69,7 @@ def _run(keys: dict[str, Any]) -> dict[str, Any]:
             "versions": {key: keys[key] for key in sorted(keys) if re.search("version", key) and _is_plain(keys[key])},
         },
     }
-    if (rank := whole(distributed.get("rank"))) is not None:
+    if (rank := whole(distributed.get("rank"), below=1 << 31)) is not None:  # what the column holds
         run["rank"] = rank
     if (size := whole(distributed.get("world_size"))) is not None:
         run["world_size"] = size

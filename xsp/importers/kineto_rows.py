@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import duckdb
 
 from xsp import table
-from xsp.importers.contract import SEEN
+from xsp.importers.contract import FURTHEST, SEEN
 from xsp.span import Kind, Level
 
 CATEGORIES = {
@@ -26,6 +26,8 @@ CATEGORIES = {
 
 _LINKS = "('ac2g', 'async', 'async_cpu_to_gpu', 'async_gpu', 'fwdbwd', 'fwd_bwd')"
 
+LONGEST = FURTHEST // 2
+"""Nanoseconds: a duration from it on, or a time after the base, is damage."""
 
 BASE = "baseTimeNanoseconds"
 """The top-level key of the nanoseconds since the epoch at which times begin."""
@@ -44,12 +46,12 @@ READ = {
 }
 """Columns that `events` has besides its own: the category in lower case, and what sort of row an event would be."""
 
-_ROWS = """
+_ROWS = f"""
     CREATE OR REPLACE TEMP VIEW rows AS
     SELECT * EXCLUDE (pid, tid), TRY_CAST(pid AS BIGINT) AS pid,
            coalesce(TRY_CAST(tid AS BIGINT), TRY_CAST(regexp_extract(tid, '(\\d+)$', 1) AS BIGINT)) AS tid,
-           CASE WHEN ts_ns IS NULL OR ts_ns < 0 OR sorted <> 'memory' AND (dur_ns IS NULL OR dur_ns < 0)
-                THEN NULL ELSE sorted END AS sort
+           CASE WHEN ts_ns BETWEEN 0 AND {LONGEST} AND (sorted = 'memory' OR dur_ns BETWEEN 0 AND {LONGEST})
+                THEN sorted END AS sort
     FROM portion
 """
 """Trace events with what identifies them as numbers, and the sort of each: without a time it is none."""
@@ -197,7 +199,8 @@ _COPIED = {
 _DEVICE = f"""
     SELECT number, ts_ns AS start_ns, dur_ns, name, {int(Level.KERNEL)} AS level,
            CASE WHEN sort = 'kernel' THEN '{Kind.KERNEL}' ELSE '{Kind.COPY}' END AS kind,
-           coalesce({_WORK.whole("device")}, pid, 0) AS device, coalesce({_WORK.whole("stream")}, tid) AS stream,
+           coalesce(TRY_CAST(coalesce({_WORK.whole("device")}, pid) AS INTEGER), 0) AS device,
+           coalesce({_WORK.whole("stream")}, tid) AS stream,
            nullif({_CORRELATION}, 0) AS correlation_id,
            CASE WHEN {_EXTERNAL} IS DISTINCT FROM {_CORRELATION} THEN {_EXTERNAL} END AS operator,
            {_IN_GRAPH} AS replayed, TRY_CAST({_OCCUPANCY} AS DOUBLE) / 100 AS occupancy,
@@ -277,9 +280,10 @@ def _spans(*selects: str) -> str:
 _TAKE = {
     "seen": _spans(_OPS, _MODULES, _RUNTIME, _DEVICE, _MEMORY, _OVERHEAD),
     "ranges": _spans(_RANGES),
-    "arrows": "SELECT id, ph, pid, tid, ts_ns + BASE_NS AS ts_ns FROM rows WHERE category IN ('fwdbwd', 'fwd_bwd')",
-    "left_out": "SELECT ph AS phase, category, count(*) AS number FROM rows WHERE sorted IS NULL "
-    f"AND category NOT IN {_LINKS} AND ph IS DISTINCT FROM 'M' GROUP BY ALL",
+    "arrows": f"SELECT id, ph, pid, tid, ts_ns + {_BASE_NS} AS ts_ns FROM rows "
+    f"WHERE category IN ('fwdbwd', 'fwd_bwd') AND ts_ns BETWEEN 0 AND {LONGEST}",
+    "left_out": "SELECT left(ph, 60) AS phase, left(category, 60) AS category, count(*) AS number FROM rows "
+    f"WHERE sorted IS NULL AND category NOT IN {_LINKS} AND ph IS DISTINCT FROM 'M' GROUP BY ALL",
     "portions": f"SELECT min(number) AS place, count(*) AS number, count(*) FILTER ({_UNTIMED}) AS untimed, "
     f"min(number) FILTER ({_UNTIMED}) AS first_untimed FROM rows",
     "operators": f"SELECT number, {_RECORD_FUNCTION.whole('Record function id')} AS record_function_id "
@@ -288,12 +292,13 @@ _TAKE = {
 """What goes into each table of a portion's rows."""
 
 
-def whole(value: Any) -> int | None:
-    """Return an integer that may stand there as text, or None."""
+def whole(value: Any, below: int = FURTHEST) -> int | None:
+    """Return an integer that may stand there as text; None where it is none, negative, or too large."""
     try:
-        return int(value) if not isinstance(value, (bool, float)) else None
+        found = int(value) if not isinstance(value, (bool, float)) else -1
     except (TypeError, ValueError):
         return None
+    return found if 0 <= found < below else None
 
 
 class Rows:

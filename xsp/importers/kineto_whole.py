@@ -89,8 +89,9 @@ def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
     The arrows between forward and backward operators tell the number's thread. Without arrows it is known only where
     all forward operators ran on one thread.
     """
-    told = con.execute(
+    con.execute(
         """
+        CREATE OR REPLACE TEMP TABLE forward_threads AS
         WITH ops AS (
             SELECT process AS pid, thread AS tid, start_ns AS ts_ns, coalesce(forward_thread, 0) AS forward, name
             FROM seen WHERE sequence_nr IS NOT NULL
@@ -111,13 +112,16 @@ def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
         FROM alone JOIN (SELECT DISTINCT pid, forward FROM ops WHERE forward > 0) USING (pid)
         WHERE (pid, forward) NOT IN (SELECT (pid, forward) FROM told)
         """
-    ).fetchall()
-    known = " ".join(
-        f"WHEN process = {pid} AND forward_thread = {forward} THEN {thread}" for pid, forward, thread in told
     )
     con.execute(
-        f"UPDATE seen SET forward_thread = {f'CASE {known} END' if known else 'NULL'} WHERE forward_thread IS NOT NULL"
+        """
+        UPDATE seen SET forward_thread = known.thread
+        FROM (SELECT DISTINCT process, forward_thread FROM seen WHERE forward_thread IS NOT NULL) own
+        LEFT JOIN forward_threads known ON known.process = own.process AND known.forward = own.forward_thread
+        WHERE seen.forward_thread = own.forward_thread AND seen.process IS NOT DISTINCT FROM own.process
+        """
     )
+    con.execute("DROP TABLE forward_threads")
 
 
 def _once(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:

@@ -17,7 +17,7 @@ import duckdb
 from xsp import table
 from xsp.errors import TraceError
 from xsp.importers import nsys_activities, nsys_ranges
-from xsp.importers.contract import SEEN, Losses, Seen
+from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, fitting
 from xsp.importers.nsys_tables import Export
 from xsp.span import Level
 
@@ -38,9 +38,6 @@ DESCRIBING = {"NVTX_EVENTS", "StringIds", "PROCESSES", "ProcessStreams", "Thread
               "CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS", "CUDA_CALLCHAINS", "SAMPLING_CALLCHAINS",
               "OSRT_CALLCHAINS"}  # fmt: skip
 """Tables that hold no spans."""
-
-FURTHEST = 2**62
-"""Nanoseconds since the epoch: a time beyond it is damage."""
 
 _GPU = {"id": "BIGINT", "name": "VARCHAR", "smCount": "BIGINT", "totalMemory": "BIGINT", "computeMajor": "BIGINT",
         "computeMinor": "BIGINT", "threadsPerWarp": "BIGINT"}  # fmt: skip
@@ -72,11 +69,8 @@ class Nsys:
                 _count_others(export, losses)
             finally:
                 export.close()
-        try:
+        with fitting(source):
             _fill(con, losses, _epoch_of(run))
-        except (duckdb.DataError, duckdb.OperationalError) as error:
-            reason = str(error).splitlines()[0]
-            raise TraceError(f"{source}: holds values that do not fit the span table ({reason})") from error
         return Seen(run, losses)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import duckdb
 
-from xsp.importers.contract import Losses
+from xsp.importers.contract import FURTHEST, Losses
 from xsp.importers.nsys_tables import Export
 from xsp.span import Kind, Level
 
@@ -115,9 +115,8 @@ def fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
 def _without_times(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     """Leave out rows without a start and an end after it."""
     for name, into in [*((name, into) for name, (into, _) in TABLES.items()), ("calls of libraries", "nsys_calls")]:
-        ((gone,),) = con.execute(
-            f'DELETE FROM {into} WHERE coalesce("start" > "end", true) OR abs("start") > 4e18 OR "end" > 4e18'
-        ).fetchall()
+        unusable = f'coalesce("start" > "end" OR "start" < -{FURTHEST} OR "end" >= {FURTHEST}, true)'
+        ((gone,),) = con.execute(f"DELETE FROM {into} WHERE {unusable}").fetchall()
         if gone:
             losses.skipped[f"{name}: no time, or an end before the start"] += gone
 
@@ -146,7 +145,7 @@ def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     if unmet:
         losses.skipped["CUPTI_ACTIVITY_KIND_SYNCHRONIZATION: its call is not in the file"] += unmet
     ((cuda,),) = con.execute(
-        f"SELECT count(*) FROM nsys_cupti_overhead WHERE overheadType IN ({_listed(BY_CUDA)})"
+        f"SELECT count(*) FROM nsys_cupti_overhead WHERE overheadType IN ({listed(BY_CUDA)})"
     ).fetchall()
     if cuda:
         losses.note(
@@ -154,7 +153,8 @@ def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         )
 
 
-def _listed(values: tuple[int, ...]) -> str:
+def listed(values: tuple[int, ...]) -> str:
+    """Return numbers as SQL lists them."""
     return ", ".join(map(str, values))
 
 
@@ -253,7 +253,7 @@ _OVERHEAD = f"""
     SELECT {int(Level.RUNTIME)} AS level, '{Kind.OVERHEAD}' AS kind, coalesce(s.value, l.label, 'overhead') AS name,
            l.label AS type, pid_of(o.globalTid) AS process, tid_of(o.globalTid) AS thread, o."start" AS start_ns,
            o."end" - o."start" AS dur_ns,
-           json_object('by', CASE WHEN o.overheadType IN ({_listed(BY_CUDA)}) THEN 'cuda' ELSE 'profiler' END)
+           json_object('by', CASE WHEN o.overheadType IN ({listed(BY_CUDA)}) THEN 'cuda' ELSE 'profiler' END)
                AS attributes
     FROM (SELECT * FROM nsys_cupti_overhead UNION ALL SELECT * FROM nsys_profiler_overhead) o
     LEFT JOIN nsys_strings s ON s.id = o.nameId LEFT JOIN nsys_overheads l ON l.id = o.overheadType

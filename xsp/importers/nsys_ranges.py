@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import duckdb
 
-from xsp.importers.contract import Losses
+from xsp import table
+from xsp.importers.contract import FURTHEST, Losses
+from xsp.importers.nsys_activities import listed
 from xsp.importers.nsys_tables import Export
 from xsp.span import Kind, Level
 
@@ -96,14 +98,14 @@ def _leave_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         CREATE OR REPLACE TEMP TABLE nsys_domains AS
         SELECT pid_of(n.globalTid) AS process, n.domainId AS domain, any_value(coalesce(n.text, s.value)) AS name
         FROM nsys_nvtx n LEFT JOIN nsys_strings s ON s.id = n.textId
-        WHERE n.eventType IN {_listed(DOMAINS)} GROUP BY ALL
+        WHERE n.eventType IN ({listed(DOMAINS)}) GROUP BY ALL
         """
     )
-    kinds = _listed(NESTED + FREE)
+    kinds = listed(NESTED + FREE)
     for reason, condition in {
-        "NVTX: marks and names, not ranges": f"eventType NOT IN {kinds}",
-        "NVTX: no time, or an end before the start": """
-            "start" IS NULL OR "start" > "end" OR abs("start") > 4e18""",
+        "NVTX: marks and names, not ranges": f"eventType NOT IN ({kinds})",
+        "NVTX: no time, or an end before the start": f'''
+            coalesce("start" < -{FURTHEST} OR greatest("start", "end") >= {FURTHEST}, true) OR "start" > "end"''',
     }.items():
         ((gone,),) = con.execute(f"DELETE FROM nsys_nvtx WHERE {condition}").fetchall()
         if gone:
@@ -116,20 +118,12 @@ def _leave_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         losses.changed["NVTX: ranges without an end, taken to last until the last one"] += open_
 
 
-def _listed(values: tuple[int, ...]) -> str:
-    return f"({', '.join(map(str, values))})"
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 def _matches(pattern: str, column: str = "text") -> str:
-    return f"regexp_matches({column}, {_literal(pattern)})"
+    return f"regexp_matches({column}, {table.literal(pattern)})"
 
 
 def _module_name() -> str:
-    found = ", ".join(f"nullif(regexp_extract(text, {_literal(pattern)}, 1), '')" for pattern in MODULES)
+    found = ", ".join(f"nullif(regexp_extract(text, {table.literal(pattern)}, 1), '')" for pattern in MODULES)
     return f"coalesce({found})"
 
 
@@ -141,15 +135,15 @@ def _phase() -> str:
 _RANGES = f"""
     WITH texts AS (
         SELECT coalesce(n.text, s.value, '') AS text, pid_of(n.globalTid) AS process,
-               CASE WHEN n.eventType IN {_listed(NESTED)} OR coalesce(n.endGlobalTid, n.globalTid) = n.globalTid
+               CASE WHEN n.eventType IN ({listed(NESTED)}) OR coalesce(n.endGlobalTid, n.globalTid) = n.globalTid
                     THEN tid_of(n.globalTid) END AS thread,
-               n.eventType IN {_listed(FREE)} AS free, n."start" AS start_ns,
+               n.eventType IN ({listed(FREE)}) AS free, n."start" AS start_ns,
                coalesce(n."end", greatest(n."start", max(n."end") OVER (), max(n."start") OVER ())) AS end_ns,
                n."end" IS NULL AS open, d.name AS domain
         FROM nsys_nvtx n LEFT JOIN nsys_strings s ON s.id = n.textId
         LEFT JOIN nsys_domains d ON d.process = pid_of(n.globalTid) AND d.domain = n.domainId
     ), parted AS (
-        SELECT * EXCLUDE (text), regexp_split_to_array(text, {_literal(FIELDS)})[1] AS text,
+        SELECT * EXCLUDE (text), regexp_split_to_array(text, {table.literal(FIELDS)})[1] AS text,
                text AS whole, {_matches(FIELDS)} AS noted
         FROM texts
     )

@@ -74,7 +74,7 @@ class Export:
         con.execute(f"CREATE OR REPLACE TABLE {into} ({shown})")
         if held:
             wanted = ", ".join(_typed(column, kind) if column in held else "NULL" for column, kind in columns.items())
-            self._pour(con, self._rows(name, f"SELECT {wanted} FROM {_quoted(name)}"), into, columns)
+            self._pour(con, self._rows(name, f"SELECT {wanted} FROM {table.quoted(name)}"), into, columns)
         return bool(held)
 
     def copy_strings(self, con: duckdb.DuckDBPyConnection, wanted: str) -> None:
@@ -99,14 +99,14 @@ class Export:
         """Return the rows of a small table, null for columns that it does not have; none if there is no such table."""
         held = self.tables.get(name, set())
         wanted = ", ".join(_typed(column, kind) if column in held else "NULL" for column, kind in columns.items())
-        return list(self._rows(name, f"SELECT {wanted} FROM {_quoted(name)} LIMIT 1024")) if held else []
+        return list(self._rows(name, f"SELECT {wanted} FROM {table.quoted(name)} LIMIT 1024")) if held else []
 
     def count(self, name: str) -> int:
         """Return how many rows a table has."""
-        return int(next(self._rows(name, f"SELECT count(*) FROM {_quoted(name)}"))[0])
+        return int(next(self._rows(name, f"SELECT count(*) FROM {table.quoted(name)}"))[0])
 
     def _columns(self, name: str) -> set[str]:
-        return {str(row[1]) for row in self._file.execute(f"PRAGMA table_info({_quoted(name)})")}
+        return {str(row[1]) for row in self._file.execute(f"PRAGMA table_info({table.quoted(name)})")}
 
     def _rows(self, name: str, query: str) -> Iterator[tuple[Any, ...]]:
         try:
@@ -147,13 +147,9 @@ def _text(value: bytes) -> str:
     return value.decode("utf-8", "replace").replace("\0", "")
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 def _typed(column: str, kind: str) -> str:
     """Return the SQLite expression of a column's value, null where it is of another type."""
-    name = _quoted(column)
+    name = table.quoted(column)
     if kind == "VARCHAR":
         return f"CASE typeof({name}) WHEN 'text' THEN substr({name}, 1, {MOST_IN_TEXT}) END"
     if kind == "DOUBLE":

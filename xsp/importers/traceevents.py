@@ -28,7 +28,7 @@ from xsp import table
 from xsp.errors import TraceError
 from xsp.importers import around
 from xsp.importers.around import CHUNK, Around
-from xsp.importers.contract import broken, opened
+from xsp.importers.contract import broken, fitting, opened
 
 PIECE = 1 << 25
 """Bytes of a piece, about; the first ones are smaller, so that all cores are soon at work."""
@@ -127,7 +127,8 @@ def _read(con: duckdb.DuckDBPyConnection, source: str, taker: Taker, size: int |
         pieces = _pieces(chunks if exact else _times_as_text(chunks), Path(folder), size)
         reading = _Reading(con, source, taker, exact)
         try:
-            reading.all(pieces)
+            with fitting(source):
+                reading.all(pieces)
         except (TraceError, duckdb.Error) as error:
             if reading.several:
                 raise _CutWrongly from error
@@ -228,8 +229,6 @@ class _Reading:
             for piece in pieces:
                 self.several |= not piece.last
                 self._isolate(piece)
-                if piece.first:
-                    self._taker.begin(self._con, self.around.keys)
                 if piece.first:
                     self._taker.begin(self._con, self.around.keys)
                 waiting.append(pool.submit(self._take, piece, table.cursor(self._con)))

@@ -2,19 +2,24 @@
 
 The rules are those of `xsp.correlate`: the innermost span around it on its thread that is no deeper in the stack; and
 a backward operator belongs to the layer, else to the step, of the forward operator with its sequence number. Intervals
-that overlap without one holding the other do occur, where clocks differ; a stack is right for those too, and linear.
+that overlap without one holding the other do occur, where clocks differ; a stack is right for those too.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from xsp.span import Level
 
 DEEPEST = 200
 """Spans above one another. What lies deeper hangs on the last of them: no program nests so, but a file may."""
+
+MOST_OPEN = 2 * DEEPEST
+"""Spans on a thread that are looked at for one that is around another. More are open only where spans overlap without
+one holding the other, and by far not each can be tried for each."""
 
 PHASES = ("forward", "backward", "optimizer")
 BACKWARD = 2
@@ -83,7 +88,7 @@ def sweep(
         while stack and stack[-1][0] < earliest:
             closed(stack.pop()[3], None)
         parent, rule = -1, 0
-        for outer_end, outer_start, outer_level, outer in reversed(stack):
+        for outer_end, outer_start, outer_level, outer in islice(reversed(stack), MOST_OPEN):
             if outer_level <= deepest and outer_start <= middle <= outer_end and end <= outer_end + tolerance:
                 parent, rule = outer, CONTAINED
                 break

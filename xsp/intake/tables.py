@@ -120,10 +120,11 @@ def _merged(
         identity = _identity(source)
         if seen.losses.spans > MANY:
             con.execute("SET search_path = 'work,memory'")
-        place(con, seen, identity)
-        con.execute("DROP TABLE seen")
-        con.execute("ALTER VIEW placed RENAME TO spans")
-        overhead.merge(con, seen.run)
+        with contract.fitting(source):
+            place(con, seen, identity)
+            con.execute("DROP TABLE seen")
+            con.execute("ALTER VIEW placed RENAME TO spans")
+            overhead.merge(con, seen.run)
         return con, _run(con, seen, source, identity, names)
     except duckdb.OutOfMemoryException as error:
         con.close()
