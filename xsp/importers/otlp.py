@@ -128,7 +128,7 @@ class Reader:
             raise Unfit("it ends before it starts")
         if _KIND not in spoken.attributes:
             return self._foreign(part, spoken, placed)
-        self.links.update(spoken.links)
+        self.links.update(link for link in spoken.links if _TRACE.fullmatch(link))
         if spoken.attributes[_KIND] == _RUN_SPAN:
             self._describe(spoken.attributes.get(semconv.RUN))
             return None
