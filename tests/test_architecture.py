@@ -13,17 +13,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
     {"errors", "opinputs", "span", "version"},
-    {"clock", "clocks", "collector", "device.kernelnames", "flops", "health.finding", "identity", "plugins"}
-    | {"recording.schedule", "scrub", "semconv", "summary", "traffic"},
+    {"clock", "clocks", "collector", "device.kernelnames", "flops", "forks", "health.finding", "identity", "plugins"}
+    | {"recording.liveline", "recording.schedule", "scrub", "semconv", "summary", "traffic"},
     {"device.ceilings", "testing", "xsp_collectors"},
-    {"correlate", "device", "layers", "recording.account", "recording.calibrate", "recording.kernelsource", "rundir"}
-    | {"table", "views"},
+    {"correlate", "device", "layers", "recording.account", "recording.blocks", "recording.calibrate"}
+    | {"recording.kernelsource", "rundir", "table", "views"},
     {"recording.budget", "recording.underway", "samples", "trace"},
     {"overhead"},
     {"importers", "recording.store"},
     {"intake"},
     {"runs", "spark"},
     {"counters", "health", "recording.collecting", "recording.watching", "recording.writer", "service.choosing"},
+    {"recording.steps"},
+    {"recording.runfile"},
     {"recording.session"},
     {"analyses", "bench", "exporters", "graph", "models", "serve"},
     {"comparison"},

@@ -9,18 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from xsp.clock import monotonic_ns
+from xsp.recording.liveline import LiveLine
 
 PROGRESS_FILE = "progress.json"
 PAUSE_NS = 1_000_000_000
 RAREFIED = 1000
 """So many times what showing took is waited before it is done again: on a slow disk it takes its 0.1 %, no more."""
-
-_CLEAR = "\r\x1b[2K"
 
 
 class Underway:
@@ -32,11 +30,14 @@ class Underway:
 
         self._run: Path | None = None
         self._next_ns = 0
-        self._drawn = False
+        self._line: LiveLine | None = None
 
     def begin(self, run: Path) -> None:
         """Write into this run directory from now on."""
         self._run = run
+        if self.draws:
+            self._line = LiveLine()
+            self._line.open()
 
     def is_due(self, now_ns: int) -> bool:
         """Return whether to show anything; the time is of the monotonic clock."""
@@ -47,20 +48,20 @@ class Underway:
         began_ns = monotonic_ns()
         if self._run is not None:
             self._write(self._run / PROGRESS_FILE, progress)
-        if self.draws:
-            self._draw(line(progress))
+        if self._line is not None:
+            self._line.draw(line(progress))
         ended_ns = monotonic_ns()
         self._next_ns = ended_ns + max(PAUSE_NS, RAREFIED * (ended_ns - began_ns))
         return ended_ns - began_ns
 
     def end(self) -> None:
         """Take the line and the file away: from here on `run.json` says it all."""
-        if self._drawn:
-            self._draw("")
+        if self._line is not None:
+            self._line.close()
         if self._run is not None:
             with contextlib.suppress(OSError):
                 (self._run / PROGRESS_FILE).unlink(missing_ok=True)
-        self._run, self.draws = None, False
+        self._run, self._line = None, None
 
     def _write(self, path: Path, progress: dict[str, Any]) -> None:
         """Put the file into its place in one piece; not flushed to the disk, for after a crash it is worth nothing."""
@@ -68,12 +69,6 @@ class Underway:
         with contextlib.suppress(OSError):  # a disk that is full loses steps, which are counted; this is news only
             beside.write_text(json.dumps(progress), encoding="utf-8")
             os.replace(beside, path)
-
-    def _draw(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the terminal was closed
-            sys.stderr.write(_CLEAR + text)
-            sys.stderr.flush()
-            self._drawn = bool(text)
 
 
 def read(run: Path) -> dict[str, Any]:

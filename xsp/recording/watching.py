@@ -72,6 +72,8 @@ def _read_steps(figures: Figures, segments: list[Path]) -> None:
         ).fetchall()
         figures.steps_ms = {rung_name(rung): (len(ns), summary.trimmed_mean(ns) / 1e6) for rung, ns in rows}
         figures.layers = _layers(con)
+    except RuntimeError as interrupt:
+        raise KeyboardInterrupt from interrupt  # it is what the engine makes of Ctrl-C within a query
     except duckdb.Error as error:
         raise TraceError(f"{segments[0].parent}: cannot be read ({str(error).splitlines()[0]})") from error
 
