@@ -15,7 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from xsp.errors import XspError
-from xsp.recording.session import profile, span
+from xsp.recording.blocks import span
+from xsp.recording.session import profile
 from xsp.span import Kind, Level, Rule, Span
 from xsp.version import __version__
 

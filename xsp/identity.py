@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -72,6 +73,16 @@ def caller_in(environment: Mapping[str, str]) -> Caller | None:
     """Return the span that `TRACEPARENT` names; None where it is missing or not in the W3C's format."""
     found = _TRACEPARENT.fullmatch(environment.get("TRACEPARENT", "").strip().lower())
     return Caller(*found.groups()) if found else None
+
+
+def caller_here() -> Caller | None:
+    """Return the OpenTelemetry span that the program is in; None if it is in none, or has not loaded OpenTelemetry."""
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return None
+    context = api.get_current_span().get_span_context()
+    valid = context.is_valid
+    return Caller(f"{context.trace_id:032x}", f"{context.span_id:016x}") if valid else None
 
 
 def traceparent(trace_id: str, span_id: str) -> str:

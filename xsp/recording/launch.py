@@ -23,7 +23,7 @@ from xsp.exporters import endpoint
 from xsp.recording import measure
 from xsp.recording.autostep import AutoStep, OneAtATime, StepRule
 from xsp.recording.collecting import Listener
-from xsp.recording.schedule import DescribeOnce, parse_levels, rung_name
+from xsp.recording.schedule import parse_levels, rung_name
 from xsp.recording.session import of_this_rank, profile
 from xsp.span import Level
 
@@ -96,7 +96,7 @@ def launch(how: Launch) -> int:
     if how.shows_line:
         session.show_line()
     if how.counting:
-        session.schedule = DescribeOnce(session.schedule.rungs, session.schedule.warmup)
+        session.describe_once()
     sys.argv = [str(how.script), *how.args]
     sys.path.insert(0, str(how.script.resolve().parent))
     with session:

@@ -13,7 +13,6 @@ from xsp import models, plugins, rundir
 from xsp.collector import Kernels
 from xsp.counters import secondrun
 from xsp.errors import PluginError, UsageError
-from xsp.recording.schedule import DescribeOnce
 from xsp.recording.session import profile
 
 Progress = Callable[[str, int, int], None]
@@ -66,7 +65,7 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
     workload = models.load(spec, settings)
     total = session.schedule.steps_for(0 if how.counting else how.repeats)
     if how.counting:
-        session.schedule = DescribeOnce(session.schedule.rungs, session.schedule.warmup)
+        session.describe_once()
     with session:
         for done in range(total):
             progress(f"{short_name(spec)} batch {settings.batch}", done, total)
