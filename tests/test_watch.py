@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import re
+import shutil
+import signal
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -15,6 +24,8 @@ from xsp import cli, rundir
 from xsp.clock import monotonic_ns
 from xsp.recording import underway
 from xsp.recording.watching import look
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -75,20 +86,101 @@ def test_a_progress_file_that_is_damaged_is_no_progress(tmp_path: Path) -> None:
         assert underway.read(tmp_path) == {}
 
 
-def test_the_line_is_drawn_over_itself_and_taken_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_written_once_a_second_and_goes_away(tmp_path: Path) -> None:
     shown = underway.Underway()
-    shown.draws = True
     shown.begin(tmp_path)
     now_ns = monotonic_ns()
     assert shown.is_due(now_ns)
-    budget = {"bare_step_ns": 2_500_000, "overhead_percent": 0.834, "asked_percent": 1.0}
-    shown.show({"seen": 12_000, "stored": 31, "budget": budget})
+    shown.show({"seen": 12_000, "stored": 31})
     assert not shown.is_due(now_ns + underway.PAUSE_NS), "not again for a second"
     assert json.loads((tmp_path / underway.PROGRESS_FILE).read_text())["stored"] == 31
     shown.end()
-    line = "xsp: step 12,000, 31 stored, 2.5 ms a step, overhead 0.83 % of 1 %"
-    assert capsys.readouterr().err == f"\r\x1b[2K{line}\r\x1b[2K"
     assert list(tmp_path.iterdir()) == []
+
+
+# --- in a terminal ----------------------------------------------------------------------------------------
+
+
+def in_terminal(command: list[str], columns: int, interrupt_at: bytes = b"") -> tuple[bytes, int]:
+    """Run a command in a terminal of so many columns; return what it wrote there and its exit code."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, *command], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        written = b""
+        with contextlib.suppress(OSError):  # Linux says so at the end
+            while piece := os.read(ours, 1 << 16):
+                written += piece
+                if interrupt_at and interrupt_at in written:
+                    interrupt_at = b""
+                    process.send_signal(signal.SIGINT)
+        os.close(ours)
+    return written, process.returncode
+
+
+def left_on_screen(written: bytes) -> str:
+    """Return what such a terminal shows in the end, where nothing moves the cursor up."""
+    lines = written.decode().replace("\x1b[?7l", "").replace("\x1b[?7h", "").split("\r\n")
+    return "\n".join(line.rpartition("\r\x1b[2K")[2] for line in lines)
+
+
+LINES = """
+import sys
+from pathlib import Path
+from xsp.recording.underway import Underway
+shown = Underway()
+shown.draws = True
+shown.begin(Path(sys.argv[1]))
+budget = {"bare_step_ns": 2_500_000, "overhead_percent": 0.834, "asked_percent": 1.0}
+draw = lambda step: shown.show({"seen": step, "stored": 31, "budget": budget})
+draw(1); draw(2)
+print("loss 0.5")
+draw(3)
+print("half", end=" ", flush=True)
+draw(4)
+print("a line", file=sys.stderr)
+draw(12_000)
+shown.end()
+print([name for name in ("stdout", "stderr") if "write" in vars(getattr(sys, name))])
+"""
+
+
+@pytest.mark.parametrize(("columns", "room"), [(80, 79), (40, 39)])
+def test_the_line_leaves_the_programs_own_lines_whole_and_nothing_of_itself(
+    tmp_path: Path, columns: int, room: int
+) -> None:
+    written, _ = in_terminal(["-c", LINES, str(tmp_path)], columns)
+    assert left_on_screen(written) == "loss 0.5\nhalf a line\n[]\n"
+    line = "xsp: step {}, 31 stored, 2.5 ms a step, overhead 0.83 % of 1 %"
+    drawn = re.findall(r"\x1b\[\?7l(.*?)\x1b\[\?7h", written.decode())
+    assert drawn == [line.format(step)[:room] for step in ("1", "2", "3", "12,000")], "not behind half a line"
+
+
+def test_of_a_script_that_fails_under_xsp_run_the_traceback_alone_is_left(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import time, torch\nm = torch.nn.Linear(4, 4).eval()\n"
+        "for _ in range(30): m(torch.ones(1, 4)); time.sleep(0.1)\nraise ValueError('as ever')\n"
+    )
+    run = ["-m", "xsp.cli", "run", "--no-samples", "--levels", "M", "-o", str(tmp_path / "run"), str(script)]
+    written, code = in_terminal(run, 60)
+    assert code == 1
+    assert written.count(b"xsp: step ") >= 2
+    shown = left_on_screen(written)
+    assert shown.startswith(f'Traceback (most recent call last):\n  File "{script}", line 4')
+    assert "xsp: step" not in shown
+
+
+def test_xsp_watch_goes_on_in_a_terminal_until_it_is_interrupted(looks: list, tmp_path: Path) -> None:
+    run = shutil.copytree(looks[3], tmp_path / "run")
+    rundir.write_run(run, {**rundir.read_run(run), "finished": False})
+    written, code = in_terminal(["-m", "xsp.cli", "watch", str(run), "--interval", "0.05"], 40, b"running")
+    assert code == 0
+    assert b"watched: running, 13 steps stored" in written
+    assert b"Traceback" not in written
 
 
 def test_a_disk_that_is_full_stops_nobody(tmp_path: Path) -> None:
