@@ -25,6 +25,8 @@ M, LAYER, OP, G = Level.MODEL, Level.LAYER, Level.OP, Level.KERNEL
         (" model / layer ", (M, LAYER)),
         ("model/layer/op/library/runtime/kernel", (M, LAYER, OP, Level.LIBRARY, Level.RUNTIME, G)),
         ("M/layer/op/G", (M, LAYER, OP, G)),
+        ("M/L/op", (M, LAYER, OP)),
+        ("m/l/OP/g", (M, LAYER, OP, G)),
     ],
 )
 def test_levels_as_a_user_writes_them(text: str, rungs: tuple[Level, ...]) -> None:
@@ -32,7 +34,7 @@ def test_levels_as_a_user_writes_them(text: str, rungs: tuple[Level, ...]) -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["", "/", "M/", "X", "M/X", "L", "L/G", "G/L/M", "M/M", "M/L/op", "application/M", "M,L"]
+    "text", ["", "/", "M/", "X", "M/X", "L", "L/G", "G/L/M", "M/M", "M/L/op/op", "M/op/L", "application/M", "M,L"]
 )
 def test_levels_that_make_no_sense_are_quoted_and_answered_with_how_to_write_them(text: str) -> None:
     with pytest.raises(LevelError, match="write M, M/L or M/L/G") as caught:
@@ -42,8 +44,13 @@ def test_levels_that_make_no_sense_are_quoted_and_answered_with_how_to_write_the
 
 def test_rungs_are_shown_by_xsps_letters_and_by_number_where_a_third_party_made_one() -> None:
     assert [rung_name(rung) for rung in (M, LAYER, OP, G, Level.LIBRARY, 35)] == [
-        "M", "M/L", "M/L/op", "M/L/G", "library", "35",
+        "M", "M/L", "M/L/op", "M/L/G", "M/L/op/library", "35",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("level", [level for level in Level if level is not Level.APPLICATION])
+def test_what_is_shown_can_be_written_and_reaches_that_rung(level: Level) -> None:
+    assert level in parse_levels(rung_name(level))
 
 
 def turns(schedule: Schedule, count: int) -> list[Turn]:

@@ -49,7 +49,7 @@ class Kernels(str, enum.Enum):
         try:
             return cls(text)
         except ValueError:
-            raise UsageError(f"kernels={text!r}: device work comes from {', '.join(cls)}") from None
+            raise UsageError(f"kernels={text!r}: device work comes from {', '.join(cls)}; write one of them") from None
 
 
 def ignore(signal: Signal, subject: object) -> None:

@@ -28,19 +28,24 @@ RUNG_NAMES = {Level.MODEL: "M", Level.LAYER: "M/L", Level.OP: "M/L/op", Level.KE
 
 
 def rung_name(rung: int) -> str:
-    """Return how a rung is shown: `M`, `M/L`, `M/L/op`, `M/L/G`, else the level's name or number."""
+    """Return how a rung is shown, as `parse_levels` reads it: `M`, `M/L`, `M/L/op`, `M/L/op/library`, `M/L/G`.
+
+    A level of a third party is shown by its number.
+    """
     try:
         level = Level(rung)
     except ValueError:
         return str(rung)
-    return RUNG_NAMES.get(level, level.name.lower())
+    name = level.name.lower()
+    return RUNG_NAMES.get(level, name if level < Level.MODEL else f"{RUNG_NAMES[Level.OP]}/{name}")
 
 
 def parse_levels(text: str) -> tuple[Level, ...]:
     """Read levels as a user writes them and return the rungs, outermost first.
 
     Args:
-        text: XSP's letters (`M/L/G`) or names of levels (`model/layer/op`), separated by `/`.
+        text: XSP's letters (`M/L/G`) or names of levels (`model/layer/op`), separated by `/`, or a rung as it is
+            shown, `M/L/op`.
 
     Returns:
         The deepest level of each rung. The first is always `Level.MODEL`.
@@ -49,8 +54,12 @@ def parse_levels(text: str) -> tuple[Level, ...]:
         LevelError: an unknown level, one named twice, a wrong order, or no MODEL at the front.
     """
     rungs: list[Level] = []
-    for part in text.split("/"):
-        added = _levels_of(part.strip(), text)
+    before = ""
+    for part in map(str.strip, text.split("/")):
+        added = _levels_of(part, text)
+        before, above = part.upper(), before
+        if above == "L" and added == (Level.OP,):
+            continue  # L has brought it
         if rungs and added[0] <= rungs[-1]:
             raise LevelError(f"levels {text!r}: {part!r} does not come below what stands before it; {_HOWTO}")
         rungs.extend(added)
@@ -120,11 +129,11 @@ class Schedule:
             UsageError: a negative warm-up, or less than one step in one.
         """
         if every is not None and every < 1:
-            raise UsageError(f"every={every}: one step in so many is recorded, so it is 1 or more")
+            raise UsageError(f"every={every}: one step in so many is recorded; write 1 or more")
         if warmup is not None and warmup < 0:
-            raise UsageError(f"warmup={warmup}: the number of warm-up steps cannot be negative")
+            raise UsageError(f"warmup={warmup}: the number of warm-up steps cannot be negative; write 0 or more")
         if only is not None and only not in rungs:
-            raise UsageError(f"{only.name} is none of the rungs {', '.join(map(rung_name, rungs))}")
+            raise UsageError(f"{only.name} is none of the rungs {', '.join(map(rung_name, rungs))}; name one of them")
         self._describes = rungs[-1] >= Level.LAYER and only in (None, rungs[-1])
         self.rungs = tuple(rungs) if only is None else (only,)
         self.warmup = len(self.rungs) if warmup is None else warmup
