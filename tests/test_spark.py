@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+import duckdb
 import pytest
 from parts.rank_traces import Job, write
+from parts.spark_cluster import differences, two_executors
 
-pytest.importorskip("pyspark", reason="PySpark is not installed (pip install 'xsp[spark]')")
 sqlglot = pytest.importorskip("sqlglot", reason="sqlglot is not installed (pip install 'xsp[spark]')")
 
 import xsp  # noqa: E402
@@ -22,77 +21,110 @@ from xsp import spark  # noqa: E402
 from xsp.analyses import ANALYSES  # noqa: E402
 from xsp.errors import AnalysisError, PluginError, TraceError  # noqa: E402
 from xsp.intake.importing import import_into  # noqa: E402
+from xsp.samples.reasons import MASK  # noqa: E402
+from xsp.span import Kind  # noqa: E402
 from xsp.spark import dialect, session  # noqa: E402
 from xsp.trace import Trace  # noqa: E402
 
 EVERYWHERE = [name for name, each in ANALYSES.items() if each.everywhere]
-FEW = ["stragglers", "steps"]
-ASKED = EVERYWHERE if os.environ.get("XSP_SPARK_ALL") else FEW
-"""All of them take minutes on two cores; `XSP_SPARK_ALL=1` asks them all."""
+OF_RUNGS = ["A1", "ledger"]
+FEW = ["stragglers", "steps", "critical-path-summary"]
+ALL = bool(os.environ.get("XSP_SPARK_ALL"))
+"""All analyses take minutes on two cores; `XSP_SPARK_ALL=1` asks them all."""
 
-needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java, which Spark runs on")
+REAL = "traces/kineto_nvidia/tracelens_h100_qwen1.5-0.5b.json.gz"
+MISSING = [name for name, there in (("PySpark (pip install 'xsp[spark]')", find_spec("pyspark")),
+                                    ("Java, which Spark runs on", shutil.which("java"))) if not there]  # fmt: skip
+needs_spark = pytest.mark.skipif(bool(MISSING), reason=f"not here: {', '.join(MISSING)}")
+
+SOON = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SUBMITTED = (
+    f"--driver-java-options '{SOON}' --conf 'spark.executor.extraJavaOptions={SOON}' "
+    "--conf spark.sql.codegen.wholeStage=false --conf spark.sql.codegen.factoryMode=NO_CODEGEN "
+    "--conf spark.sql.adaptive.enabled=false pyspark-shell"
+)
+"""Small queries once: Java and Spark compile nothing for a long run, which takes half the time."""
+
+
+def imported(place: Path, *sources: str) -> Path:
+    place.mkdir()
+    import_into(place, list(sources))
+    return place
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("job")
     write(place, Job(ranks=4, steps=2, layers=2, group=2, stragglers={1: 1.5}, seed=5))
-    (place / "run").mkdir()
-    import_into(place / "run", [str(place / "traces")])
-    return place / "run"
+    return imported(place / "run", str(place / "traces"))
 
 
 @pytest.fixture(scope="module")
-def on_spark(run: Path) -> Iterator[Trace]:
-    """The job on a master, two workers and two executors, each a process of its own, on loopback."""
-    before = os.environ.get("SPARK_LOCAL_IP")
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    trace = spark.load(str(run), "local-cluster[2,1,1024]")
-    yield trace
-    context = trace._spark.sparkContext  # type: ignore[attr-defined]
-    logs = Path(sys.modules["pyspark"].__file__ or "").parent / "work" / context.applicationId
-    trace._spark.stop()  # type: ignore[attr-defined]
-    shutil.rmtree(logs, ignore_errors=True)
-    if before is None:
-        del os.environ["SPARK_LOCAL_IP"]
-    else:
-        os.environ["SPARK_LOCAL_IP"] = before
+def cluster() -> Iterator[str]:
+    """A master, two workers and two executors, each a process of its own, on loopback."""
+    with pytest.MonkeyPatch.context() as patch, two_executors() as engine:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", SUBMITTED)
+        yield engine
 
 
-def same(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, float):
-        return theirs is not None and math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-9)
-    if isinstance(ours, str) and ours.startswith("{"):
-        return bool(json.loads(ours) == json.loads(theirs))
-    return bool(ours == theirs)
+@pytest.fixture(scope="module")
+def on_spark(run: Path, cluster: str) -> Trace:
+    return spark.load(str(run), cluster)
 
 
-@needs_java
+@needs_spark
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", EVERYWHERE if ALL else FEW)
 def test_answers_are_those_of_duckdb(name: str, run: Path, on_spark: Trace) -> None:
-    ours, theirs = ANALYSES[name](xsp.load(run)), ANALYSES[name](on_spark)
-    assert (theirs.columns, theirs.types) == (ours.columns, ours.types)
-    rows = list(zip(ours.fetchall(), theirs.fetchall(), strict=True))
-    assert rows
-    assert all(same(*pair) for row in rows for pair in zip(*row, strict=True))
+    ours = ANALYSES[name](xsp.load(run))
+    assert len(ours) > 0
+    assert differences(ours, ANALYSES[name](on_spark)) == []
 
 
-@needs_java
+@pytest.fixture(scope="module")
+def sampled(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real trace with layers and memory, to which readings of a device's clocks are added."""
+    place = imported(tmp_path_factory.mktemp("real") / "run", str(shared / REAL))
+    (place / "samples").mkdir()
+    duckdb.sql(
+        f"""
+        COPY (
+            SELECT start_ns + (i * dur_ns // 20)::BIGINT AS time_ns, rank, 0::INTEGER AS device, name, unit,
+                   (value + i % 3)::DOUBLE AS value
+            FROM '{place}/merged.parquet', range(20) t(i), (
+                VALUES ('{MASK}', '1', 4), ('gpu.power', 'W', 300), ('gpu.memory.used', 'bytes', 1e9)
+            ) f(name, unit, value) WHERE kind = '{Kind.STEP}'
+        ) TO '{place}/samples/000000.parquet'
+        """
+    )
+    return place
+
+
+@needs_spark
+@pytest.mark.slow
+@pytest.mark.skipif(not ALL, reason="takes minutes: XSP_SPARK_ALL=1")
+def test_a_real_trace_is_answered_as_by_duckdb(sampled: Path, cluster: str) -> None:
+    ours, theirs = xsp.load(sampled), spark.load(str(sampled), cluster)
+    asked = [each for name, each in ANALYSES.items() if name not in OF_RUNGS and each.refusal(ours) is None]
+    assert {"A14", "stages", "memory-steps", "samples-timeline", "throttling"} <= {each.id for each in asked}
+    assert {each.id: found for each in asked if (found := differences(each(ours), each(theirs)))} == {}
+
+
+@needs_spark
 @pytest.mark.slow
 def test_executors_of_their_own_did_the_work(on_spark: Trace) -> None:
     status = on_spark._spark.sparkContext._jsc.sc().getExecutorMemoryStatus()  # type: ignore[attr-defined]
     assert status.size() == 1 + 2  # the driver is one of them
 
 
-@needs_java
+@needs_spark
 @pytest.mark.slow
-def test_what_does_not_carry_over_is_refused(run: Path, on_spark: Trace) -> None:
-    for name in ("A1", "ledger"):
+def test_what_does_not_carry_over_is_refused(run: Path, on_spark: Trace, cluster: str) -> None:
+    for name in OF_RUNGS:
         with pytest.raises(AnalysisError, match="rungs of a run say, which Spark does not compare"):
             ANALYSES[name](on_spark)
     with pytest.raises(TraceError, match="Spark reads no run there"):
-        spark.load(str(run / "nowhere"), "local-cluster[2,1,1024]")
+        spark.load(str(run / "nowhere"), cluster)
 
 
 def carried(query: str) -> str:
@@ -114,6 +146,8 @@ def test_the_latest_row_before_is_found_by_windows() -> None:
         ("SELECT count(*) FILTER (WHERE a) OVER (ORDER BY b)",
          "SELECT COUNT(CASE WHEN a THEN 1 END) OVER (ORDER BY b NULLS LAST)"),
         ("SELECT quantile_cont(a, 0.9)", "SELECT PERCENTILE(a, CAST(0.9 AS DOUBLE))"),
+        ("SELECT json_extract_string(a, ['$.b', '$.c'])[1], l[:3]",
+         "SELECT ARRAY(GET_JSON_OBJECT(a, '$.b'), GET_JSON_OBJECT(a, '$.c'))[0], SLICE(l, 1, 3)"),
         ("WITH a AS MATERIALIZED (SELECT 1) FROM a", "WITH a AS (SELECT 1) SELECT * FROM a"),
     ],
 )  # fmt: skip
@@ -126,6 +160,19 @@ def test_hashes_of_another_engine_are_not_taken_for_ours() -> None:
         carried("SELECT bit_xor(hash(a)) FROM t")
 
 
+def test_a_place_in_a_list_that_is_computed_is_refused() -> None:
+    with pytest.raises(AnalysisError, match=r"does not carry over to Spark: l\[i \+ 1\]"):
+        carried("SELECT l[i + 1]")
+
+
+def test_without_pyspark_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    with pytest.raises(PluginError, match=r"pyspark.* is not installed; pip install 'xsp\[spark\]'"):
+        session.start("spark")
+
+
+@pytest.mark.skipif(find_spec("pyspark") is None, reason="PySpark is not installed (pip install 'xsp[spark]')")
 def test_without_java_it_says_which_one_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
     with pytest.raises(PluginError, match="there is no Java; Spark 4 needs Java 17 or later"):

@@ -30,7 +30,7 @@ def STAGES(trace: Trace) -> Table:
     most = ", ".join(f"CASE WHEN {name} > 0 AND {name} = max({name}) OVER () THEN '{name}' END" for name in METRICS)
     on_device = trace.has(Level.KERNEL)
     latency = "kernel_ns + other_ns" if on_device or trace.has(Level.OP) else "self_ns"
-    names = ", ".join(f"'{name}'" for name in NAMES)
+    names = " ".join(f"WHEN {place} THEN '{name}'" for place, name in enumerate(NAMES))
     return trace.sql(
         f"""
         WITH {LAYERS}, {kernels(on_device)}, {AT_WORK}, work_of AS (
@@ -46,7 +46,7 @@ def STAGES(trace: Trace) -> Table:
                    round(sum(work))::BIGINT AS flops, round(sum(moved))::BIGINT AS dram_bytes
             FROM placed LEFT JOIN work_of ON of_layer = span_id GROUP BY third
         )
-        SELECT [{names}][third + 1] AS stage, thirds.* EXCLUDE (third), concat_ws(', ', {most}) AS dominates
+        SELECT CASE third {names} END AS stage, thirds.* EXCLUDE (third), concat_ws(', ', {most}) AS dominates
         FROM thirds ORDER BY third
         """
     )

@@ -191,6 +191,26 @@ def _json(node: exp.Expression) -> exp.Expression:
     return node
 
 
+def _json_list(node: exp.Expression) -> exp.Expression:
+    """Several places of a text at once are a list of what stands at each."""
+    if not isinstance(node, exp.JSONExtractScalar) or not isinstance(node.expression, exp.Array):
+        return node
+    return exp.func("array", *(exp.func("get_json_object", node.this.copy(), each.copy())
+                               for each in node.expression.expressions))  # fmt: skip
+
+
+def _part(node: exp.Expression) -> exp.Expression:
+    """The first so many of a list; a place that is computed counts from 1 here and from 0 there, and is refused."""
+    if not isinstance(node, exp.Bracket):
+        return node
+    (place,) = node.expressions
+    if isinstance(place, exp.Slice) and place.this is None:
+        return exp.func("slice", node.this.copy(), exp.Literal.number(1), place.expression.copy())
+    if not isinstance(place, exp.Literal):
+        raise AnalysisError(f"the SQL does not carry over to Spark: {node.sql('duckdb')}")
+    return node
+
+
 def _numbers(node: exp.Expression) -> exp.Expression:
     """DuckDB's decimals in formulas become doubles; in Spark they would stay decimals of bounded digits."""
     if isinstance(node, exp.Literal) and not node.is_string and not node.is_int:
@@ -211,5 +231,5 @@ def _refused(node: exp.Expression) -> exp.Expression:
 
 RULES: tuple[Callable[[exp.Expression], exp.Expression], ...] = (
     _refused, _inline, _asof, _filtered_window, _first, _ordered_list, _comprehension, _tuple, _quantiles, _pattern,
-    _json, _numbers,
+    _json, _json_list, _part, _numbers,
 )  # fmt: skip

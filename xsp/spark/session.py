@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from xsp.errors import AnalysisError, PluginError
 
@@ -46,21 +46,45 @@ def start(engine: str) -> Any:
     except ImportError as error:
         raise PluginError(f"--engine {engine}: {error.name} is not installed; pip install 'xsp[spark]'") from error
     check_java(engine)
-    building = SparkSession.builder.master(master(engine))
-    for name, value in SETTINGS.items():
-        building = building.config(name, value)
-    if master(engine).startswith("local"):
-        # A driver of this machine alone listens to nobody else, and has no use for Spark's 200 parts of every table.
-        building = building.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
-        building = building.config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
-        # Else Spark makes an empty folder for tables in the current directory.
-        building = building.config("spark.sql.warehouse.dir", str(Path(tempfile.gettempdir()) / "xsp-spark"))
-    try:
-        session = building.getOrCreate()
-    except Exception as error:  # py4j's errors are Java's, of any class
-        raise AnalysisError(f"--engine {engine}: no session with this cluster ({_first_line(error)})") from error
+    settings = {**SETTINGS, "spark.master": master(engine), **(_here() if master(engine).startswith("local") else {})}
+    with tempfile.TemporaryFile() as told:
+        try:
+            _start_java(settings, told)
+            building = SparkSession.builder
+            for name, value in settings.items():
+                building = building.config(name, value)
+            session = building.getOrCreate()
+        except Exception as error:  # py4j's errors are Java's, of any class
+            reason = _last_line(told) if "JAVA_GATEWAY_EXITED" in str(error) else _first_line(error)
+            raise AnalysisError(f"--engine {engine}: no session with this cluster ({reason})") from error
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _here() -> dict[str, str]:
+    """Return the settings of a cluster of this machine alone."""
+    return {
+        # A driver that nobody else has to reach listens to nobody else.
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        # Spark would make 200 parts of every table.
+        "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+        # Else Spark makes an empty folder for tables in the current directory.
+        "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "xsp-spark"),
+    }
+
+
+def _start_java(settings: dict[str, str], told: IO[bytes]) -> None:
+    """Start the Java that drives Spark, unless this process has one; what it logs goes to a file, not to the terminal.
+
+    Its errors come back as exceptions, so the log would only say them twice, between the lines of a table.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is None:
+        java = launch_gateway(SparkConf(loadDefaults=False).setAll(list(settings.items())), {"stderr": told})
+        SparkContext._ensure_initialized(gateway=java)
 
 
 def check_java(engine: str) -> None:
@@ -82,3 +106,8 @@ def check_java(engine: str) -> None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _last_line(told: IO[bytes]) -> str:
+    told.seek(0)
+    return (told.read().decode(errors="replace").strip().splitlines() or ["Java ended without a word"])[-1]

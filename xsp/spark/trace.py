@@ -138,8 +138,13 @@ class Queries:
         return self._collected(self._asked(tree, params))
 
     def keep(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
-        """Make a table that later queries start from; Spark keeps it in memory, else on the disks of the cluster."""
-        self._computed(self._asked(dialect.parse(query), params), name)
+        """Make a table that later queries start from, on the cluster if any of it comes from there."""
+        tree = dialect.parse(query)
+        if dialect.tables(tree) <= self._own:
+            self._here.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}", params)
+            self._own.add(name)
+        else:
+            self._computed(self._asked(tree, params), name)
 
     def _asked(self, tree: Any, params: Sequence[Any] | None) -> Any:
         if dialect.tables(tree) & OF_RUNGS:

@@ -1,0 +1,60 @@
+"""A Spark cluster on loopback whose executors are processes of their own, and whether two engines answer alike."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+ENGINE = "local-cluster[2,1,1024]"
+"""A master, two workers, and an executor on each, with one core and 1 GB."""
+
+
+@contextmanager
+def two_executors() -> Iterator[str]:
+    """Yield the name of the cluster, which the first `xsp.spark.load` of it starts; it and its logs end with this."""
+    from pyspark.sql import SparkSession
+
+    before = os.environ.get("SPARK_LOCAL_IP")
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    try:
+        yield ENGINE
+    finally:
+        session = SparkSession.getActiveSession()
+        if session is not None:
+            logs = Path(sys.modules["pyspark"].__file__ or "").parent / "work" / session.sparkContext.applicationId
+            session.stop()
+            shutil.rmtree(logs, ignore_errors=True)
+        if before is None:
+            del os.environ["SPARK_LOCAL_IP"]
+        else:
+            os.environ["SPARK_LOCAL_IP"] = before
+
+
+def differences(ours: duckdb.DuckDBPyRelation, theirs: duckdb.DuckDBPyRelation) -> list[tuple[Any, ...]]:
+    """Return where two answers differ, at most ten places: columns, types, number of rows, cells.
+
+    Floating-point numbers are the same to nine digits: engines add them up in orders of their own.
+    """
+    heads = [(str(a), str(b)) for a, b in zip((ours.columns, ours.types), (theirs.columns, theirs.types), strict=True)]
+    rows, others = ours.fetchall(), theirs.fetchall()
+    found: list[tuple[Any, ...]] = [pair for pair in [*heads, (len(rows), len(others))] if pair[0] != pair[1]]
+    for place, (row, other) in enumerate(zip(rows, others, strict=False)):
+        found += [(place, name, a, b) for name, a, b in zip(ours.columns, row, other, strict=True) if not _same(a, b)]
+    return found[:10]
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, float):
+        return theirs is not None and math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-9)
+    if isinstance(ours, str) and ours.startswith("{"):
+        return bool(json.loads(ours) == json.loads(theirs))
+    return bool(ours == theirs)
