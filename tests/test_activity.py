@@ -74,7 +74,7 @@ def test_classes_of_kernels_and_tensor_cores() -> None:
 def test_without_device_work_it_refuses() -> None:
     trace = trace_of(spans("step s 0-10\nop aten::mm 1-5"))
     for name in ("device-activity", "steps", "kernel-classes"):
-        with pytest.raises(AnalysisError, match="needs the kernel level"):
+        with pytest.raises(AnalysisError, match="needs device work of a GPU"):
             ANALYSES[name](trace)
 
 

@@ -113,7 +113,12 @@ def test_doctor_lists_every_collector(capsys):
         (["profile", "x.py:y", "--levels", "L/M"], "write M, M/L or M/L/G"),
         (["profile", "x.py:y", "--repeats", "0"], "--repeats 0"),
         (["analyze", "nowhere"], "no such file or directory"),
-        (["analyze", "{run}", "A99"], "there is no analysis 'A99'"),
+        (["analyse", "{run}"], "did you mean analyze?"),
+        (["analyze", "{run}", "leger"], "did you mean ledger"),
+        (["analyze", "{run}", "zzz"], "there is no analysis 'zzz'; there are A1"),
+        (["analyze", "{run}", "--format", "csv"], "for the analyses that you name"),
+        (["export", "{run}", "--format", "chrom", "-o", "x"], "did you mean chrome?"),
+        (["export", "{run}", "--format", "csv", "--table", "merge", "-o", "x"], "did you mean merged"),
         (["analyze", "{run}", "A2", "--format", "parquet"], "--out FILE"),
         (["report", "{run}", "--out", "/proc/nowhere/page.html"], "cannot be written"),
         (["analyze", "{run}", "A2", "--format", "csv", "--out", "/proc/nowhere/x.csv"], "cannot be written"),
@@ -135,8 +140,18 @@ def test_without_a_command_it_shows_what_there_is(capsys):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_with_examples(name, capsys):
+def test_every_command_has_help_with_examples_that_fits_a_terminal(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code == 0
-    assert f"xsp {name}" in capsys.readouterr().out.partition("examples:")[2]
+    out = capsys.readouterr().out
+    assert f"xsp {name}" in out.partition("examples:")[2]
+    assert [line for line in out.splitlines() if len(line) > 80] == []
+
+
+def test_a_wrong_option_is_one_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["analyze", "run", "--format", "xml"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[0].startswith("xsp: error: argument --format")

@@ -19,6 +19,19 @@ next. Nothing below `XspError` ever reaches the program that is being measured o
 from there on xsp counts what it lost and says so at the end.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return how a message about an unknown name goes on: with the known ones that are like it, or with nothing."""
+    from difflib import get_close_matches  # not in the measured program, where all names are right
+
+    small = {each.lower(): each for each in known}
+    close = [small[each] for each in get_close_matches(name.lower(), small, n=3, cutoff=0.5)]
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
 
 class XspError(Exception):
     """Root of everything that xsp raises on purpose."""

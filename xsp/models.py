@@ -16,7 +16,6 @@ Nothing is downloaded.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import json
@@ -26,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xsp.errors import ModelError
+from xsp.errors import ModelError, nearest
 
 IMAGE = (3, 224, 224)
 _HOWTO = "torchvision:NAME, timm:NAME, transformers:NAME or file.py:function"
@@ -107,7 +106,7 @@ def from_file(path: Path, name: str, settings: Settings) -> _Built | Callable[[]
         ModelError: there is no such file or function, it raises, or returns something else.
     """
     if not path.is_file():
-        raise ModelError(f"{path}: there is no such file")
+        raise ModelError(f"{path}: there is no such file; write path/to/file.py:function")
     specification = importlib.util.spec_from_file_location(path.stem, path)
     assert specification is not None
     assert specification.loader is not None
@@ -119,7 +118,7 @@ def from_file(path: Path, name: str, settings: Settings) -> _Built | Callable[[]
         made = function(settings.batch)
     except AttributeError as error:
         known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
-        raise ModelError(f"{path}: {error}{_suggest(name, known)}") from error
+        raise ModelError(f"{path}: {error}{nearest(name, known)}") from error
     except Exception as error:
         raise ModelError(f"{path}:{name} raised {type(error).__name__}: {error}") from error
     if callable(made) and not hasattr(made, "parameters"):
@@ -142,7 +141,7 @@ def _torchvision(name: str, settings: Settings) -> _Built:
     models = _library("torchvision.models", "xsp[models]")
     torch = sys.modules["torch"]
     if name not in models.list_models():
-        raise ModelError(f"torchvision has no model {name!r}{_suggest(name, models.list_models())}")
+        raise ModelError(f"torchvision has no model {name!r}{nearest(name, models.list_models())}")
     options = {"weights": None}
     detects = name in models.list_models(module=models.detection)
     if detects or name in models.list_models(module=models.segmentation):
@@ -170,7 +169,7 @@ def _timm(name: str, settings: Settings) -> _Built:
     timm = _library("timm", "xsp[models]")
     torch = sys.modules["torch"]
     if not timm.is_model(name.split(".")[0]):
-        raise ModelError(f"timm has no model {name!r}{_suggest(name, timm.list_models())}")
+        raise ModelError(f"timm has no model {name!r}{nearest(name, timm.list_models())}")
     model = timm.create_model(name, pretrained=False)
     shape = settings.shape or tuple(model.default_cfg.get("input_size", IMAGE))
     return _Built(model, (torch.randn(settings.batch, *shape),), {})
@@ -184,7 +183,9 @@ def _transformers(name: str, settings: Settings) -> _Built:
         for pair in filter(None, query.split("&")):
             key, equals, value = pair.partition("=")
             if not equals or not hasattr(config, key):
-                raise ModelError(f"transformers:{name}: the configuration has no value {key!r}")
+                raise ModelError(
+                    f"transformers:{name}: the configuration has no value {key!r}{nearest(key, vars(config))}"
+                )
             with contextlib.suppress(ValueError):
                 value = json.loads(value)
             setattr(config, key, value)
@@ -203,7 +204,7 @@ def _transformers_config(transformers: Any, name: str) -> tuple[Any, Callable[[A
         return transformers.AutoConfig.for_model(name), transformers.AutoModel.from_config
     kind = getattr(transformers, name, None)
     if kind is None or getattr(kind, "config_class", None) is None:
-        hint = _suggest(name, [*known, *dir(transformers)])
+        hint = nearest(name, [*known, *dir(transformers)])
         raise ModelError(f"transformers has no model type or class {name!r}{hint}")
     return kind.config_class(), kind
 
@@ -275,7 +276,10 @@ def _floating(torch: Any, output: Any) -> Any:
     for value in [output] if isinstance(output, torch.Tensor) else values:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             return value
-    raise ModelError(f"the model returned {type(output).__name__} without a floating-point tensor to train on")
+    raise ModelError(
+        f"the model returned {type(output).__name__} without a floating-point tensor to train on; "
+        "profile it without --train, or write its step as file.py:function"
+    )
 
 
 def _library(name: str, extra: str) -> Any:
@@ -283,8 +287,3 @@ def _library(name: str, extra: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ModelError(f"{name} is not installed ({error}); pip install '{extra}'") from error
-
-
-def _suggest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(close)}?" if close else ""

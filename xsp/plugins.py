@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from xsp.errors import PluginError
+from xsp.errors import PluginError, nearest
 
 
 def names(group: str) -> list[str]:
@@ -43,4 +43,4 @@ def _find(group: str, name: str) -> EntryPoint:
         if point.name == name:
             return point
     known = ", ".join(names(group)) or "none; is xsp installed? (pip install -e .)"
-    raise PluginError(f"no {group} plugin is called {name!r}; there are: {known}")
+    raise PluginError(f"no {group} plugin is called {name!r}{nearest(name, names(group))}; there are: {known}")

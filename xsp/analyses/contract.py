@@ -45,8 +45,9 @@ class Analysis:
         missing = [level for level in self.needs if not self._holds(trace, level)]
         if missing:
             names = ", ".join(level.name.lower() for level in missing)
+            needed = "device work of a GPU" if missing == [Level.KERNEL] else f"the {names} level"
             return (
-                f"{self.id} ({self.title}) needs the {names} level, and {trace.name!r} holds no such span "
+                f"{self.id} ({self.title}) needs {needed}, and {trace.name!r} holds no such span "
                 f"{_how_recorded(trace, missing)}"
             )
         reason = self.unless(trace) if self.unless is not None else None

@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import keyword
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
-from xsp.errors import XspError
+from xsp.errors import UsageError, XspError, nearest
 from xsp.version import __version__
 
 COMMANDS = (
@@ -31,19 +33,34 @@ COMMANDS = (
 )
 
 EXAMPLES = """examples:
-  xsp profile torchvision:resnet50 --out runs/resnet50     profile a model by name
-  xsp run train.py --epochs 1                              profile a script as it is
-  xsp watch runs/train                                     figures while a run goes on
-  xsp sweep torchvision:resnet50 --batch 1,2,4,8           find the optimal batch size
-  xsp analyze runs/resnet50 A2 A6                          print tables
-  xsp compare runs/before runs/after                       what became slower, and how surely
-  xsp report runs/resnet50                                 write the page with timeline and charts
-  xsp export runs/resnet50 --to http://localhost:4318      send it to Jaeger or to a Collector
-  xsp import traces.jsonl -o runs/back                     read what a Collector or Jaeger gives back
-  xsp counters runs/train report.csv                       join a report of Nsight Compute
-  xsp serve                                                receive spans without a Collector
-  xsp doctor                                               what can be seen on this machine
+  xsp profile torchvision:resnet50 --out runs/demo  profile a model by name
+  xsp run train.py --epochs 1                       profile a script as it is
+  xsp watch runs/train                              figures while a run goes on
+  xsp sweep torchvision:resnet50 --batch 1,2,4,8    the optimal batch size
+  xsp analyze runs/demo A2 A6                       print tables
+  xsp compare runs/before runs/after                what became slower
+  xsp report runs/demo                              a page: timeline and charts
+  xsp export runs/demo --to http://localhost:4318   send it to Jaeger
+  xsp import trace.json.gz -o runs/gpu              traces of other profilers
+  xsp counters runs/train report.csv                join Nsight Compute's report
+  xsp serve                                         receive spans of others
+  xsp doctor                                        what can be seen here
 """
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Wraps prose to the terminal; paragraphs with indented lines, the examples, stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = text.strip().split("\n\n")
+        return "\n\n".join(part if "\n  " in part else textwrap.fill(part, width) for part in parts)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"xsp: error: {message}; see `{self.prog} --help`\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,8 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not typed:
         parser.print_help()
         return 2
-    options = parser.parse_args(typed)
     try:
+        if not typed[0].startswith("-") and typed[0] not in COMMANDS:
+            raise UsageError(f"there is no command {typed[0]!r}{nearest(typed[0], COMMANDS)}; see `xsp --help`")
+        options = parser.parse_args(typed)
         return int(options.command.run(options))
     except XspError as error:
         from xsp.report.fitting import plain
@@ -68,11 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="xsp",
         description="Profile deep learning across the stack, and know what the profiling costs.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
     )
     parser.add_argument("--version", action="version", version=f"xsp {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -82,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
             name,
             help=command.SUMMARY,
             description=command.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Help,
         )
         command.arguments(entry)
         entry.set_defaults(command=command)

@@ -9,7 +9,7 @@ examples:
   xsp analyze runs/demo A8 --format csv > kernels.csv
   xsp analyze runs/demo A2 --format parquet --out layers.parquet
   xsp analyze runs/sweep A1                      over the runs of a sweep
-  xsp analyze traces.jsonl A2                    what a Collector wrote, see docs/importing.md
+  xsp analyze traces.jsonl A2                    what a Collector wrote
   xsp analyze s3a://traces/job stragglers --engine spark://host:7077
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from xsp.errors import AnalysisError, UsageError
+from xsp.errors import AnalysisError, UsageError, nearest
 
 if TYPE_CHECKING:
     from xsp.analyses import Analysis
@@ -41,7 +41,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="run directory, sweep, Parquet file of spans, a trace that xsp imports, or its URL in Jaeger",
     )
-    parser.add_argument("names", nargs="*", metavar="ANALYSIS", help="A1 … A15, ledger, …; without one, all are listed")
+    parser.add_argument(
+        "names", nargs="*", default=[], metavar="ANALYSIS", help="A1 … A15, ledger, …; none lists them all"
+    )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default), csv, json or parquet")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write here instead of printing")
     parser.add_argument("--limit", type=int, metavar="N", help="rows of a printed table (default: 40)", default=40)
@@ -58,14 +60,16 @@ def run(given: argparse.Namespace) -> int:
     """Load, analyse, print."""
     from xsp import rundir
 
+    if not given.names and (given.out is not None or given.format != "table"):
+        raise UsageError("--format and --out are for the analyses that you name: xsp analyze RUN A2 --format csv")
+    chosen = [_find(name) for name in given.names]
+    if given.format == "parquet" and (given.out is None or len(chosen) > 1):
+        raise UsageError("--format parquet writes one analysis to a file: name one, and give --out FILE")
     traces = _on_spark(given) if given.engine != "duckdb" else _here(given)
     if not given.names:
         _overview(traces[0])
         _list(traces[0])
         return 0
-    chosen = [_find(name) for name in given.names]
-    if given.format == "parquet" and (given.out is None or len(chosen) > 1):
-        raise UsageError("--format parquet writes one analysis to a file: name one, and give --out FILE")
     refused = 0
     printed = io.StringIO()
     for each in chosen:
@@ -104,7 +108,8 @@ def _find(name: str) -> Analysis:
 
     found = {known.lower(): each for known, each in ANALYSES.items()}.get(name.lower())
     if found is None:
-        raise UsageError(f"there is no analysis {name!r}; there are {', '.join(ANALYSES)}")
+        hint = nearest(name, ANALYSES) or f"; there are {', '.join(ANALYSES)}"
+        raise UsageError(f"there is no analysis {name!r}{hint}")
     return found
 
 

@@ -6,13 +6,15 @@ would have found.
 
 examples:
   xsp compare runs/before runs/after
-  xsp compare runs/before runs/after --fail-if-slower 5%        for CI: exit code 1 if the step is slower
-  xsp compare before.json.gz after.json.gz                      traces of torch.profiler
+  xsp compare runs/before runs/after --fail-if-slower 5%      for CI
+  xsp compare before.json.gz after.json.gz                    torch.profiler's
   xsp compare runs/before runs/after --format markdown -o comment.md
   xsp compare runs/before runs/after --format csv > rows.csv
 
 exit codes:
-  0  no evidence that the step is slower by that much or more; 1  it is slower; 2  it cannot be told, or a wrong call
+  0  no evidence that the step is slower by that much or more
+  1  it is slower
+  2  it cannot be told, or a wrong call
 """
 
 from __future__ import annotations

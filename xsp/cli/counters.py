@@ -5,7 +5,7 @@ program: kernels are found by layer where the report has the ranges of `xsp run 
 and order. What fits no kernel is counted and left out. Times of a report are not used.
 
 examples:
-  ncu --import report.ncu-rep --csv --page raw --print-units base > report.csv
+  ncu --import x.ncu-rep --csv --page raw --print-units base > report.csv
   xsp counters runs/train report.csv
 """
 

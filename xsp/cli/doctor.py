@@ -2,8 +2,8 @@
 
 examples:
   xsp doctor
-  xsp doctor --measure                           what processor and devices can do at most
-  xsp doctor --measure runs/demo                 and keep it in a run of this machine, for its rooflines
+  xsp doctor --measure                   what this machine can do at most
+  xsp doctor --measure runs/demo         and keep it in a run, for rooflines
 """
 
 from __future__ import annotations

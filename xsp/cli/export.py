@@ -10,13 +10,13 @@ run itself. What was delivered is kept in the run directory, so an export that w
 no option is given; secrets are better there than on a command line.
 
 examples:
-  xsp export runs/resnet50 --format chrome -o resnet50.json.gz      for ui.perfetto.dev
+  xsp export runs/demo --format chrome -o demo.json.gz     for ui.perfetto.dev
   xsp export trace.json.gz --format flame --weight device -o kernels.svg
-  xsp export runs/resnet50 --format csv --table A2 -o layers.csv
-  xsp export runs/resnet50                                 send it to http://localhost:4318, or as the variables say
-  xsp export runs/resnet50 --to grpc://localhost:4317
-  xsp export runs/resnet50 --steps 9,13 --to step.jsonl    a file that Jaeger's page can upload
-  xsp export runs/resnet50 --resume                        what is still missing, to where it was sent before
+  xsp export runs/demo --format csv --table A2 -o layers.csv
+  xsp export runs/demo                                     localhost:4318
+  xsp export runs/demo --to grpc://localhost:4317
+  xsp export runs/demo --steps 9,13 --to step.jsonl        for Jaeger's upload
+  xsp export runs/demo --resume                            what is still missing
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xsp.cli import options
-from xsp.errors import UsageError
+from xsp.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from xsp.exporters.courier import Counts
@@ -46,56 +46,56 @@ _OF_SENDING = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run directory; with --format also a trace")
-    parser.add_argument(
-        "--format", metavar="NAME", help="write a file: chrome, speedscope, flame, folded, csv, parquet"
-    )
-    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="the file; .gz compresses")
-    parser.add_argument("--table", metavar="NAME", help="of csv and parquet: spans (default), merged, or an analysis")
-    parser.add_argument("--weight", choices=("host", "device"), help="of flame and folded: whose time (default: host)")
-    parser.add_argument(
+    parser.add_argument("--steps", metavar="N[,N…]", help="only these steps")
+    file = parser.add_argument_group("a file for another viewer")
+    file.add_argument("--format", metavar="NAME", help="write a file: chrome, speedscope, flame, folded, csv, parquet")
+    file.add_argument("-o", "--out", type=Path, metavar="FILE", help="the file; .gz compresses")
+    file.add_argument("--table", metavar="NAME", help="of csv and parquet: spans (default), merged, or an analysis")
+    file.add_argument("--weight", choices=("host", "device"), help="of flame and folded: whose time (default: host)")
+    sent = parser.add_argument_group("sending")
+    sent.add_argument(
         "--to",
         metavar="WHERE",
         help="http://HOST:PORT, grpc://HOST:PORT, or a file .jsonl, .pb (default: the variables)",
     )
-    parser.add_argument(
+    sent.add_argument(
         "--protocol",
         choices=("grpc", "http/protobuf", "http/json"),
         help="of a URL that leaves it open (default: http/protobuf)",
     )
-    parser.add_argument(
+    sent.add_argument(
         "--header",
         action="append",
         default=[],
         metavar="NAME=VALUE",
         help="of each request; repeatable",
     )
-    parser.add_argument(
+    sent.add_argument(
         "--insecure", action="store_true", default=None, help="gRPC without TLS, where the URL leaves it open"
     )
-    parser.add_argument("--ca-file", metavar="FILE", help="certificates to trust, PEM")
-    parser.add_argument("--cert", metavar="FILE", help="the client's certificate, PEM")
-    parser.add_argument("--key", metavar="FILE", help="the client's key, PEM")
-    parser.add_argument("--compression", choices=("gzip", "none"), help="of requests (default: none)")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="of one request (default: 10)")
-    parser.add_argument("--service", metavar="NAME", help="services are called NAME.layer, … (default: xsp)")
-    parser.add_argument("--steps", metavar="N[,N…]", help="only these steps")
-    parser.add_argument("--timed", action="store_true", help="only steps whose times count")
-    parser.add_argument("--resume", action="store_true", help="only what was not delivered yet")
-    parser.add_argument(
+    sent.add_argument("--ca-file", metavar="FILE", help="certificates to trust, PEM")
+    sent.add_argument("--cert", metavar="FILE", help="the client's certificate, PEM")
+    sent.add_argument("--key", metavar="FILE", help="the client's key, PEM")
+    sent.add_argument("--compression", choices=("gzip", "none"), help="of requests (default: none)")
+    sent.add_argument("--timeout", type=float, metavar="SECONDS", help="of one request (default: 10)")
+    sent.add_argument("--service", metavar="NAME", help="services are called NAME.layer, … (default: xsp)")
+    sent.add_argument("--timed", action="store_true", help="only steps whose times count")
+    sent.add_argument("--resume", action="store_true", help="only what was not delivered yet")
+    sent.add_argument(
         "--fold",
         type=int,
         default=10_000,
         metavar="N",
         help="from N spans on, an overview and details; 0: never (default: 10000)",
     )
-    parser.add_argument(
+    sent.add_argument(
         "--patience",
         type=float,
         default=60.0,
         metavar="SECONDS",
         help="how long a request is tried again (default: 60)",
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    sent.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -141,7 +141,8 @@ def _write(given: argparse.Namespace) -> int:
         raise UsageError("--format otlp: leave --format away, and say where to with --to")
     known = [name for name in plugins.names(contract.GROUP) if name != contract.OTLP]
     if given.format not in known:
-        raise UsageError(f"--format {given.format}: there is no such format; there are {', '.join(known)}")
+        hint = nearest(given.format, known) or f"; there are {', '.join(known)}"
+        raise UsageError(f"--format {given.format}: there is no such format{hint}")
     write: contract.Exporter = plugins.load(contract.GROUP, given.format)
     trace = runs.load(given.run)
     choice = contract.Choice(
@@ -162,7 +163,9 @@ def _rows(trace: Trace, name: str) -> str:
         return name
     found = {known.lower(): each for known, each in ANALYSES.items()}.get(name.lower())
     if found is None:
-        raise UsageError(f"--table {name!r}: there are spans, merged, {', '.join(ANALYSES)}")
+        names = ("spans", "merged", *ANALYSES)
+        hint = nearest(name, names) or f"; there are {', '.join(names)}"
+        raise UsageError(f"--table {name!r}: there is no such table{hint}")
     found(trace).create_view("of_analysis")
     return "of_analysis"
 

@@ -8,9 +8,9 @@ jobs and paths stay behind.
 examples:
   xsp import trace.json.gz -o runs/gpu
   xsp import traces/ -o runs/job                 a file for each rank
-  xsp import report.sqlite -o runs/nsys          of `nsys export --type sqlite report.nsys-rep`
+  xsp import report.sqlite -o runs/nsys          nsys export --type sqlite
   xsp import et.json kineto.json -o runs/both
-  xsp import http://localhost:16686/trace/0af7651916cd43dd8448eb211c80319c -o runs/back
+  xsp import http://localhost:16686/trace/TRACE-ID -o runs/back
 """
 
 from __future__ import annotations

@@ -25,23 +25,24 @@ def recording(parser: argparse.ArgumentParser, also: str = "") -> None:
         parser: of the command.
         also: what else the command takes for --levels.
     """
-    parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="run directory (default: runs/<name>)")
-    parser.add_argument("--overwrite", action="store_true", help="replace a run that is there")
-    parser.add_argument(
+    group = parser.add_argument_group("what is recorded, and where to")
+    group.add_argument("-o", "--out", type=Path, metavar="DIR", help="run directory (default: runs/<name>)")
+    group.add_argument("--overwrite", action="store_true", help="replace a run that is there")
+    group.add_argument(
         "--levels",
         default="M/L/G",
         metavar="LEVELS",
         help=f"M, M/L, M/L/G (default: %(default)s), or names: model/layer/op{also}",
     )
-    parser.add_argument("--warmup", type=int, metavar="N", help="steps of which nothing is kept (default: one a level)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights and of the order of levels")
-    parser.add_argument(
+    group.add_argument("--warmup", type=int, metavar="N", help="steps of which nothing is kept (default: one a level)")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights and of the order of levels")
+    group.add_argument(
         "--kernels",
         choices=[str(source) for source in Kernels],
         default=str(Kernels.AUTO),
         help="where device work comes from: cupti, kineto (torch.profiler), or the first that works (default)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--no-samples", action="store_false", dest="samples", help="do not read power, clocks, memory and use meanwhile"
     )
     delivering(parser)
@@ -49,20 +50,22 @@ def recording(parser: argparse.ArgumentParser, also: str = "") -> None:
 
 def sampling_steps(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that records some steps of a long run."""
-    parser.add_argument("--every", type=int, metavar="N", help="record one step in N; the others run bare (default: 2)")
-    parser.add_argument(
+    group = parser.add_argument_group("a long run")
+    group.add_argument("--every", type=int, metavar="N", help="record one step in N; the others run bare (default: 2)")
+    group.add_argument(
         "--budget", metavar="SHARE", help="record as often and as deep as this share of the time pays for: 1%%"
     )
 
 
 def counting(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that runs once more for counters."""
-    parser.add_argument(
+    group = parser.add_argument_group("hardware counters")
+    group.add_argument(
         "--counters",
         action="store_true",
         help="run once more under Nsight Compute (ncu), and join the counters of one step's kernels",
     )
-    parser.add_argument("--counting", action="store_true", help=argparse.SUPPRESS)
+    group.add_argument("--counting", action="store_true", help=argparse.SUPPRESS)
 
 
 def check_counting(given: argparse.Namespace) -> None:
@@ -79,14 +82,15 @@ def check_counting(given: argparse.Namespace) -> None:
 
 def delivering(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that delivers a run while it is recorded."""
-    parser.add_argument(
+    group = parser.add_argument_group("delivery over OpenTelemetry's protocol, while it goes on")
+    group.add_argument(
         "--otlp",
         default=os.environ.get(endpoint.VARIABLE),
         metavar="WHERE",
         help="deliver meanwhile to http://HOST:PORT or grpc://HOST:PORT; env: as OTEL_EXPORTER_OTLP_* say "
         f"(default: {endpoint.VARIABLE} of the environment)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--otlp-policy",
         choices=("wait", "shed"),
         default="wait",
@@ -96,13 +100,14 @@ def delivering(parser: argparse.ArgumentParser) -> None:
 
 def modelling(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that builds a model by name."""
+    group = parser.add_argument_group("the model and its input")
     sources = "torchvision:NAME, timm:NAME, transformers:NAME or file.py:function"
     parser.add_argument("model", metavar="MODEL", help=sources)
-    parser.add_argument("--repeats", type=int, default=12, metavar="N", help="timed steps per level (default: 12)")
-    parser.add_argument("--train", action="store_true", help="a step is forward, backward and optimizer")
-    parser.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 for instance")
-    parser.add_argument("--sequence", type=int, default=128, metavar="N", help="tokens of one sample (default: 128)")
-    parser.add_argument("--device", default=None, metavar="NAME", help="cpu, cuda, … (default: cuda if there is one)")
+    group.add_argument("--repeats", type=int, default=12, metavar="N", help="timed steps per level (default: 12)")
+    group.add_argument("--train", action="store_true", help="a step is forward, backward and optimizer")
+    group.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 for instance")
+    group.add_argument("--sequence", type=int, default=128, metavar="N", help="tokens of one sample (default: 128)")
+    group.add_argument("--device", default=None, metavar="NAME", help="cpu, cuda, … (default: cuda if there is one)")
 
 
 def batches(text: str) -> list[int]:

@@ -8,7 +8,7 @@ examples:
   xsp profile transformers:GPT2LMHeadModel --train --sequence 64
   xsp profile torchvision:resnet18 --batch 1,2,4,8 --levels M/L
   xsp profile mymodel.py:build --repeats 30
-  xsp profile torchvision:resnet50 --counters     hardware counters of each kernel, by Nsight Compute
+  xsp profile torchvision:resnet50 --counters     kernels' counters (ncu)
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ Options of xsp's stand before the script; everything after it is the script's ow
 examples:
   xsp run train.py --epochs 1
   xsp run --levels M/L --out runs/eval evaluate.py
-  xsp run --step train_one train.py               a function of the script
-  xsp run --step mypkg.loop:Trainer.step train.py a function of a module
-  xsp run --levels once-each train.py             a script that cannot take turns: once per level
-  xsp run --counters train.py                     hardware counters of each kernel, by Nsight Compute
-  xsp run --budget 1% train.py                    a long run: record as often as 1 % of its time pays for
-  xsp run torchrun --nproc-per-node 2 train.py    all ranks of a distributed script, in one trace
+  xsp run --step train_one train.py                 a function of the script
+  xsp run --step mypkg.loop:Trainer.step train.py   a function of a module
+  xsp run --levels once-each train.py               once per level, not in turns
+  xsp run --counters train.py                       kernels' counters (ncu)
+  xsp run --budget 1% train.py                      as often as 1 % pays for
+  xsp run torchrun --nproc-per-node 2 train.py      all ranks in one trace
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It listens on loopback until it is interrupted (Ctrl-C). A request is acknowledg
 ranks of a distributed program come out as one run; spans that are sent twice count once.
 
 examples:
-  xsp serve                                      HTTP on 4318, gRPC on 4317, into runs/received
+  xsp serve                              HTTP on 4318, gRPC on 4317
   xsp serve --out runs/today --grpc off
   xsp export runs/demo --to http://localhost:4318
 """

@@ -185,6 +185,8 @@ def find(source: str) -> Any:
         PluginError: none recognises it, and some could not be loaded.
     """
     head = b"" if is_url(source) else first_bytes(Path(source))
+    if not head and not is_url(source):
+        raise TraceError(f"{source}: is empty; copy it again")
     unusable: list[str] = []
     for name in plugins.names(GROUP):
         try:
@@ -197,7 +199,10 @@ def find(source: str) -> Any:
     if unusable:
         raise PluginError(f"{without_credentials(source)}: no importer recognises it; {'; '.join(unusable)}")
     known = ", ".join(plugins.names(GROUP))
-    raise TraceError(f"{without_credentials(source)}: no importer recognises it; there are: {known}")
+    raise TraceError(
+        f"{without_credentials(source)}: no importer recognises it; there are: {known}. docs/importing.md says what "
+        "each reads"
+    )
 
 
 def is_url(source: str) -> bool:

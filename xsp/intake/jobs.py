@@ -66,7 +66,7 @@ def take(con: duckdb.DuckDBPyConnection, rows: Iterable[Row]) -> None:
         try:
             table.insert(con, "arrived", [(*row.span, row.run) for row in batch], ARRIVED)
         except (duckdb.Error, UnicodeError, OverflowError) as error:
-            raise TraceError(f"spans that no table holds ({str(error).splitlines()[0]})") from error
+            raise TraceError(f"values that do not fit the span table ({str(error).splitlines()[0]})") from error
 
 
 def read(con: duckdb.DuckDBPyConnection, sources: Sequence[Imported]) -> tuple[list[dict[str, Any]], list[Losses]]:
