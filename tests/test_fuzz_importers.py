@@ -29,7 +29,8 @@ from xsp.errors import AnalysisError, PluginError, TraceError
 from xsp.importers import contract
 from xsp.importers.chakra import Chakra
 from xsp.importers.kineto import Kineto
-from xsp.intake.sweep import DEEPEST, sweep
+from xsp.intake.sweep import sweep
+from xsp.span import DEEPEST
 
 JSON = {"kineto": KINETO, "chrome": CHROME}
 TIMES = int(os.environ.get("XSP_FUZZ_TIMES", "1"))
@@ -175,6 +176,20 @@ def test_as_many_kinds_of_losses_as_there_are_events_are_told_in_few(tmp_path: P
     assert len(skipped) < 200
     assert max(map(len, skipped)) < 100
     assert sum(skipped.values()) >= 5009
+
+
+@pytest.mark.parametrize(
+    "parents", [[2, 1, 3, 0, 1], list(range(900))], ids=["parents in a circle", "deeper than any program"]
+)
+def test_any_parents_come_to_an_end(tmp_path: Path, parents: list[int]) -> None:
+    made = [
+        {"traceId": "1" * 32, "spanId": f"{number:016x}", "parentSpanId": f"{parent:016x}" if parent else "",
+         "name": "n", "startTimeUnixNano": 10**18 + number, "endTimeUnixNano": 2 * 10**18 - number}
+        for number, parent in enumerate(parents, 1)
+    ]  # fmt: skip
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": made}]}]}), encoding="utf-8")
+    assert len(xsp.load(path).spans.fetchall()) == len(parents)
 
 
 # --- bytes ------------------------------------------------------------------------------------------------

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import duckdb
 
-from xsp.span import WEAK, Grade, Level
+from xsp.span import DEEPEST, WEAK, Grade, Level
 
 
 def fill(con: duckdb.DuckDBPyConnection, name: str) -> None:
-    """Write `layer_id` and `grade` of all spans of a table.
+    """Write `layer_id` and `grade` of all spans of a table; none is known of what nests too deeply or in a circle.
 
     Args:
         con: holds the table.
@@ -18,17 +18,19 @@ def fill(con: duckdb.DuckDBPyConnection, name: str) -> None:
     con.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE found_layers AS
-        WITH RECURSIVE walk(trace_id, span_id, layer_id, weak) AS (
-            SELECT trace_id, span_id, CASE WHEN level = {int(Level.LAYER)} THEN span_id END, false FROM {name} child
+        WITH RECURSIVE walk(trace_id, span_id, layer_id, weak, above) AS (
+            SELECT trace_id, span_id, CASE WHEN level = {int(Level.LAYER)} THEN span_id END, false, 0 FROM {name} child
             WHERE NOT EXISTS (
                 SELECT 1 FROM {name} up WHERE up.trace_id = child.trace_id AND up.span_id = child.parent_id)
             UNION ALL
             SELECT child.trace_id, child.span_id,
                    CASE WHEN child.level = {int(Level.LAYER)} THEN child.span_id ELSE walk.layer_id END,
-                   child.level <> {int(Level.LAYER)} AND (walk.weak OR coalesce(child.parent_rule IN ({weak}), false))
+                   child.level <> {int(Level.LAYER)} AND (walk.weak OR coalesce(child.parent_rule IN ({weak}), false)),
+                   above + 1
             FROM {name} child JOIN walk ON walk.trace_id = child.trace_id AND walk.span_id = child.parent_id
+            WHERE above < {DEEPEST}
         )
-        SELECT * FROM walk
+        SELECT trace_id, span_id, walk.layer_id, weak FROM {name} LEFT JOIN walk USING (trace_id, span_id)
         """
     )
     con.execute(

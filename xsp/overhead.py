@@ -31,7 +31,7 @@ import duckdb
 from xsp import summary, table
 from xsp.device import occupancy
 from xsp.recording.schedule import rung_name
-from xsp.span import COLUMNS, MERGED_COLUMNS, Kind, Level, Rule, Span
+from xsp.span import COLUMNS, DEEPEST, MERGED_COLUMNS, Kind, Level, Rule, Span
 from xsp.trace import Rung, Trace
 
 DESCRIBED = (
@@ -40,6 +40,8 @@ DESCRIBED = (
 )  # fmt: skip
 """Columns that timed steps leave out and that the describing step supplies."""
 
+_AT_ONCE = 256
+"""Keys of which the durations over all steps are held at a time."""
 
 _UNMEASURED = "not measured at its own rung"
 _NO_RUNG_OUTSIDE = "no rung further out to tell the cost of this one"
@@ -96,7 +98,7 @@ def _merge_leveled(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> N
     template = _template(con, chosen)
     rungs = rungs_of(con)
     _count_inside(template, rungs)
-    durations = _durations(con, template)
+    measured = _measured(con, template, rungs)
     described = _described(con, template)
     rows = []
     least: dict[str | None, float] = defaultdict(float)  # what the spans inside took: no span is shorter
@@ -104,7 +106,7 @@ def _merge_leveled(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> N
         if described is not None and span.key in described:
             found = described[span.key]
             span = span._replace(**{name: value for name, value in found.items() if getattr(span, name) is None})
-        figures = _figures(span, inside, durations[span.key or ""], rungs, least[span.span_id])
+        figures = _figures(span, inside, measured[span.key or ""], rungs, least[span.span_id])
         if span.parent_rule == Rule.CONTAINMENT and figures.true_ns is not None and span.thread is not None:
             least[span.parent_id] += figures.true_ns
         rows.append((*span, *figures))
@@ -266,24 +268,53 @@ def _count_inside(template: _Template, rungs: Sequence[Rung]) -> None:
         if rung is None or row.device is not None:
             continue
         outer = row
-        while outer.parent_id in place and outer.parent_rule not in (Rule.SEQUENCE, Rule.CORRELATION):
+        for _ in range(DEEPEST):
+            if outer.parent_id not in place or outer.parent_rule in (Rule.SEQUENCE, Rule.CORRELATION):
+                break
             number = place[outer.parent_id]
             template.inside[number][rung.level] += 1
             outer = rows[number]
 
 
-def _durations(con: duckdb.DuckDBPyConnection, template: _Template) -> Mapping[str, dict[int, list[float]]]:
-    """Return, per key of the template and per rung, the durations over the timed steps."""
-    keys = [row.key for row in template.rows]
-    durations: dict[str, dict[int, list[float]]] = defaultdict(dict)
-    rows = con.execute(
-        "SELECT key, rung, list(dur_ns::DOUBLE ORDER BY step) FROM alike_spans "
+@dataclass
+class _Measured:
+    """What the durations of the spans with one key come to, in nanoseconds."""
+
+    raw: float | None = None
+    """Mean at the deepest rung; None if it holds none of them."""
+
+    steps: int = 0
+    """Of the own rung, and what they say; nothing where there is none."""
+
+    mean: float = 0.0
+    ends: summary.Interval | None = None
+    shares: tuple[float | None, ...] = (None, None, None)
+    """The median, the 90th and the 99th percentile."""
+
+    def take_own(self, durations: list[float]) -> None:
+        """Take in the durations at the own rung."""
+        self.steps, self.mean = len(durations), summary.trimmed_mean(durations)
+        self.ends = summary.interval(durations)
+        self.shares = tuple(summary.percentile(durations, share) for share in (0.5, 0.9, 0.99))
+
+
+def _measured(con: duckdb.DuckDBPyConnection, template: _Template, rungs: Sequence[Rung]) -> dict[str, _Measured]:
+    """Return what the timed steps say of each key of the template."""
+    own = {row.key: own_rung(row.level, rungs) for row in template.rows}
+    measured: dict[str, _Measured] = defaultdict(_Measured)
+    found = con.execute(
+        "SELECT key, rung, list(dur_ns::DOUBLE) FROM alike_spans "
         "WHERE timed AND status = 'ok' AND key IN (SELECT unnest(?::VARCHAR[])) GROUP BY key, rung",
-        [keys],
-    ).fetchall()
-    for key, rung, values in rows:
-        durations[key][rung] = values
-    return durations
+        [list(own)],
+    )
+    while some := found.fetchmany(_AT_ONCE):
+        for key, rung, durations in some:
+            here = own[key]
+            if here is not None and rung == here.level:
+                measured[key].take_own(durations)
+            if rung == rungs[-1].level:
+                measured[key].raw = summary.trimmed_mean(durations)
+    return measured
 
 
 def _described(con: duckdb.DuckDBPyConnection, template: _Template) -> dict[str | None, dict[str, Any]] | None:
@@ -315,44 +346,31 @@ class _Figures(NamedTuple):
 
 
 def _figures(
-    span: Span,
-    inside: Mapping[int, int],
-    durations: Mapping[int, list[float]],
-    rungs: Sequence[Rung],
-    least_ns: float,
+    span: Span, inside: Mapping[int, int], measured: _Measured, rungs: Sequence[Rung], least_ns: float
 ) -> _Figures:
     """Return what the timed steps say of one span.
 
     Args:
         span: of the template.
         inside: spans inside it, per rung that adds them.
-        durations: of its counterparts, per rung.
+        measured: of its counterparts.
         rungs: outermost first.
         least_ns: true time of the spans directly inside it.
     """
-    raw_values = durations.get(rungs[-1].level, []) if rungs else []
-    raw = summary.trimmed_mean(raw_values) if raw_values else None
     own = own_rung(span.level, rungs)
-    values = durations.get(own.level, []) if own is not None else []
-    if own is None or not values:
-        return _Figures(0, raw, cause=_UNMEASURED)
-    median, p90, p99 = (summary.percentile(values, share) for share in (0.5, 0.9, 0.99))
+    if own is None or not measured.steps:
+        return _Figures(0, measured.raw, cause=_UNMEASURED)
+    median, p90, p99 = measured.shares
+    seen = _Figures(measured.steps, measured.raw, median_ns=median, p90_ns=p90, p99_ns=p99)
     if own.added_ns is None and own.level > Level.MODEL:
-        return _Figures(len(values), raw, median_ns=median, p90_ns=p90, p99_ns=p99, cause=_NO_RUNG_OUTSIDE)
-    nested = inside.get(own.level, 0)
-    middle = summary.trimmed_mean(values)
-    least = min(least_ns, middle)
-    ends = summary.interval(values)
+        return seen._replace(cause=_NO_RUNG_OUTSIDE)
+    nested, ends = inside.get(own.level, 0), measured.ends
     deeper = [rung for rung in rungs if rung.level > own.level]
-    return _Figures(
-        steps=len(values),
-        raw_ns=raw,
-        true_ns=max(least, middle - nested * own.cost_ns),
-        true_lo_ns=max(0.0, ends.lo - nested * own.cost.hi) if ends is not None else None,
-        true_hi_ns=max(least, ends.hi - nested * own.cost.lo) if ends is not None else None,
-        median_ns=median,
-        p90_ns=p90,
-        p99_ns=p99,
+    true = max(min(least_ns, measured.mean), measured.mean - nested * own.cost_ns)
+    return seen._replace(
+        true_ns=true,
+        true_lo_ns=min(true, max(0.0, ends.lo - nested * own.cost.hi)) if ends is not None else None,
+        true_hi_ns=max(true, ends.hi - nested * own.cost.lo) if ends is not None else None,
         explained_ns=nested * own.cost_ns + sum(inside.get(rung.level, 0) * rung.cost_ns for rung in deeper),
         cause=_cause(nested, own, inside, deeper),
     )

@@ -74,6 +74,9 @@ class Rule(str, enum.Enum):
 WEAK = (Rule.GRAPH, Rule.EXTERNAL, Rule.PROVENANCE)
 """Evidence that makes a layer an inferred one."""
 
+DEEPEST = 200
+"""Spans above one another that are followed: no program nests deeper, but a file may, or lead in a circle."""
+
 
 class Grade(str, enum.Enum):
     """How surely the layer of device work is known."""

@@ -24,6 +24,9 @@ MARKS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"bas
 PUBLIC = {"schemaVersion", "deviceProperties", "distributedInfo", kineto_rows.BASE, "displayTimeUnit"}
 """Top-level keys that are understood, or say nothing. The others may tell of people, machines and paths."""
 
+MOST_DEVICES = 1024
+"""Of one machine."""
+
 
 class Kineto:
     """Reads a trace file of torch.profiler."""
@@ -61,7 +64,8 @@ def _run(keys: dict[str, Any]) -> dict[str, Any]:
     distributed = keys.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     properties = keys.get("deviceProperties")
-    devices = [_device(each) for each in properties if isinstance(each, dict)] if isinstance(properties, list) else []
+    listed = properties[:MOST_DEVICES] if isinstance(properties, list) else []
+    devices = [_device(each) for each in listed if isinstance(each, dict)]
     run: dict[str, Any] = {
         "machine": {
             "devices": [each["name"] for each in devices],
@@ -81,7 +85,7 @@ def _run(keys: dict[str, Any]) -> dict[str, Any]:
 def _device(properties: dict[str, Any]) -> dict[str, Any]:
     major, minor = (whole(properties.get(key)) for key in ("computeMajor", "computeMinor"))
     return {
-        "name": str(properties.get("name", "")),
+        "name": str(properties.get("name", ""))[:256],
         "sms": whole(properties.get("numSms")),
         "memory_bytes": whole(properties.get("totalGlobalMem")),
         "compute": f"{major}.{minor}" if major is not None and minor is not None else None,

@@ -18,8 +18,8 @@ from xsp.importers.contract import SEEN, Seen
 from xsp.intake import figures
 from xsp.intake.figures import BATCH, FIGURES
 from xsp.intake.handing import Down, Handing, Steps, Up
-from xsp.intake.sweep import CONTAINED, DEEPEST, FOLLOWED, PHASES, sweep
-from xsp.span import COLUMNS, WEAK, Grade, Kind, Level, Rule
+from xsp.intake.sweep import CONTAINED, FOLLOWED, PHASES, sweep
+from xsp.span import COLUMNS, DEEPEST, WEAK, Grade, Kind, Level, Rule
 
 WINDOW = "window"
 """Name of the step that a trace without steps is as a whole."""

@@ -12,10 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from xsp.span import Level
-
-DEEPEST = 200
-"""Spans above one another. What lies deeper hangs on the last of them: no program nests so, but a file may."""
+from xsp.span import DEEPEST, Level
 
 MOST_OPEN = 2 * DEEPEST
 """Spans on a thread that are looked at for one that is around another. More are open only where spans overlap without
