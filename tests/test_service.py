@@ -388,7 +388,7 @@ def test_a_second_process_that_was_killed_costs_one_call_and_is_started_again(
                 net(X)
             assert traced.flush()
             if number == 0:
-                correlator = traced._handover._correlator
+                correlator = traced._calls._handover._correlator
                 assert correlator is not None
                 os.kill(correlator._process.pid, signal.SIGKILL)
                 correlator._process.wait()

@@ -92,7 +92,9 @@ class Writer:
             ).wait()
         except OSError as error:
             self._socket.close()
-            raise OutputError(f"{run}: the process that stores spans did not start ({error})") from error
+            raise OutputError(
+                f"{run}: the process that stores spans did not start ({error}); try `xsp doctor`"
+            ) from error
         finally:
             theirs.close()
 

@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
-import os
-import queue
 import sys
 import threading
 import time
@@ -25,30 +22,21 @@ from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xsp import clock
+from xsp import clock, forks
 from xsp.collector import Collector, Signal
 from xsp.errors import PluginError, UsageError
 from xsp.exporters.endpoint import endpoint
 from xsp.recording.collecting import Collecting
 from xsp.recording.schedule import parse_levels
-from xsp.service.choosing import Call, bound_of, chosen, whose
-from xsp.service.correlating import Recorded, attributes
-from xsp.span import Kind, Span
+from xsp.service.calls import Calls
+from xsp.service.choosing import bound_of, chosen, whose
 
 if TYPE_CHECKING:
     from xsp.service.handover import Tracing
 
 CLOSING_S = 10.0
-REQUEST_S = 0.05
-"""How long a request may take to answer after the model's call before rows are read beside it."""
-
-MOST_NOTES = 100
-"""A service runs for months, and what collectors have to say may hold numbers."""
-
 _FOR_TRAINING = ("training", "dataloading")
 _SEES_CALLS = "modules"
-_BUSY = "another call was being recorded"
-_logger = logging.getLogger("xsp")
 _active: Instrumented | None = None
 _serving: ContextVar[tuple[Any, ...] | None] = ContextVar("xsp_serving", default=None)
 
@@ -124,7 +112,9 @@ class Instrumented:
         """Install the collectors; see `instrument`."""
         global _active
         if _active is not None:
-            raise UsageError("xsp.instrument() is at work in this process; name all models in one call")
+            raise UsageError(
+                "xsp.instrument() is at work in this process; close its handle first, or name all models in one call"
+            )
         for model in models:
             if not isinstance(model, getattr(sys.modules.get("torch.nn"), "Module", ())):
                 raise UsageError(f"xsp.instrument() takes a torch.nn.Module, and {type(model).__name__} is none")
@@ -140,21 +130,13 @@ class Instrumented:
         self._renew()
         self._collecting.open(self._listener())
         _active = self
-        _watch_forks()
+        forks.in_children(_begin_anew)
         atexit.register(self.close)
 
     def _renew(self) -> None:
-        """Make what belongs to one process and does not survive a fork: locks, counts, queues, threads."""
-        from xsp.service.handover import Handover, Tally
-
-        self._seen, self._looked = count(), 0
-        self._tally = Tally()
-        self._handover = Handover(self._tracing, self._tally, self._otlp)
-        self._recording, self._draining, self._looking = threading.Lock(), threading.Lock(), threading.Lock()
-        self._open: dict[int, Call] = {}
-        self._undrained: Call | None = None
-        self._ended: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._reader: threading.Thread | None = None
+        """Make what belongs to one process."""
+        self._seen, self._looked, self._looking = count(), 0, threading.Lock()
+        self._calls = Calls(self._collecting, self._rung, self._tracing, self._otlp, self._sample)
 
     def _find(self, wanted: Sequence[str | Collector] | None) -> None:
         self._collecting.find(wanted, self._rung)
@@ -183,8 +165,9 @@ class Instrumented:
         with self._looking:
             calls = next(self._seen) - self._looked
             self._looked += 1
-        known = {name: self._tally.counts[name] for name in Counts._fields[1:-1]}
-        return Counts(calls=calls, **known, lost=dict(self._tally.lost))
+        tally = self._calls.tally
+        known = {name: tally.counts[name] for name in Counts._fields[1:-1]}
+        return Counts(calls=calls, **known, lost=dict(tally.lost))
 
     @property
     def notes(self) -> list[str]:
@@ -212,7 +195,7 @@ class Instrumented:
     def flush(self, timeout: float = 30.0) -> bool:
         """Wait until all that was recorded is delivered or lost; False if that took more than `timeout` seconds."""
         end = time.monotonic() + timeout
-        return self._tally.wait(timeout) and bool(self._tracing.flush(max(0.0, end - time.monotonic())))
+        return self._calls.tally.wait(timeout) and bool(self._tracing.flush(max(0.0, end - time.monotonic())))
 
     def close(self, timeout: float = CLOSING_S) -> None:
         """Take everything out again, deliver what was recorded, and log what was lost."""
@@ -222,22 +205,11 @@ class Instrumented:
         self._closed = True
         atexit.unregister(self.close)
         end = time.monotonic() + timeout
-        while self._open and time.monotonic() < end:
-            time.sleep(0.001)
-        self._drain()
+        self._calls.wait_until_ended(end)
+        self._calls.drain()
         self._collecting.close(calibrate=False)
         _active = None
-        if not self._tally.wait(max(0.0, end - time.monotonic())):
-            self._tally.lose("not delivered when the handle was closed", self._tally.under_way)
-        with contextlib.suppress(
-            Exception
-        ):  # the models' spans are the service's, and so is what fails in its exporter
-            self._tracing.flush(max(0.0, end - time.monotonic()))
-        self._ended.put(False)
-        self._handover.close()
-        if self._tally.lost:
-            sampled, lost = self._tally.counts["sampled"], dict(self._tally.lost)
-            _logger.warning("of %d sampled calls these miss spans: %s", sampled, lost)
+        self._calls.close(end)
 
     # --- in the request -------------------------------------------------------------------------------------
 
@@ -247,7 +219,8 @@ class Instrumented:
         from opentelemetry.trace import get_current_span
 
         begin, seen, is_ours, serving = Signal.CALL_BEGIN, self._seen, whose(self._models), _serving.get
-        bound, low_bits, still_open = self._bound, TraceIdRatioBased.TRACE_ID_LIMIT, self._open
+        bound, low_bits, still_open = self._bound, TraceIdRatioBased.TRACE_ID_LIMIT, self._calls.open
+        end = self._calls.end
 
         def listen(signal: Signal, subject: Any) -> None:
             if signal is begin:
@@ -261,145 +234,28 @@ class Instrumented:
                         return
                 self._begin(subject, requests)
             elif still_open:
-                self._end()
+                end()
 
         return listen
 
     def _begin(self, module: Any, requests: tuple[Any, ...] | None) -> None:
         try:
             call = chosen(module, requests, self._bound)
-            if call is None or self._closed:
-                return
-            call.on, call.outer, call.thread = [], sys.exc_info()[1], threading.get_native_id()
-            call.recorded = self._recording.acquire(blocking=False)
-            self._open[threading.get_ident()] = call
-            if call.recorded:
-                self._drain()
-                self._read_in_background()
-                call.on = self._collecting.start(self._rung, describe=False)
-            call.anchor = clock.anchor()
-            call.start = clock.monotonic_ns()
         except Exception as error:
-            self._fail(error)
-
-    def _end(self) -> None:
-        end = clock.monotonic_ns()
-        call = self._open.get(threading.get_ident())
-        if call is None:
+            self._calls.fail(error)
             return
-        try:
-            call.end = end
-            self._collecting.settle(call.on)
-            self._collecting.stop(call.on)
-            self._start_span(call)
-            if call.recorded:
-                self._tally.begin()
-                self._undrained = call
-        except Exception as error:
-            self._fail(error)
-        finally:
-            del self._open[threading.get_ident()]
-            if call.recorded:
-                self._recording.release()
-                self._ended.put(True)
-
-    def _start_span(self, call: Call) -> None:
-        """Make the model's span; that of a recorded call is ended when its rows are there."""
-        from opentelemetry.trace import Status, StatusCode
-
-        call.span = self._tracing.tracer.start_span(
-            call.name, call.context, links=call.links, start_time=call.start + call.anchor.offset_ns
-        )
-        for request in call.live:
-            request.add_link(call.span.get_span_context())
-        self._tally.add("sampled")
-        call.span.set_attribute("xsp.sample", self._sample)
-        error = sys.exc_info()[1]
-        if error is not None and error is not call.outer:
-            # without its message, which may hold what the request held
-            call.span.set_status(Status(StatusCode.ERROR, f"error:{type(error).__name__}"))
-            call.span.set_attribute("error.type", type(error).__name__)
-        call.outer = None
-        if not call.recorded:
-            call.span.set_attribute("xsp.left_out", _BUSY)
-            call.span.end(call.end + call.anchor.offset_ns)
-            self._tally.lose(_BUSY, expected=True)
-
-    def _fail(self, error: Exception, on_its_way: bool = False) -> None:
-        reason = f"xsp failed: {type(error).__name__}: {error}"
-        if on_its_way:
-            self._tally.finish(reason)
-        else:
-            self._tally.lose(reason)
-
-    # --- after the request ----------------------------------------------------------------------------------
-
-    def _read_in_background(self) -> None:
-        """Start the threads with the first recorded call: a service may fork its workers before it."""
-        if self._reader is None:
-            self._handover.start()
-            self._reader = threading.Thread(target=self._read, name="xsp reads", daemon=True)
-            self._reader.start()
-
-    def _read(self) -> None:
-        while self._ended.get():
-            self._wait_for_the_request(self._undrained)
-            self._drain()
-
-    def _wait_for_the_request(self, call: Call | None) -> None:
-        """Let the request end first: rows are read in Python, and hold up the threads that answer it."""
-        from opentelemetry.trace import get_current_span
-
-        end = time.monotonic() + REQUEST_S
-        while call is not None and get_current_span(call.context).is_recording() and time.monotonic() < end:
-            time.sleep(0.002)
-
-    def _drain(self) -> None:
-        """Take the rows of the last recorded call from the collectors, before the next one is recorded."""
-        with self._draining:
-            call, self._undrained = self._undrained, None
-            if call is None:
-                return
-            try:
-                self._hand_over(call, self._collecting.rows(call.anchor))
-                del self._collecting.notes[MOST_NOTES:]
-            except Exception as error:
-                self._fail(error, on_its_way=True)
-            finally:
-                call.span.end(call.end + call.anchor.offset_ns)
-
-    def _hand_over(self, call: Call, rows: list[Span]) -> None:
-        """Complete the model's span, and put the rest into the queue of what is to be delivered."""
-        own = next((row for row in rows if row.kind == Kind.FORWARD and row.thread == call.thread), None)
-        context = call.span.get_span_context()
-        if own is None or not call.span.is_recording():
-            refused = "the service's sampler refused the model's span"
-            self._tally.finish("no collector saw the call" if own is None else refused)
-            return
-        call.span.set_attributes(attributes(own._replace(rung=int(self._rung), dur_ns=call.end - call.start)))
-        recorded = Recorded(
-            trace_id=f"{context.trace_id:032x}",
-            span_id=f"{context.span_id:016x}",
-            thread=call.thread,
-            process=os.getpid(),
-            rung=int(self._rung),
-            rows=[tuple(row._replace(level=int(row.level))) for row in rows],
-        )
-        if self._handover.put(recorded):
-            self._tally.add("recorded")
-        else:
-            self._tally.finish("calls were recorded faster than they could be delivered")
+        if call is not None and not self._closed:
+            self._calls.begin(call)
 
     # --- forks ----------------------------------------------------------------------------------------------
 
     def _go_on_in_child(self) -> None:
         """Begin anew in a forked process: threads and the second process stayed with the parent."""
-        recording = self._recording.locked()
-        self._handover.forget()
+        was_recording = self._calls.forget()
         self._renew()
-        if recording:
+        if was_recording:
             self._closed = True
-            self._tally.lose("the process was forked in the middle of a recording; xsp is off in the child")
+            self._calls.tally.lose("the process was forked in the middle of a recording; xsp is off in the child")
             return
         # files that collectors hold open are shared with the parent
         self._collecting.close(calibrate=False)
@@ -417,16 +273,6 @@ def _tracing(provider: Any) -> Tracing:
     return Tracing(provider if provider is not None else get_tracer_provider())
 
 
-_watching = False
-
-
-def _watch_forks() -> None:
-    global _watching
-    if not _watching and hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_in_child)
-        _watching = True
-
-
-def _in_child() -> None:
+def _begin_anew() -> None:
     if _active is not None:
         _active._go_on_in_child()
