@@ -21,7 +21,10 @@ from there on xsp counts what it lost and says so at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
