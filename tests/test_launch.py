@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 import xsp
+from xsp.cli import main
 from xsp.health import health
 
 TRAIN = """
@@ -112,12 +113,18 @@ def test_a_script_that_profiles_itself_lends_its_steps(tmp_path):
 
 
 def test_a_script_that_cannot_take_turns_is_run_once_per_level(tmp_path):
-    done = run(tmp_path, TRAIN, "--levels", "once-each")
+    done = run(tmp_path, TRAIN, "--once-each")
     assert (done.returncode, done.stdout.count("args")) == (0, 4)
     trace = xsp.load(tmp_path / "run")
     assert [rung.level for rung in trace.rungs] == [20, 30, 40, 70]
     assert min(rung.steps for rung in trace.rungs) >= 12
     assert trace.sql("SELECT count(*) FROM merged WHERE level = 30 AND true_ns IS NULL").fetchall() == [(0,)]
+
+
+@pytest.mark.parametrize("spelling", [("--once-each",), ("--levels", "once-each")])
+def test_once_per_level_can_be_said_as_an_option_and_as_levels(capsys, spelling):
+    assert main(["run", *spelling, "--counters", "train.py"]) == 2
+    assert "leave --once-each away" in capsys.readouterr().err
 
 
 PARALLEL = """

@@ -18,13 +18,8 @@ if TYPE_CHECKING:
     from xsp.recording.measure import Recording
 
 
-def recording(parser: argparse.ArgumentParser, also: str = "") -> None:
-    """Add the options of every command that records a run.
-
-    Args:
-        parser: of the command.
-        also: what else the command takes for --levels.
-    """
+def recording(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every command that records a run."""
     group = parser.add_argument_group("what is recorded, and where to")
     group.add_argument("-o", "--out", type=Path, metavar="DIR", help="run directory (default: runs/<name>)")
     group.add_argument("--overwrite", action="store_true", help="replace a run that is there")
@@ -32,7 +27,7 @@ def recording(parser: argparse.ArgumentParser, also: str = "") -> None:
         "--levels",
         default="M/L/G",
         metavar="LEVELS",
-        help=f"M, M/L, M/L/G (default: %(default)s), or names: model/layer/op{also}",
+        help="M, M/L, M/L/G (default: %(default)s), or names: model/layer/op",
     )
     group.add_argument("--warmup", type=int, metavar="N", help="steps of which nothing is kept (default: one a level)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights and of the order of levels")
@@ -76,7 +71,7 @@ def check_counting(given: argparse.Namespace) -> None:
     """
     if given.counters and given.otlp is not None:
         raise UsageError("--counters joins them after the run: leave --otlp away, and `xsp export` the run then")
-    if given.counters and (given.levels == "once-each" or Level.KERNEL not in parse_levels(given.levels)):
+    if given.counters and Level.KERNEL not in parse_levels(given.levels):
         raise UsageError("--counters needs kernels: say --levels M/L/G")
 
 

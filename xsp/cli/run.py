@@ -8,7 +8,7 @@ examples:
   xsp run --levels M/L --out runs/eval evaluate.py
   xsp run --step train_one train.py                 a function of the script
   xsp run --step mypkg.loop:Trainer.step train.py   a function of a module
-  xsp run --levels once-each train.py               once per level, not in turns
+  xsp run --once-each train.py                      once per level, not in turns
   xsp run --counters train.py                       kernels' counters (ncu)
   xsp run --budget 1% train.py                      as often as 1 % pays for
   xsp run torchrun --nproc-per-node 2 train.py      all ranks in one trace
@@ -27,7 +27,7 @@ SUMMARY = "profile a script as it is"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    options.recording(parser, also="; `once-each` runs the program once per level")
+    options.recording(parser)
     parser.add_argument(
         "--step", default="auto", metavar="WHAT", help="auto (default), call, optimizer, or the name of a function"
     )
@@ -38,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     options.counting(parser)
     options.sampling_steps(parser)
-    parser.add_argument("--once-each", action="store_true", help="run the script once per level, in fresh processes")
+    parser.add_argument("--once-each", action="store_true", help="run the script once per level, each time afresh")
     parser.add_argument("-q", "--quiet", action="store_true", help="print no tables")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--one-at-a-time", action="store_true", help=argparse.SUPPRESS)
@@ -48,17 +48,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Run the script, print the first tables, return the script's exit code."""
-    from xsp.errors import UsageError
     from xsp.recording import torchrun
     from xsp.recording.launch import Launch, count, launch, once_each, resolve
     from xsp.recording.session import of_this_rank
     from xsp.span import Level
 
+    if given.levels == "once-each":  # as the decision on leveled steps writes it (ADR 006)
+        given.once_each, given.levels = True, "M/L/G"
+    _refuse_what_does_not_go_together(given)
     how = Launch(
         script=given.script,
         args=tuple(given.args),
         out=given.out or Path("runs") / _name(given),
-        levels="M/L/G" if given.levels == "once-each" else given.levels,
+        levels=given.levels,
         step=given.step,
         warmup=given.warmup,
         every=given.every,
@@ -74,24 +76,12 @@ def run(given: argparse.Namespace) -> int:
         otlp=given.otlp,
         otlp_policy=given.otlp_policy,
     )
-    if given.resolve and given.otlp is not None:
-        raise UsageError("--resolve finds parents after the run: leave --otlp away, and `xsp export` the run then")
-    each = given.once_each or given.levels == "once-each"
-    options.check_counting(given)
-    if given.counters and each:
-        raise UsageError("--counters needs the kernels of one run: leave once-each away")
-    if given.budget is not None and (each or given.counters or given.resolve):
-        raise UsageError("--budget is kept in one run: leave --counters, --resolve and once-each away")
     if str(given.script) == torchrun.COMMAND:
-        if given.budget is not None:
-            raise UsageError("--budget would record other steps on each rank: say --every N, the same on all of them")
-        if given.resolve or given.counters or each:
-            raise UsageError("--resolve, --counters and once-each do not go with torchrun: leave them away")
         code = torchrun.launch(how)
         if not given.quiet:
             _show(how.out)
         return code
-    code = once_each(how) if each else launch(how)
+    code = once_each(how) if given.once_each else launch(how)
     if given.resolve and code == 0:
         found, code = resolve(how)
         print(f"xsp: the serialised re-run decided {found} parents", file=sys.stderr)
@@ -100,6 +90,25 @@ def run(given: argparse.Namespace) -> int:
     if not given.quiet:
         _show(of_this_rank(how.out))
     return code
+
+
+def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
+    from xsp.errors import UsageError
+    from xsp.recording import torchrun
+
+    if given.resolve and given.otlp is not None:
+        raise UsageError("--resolve finds parents after the run: leave --otlp away, and `xsp export` the run then")
+    options.check_counting(given)
+    if given.counters and given.once_each:
+        raise UsageError("--counters needs the kernels of one run: leave --once-each away")
+    if given.budget is not None and (given.once_each or given.counters or given.resolve):
+        raise UsageError("--budget is kept in one run: leave --counters, --resolve and --once-each away")
+    if str(given.script) != torchrun.COMMAND:
+        return
+    if given.budget is not None:
+        raise UsageError("--budget would record other steps on each rank: say --every N, the same on all of them")
+    if given.resolve or given.counters or given.once_each:
+        raise UsageError("--resolve, --counters and --once-each do not go with torchrun: leave them away")
 
 
 def _name(given: argparse.Namespace) -> str:
