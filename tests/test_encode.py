@@ -10,8 +10,8 @@ from typing import Any
 
 import duckdb
 import pytest
+from fuzzing import examples
 from hypothesis import given as every
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from xsp import semconv, table
@@ -340,7 +340,7 @@ def expected(span: Span) -> dict[str, Any]:
 
 
 @every(st.lists(ROWS, min_size=1, max_size=12), st.integers(500, 5000), st.integers(1, 12))
-@settings(max_examples=80, deadline=None)
+@examples(30)
 def test_every_table_arrives_span_by_span(given: list[Span], max_bytes: int, max_spans: int) -> None:
     def seen(span: trace_pb2.Span) -> tuple[Any, ...]:
         return (

@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("opentelemetry.proto")
 pytest.importorskip("hypothesis")
 
-from hypothesis import HealthCheck, given, settings
+from fuzzing import examples, mutated
+from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -118,7 +119,7 @@ def test_exactly_one_importer_recognises_each() -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"", "no importer recognises it"),
+        (b"", "is empty; copy it again"),
         (b"hello", "no importer recognises it"),
         (b'{"a": 1}', "no importer recognises it"),
         (b"\x1f\x8b rubbish", "damaged gzip"),
@@ -172,22 +173,8 @@ MUTATIONS = st.lists(
 )
 
 
-def mutated(content: bytes, mutations: list[tuple[float, str, bytes]]) -> bytes:
-    for where, how, new in mutations:
-        at = int(where * len(content))
-        if how == "set":
-            content = content[:at] + new + content[at + len(new) :]
-        elif how == "cut":
-            content = content[:at] + content[at + 16 * len(new) :]
-        elif how == "insert":
-            content = content[:at] + new + content[at:]
-        else:
-            content = content[:at] + content[at : at + 40] * 2 + content[at + 40 :]
-    return content
-
-
 @pytest.mark.parametrize("name", SAMPLES)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(12)
 @given(mutations=MUTATIONS)
 def test_no_bytes_lead_to_another_error(tmp_path: Path, name: str, mutations: list[tuple[float, str, bytes]]) -> None:
     file = tmp_path / "fuzzed"
@@ -218,7 +205,7 @@ def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 @pytest.mark.parametrize("document", [LINE, {"result": LINE}, DOWNLOAD], ids=["otlp", "answer", "download"])
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20)
 @given(data=st.data())
 def test_no_value_leads_to_another_error(tmp_path: Path, document: dict[str, Any], data: st.DataObject) -> None:
     where = data.draw(st.sampled_from(places(document)))

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import duckdb
 import pytest
-from hypothesis import given, settings
+from fuzzing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xsp import table
@@ -254,7 +255,7 @@ def forests(draw: st.DrawFn) -> list[Span]:
 
 
 @given(forests(), st.integers(2, 50))
-@settings(max_examples=100, deadline=None)
+@examples(40)
 def test_every_forest_within_every_budget_keeps_its_totals_and_can_be_put_together(
     spans: list[Span], budget: int
 ) -> None:

@@ -1,0 +1,38 @@
+"""How much is tried at random: little and the same each time in the suite, more and else with XSP_FUZZ_TIMES."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+TIMES = int(os.environ.get("XSP_FUZZ_TIMES", "1"))
+"""How many times as many examples are tried as in the suite."""
+
+
+def examples(count: int) -> settings:
+    """Return how many examples are tried."""
+    return settings(
+        max_examples=count * TIMES,
+        deadline=None,
+        derandomize=TIMES == 1,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+        database=None,
+    )
+
+
+def mutated(content: bytes, mutations: list[tuple[float, str, bytes]]) -> bytes:
+    """Return bytes after some changes: where, from 0 to 1, how, and what is put there."""
+    for where, how, new in mutations:
+        at = int(where * len(content))
+        if how == "set":
+            content = content[:at] + new + content[at + len(new) :]
+        elif how == "cut":
+            content = content[:at] + content[at + 16 * len(new) :]
+        elif how == "insert":
+            content = content[:at] + new + content[at:]
+        elif how == "repeat":
+            content = content[:at] + content[at : at + 40] * 2 + content[at + 40 :]
+        else:
+            content = content[:at]
+    return content
