@@ -6,7 +6,6 @@ import contextlib
 import copy
 import gzip
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -18,7 +17,8 @@ import pytest
 
 pytest.importorskip("hypothesis")
 
-from hypothesis import HealthCheck, given, settings
+from fuzzing import examples, mutated
+from hypothesis import given
 from hypothesis import strategies as st
 from small_traces import CHROME, EXECUTION, KINETO, STEP, nsys
 
@@ -33,20 +33,6 @@ from xsp.intake.sweep import sweep
 from xsp.span import DEEPEST
 
 JSON = {"kineto": KINETO, "chrome": CHROME}
-TIMES = int(os.environ.get("XSP_FUZZ_TIMES", "1"))
-"""How many times as many examples are tried as in the suite."""
-
-
-def examples(count: int) -> settings:
-    """Return how many examples are tried: the same each time in the suite, others in a longer run."""
-    unchecked = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-    return settings(
-        max_examples=count * TIMES,
-        deadline=None,
-        derandomize=TIMES == 1,
-        suppress_health_check=unchecked,
-        database=None,
-    )
 
 
 def is_read(path: Path) -> None:
@@ -205,20 +191,6 @@ PACKED = {
     "chrome": json.dumps(CHROME["traceEvents"]).encode(),
     "execution": json.dumps(EXECUTION).encode(),
 }
-
-
-def mutated(content: bytes, mutations: list[tuple[float, str, bytes]]) -> bytes:
-    for where, how, new in mutations:
-        at = int(where * len(content))
-        if how == "set":
-            content = content[:at] + new + content[at + len(new) :]
-        elif how == "cut":
-            content = content[:at] + content[at + 16 * len(new) :]
-        elif how == "insert":
-            content = content[:at] + new + content[at:]
-        else:
-            content = content[:at]
-    return content
 
 
 @pytest.mark.parametrize("name", PACKED)
