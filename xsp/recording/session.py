@@ -219,6 +219,8 @@ class profile:
             steps.collecting.note("xsp", f"the block was left by {kind.__name__}; the steps before it are kept")
         try:
             self._finish(costs)
+        except Exception as error:  # the program has come to its end, and ends as it would have
+            _say(f"{self.out}: the run was not finished ({type(error).__name__}: {error}); its steps are kept")
         finally:
             self._writer.close()
 
@@ -265,22 +267,25 @@ class profile:
             with contextlib.suppress(OutputError):  # where the disk is full, the run says that it was interrupted
                 rundir.write_run(self.out, self._run(finished=True, costs=costs))
         if (lost or done is None) and self._writer.failed is not None:
-            print(f"xsp: {self.out}: {missing} ({self._writer.failed})", file=sys.stderr)
+            _say(f"{self.out}: {missing} ({self._writer.failed})")
         if self._otlp is not None:
             self._say_what_is_left(done.get("delivery") if done is not None else None)
 
     def _say_what_is_left(self, delivery: dict[str, Any] | None) -> None:
         """Say on one line what was not delivered, why, and what to type."""
         if delivery is None:
-            print(f"xsp: what was delivered is not known; `xsp export {self.out} --resume` sends it", file=sys.stderr)
+            _say(f"what was delivered is not known; `xsp export {self.out} --resume` sends it")
         elif delivery["left"] or delivery["rejected"]:
             what = f"{delivery['left']} traces were not delivered, {delivery['rejected']} spans were rejected"
             why = "; ".join(delivery["messages"])
-            print(f"xsp: {what} ({why}); `xsp export {self.out} --resume` sends what is left", file=sys.stderr)
+            _say(f"{what} ({why}); `xsp export {self.out} --resume` sends what is left")
 
-    def forget(self) -> None:
-        """Let go in a forked child (a DataLoader's worker): the profile goes on in the parent alone."""
-        self._writer.forget()
+
+def _say(text: str) -> None:
+    """Print a line for people, unless stderr is closed, or fails as the program made it."""
+    if sys.stderr is not None:  # print() would take None for stdout
+        with contextlib.suppress(Exception):
+            print(f"xsp: {text}", file=sys.stderr)
 
 
 _NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
@@ -307,8 +312,9 @@ def of_this_rank(out: Path) -> Path:
 
 
 def _forget() -> None:
+    """In a forked child (a DataLoader's worker): the profile goes on in the parent alone."""
     global _active
     profiled, _active = _active, None
     blocks.keep_in(None)
     if profiled is not None:
-        profiled.forget()
+        profiled._writer.forget()
