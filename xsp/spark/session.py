@@ -55,7 +55,7 @@ def start(engine: str) -> Any:
                 building = building.config(name, value)
             session = building.getOrCreate()
         except Exception as error:  # py4j's errors are Java's, of any class
-            reason = _last_line(told) if "JAVA_GATEWAY_EXITED" in str(error) else _first_line(error)
+            reason = _last_line(told) if "JAVA_GATEWAY_EXITED" in str(error) else reason_of(error)
             raise AnalysisError(f"--engine {engine}: no session with this cluster ({reason})") from error
     session.sparkContext.setLogLevel("ERROR")
     return session
@@ -104,8 +104,11 @@ def check_java(engine: str) -> None:
         raise PluginError(f"--engine {engine}: this Java is of version {found[1]}; {wanted}")
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def reason_of(error: Exception) -> str:
+    """Return in one line what Spark or Java say; py4j puts a line in front that names a call of its own."""
+    lines = [line.strip(": ") for line in str(error).splitlines() if line.strip()]
+    said = lines[1:] if lines and lines[0].startswith("An error occurred while calling") else lines
+    return (said or [type(error).__name__])[0][:300]
 
 
 def _last_line(told: IO[bytes]) -> str:

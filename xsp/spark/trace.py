@@ -18,6 +18,7 @@ from xsp.errors import AnalysisError, TraceError
 from xsp.rundir import MERGED_FILE, RANKS, RUN_FILE, STEPS
 from xsp.span import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Column
 from xsp.spark import dialect
+from xsp.spark.session import reason_of
 from xsp.trace import Rung, Trace
 
 TYPES = {"tinyint": "TINYINT", "smallint": "SMALLINT", "int": "INTEGER", "bigint": "BIGINT", "double": "DOUBLE",
@@ -92,7 +93,7 @@ class SparkTrace(Trace):
             found: list[dict[str, Any]] = [dict(json.loads(row[0])) for row in rows]
         except Exception as error:  # Spark's and Java's, by scheme of the URL
             raise TraceError(
-                f"{where}: Spark reads no run there ({_reason(error)}); import traces of other tools first: "
+                f"{where}: Spark reads no run there ({reason_of(error)}); import traces of other tools first: "
                 "xsp import FOLDER -o RUN"
             ) from error
         return sorted(found, key=lambda run: run.get("rank", 0))
@@ -103,7 +104,7 @@ class SparkTrace(Trace):
             frame = self._spark.read.parquet(files)
         except Exception as error:
             if not optional:
-                raise TraceError(f"{files}: Spark reads no spans there ({_reason(error)})") from error
+                raise TraceError(f"{files}: Spark reads no spans there ({reason_of(error)})") from error
             frame = self._spark.createDataFrame([], "none int")
         frame.createOrReplaceTempView(f"{name}_files")
         shown = table.shown(columns, frame.columns)
@@ -158,7 +159,7 @@ class Queries:
         except AnalysisError:
             raise
         except Exception as error:
-            raise AnalysisError(f"Spark does not take this query: {_reason(error)}") from error
+            raise AnalysisError(f"Spark does not take this query: {reason_of(error)}") from error
 
     def _kept_as(self, query: str) -> str:
         """Return the view of what a query says is to be computed once; other queries that say the same share it."""
@@ -178,7 +179,7 @@ class Queries:
         try:
             frame.localCheckpoint().createOrReplaceTempView(name)
         except Exception as error:
-            raise AnalysisError(f"Spark could not answer: {_reason(error)}") from error
+            raise AnalysisError(f"Spark could not answer: {reason_of(error)}") from error
 
     def _hand_over(self, name: str) -> None:
         """Show a table of this process to Spark."""
@@ -194,7 +195,7 @@ class Queries:
         try:
             rows = frame.collect()
         except Exception as error:
-            raise AnalysisError(f"Spark could not answer: {_reason(error)}") from error
+            raise AnalysisError(f"Spark could not answer: {reason_of(error)}") from error
         self._answers += 1
         name = f"answer_{self._answers}"
         columns = [Column(_quoted(each.name), _type(each.dataType.simpleString()), "") for each in frame.schema.fields]
@@ -216,8 +217,3 @@ def _type(theirs: str) -> str:
     if theirs not in TYPES:
         raise AnalysisError(f"Spark answers with a type that is no column here: {theirs}")
     return TYPES[theirs]
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of what Spark or Java say."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
