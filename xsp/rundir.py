@@ -2,7 +2,7 @@
 
 ```
 RUN/
-  run.json             what was run, where, with which settings, and what is missing; see `xsp.recording.session`
+  run.json             what was run, where, with which settings, and what is missing; see `xsp.recording.runfile`
   steps/000004.parquet one segment a step, columns as in `xsp.span.COLUMNS`
   samples/000000.parquet power, clocks, memory meanwhile, in portions; columns `xsp.span.SAMPLE_COLUMNS`
   merged.parquet       the leveled steps merged into one true step; written when the run ends
@@ -26,7 +26,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         if run.exists():
             if not run.is_dir():
                 raise OutputError(f"{run}: a file is in the way; choose another output directory")
-            if any(run.iterdir()):
+            if any(entry.name != STEPS for entry in run.iterdir()) or any((run / STEPS).glob("*")):
                 if not (run / RUN_FILE).is_file():
                     raise OutputError(f"{run}: the directory is not empty and not a run of xsp's; choose another one")
                 if not overwrite:
@@ -79,8 +79,12 @@ def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
                         f"{run}: a run is there already; choose another directory, or say overwrite=True "
                         "(--overwrite on the command line)"
                     )
-                _wait_until_free(run)
-                _clear(run)
+                directory = _free(run)
+                try:
+                    _clear(run)
+                    (run / STEPS).mkdir(exist_ok=True)
+                finally:
+                    os.close(directory)
         (run / STEPS).mkdir(parents=True, exist_ok=True)
     except TraceError as error:
         raise OutputError(f"{error}; nothing was removed: choose another directory") from error
@@ -89,16 +93,32 @@ def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
     return run
 
 
+@contextlib.contextmanager
+def created_for_several(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator[Path]:
+    """Make a directory of several runs, and hold it while they are written.
+
+    Raises:
+        OutputError: as `create` and `hold`.
+    """
+    out = create(path, overwrite)
+    directory = hold(out)
+    try:
+        (out / STEPS).rmdir()
+        yield out
+    finally:
+        os.close(directory)
+
+
 def hold(run: Path) -> int:
     """Keep a new run directory for this process until it ends: no other one then writes to it, or replaces it.
 
     Returns:
-        The descriptor that holds it, never to be closed. A file system without locks holds nothing.
+        The descriptor that holds it until it is closed. A file system without locks holds nothing.
 
     Raises:
         OutputError: another process holds it, or has written a run there since it was made.
     """
-    directory = _lock(run)
+    directory = lock(run)
     if directory is None:
         raise OutputError(f"{run}: another process is writing a run there; choose another directory")
     if (run / RUN_FILE).exists() or segments(run):
@@ -107,25 +127,25 @@ def hold(run: Path) -> int:
     return directory
 
 
-def _wait_until_free(run: Path) -> None:
-    """Wait until no process writes to a run.
+def _free(run: Path) -> int:
+    """Wait until no process writes to a run, and return the descriptor that locks it.
 
     Raises:
         OutputError: one still does.
     """
     deadline = time.monotonic() + PATIENCE_S
-    while (directory := _lock(run)) is None:
+    while (directory := lock(run)) is None:
         if time.monotonic() > deadline:
             raise OutputError(
                 f"{run}: another process is writing this run; wait until it has ended, or choose another directory"
             )
         time.sleep(0.05)
-    os.close(directory)
+    return directory
 
 
-def _lock(run: Path) -> int | None:
+def lock(folder: Path) -> int | None:
     """Lock a directory; None if another process has locked it. The lock ends with the descriptor, or its process."""
-    directory = os.open(run, os.O_RDONLY)
+    directory = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

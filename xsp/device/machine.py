@@ -60,7 +60,7 @@ def _memory_bytes() -> int | None:
 def _version(package: str) -> str | None:
     try:
         return version(package)
-    except PackageNotFoundError:
+    except (PackageNotFoundError, OSError):  # or the program has left no descriptor to read it with
         return None
 
 

@@ -121,8 +121,8 @@ def import_whole(
     try:
         beside.mkdir(parents=True)
         written = import_into(beside, sources, names)
-        (rundir.create(out, overwrite) / rundir.STEPS).rmdir()
-        os.replace(beside, out)
+        with rundir.created_for_several(out, overwrite):
+            os.replace(beside, out)
     except OSError as error:
         raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
     finally:

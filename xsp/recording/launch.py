@@ -9,7 +9,7 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -105,20 +105,23 @@ def launch(how: Launch) -> int:
             _step_in_module(session, function)
             setattr(builtins, _DECORATOR, functools.partial(_stepping, session))
         try:
-            return _execute(code, how.script)
+            return _execute(code)
         finally:
             if function is not None:
                 delattr(builtins, _DECORATOR)
 
 
-def once_each(how: Launch, interpreter_args: Sequence[str] = ()) -> int:
+def once_each(how: Launch) -> int:
     """Run the script once per level, each time in a fresh process, into one run.
 
     Returns:
         0, or the exit code of the first run that failed; what was recorded until then is kept.
     """
-    out = rundir.create(how.out, overwrite=how.overwrite)
-    (out / rundir.STEPS).rmdir()
+    with rundir.created_for_several(how.out, how.overwrite) as out:
+        return _each(how, out)
+
+
+def _each(how: Launch, out: Path) -> int:
     rungs = parse_levels(how.levels)
     parts: list[str] = []
     content: dict[str, Any] = {"name": how.script.stem, "levels": how.levels, "parts": parts, "finished": False}
@@ -236,7 +239,7 @@ def _compile(script: Path, function: str | None) -> CodeType:
         if found is None:
             raise UsageError(f"--step {function}: {script} has no such function; for another module's, module:function")
         found.decorator_list.append(ast.copy_location(ast.Name(_DECORATOR, ast.Load()), found))
-    return compile(tree, str(script), "exec", dont_inherit=True)
+    return compile(tree, str(script.absolute()), "exec", dont_inherit=True)  # as Python names its main module
 
 
 def _find(tree: ast.AST, path: list[str]) -> ast.FunctionDef | None:
@@ -274,27 +277,46 @@ def _stepping(session: profile, function: Callable[..., Any]) -> Callable[..., A
     return step
 
 
-def _execute(code: CodeType, script: Path) -> int:
+_executed: list[ModuleType] = []
+"""Main modules, whose objects live as long as the interpreter: a `__del__` comes after the handlers at exit."""
+
+
+def _execute(code: CodeType) -> int:
     """Execute the code as the main module."""
     main = ModuleType("__main__")
-    main.__file__ = str(script)
+    main.__file__ = code.co_filename
     main.__dict__["__builtins__"] = builtins
     before = sys.modules.get("__main__")
     sys.modules["__main__"] = main
+    _executed.append(main)
     try:
         exec(code, main.__dict__)
     except SystemExit as exit_:
-        if isinstance(exit_.code, str):
+        if exit_.code is not None and not isinstance(exit_.code, int):
             print(exit_.code, file=sys.stderr)
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except Exception as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
-            trace = trace.tb_next
-        error = error.with_traceback(trace or error.__traceback__)  # Python's own hook shows the error's traceback
+        _from_script(error, code.co_filename)
         sys.excepthook(type(error), error, error.__traceback__)  # the script may have one of its own
         return 1
+    except BaseException:  # an interrupt: Python itself shows it, and ends by its signal
+        sys.excepthook = functools.partial(_show, sys.excepthook, code.co_filename)
+        raise
     finally:
         if before is not None:
             sys.modules["__main__"] = before
     return 0
+
+
+def _show(hook: Callable[..., Any], script: str, kind: type[BaseException], error: BaseException, _: object) -> None:
+    _from_script(error, script)
+    hook(kind, error, error.__traceback__)
+
+
+def _from_script(error: BaseException, script: str) -> None:
+    """Let an error's traceback, which Python's own hook shows, begin in the script."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != script:
+        trace = trace.tb_next
+    if trace is not None:
+        error.__traceback__ = trace

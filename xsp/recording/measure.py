@@ -81,16 +81,15 @@ def sweep(spec: str, settings: models.Settings, sizes: Sequence[int], how: Recor
     Raises:
         As `measure`.
     """
-    out = rundir.create(how.out, overwrite=how.overwrite)
-    (out / rundir.STEPS).rmdir()
     parts: list[str] = []
     content = {"kind": "sweep", "name": short_name(spec), "levels": how.levels, "parts": parts, "finished": False}
-    for size in sizes:
-        name = f"batch-{size:04d}"
-        parts.append(name)
-        rundir.write_run(out, content)
-        measure(spec, replace(settings, batch=size), replace(how, out=out / name, overwrite=False), progress)
-    rundir.write_run(out, {**content, "finished": True})
+    with rundir.created_for_several(how.out, how.overwrite) as out:
+        for size in sizes:
+            name = f"batch-{size:04d}"
+            parts.append(name)
+            rundir.write_run(out, content)
+            measure(spec, replace(settings, batch=size), replace(how, out=out / name, overwrite=False), progress)
+        rundir.write_run(out, {**content, "finished": True})
     return out
 
 

@@ -37,8 +37,11 @@ def launch(how: Launch) -> int:
     options, program = _split(how.args)
     if how.otlp is not None:
         plugins.load("xsp.exporters", "otlp").check(how.otlp, how.otlp_policy)
-    out = rundir.create(how.out, overwrite=how.overwrite)
-    (out / rundir.STEPS).rmdir()
+    with rundir.created_for_several(how.out, how.overwrite) as out:
+        return _launch(how, out, options, program)
+
+
+def _launch(how: Launch, out: Path, options: list[str], program: list[str]) -> int:
     own, start_ns = identity.of_this_process(), time.time_ns()
     content = _content(how, Path(program[0]).stem, own, start_ns)
     rundir.write_run(out, {**content, "finished": False})

@@ -115,8 +115,11 @@ class Receiving:
         self._by_trace: OrderedDict[str, _Arriving] = OrderedDict()
         try:
             self.out.mkdir(parents=True, exist_ok=True)
+            self._held = rundir.lock(self.out)
         except OSError as error:
             raise OutputError(f"{self.out}: cannot be written ({error.strerror})") from error
+        if self._held is None:
+            raise OutputError(f"{self.out}: another receiver writes there; choose another directory with --out")
         for place in sorted(self.out.iterdir()):
             self._resume(place)
 
@@ -304,6 +307,9 @@ class Receiving:
         self.tidy(all_of_them=True)
         with self._lock:
             self._con.close()
+            if self._held is not None:
+                os.close(self._held)
+                self._held = None
 
     def _put_in_order(self, arriving: _Arriving) -> None:
         """Spans may go on arriving meanwhile: they wait for the next time."""

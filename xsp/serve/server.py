@@ -68,6 +68,7 @@ class Server:
         self.receiving = Receiving(out, say)
         room = Room(BODIES * limits.max_body)
         with contextlib.ExitStack() as opened:
+            opened.callback(self.receiving.close)
             self._web: Any = self._open_http(http, room, limits) if http else None
             if self._web is not None:
                 opened.callback(self._web.server_close)
