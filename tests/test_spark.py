@@ -89,7 +89,7 @@ def sampled(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     duckdb.sql(
         f"""
         COPY (
-            SELECT start_ns + (i * dur_ns // 20)::BIGINT AS time_ns, rank, 0::INTEGER AS device, name, unit,
+            SELECT start_ns + (i * dur_ns // 20)::BIGINT AS time_ns, rank, 0::INTEGER AS device, f.name, f.unit,
                    (value + i % 3)::DOUBLE AS value
             FROM '{place}/merged.parquet', range(20) t(i), (
                 VALUES ('{MASK}', '1', 4), ('gpu.power', 'W', 300), ('gpu.memory.used', 'bytes', 1e9)
