@@ -94,6 +94,14 @@ def test_every_public_name_is_documented() -> None:
     assert [name for name in xsp.__all__ if f"`xsp.{name}`" not in page] == []
 
 
+def test_the_map_of_the_tree_names_every_package_and_module() -> None:
+    tree = read("CONTRIBUTING.md").partition("## The tree\n")[2].partition("\n## ")[0]
+    rows = "".join(line.split("|")[1] for line in tree.splitlines() if line.startswith("| `"))
+    modules = [path.name for path in (ROOT / "xsp").glob("*.py") if path.name != "__init__.py"]
+    packages = [f"{path.parent.name}/" for path in (ROOT / "xsp").glob("*/__init__.py")]
+    assert sorted(re.findall(r"`([^`]+)`", rows)) == sorted(modules + packages)
+
+
 def test_every_field_of_a_run_is_documented(tmp_path: Path) -> None:
     with xsp.profile("empty", out=tmp_path / "run", collectors=[]):
         pass

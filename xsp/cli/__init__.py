@@ -72,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         if not typed[0].startswith("-") and typed[0] not in COMMANDS:
-            raise UsageError(f"there is no command {typed[0]!r}{nearest(typed[0], COMMANDS)}; see `xsp --help`")
+            hint = nearest(typed[0], COMMANDS) or "; `xsp --help` lists them"
+            raise UsageError(f"there is no command {typed[0]!r}{hint}")
         options = parser.parse_args(typed)
         return int(options.command.run(options))
     except XspError as error:
