@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from textwrap import dedent
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xsp.correlate import TOLERANCE_NS, correlate
+from xsp.correlate import TOLERANCE_NS, _Node, correlate
 from xsp.span import Kind, Level, Rule, Span
 from xsp.testing import spans, tree
 
@@ -379,3 +380,12 @@ def test_containment_is_what_brute_force_finds_also_with_clocks_that_differ(
     assert all((row.parent_rule == Rule.CONTAINMENT) == (row.parent_id is not None) for row in rows)
     places = {row.span_id: place for place, row in enumerate(rows)}
     assert all(places[row.parent_id] < places[row.span_id] for row in rows if row.parent_id in places)
+
+
+def test_spans_back_to_back_are_compared_with_what_may_be_around_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Counter[int] = Counter()
+    within = _Node.within
+    monkeypatch.setattr(_Node, "within", lambda node, outer: (asked.update([0]), within(node, outer))[1])
+    rows = correlate([*spans("forward Net 0-500"), *spans("\n".join(f"op aten::relu {n}-{n + 1}" for n in range(500)))])
+    assert {row.parent_id for row in rows[1:]} == {rows[0].span_id}
+    assert asked[0] < 4 * len(rows)

@@ -165,13 +165,16 @@ def _contain(thread: list[_Node]) -> None:
     """Sweep one thread, its spans sorted, with a stack of what is open."""
     stack: list[_Node] = []
     for node in thread:
-        while stack and stack[-1].end < _earliest(node):
-            stack.pop()
-        for outer in reversed(stack):
+        earliest, inside = _earliest(node), []
+        while stack and node.parent is None:
+            outer = stack[-1]
             if node.within(outer):
                 node.parent, node.rule = outer, Rule.CONTAINMENT
-                break
-        stack.append(node)
+            else:
+                stack.pop()
+                if outer.end >= earliest:  # a later span may still be in it
+                    inside.append(outer)
+        stack += [*reversed(inside), node]
 
 
 def _is_threadless(node: _Node) -> bool:
