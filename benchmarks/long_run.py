@@ -1,12 +1,14 @@
 """Do memory and overhead stay flat over a run of ten thousand steps, and is a budget kept?
 
-The program and the process that stores are looked at after a tenth of the steps and at the end. What one recorded
-step costs is what xsp took around it, by its own account. Loading is done in a fresh process.
+The program and the process that stores are looked at twenty times on the way; the slope of their memory is that of
+least squares over the last nine tenths. What one recorded step costs, in the first and in the last tenth, is what xsp
+took around it, by its own account. Loading is done in a fresh process.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "every=100": {"every": 100},
     'budget="1%"': {"budget": "1%"},
 }
+COLUMNS = (
+    "", "stored", "program MB, more per 1000 steps", "storing MB, more per 1000 steps",
+    "a recorded step ms, first tenth, last tenth", "overhead %", "budget kept", "end s", "load s", "load MB",
+)  # fmt: skip
+LOOKS = 20
+"""On the way, at equal distances."""
+
 LOAD = """
 import json, resource, sys, time
 import xsp
@@ -38,6 +47,7 @@ print(json.dumps([took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 102
 class Look(NamedTuple):
     """What is so at one moment."""
 
+    step: int
     program_mb: float
     storing_mb: float
     around_ns: int
@@ -70,10 +80,11 @@ def resident_mb(process: int | str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
-def look(session: xsp.profile) -> Look:
+def look(session: xsp.profile, step: int) -> Look:
     """Look at both processes and at the account."""
     rungs = session.account.rungs.values()
     return Look(
+        step,
         resident_mb("self"),
         resident_mb(session._writer.process),
         sum(rung.around_ns for rung in rungs),
@@ -82,16 +93,15 @@ def look(session: xsp.profile) -> Look:
 
 
 def run(out: Path, steps: int, settings: dict[str, Any]) -> tuple[list[Look], float]:
-    """Profile the training; return the looks at the beginning, after a tenth and in two more, and at the end."""
+    """Profile the training; return the looks from the beginning to the end, and the seconds that the end took."""
     step, looks = training(), []
-    places = [0, steps // 10, steps - steps // 10, steps]
     with xsp.profile("long run", out=out, **settings) as session:
         for number in range(steps):
-            if number in places:
-                looks.append(look(session))
+            if number % (steps // LOOKS) == 0:
+                looks.append(look(session, number))
             with session.step():
                 step()
-        looks.append(look(session))
+        looks.append(look(session, steps))
         begin = time.perf_counter()
     return looks, time.perf_counter() - begin
 
@@ -102,6 +112,19 @@ def cost_ms(before: Look, after: Look) -> float:
     return (after.around_ns - before.around_ns) / steps / 1e6 if steps else float("nan")
 
 
+def slope(looks: Sequence[Look], memory: Callable[[Look], float]) -> float:
+    """Return by how many MB memory grew per 1000 steps, the first tenth left out."""
+    settled = looks[LOOKS // 10 :]
+    return statistics.linear_regression([each.step / 1000 for each in settled], list(map(memory, settled))).slope
+
+
+def loaded(run: str) -> tuple[float, float, int]:
+    """Load a run in a fresh process; return the seconds, the largest memory in MB, and the spans."""
+    done = subprocess.run([sys.executable, "-c", LOAD, run], stdout=subprocess.PIPE, check=True)
+    load_s, load_mb, spans = json.loads(done.stdout)
+    return load_s, load_mb, spans
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     made = turns.parser(__doc__, rounds=3)
@@ -110,27 +133,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     steps = options.steps or (400 if options.quick else 10_000)
     if not Path("/proc/self/status").is_file():
         turns.skip("long_run: memory of processes is read from /proc, which is not here")
-    columns = ("", "stored", "program, last/first MB", "storing, last/first MB", "a recorded step, last/first ms",
-               "overhead %", "end s", "load s", "load MB")  # fmt: skip
-    report = turns.Report("long_run", f"A run of {steps:,} steps: the end against a tenth of the way", columns)
+    report = turns.Report("long_run", f"A run of {steps:,} steps of all levels", COLUMNS)
     for name, settings in SETTINGS.items():
         turns.say(name)
         with tempfile.TemporaryDirectory() as folder:
             looks, end_s = run(Path(folder) / "run", steps, settings)
             content = json.loads((Path(folder) / "run" / "run.json").read_text(encoding="utf-8"))
-            done = subprocess.run([sys.executable, "-c", LOAD, f"{folder}/run"], stdout=subprocess.PIPE, check=True)
-        load_s, load_mb, spans = json.loads(done.stdout)
-        first, last = cost_ms(looks[0], looks[1]), cost_ms(looks[2], looks[3])
-        program, storing = (looks[3][place] / looks[1][place] for place in (0, 1))
+            load_s, load_mb, spans = loaded(f"{folder}/run")
+        first, last = cost_ms(looks[0], looks[LOOKS // 10]), cost_ms(looks[-1 - LOOKS // 10], looks[-1])
+        program, storing = slope(looks, lambda each: each.program_mb), slope(looks, lambda each: each.storing_mb)
         spent = content["budget"]
+        kept = {None: "–", True: "yes", False: "no"}[spent.get("kept")]
         report.add(
             [name, f"{content['steps']['stored']:,}",
-             f"{program:.2f} of {looks[1].program_mb:.0f}", f"{storing:.2f} of {looks[1].storing_mb:.0f}",
-             f"{last / first:.2f} of {first:.1f}", f"{spent['overhead_percent']:.2f}",
+             f"{looks[-1].program_mb:.0f}, {program:+.2f}", f"{looks[-1].storing_mb:.0f}, {storing:+.2f}",
+             f"{first:.1f}, {last:.1f}", f"{spent['overhead_percent']:.2f}", kept,
              f"{end_s:.1f}", f"{load_s:.1f}", f"{load_mb:.0f}"],
             looks=[each._asdict() for each in looks], budget=spent, spans=spans, end_s=end_s, load_s=load_s,
+            program_slope_mb=program, storing_slope_mb=storing, first_ms=first, last_ms=last,
         )  # fmt: skip
-    report.notes.append("Figures of the first tenth hold its trials and warm-up; `end s` merges all steps.")
+    report.notes.append("The first tenth holds trials and warm-up; the end calibrates collectors and merges all steps.")
     report.finish(options)
 
 

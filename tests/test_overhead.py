@@ -115,6 +115,15 @@ def test_a_span_is_never_shorter_than_the_spans_inside_it() -> None:
     assert found["net"] == (410 * US, 3 * 130 * US)
 
 
+def test_the_interval_holds_the_true_time_where_the_spans_inside_hold_it_up() -> None:
+    shallow = [spans("step s 0-1000", step=step, rung=20) for step in range(3)]
+    deep = [spans("step s 0-1400\nop a 0-130\nop b 0-125\nop c 1-124", step=step, rung=40) for step in range(3, 6)]
+    found = figures(
+        trace_of([row for rows in (*shallow, *deep) for row in rows]), "true_lo_ns", "true_ns", "true_hi_ns"
+    )
+    assert found["a"] == (0, 123 * US, 123 * US)  # two ops inside at 133 µs each would leave less than nothing
+
+
 def test_device_work_costs_the_step_nothing_and_does_not_dilute_the_cost_of_its_launches() -> None:
     launch = Part(Kind.LAUNCH, "cudaLaunchKernel", 5)
     rows = leveled("model/op/kernel", 3, program=Part(Kind.STEP, "s", 100, (op("a", 10, launch), op("b", 10, launch))))

@@ -245,6 +245,15 @@ def test_a_table_of_an_older_xsp_loads_and_what_it_lacks_is_null(tmp_path: Path)
     assert xsp.load(tmp_path / "old.parquet").sql("SELECT name, flops FROM spans").fetchall() == [("s", None)]
 
 
+def test_steps_of_an_older_xsp_load_beside_those_of_this_one(tmp_path: Path) -> None:
+    run = write(tmp_path / "run")
+    con, old = table.connect(), rundir.segment(run, 0)
+    con.execute(f"CREATE TABLE older AS SELECT * EXCLUDE (attributes, flops) FROM {table.parquet(old)}")
+    table.write_parquet(con, "older", old)
+    assert not table.are_whole_and_alike(con, rundir.segments(run), [])
+    assert len(xsp.load(run).spans) == 6
+
+
 # --- directories of runs ----------------------------------------------------------------------------------
 
 
