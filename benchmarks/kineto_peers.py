@@ -167,7 +167,7 @@ def count(trace: Path) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
-    made = turns.parser(__doc__, rounds=5)
+    made = turns.parser(__doc__, rounds=3)
     made.add_argument("traces", nargs="*", type=Path, help="files (default: all Kineto traces of ../shared/traces)")
     made.add_argument("--peers", nargs="*", default=list(ON_PYPI), choices=list(ON_PYPI), help="of those on PyPI")
     made.add_argument("--tracelens", help="Python of an environment that has AMD's TraceLens")

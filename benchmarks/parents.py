@@ -1,4 +1,4 @@
-"""Parents for ten million spans: how long the bulk placement takes, and whether it grows linearly.
+"""Parents for five million spans, or for more with --sizes: how long the bulk placement takes, and whether it grows linearly.
 
 The spans are fabricated: steps on four threads in turn, layers in them, operators in the layers, launches in the
 operators, and a kernel for each launch. What is measured is `xsp.intake.placing.place`: identities, parents, steps,
@@ -28,7 +28,7 @@ from xsp.importers.contract import SEEN, Losses, Seen
 from xsp.intake import placing, tables
 from xsp.span import Kind, Level, Span
 
-SIZES = (200_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000)
+SIZES = (200_000, 1_000_000, 2_000_000, 5_000_000)
 SMALL = 200_000
 """Up to so many spans, `xsp.correlate` is measured too."""
 
@@ -98,7 +98,7 @@ def correlated(spans: int) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--sizes", type=int, nargs="*", help="spans (default: 200 thousand to 10 million)")
+    made.add_argument("--sizes", type=int, nargs="*", help="spans (default: 200 thousand to 5 million)")
     made.add_argument("--one", type=int, help=argparse.SUPPRESS)  # a measurement in a process of its own
     options = turns.parse(made, arguments)
     if options.one:

@@ -57,12 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     made = turns.parser(__doc__, rounds=7)
     made.add_argument("traces", nargs="*", type=Path, help="files (default: the three largest of ../shared/traces)")
-    made.add_argument("--events", type=int, nargs="*", help="sizes of synthetic traces (default: 2 and 10 million)")
+    made.add_argument("--events", type=int, nargs="*", help="sizes of synthetic traces (default: 2 million)")
     options = turns.parse(made, arguments)
     traces = options.traces or sorted(TRACES.rglob("*.json.gz"), key=count)[-3:]
     if not traces:
         turns.skip("name a trace: ../shared/traces is not there")
-    sizes = ([] if options.quick else [2_000_000, 10_000_000]) if options.events is None else options.events
+    sizes = ([] if options.quick else [2_000_000]) if options.events is None else options.events
     measure(options, traces, sizes).finish(options)
 
 
