@@ -83,7 +83,7 @@ def change(data: st.DataObject, document: Any) -> Any:
             inside = inside[step]
         how = data.draw(st.sampled_from(["replace", "replace", "replace", "remove", "double"]))
         if how == "replace":
-            inside[key] = data.draw(ODD)
+            inside[key] = copy.deepcopy(data.draw(ODD))  # it may be changed in the next round
         elif how == "remove":
             del inside[key]
         elif isinstance(inside, list):

@@ -91,11 +91,9 @@ def level_of(name: str) -> int:
     Raises:
         ValueError: it is no level.
     """
-    return int(name) if name.isdigit() else int(Level[name.upper()]) if name.upper() in Level.__members__ else _no(name)
-
-
-def _no(name: str) -> int:
-    raise ValueError(f"{name!r} is no level")
+    if name.upper() in Level.__members__:
+        return int(Level[name.upper()])
+    return int(name)
 
 
 def resource(

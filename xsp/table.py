@@ -31,6 +31,13 @@ def connect() -> duckdb.DuckDBPyConnection:
     return con
 
 
+def spilling(folder: Path, memory: str) -> duckdb.DuckDBPyConnection:
+    """Return an engine as `connect` does, which puts into a folder what does not fit into so much memory (`1GB`)."""
+    con = connect()
+    con.execute(f"SET memory_limit = '{memory}'; SET temp_directory = {literal(str(folder / 'spill'))}")
+    return con
+
+
 def cursor(con: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
     """Return a second connection to an engine, which finds tables where the first one does."""
     ((path,),) = con.execute("SELECT current_setting('search_path')").fetchall()

@@ -180,22 +180,12 @@ def _convolution_backward(inputs: Inputs) -> Traffic:
     return Traffic(read, to_image * inputs.bytes(1) + to_weight * inputs.bytes(2))
 
 
-def _attention(first: int = 0, heads_inside: bool = False) -> Formula:
-    """Return the formula of attention over query, key and value from a place on.
-
-    Args:
-        first: place of the query.
-        heads_inside: the shapes are (batch, length, heads, width), not (batch, heads, length, width).
-    """
-
-    def formula(inputs: Inputs) -> Traffic:
-        query, value = inputs.shapes[first], inputs.shapes[first + 2]
-        if len(query) != 4 or len(value) != 4:
-            raise ValueError("sequences of different lengths in one")
-        read = sum(inputs.bytes(place) for place in range(first, len(inputs.shapes)))
-        return Traffic(read, prod(query[:3]) * value[3] * inputs.size(first))
-
-    return formula
+def _attention(inputs: Inputs) -> Traffic:
+    """Read query, key and value, write as many rows as there are queries; heads may stand before or after lengths."""
+    query, _, value = inputs.shapes[:3]
+    if len(query) != 4 or len(value) != 4:
+        raise ValueError("sequences of different lengths in one")
+    return Traffic(inputs.all(), prod(query[:3]) * value[3] * inputs.size(0))
 
 
 def _selected(inputs: Inputs) -> Traffic:
@@ -328,13 +318,13 @@ FORMULAS: dict[str, Formula] = {
     "mkldnn::_convolution_pointwise": _convolution(4, 3, 5),
     "convolution_backward": _convolution_backward,
     # attention
-    **dict.fromkeys(("_flash_attention_forward", "_efficient_attention_forward"), _attention(heads_inside=True)),
-    **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu", "_cudnn_attention_forward"), _attention()),
-    "_scaled_dot_product_cudnn_attention": _attention(),
+    **dict.fromkeys(("_flash_attention_forward", "_efficient_attention_forward"), _attention),
+    **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu", "_cudnn_attention_forward"), _attention),
+    "_scaled_dot_product_cudnn_attention": _attention,
     **dict.fromkeys(("_flash_attention_backward", "_efficient_attention_backward"), _like(1, 2, 3)),
     "_scaled_dot_product_flash_attention_for_cpu_backward": _like(1, 2, 3),
     "_scaled_dot_product_cudnn_attention_backward": _like(1, 2, 3),
-    "flash_attn::_flash_attn_forward": _attention(heads_inside=True),
+    "flash_attn::_flash_attn_forward": _attention,
     # look-ups
     "embedding_dense_backward": _embedding_backward,
     "index_select": _selected,

@@ -1,4 +1,4 @@
-"""What an analysis is, and the tables that several of them start from."""
+"""What an analysis is, and how one that computes in Python hands over its table."""
 
 from __future__ import annotations
 
@@ -70,6 +70,8 @@ class Analysis:
 def _how_recorded(trace: Trace, missing: Sequence[Level]) -> str:
     if "imported" in trace.run and "xsp" not in trace.run:  # of another profiler
         return "(imported); torch.profiler records modules with with_stack and with_modules, shapes with record_shapes"
+    if trace.run.get("levels") == "M/L/G" and Level.KERNEL not in missing:
+        return "(no step was recorded so deep, of M/L/G); run more steps, or with a larger budget"
     where = " on a machine with a GPU" if Level.KERNEL in missing else ""
     return f"(recorded with {trace.run.get('levels', 'unknown levels')}); record again with --levels M/L/G{where}"
 
@@ -98,6 +100,7 @@ def values(trace: Trace, name: str, columns: Mapping[str, str], rows: Sequence[S
         columns: name → type.
         rows: in the order of the table.
     """
-    table.create(trace.con, name, [Column(each, kind, "") for each, kind in columns.items()])
-    table.insert(trace.con, name, rows, [Column(each, kind, "") for each, kind in columns.items()])
+    made = [Column(each, kind, "") for each, kind in columns.items()]
+    table.create(trace.con, name, made)
+    table.insert(trace.con, name, rows, made)
     return trace.sql(f"SELECT * FROM {name}")

@@ -62,6 +62,16 @@ def prepare(trace: Trace) -> None:
     trace.once("runtime_calls", _RUNTIME_CALLS)
 
 
+NAMED = f"""
+    named AS (
+        SELECT around.level, around.name, around.type, within.*
+        FROM within LEFT JOIN (
+            SELECT rank, trace_id, span_id, level, name, type FROM spans WHERE level < {int(Level.KERNEL)}
+        ) around USING (rank, trace_id, span_id)
+    )
+"""
+"""To put behind a table `within` of device work by rank, trace_id and span_id: with what the span of the host is."""
+
 _UNIONS = {
     "busy": "true",
     "computation": f"purpose = '{COMPUTATION}'",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import LEVEL_NAMES, prepare
+from xsp.analyses.devicework import LEVEL_NAMES, NAMED, prepare
 from xsp.span import Kind, Level
 from xsp.trace import Trace
 
@@ -104,12 +104,7 @@ def LAUNCH_BOUND(trace: Trace) -> Table:
                    count(*) FILTER (WHERE kind = '{Kind.KERNEL}' AND dur_ns < launch_dur_ns) AS short
             FROM launched WHERE launch_ns IS NOT NULL GROUP BY ALL
         ),
-        named AS (
-            SELECT around.level, around.name, around.type, within.*
-            FROM within LEFT JOIN (
-                SELECT rank, trace_id, span_id, level, name, type FROM spans WHERE level < {int(Level.KERNEL)}
-            ) around USING (rank, trace_id, span_id)
-        )
+        {NAMED}
         SELECT CASE named.level {LEVEL_NAMES} END AS level, name, type,
                sum(kernels_and_copies)::BIGINT AS kernels_and_copies, sum(launches)::BIGINT AS launches,
                sum(launch_ns) / 1e6 AS launch_ms, sum(device_ns) / 1e6 AS device_ms,

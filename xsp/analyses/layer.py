@@ -25,7 +25,7 @@ def A2(trace: Trace) -> Table:
     return trace.sql(
         f"""
         WITH {LAYERS}, backward AS (
-            SELECT parent_id, sum(coalesce(true_ns, raw_ns, dur_ns)) AS ns FROM merged
+            SELECT parent_id, sum({NS}) AS ns FROM merged
             WHERE parent_rule = '{Rule.SEQUENCE}' GROUP BY parent_id
         ), device_work AS (
             SELECT layer_id, sum({NS}) AS ns FROM merged

@@ -42,8 +42,7 @@ def _why_none(trace: Trace) -> str | None:
     """Say why a trace has no samples."""
     if trace.con.execute("SELECT 1 FROM samples LIMIT 1").fetchall():
         return None
-    absent = (trace.run.get("samples") or {}).get("absent") or {}
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in _absent(trace).items())
     return f"nothing was sampled while {trace.name!r} ran; " + (reasons or "record with xsp, and without --no-samples")
 
 
@@ -51,9 +50,13 @@ def _why_no_masks(trace: Trace) -> str | None:
     """Say why it is not known when clocks were held down."""
     if trace.con.execute(f"SELECT 1 FROM samples WHERE name = '{MASK}' LIMIT 1").fetchall():
         return None
-    absent = (trace.run.get("samples") or {}).get("absent") or {}
-    reason = absent.get("nvml") or "no device of NVIDIA was sampled"
+    reason = _absent(trace).get("nvml") or "no device of NVIDIA was sampled"
     return f"reasons for lower clocks were not sampled ({reason})"
+
+
+def _absent(trace: Trace) -> dict[str, str]:
+    """Return which samplers could not be had, and why."""
+    return (trace.run.get("samples") or {}).get("absent") or {}
 
 
 @analysis("samples", "Power, clocks, memory and use", unless=_why_none)

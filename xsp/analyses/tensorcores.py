@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.devicework import LEVEL_NAMES, TENSOR_TIMES, prepare
+from xsp.analyses.devicework import LEVEL_NAMES, NAMED, TENSOR_TIMES, prepare
 from xsp.device.kernelnames import MATRIX
 from xsp.span import Level
 from xsp.trace import Trace
@@ -24,12 +24,7 @@ def TENSOR_CORES(trace: Trace) -> Table:
             SELECT rank, trace_id, coalesce(layer_id, parent_id) AS span_id, class, tensor_cores, dur_ns
             FROM device_work WHERE class IN {MATRIX}
         ),
-        named AS (
-            SELECT around.level, around.name, around.type, within.*
-            FROM within LEFT JOIN (
-                SELECT rank, trace_id, span_id, level, name, type FROM spans WHERE level < {int(Level.KERNEL)}
-            ) around USING (rank, trace_id, span_id)
-        )
+        {NAMED}
         SELECT CASE named.level {LEVEL_NAMES} END AS level, name, type, count(*) AS kernels, {TENSOR_TIMES}
         FROM named GROUP BY ALL ORDER BY matrix_ms DESC, name
         """

@@ -39,6 +39,9 @@ _PATIENCE = 4
 Thread = tuple[int | None, int | None]
 """Process and thread."""
 
+_Call = tuple[int | None, int | None]
+"""Process and correlation id; no process where the source does not say that of device work."""
+
 
 class Seen(NamedTuple):
     """A span of the step, of the host or of a device; times in nanoseconds."""
@@ -168,16 +171,16 @@ class Walk:
             device: _Lane(row for (of, _), found in streams.items() if of == device for row in found)
             for device in {device for device, _ in streams}
         }
-        self.copies: dict[Thread, Seen] = {
+        self.copies: dict[_Call, Seen] = {
             (row.process, row.correlation_id): row
             for row in rows
             if row.kind == Kind.COPY and row.correlation_id is not None
         }
-        self.launches: dict[Thread, Seen] = {
+        self.launches: dict[_Call, Seen] = {
             (process, row.correlation_id): row
             for row in rows
             if row.device is None and row.correlation_id is not None
-            for process in (row.process, None)  # some sources do not say the process of device work
+            for process in (row.process, None)
         }
         self.labels: dict[Label, int] = {}
         """The labels by number."""

@@ -129,6 +129,8 @@ def _rounded_quantile(share: float, freedom: float) -> float:
 
 
 def _trimmed(values: Sequence[float]) -> float:
+    """Return the trimmed mean that the standard error belongs to: by the definition also of three values, of which
+    `summary.trimmed_mean` takes the median."""
     drop = math.floor(summary.TRIM * len(values))
     return statistics.fmean(sorted(values)[drop : len(values) - drop])
 

@@ -12,7 +12,7 @@ import gzip
 import io
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol, cast
@@ -121,5 +121,9 @@ def check_steps(trace: Trace, steps: tuple[int, ...] | None) -> None:
     held = {step for (step,) in trace.sql("SELECT DISTINCT step FROM spans WHERE step IS NOT NULL").fetchall()}
     missing = [step for step in steps if step not in held]
     if missing:
-        there = ", ".join(map(str, sorted(held)[:20])) + (", …" if len(held) > 20 else "")
-        raise UsageError(f"{trace.name}: there is no step {missing[0]}; there are {there or 'none'}")
+        raise UsageError(f"{trace.name}: there is no step {missing[0]}; there are {listed(held)}")
+
+
+def listed(steps: Collection[int]) -> str:
+    """Return the numbers of steps for people, the first ones of many."""
+    return ", ".join(map(str, sorted(steps)[:20])) + (", …" if len(steps) > 20 else "") or "none"

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 
 from xsp.errors import DeliveryError
-from xsp.exporters import bodies, otlp
+from xsp.exporters import bodies, encode, otlp
 from xsp.exporters.answers import Answer, Busy, Refused, TooLarge
 from xsp.exporters.encode import Request
 from xsp.exporters.endpoint import Endpoint
@@ -64,7 +64,7 @@ class Courier:
         """
         self.to = to
         self.counts = Counts()
-        self.max_bytes = otlp.MAX_BYTES
+        self.max_bytes = encode.MAX_BYTES
         self._patience_s = patience_s
         self._stop = stop or threading.Event()
         self._sender = otlp.sender(to)

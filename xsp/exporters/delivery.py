@@ -123,9 +123,8 @@ class Delivery:
         """Spans of earlier steps, by trace."""
 
         self._counted_to = -1
-        self._con = table.connect()
         self._spill = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
-        self._con.execute(f"SET memory_limit = '{MEMORY}'; SET temp_directory = {table.literal(self._spill.name)}")
+        self._con = table.spilling(Path(self._spill.name), MEMORY)
         if threads is not None:
             self._con.execute(f"SET threads = {threads}")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from xsp import rundir
 from xsp.errors import DeliveryError, TraceError, UsageError
+from xsp.exporters.contract import listed
 from xsp.exporters.courier import PATIENCE_S, Counts, Courier
 from xsp.exporters.delivery import TRACE_SPANS, Delivery, number_of, read
 from xsp.exporters.endpoint import FROM_ENVIRONMENT, TRACES_PATH, Endpoint
@@ -108,12 +109,7 @@ def _check_steps(runs: list[Path], what: Export) -> None:
     held = {number_of(segment) for run in runs for segment in rundir.segments(run)}
     missing = [step for step in what.steps or () if step not in held]
     if missing:
-        raise UsageError(f"{what.run}: step {missing[0]} was not stored; there are {_listed(sorted(held))}")
-
-
-def _listed(steps: list[int]) -> str:
-    shown = ", ".join(map(str, steps[:20]))
-    return shown + (", …" if len(steps) > 20 else "") if steps else "none"
+        raise UsageError(f"{what.run}: step {missing[0]} was not stored; there are {listed(held)}")
 
 
 def _send_all(

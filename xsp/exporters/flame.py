@@ -137,7 +137,7 @@ def _insert_own_times(con: duckdb.DuckDBPyConnection, ns: str, threads: list[int
         """,
         [threads],
     )
-    own = _own_times(row for batch in iter(lambda: rows.fetchmany(_BATCH), []) for row in batch)
+    own = _own_times(tracks.fetched(rows))
     with con.cursor() as other:  # the first one is still giving rows
         while batch := list(islice(own, _BATCH)):
             table.insert(other, "own_times", batch, _OWN)

@@ -6,9 +6,11 @@ of each answer whether the same request may be sent again. Trying again is `xsp.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
@@ -21,9 +23,6 @@ from xsp.exporters.bodies import as_json
 from xsp.exporters.endpoint import Endpoint, Protocol
 from xsp.exporters.overgrpc import GrpcSender
 from xsp.exporters.overhttp import HttpSender
-
-MAX_BYTES = 3_500_000
-"""Of a request: a gRPC receiver takes 4 MiB unless told otherwise."""
 
 _LENGTH = struct.Struct(">I")
 
@@ -49,30 +48,29 @@ class _FileSender:
     def __init__(self, to: Endpoint) -> None:
         self._path, self._lines = Path(to.url), to.protocol is Protocol.JSON_LINES
         self._beside = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
-        try:
+        with self._writing():
             self._file: IO[bytes] = open(self._beside, "wb")  # noqa: SIM115 — closed by close()
-        except OSError as error:
-            raise OutputError(f"{self._path}: cannot be written ({error.strerror})") from error
 
     def send(self, body: bytes, timeout_s: float) -> Answer:
-        try:
-            if self._lines:
-                self._file.write(as_json(body).encode() + b"\n")
-            else:
-                self._file.write(_LENGTH.pack(len(body)) + body)
-        except OSError as error:
-            raise OutputError(f"{self._path}: cannot be written ({error.strerror})") from error
+        with self._writing():
+            self._file.write(as_json(body).encode() + b"\n" if self._lines else _LENGTH.pack(len(body)) + body)
         return Answer()
 
     def close(self, complete: bool) -> None:
         try:
-            self._file.close()
-            if complete:
-                os.replace(self._beside, self._path)
-        except OSError as error:
-            raise OutputError(f"{self._path}: cannot be written ({error.strerror})") from error
+            with self._writing():
+                self._file.close()
+                if complete:
+                    os.replace(self._beside, self._path)
         finally:
             self._beside.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(f"{self._path}: cannot be written ({error.strerror})") from error
 
 
 # --- Jaeger's page ------------------------------------------------------------------------------------

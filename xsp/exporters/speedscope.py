@@ -23,8 +23,6 @@ from xsp.version import __version__
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
-_FETCH = 10_000
-
 _ROWS = f"""
     SELECT track, at_ns - $1, at_ns - $1 + for_ns,
            CASE WHEN kind = '{Kind.MODULE}' AND type IS NOT NULL THEN name || ' (' || type || ')' ELSE name END
@@ -70,9 +68,7 @@ def _json(text: str) -> str:
 
 def _spans(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
     [(first,)] = con.execute("SELECT coalesce(min(at_ns), 0) FROM placed").fetchall()
-    rows = con.execute(_ROWS, [first])
-    while batch := rows.fetchmany(_FETCH):
-        yield from batch
+    return tracks.fetched(con.execute(_ROWS, [first]))
 
 
 def _write_track(spans: Iterator[tuple[Any, ...]], frames: dict[str, int], file: IO[str]) -> int:

@@ -200,7 +200,7 @@ def _nest(con: duckdb.DuckDBPyConnection, placed: Placed) -> None:
         ORDER BY tracks.track, start_ns, dur_ns DESC, level, depth, span_id
         """
     )
-    moves = _moves(_fetched(rows), placed.tracks)
+    moves = _moves(fetched(rows), placed.tracks)
     with con.cursor() as other:  # the first one is still giving rows
         while batch := list(islice(moves, _BATCH)):
             table.insert(other, "moves", batch, _MOVES)
@@ -219,7 +219,8 @@ def _nest(con: duckdb.DuckDBPyConnection, placed: Placed) -> None:
     ).fetchall()
 
 
-def _fetched(rows: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
+def fetched(rows: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a query, of which some are in memory at a time."""
     while batch := rows.fetchmany(_BATCH):
         yield from batch
 

@@ -36,6 +36,17 @@ def run_of(text: str, losses: Losses) -> dict[str, Any] | None:
     return {name: value for name, value in claimed.items() if name not in _ELSEWHERE and name not in wrong}
 
 
+def device(name: str, sms: Any, memory_bytes: Any, major: Any, minor: Any, warp_size: Any) -> dict[str, Any]:
+    """Return the properties of a device as a `run.json` has them; what a source does not say is None."""
+    return {
+        "name": name,
+        "sms": sms,
+        "memory_bytes": memory_bytes,
+        "compute": None if major is None or minor is None else f"{major}.{minor}",
+        "warp_size": warp_size,
+    }
+
+
 def misfits(claimed: Mapping[str, Any]) -> list[str]:
     """Return the names of a run's fields that have other types than ours, as the readers of a run rely on them."""
     return [name for name, fits in _EXPECTED.items() if name in claimed and not fits(claimed[name])]

@@ -21,8 +21,7 @@ from urllib.parse import unquote, urlsplit
 from xsp.errors import TraceError
 from xsp.importers import otlp_json
 from xsp.importers.contract import Imported, Losses, is_url, opened, without_credentials
-from xsp.importers.otlp import Part, Reader, Spoken, Unfit
-from xsp.importers.otlp_json import LARGEST
+from xsp.importers.otlp import LARGEST, Part, Reader, Spoken, Unfit
 
 SECONDS = 30
 """Without a byte from Jaeger, after which it counts as hanging."""

@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 
 from xsp.errors import TraceError
-from xsp.importers import kineto_rows, kineto_whole, traceevents
+from xsp.importers import claims, kineto_rows, kineto_whole, traceevents
 from xsp.importers.contract import Losses, Seen
 from xsp.importers.kineto_rows import whole
 
@@ -83,14 +83,8 @@ def _run(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _device(properties: dict[str, Any]) -> dict[str, Any]:
-    major, minor = (whole(properties.get(key)) for key in ("computeMajor", "computeMinor"))
-    return {
-        "name": str(properties.get("name", ""))[:256],
-        "sms": whole(properties.get("numSms")),
-        "memory_bytes": whole(properties.get("totalGlobalMem")),
-        "compute": f"{major}.{minor}" if major is not None and minor is not None else None,
-        "warp_size": whole(properties.get("warpSize")),
-    }
+    keys = ("numSms", "totalGlobalMem", "computeMajor", "computeMinor", "warpSize")
+    return claims.device(str(properties.get("name", ""))[:256], *(whole(properties.get(key)) for key in keys))
 
 
 def _is_plain(value: Any) -> bool:

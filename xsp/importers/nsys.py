@@ -16,7 +16,7 @@ import duckdb
 
 from xsp import table
 from xsp.errors import TraceError
-from xsp.importers import nsys_activities, nsys_ranges
+from xsp.importers import claims, nsys_activities, nsys_ranges
 from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, fitting
 from xsp.importers.nsys_tables import Export
 from xsp.span import Level
@@ -118,16 +118,7 @@ def _epoch_of(run: dict[str, Any]) -> int:
 
 def _machine(devices: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
     ordered = sorted(devices, key=lambda row: row[0] if row[0] is not None else 0)
-    properties = [
-        {
-            "name": name,
-            "sms": sms,
-            "memory_bytes": memory,
-            "compute": None if major is None or minor is None else f"{major}.{minor}",
-            "warp_size": warp,
-        }
-        for _, name, sms, memory, major, minor, warp in ordered
-    ]
+    properties = [claims.device(*row[1:]) for row in ordered]
     return {"devices": [each["name"] or "unknown" for each in properties], "device_properties": properties}
 
 

@@ -22,6 +22,12 @@ from xsp.importers import claims
 from xsp.importers.contract import Losses, Row
 from xsp.span import COLUMNS, Kind, Level, Span
 
+LARGEST = 256 << 20
+"""Bytes of the largest line, document or message that is taken: it is decoded in memory."""
+
+DEEPEST = 32
+"""Lists and objects inside each other in one attribute, beyond which its span is left out."""
+
 FOLD = "xsp.fold."
 """Prefix of the attributes of a folded span, which stands for several; `count` says for how many."""
 

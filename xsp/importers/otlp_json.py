@@ -15,13 +15,7 @@ from typing import IO, Any
 
 from xsp.errors import TraceError
 from xsp.importers.contract import Imported, Losses, broken, opened
-from xsp.importers.otlp import Part, Reader, Spoken, Unfit
-
-LARGEST = 256 << 20
-"""Bytes of the largest line or document that is taken: it is decoded in memory."""
-
-DEEPEST = 32
-"""Lists and objects inside each other in one attribute, beyond which its span is left out."""
+from xsp.importers.otlp import DEEPEST, LARGEST, Part, Reader, Spoken, Unfit
 
 _OURS = re.compile(rb'\s*\{[^{}\[\]]*"resource(?:Spans|Metrics|Logs)"\s*:')
 _OTHERS = ("resourceMetrics", "resourceLogs", "resourceProfiles")

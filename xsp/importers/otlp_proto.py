@@ -14,17 +14,13 @@ from typing import IO, Any
 
 from xsp.errors import PluginError, TraceError
 from xsp.importers.contract import Imported, Losses, broken, opened
-from xsp.importers.otlp import Part, Reader, Spoken, Unfit
-
-LARGEST = 256 << 20
-"""Bytes of the largest message that is taken: it is decoded in memory."""
+from xsp.importers.otlp import DEEPEST, LARGEST, Part, Reader, Spoken, Unfit
 
 _LENGTH = struct.Struct(">I")
 _RESOURCE_SPANS = 0x0A
 """The tag that an OTLP message of spans begins with: field 1, of a length."""
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
-DEEPEST = 32
 
 
 class OtlpProto:

@@ -28,6 +28,9 @@ OTHERS = "services"
 RUNS = "runs"
 """Kind of a directory that holds several runs that were imported together."""
 
+MEMORY = "1GB"
+"""Of the engine; what does not fit lies on the disk."""
+
 BATCH = 8192
 """Rows that are in Python at a time."""
 
@@ -44,12 +47,10 @@ class Job(NamedTuple):
 
 def connect(folder: Path) -> duckdb.DuckDBPyConnection:
     """Return an engine whose tables lie in a file, so that memory does not grow with them."""
-    con = table.connect()
+    con = table.spilling(folder, MEMORY)
     con.execute(f"ATTACH {table.literal(str(folder / 'arrived.duckdb'))} AS arrived")
     con.execute("USE arrived")
     con.execute("SET threads = 2")
-    con.execute("SET memory_limit = '1GB'")
-    con.execute(f"SET temp_directory = {table.literal(str(folder / 'spill'))}")
     return con
 
 

@@ -34,10 +34,8 @@ MANY = 500_000
 
 def connect(folder: Path) -> duckdb.DuckDBPyConnection:
     """Return an engine in bounded memory that spills into a folder."""
-    con = table.connect()
+    con = table.spilling(folder, MEMORY)
     con.execute(f"ATTACH {table.literal(str(folder / 'placed.duckdb'))} AS work")
-    con.execute(f"SET memory_limit = '{MEMORY}'")
-    con.execute(f"SET temp_directory = {table.literal(str(folder / 'spill'))}")
     return con
 
 
