@@ -70,7 +70,7 @@ def recorded(levels: Levels, step: Callable[[], None], rounds: int) -> list[Foun
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(turns.parser(__doc__, rounds=7), arguments)
-    gpu_workloads.need_a_gpu(options)
+    gpu_workloads.need_a_gpu()
     report = turns.Report("gpu_drops", "Kernels of graphs replayed as fast as the device runs them [95 %]", COLUMNS)
     for replays in (10, 50) if options.quick else (10, 100, 400):
         step = burst(replays)

@@ -41,7 +41,7 @@ def recorded(workload: Workload, rounds: int) -> dict[str, list[list[Span]]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(gpu_workloads.add_options(turns.parser(__doc__, rounds=5)), arguments)
-    gpu_workloads.need_a_gpu(options)
+    gpu_workloads.need_a_gpu()
     report = turns.Report("gpu_kineto", "Kernels as CUPTI's records and as Kineto have them [95 %]", COLUMNS)
     for workload in gpu_workloads.each(options):
         try:

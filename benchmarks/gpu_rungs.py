@@ -26,10 +26,9 @@ LAYERS = ("modules", "training", "dataloading")
 
 def torch_profiler(workload: Workload) -> Condition:
     """Return the condition in which torch.profiler records the host and CUDA."""
-    import torch
     from torch.profiler import ProfilerActivity, profile
 
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     running: list[profile] = []
 
     def start() -> None:
@@ -61,6 +60,7 @@ def groups_of(workload: Workload, notes: set[str]) -> tuple[list[Group], dict[st
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(gpu_workloads.add_options(turns.parser(__doc__), seconds=8.0), arguments)
+    gpu_workloads.need_a_gpu()
     report = turns.Report("gpu_rungs", "What xsp's rungs add to a step on a GPU, % of the bare step [95 %]", COLUMNS)
     notes: set[str] = set()
     taker = turns.turns_of(options)

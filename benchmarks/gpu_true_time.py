@@ -156,7 +156,7 @@ def _layers(trace: xsp.Trace, events: Sequence[float]) -> list[tuple[str, float,
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(gpu_workloads.add_options(turns.parser(__doc__), seconds=4.0), arguments)
-    gpu_workloads.need_a_gpu(options)
+    gpu_workloads.need_a_gpu()
     report = turns.Report("gpu_true_time", "xsp's true times on a GPU against bare ones [95 %]", COLUMNS)
     for workload in gpu_workloads.each(options):
         one = measure(workload, gpu_workloads.rounds_of(workload, options, 6), options)

@@ -1,4 +1,4 @@
-"""Parents for five million spans, or for more with --sizes: how long the bulk placement takes, and whether it grows linearly.
+"""Parents for five million spans (more with --sizes): how long the bulk placement takes, and does it grow linearly?
 
 The spans are fabricated: steps on four threads in turn, layers in them, operators in the layers, launches in the
 operators, and a kernel for each launch. What is measured is `xsp.intake.placing.place`: identities, parents, steps,

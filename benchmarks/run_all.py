@@ -37,6 +37,10 @@ GRACE = 10
 """Seconds for an interrupted script to remove its files before it is killed, with all that it started."""
 
 
+WIDE = 90
+"""Letters that the table shows of a reason."""
+
+
 class Ended(NamedTuple):
     """How a script ended."""
 
@@ -116,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.page:
         passed = [*([] if options.full else ["--quick"]), *(["--save"] if options.save else [])]
         ended = run_all(those, passed, options.limit or (SECONDS_FULL if options.full else SECONDS))
-        rows = [[each.script, each.how, f"{each.seconds:.0f}", each.why] for each in ended]
+        rows = [[each.script, each.how, f"{each.seconds:.0f}", each.why[:WIDE]] for each in ended]
         print("\n".join(["", *turns.table(["script", "", "s", "why"], rows), ""]))
     page.update()
     print(f"all saved figures: {page.PAGE}")

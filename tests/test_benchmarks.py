@@ -16,6 +16,11 @@ def test_every_script_is_a_benchmark_with_a_quick_form_and_a_line_in_the_readme(
         assert f"| `{script.name}` |" in README
 
 
+def test_what_is_for_a_gpu_looks_for_one_first() -> None:
+    for script in run_all.scripts():
+        assert ("need_a_gpu()" in script.read_text(encoding="utf-8")) == script.name.startswith("gpu_"), script.name
+
+
 def test_what_takes_minutes_comes_last() -> None:
     names = [script.stem for script in run_all.scripts()]
     assert tuple(names[-len(run_all.LAST) :]) == run_all.LAST

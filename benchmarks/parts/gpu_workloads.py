@@ -93,7 +93,7 @@ def rounds_of(workload: models.Workload, options: argparse.Namespace, conditions
     return min(max(6, int(options.seconds / conditions / turns.time_of(workload.step))), workloads.MOST)
 
 
-def need_a_gpu(options: argparse.Namespace) -> None:
+def need_a_gpu() -> None:
     """End the script, saying so, where there is no device."""
     import torch
 
@@ -105,8 +105,6 @@ def device_line() -> str:
     """Return the device, its driver's CUDA and torch's, in one line."""
     import torch
 
-    if not torch.cuda.is_available():
-        return "There is no CUDA device: these figures are of the CPU and say nothing of a GPU."
     found = torch.cuda.get_device_properties(0)
     return f"{found.name}, {found.total_memory / 2**30:.0f} GiB, torch {torch.__version__}, CUDA {torch.version.cuda}."
 
