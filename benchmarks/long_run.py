@@ -61,6 +61,7 @@ def training() -> Callable[[], None]:
     import torch
     from torch import nn
 
+    torch.set_num_threads(1)  # the storing process needs a core too
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
