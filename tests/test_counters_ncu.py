@@ -20,7 +20,8 @@ from xsp.cli import main
 from xsp.counters import joining, metrics, ncu, reading, storing
 from xsp.errors import CounterError
 from xsp.recording import measure
-from xsp.recording.launch import Launch, count
+from xsp.recording.again import count
+from xsp.recording.launch import Launch
 from xsp.recording.schedule import DescribeOnce, parse_levels
 from xsp.testing import installed
 

@@ -49,7 +49,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Run the script, print the first tables, return the script's exit code."""
     from xsp.recording import torchrun
-    from xsp.recording.launch import Launch, count, launch, once_each, resolve
+    from xsp.recording.again import count, once_each, resolve
+    from xsp.recording.launch import Launch, launch
     from xsp.recording.session import of_this_rank
     from xsp.span import Level
 

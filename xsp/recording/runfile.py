@@ -1,4 +1,4 @@
-"""What `run.json` says of a run."""
+"""What `run.json` says of a run, and of one in parts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,22 @@ from xsp.recording import budget
 from xsp.recording.schedule import rung_name
 from xsp.recording.steps import Steps
 from xsp.version import __version__
+
+_ALIKE = (
+    "xsp",
+    "created",
+    "command",
+    "warmup",
+    "settle",
+    "seed",
+    "clock",
+    "collectors",
+    "absent",
+    "kernels",
+    "costs",
+    "machine",
+)
+"""What all parts of a run that was made once per level have alike."""
 
 
 def of_steps(
@@ -61,3 +77,13 @@ def of_steps(
         "notes": collecting.notes,
         "machine": device.describe(),
     }
+
+
+def of_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what is to be said of a run in parts: what they have alike, and in sum what is counted; empty for none."""
+    if not parts:
+        return {}
+    counted = {name: sum(part["steps"][name] for part in parts) for name in parts[-1]["steps"]}
+    notes = [note for part in parts for note in part["notes"]]
+    different = [note for place, note in enumerate(notes) if note not in notes[:place]]
+    return {**{name: parts[-1][name] for name in _ALIKE}, "steps": counted, "notes": different}

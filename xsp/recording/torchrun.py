@@ -17,7 +17,8 @@ from typing import Any
 
 from xsp import identity, plugins, rundir, scrub
 from xsp.errors import UsageError
-from xsp.recording.launch import Launch, otlp_environment
+from xsp.recording import again
+from xsp.recording.launch import Launch
 from xsp.version import __version__
 
 COMMAND = "torchrun"
@@ -45,15 +46,9 @@ def _launch(how: Launch, out: Path, options: list[str], program: list[str]) -> i
     own, start_ns = identity.of_this_process(), time.time_ns()
     content = _content(how, Path(program[0]).stem, own, start_ns)
     rundir.write_run(out, {**content, "finished": False})
-    command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "xsp.cli", "run", "--quiet"]
-    command += ["--out", str(out), "--levels", how.levels, "--step", how.step, "--seed", str(how.seed)]
-    if how.warmup is not None:
-        command += ["--warmup", str(how.warmup)]
-    if how.every is not None:
-        command += ["--every", str(how.every)]
-    command += [] if how.samples else ["--no-samples"]
-    command += ["--kernels", how.kernels, "--otlp-policy", how.otlp_policy]
-    environment = {**os.environ, **otlp_environment(how)}
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "xsp.cli", "run"]
+    command += again.options(how, out)
+    environment = {**os.environ, **again.otlp_environment(how)}
     environment["TRACEPARENT"] = identity.traceparent(own.trace_id, own.span_id)
     code = subprocess.run([*command, *program], env=environment, check=False).returncode
     parts = [part.name for part in rundir.rank_parts(out)]
