@@ -170,6 +170,13 @@ def test_a_run_that_is_being_written_is_not_replaced(tmp_path: Path, monkeypatch
     rundir.create(tmp_path / "run", overwrite=True)
 
 
+def test_a_program_that_was_killed_before_its_run_began_blocks_nothing(tmp_path: Path) -> None:
+    rundir.create(tmp_path / "run")
+    assert rundir.create(tmp_path / "run") == tmp_path / "run"
+    with rundir.created_for_several(tmp_path / "run") as several:
+        assert list(several.iterdir()) == []
+
+
 def test_of_programs_that_want_the_same_directory_at_once_one_gets_it(tmp_path: Path) -> None:
     code = "import sys, xsp\nwith xsp.profile(sys.argv[1], out='run', levels='M', warmup=0, settle=False, "
     code += "collectors=[]) as prof:\n for _ in range(20):\n  with prof.step(): pass\n"
@@ -182,6 +189,43 @@ def test_of_programs_that_want_the_same_directory_at_once_one_gets_it(tmp_path: 
     assert all("OutputError" in each for place, each in enumerate(complaints) if place != winner)
     names = xsp.load(tmp_path / "run").sql("SELECT name, count(*) FROM spans GROUP BY name").fetchall()
     assert names == [(("one", "two", "three")[winner], 20)]
+
+
+IMPORTED = '{"traceEvents": [{"ph": "X", "name": "imported", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]}'
+TRAIN = "def train():\n    pass\nfor _ in range(20):\n    train()\n"
+XSP = (sys.executable, "-m", "xsp.cli")
+RUN = (*XSP, "run", "-q", "--step", "train", "--levels", "M", "--warmup", "0", "--overwrite", "--out", "run")
+IMPORT = (*XSP, "import", "trace.json", "--overwrite", "--out", "run")
+WRITERS = {
+    "programs": ((*RUN, "train.py"), (*RUN, "again.py"), (*RUN, "train.py")),
+    "a program and an import": ((*RUN, "train.py"), IMPORT),
+    "imports": (IMPORT, IMPORT, IMPORT),
+    "a program once per level": ((*RUN, "--once-each", "train.py"), (*RUN, "--once-each", "again.py"), IMPORT),
+}
+
+
+@pytest.mark.parametrize("writers", WRITERS if TIMES >= 100 else [list(WRITERS)[SEED % 2]])
+@pytest.mark.parametrize("before", ["nothing", "a run"])
+def test_what_wants_one_directory_at_once_gets_it_whole_or_is_refused(
+    tmp_path: Path, writers: str, before: str
+) -> None:
+    for name, content in (("trace.json", IMPORTED), ("train.py", TRAIN), ("again.py", TRAIN)):
+        (tmp_path / name).write_text(content)
+    if before == "a run":
+        assert subprocess.run(IMPORT, cwd=tmp_path, capture_output=True, check=False).returncode == 0
+    started = [
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for command in WRITERS[writers]
+    ]
+    complaints = [each.communicate(timeout=300)[1] for each in started]
+    refused = [text for each, text in zip(started, complaints, strict=True) if each.returncode]
+    assert len(refused) < len(started), refused
+    assert all(text.startswith("xsp: error: ") and len(text.splitlines()) == 1 for text in refused), refused
+    trace = xsp.load(tmp_path / "run")
+    found = trace.sql("SELECT name, count(*) FROM spans WHERE name <> 'window' GROUP BY 1").fetchall()
+    assert found in ([("imported", 1)], [("train", 10)], [("again", 10)])
+    assert trace.run["finished"] is True
+    assert {path.name for path in tmp_path.iterdir()} == {"trace.json", "train.py", "again.py", "run"}
 
 
 @pytest.fixture
@@ -224,100 +268,19 @@ def test_a_disk_that_is_full_or_read_only_from_the_start_is_said_before_the_prog
     assert began == []
 
 
-# --- the program's own outcome ----------------------------------------------------------------------------
-
-OUTCOMES = {
-    "an exception": "raise KeyError('mine')",
-    "an exit code": "sys.exit(3)",
-    "an exit with a text": "sys.exit('done with it')",
-    "os._exit": "os._exit(7)",
-    "SIGINT": "os.kill(os.getpid(), signal.SIGINT); time.sleep(9)",
-    "SIGTERM": "os.kill(os.getpid(), signal.SIGTERM)",
-    "SIGHUP": "os.kill(os.getpid(), signal.SIGHUP)",
-    "SIGTERM that is caught": "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); os.kill(os.getpid(), 15)",
-    "no memory": "resource.setrlimit(resource.RLIMIT_AS, (2**33, -1)); bytearray(2**40)",
-    "no memory, caught": """
-        try: bytearray(2**60)
-        except MemoryError: print("less, then")""",
-    "a hook for exceptions": "sys.excepthook = lambda *_: print('hooked', flush=True); raise KeyError('mine')",
-    "a fork that goes on": """
-        if os.fork(): os.wait()
-        else: print("child", flush=True)""",
-    "children that are waited for": """
-        if not os.fork(): os._exit(0)
-        try:
-            while True: print("ended", os.wait()[1])
-        except ChildProcessError: print("none is left")""",
-    "SIGPIPE left to the system": "signal.signal(signal.SIGPIPE, signal.SIG_DFL); kill_storing()",
-    "the storing process dies": "kill_storing()",
-    "a thread that goes on": "threading.Thread(target=lambda: (time.sleep(0.3), model(x), print('late'))).start()",
-    "a daemon that goes on": """
-        def forever():
-            while True: model(x)
-        threading.Thread(target=forever, daemon=True).start()""",
-    "a default for sockets": "socket.setdefaulttimeout(0.001)",
-    "files": "open('result', 'w').write(str(model(x)))",
-    "a handler at exit": "atexit.register(lambda: print('goodbye', model(x)))",
-}
-
-OUTCOME = """
-import atexit, contextlib, os, resource, signal, socket, sys, threading, time
-how, thorough = sys.argv[1], sys.argv[2] == "True"
-if thorough:
-    import torch
-    torch.manual_seed(0)
-    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout()), torch.randn(2, 4)
-else:
-    model, x = (lambda x: 2 * x), 1
-prof, kill_storing = None, lambda: None
-step = contextlib.nullcontext
-def kill():
-    os.kill(prof._writer.process, signal.SIGKILL)
-def steps():
-    for number in range(6):
-        if number == 3:
-{end}
-        with step():
-            print(model(x), flush=True)
-if how in ("bare", "run"):
-    steps()
-else:
-    import xsp
-    prof = xsp.profile("x", out="run", warmup=0, settle=False, collectors=None if thorough else [])
-    step, kill_storing = prof.step, kill
-    if how == "block":
-        with prof:
-            steps()
-    else:
-        prof.__enter__()
-        steps()
-"""
+def test_a_directory_that_another_user_closed_is_refused(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    code = "import os, sys; from xsp import rundir\n"  # root may write anywhere: be nobody, who may not load more
+    code += "if not os.getuid(): os.setuid(65534)\nrundir.create(sys.argv[1])"
+    command = [sys.executable, "-c", code, str(closed / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = f"xsp.errors.OutputError: {closed}/run: cannot be written (Permission denied); choose another directory"
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[-1]) == (1, "", said)
+    assert list(closed.iterdir()) == []
 
 
-def outcome(place: Path, program: str, how: str) -> tuple[Any, ...]:
-    """Return exit code, output, the last line of a traceback, and the program's files."""
-    place.mkdir()
-    (place / "program.py").write_text(program)
-    command = [sys.executable, "-m", "xsp.cli", "run", "-q", "--out", "run"] if how == "run" else [sys.executable]
-    command += ["program.py", how, str(THOROUGH)]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=120)
-    said = [line for line in done.stderr.splitlines() if not line.startswith("xsp: ")]
-    files = {path.name: path.read_text() for path in place.iterdir() if path.is_file()}
-    return done.returncode, done.stdout, said[-1:], files
-
-
-THOROUGH = TIMES >= 100  # with torch and all collectors; each process takes seconds to start
-IN_THE_SUITE = ("an exception", "SIGTERM that is caught", "children that are waited for", "a daemon that goes on")
-IN_THE_SUITE += ("SIGPIPE left to the system", "a fork that goes on")
-
-
-@pytest.mark.parametrize("end", OUTCOMES if THOROUGH else IN_THE_SUITE)
-def test_a_program_ends_as_it_does_without(tmp_path: Path, end: str) -> None:
-    code = textwrap.indent(textwrap.dedent(OUTCOMES[end]).strip(), " " * 12)
-    program = OUTCOME.replace("{end}", code)
-    bare = outcome(tmp_path / "bare", program, "bare")
-    for how in ("block", "open", "run") if THOROUGH else ("block", "open"):
-        assert outcome(tmp_path / how, program, how) == bare, how
+# --- interrupts --------------------------------------------------------------------------------------------
 
 
 def test_an_interrupt_while_a_step_is_stored_reaches_the_program_and_each_step_is_counted(tmp_path: Path) -> None:

@@ -397,6 +397,17 @@ def test_an_address_that_is_taken(receiver: Receiver, tmp_path: Path, capsys: py
     assert f"--http {place}: cannot be listened on" in capsys.readouterr().err
 
 
+def test_of_two_receivers_of_one_directory_one_is_refused(
+    receiver: Receiver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", "--http", "127.0.0.1:0", "--grpc", "off", "--out", str(receiver.out)]) == 2
+    assert f"{receiver.out}: another receiver writes there; choose another" in capsys.readouterr().err
+    receiver.end(signal.SIGKILL)
+    after = Receiver(receiver.out)
+    assert after.post(GOOD).status_code == 200
+    after.end()
+
+
 def test_an_open_door_is_warned_of(tmp_path: Path) -> None:
     from xsp.serve.limits import Limits
     from xsp.serve.server import Server, address
