@@ -22,7 +22,9 @@ SUMMARY = "write a run's page: timeline, charts, tables"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("paths", type=Path, nargs="+", metavar="RUN", help="run directory, or a trace that xsp imports")
-    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="the page of one run (default: RUN/report.html)")
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="FILE", help="one run's page (default: RUN/report.html, TRACE.html)"
+    )
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
     parser.add_argument("--serve", action="store_true", help="show the pages on loopback until Ctrl-C, write none")
     parser.add_argument("--port", type=int, metavar="N", help="of --serve (default: 8600, where Jaeger's links lead)")
@@ -43,13 +45,18 @@ def _write(given: argparse.Namespace) -> int:
 
     for path in given.paths:
         loaded = runs.load(path, skip_damaged=given.skip_damaged)
-        target = given.out or (path / "report.html" if path.is_dir() else path.with_suffix(".html"))
+        target = given.out or (path / "report.html" if path.is_dir() else _beside(path))
         try:
             page = html.write(loaded, target)
         except OSError as error:
             raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
         print(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
     return 0
+
+
+def _beside(trace: Path) -> Path:
+    """Return where the page of a trace goes: trace.html for trace.json.gz."""
+    return trace.with_name(trace.name.removesuffix(".gz")).with_suffix(".html")
 
 
 def _serve(given: argparse.Namespace) -> int:

@@ -33,10 +33,9 @@ def sweep(traces: Sequence[Trace], target_ms: float | None = None) -> Renderable
         table.add_row(str(batch), f"{latency:.2f}", ends, f"{p90:.2f}", f"{p99:.2f}", f"{rate:.1f}", gain, str(steps))
         before = rate
     best = optimal_batch([row[0] for row in rows], [row[1] for row in rows], target_ms)
-    lines = [
-        f"optimal batch size: {best.first_plateau} (the first whose doubling gains at most 5 %), "
-        f"{best.max_throughput} (the highest throughput)",
-    ]
+    measured = best.first_plateau < rows[-1][0]
+    why = "the first whose doubling gains at most 5 %" if measured else "the largest here: try larger ones"
+    lines = [f"optimal batch size: {best.first_plateau} ({why}), {best.max_throughput} (the highest throughput)"]
     if target_ms is not None:
         found = "no size meets it" if best.within_target is None else f"batch size {best.within_target}"
         lines.append(f"latency target {target_ms:g} ms: {found}")
