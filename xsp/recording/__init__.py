@@ -5,5 +5,5 @@ says of it all; `schedule` is whose turn it is, `budget` and `account` what it m
 switches the collectors. `writer` is the measured program's end of the process that stores steps, `store` the other one.
 `launch`, `torchrun` and `measure` run a script, a distributed script, a model by name inside a block; `script` executes
 a script as Python would, `again` runs it in further processes, `autostep` finds steps. `underway` and `watching` say
-how far a run is while it goes on.
+how far a run is while it goes on, `liveline` draws it.
 """
