@@ -32,10 +32,8 @@ SHARE = 3.0
 SECONDS, SECONDS_FULL = 840.0, 2640.0
 """For all of them together, so that the whole ends within 14 and within 44 minutes."""
 
-
 GRACE = 10
 """Seconds for an interrupted script to remove its files before it is killed, with all that it started."""
-
 
 WIDE = 90
 """Letters that the table shows of a reason."""
