@@ -17,13 +17,14 @@ from parts.spark_cluster import differences, two_executors
 sqlglot = pytest.importorskip("sqlglot", reason="sqlglot is not installed (pip install 'xsp[spark]')")
 
 import xsp  # noqa: E402
-from xsp import spark  # noqa: E402
+from xsp import spark, table  # noqa: E402
 from xsp.analyses import ANALYSES  # noqa: E402
 from xsp.errors import AnalysisError, PluginError, TraceError  # noqa: E402
 from xsp.intake.importing import import_into  # noqa: E402
 from xsp.samples.reasons import MASK  # noqa: E402
 from xsp.span import Kind  # noqa: E402
 from xsp.spark import dialect, session  # noqa: E402
+from xsp.spark.trace import Queries  # noqa: E402
 from xsp.trace import Trace  # noqa: E402
 
 EVERYWHERE = [name for name, each in ANALYSES.items() if each.everywhere]
@@ -153,6 +154,13 @@ def test_the_latest_row_before_is_found_by_windows() -> None:
 )  # fmt: skip
 def test_sql_is_carried_over(ours: str, theirs: str) -> None:
     assert carried(ours) == theirs
+
+
+def test_answers_are_written_here(tmp_path: Path) -> None:
+    con = Queries(None)
+    con.execute("CREATE TABLE answer AS SELECT 1 AS a")
+    table.write(con, con.execute("FROM answer"), tmp_path / "a.csv", "csv")  # type: ignore[arg-type]
+    assert (tmp_path / "a.csv").read_text() == "a\n1\n"
 
 
 def test_hashes_of_another_engine_are_not_taken_for_ours() -> None:

@@ -123,13 +123,13 @@ class Queries:
         self._kept: dict[str, str] = {}
 
     def execute(self, query: str, params: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
-        """Return the rows of a query; a table that is created or filled stands here and not on the cluster.
+        """Return the rows of a query; what is created, filled or written is so here.
 
         Raises:
             AnalysisError: it does not carry over, or Spark refuses it; the message says why.
         """
         words = query.split(None, 1)[0].upper()
-        if words in ("CREATE", "INSERT"):
+        if words in ("CREATE", "INSERT", "COPY"):
             self._here.execute(query, params)
             self._own = {name for (name,) in self._here.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
             return self._here.sql("SELECT 0 AS done")
