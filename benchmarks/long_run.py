@@ -34,13 +34,15 @@ LOOKS = 20
 """On the way, at equal distances."""
 
 LOAD = """
-import json, resource, sys, time
+import json, sys, time
 import xsp
 begin = time.perf_counter()
 trace = xsp.load(sys.argv[1])
 spans = trace.sql("SELECT count(*) FROM spans").fetchall()[0][0]
 took = time.perf_counter() - begin
-print(json.dumps([took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, spans]))
+status = open("/proc/self/status").read()  # the largest memory that `resource` knows is that of the parent, too
+largest_mb = int(status.partition("VmHWM:")[2].split()[0]) / 1024
+print(json.dumps([took, largest_mb, spans]))
 """
 
 
@@ -107,10 +109,10 @@ def run(out: Path, steps: int, settings: dict[str, Any]) -> tuple[list[Look], fl
     return looks, time.perf_counter() - begin
 
 
-def cost_ms(before: Look, after: Look) -> float:
-    """Return what a recorded step between two looks cost."""
+def cost_ms(before: Look, after: Look) -> float | None:
+    """Return what a recorded step between two looks cost; None if there was none."""
     steps = after.recorded - before.recorded
-    return (after.around_ns - before.around_ns) / steps / 1e6 if steps else float("nan")
+    return (after.around_ns - before.around_ns) / steps / 1e6 if steps else None
 
 
 def slope(looks: Sequence[Look], memory: Callable[[Look], float]) -> float:
@@ -148,7 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         report.add(
             [name, f"{content['steps']['stored']:,}",
              f"{looks[-1].program_mb:.0f}, {program:+.2f}", f"{looks[-1].storing_mb:.0f}, {storing:+.2f}",
-             f"{first:.1f}, {last:.1f}", f"{spent['overhead_percent']:.2f}", kept,
+             ", ".join("–" if each is None else f"{each:.1f}" for each in (first, last)),
+             f"{spent['overhead_percent']:.2f}", kept,
              f"{end_s:.1f}", f"{load_s:.1f}", f"{load_mb:.0f}"],
             looks=[each._asdict() for each in looks], budget=spent, spans=spans, end_s=end_s, load_s=load_s,
             program_slope_mb=program, storing_slope_mb=storing, first_ms=first, last_ms=last,
