@@ -186,10 +186,14 @@ def outcome(place: Path, end: str, how: str, around: str = 'exec "$@"') -> tuple
 
 
 def complaints(text: str) -> list[str]:
-    """Return what stands on stderr, without xsp's lines, without addresses and names of loaded libraries."""
+    """Return what stands on stderr, without xsp's lines, without addresses and names of loaded libraries.
+
+    Of tracebacks only the program's own frames: where a module is called, a collector's frame stands in for torch's.
+    """
     others = ("xsp: ", "Extension modules:", "Error in cpuinfo:")  # the last is torch's, where no descriptor is left
     lines = [line for line in text.splitlines() if not line.startswith(others)]
-    return [re.sub(r"0x[0-9a-f]+", "0x", line) for line in lines]
+    own = [line for line in lines if not line.startswith("  ") or "program.py" in line]
+    return [re.sub(r"0x[0-9a-f]+", "0x", line) for line in own]
 
 
 def today(names: dict[str, str]) -> list[str]:
