@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     {"errors", "opinputs", "span", "version"},
     {"clock", "clocks", "collector", "device.kernelnames", "flops", "forks", "health.finding", "identity", "plugins"}
-    | {"recording.liveline", "recording.schedule", "scrub", "semconv", "summary", "traffic"},
+    | {"recording.liveline", "recording.saying", "recording.schedule", "scrub", "semconv", "summary", "traffic"},
     {"device.ceilings", "testing", "xsp_collectors"},
     {"correlate", "device", "layers", "recording.account", "recording.blocks", "recording.calibrate"}
     | {"recording.kernelsource", "rundir", "table", "views"},

@@ -60,6 +60,14 @@ def test_analyze_prints_in_each_format(run_directory, capfd, form):
         assert "Linear" in out
 
 
+def test_options_stand_before_behind_and_between_names(run_directory, capsys):
+    assert main(["analyze", "--format", "csv", str(run_directory), "--limit", "3", "a5"]) == 0
+    assert "Linear" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["analyze", str(run_directory), "a5", "--limit", "0"])
+    assert capsys.readouterr().err.startswith("xsp: error: argument --limit: '0': give a number above 0")
+
+
 def test_analyze_writes_a_file(run_directory, tmp_path):
     target = tmp_path / "layers.parquet"
     assert main(["analyze", str(run_directory), "A2", "--format", "parquet", "--out", str(target)]) == 0

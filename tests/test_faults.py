@@ -164,7 +164,7 @@ def test_a_run_that_is_being_written_is_not_replaced(tmp_path: Path, monkeypatch
     with profile("first", out=tmp_path / "run", **BARE) as prof:
         with prof.step():
             pass
-        with pytest.raises(OutputError, match="another process is writing this run"):
+        with pytest.raises(OutputError, match="another process is writing a run there"):
             rundir.create(tmp_path / "run", overwrite=True)
     assert xsp.load(tmp_path / "run").run["steps"]["stored"] == 1
     rundir.create(tmp_path / "run", overwrite=True)
@@ -185,8 +185,10 @@ def test_of_programs_that_want_the_same_directory_at_once_one_gets_it(tmp_path: 
         for name in ("one", "two", "three")
     ]
     complaints = [each.communicate()[1] for each in started]
-    (winner,) = [place for place, each in enumerate(started) if each.returncode == 0]
-    assert all("OutputError" in each for place, each in enumerate(complaints) if place != winner)
+    (winner,) = [place for place, text in enumerate(complaints) if not text]
+    others = [(started[place].returncode, text) for place, text in enumerate(complaints) if place != winner]
+    assert all(code == (1 if "a run is there already" in text else 0) for code, text in others), others
+    assert all(("goes on without a profile" in text) == (code == 0) for code, text in others), others
     names = xsp.load(tmp_path / "run").sql("SELECT name, count(*) FROM spans GROUP BY name").fetchall()
     assert names == [(("one", "two", "three")[winner], 20)]
 
@@ -206,7 +208,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("writers", WRITERS if TIMES >= 100 else [list(WRITERS)[SEED % 2]])
 @pytest.mark.parametrize("before", ["nothing", "a run"])
-def test_what_wants_one_directory_at_once_gets_it_whole_or_is_refused(
+def test_what_wants_one_directory_at_once_gets_it_whole_or_goes_without(
     tmp_path: Path, writers: str, before: str
 ) -> None:
     for name, content in (("trace.json", IMPORTED), ("train.py", TRAIN), ("again.py", TRAIN)):
@@ -218,9 +220,11 @@ def test_what_wants_one_directory_at_once_gets_it_whole_or_is_refused(
         for command in WRITERS[writers]
     ]
     complaints = [each.communicate(timeout=300)[1] for each in started]
-    refused = [text for each, text in zip(started, complaints, strict=True) if each.returncode]
-    assert len(refused) < len(started), refused
-    assert all(text.startswith("xsp: error: ") and len(text.splitlines()) == 1 for text in refused), refused
+    without = [text for text in complaints if text]
+    assert len(without) < len(started), without
+    assert all(text.startswith("xsp: ") and len(text.splitlines()) == 1 for text in without), without
+    for each, text in zip(started, complaints, strict=True):
+        assert (each.returncode != 0) == text.startswith("xsp: error: "), text
     trace = xsp.load(tmp_path / "run")
     found = trace.sql("SELECT name, count(*) FROM spans WHERE name <> 'window' GROUP BY 1").fetchall()
     assert found in ([("imported", 1)], [("train", 10)], [("again", 10)])
@@ -260,12 +264,42 @@ def test_a_full_disk_costs_steps_until_there_is_room_again(
     assert "3 steps were not stored" in capsys.readouterr().err
 
 
-def test_a_disk_that_is_full_or_read_only_from_the_start_is_said_before_the_program_begins(small_disk: Path) -> None:
+@pytest.mark.parametrize("state", ["full", "read-only"])
+def test_a_program_goes_on_without_a_profile_where_the_disk_refuses_from_the_start(
+    small_disk: Path, state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if state == "full":
+        with contextlib.suppress(OSError), open(small_disk / "ballast", "wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+    else:
+        subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    done = []
+    with profile("x", out=small_disk / "run", **BARE) as prof, prof.step(), xsp.span("block"):
+        done.append(1)
+    said = capsys.readouterr().err
+    assert (done, prof.records, prof.steps_stored) == ([1], False, 0)
+    assert "run: cannot be written" in said or "run/run.json: cannot be written" in said
+    assert said.endswith("The program goes on without a profile.\n")
+    assert len(said.splitlines()) == 1
+
+
+def test_a_script_and_its_exit_code_are_as_ever_where_the_disk_refuses(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    began = []
-    with pytest.raises(OutputError, match=r"run: cannot be written"), profile("x", out=small_disk / "run", **BARE):
-        began.append(1)
-    assert began == []
+    script = small_disk.parent / "script.py"
+    script.write_text("import sys\nprint('trained')\nsys.exit(3)\n")
+    command = [*XSP, "run", "--out", str(small_disk / "run"), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "trained\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_model_that_is_run_for_its_figures_alone_is_not_run_where_the_disk_refuses(small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    command = [*XSP, "profile", "torchvision:resnet18", "--out", str(small_disk / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"xsp: error: {small_disk}/run: cannot be written (Read-only file system)")
 
 
 def test_a_directory_that_another_user_closed_is_refused(tmp_path: Path) -> None:
@@ -275,7 +309,7 @@ def test_a_directory_that_another_user_closed_is_refused(tmp_path: Path) -> None
     code += "if not os.getuid(): os.setuid(65534)\nrundir.create(sys.argv[1])"
     command = [sys.executable, "-c", code, str(closed / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = f"xsp.errors.OutputError: {closed}/run: cannot be written (Permission denied); choose another directory"
+    said = f"xsp.errors.UnwritableError: {closed}/run: cannot be written (Permission denied); choose another directory"
     assert (done.returncode, done.stdout, done.stderr.splitlines()[-1]) == (1, "", said)
     assert list(closed.iterdir()) == []
 

@@ -12,7 +12,7 @@ import pytest
 import xsp
 from xsp import rundir, table
 from xsp.correlate import correlate
-from xsp.errors import OutputError, TraceError
+from xsp.errors import OutputError, TraceError, UnwritableError
 from xsp.recording.store import Store
 from xsp.runs import parts
 from xsp.span import Level
@@ -102,7 +102,7 @@ def test_a_file_in_the_way_stays(tmp_path: Path, overwrite: bool) -> None:
     file.write_text("mine")
     assert message(OutputError, rundir.create, file, overwrite=overwrite).startswith(f"{file}: a file is in the way")
     below = file / "deeper"
-    assert message(OutputError, rundir.create, below, overwrite=overwrite).startswith(f"{below}: cannot be written")
+    assert message(UnwritableError, rundir.create, below, overwrite=overwrite).startswith(f"{below}: cannot be written")
     assert file.read_text() == "mine"
 
 
@@ -130,7 +130,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "fsync", full)
     assert (
-        message(OutputError, rundir.write_whole, path, b"after")
+        message(UnwritableError, rundir.write_whole, path, b"after")
         == f"{path}: cannot be written (No space left on device)"
     )
     assert (listing(tmp_path), path.read_bytes()) == (["run.json"], b"before")

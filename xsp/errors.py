@@ -6,7 +6,8 @@ XspError
 │   ├── LevelError        levels unknown, doubled or in the wrong order
 │   └── ModelError        a model that does not exist or cannot be built
 ├── RunError              a run directory that cannot be written or read
-│   ├── OutputError       it cannot be written: it exists, or the disk refuses
+│   ├── OutputError       it cannot be written: it exists, or is none of xsp's
+│   │   └── UnwritableError   it could be, but the disk or another process does not let xsp now
 │   └── TraceError        it cannot be read: empty, truncated, foreign, of a newer version
 ├── DeliveryError         spans that a receiver does not take
 ├── CounterError          hardware counters that cannot be had, with the reason
@@ -58,6 +59,10 @@ class RunError(XspError):
 
 class OutputError(RunError):
     """A run directory that cannot be written."""
+
+
+class UnwritableError(OutputError):
+    """The disk refuses, or another process is writing there: a program that is being measured goes on without xsp."""
 
 
 class TraceError(RunError):

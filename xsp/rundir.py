@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from xsp.errors import OutputError, TraceError
+from xsp.errors import OutputError, TraceError, UnwritableError
 
 FORMAT = 1
 MOST_OF_A_RUN = 256 << 20
@@ -64,7 +64,8 @@ def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         The absolute path.
 
     Raises:
-        OutputError: something is there, or the directory cannot be written.
+        OutputError: something is there.
+        UnwritableError: the disk refuses, or another process is writing a run there.
     """
     run = Path(path).expanduser().absolute()
     try:
@@ -74,23 +75,30 @@ def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
             if any(entry.name != STEPS for entry in run.iterdir()) or any((run / STEPS).glob("*")):
                 if not (run / RUN_FILE).is_file():
                     raise OutputError(f"{run}: the directory is not empty and not a run of xsp's; choose another one")
-                if not overwrite:
-                    raise OutputError(
-                        f"{run}: a run is there already; choose another directory, or say overwrite=True "
-                        "(--overwrite on the command line)"
-                    )
-                directory = _free(run)
-                try:
-                    _clear(run)
-                    (run / STEPS).mkdir(exist_ok=True)
-                finally:
-                    os.close(directory)
+                _make_room(run, overwrite)
         (run / STEPS).mkdir(parents=True, exist_ok=True)
     except TraceError as error:
         raise OutputError(f"{error}; nothing was removed: choose another directory") from error
     except OSError as error:
-        raise OutputError(f"{run}: cannot be written ({error.strerror}); choose another directory") from error
+        raise UnwritableError(f"{run}: cannot be written ({error.strerror}); choose another directory") from error
     return run
+
+
+def _make_room(run: Path, overwrite: bool) -> None:
+    """Clear a directory that holds a run, if that is wanted and nobody writes there."""
+    directory = _free(run) if overwrite else lock(run)
+    if directory is None:
+        raise _held_by_another(run)
+    try:
+        if not overwrite:
+            raise OutputError(
+                f"{run}: a run is there already; choose another directory, or say overwrite=True "
+                "(--overwrite on the command line)"
+            )
+        _clear(run)
+        (run / STEPS).mkdir(exist_ok=True)
+    finally:
+        os.close(directory)
 
 
 @contextlib.contextmanager
@@ -116,29 +124,33 @@ def hold(run: Path) -> int:
         The descriptor that holds it until it is closed. A file system without locks holds nothing.
 
     Raises:
-        OutputError: another process holds it, or has written a run there since it was made.
+        UnwritableError: another process holds it, or has written a run there since it was made.
     """
     directory = lock(run)
     if directory is None:
-        raise OutputError(f"{run}: another process is writing a run there; choose another directory")
+        raise _held_by_another(run)
     if (run / RUN_FILE).exists() or segments(run):
         os.close(directory)
-        raise OutputError(f"{run}: another process has just written a run there; choose another directory")
+        raise UnwritableError(f"{run}: another process has just written a run there; choose another directory")
     return directory
+
+
+def _held_by_another(run: Path) -> UnwritableError:
+    return UnwritableError(
+        f"{run}: another process is writing a run there; wait until it has ended, or choose another directory"
+    )
 
 
 def _free(run: Path) -> int:
     """Wait until no process writes to a run, and return the descriptor that locks it.
 
     Raises:
-        OutputError: one still does.
+        UnwritableError: one still does.
     """
     deadline = time.monotonic() + PATIENCE_S
     while (directory := lock(run)) is None:
         if time.monotonic() > deadline:
-            raise OutputError(
-                f"{run}: another process is writing this run; wait until it has ended, or choose another directory"
-            )
+            raise _held_by_another(run)
         time.sleep(0.05)
     return directory
 
@@ -189,7 +201,7 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file beside its place, flush it to the disk and rename it into place.
 
     Raises:
-        OutputError: it cannot be written; what was there before is still there.
+        UnwritableError: it cannot be written; what was there before is still there.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -201,7 +213,7 @@ def write_whole(path: Path, content: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             beside.unlink()
-        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+        raise UnwritableError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def read_run(run: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from xsp.errors import UsageError, XspError, nearest
 from xsp.version import __version__
@@ -57,7 +57,18 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage before it."""
+    """Says what is wrong in one line, without the usage before it; options may stand between names, as people type."""
+
+    mixes = True
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if not self.mixes or any(action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions):
+            return super().parse_known_args(args, namespace)
+        self.mixes = False  # it asks this method for the options, and then for the names
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self.mixes = True
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"xsp: error: {message}; see `{self.prog} --help`\n")

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from xsp.cli import options
 from xsp.errors import AnalysisError, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default), csv, json or parquet")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write here instead of printing")
-    parser.add_argument("--limit", type=int, metavar="N", help="rows of a printed table (default: 40)", default=40)
+    parser.add_argument(
+        "--limit", type=options.rows, default=40, metavar="N", help="rows of a printed table (default: 40)"
+    )
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
     parser.add_argument(
         "--engine",

@@ -28,6 +28,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xsp.cli import options
 from xsp.errors import AnalysisError, UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default), json, csv or markdown")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write here instead of printing")
-    parser.add_argument("--limit", type=int, metavar="N", help="rows of a printed section (default: 30)", default=30)
+    parser.add_argument(
+        "--limit", type=options.rows, default=30, metavar="N", help="rows of a printed section (default: 30)"
+    )
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
 
 

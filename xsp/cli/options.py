@@ -105,6 +105,17 @@ def modelling(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default=None, metavar="NAME", help="cpu, cuda, … (default: cuda if there is one)")
 
 
+def rows(text: str) -> int:
+    """Read how many rows of a table to print.
+
+    Raises:
+        ArgumentTypeError: it is no number above 0.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
+    return int(text)
+
+
 def batches(text: str) -> list[int]:
     """Read `1,2,4,8`.
 

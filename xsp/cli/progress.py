@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from xsp.recording.measure import Progress, show_nothing
@@ -20,9 +20,12 @@ def shown(quiet: bool) -> Iterator[Progress]:
     from rich.progress import Progress as Bar
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
+    bar = Bar(*columns, console=Console(stderr=True), auto_refresh=False)
+    with ExitStack() as opened:
 
         def show(what: str, done: int, total: int) -> None:
+            if not bar.task_ids:
+                opened.enter_context(bar)  # not before: what fails at once leaves no line of the bar's
             task = bar.task_ids[0] if bar.task_ids else bar.add_task(what, total=total)
             bar.update(task, description=what, completed=done, total=total)
             bar.refresh()

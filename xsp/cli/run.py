@@ -78,11 +78,13 @@ def run(given: argparse.Namespace) -> int:
         otlp_policy=given.otlp_policy,
     )
     if str(given.script) == torchrun.COMMAND:
-        code = torchrun.launch(how)
-        if not given.quiet:
+        code, recorded = torchrun.launch(how)
+        if recorded and not given.quiet:
             _show(how.out)
         return code
-    code = once_each(how) if given.once_each else launch(how)
+    code, recorded = (once_each(how), True) if given.once_each else launch(how)
+    if not recorded:
+        return code
     if given.resolve and code == 0:
         found, code = resolve(how)
         print(f"xsp: the serialised re-run decided {found} parents", file=sys.stderr)

@@ -48,15 +48,15 @@ class Launch:
     otlp_policy: str = "wait"
 
 
-def launch(how: Launch) -> int:
-    """Run the script in this process, and return its exit code.
+def launch(how: Launch) -> tuple[int, bool]:
+    """Run the script in this process, and return its exit code, and whether there is a run.
 
     A script that raises has its traceback printed and the code 1, as Python does it; what was recorded until
     then is kept. `KeyboardInterrupt` passes through.
 
     Raises:
         UsageError: there is no such script, or no such function for --step.
-        OutputError: the run directory exists or cannot be written.
+        OutputError: there is something in the run directory already.
         PluginError: device work cannot come from where it was asked for.
     """
     measure.before_the_first_use_of_libraries(how.kernels)
@@ -88,7 +88,7 @@ def launch(how: Launch) -> int:
     sys.argv = [str(how.script), *how.args]
     sys.path.insert(0, str(how.script.resolve().parent))
     with session, script.stepping(session, function):
-        return script.execute(code)
+        return script.execute(code), session.records
 
 
 def _listener(session: profile, how: Launch) -> Listener:

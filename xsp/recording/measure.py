@@ -63,6 +63,7 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
     )
     before_the_first_use_of_libraries(how.kernels)
     workload = models.load(spec, settings)
+    session.needs_run = True
     total = session.schedule.steps_for(0 if how.counting else how.repeats)
     if how.counting:
         session.describe_once()

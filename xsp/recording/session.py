@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from xsp import clock, forks, identity, plugins, rundir
 from xsp.collector import Collector, Kernels
 from xsp.device import machine as device
-from xsp.errors import OutputError, UsageError
+from xsp.errors import OutputError, UnwritableError, UsageError
 from xsp.recording import blocks, runfile
 from xsp.recording import budget as budgets
 from xsp.recording.account import Account
 from xsp.recording.collecting import Listener
+from xsp.recording.saying import say
 from xsp.recording.schedule import DescribeOnce, Schedule, parse_levels
 from xsp.recording.steps import UNCLOSED, Step, Steps
 from xsp.span import Level
@@ -39,7 +39,8 @@ class profile:
 
     Steps take turns at the levels, after warm-up; each stored step is one segment of the run directory. What
     the block could not see or store is counted and stands in the run, and nothing that goes wrong in xsp
-    after the block was entered is raised into the program.
+    after the block was entered is raised into the program. Where the disk or another process lets no run be
+    written, a line on stderr says so, and the program goes on without a profile.
 
     Args:
         name: of the run, and of its steps.
@@ -103,6 +104,12 @@ class profile:
         self.out = Path(out) if out is not None else Path("runs") / _file_name(name)
         self.hosts = hosts
         self.has_explicit_steps = False
+        self.needs_run = False
+        """Raise where no run can be written: the program is run for the sake of the run."""
+
+        self.records = False
+        """True once the block is entered and a run is being written, or has been."""
+
         self._enabled = enabled
         self._host: profile | None = None
         self._overwrite = overwrite
@@ -153,7 +160,8 @@ class profile:
 
         Raises:
             UsageError: another block is active in this process; `otlp` is no endpoint.
-            OutputError: the run directory exists or cannot be written.
+            OutputError: there is something in the run directory already; or the program needs a run, and it cannot be
+                written.
             PluginError: a collector or a source of device work that was asked for by name cannot work here, or what
                 `otlp` needs is not there.
         """
@@ -170,7 +178,14 @@ class profile:
         began_ns = clock.monotonic_ns()
         collecting, rungs = self._steps.collecting, self.schedule.rungs
         collecting.find(self._wanted, rungs[-1], self._kernels)
-        self._open_run()
+        try:
+            self._open_run()
+        except UnwritableError as error:
+            if self.needs_run:
+                raise
+            say(f"{error}. The program goes on without a profile.")
+            return self
+        self.records = True
         collecting.open(self._listener(self) if self._listener is not None else None)
         if isinstance(self.schedule, budgets.Budgeted):
             collecting.try_out(rungs[-1])
@@ -192,7 +207,11 @@ class profile:
         self._started_ns = time.time_ns()
         self._writer = Writer(self.out)
         self._steps.begin(self._identity, self._writer)
-        rundir.write_run(self.out, self._run(finished=False))
+        try:
+            rundir.write_run(self.out, self._run(finished=False))
+        except UnwritableError:
+            self._writer.close()
+            raise
         if self._otlp is not None:
             self._writer.deliver_to(*self._otlp)
         if self._samples and not self._writer.sample(self._identity.rank, _devices()):
@@ -220,7 +239,7 @@ class profile:
         try:
             self._finish(costs)
         except Exception as error:  # the program has come to its end, and ends as it would have
-            _say(f"{self.out}: the run was not finished ({type(error).__name__}: {error}); its steps are kept")
+            say(f"{self.out}: the run was not finished ({type(error).__name__}: {error}); its steps are kept")
         finally:
             self._writer.close()
 
@@ -267,25 +286,18 @@ class profile:
             with contextlib.suppress(OutputError):  # where the disk is full, the run says that it was interrupted
                 rundir.write_run(self.out, self._run(finished=True, costs=costs))
         if (lost or done is None) and self._writer.failed is not None:
-            _say(f"{self.out}: {missing} ({self._writer.failed})")
+            say(f"{self.out}: {missing} ({self._writer.failed})")
         if self._otlp is not None:
             self._say_what_is_left(done.get("delivery") if done is not None else None)
 
     def _say_what_is_left(self, delivery: dict[str, Any] | None) -> None:
         """Say on one line what was not delivered, why, and what to type."""
         if delivery is None:
-            _say(f"what was delivered is not known; `xsp export {self.out} --resume` sends it")
+            say(f"what was delivered is not known; `xsp export {self.out} --resume` sends it")
         elif delivery["left"] or delivery["rejected"]:
             what = f"{delivery['left']} traces were not delivered, {delivery['rejected']} spans were rejected"
             why = "; ".join(delivery["messages"])
-            _say(f"{what} ({why}); `xsp export {self.out} --resume` sends what is left")
-
-
-def _say(text: str) -> None:
-    """Print a line for people, unless stderr is closed, or fails as the program made it."""
-    if sys.stderr is not None:  # print() would take None for stdout
-        with contextlib.suppress(Exception):
-            print(f"xsp: {text}", file=sys.stderr)
+            say(f"{what} ({why}); `xsp export {self.out} --resume` sends what is left")
 
 
 _NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()

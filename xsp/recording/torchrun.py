@@ -16,16 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from xsp import identity, plugins, rundir, scrub
-from xsp.errors import UsageError
+from xsp.errors import UnwritableError, UsageError
 from xsp.recording import again
 from xsp.recording.launch import Launch
+from xsp.recording.saying import say
 from xsp.version import __version__
 
 COMMAND = "torchrun"
 
 
-def launch(how: Launch) -> int:
-    """Run torchrun with what stands after it, and return its exit code.
+def launch(how: Launch) -> tuple[int, bool]:
+    """Run torchrun with what stands after it, and return its exit code, and whether there is a run.
+
+    Where the disk or another process lets no run be written, a line on stderr says so, and the job runs without xsp.
 
     Args:
         how: `script` is `torchrun`; `args` are torchrun's options, the script and its arguments.
@@ -33,29 +36,37 @@ def launch(how: Launch) -> int:
     Raises:
         UsageError: torchrun's options make no sense, or name no script; `otlp` is no endpoint.
         PluginError: what `otlp` needs is not there.
-        OutputError: the run directory exists or cannot be written.
+        OutputError: there is something in the run directory already.
     """
     options, program = _split(how.args)
     if how.otlp is not None:
         plugins.load("xsp.exporters", "otlp").check(how.otlp, how.otlp_policy)
-    with rundir.created_for_several(how.out, how.overwrite) as out:
-        return _launch(how, out, options, program)
+    job = [sys.executable, "-m", "torch.distributed.run", *options]
+    own = identity.of_this_process()
+    content = _content(how, Path(program[0]).stem, own)
+    with contextlib.ExitStack() as held:
+        try:
+            out = held.enter_context(rundir.created_for_several(how.out, how.overwrite))
+            rundir.write_run(out, {**content, "finished": False})
+        except UnwritableError as error:
+            say(f"{error}. The job runs without a profile.")
+            return subprocess.run([*job, *program], check=False).returncode, False
+        environment = {**os.environ, **again.otlp_environment(how)}
+        environment["TRACEPARENT"] = identity.traceparent(own.trace_id, own.span_id)
+        command = [*job, "-m", "xsp.cli", "run", *again.options(how, out), *program]
+        code = subprocess.run(command, env=environment, check=False).returncode
+        _finish(how, out, content, code)
+    return code, True
 
 
-def _launch(how: Launch, out: Path, options: list[str], program: list[str]) -> int:
-    own, start_ns = identity.of_this_process(), time.time_ns()
-    content = _content(how, Path(program[0]).stem, own, start_ns)
-    rundir.write_run(out, {**content, "finished": False})
-    command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "xsp.cli", "run"]
-    command += again.options(how, out)
-    environment = {**os.environ, **again.otlp_environment(how)}
-    environment["TRACEPARENT"] = identity.traceparent(own.trace_id, own.span_id)
-    code = subprocess.run([*command, *program], env=environment, check=False).returncode
+def _finish(how: Launch, out: Path, content: dict[str, Any], code: int) -> None:
     parts = [part.name for part in rundir.rank_parts(out)]
-    rundir.write_run(out, {**content, "parts": parts, "finished": code == 0, "end_ns": time.time_ns()})
+    try:
+        rundir.write_run(out, {**content, "parts": parts, "finished": code == 0, "end_ns": time.time_ns()})
+    except UnwritableError as error:  # the job has come to its end, and ends as it would have
+        say(f"{error}; what its ranks wrote is kept")
     if how.otlp is not None:
         plugins.load("xsp.exporters", "otlp")(out, how.otlp, how.otlp_policy).finish()  # the job's own span
-    return code
 
 
 def _split(args: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -71,14 +82,14 @@ def _split(args: Sequence[str]) -> tuple[list[str], list[str]]:
     raise UsageError("xsp run torchrun: torchrun does not take these options; `torchrun --help` lists its own")
 
 
-def _content(how: Launch, name: str, own: identity.Identity, start_ns: int) -> dict[str, Any]:
+def _content(how: Launch, name: str, own: identity.Identity) -> dict[str, Any]:
     """Return what `run.json` says of the job as a whole."""
     return {
         "xsp": __version__,
         "kind": rundir.RANKS,
         "id": own.id,
         "name": name,
-        "start_ns": start_ns,
+        "start_ns": time.time_ns(),
         "otel": own.otel,
         "process": own.process,
         "host": own.host,

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from xsp import rundir
-from xsp.errors import OutputError, PluginError, XspError
+from xsp.errors import PluginError, UnwritableError, XspError
 from xsp.span import Span
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Writer:
         """Start the second process and wait until it holds the run directory.
 
         Raises:
-            OutputError: it does not start, or another process writes to the directory.
+            UnwritableError: it does not start, or another process writes to the directory.
         """
         self.failed: str | None = None
         """What went wrong last."""
@@ -73,7 +73,7 @@ class Writer:
         ready = self._answer(0, START_S)
         if ready is None:
             self.close()
-            raise OutputError(self.failed if not self.gone else f"{run}: {self.failed}; try `xsp doctor`")
+            raise UnwritableError(self.failed if not self.gone else f"{run}: {self.failed}; try `xsp doctor`")
         self.process = int(ready["process"])
         """Number of the second process."""
 
@@ -92,7 +92,7 @@ class Writer:
             ).wait()
         except OSError as error:
             self._socket.close()
-            raise OutputError(
+            raise UnwritableError(
                 f"{run}: the process that stores spans did not start ({error}); try `xsp doctor`"
             ) from error
         finally:
