@@ -330,4 +330,4 @@ def test_nothing_that_is_read_is_run() -> None:
             reads = isinstance(node, ast.Attribute) and ast.unparse(node) in ("marshal.load", "marshal.loads")
             found.update({(path.name, "marshal")} if reads else set())
     pipe = {("correlating.py", "marshal"), ("writer.py", "marshal")}
-    assert found <= {("launch.py", "exec"), ("launch.py", "compile"), *pipe}
+    assert found <= {("script.py", "exec"), ("script.py", "compile"), *pipe}

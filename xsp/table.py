@@ -27,7 +27,9 @@ def connect() -> duckdb.DuckDBPyConnection:
             "allow_unsigned_extensions": "false",
         }
     )
-    con.execute("SET enable_progress_bar = false")  # `python -c` has one, and its stderr is the measured program's
+    # `python -c` has a bar of progress, on the stderr of the measured program; Jupyter without widgets has none to set
+    if con.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
+        con.execute("SET enable_progress_bar = false")
     return con
 
 
