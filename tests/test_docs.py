@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import generate
 import pytest
 
 import xsp
-from xsp import plugins, rundir
+from xsp import rundir
 from xsp.analyses import ANALYSES
 from xsp.cli import COMMANDS
 from xsp.recording.schedule import RUNG_NAMES
@@ -85,7 +86,7 @@ def test_levels_rungs_and_rules_are_explained() -> None:
 
 def test_every_collector_of_ours_is_documented() -> None:
     page = read("docs/collecting.md")
-    ours = [point for point in plugins.entry_points(group="xsp.collectors") if point.value.startswith("xsp_collectors")]
+    ours = [point for point in entry_points(group="xsp.collectors") if point.value.startswith("xsp_collectors")]
     assert [point.name for point in ours if f"| `{point.name}` |" not in page] == []
 
 

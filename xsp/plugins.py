@@ -6,15 +6,18 @@ the reason and stops nobody else.
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from xsp.errors import PluginError, nearest
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 def names(group: str) -> list[str]:
     """Return the names of a group's plugins, sorted, importing none of them."""
-    return sorted({point.name for point in entry_points(group=group)})
+    return sorted({point.name for point in _entry_points(group)})
 
 
 def load(group: str, name: str) -> Any:
@@ -38,8 +41,14 @@ def load(group: str, name: str) -> Any:
         raise PluginError(f"{group} plugin {name!r} ({point.value}) cannot be imported: {reason}") from error
 
 
+def _entry_points(group: str) -> Sequence[EntryPoint]:
+    from importlib.metadata import entry_points  # as long to import as a third of xsp
+
+    return tuple(entry_points(group=group))
+
+
 def _find(group: str, name: str) -> EntryPoint:
-    for point in entry_points(group=group):
+    for point in _entry_points(group):
         if point.name == name:
             return point
     known = ", ".join(names(group)) or "none; is xsp installed? (pip install -e .)"

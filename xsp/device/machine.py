@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +57,8 @@ def _memory_bytes() -> int | None:
 
 
 def _version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version  # not for `import xsp`, see `xsp.plugins`
+
     try:
         return version(package)
     except (PackageNotFoundError, OSError):  # or the program has left no descriptor to read it with
