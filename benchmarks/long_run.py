@@ -28,7 +28,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 COLUMNS = (
     "", "stored", "program MB, more per 1000 steps", "storing MB, more per 1000 steps",
-    "a recorded step ms, first tenth, last tenth", "overhead %", "budget kept", "end s", "load s", "load MB",
+    "a bare step ms", "a recorded step more, first tenth, last tenth", "overhead %", "budget kept",
+    "end s", "load s", "load MB",
 )  # fmt: skip
 LOOKS = 20
 """On the way, at equal distances."""
@@ -65,9 +66,9 @@ def training() -> Callable[[], None]:
 
     torch.set_num_threads(1)  # the storing process needs a core too
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs, wanted = torch.randn(64, 256), torch.randint(0, 10, (64,))
+    inputs, wanted = torch.randn(128, 256), torch.randint(0, 10, (128,))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -150,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         report.add(
             [name, f"{content['steps']['stored']:,}",
              f"{looks[-1].program_mb:.0f}, {program:+.2f}", f"{looks[-1].storing_mb:.0f}, {storing:+.2f}",
+             f"{spent['bare_step_ns'] / 1e6:.2f}",
              ", ".join("–" if each is None else f"{each:.1f}" for each in (first, last)),
              f"{spent['overhead_percent']:.2f}", kept,
              f"{end_s:.1f}", f"{load_s:.1f}", f"{load_mb:.0f}"],

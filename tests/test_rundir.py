@@ -171,6 +171,8 @@ def test_a_run_without_steps_says_what_to_do(tmp_path: Path) -> None:
     text = message(TraceError, xsp.load, run)
     assert text.startswith(f"{run}: the run holds no step")
     assert "(4 steps)" in text
+    rundir.write_run(run, {**rundir.read_run(run), "budget": {"asked_percent": 1.0}})
+    assert message(TraceError, xsp.load, run).endswith("1 % of them pay for none: allow a larger budget")
 
 
 def test_a_run_that_was_killed_loads_with_the_steps_that_were_stored(tmp_path: Path) -> None:

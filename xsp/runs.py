@@ -55,11 +55,17 @@ def load(path: str | os.PathLike[str], *, skip_damaged: bool = False, trace_id: 
         return _load_parts(place, run, [str(part) for part in parts], skip_damaged)
     segments, alike = _whole(place, rundir.segments(place), run, skip_damaged)
     if not segments:
-        raise TraceError(
-            f"{place}: the run holds no step; was prof.step() called more often than the warm-up "
-            f"({run.get('warmup', 0)} steps)?"
-        )
+        raise TraceError(f"{place}: the run holds no step; {_why_empty(run)}")
     return _load_files(segments, run, place, alike)
+
+
+def _why_empty(run: dict[str, Any]) -> str:
+    """Return what may be the reason why a run holds no step, and what helps."""
+    budget = run.get("budget")
+    asked = budget.get("asked_percent") if isinstance(budget, dict) else None
+    if isinstance(asked, (int, float)):
+        return f"its steps are so short, or so few, that {asked:g} % of them pay for none: allow a larger budget"
+    return f"was prof.step() called more often than the warm-up ({run.get('warmup', 0)} steps)?"
 
 
 def parts(path: str | os.PathLike[str]) -> list[Path]:
