@@ -31,6 +31,7 @@ import xsp
 from xsp import cli, rundir
 from xsp.exporters.bodies import as_json
 from xsp.health import health
+from xsp.serve.receiving import Receiving
 
 PROTOBUF, JSON = {"Content-Type": "application/x-protobuf"}, {"Content-Type": "application/json"}
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
@@ -207,6 +208,15 @@ def test_many_senders_at_once_lose_nothing(receiver: Receiver) -> None:
 
 
 # --- kills --------------------------------------------------------------------------------------------------
+
+
+def test_what_a_kill_left_of_a_run_of_which_nothing_was_taken_goes_at_the_next_start(tmp_path: Path) -> None:
+    place = rundir.create(tmp_path / "train-1")
+    (place / rundir.WAITING).mkdir()
+    (place / rundir.WAITING / ".000000000-24.staged").write_bytes(b"PAR1")
+    (place / ".run.json.1326.part").write_text("{")
+    Receiving(tmp_path, print).close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_was_acknowledged_survives_a_kill(receiver: Receiver, tmp_path: Path) -> None:

@@ -348,10 +348,11 @@ def _counted(place: Path, run: dict[str, Any]) -> str:
 def _remove_if_empty(place: Path) -> None:
     """Remove the directory of a run of which nothing was taken: its receiver was killed when it had just made it."""
     folders = [place / rundir.WAITING, place / rundir.STEPS]
+    halves = [*place.glob(f".{rundir.RUN_FILE}.*.part"), *folders[0].glob(".*.staged*")]
     with contextlib.suppress(OSError):  # it holds something, or is no directory
-        if set(place.iterdir()) <= set(folders):
-            for staged in folders[0].glob(".*.staged*"):
-                staged.unlink()
+        if set(place.iterdir()) <= {*folders, *halves}:
+            for half in halves:
+                half.unlink()
             for folder in filter(Path.is_dir, folders):
                 folder.rmdir()
             place.rmdir()
