@@ -184,10 +184,10 @@ def net():
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of a model with a layer that sleeps for 2 ms, and for 6 ms."""
+    """Runs of a model with a layer that sleeps for 2 ms, and for 30 ms, which no noise hides."""
     torch = pytest.importorskip("torch")
     place = tmp_path_factory.mktemp("real")
-    for name, seconds in (("before", 0.002), ("after", 0.006)):
+    for name, seconds in (("before", 0.002), ("after", 0.03)):
         names: dict[str, object] = {"__name__": "net"}
         exec(MODEL.format(seconds=seconds), names)
         build = names["net"]

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, Any
 
-from xsp.errors import AnalysisError, PluginError
+from xsp.errors import AnalysisError, PluginError, UsageError
 
 JAVA = 17
 """The oldest Java that runs Spark 4; what PySpark 4's documentation asks for."""
@@ -28,8 +28,17 @@ SETTINGS = {
 }
 
 
+_MASTERS = re.compile(r"spark|yarn|local(-cluster)?(\[.*\])?|(spark|k8s)://.+")
+
+
 def master(engine: str) -> str:
-    """Return Spark's name of the cluster that `--engine` asks for: `spark`, or any master URL of Spark's."""
+    """Return Spark's name of the cluster that `--engine` asks for: `spark`, or any master URL of Spark's.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if not _MASTERS.fullmatch(engine):
+        raise UsageError(f"--engine {engine}: write duckdb, spark, or a master: spark://HOST:7077, yarn, local[4]")
     return LOCAL if engine == "spark" else engine
 
 
@@ -37,16 +46,18 @@ def start(engine: str) -> Any:
     """Return a `SparkSession` on a cluster; one that runs in this process already is taken, as Spark does.
 
     Raises:
+        UsageError: `engine` is no name of a cluster.
         PluginError: PySpark or a Java that can run it is missing; the message says what to install.
         AnalysisError: there is no such cluster.
     """
+    cluster = master(engine)
     try:
         import sqlglot  # noqa: F401
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise PluginError(f"--engine {engine}: {error.name} is not installed; pip install 'xsp[spark]'") from error
     check_java(engine)
-    settings = {**SETTINGS, "spark.master": master(engine), **(_here() if master(engine).startswith("local") else {})}
+    settings = {**SETTINGS, "spark.master": cluster, **(_here() if cluster.startswith("local") else {})}
     with tempfile.TemporaryFile() as told:
         try:
             _start_java(settings, told)
