@@ -98,7 +98,7 @@ def rounds_of(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
-    made = workloads.add_options(turns.parser(__doc__, rounds=20))
+    made = workloads.add_options(turns.parser(__doc__, rounds=8))
     made.add_argument("--device", help="cpu, cuda, … (default: cuda if there is one)")
     options = turns.parse(made, arguments)
     options.device = options.device or measure.default_device()
