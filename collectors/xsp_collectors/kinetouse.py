@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import os
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,28 @@ LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 ours = False
 """Whether xsp's collector has it on."""
+
+
+_lets_children_end = False
+
+
+def let_children_end() -> None:
+    """See to it that children forked from now on can end: once Kineto was used, their exit hangs in its destructors.
+
+    Those wait for a thread that stayed with the parent. The C library's `on_exit` ends such a child with its own status
+    when Python has finished, before they run.
+    """
+    global _lets_children_end
+    if not _lets_children_end and hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_end_without_destructors)
+        _lets_children_end = True
+
+
+def _end_without_destructors() -> None:
+    library = ctypes.CDLL(None)
+    if hasattr(library, "on_exit"):  # of glibc
+        atexit.register(library.fflush, None)
+        library.on_exit(library._exit, None)
 
 
 def enabled() -> bool:
@@ -45,6 +69,7 @@ def host_only() -> Iterator[None]:
     if torch is None:
         yield
         return
+    let_children_end()
     level = os.environ.get(LOG_LEVEL)
     os.environ.setdefault(LOG_LEVEL, "99")
     try:

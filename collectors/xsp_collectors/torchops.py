@@ -55,6 +55,7 @@ class TorchOps(Collector):
 
     def open(self) -> None:
         """Tell Kineto to be quiet: it logs two lines to stderr each time it is switched."""
+        kinetouse.let_children_end()
         self._log_level = os.environ.get(kinetouse.LOG_LEVEL)
         os.environ.setdefault(kinetouse.LOG_LEVEL, "99")
         # Kineto wants its first use in the thread that loaded it, and a first use takes long.
