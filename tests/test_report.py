@@ -193,6 +193,38 @@ def test_what_runs_outside_its_parent_stands_where_it_runs():
     ]
 
 
+def test_a_lane_is_named_by_the_levels_that_it_holds():
+    data = payload(html.render(trace_of(spans("""
+    step net 0-100
+    forward Net 1-40
+    module fc 2-39
+    op aten::addmm 3-38
+    backward backward 41-99
+    op AddmmBackward0 42-98 sequence_nr=7
+    """), {"name": "net"})))  # fmt: skip
+    assert [levels for _, levels, _, _ in data["timeline"]["lanes"]] == [[20], [20], [30, 40], [40]]
+
+
+def test_a_timeline_begins_with_the_wait_for_data_that_precedes_the_step():
+    data = payload(html.render(trace_of(spans("data loader 0-15\nstep net 20-100"), {"name": "net"})))
+    assert column(data, "start") == [0, 20_000]
+    assert data["timeline"]["range"] == [0, 100_000]
+
+
+def test_a_timeline_shows_no_span_of_another_step():
+    rows = [row._replace(step=number, start_ns=row.start_ns + number * 10**6) for number in range(6) for row in spans("data loader 0-15\nstep net 20-100")]  # fmt: skip
+    data = payload(html.render(trace_of(rows, {"name": "net"})))
+    assert data["timeline"]["range"] == [0, 100_000]
+    assert len(set(column(data, "step"))) == 1
+
+
+def test_absent_collectors_are_no_findings_of_the_page():
+    one = trace_of(spans(STEP), {"name": "net", "absent": {"onednn": "no such library", "cupti": "no GPU"}})
+    told = payload(html.render(one))["health"]
+    assert told["absent"] == [["onednn", "no such library"], ["cupti", "no GPU"]]
+    assert not {"onednn", "cupti"} & {subject for _, subject, _ in told["findings"]}
+
+
 def test_an_operator_that_another_clock_puts_before_its_layer_stands_below_it():
     assert drawn("step net 0-100\nmodule fc 10-50\nop aten::addmm 9.5-48") == [
         ("thread 1", ["net"]),

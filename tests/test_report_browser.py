@@ -120,7 +120,7 @@ def test_the_wheel_zooms_and_dragging_pans(page):
     wheel(page, layer["x"], layer["y"], -600)
     near = seen(page)
     assert near["to"] - near["from"] < 0.7 * (whole["to"] - whole["from"])
-    there = (layer["x"] - 104) / (page.find_element("id", "spans").size["width"] - 108)
+    there = page.execute_script("return (arguments[0] - timeline.gutter) / timeline.width", layer["x"])
     at = whole["from"] + there * (whole["to"] - whole["from"])
     assert near["from"] < at < near["to"]
     pointer(page, 300, 30).click_and_hold().move_by_offset(-60, 0).release().perform()
@@ -149,6 +149,37 @@ def test_spans_are_found_by_name(page):
     field.clear()
     field.send_keys(" ")
     assert all(box["hit"] for box in seen(page)["boxes"])
+
+
+def test_found_spans_stand_out_and_the_others_fade(page):
+    page.find_element("id", "all").click()
+    page.find_element("id", "find").send_keys("addmm")
+    shown = seen(page)
+    found = next(box for box in shown["boxes"] if box["hit"])
+    other = next(box for box in shown["boxes"] if box["name"] == "aten::conv2d")
+    faint = page.execute_script(
+        "const canvas = timeline.canvas, dot = devicePixelRatio, reading = {willReadFrequently: true};"
+        "const colours = (word) => { timeline.find(word); timeline.draw();"
+        "  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', reading);"
+        "  copy.drawImage(canvas, 0, 0);"
+        "  return arguments[0].map(({x, y}) => [...copy.getImageData(x * dot, (y - 8) * dot, 1, 1).data]); };"
+        "return [colours(''), colours('addmm')]",
+        [found, other],
+    )
+    (found_before, other_before), (found_after, other_after) = faint
+    assert found_after == found_before
+    assert other_before[3] == 255
+    assert other_after[3] < 50
+    page.find_element("id", "find").clear()
+    page.find_element("id", "find").send_keys(" ")
+
+
+def test_a_lane_is_named_by_what_it_holds(page):
+    words = page.execute_script("return [[20], [30, 40], [30, 40, 50], [45]].map(levelWords)")
+    assert words == ["model", "layers, operators", "layers to libraries", "level 45"]
+    assert page.execute_script("return timeline.rows.map((_, row) => timeline.title(row))") == [
+        ["thread 1", "model"], ["", "model"], ["", "layers"], ["", "layers"], ["", "operators"], ["", "libraries"],
+    ]  # fmt: skip
 
 
 def linked(page, fragment: str) -> str:
@@ -252,9 +283,12 @@ def test_a_click_on_a_kernel_leads_to_its_launch_and_its_layer(browser, tmp_path
 def test_a_page_without_layers_says_why_charts_are_missing(browser, tmp_path):
     browser.get(html.write(trace(Level.MODEL), tmp_path / "model.html").as_uri())
     assert browser.get_log("browser") == []
-    assert "A2 (Layer information) needs the layer level" in browser.find_element("id", "time").get_attribute(
-        "textContent"
-    )
+    missing = browser.find_element("css selector", "#missing details")
+    assert missing.text.startswith("Not on this page, for want of figures in this trace: ")
+    assert "\n" not in missing.text
+    assert "A2 (Layer information) needs the layer level" in missing.get_attribute("textContent")
+    hidden = "return ['#ranks', 'nav a[href=\"#ranks\"]'].map(each => document.querySelector(each).hidden)"
+    assert browser.execute_script(hidden) == [True, True]
     assert "One rung alone" in browser.find_element("id", "ledger").text
 
 

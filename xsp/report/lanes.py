@@ -14,6 +14,9 @@ from typing import NamedTuple
 MOST_LANES = 64
 """In a track; what overlaps more deeply than that cannot be read, and is counted instead."""
 
+WORTH = 0.1
+"""Share of a lane's time from which on a level is named beside it."""
+
 Track = tuple[int, bool, int | None, int | None]
 """Rank, whether it is a device's, process and thread or device and stream."""
 
@@ -38,7 +41,7 @@ class Lane(NamedTuple):
     """Spans that do not overlap, by start. One without spans is the heading of a rank."""
 
     track: str
-    level: int
+    levels: list[int]
     bars: list[Bar]
 
 
@@ -57,10 +60,10 @@ def _in_order(tracks: Mapping[Track, list[Bar]], by_number: Mapping[int, Bar]) -
     for track in sorted(tracks, key=lambda track: (*track[:2], _place(track, tracks[track]))):
         if several and track[0] != rank:
             rank, thread = track[0], 0
-            yield Lane(f"rank {rank}", 0, [])
+            yield Lane(f"rank {rank}", [], [])
         thread += not track[1]
         for lane in _nested(tracks[track], by_number):
-            yield Lane(_title(track, thread), _level(lane), lane)
+            yield Lane(_title(track, thread), _levels(lane), lane)
 
 
 def _place(track: Track, bars: Sequence[Bar]) -> tuple[int, ...]:
@@ -80,12 +83,12 @@ def _track(bar: Bar, by_number: Mapping[int, Bar]) -> Track:
     return (bar.rank, False, outer.process, outer.thread)
 
 
-def _level(lane: Sequence[Bar]) -> int:
-    """Return the level that most of a lane's time is of."""
+def _levels(lane: Sequence[Bar]) -> list[int]:
+    """Return what a lane holds: the levels of its spans, without those of hardly any of its time, outermost first."""
     times: Counter[int] = Counter()
     for bar in lane:
         times[bar.level] += bar.dur
-    return times.most_common(1)[0][0]
+    return sorted(level for level, time in times.items() if time >= WORTH * times.total())
 
 
 def _title(track: Track, thread: int) -> str:

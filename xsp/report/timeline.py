@@ -32,7 +32,8 @@ _SHOWN = [column for column in (*COLUMNS, *MERGED_COLUMNS) if column.name not in
 def timeline(trace: Trace) -> dict[str, Any]:
     """Return the spans for the page: lanes, packed columns, and what was left out.
 
-    Times are nanoseconds from the start of the merged step, or of the first span where all steps are shown.
+    Times are nanoseconds from the start of the first span: of a step that waited for data that is the wait, not the
+    step's own.
     `parent`, `layer` and `launch` are places among the spans; `key` is what a link from elsewhere calls a span.
     """
     steps = _choose(trace)
@@ -43,7 +44,7 @@ def timeline(trace: Trace) -> dict[str, Any]:
     _put_in_order(trace.con, drawn)
     shown = _number(trace.con, "SELECT count(*) FROM placed")
     columns, too_long = _columns(trace.con)
-    zero = _zero(trace.con, steps)
+    zero = _number(trace.con, "SELECT coalesce(min(start_ns), 0) FROM placed")
     return {
         "count": shown,
         "note": _note(shown, steps, [(total - len(bars), "the shortest"), (len(bars) - shown, _DEEP)], too_long),
@@ -68,12 +69,6 @@ class Steps(NamedTuple):
     shown: int
     total: int
     merged: bool
-
-
-def _zero(con: duckdb.DuckDBPyConnection, steps: Steps) -> int:
-    """Return when the merged step began, if that is what is shown; else when the first span did."""
-    first = f"min(start_ns) FILTER (kind = '{Kind.STEP}' AND span_id IN (SELECT span_id FROM merged))"
-    return _number(con, f"SELECT coalesce({first if steps.merged else 'NULL'}, min(start_ns), 0) FROM placed")
 
 
 def _choose(trace: Trace) -> Steps:
@@ -221,7 +216,10 @@ def _packed(con: duckdb.DuckDBPyConnection, expression: str) -> dict[str, Any]:
 
 def _note(shown: int, steps: Steps, left_out: Sequence[tuple[int, str]], too_long: Sequence[str]) -> str:
     if steps.merged:
-        text = f"{shown:,} spans of one real step of the deepest rung, as recorded; true times in the panel."
+        text = (
+            f"{shown:,} spans of one real step, one of those that were recorded in most detail. Lengths are as recorded; "
+            "a click on a span tells what it takes without what recording added."
+        )
     elif steps.shown < steps.total:
         text = f"{shown:,} spans: {steps.shown} of {steps.total} steps, those next to the merged one."
     else:
@@ -232,11 +230,11 @@ def _note(shown: int, steps: Steps, left_out: Sequence[tuple[int, str]], too_lon
     return text
 
 
-def _bounds(drawn: Sequence[Lane]) -> list[tuple[str, int, int, int]]:
-    """Return each lane's track, level, and the first and the last place of its spans."""
+def _bounds(drawn: Sequence[Lane]) -> list[tuple[str, list[int], int, int]]:
+    """Return each lane's track, levels, and the first and the last place of its spans."""
     bounds, first = [], 0
     for lane in drawn:
-        bounds.append((lane.track, lane.level, first, first + len(lane.bars)))
+        bounds.append((lane.track, lane.levels, first, first + len(lane.bars)))
         first += len(lane.bars)
     return bounds
 

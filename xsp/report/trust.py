@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from xsp.health import grade, health
+from xsp.health.finding import Finding
 from xsp.span import Grade, Level
 from xsp.trace import Trace
 
 
 def trust(trace: Trace) -> dict[str, Any]:
-    """Return the grade, findings as (severity, subject, text), and device time by how surely its layer is known."""
-    findings = health(trace)
+    """Return what the page says of it.
+
+    `grade` with its reasons, `findings` as (severity, subject, text), `absent`: collectors that had nothing to observe or
+    could not, each with the reason, which are no findings, and `attributed`: device time by how surely its layer is known.
+    """
+    findings, absent = health(trace), trace.run.get("absent", {})
     return {
         "grade": grade(findings)._asdict(),
-        "findings": [[str(part) for part in finding[:3]] for finding in findings],
+        "findings": [[str(part) for part in found[:3]] for found in findings if not _is_of(found, absent)],
+        "absent": [[str(name), str(reason)] for name, reason in absent.items()],
         "attributed": attributed(trace),
     }
+
+
+def _is_of(finding: Finding, absent: Mapping[str, Any]) -> bool:
+    """Return whether a finding says no more than that a collector is absent, and why."""
+    return finding.subject in absent and finding.text.endswith(str(absent[finding.subject]))
 
 
 def attributed(trace: Trace) -> list[tuple[str, int, float]]:

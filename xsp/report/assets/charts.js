@@ -259,24 +259,19 @@ function most10(values) { return Math.pow(10, Math.ceil(Math.log10(Math.max(1e-9
 
 const DRAWINGS = { layers, shares, stack, lying, strip, lines, readings, roofline };
 
-// Why charts are not there: a few lines as they stand, many behind a heading.
-function tellMissing(section, charts) {
-  const lines = charts.map((chart) => make("p", chart.missing, "quiet"));
-  if (lines.length < 3) return byId(section).append(...lines);
-  const details = make("details"), inside = make("div", null, "inside");
-  inside.append(...lines);
-  details.append(make("summary", `not drawn: ${charts.map((chart) => chart.title).join(", ")}`, "quiet"), inside);
-  byId(section).append(details);
+// A section of which nothing is drawn is not there, nor is the link to it.
+function drawCharts() {
+  for (const chart of data.charts) if (chart.missing === undefined) DRAWINGS[chart.kind](chart);
+  for (const section of document.querySelectorAll("main section:has(.grid)")) {
+    section.hidden = !section.querySelector(".card");
+    document.querySelector(`nav a[href="#${section.id}"]`).hidden = section.hidden;
+  }
 }
 
-function drawCharts() {
-  const told = new Map();
-  for (const chart of data.charts) {
-    if (chart.missing === undefined) DRAWINGS[chart.kind](chart);
-    else told.set(`${chart.section} ${chart.missing}`, chart);
-  }
-  for (const section of new Set([...told.values()].map((chart) => chart.section))) tellMissing(section, [...told.values()].filter((chart) => chart.section === section));
-  for (const section of ["time", "rooflines", "memory", "ranks", "machine"]) {
-    if (byId(section).children.length === 2 && !document.querySelector(`#${section} .card`)) byId(section).remove();
-  }
+// What this trace has no figures for, in one line; the reasons behind it, each once.
+function tellMissing() {
+  const charts = data.charts.filter((chart) => chart.missing !== undefined), reasons = new Set(charts.map((chart) => chart.missing));
+  for (const [id, reason] of data.refused) reasons.add(reason.startsWith(id) ? reason : `${id}: ${reason}`);
+  const parts = [charts.length ? counted(charts.length, "chart") : null, data.refused.length ? counted(data.refused.length, "table") : null].filter((part) => part);
+  byId("missing").replaceChildren(...folded(`Not on this page, for want of figures in this trace: ${parts.join(" and ")}`, [...reasons].map((reason) => make("p", reason, "quiet"))));
 }

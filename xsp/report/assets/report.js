@@ -22,7 +22,7 @@ const GRADES_MEAN = {
 };
 
 function drawHealth() {
-  const { grade, findings, attributed } = data.health;
+  const { grade, findings, absent, attributed } = data.health;
   if (grade) {
     byId("grade").hidden = false;
     const why = grade.reasons.length ? grade.reasons : ["nothing speaks against these figures"];
@@ -34,6 +34,7 @@ function drawHealth() {
     item.append(make("span", severity, "severity " + severity), make("span", subject, "subject"), make("span", text));
     byId("findings").append(item);
   }
+  byId("findings").after(...folded(`${counted(absent.length, "collector")} had nothing to observe here`, absent.map(([name, reason]) => make("p", `${name}: ${reason}`, "quiet"))));
 }
 
 // Device time by how surely its layer is known, as one bar.
@@ -198,5 +199,6 @@ drawLegend();
 drawCharts();
 drawLedger();
 drawTables();
+tellMissing();
 follow();
 addEventListener("hashchange", follow);

@@ -64,7 +64,7 @@ class Spans {
   constructor(data) {
     const { columns, lanes, count } = data;
     this.count = count;
-    this.lanes = lanes.map(([track, level, first, last]) => ({ track, level, first, last }));
+    this.lanes = lanes.map(([track, levels, first, last]) => ({ track, holds: levelWords(levels), first, last }));
     this.get = Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, unpack(column, count)]));
     this.start = Float64Array.from({ length: count }, (_, place) => this.get.start(place));
     this.dur = Float64Array.from({ length: count }, (_, place) => this.get.dur_ns(place));

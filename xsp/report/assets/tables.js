@@ -106,5 +106,4 @@ function drawTables() {
     build();
     homeOf(found.id).append(details);
   }
-  for (const [id, reason] of data.refused) homeOf(id).append(make("p", reason.startsWith(id) ? reason : `${id}: ${reason}`, "quiet"));
 }

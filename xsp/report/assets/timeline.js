@@ -4,17 +4,24 @@
 // not what is in the trace.
 
 const LEVELS = {
-  10: ["application", "#c9cfda"], 20: ["model", "#8db7f2"], 30: ["layer", "#86d0a3"], 40: ["op", "#f4c27a"],
-  50: ["library", "#c8abef"], 60: ["runtime", "#aeb8c6"], 70: ["kernel", "#f29cab"],
+  10: ["program", "#c9cfda", "program"], 20: ["model", "#8db7f2", "model"], 30: ["layer", "#86d0a3", "layers"],
+  40: ["operator", "#f4c27a", "operators"], 50: ["library", "#c8abef", "libraries"],
+  60: ["runtime", "#aeb8c6", "runtime"], 70: ["kernel", "#f29cab", "kernels"],
 };
 // Device work and waiting in colours of their own; matrix products, convolutions and attention stand out.
 const WORKS = {
   "matrix kernel": "#e8798f", communication: "#8f9bf5", copy: "#62c4cc", sync: "#d9a08f", overhead: "#ef6f6f",
 };
 const MATRIX = ["gemm", "convolution", "attention"];
-const BIN = 2, LETTER = 6.2, MOST_ARROWS = 40;
+const BIN = 2, LETTER = 6.2, MOST_ARROWS = 40, FOUND = 4, FADED = 0.12;
 
 function levelName(level) { return (LEVELS[level] || ["level " + level])[0]; }
+// What a lane holds: `layers`, `layers, operators`, `layers to libraries`.
+function levelWords(levels) {
+  const words = levels.map((level) => (LEVELS[level] || [null, null, "level " + level])[2]);
+  return words.length > 2 ? `${words[0]} to ${words[words.length - 1]}` : words.join(", ");
+}
+
 function levelColour(level) { return (LEVELS[level] || [null, "#c9cfda"])[1]; }
 function shade(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
@@ -74,10 +81,22 @@ class Timeline {
     this.rows = this.spans.lanes.filter(wanted);
     // Few lanes are high, many are low and scroll.
     this.high = Math.max(18, Math.min(30, Math.floor(480 / Math.max(1, this.rows.length))));
-    this.gutter = this.spans.lanes.some(({ track }) => track.length > 12) ? 152 : 104;
+    this.gutter = this.gutterFor(this.scroller.clientWidth);
     this.rowOf = new Map(this.rows.map((lane, row) => [lane, row]));
     this.floor.style.height = this.high * this.rows.length + 2 + "px";
     this.redraw();
+  }
+
+  // Room for the lanes' titles, as much as they take, and on a narrow screen not most of it.
+  gutterFor(outer) {
+    const letters = this.rows.map((_, row) => { const [left, right] = this.title(row); return left.length + right.length + (left && right ? 2 : 0); });
+    return Math.round(Math.max(60, Math.min(14 + 6 * Math.max(0, ...letters), 0.36 * outer)));
+  }
+
+  // What stands beside a lane: its track, where it is the first lane of that, and what it holds, unless the track says it.
+  title(row) {
+    const { track, holds, first, last } = this.rows[row], heads = row === 0 || this.rows[row - 1].track !== track;
+    return [heads ? track : "", first < last && (!heads || track.length < 15) ? holds : ""];
   }
 
   row(place) { return this.rowOf.get(this.spans.lanes[this.spans.laneOf(place)]); }
@@ -112,12 +131,14 @@ class Timeline {
     }
   }
 
-  // One span, or neighbours that share two pixels; the longest of them stands for all.
+  // One span, or neighbours that share two pixels; the longest of them stands for all, in a search the first that was found.
   box(row, left, right, first, last) {
     const hit = this.hits === null || this.hits[last] > this.hits[first];
-    const place = last === first + 1 ? first : this.spans.longest(first, last);
+    const place = last === first + 1 ? first : hit && this.hits ? this.firstFound(first, last) : this.spans.longest(first, last);
     return { row, left, right, place, count: last - first, busy: this.spans.busy(first, last), hit };
   }
+
+  firstFound(first, last) { return least(first, last - 1, (place) => this.hits[place + 1] > this.hits[first]); }
 
   // What a span's colour stands for: what device work does, or its level.
   meaning(place) {
@@ -143,6 +164,7 @@ class Timeline {
   draw() {
     this.pending = false;
     const outer = this.scroller.clientWidth;
+    this.gutter = this.gutterFor(outer);
     if (outer <= this.gutter + 40) return;
     this.width = outer - this.gutter - 4;
     this.boxes = this.visible();
@@ -175,30 +197,33 @@ class Timeline {
     context.textAlign = "left";
     const text = shade("--text"), perPixel = (this.to - this.from) / this.width;
     for (const box of this.boxes) this.drawBox(context, box, text, perPixel);
+    if (this.hits) for (const box of this.boxes) if (box.hit) this.drawFound(context, box, text);
     context.globalAlpha = 1;
     if (this.chosen !== null) this.drawChosen(context, text);
   }
 
   drawTitles(context, outer) {
     const text = shade("--text"), quiet = shade("--quiet"), { high } = this;
-    this.rows.forEach(({ track, level, first, last }, row) => {
-      const top = this.top(row), heads = row === 0 || this.rows[row - 1].track !== track;
+    this.rows.forEach(({ first, last }, row) => {
+      const top = this.top(row), [track, holds] = this.title(row), room = this.gutter - 10;
       if (top < -high || top > this.scroller.clientHeight) return;
       context.fillStyle = quiet;
-      if (heads && row) context.fillRect(0, top, outer, first === last ? 2 : 1);
-      context.fillStyle = heads ? text : quiet;
+      if (track && row) context.fillRect(0, top, outer, first === last ? 2 : 1);
+      context.fillStyle = text;
       context.textAlign = "left";
-      if (heads) context.fillText(track, first === last ? 0 : 2, top + high / 2);
+      const left = first === last ? 0 : 2, taken = track ? context.measureText(track).width + 8 : 0;
+      if (track) context.fillText(track, left, top + high / 2, first === last ? outer : room);
       context.textAlign = "right";
       context.fillStyle = quiet;
-      if (first < last && (!heads || track.length < 15)) context.fillText(levelName(level), this.gutter - 8, top + high / 2);
+      // Two words that do not fit beside each other would not be readable; the track is the one that nothing else says.
+      if (holds && taken + 20 < room) context.fillText(shortened(holds, Math.floor((room - taken) / 5.6)), this.gutter - 8, top + high / 2, room - taken);
     });
   }
 
   drawBox(context, box, text, perPixel) {
     const { left, place, count, hit } = box, wide = Math.max(1, box.right - left), many = wide <= BIN;
     const top = this.top(box.row), { gutter, high } = this;
-    context.globalAlpha = (hit ? 1 : 0.12) * (many ? Math.max(0.25, Math.min(1, box.busy / (BIN * perPixel))) : 1);
+    context.globalAlpha = (hit ? 1 : FADED) * (many && !(hit && this.hits) ? Math.max(0.25, Math.min(1, box.busy / (BIN * perPixel))) : 1);
     context.fillStyle = this.colour(place);
     context.fillRect(gutter + left, top + 2, many ? wide : wide - (wide > 4 ? 1 : 0.5), high - 3);
     if (this.get.phase(place) === "backward") {
@@ -211,6 +236,20 @@ class Timeline {
       context.fillStyle = hit ? "#16202e" : text;
       context.fillText(this.label(place, wide), gutter + left + 4, top + high / 2 + 0.5, wide - 6);
     }
+  }
+
+  // What was found stands above its neighbours, wide enough to be seen, and with an edge where that leaves room.
+  drawFound(context, box, text) {
+    const left = this.gutter + box.left, wide = Math.max(FOUND, box.right - box.left - 0.5), top = this.top(box.row) + 2;
+    context.globalAlpha = 1;
+    if (box.right - box.left < FOUND) {
+      context.fillStyle = this.colour(box.place);
+      context.fillRect(left, top, wide, this.high - 3);
+    }
+    if (wide < 2 * FOUND) return;
+    context.strokeStyle = text;
+    context.lineWidth = 1;
+    context.strokeRect(left + 0.5, top + 0.5, Math.max(1, wide - 1), this.high - 4);
   }
 
   // The chosen span in a frame, and lines from launches to what they launched.
@@ -324,7 +363,7 @@ class Timeline {
     if (!box) return;
     const true_ns = this.get.true_ns(box.place), dur = time(this.spans.dur[box.place]);
     const about = box.count > 1
-      ? `the longest of ${box.count.toLocaleString("en")} spans here, ${time(box.busy)} together; click to zoom in`
+      ? `${this.hits && box.hit ? "found among" : "the longest of"} ${box.count.toLocaleString("en")} spans here, ${time(box.busy)} together; click to zoom in`
       : `${this.get.kind(box.place)}, ${dur} recorded` + (true_ns === null ? "" : `, ${time(true_ns)} true`);
     tip.replaceChildren(make("b", this.get.name(box.place)), make("div", about));
     const frame = this.holder.getBoundingClientRect(), left = mouse.clientX - frame.left;

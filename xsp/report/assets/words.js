@@ -50,6 +50,17 @@ function shortened(text, letters) {
   return text.length <= letters ? text : text.slice(0, kept) + "…" + text.slice(text.length - kept);
 }
 
+// A long list behind one line, closed until somebody asks; nothing where the list is empty.
+function folded(title, lines) {
+  if (!lines.length) return [];
+  const details = make("details", null, "folded"), inside = make("div", null, "inside");
+  inside.append(...lines);
+  details.append(make("summary", title), inside);
+  return [details];
+}
+
+function counted(count, one) { return `${number(count)} ${one}${count === 1 ? "" : "s"}`; }
+
 function legendItem(text, colour, className) {
   const item = make("span"), box = make("i", null, className);
   if (colour) box.style.background = colour;
