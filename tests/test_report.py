@@ -212,7 +212,8 @@ def test_a_timeline_begins_with_the_wait_for_data_that_precedes_the_step():
 
 
 def test_a_timeline_shows_no_span_of_another_step():
-    rows = [row._replace(step=number, start_ns=row.start_ns + number * 10**6) for number in range(6) for row in spans("data loader 0-15\nstep net 20-100")]  # fmt: skip
+    one = spans("data loader 0-15\nstep net 20-100")
+    rows = [row._replace(step=number, start_ns=row.start_ns + number * 10**6) for number in range(6) for row in one]
     data = payload(html.render(trace_of(rows, {"name": "net"})))
     assert data["timeline"]["range"] == [0, 100_000]
     assert len(set(column(data, "step"))) == 1

@@ -14,8 +14,8 @@ from xsp.trace import Trace
 def trust(trace: Trace) -> dict[str, Any]:
     """Return what the page says of it.
 
-    `grade` with its reasons, `findings` as (severity, subject, text), `absent`: collectors that had nothing to observe or
-    could not, each with the reason, which are no findings, and `attributed`: device time by how surely its layer is known.
+    `grade` with its reasons; `findings` as (severity, subject, text); `absent`: collectors that had nothing to observe
+    or could not, each with the reason, which are no findings; `attributed`: device time by how surely its layer is known.
     """
     findings, absent = health(trace), trace.run.get("absent", {})
     return {
