@@ -15,7 +15,7 @@ def trust(trace: Trace) -> dict[str, Any]:
     """Return what the page says of it.
 
     `grade` with its reasons; `findings` as (severity, subject, text); `absent`: collectors that had nothing to observe
-    or could not, each with the reason, which are no findings; `attributed`: device time by how surely its layer is known.
+    or could not, each with the reason, which are no findings; `attributed`: device time by how surely it has a layer.
     """
     findings, absent = health(trace), trace.run.get("absent", {})
     return {
