@@ -17,10 +17,10 @@ LAYERS = [
     | {"recording.liveline", "recording.saying", "recording.schedule", "scrub", "semconv", "summary", "traffic"},
     {"device.ceilings", "testing", "xsp_collectors"},
     {"correlate", "device", "layers", "recording.account", "recording.blocks", "recording.calibrate"}
-    | {"recording.kernelsource", "rundir", "table", "views"},
+    | {"recording.kernelsource", "rundir", "table"},
     {"recording.budget", "recording.underway", "samples", "trace"},
-    {"overhead"},
-    {"importers", "recording.store"},
+    {"overhead", "owntimes"},
+    {"importers", "recording.store", "views"},
     {"intake"},
     {"runs", "spark"},
     {"counters", "health", "recording.collecting", "recording.watching", "recording.writer", "service.choosing"},

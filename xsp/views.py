@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from xsp import owntimes
 from xsp.device.ceilings import PRECISIONS, USUAL
 from xsp.device.kernelnames import COMMUNICATION, NAMES
+from xsp.owntimes import NS as NS
 from xsp.span import Kind, Level
-
-NS = "coalesce(true_ns, raw_ns, dur_ns)"
-"""The best that a trace knows of a span's duration: true, else averaged, else as recorded."""
+from xsp.trace import Trace
 
 LAYERS = f"""
     layers AS (
@@ -28,49 +28,54 @@ LAYERS = f"""
 """Module calls with what they did themselves: `self_ns` and `self_alloc_bytes` are without the calls inside,
 so that they add up to the whole; for a leaf, a call with no call inside, they are all of it."""
 
-BOOKKEEPING = (
-    "_reshape_alias alias as_strided as_strided_ chunk contiguous detach empty empty_like empty_strided expand "
-    "expand_as flatten lift_fresh narrow permute reshape resize_ resize_as_ resolve_conj resolve_neg select set_ "
-    "slice split split_with_sizes squeeze squeeze_ t to transpose transpose_ unbind unflatten unsafe_split unsqueeze "
-    "unsqueeze_ view view_as"
-).split()
-"""Operators that allocate or look at memory differently, and compute nothing themselves; where one of them has
-to copy, the copy is an operator of its own inside it."""
-
-_COMPUTES = f"""(
-    m.kind = '{Kind.PRIMITIVE}' OR m.kind = '{Kind.OP}' AND m.name NOT LIKE 'autograd::%' AND m.name <> 'detach'
-    AND replace(m.name, 'aten::', '') NOT IN ({", ".join(f"'{name}'" for name in BOOKKEEPING)})
-)"""
+DISPATCH = "(dispatch and bookkeeping)"
+"""Name of the row that stands for the time in which operators hand work on, or look at memory differently."""
 
 _ON_DEVICE = f"""
     {NAMES},
     calls AS (
-        SELECT merged.*, parent_id AS op_id, true AS carries, 'device' AS library,
-               flops AS own_flops, dram_read_bytes AS own_read, dram_write_bytes AS own_write,
-               class = '{COMMUNICATION}' AS communication, tensor_cores
+        SELECT span_id, name, kind, type, merged.phase, start_ns, dur_ns, {NS} AS ns, 1 AS calls, true AS computes,
+               true_lo_ns, true_hi_ns, layer_id, parent_id AS op_id, true AS carries, 'device' AS library,
+               flops AS own_flops, dram_read_bytes AS own_read, dram_write_bytes AS own_write, flops_source,
+               bytes_source, occupancy, occupancy_source, class = '{COMMUNICATION}' AS communication, tensor_cores
         FROM merged LEFT JOIN names USING (name) WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}'
     )
 """
 
+_NOT_COUNTED = """
+    NULL::BIGINT AS own_flops, NULL::BIGINT AS own_read, NULL::BIGINT AS own_write, NULL::VARCHAR AS flops_source,
+    NULL::VARCHAR AS bytes_source, NULL::DOUBLE AS occupancy, NULL::VARCHAR AS occupancy_source,
+    false AS communication, NULL::VARCHAR AS tensor_cores
+"""
+
 _ON_HOST = f"""
-    around AS (
-        WITH RECURSIVE up(span_id) AS (
-            SELECT m.parent_id FROM merged m WHERE {_COMPUTES}
-            UNION
-            SELECT m.parent_id FROM merged m JOIN up USING (span_id) WHERE m.level >= {int(Level.OP)}
-        )
-        SELECT span_id FROM up WHERE span_id IS NOT NULL
-    ),
+    operators AS (SELECT merged.*, own_ns, computes, counts_bytes
+                  FROM own_times JOIN merged USING (span_id)),
     calls AS (
-        SELECT m.*, CASE WHEN kind = '{Kind.PRIMITIVE}' THEN parent_id ELSE span_id END AS op_id,
-               type IS DISTINCT FROM 'reorder' AS carries,
-               CASE WHEN kind = '{Kind.PRIMITIVE}' THEN json_extract_string(attributes, '$.library')
-                    ELSE 'unknown' END AS library,
-               NULL::BIGINT AS own_flops, NULL::BIGINT AS own_read, NULL::BIGINT AS own_write,
-               false AS communication, NULL AS tensor_cores
-        FROM merged m WHERE {_COMPUTES} AND m.span_id NOT IN (SELECT span_id FROM around)
+        SELECT merged.span_id, name, kind, type, phase, start_ns, dur_ns, {NS} * coalesce(scale, 1.0) AS ns, 1 AS calls,
+               true AS computes, true_lo_ns * coalesce(scale, 1.0) AS true_lo_ns,
+               true_hi_ns * coalesce(scale, 1.0) AS true_hi_ns, layer_id, parent_id AS op_id,
+               type IS DISTINCT FROM 'reorder' AS carries, json_extract_string(attributes, '$.library') AS library,
+               {_NOT_COUNTED}
+        FROM merged LEFT JOIN own_times ON own_times.span_id = merged.parent_id WHERE kind = '{Kind.PRIMITIVE}'
+        UNION ALL
+        SELECT span_id, name, kind, type, phase, start_ns, dur_ns, own_ns, 1, true,
+               CASE WHEN own_ns = {NS} THEN true_lo_ns END, CASE WHEN own_ns = {NS} THEN true_hi_ns END,
+               layer_id, span_id, true, 'unknown', {_NOT_COUNTED}
+        FROM operators WHERE computes
+        UNION ALL
+        SELECT NULL, '{DISPATCH}', '{Kind.OP}', NULL, phase, min(start_ns), NULL, sum(own_ns), count(*), false,
+               NULL, NULL, layer_id, NULL, false, 'framework', {_NOT_COUNTED}
+        FROM operators WHERE NOT computes GROUP BY layer_id, phase
     )
 """
+
+WHOLE_NS = f"""(
+    SELECT sum({NS})::DOUBLE FROM merged LEFT JOIN own_times USING (span_id)
+    WHERE own_times.span_id IS NOT NULL AND around_id IS NULL
+       OR kind = '{Kind.PRIMITIVE}' AND coalesce(parent_id, '') NOT IN (SELECT span_id FROM own_times)
+)"""
+"""Time of the outermost operators, and of primitives outside all operators: what kernels without a device add up to."""
 
 _PRECISION = f"""CASE WHEN op.dtype = 'float' AND tensor_cores = 'yes' THEN 'tf32'
     {" ".join(f"WHEN op.dtype = '{dtype}' THEN '{kind}'" for dtype, kind in PRECISIONS.items())}
@@ -88,20 +93,32 @@ def _figure(own: str, ops: str, counted: str) -> str:
     """
 
 
+_OPS = f"""
+    ops AS (
+        SELECT span_id, dtype, flops, flops_source, dram_read_bytes, dram_write_bytes, bytes_source
+        FROM merged WHERE device IS NULL AND level >= {int(Level.OP)}
+            AND (flops IS NOT NULL OR dram_read_bytes IS NOT NULL OR dtype IS NOT NULL)
+    )
+"""
+
+_OPS_ON_HOST = """
+    ops AS (
+        SELECT span_id, dtype, flops, flops_source, bytes_source,
+               CASE WHEN counts_bytes THEN dram_read_bytes END AS dram_read_bytes,
+               CASE WHEN counts_bytes THEN dram_write_bytes END AS dram_write_bytes
+        FROM operators
+    )
+"""
+
 _KERNELS = f"""
     work AS (
         SELECT op_id, count(*) AS kernels, count(DISTINCT name) AS names,
                count(own_flops) > 0 AS counted_flops, count(own_read) + count(own_write) > 0 AS counted_bytes
         FROM calls WHERE carries AND op_id IS NOT NULL GROUP BY op_id
     ),
-    ops AS (
-        SELECT span_id, dtype, flops, flops_source, dram_read_bytes, dram_write_bytes, bytes_source
-        FROM merged WHERE device IS NULL AND level >= {int(Level.OP)}
-            AND (flops IS NOT NULL OR dram_read_bytes IS NOT NULL OR dtype IS NOT NULL)
-    ),
     kernels AS (
-        SELECT calls.span_id, calls.name, calls.kind, calls.type, calls.phase, calls.start_ns, calls.dur_ns,
-               coalesce(true_ns, raw_ns, calls.dur_ns) AS ns, true_lo_ns, true_hi_ns, calls.layer_id,
+        SELECT calls.span_id, calls.name, calls.kind, calls.type, calls.phase, calls.start_ns, calls.dur_ns, calls.ns,
+               calls.calls, calls.computes, true_lo_ns, true_hi_ns, calls.layer_id,
                layer.layer_index, layer.name AS layer_name, library, communication, {_PRECISION} AS precision,
                {_figure("own_flops", "flops", "counted_flops")},
                {_figure("own_read", "dram_read_bytes", "counted_bytes")},
@@ -120,11 +137,12 @@ _KERNELS = f"""
 """
 
 
-def kernels(on_device: bool) -> str:
+def kernels(trace: Trace) -> str:
     """Return the SQL of `kernels`: each kernel with its layer, operations, memory traffic and precision.
 
-    Without a device, the innermost spans that compute are the kernels: the primitives, and the operators that hold
-    no primitive and no computing operator.
+    Without a device the kernels are what operators took by themselves (see `xsp.owntimes`): the primitives, the time
+    of each operator that no operator and no primitive inside it covers, and, where that is no work of its own, a row
+    for each layer and phase (`computes` is false, `calls` says of how many operators). So they leave nothing out.
 
     A single-precision operator's kernel that uses tensor cores, as far as its name tells, computes in `tf32`.
     Figures are a kernel's own where a counter gave them. Figures from shapes are an operator's, and which of its
@@ -133,6 +151,9 @@ def kernels(on_device: bool) -> str:
     name; and layers and the model (`whole_flops`, likewise) always.
 
     Args:
-        on_device: whether the merged step holds device work.
+        trace: of which they are asked.
     """
-    return f"{_ON_DEVICE if on_device else _ON_HOST}, {_KERNELS}"
+    if trace.has(Level.KERNEL):
+        return f"{_ON_DEVICE}, {_OPS}, {_KERNELS}"
+    owntimes.make(trace)
+    return f"{_ON_HOST}, {_OPS_ON_HOST}, {_KERNELS}"

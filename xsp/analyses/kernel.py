@@ -1,9 +1,10 @@
 """A8 and A10 to A13: kernels, one by one, by name and by layer.
 
-On a machine without a device the kernels are the leaves of what was recorded (see `xsp.views.kernels`). Operations and
-memory traffic are those that a counter gave, else what follows from the shapes of the operator's inputs; which of the
-two, the columns `flops_source` and `bytes_source` say. What neither tells is null, and the `…_known_percent` of a sum
-say of which share of the kernels' time it stands; the arithmetic intensity of a sum is null where that is not `ENOUGH`.
+On a machine without a device the kernels are what operators took by themselves (see `xsp.views.kernels`), so that they
+add up to the time of the outermost operators. Operations and memory traffic are those that a counter gave, else what
+follows from the shapes of the operator's inputs; which of the two, the columns `flops_source` and `bytes_source` say.
+What neither tells is null, and the `…_known_percent` of a sum say of which share of the time of kernels that compute it
+stands; the arithmetic intensity of a sum is null where that is not `ENOUGH`.
 """
 
 from __future__ import annotations
@@ -37,21 +38,23 @@ def ceiling(trace: Trace) -> Ceiling | None:
 
 def prepared(trace: Trace) -> str:
     """Return the SQL, to put behind WITH, of `kernels` and of `roofs` over them."""
-    return f"{kernels(trace.has(Level.KERNEL))}, {roofs(ceiling(trace))}"
+    return f"{kernels(trace)}, {roofs(ceiling(trace))}"
 
 
 def summed(kind: str = "whole") -> str:
     """Return the columns that sum up kernels; of which of `xsp.views.kernels`' shares, `kind` says."""
     flops, read, write = (f"{kind}_{figure}" for figure in ("flops", "dram_read_bytes", "dram_write_bytes"))
     together = intensity(f"sum({flops}) FILTER ({read} IS NOT NULL)", f"sum({read})", f"sum({write})")
-    traffic = share(f"sum(ns) FILTER ({read} IS NOT NULL)", f"sum(ns) FILTER (NOT communication OR {read} IS NOT NULL)")
+    moving = f"computes AND (NOT communication OR {read} IS NOT NULL)"
+    traffic = share(f"sum(ns) FILTER ({read} IS NOT NULL)", f"sum(ns) FILTER ({moving})")
     return f"""
-        count(*) AS calls, sum(ns) AS ns, round(sum({flops}))::BIGINT AS flops,
+        coalesce(sum(calls) FILTER (computes), sum(calls))::BIGINT AS calls, sum(ns) AS ns,
+        round(sum({flops}))::BIGINT AS flops,
         round(sum({read}))::BIGINT AS dram_read_bytes, round(sum({write}))::BIGINT AS dram_write_bytes,
         {occupancy("occupancy", "ns")} AS occupancy,
         CASE WHEN {traffic} >= {ENOUGH} THEN {together} END AS flop_per_byte,
         coalesce(arg_max(precision, {flops}), arg_max(precision, ns)) AS precision,
-        {share(f"sum(ns) FILTER ({flops} IS NOT NULL)", "sum(ns)")} AS flops_known_percent,
+        {share(f"sum(ns) FILTER ({flops} IS NOT NULL)", "sum(ns) FILTER (computes)")} AS flops_known_percent,
         {traffic} AS bytes_known_percent
     """
 
@@ -67,10 +70,13 @@ FIGURES = f"""
 def A8(trace: Trace) -> Table:
     """Each kernel call: name, layer, latency, operations, memory traffic, occupancy, and where these are known from.
 
-    `library` is oneDNN for its primitives, `device` for a GPU's kernels, and `unknown` for operators that
-    went to MKL or to PyTorch's own code, which leave no trace. Figures from shapes are an operator's: where it has
-    several kernels they stand in the sums (A10 to A15), and are null here. `memory_bound` is null without a ceiling
-    of the device (see docs/rooflines.md).
+    Without a device a kernel is a primitive, or the time that an operator took without the operators and primitives
+    inside it. `library` is oneDNN for primitives, `device` for a GPU's kernels, and `unknown` for operators that
+    went to MKL or to PyTorch's own code, which leave no trace; where an operator only handed work on, or only looked
+    at memory in another way, its time is in one row for each layer and phase, of library `framework`.
+
+    Figures from shapes are an operator's: where it has several kernels they stand in the sums (A10 to A15), and are
+    null here. `memory_bound` is null without a ceiling of the device (see docs/rooflines.md).
     """
     at = intensity("flops", "dram_read_bytes", "dram_write_bytes")
     return trace.sql(
@@ -92,7 +98,8 @@ def A10(trace: Trace) -> Table:
     """Kernels of the same name together: calls, time, share of the model's latency, throughput.
 
     The model's latency lasts until its last kernel has ended. Shares add up to more than 100 % where kernels of several
-    streams ran at once.
+    streams ran at once. Without a device one row sums up what operators did beside work of their own, and of A15
+    `covered_percent` says what share of the operators' time all rows together hold.
     """
     return _grouped(
         trace, "name", "name, library", "name, any_value(library) AS library", "name, library", "latency_ms DESC, name"
@@ -133,7 +140,7 @@ def A12(trace: Trace) -> Table:
     )
 
 
-AT_WORK = """
+_AT_WORK_ON_DEVICE = """
     running AS (  -- a layer's kernels without what runs at the same time as another one of them
         SELECT layer_id, start_ns AS from_ns, start_ns + dur_ns AS to_ns, ns::DOUBLE / nullif(dur_ns, 0) AS scale,
                max(start_ns + dur_ns) OVER (PARTITION BY layer_id ORDER BY start_ns, span_id
@@ -174,8 +181,25 @@ AT_WORK = """
         LEFT JOIN hosted ON hosted.layer_id = layers.span_id LEFT JOIN overlap ON overlap.layer_id = layers.span_id
     )
 """
-"""Of each layer in the forward pass: the time in which its kernels ran, and the host's in which none of them did.
-To put behind `LAYERS` and `kernels`."""
+
+_AT_WORK_ON_HOST = """
+    worked AS (
+        SELECT layer_id, sum(ns) AS ns FROM kernels
+        WHERE computes AND layer_id IS NOT NULL AND phase IS DISTINCT FROM 'backward' GROUP BY layer_id
+    ),
+    at_work AS (
+        SELECT layers.*, least(coalesce(worked.ns, 0), self_ns) AS kernel_ns,
+               self_ns - least(coalesce(worked.ns, 0), self_ns) AS other_ns
+        FROM layers LEFT JOIN worked ON worked.layer_id = layers.span_id
+    )
+"""
+
+
+def at_work(trace: Trace) -> str:
+    """Return the SQL of `at_work`: each layer in the forward pass with `kernel_ns`, in which its kernels ran, and
+    `other_ns`, the host's in which none of them did. To put behind `LAYERS` and `kernels`.
+    """
+    return _AT_WORK_ON_DEVICE if trace.has(Level.KERNEL) else _AT_WORK_ON_HOST
 
 
 @analysis("A13", "Kernel against other latency", Level.LAYER, Level.OP)
@@ -186,11 +210,12 @@ def A13(trace: Trace) -> Table:
     `kernel_ms` is the time in which its kernels run, `other_ms` the host's in which none of them does, and
     `latency_ms` both together; waiting in a queue behind kernels of other layers is in none of them. Where the host
     waits for each kernel, as XSP records it and as on a processor, this is XSP's layer latency less kernel latency;
-    where it does not, no difference is negative. `host_ms` is the host's time in the call alone.
+    where it does not, no difference is negative. `host_ms` is the host's time in the call alone. Time in which
+    operators only handed work on is in `other_ms`.
     """
     return trace.sql(
         f"""
-        WITH {LAYERS}, {kernels(trace.has(Level.KERNEL))}, {AT_WORK}
+        WITH {LAYERS}, {kernels(trace)}, {at_work(trace)}
         SELECT layer_index, name AS layer_name, type, (kernel_ns + other_ns) / 1e6 AS latency_ms,
                kernel_ns / 1e6 AS kernel_ms, other_ns / 1e6 AS other_ms,
                {share("kernel_ns", "(kernel_ns + other_ns)")} AS kernel_percent, self_ns / 1e6 AS host_ms

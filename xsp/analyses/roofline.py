@@ -14,7 +14,7 @@ from xsp.device import ceilings
 from xsp.errors import AnalysisError
 from xsp.span import Kind, Level
 from xsp.trace import Trace
-from xsp.views import kernels
+from xsp.views import WHOLE_NS, kernels
 
 
 def _without_a_point(trace: Trace) -> str | None:
@@ -24,7 +24,7 @@ def _without_a_point(trace: Trace) -> str | None:
     except AnalysisError as error:
         return str(error)
     ((found,),) = trace.con.execute(
-        f"WITH {kernels(trace.has(Level.KERNEL))} "
+        f"WITH {kernels(trace)} "
         "SELECT count(*) FROM kernels WHERE whole_flops IS NOT NULL AND whole_dram_read_bytes IS NOT NULL"
     ).fetchall()
     if found:
@@ -58,7 +58,7 @@ def A9(trace: Trace) -> Table:
             SELECT *, {intensity("flops", "dram_read_bytes", "dram_write_bytes")} AS flop_per_byte,
                    {throughput("flops", "ns")} AS gflop_per_s,
                    {throughput("(dram_read_bytes + dram_write_bytes)", "ns")} AS gbyte_per_s
-            FROM kernels LEFT JOIN roofs USING (precision)
+            FROM kernels LEFT JOIN roofs USING (precision) WHERE computes
         )
         SELECT name, layer_index, layer_name, ns / 1e3 AS latency_us, flop_per_byte, gflop_per_s, gbyte_per_s, {_POINT},
                CASE WHEN flops IS NOT NULL THEN flops_source END AS flops_source,
@@ -98,13 +98,18 @@ def A15(trace: Trace) -> Table:
     `latency_ms` lasts from the step's begin until its last kernel has ended, `host_ms` is the step's on the host, and
     `kernel_percent` the kernels' share of the former: XSP's GPU latency percentage, above 100 % where kernels of
     several streams ran at once. Over the runs of a sweep this is the model roofline, see `xsp.analyses.model_roofline`.
+
+    Without a device, `operators_ms` is the time of the outermost operators, and `covered_percent` the kernels' sum in
+    percent of it: 100, or more where primitives ran side by side. What is left of the step is Python, and waiting.
     """
+    whole = "NULL::DOUBLE" if trace.has(Level.KERNEL) else WHOLE_NS
     return trace.sql(
         f"""
         WITH {prepared(trace)}, groups AS (SELECT {summed()} FROM kernels)
         SELECT (SELECT max(batch_size) FROM merged WHERE kind = '{Kind.STEP}') AS batch_size,
                {MODEL_NS} / 1e6 AS latency_ms, {HOST_NS} / 1e6 AS host_ms, ns / 1e6 AS kernel_ms,
-               {share("ns", MODEL_NS)} AS kernel_percent, calls,
+               {share("ns", MODEL_NS)} AS kernel_percent, {whole} / 1e6 AS operators_ms,
+               {share("ns", whole)} AS covered_percent, calls,
                {FIGURES}
         FROM groups LEFT JOIN roofs USING (precision)
         """

@@ -6,7 +6,7 @@ XSP, section IV-A: where in a model its time, memory, operations and memory traf
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.kernel import AT_WORK
+from xsp.analyses.kernel import at_work
 from xsp.span import Level
 from xsp.trace import Trace
 from xsp.views import LAYERS, kernels
@@ -28,12 +28,11 @@ def STAGES(trace: Trace) -> Table:
     names the columns in which the stage has the most.
     """
     most = ", ".join(f"CASE WHEN {name} > 0 AND {name} = max({name}) OVER () THEN '{name}' END" for name in METRICS)
-    on_device = trace.has(Level.KERNEL)
-    latency = "kernel_ns + other_ns" if on_device or trace.has(Level.OP) else "self_ns"
+    latency = "kernel_ns + other_ns" if trace.has(Level.KERNEL) or trace.has(Level.OP) else "self_ns"
     names = " ".join(f"WHEN {place} THEN '{name}'" for place, name in enumerate(NAMES))
     return trace.sql(
         f"""
-        WITH {LAYERS}, {kernels(on_device)}, {AT_WORK}, work_of AS (
+        WITH {LAYERS}, {kernels(trace)}, {at_work(trace)}, work_of AS (
             SELECT layer_id AS of_layer, sum(whole_flops) AS work,
                    sum(whole_dram_read_bytes + whole_dram_write_bytes) AS moved
             FROM kernels GROUP BY layer_id

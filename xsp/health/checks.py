@@ -13,7 +13,7 @@ from xsp.health.finding import Finding, Severity
 from xsp.recording.schedule import rung_name
 from xsp.span import Kind, Level
 from xsp.trace import Trace
-from xsp.views import kernels
+from xsp.views import WHOLE_NS, kernels
 
 
 class Grade(NamedTuple):
@@ -25,6 +25,9 @@ class Grade(NamedTuple):
 
 UNSTEADY = 0.25
 """From this share on, the distance of the 90th percentile from the median is worth a warning."""
+
+UNCOVERED = 0.03
+"""From this share on, what kernels without a device differ by from the operators' time is worth a note."""
 
 RANKS_NAMED = 20
 """Of ranks that are missing, at most so many are named."""
@@ -215,17 +218,29 @@ def _structure(trace: Trace) -> list[Finding]:
 
 
 def _library(trace: Trace) -> list[Finding]:
-    """Say how much of the time of leaf operators went to a library that leaves no record."""
+    """Say how much of the time of operators went to a library that leaves no record, and whether any is left out."""
     if not trace.has(Level.LIBRARY) or trace.has(Level.KERNEL):
         return []
-    rows = trace.con.execute(
-        f"WITH {kernels(False)} SELECT sum(ns) FILTER (library <> 'unknown'), "
-        "sum(ns) FILTER (library = 'unknown') FROM kernels"
+    rows = trace.sql(
+        f"WITH {kernels(trace)} SELECT sum(ns), sum(ns) FILTER (library = 'unknown'), sum(ns) FILTER (NOT computes), "
+        f"{WHOLE_NS} FROM kernels"
     ).fetchall()
-    known, unknown = (value or 0 for value in rows[0])
-    share = 100 * unknown / max(known + unknown, 1)
-    text = f"{share:.0f} % of kernel time is in operators that name no library (MKL, PyTorch's own code)"
-    return [Finding(Severity.NOTE, "library", text)]
+    total, unknown, handed, whole = (value or 0 for value in rows[0])
+    text = (
+        f"{_percent(unknown, total)} of kernel time is in operators that name no library (MKL, PyTorch's own code), "
+        f"{_percent(handed, total)} in handing work on"
+    )
+    findings = [Finding(Severity.NOTE, "library", text)]
+    if abs(total - whole) > UNCOVERED * whole:
+        text = f"kernels add up to {_percent(total, whole)} of the operators' time: primitives ran side by side"
+        if total < whole:
+            text = f"kernels add up to {_percent(total, whole)} of the operators' time"
+        findings.append(Finding(Severity.NOTE, "kernels", text))
+    return findings
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "0 %"
 
 
 def _alike(trace: Trace) -> int:

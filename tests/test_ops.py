@@ -1,0 +1,223 @@
+"""Operators by self time, held against torch.profiler's own sums; and kernels of a CPU, which leave nothing out."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xsp
+from xsp import analyses
+from xsp.health import health
+from xsp.span import Level
+from xsp.testing import spans, trace_of
+from xsp.trace import Trace
+from xsp.views import NS
+
+torch = pytest.importorskip("torch")
+
+Step = Callable[[], object]
+
+
+class Attention(torch.nn.Module):  # type: ignore[misc]
+    """A block of a GPT's: attention by itself, and two products."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.all = torch.nn.Linear(width, 3 * width)
+        self.out = torch.nn.Linear(width, width)
+
+    def forward(self, values: Any) -> Any:
+        parts = self.all(self.norm(values)).view(*values.shape[:2], 3, 4, -1).permute(2, 0, 3, 1, 4)
+        found = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return values + self.out(found.transpose(1, 2).reshape(values.shape))
+
+
+def of_attention() -> Step:
+    model = torch.nn.Sequential(Attention(), Attention())
+    optimizer = torch.optim.AdamW(model.parameters())
+    values = torch.randn(2, 16, 32)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(values).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def of_recomputed_layers() -> Step:
+    from torch.utils.checkpoint import checkpoint
+
+    inner = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU())
+    values = torch.randn(4, 16, requires_grad=True)
+    return lambda: checkpoint(inner, values, use_reentrant=True).sum().backward()
+
+
+def of_a_recurrent_net() -> Step:
+    model = torch.nn.LSTM(8, 16, num_layers=2)
+    values = torch.randn(5, 3, 8)
+    return lambda: model(values)[0].sum().backward()
+
+
+def of_convolutions() -> Step:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+    values = torch.randn(2, 3, 16, 16)
+    return lambda: model(values).mean().backward()
+
+
+def of_half_precision() -> Step:
+    model = torch.nn.Sequential(Attention(), torch.nn.Linear(32, 8))
+    values = torch.randn(2, 16, 32)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(values).float().mean()
+        loss.backward()
+
+    return step
+
+
+STEPS = [of_attention, of_recomputed_layers, of_a_recurrent_net, of_convolutions, of_half_precision]
+
+
+@pytest.mark.parametrize("make", STEPS)
+def test_operators_are_those_of_key_averages(make: Callable[[], Step], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    step = make()
+    step()
+    with torch.profiler.profile(record_shapes=True) as profile:
+        step()
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    trace = xsp.load(tmp_path / "trace.json")
+
+    theirs: dict[tuple[str, str], list[float]] = {}
+    for each in profile.key_averages(group_by_input_shape=True):
+        if not each.is_user_annotation:
+            found = theirs.setdefault((each.key, json.dumps(each.input_shapes or [])), [0, 0.0, 0.0])
+            found[0] += each.count
+            found[1] += each.self_cpu_time_total / 1e3
+            found[2] += each.cpu_time_total / 1e3
+    ours: dict[tuple[str, str], list[float]] = {}
+    for name, shapes, calls, own, total in (
+        analyses.operators(trace).select("name, shapes, calls, self_ms, total_ms").fetchall()
+    ):
+        known = [shape if all(type(size) is int for size in shape) else [] for shape in json.loads(shapes or "[]")]
+        found = ours.setdefault((name, json.dumps(known)), [0, 0.0, 0.0])  # theirs leave lists of tensors out
+        for place, value in enumerate((calls, own, total)):
+            found[place] += value
+    assert {key: row[0] for key, row in ours.items()} == {key: row[0] for key, row in theirs.items()}
+    for key, row in ours.items():
+        assert row[1:] == pytest.approx(theirs[key][1:], abs=0.002 * row[0]), key
+
+
+@pytest.mark.parametrize("make", STEPS)
+def test_operators_and_kernels_of_a_recorded_step_add_up_to_the_outermost_operators(
+    make: Callable[[], Step], tmp_path: Path
+) -> None:
+    step = make()
+    with xsp.profile("add up", out=tmp_path / "run", samples=False) as profile:
+        for _ in range(10):
+            with profile.step():
+                step()
+    trace = xsp.load(tmp_path / "run")
+    assert_nothing_is_left_out(trace)
+    of_all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with torch.profiler.profile(experimental_config=of_all_threads) as theirs:
+        step()
+    called: Counter[str] = Counter()
+    for name, calls in analyses.operators(trace).select("name, calls").fetchall():
+        called[name] += calls
+    assert called == {each.key: each.count for each in theirs.key_averages() if not each.is_user_annotation}
+
+
+def assert_nothing_is_left_out(trace: Trace) -> None:
+    """Hold that the own times of each thread's operators are disjoint, and add up, whatever the noise."""
+    own = analyses.operators(trace).aggregate("sum(self_ms)").fetchall()[0][0]
+    ((whole, excess),) = trace.sql(
+        f"""
+        WITH inside AS (
+            SELECT around_id AS span_id, sum({NS}) AS ns FROM own_times JOIN merged USING (span_id) GROUP BY around_id
+        )
+        SELECT (SELECT sum({NS}) FROM own_times JOIN merged USING (span_id) WHERE around_id IS NULL),
+               coalesce(sum(greatest(inside.ns - {NS}, 0)), 0) FROM merged JOIN inside USING (span_id)
+        """
+    ).fetchall()
+    assert own == pytest.approx((whole + excess) / 1e6)
+    tables = [(analyses.A8, "latency_us / 1e3"), (analyses.A10, "latency_ms"), (analyses.A15, "kernel_ms")]
+    if trace.has(Level.LAYER):
+        tables.append((analyses.A11, "latency_ms"))
+    sums = [each(trace).aggregate(f"sum({column})").fetchall()[0][0] for each, column in tables]
+    assert sums == [pytest.approx(sums[0])] * len(sums)
+    assert sums[0] >= 0.999 * own, "nothing of the operators' time is left out"
+
+
+# One training step, in µs: attention's backward has primitives inside it, and takes most of its time itself.
+BACKWARD = """
+    step train                                  0-1000
+    forward Net                                 10-200
+    op aten::linear                             20-120
+    op aten::t                                  22-30
+    op aten::transpose                          24-28
+    op aten::addmm                              40-110 flops=6000 dram_read_bytes=100 dram_write_bytes=20
+    op aten::copy_                              45-55 dram_read_bytes=4 dram_write_bytes=4
+    backward backward                           300-900
+    op autograd::engine::evaluate_function      300-800 phase=backward
+    op aten::attention_backward                 310-790 phase=backward flops=9000
+    primitive matmul                            400-450 type=matmul attributes={"library":"oneDNN"}
+    primitive matmul                            420-470 type=matmul attributes={"library":"oneDNN"}
+"""
+
+
+def test_an_operator_with_primitives_inside_it_is_a_kernel_with_the_rest_of_its_time() -> None:
+    trace = trace_of(spans(BACKWARD), {"name": "hand"})
+    rows = analyses.A8(trace).select("name, library, round(latency_us), flops").fetchall()
+    assert rows == [
+        ("(dispatch and bookkeeping)", "framework", 30, None),  # linear's 22 µs, and 8 µs of views
+        ("aten::addmm", "unknown", 60, 6000),
+        ("aten::copy_", "unknown", 10, None),
+        ("(dispatch and bookkeeping)", "framework", 20, None),
+        ("aten::attention_backward", "unknown", 410, None),  # two primitives at once cover 70 µs of it
+        ("matmul", "oneDNN", 50, None),
+        ("matmul", "oneDNN", 50, None),
+    ]
+    assert analyses.A15(trace).select("operators_ms, kernel_ms, flops, dram_read_bytes").fetchall() == [
+        (pytest.approx(0.6), pytest.approx(0.63), 15_000, 104)
+    ]
+    notes = [found.text for found in health(trace) if found.subject == "kernels"]
+    assert notes == ["kernels add up to 105 % of the operators' time: primitives ran side by side"]
+
+
+def test_operators_inside_a_module_that_an_operator_calls_are_inside_the_operator() -> None:
+    trace = trace_of(
+        spans("""
+        step s                 0-1000
+        module net             0-900 type=Net depth=0
+        op CheckpointFunction  100-500
+        module net.inner       150-450 type=Linear depth=1
+        op aten::mm            200-400
+    """)
+    )
+    rows = analyses.operators(trace).select("name, self_ms, total_ms, percent_of_operators").fetchall()
+    assert rows == [("CheckpointFunction", 0.2, 0.4, 50.0), ("aten::mm", 0.2, 0.2, 50.0)]
+
+
+def test_with_a_device_an_operator_has_the_time_of_what_it_launched() -> None:
+    trace = trace_of(
+        spans("""
+        step s                   0-1000
+        op aten::linear          100-200
+        op aten::mm              110-190
+        launch cudaLaunchKernel  120-130 correlation_id=1
+        kernel gemm              400-700 correlation_id=1
+    """)
+    )
+    rows = analyses.operators(trace).select("name, calls, self_ms, device_ms").fetchall()
+    assert rows == [("aten::mm", 1, 0.08, 0.3), ("aten::linear", 1, 0.02, None)]
+    assert trace.sql("SELECT count(*) FROM merged").fetchall() == [(5,)]
+    assert analyses.A15(trace).select("operators_ms, covered_percent").fetchall() == [(None, None)]
