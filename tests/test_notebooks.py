@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,7 @@ nbformat = pytest.importorskip("nbformat", reason="needs the extra `notebooks`")
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-SHARED = ROOT.parent / "shared" / "traces"
-OF_A_GPU = {"gpu_trace", "rooflines"}
-"""Those that read a trace of others."""
+TRACE = ROOT / "notebooks" / "gpt_forward.json.gz"
 
 
 def read(path: Path) -> Any:
@@ -48,14 +48,24 @@ def test_outputs_name_no_place(path: Path) -> None:
     assert [text for text in texts if re.search(r"(?<![\w.<])/(tmp|home|root|usr|work)/", text)] == []
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_reads_nothing_outside_the_repository(path: Path) -> None:
+    assert [cell.source for cell in code(read(path)) if "../.." in cell.source] == []
+
+
+def test_the_trace_that_is_read_is_what_its_script_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(TRACE.parent)
+    import make_trace
+
+    assert json.loads(gzip.decompress(TRACE.read_bytes())) == make_trace.recorded()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path) -> None:
     client = pytest.importorskip("nbclient", reason="needs the extra `notebooks`")
     for package in ("ipykernel", "matplotlib", "pandas", "torch"):
         pytest.importorskip(package, reason="needs the extras `notebooks` and `torch`")
-    if path.stem in OF_A_GPU and not SHARED.is_dir():
-        pytest.skip("the traces of a GPU that it reads are not in ../shared/traces")
     client.NotebookClient(
         read(path), timeout=600, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
     ).execute()
