@@ -23,7 +23,7 @@ LAYERS = [
     {"importers", "recording.store", "views"},
     {"intake"},
     {"runs", "spark"},
-    {"counters", "health", "recording.collecting", "recording.watching", "recording.writer", "service.choosing"},
+    {"counters", "health", "recording.collecting", "recording.watching", "recording.writer"},
     {"recording.steps"},
     {"recording.runfile"},
     {"recording.session"},

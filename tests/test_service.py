@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,63 +19,20 @@ pytest.importorskip("opentelemetry.sdk")
 
 import torch
 from opentelemetry import trace
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from realparts import free_ports
+from services import Service, X, model
 from torch import nn
 
 import xsp
 import xsp.service.instrumented as service_module
 from xsp.errors import PluginError, UsageError
-from xsp.service.correlating import Recorded, _Sending, spans_of
+from xsp.service.correlating import Called, Recorded, _Sending, spans_of
 from xsp.testing import spans
 
 HALF = 1 << 63
-
-
-class Service:
-    """A service's OpenTelemetry: a provider, and what was exported."""
-
-    def __init__(self, batch: bool = False, **options: Any) -> None:
-        self.exporter = InMemorySpanExporter()
-        self.provider = TracerProvider(resource=Resource({"service.name": "shop"}), **options)
-        make = BatchSpanProcessor if batch else SimpleSpanProcessor
-        self.provider.add_span_processor(make(self.exporter))
-        self.tracer = self.provider.get_tracer("app")
-
-    def request(self, trace_id: int | None = None) -> Any:
-        """Return the span of a request, in a trace of its own or in that of a caller."""
-        if trace_id is None:
-            return self.tracer.start_as_current_span("GET /")
-        caller = trace.SpanContext(trace_id, 1, is_remote=True, trace_flags=trace.TraceFlags(1))
-        around = trace.set_span_in_context(trace.NonRecordingSpan(caller))
-        return self.tracer.start_as_current_span("GET /", context=around)
-
-    @property
-    def spans(self) -> list[ReadableSpan]:
-        return list(self.exporter.get_finished_spans())
-
-    def levels(self) -> dict[str, int]:
-        """Return the numbers of spans by service, a level being one."""
-        services = [str(span.resource.attributes["service.name"]) for span in self.spans]
-        return {name: services.count(name) for name in sorted(set(services))}
-
-    def shown(self) -> str:
-        """Draw the spans but for the operators, each under its parent."""
-        lines: list[str] = []
-
-        def draw(parent: int | None, depth: int) -> None:
-            for span in sorted(self.spans, key=lambda each: each.start_time or 0):
-                above = span.parent.span_id if span.parent is not None else None
-                if above == parent and not span.name.startswith("aten::"):
-                    lines.append("  " * depth + f"{span.resource.attributes['service.name']} {span.name}")
-                    draw(span.context.span_id, depth + 1)
-
-        draw(None, 0)
-        return "\n".join(lines)
 
 
 @pytest.fixture(autouse=True)
@@ -90,13 +46,6 @@ def service() -> Iterator[Service]:
     made = Service()
     yield made
     made.provider.shutdown()
-
-
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
-
-
-X = torch.ones(4, 8)
 
 
 # --- under the request's span -----------------------------------------------------------------------------
@@ -271,39 +220,6 @@ def test_a_call_inside_an_error_handler_is_no_error(service: Service) -> None:
     assert {span.status.is_ok for span in service.spans} == {True}
 
 
-def test_one_call_is_recorded_at_a_time_and_what_other_threads_do_meanwhile_is_left_out(service: Service) -> None:
-    inside, go = threading.Event(), threading.Event()
-
-    class Waits(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            inside.set()
-            go.wait(20)
-            return x + 1
-
-    net, waits = model(), Waits()
-
-    def first() -> None:
-        with service.request():
-            waits(X)
-
-    with xsp.instrument(net, waits, sample=1.0, provider=service.provider) as traced:
-        thread = threading.Thread(target=first)
-        thread.start()
-        inside.wait(20)
-        with service.request():
-            net(X)
-        go.set()
-        thread.join()
-        assert traced.flush()
-        assert traced.counts[:3] == (2, 2, 1)
-        assert traced.counts.lost == {"another call was being recorded": 1}
-        assert traced.counts.strangers > 3
-    shown = service.shown()
-    assert "shop Waits\n    shop.layer Waits" in shown
-    assert "shop.layer 0" not in shown
-    assert next(s for s in service.spans if s.name == "Sequential").attributes["xsp.left_out"]
-
-
 def test_a_compiled_model_works_and_is_called_by_its_own_name(service: Service) -> None:
     net = model()
     compiled = torch.compile(net, backend="eager")
@@ -337,20 +253,22 @@ def test_device_work_belongs_to_the_call_that_launched_it() -> None:
         kernel tanh 60-80 correlation_id=8
         primitive matmul 28-29
     """)
-    recorded = Recorded(f"{5:032x}", f"{1:016x}", thread=1, process=1, rung=70, rows=[tuple(row) for row in rows])
-    own, strangers = spans_of(recorded)
+    call = Called(0, f"{5:032x}", f"{1:016x}", rung=70, collectors=[], otlp=None, resource={})
+    ((own, strangers, ambiguous),) = spans_of(Recorded(1, [call], [tuple(row) for row in rows]))
     parents = {row.name: next((p.name for p in own if p.span_id == row.parent_id), row.parent_id) for row in own}
     assert parents == {"net": f"{1:016x}", "aten::relu": "net", "cudaLaunchKernel": "aten::relu", "relu": "aten::relu"}
     assert {row.layer_index for row in own if row.kind == "module"} == {0}
     assert strangers == 5  # of the other thread, and the primitive that could be of either
+    assert ambiguous == 1
 
 
 def test_a_call_of_very_many_spans_is_sent_as_an_overview_and_details(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     rows = [*spans("forward Net 0-60000"), *spans("\n".join(f"op aten::relu {n}-{n + 1}" for n in range(12_000)))]
-    recorded = Recorded(f"{5:032x}", f"{1:016x}", thread=1, process=1, rung=40, rows=[tuple(row) for row in rows])
+    call = Called(0, f"{5:032x}", f"{1:016x}", rung=40, collectors=[], otlp=None, resource={})
+    ((own, strangers, _),) = spans_of(Recorded(1, [call], [tuple(row) for row in rows]))
     sending = _Sending(str(tmp_path / "spans.jsonl"), {"service.name": "shop"})
-    _, sent, strangers, problem = sending(recorded)
+    sent, problem = sending(own)
     sending._courier.close()
     assert (sent > 12_000, strangers, problem) == (True, 0, None)
     traces: Counter[str] = Counter()
@@ -388,7 +306,7 @@ def test_a_second_process_that_was_killed_costs_one_call_and_is_started_again(
                 net(X)
             assert traced.flush()
             if number == 0:
-                correlator = traced._calls._handover._correlator
+                correlator = traced._process.calls._handover._correlator
                 assert correlator is not None
                 os.kill(correlator._process.pid, signal.SIGKILL)
                 correlator._process.wait()
@@ -450,11 +368,9 @@ def test_settings_that_make_no_sense_are_refused(service: Service, wrong: dict[s
         xsp.instrument(model(), provider=service.provider, **wrong)
 
 
-def test_what_is_no_module_and_a_second_handle_are_refused(service: Service) -> None:
+def test_what_is_no_module_is_refused(service: Service) -> None:
     with pytest.raises(UsageError, match="function is none"):
         xsp.instrument(model, provider=service.provider)
-    with xsp.instrument(model(), provider=service.provider), pytest.raises(UsageError, match="all models in one call"):
-        xsp.instrument(model(), provider=service.provider)
 
 
 def test_without_the_collector_of_calls_it_says_so(service: Service) -> None:

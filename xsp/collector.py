@@ -87,6 +87,13 @@ class Collector:
     innermost: ClassVar[bool] = False
     """True if it must be switched on after all others, and off before them."""
 
+    by_thread: ClassVar[bool] = False
+    """True if all its spans tell their threads and `spans_during` works while it is on, so that several recordings
+    at a time can share it. Its times are `time.perf_counter_ns`."""
+
+    on_one_thread: bool = False
+    """True if it sees only the thread that switched it on, and must be switched off there."""
+
     is_device_source: bool = False
     """Whether it records device work in this block; set from outside, between steps."""
 
@@ -141,6 +148,16 @@ class Collector:
     def spans(self) -> Iterable[Span]:
         """Return what was seen since the last call, and forget it. Cold."""
         return ()
+
+    def spans_during(self, start: int, end: int, thread: int | None = None) -> Iterable[Span]:
+        """Return what began and ended between two times, on one thread or on all, and keep it; it may be on meanwhile.
+
+        Of collectors with `by_thread`.
+        """
+        return ()
+
+    def drop_before(self, time: int) -> None:
+        """Forget what ended before a time; it may be on meanwhile. Of collectors with `by_thread`."""
 
     def notes(self) -> Iterable[str]:
         """Return, once each, sentences on what it could not see; they end up in the run's health."""

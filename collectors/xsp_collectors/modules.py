@@ -54,6 +54,7 @@ class ModuleCalls(Collector):
 
     name = "modules"
     levels = (Level.MODEL, Level.LAYER)
+    by_thread = True
 
     def __init__(self) -> None:
         self._calls: list[tuple[Any, ...]] = []
@@ -99,8 +100,23 @@ class ModuleCalls(Collector):
 
     def spans(self) -> Iterator[Span]:
         """Return a FORWARD span for each outermost call and, in layer rungs, a MODULE span for each call."""
-        calls = [_Call._make(call) for call in self._calls]
-        self._calls.clear()
+        calls = self._calls[:]
+        del self._calls[: len(calls)]  # other threads may append meanwhile
+        return self._spans_of(map(_Call._make, calls))
+
+    def spans_during(self, start: int, end: int, thread: int | None = None) -> Iterator[Span]:
+        """Return the spans of calls that began and ended between two times, on one thread or on all."""
+        calls = [call for call in self._calls[:] if start <= call[3] and call[4] <= end]
+        return self._spans_of(_Call._make(call) for call in calls if thread is None or call[1] == thread)
+
+    def drop_before(self, time: int) -> None:
+        """Forget the calls that ended before."""
+        calls = self._calls
+        count = len(calls)  # other threads append meanwhile
+        calls[:count] = [call for call in calls[:count] if call[4] >= time]
+
+    def _spans_of(self, seen: Iterable[_Call]) -> Iterator[Span]:
+        calls = list(seen)
         for call in calls:
             if call.depth == 0:
                 self._catalog.add(call.module)
@@ -242,35 +258,41 @@ class _Catalog:
 
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}
+        self._unnamed: dict[int, _Entry] = {}
+        """Of modules in trees whose outermost call has not been seen, and may yet be."""
 
     def add(self, root: nn.Module) -> None:
         """Learn the names of all modules in `root` that have none yet."""
         if self._known(root) is None:
             for name, module in root.named_modules():
                 if self._known(module) is None:
-                    self._learn(module, name)
+                    self._entries[id(module)] = _entry(module, name)
 
     def entry(self, module: nn.Module) -> _Entry:
         """Return a module's entry; one that is in no tree that was called is named by its class."""
-        return self._known(module) or self._learn(module, "")
+        known = self._known(module)
+        if known is None:
+            known = self._unnamed.get(id(module))
+            if known is None or known.reference() is not module:
+                known = self._unnamed[id(module)] = _entry(module, "")
+        return known
 
     def _known(self, module: nn.Module) -> _Entry | None:
         entry = self._entries.get(id(module))
         return entry if entry is not None and entry.reference() is module else None
 
-    def _learn(self, module: nn.Module, name: str) -> _Entry:
-        kind = type(module).__name__
-        code = {"code.function.name": f"{type(module).__module__}.{type(module).__qualname__}.forward"}
-        entry = self._entries[id(module)] = _Entry(
-            weakref.ref(module),
-            name or kind,
-            kind,
-            code,
-            sum(parameter.nbytes for parameter in module.parameters()),
-            _is_compiled(module),
-            sum(1 for _ in module.modules()) - 1,
-        )
-        return entry
+
+def _entry(module: nn.Module, name: str) -> _Entry:
+    kind = type(module).__name__
+    return _Entry(
+        weakref.ref(module),
+        name or kind,
+        kind,
+        {"code.function.name": f"{type(module).__module__}.{type(module).__qualname__}.forward"},
+        sum(parameter.nbytes for parameter in module.parameters()),
+        _is_compiled(module),
+        sum(1 for _ in module.modules()) - 1,
+    )
 
 
 class _Repeat(nn.Module):

@@ -39,6 +39,7 @@ class TorchOps(Collector):
     device_work = Kernels.KINETO
 
     def __init__(self) -> None:
+        self.on_one_thread = not _ALL_THREADS
         self._profile: autograd_profiler.profile | None = None
         self._finished: list[_Finished] = []
         self._on_device = False
@@ -169,10 +170,19 @@ def _config(all_threads: bool) -> _ExperimentalConfig:
     With all threads in view Kineto records no allocations; so a step that describes does without the threads
     that do not inherit the profiler's state, and what runs on them stays undescribed.
     """
+    return _ExperimentalConfig(profile_all_threads=all_threads) if _ALL_THREADS else _ExperimentalConfig()
+
+
+def _sees_all_threads() -> bool:
+    """Return whether this torch can; an older one never sees the threads that did not switch the profiler on."""
     try:
-        return _ExperimentalConfig(profile_all_threads=all_threads)
-    except TypeError:  # an older torch, which never sees those threads
-        return _ExperimentalConfig()
+        _ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        return False
+    return True
+
+
+_ALL_THREADS = _sees_all_threads()
 
 
 def _spans_of(events: list[Any], collector: str) -> Iterator[Span]:

@@ -69,18 +69,31 @@ class Collecting:
         found = self.device_work.choose(found, self.absent, deepest)
         for name in self.device_work.reasons:  # where there is no device, that a source is absent is nothing missing
             self.absent.pop(name, None)
-        # Deeper ones are switched on first and off last.
-        self.collectors = sorted(found, key=lambda each: (not each.innermost, min(each.levels)), reverse=True)
+        self.collectors = _in_order(found)
         if (note := self.device_work.note()) is not None:
             self.note("xsp", note)
 
-    def open(self, notify: Listener | None) -> None:
+    def widen(self, more: Collecting, notify: Listener) -> None:
+        """Take in and install the collectors of another that are not here by name; nothing is on meanwhile."""
+        here = {each.name: each for each in self.collectors}
+        if self.device_work.source is None and (source := more.device_work.source) is not None:
+            self.device_work = more.device_work
+            self.device_work.source = here.get(source.name, source)
+            self.device_work.source.is_device_source = True
+        new = [each for each in more.collectors if each.name not in here]
+        new = [each for each in new if not each.innermost or each is self.device_work.source]
+        self.absent = {**more.absent, **self.absent}
+        self.collectors = _in_order([*self.collectors, *new])
+        self.open(notify, new)
+
+    def open(self, notify: Listener | None, those: Iterable[Collector] | None = None) -> None:
         """Install them.
 
         Args:
             notify: hears of the program's boundaries.
+            those: of them; all unless told otherwise.
         """
-        for collector in list(self.collectors):
+        for collector in list(self.collectors if those is None else those):
             if notify is not None:
                 collector.notify = notify
             self._guard(collector, "open", collector.open)
@@ -110,9 +123,15 @@ class Collecting:
         self.stop(self.start(rung, describe=False))
         self.rows(clock.anchor())
 
-    def start(self, rung: Level, describe: bool) -> list[Collector]:
-        """Switch on what sees this rung, and return it."""
-        on = [each for each in self.collectors if min(each.levels) <= rung]
+    def start(self, rung: Level, describe: bool, by_thread: bool | None = None) -> list[Collector]:
+        """Switch on what sees this rung, and return it.
+
+        Args:
+            rung: the deepest level.
+            describe: shapes and memory, too.
+            by_thread: only collectors that can (True) or cannot (False) tell several recordings at a time apart.
+        """
+        on = [each for each in self._those(by_thread) if min(each.levels) <= rung]
         for collector in on:
             self._guard(collector, "start", lambda c=collector: c.start(rung, describe))  # type: ignore[misc]
         return on
@@ -128,16 +147,40 @@ class Collecting:
         for collector in reversed(on):
             self._guard(collector, "stop", collector.stop)
 
-    def rows(self, anchor: clock.Anchor) -> list[Span]:
-        """Take what they saw, on the epoch, and what they have to say of it."""
+    def rows(self, anchor: clock.Anchor, by_thread: bool | None = None) -> list[Span]:
+        """Take what they saw, on the epoch, and what they have to say of it; `by_thread` as in `start`."""
         rows: list[Span] = []
-        for collector in list(self.collectors):
+        for collector in self._those(by_thread):
             seen = self._guard(collector, "spans", lambda c=collector: list(c.spans())) or []  # type: ignore[misc]
             rows += seen if collector.epoch else [clock.on_epoch(span, anchor) for span in seen]
             self._collect_notes(collector)
         if (change := self.device_work.replace()) is not None:
             self.note("xsp", change)
         return rows
+
+    def rows_during(self, anchor: clock.Anchor, start: int, end: int, thread: int | None = None) -> list[Span]:
+        """Return what those saw that can tell recordings apart, on the epoch.
+
+        Args:
+            anchor: of the clock.
+            start: the earliest begin.
+            end: the latest end; both of `clock.monotonic_ns`.
+            thread: the only thread, None for all.
+        """
+        rows: list[Span] = []
+        for collector in self._those(by_thread=True):
+            seen = self._guard(collector, "spans", lambda c=collector: list(c.spans_during(start, end, thread)))  # type: ignore[misc]
+            rows += [clock.on_epoch(span, anchor) for span in seen or []]
+            self._collect_notes(collector)
+        return rows
+
+    def drop_before(self, time: int) -> None:
+        """Have those forget what ended before a time of `clock.monotonic_ns`."""
+        for collector in self._those(by_thread=True):
+            self._guard(collector, "drop_before", lambda c=collector: c.drop_before(time))  # type: ignore[misc]
+
+    def _those(self, by_thread: bool | None) -> list[Collector]:
+        return [each for each in self.collectors if by_thread is None or each.by_thread is by_thread]
 
     def note(self, source: str, text: str) -> None:
         """Remember a sentence on what is missing."""
@@ -164,3 +207,8 @@ class Collecting:
                     with contextlib.suppress(Exception):
                         collector.close()
             return None
+
+
+def _in_order(collectors: Iterable[Collector]) -> list[Collector]:
+    """Return them as they are switched on: deeper ones first, and off last."""
+    return sorted(collectors, key=lambda each: (not each.innermost, min(each.levels)), reverse=True)

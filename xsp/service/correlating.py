@@ -13,7 +13,8 @@ import marshal
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 from xsp import identity, semconv
 from xsp.correlate import correlate
 from xsp.errors import XspError
-from xsp.span import COLUMNS, Kind, Span
+from xsp.span import COLUMNS, Span
 
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.service.correlating import main; main(int(sys.argv[2]))"
 START_S = 60.0
@@ -36,16 +37,32 @@ _SIMPLE = (str, bool, int, float)
 _HOSTS = ("host.id", "host.ip", "host.name")
 
 
-class Recorded(NamedTuple):
-    """What the collectors saw during one call of a model, and whose call it was."""
+class Called(NamedTuple):
+    """A call of a model: whose it is, and what it is to have."""
+
+    row: int
+    """Of the recorded rows, the call's own."""
 
     trace_id: str
     span_id: str
     """Of the model's span, which the service's own tracer made."""
 
-    thread: int
-    process: int
     rung: int
+    """The deepest level that it is to have, of the collectors that are named."""
+
+    collectors: list[str]
+    otlp: str | None
+    """Where its spans are sent, as in `xsp.exporters.endpoint`; None to have them back."""
+
+    resource: dict[str, Any]
+    """The attributes of the service's resource."""
+
+
+class Recorded(NamedTuple):
+    """What the collectors saw while some calls went on."""
+
+    process: int
+    calls: list[Called]
     rows: list[tuple[Any, ...]]
 
 
@@ -72,7 +89,11 @@ class Answer(NamedTuple):
 
     sent: int = 0
     strangers: int = 0
-    """Spans that were recorded at the same time and do not belong to the call, as far as evidence goes."""
+    """Spans that were recorded at the same time and do not belong to any of the calls, as far as evidence goes; they
+    are counted with the first."""
+
+    ambiguous: int = 0
+    """Of those, spans that may be of this call as of another."""
 
     problem: str | None = None
     """Why spans are missing."""
@@ -83,8 +104,8 @@ class CorrelatorError(XspError):
 
 
 def pack(recorded: Recorded) -> bytes:
-    """Return a call in the form in which it travels, a tenth of the size of its rows."""
-    return marshal.dumps(tuple(recorded))
+    """Return calls in the form in which they travel, a tenth of the size of their rows."""
+    return marshal.dumps((recorded.process, [tuple(call) for call in recorded.calls], recorded.rows))
 
 
 # --- in the service -------------------------------------------------------------------------------------
@@ -93,12 +114,8 @@ def pack(recorded: Recorded) -> bytes:
 class Correlator:
     """The service's end of the pipe."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self) -> None:
         """Start the second process.
-
-        Args:
-            settings: `otlp`, a target of `xsp.exporters.endpoint`, or None to have the spans back; `resource`,
-                the attributes of the service's.
 
         Raises:
             CorrelatorError: it does not start.
@@ -119,22 +136,18 @@ class Correlator:
             raise CorrelatorError(f"the process that correlates did not start ({error})") from error
         finally:
             theirs.close()
-        problem = self._ask(marshal.dumps(dict(settings)), START_S)
-        if problem is not None:
-            self.close()
-            raise CorrelatorError(f"the process that correlates did not start ({problem})")
+        self._ask(marshal.dumps(None), START_S)
 
-    def correlate(self, packed: bytes) -> Answer:
-        """Return what became of a call's rows; waits for it.
+    def correlate(self, packed: bytes) -> list[Answer]:
+        """Return what became of each call; waits for it.
 
         Args:
-            packed: what `pack` made of the call.
+            packed: what `pack` made of the calls.
 
         Raises:
             CorrelatorError: the process is gone.
         """
-        spans, *rest = self._ask(packed)
-        return Answer([Finished(*span) for span in spans], *rest)
+        return [Answer([Finished(*span) for span in spans], *rest) for spans, *rest in self._ask(packed)]
 
     def close(self) -> None:
         """End the second process."""
@@ -172,34 +185,46 @@ def main(descriptor: int) -> None:
     with contextlib.suppress(OSError):
         os.nice(NICE)
     pipe = Connection(descriptor)
+    answers = _Answers()
     with contextlib.suppress(EOFError, OSError):  # the service has ended, or needs no more answers
-        try:
-            answer_to = _answering(**marshal.loads(pipe.recv_bytes()))
-        except Exception as error:
-            pipe.send_bytes(marshal.dumps(f"{type(error).__name__}: {error}"))
-            return
-        pipe.send_bytes(marshal.dumps(None))
         while True:
-            recorded = Recorded(*marshal.loads(pipe.recv_bytes()))
-            pipe.send_bytes(marshal.dumps(_tried(answer_to, recorded)))
+            message = marshal.loads(pipe.recv_bytes())
+            pipe.send_bytes(marshal.dumps(message and answers.to(message)))
 
 
-def _answering(otlp: str | None, resource: Mapping[str, Any]) -> Callable[[Recorded], tuple[Any, ...]]:
-    return _give_back if otlp is None else _Sending(otlp, resource)
+class _Answers:
+    """What is done with calls, each with its own target."""
 
+    def __init__(self) -> None:
+        self._sending: dict[str, _Sending] = {}
 
-def _tried(answer_to: Callable[[Recorded], tuple[Any, ...]], recorded: Recorded) -> tuple[Any, ...]:
-    try:
-        return answer_to(recorded)
-    except XspError as error:
-        return [], 0, 0, str(error)
-    except Exception as error:  # whatever it is, the service must hear of it and go on
-        return [], 0, 0, f"spans could not be correlated: {type(error).__name__}: {error}"
+    def to(self, message: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Return the answers to calls that were packed. Never raises: the service must hear of it and go on."""
+        process, calls, rows = message
+        called = [Called(*call) for call in calls]
+        try:
+            own = spans_of(Recorded(process, called, rows))
+        except Exception as error:
+            return [([], 0, 0, 0, f"spans could not be correlated: {type(error).__name__}: {error}")] * len(called)
+        return [self._tried(call, each) for call, each in zip(called, own, strict=True)]
 
+    def _tried(self, call: Called, own: Own) -> tuple[Any, ...]:
+        counted = own.strangers, own.ambiguous
+        try:
+            if call.otlp is None:
+                return [tuple(finished(span)) for span in own.spans], 0, *counted, None
+            sent, problem = self._to(call.otlp, call.resource)(own.spans)
+            return [], sent, *counted, problem
+        except XspError as error:
+            return [], 0, *counted, str(error)
+        except Exception as error:
+            return [], 0, *counted, f"spans could not be sent: {type(error).__name__}: {error}"
 
-def _give_back(recorded: Recorded) -> tuple[Any, ...]:
-    spans, strangers = spans_of(recorded)
-    return [tuple(finished(span)) for span in spans], 0, strangers, None
+    def _to(self, otlp: str, resource: dict[str, Any]) -> _Sending:
+        target = json.dumps([otlp, resource], sort_keys=True, default=str)
+        if target not in self._sending:
+            self._sending[target] = _Sending(otlp, resource)
+        return self._sending[target]
 
 
 class _Sending:
@@ -215,13 +240,12 @@ class _Sending:
         self._con.execute("SET threads = 1")
         self._courier = Courier(endpoint(target), PATIENCE_S)
 
-    def __call__(self, recorded: Recorded) -> tuple[Any, ...]:
-        """Return the numbers of spans that were sent and that were not the call's, and a problem."""
+    def __call__(self, spans: Iterable[Span]) -> tuple[int, str | None]:
+        """Send the spans of a call; return how many were sent, and why some were not."""
         from xsp import table
         from xsp.exporters import zoom
         from xsp.exporters.encode import requests
 
-        spans, strangers = spans_of(recorded)
         before, problem = self._courier.counts.spans, None
         table.create(self._con, "spans")
         table.insert(self._con, "spans", spans)
@@ -229,7 +253,7 @@ class _Sending:
             for request in requests(self._con, part, self._resource_of, max_bytes=self._courier.max_bytes):
                 if not self._courier.bring(request):
                     problem = "; ".join(self._courier.counts.messages)
-        return [], self._courier.counts.spans - before, strangers, problem
+        return self._courier.counts.spans - before, problem
 
     def _resource_of(self, level: int, rank: int, process: int | None) -> dict[str, Any]:
         return level_resource(self._resource, level)
@@ -246,39 +270,67 @@ def level_resource(resource: Mapping[str, Any], level: int) -> dict[str, Any]:
     return {**resource, **host, "service.name": name}
 
 
-def spans_of(recorded: Recorded) -> tuple[list[Span], int]:
-    """Return the spans beneath the model's span, parents first, and the number of spans that are not of this call.
+class Own(NamedTuple):
+    """What is a call's own."""
 
-    Other requests' threads are recorded at the same time. They are correlated too: work that tells no thread
-    is this call's only if it cannot be theirs.
+    spans: list[Span]
+    """Beneath the model's span, parents first."""
+
+    strangers: int
+    """As in `Answer`."""
+
+    ambiguous: int
+
+
+def spans_of(recorded: Recorded) -> list[Own]:
+    """Return what belongs to each call.
+
+    All threads are recorded at the same time, those of other requests too. All is correlated together: work that
+    tells no thread is a call's only if it cannot be another's.
     """
     rows = _rows(recorded)
-    inside = _beneath(recorded.span_id, correlate(rows))
-    strangers = len(rows) - len(inside)
-    if strangers:  # the others' rows would take part in the numbering of layers and in the keys
-        rows = [row for row in rows if row.span_id in inside]
-    own = [span for span in correlate(rows) if span.span_id != recorded.span_id]
-    return own, strangers
+    roots = {call.span_id: place for place, call in enumerate(recorded.calls)}
+    owner: dict[str | None, int] = {}
+    keys: dict[str | None, int] = {}
+    doubtful: list[str] = []
+    for span in correlate(rows):  # parents come first
+        place = roots.get(span.span_id or "", owner.get(span.parent_id))
+        if place is not None:
+            owner[span.span_id], keys[span.key] = place, place
+        elif span.attributes and '"candidates"' in span.attributes:
+            doubtful.append(span.attributes)
+    ambiguous = _candidates(doubtful, keys)
+    found = []
+    for place, call in enumerate(recorded.calls):
+        mine = [row for row in rows if owner.get(row.span_id) == place]
+        asked = [
+            row._replace(trace_id=call.trace_id, rung=call.rung)
+            for row in mine
+            if row.level <= call.rung and row.collector in (None, *call.collectors)
+        ]
+        # once more without the others, whose rows would take part in the numbering of layers and in the keys
+        spans = [span for span in correlate(asked) if span.span_id != call.span_id]
+        found.append(Own(spans, 0 if place else len(rows) - len(owner), ambiguous[place]))
+    return found
+
+
+def _candidates(doubtful: Iterable[str], keys: Mapping[str | None, int]) -> Counter[int]:
+    """Count by call the spans that may be its as another's, by the keys of the spans that they may be of."""
+    counted: Counter[int] = Counter()
+    for attributes in doubtful:
+        counted.update({keys[key] for key in json.loads(attributes)["candidates"] if key in keys})
+    return counted
 
 
 def _rows(recorded: Recorded) -> list[Span]:
-    """Return the rows with ids, the model's own with the id of its OpenTelemetry span."""
-    common: dict[str, Any] = {"trace_id": recorded.trace_id, "process": recorded.process, "rung": recorded.rung}
+    """Return the rows with ids, the models' own with those of their OpenTelemetry spans."""
+    models = {call.row: call for call in recorded.calls}
     rows = []
-    for row in map(Span._make, recorded.rows):
-        model = row.kind == Kind.FORWARD and row.thread == recorded.thread
-        identifier = recorded.span_id if model else row.span_id or os.urandom(8).hex()
-        rows.append(row._replace(**common, span_id=identifier, timed=True))
+    for place, row in enumerate(map(Span._make, recorded.rows)):
+        call = models.get(place)
+        identifier = call.span_id if call is not None else row.span_id or os.urandom(8).hex()
+        rows.append(row._replace(process=recorded.process, span_id=identifier, timed=True))
     return rows
-
-
-def _beneath(root: str, spans: Iterable[Span]) -> set[str | None]:
-    """Return the ids of a span and of all that hangs under it; parents come first."""
-    inside: set[str | None] = {root}
-    for span in spans:
-        if span.parent_id in inside:
-            inside.add(span.span_id)
-    return inside
 
 
 def finished(span: Span) -> Finished:

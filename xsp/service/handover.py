@@ -8,15 +8,13 @@ the span processors that the service has: a portion at a time with a flush after
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import queue
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -24,7 +22,17 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
 from xsp.errors import UsageError
-from xsp.service.correlating import Correlator, CorrelatorError, Finished, Recorded, level_resource, pack
+from xsp.service.choosing import Model
+from xsp.service.correlating import (
+    Answer,
+    Called,
+    Correlator,
+    CorrelatorError,
+    Finished,
+    Recorded,
+    level_resource,
+    pack,
+)
 from xsp.version import __version__
 
 SCOPE = "xsp"
@@ -33,54 +41,8 @@ PAUSE_S = 0.01
 """Between portions: an exporter encodes in Python, and holds up the service's threads meanwhile."""
 
 PATIENCE_S = 30.0
-QUEUED_CALLS = 16
+QUEUED_CALLS, QUEUED_BYTES = 256, 32 << 20
 """Recorded calls that wait for the second process and the processors; what comes on top is lost, and counted."""
-
-MOST_REASONS, OTHER_REASONS = 50, "other reasons, too many to list"
-_logger = logging.getLogger("xsp")
-
-
-class Tally:
-    """What became of the calls of one process; all threads may use it."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.lost: Counter[str] = Counter()
-        self.under_way = 0
-        self._changed = threading.Condition()
-
-    def add(self, name: str, number: int = 1) -> None:
-        """Count."""
-        with self._changed:
-            self.counts[name] += number
-
-    def lose(self, reason: str, calls: int = 1, expected: bool = False) -> None:
-        """Count calls that miss spans; a reason that was not to be expected is logged when it first occurs."""
-        with self._changed:
-            first = reason not in self.lost
-            if first and len(self.lost) >= MOST_REASONS:
-                reason, first = OTHER_REASONS, OTHER_REASONS not in self.lost
-            self.lost[reason] += calls
-        if first and not expected:
-            _logger.warning("spans of a sampled call are lost: %s", reason)
-
-    def begin(self) -> None:
-        """A recorded call is on its way."""
-        with self._changed:
-            self.under_way += 1
-
-    def finish(self, reason: str | None = None) -> None:
-        """It has arrived, or has not for a reason."""
-        if reason is not None:
-            self.lose(reason)
-        with self._changed:
-            self.under_way -= 1
-            self._changed.notify_all()
-
-    def wait(self, timeout: float) -> bool:
-        """Wait until no call is on its way; False if that takes longer than `timeout` seconds."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.under_way == 0, timeout)
 
 
 class Tracing:
@@ -157,31 +119,44 @@ class Tracing:
 class Handover:
     """The queue of recorded calls, and the thread that has them correlated and delivered."""
 
-    def __init__(self, tracing: Tracing, tally: Tally, otlp: str | None) -> None:
-        self._tracing, self._tally, self._otlp = tracing, tally, otlp
-        self._queue: queue.Queue[tuple[int, bytes] | None] = queue.Queue(QUEUED_CALLS)
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._calls, self._bytes, self._changing = 0, 0, threading.Lock()
         self._correlator: Correlator | None = None
         self._thread: threading.Thread | None = None
-        self._closing = False
 
     def start(self) -> None:
         """Start the thread; it starts the second process."""
         self._thread = threading.Thread(target=self._run, name="xsp delivers", daemon=True)
         self._thread.start()
 
-    def put(self, recorded: Recorded) -> bool:
-        """Put a call into the queue, whose end the tally then hears of; False if it is full."""
-        try:
-            self._queue.put_nowait((int(recorded.trace_id, 16), pack(recorded)))
-        except queue.Full:
-            return False
+    @property
+    def is_half_full(self) -> bool:
+        """Whether less should be recorded."""
+        return 2 * self._bytes > QUEUED_BYTES or 2 * self._calls > QUEUED_CALLS
+
+    def put(self, recorded: Recorded, models: Sequence[Model]) -> bool:
+        """Put calls into the queue, whose models' tallies then hear of their ends; False if it is full.
+
+        Args:
+            recorded: the calls.
+            models: of each call its model.
+        """
+        packed = pack(recorded)
+        with self._changing:
+            full = self._bytes + len(packed) > QUEUED_BYTES or self._calls + len(models) > QUEUED_CALLS
+            if self._calls and full:
+                return False
+            self._calls, self._bytes = self._calls + len(models), self._bytes + len(packed)
+        self._queue.put(_Waiting(packed, recorded.calls, models))
         return True
 
     def close(self) -> None:
-        """End the thread and the second process, whatever they are at; calls that wait are not counted any more."""
-        self._closing = True
-        with contextlib.suppress(queue.Full):
-            self._queue.put(None, timeout=1)
+        """End the thread and the second process, whatever they are at."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
+        self._queue.put(None)
         if self._thread is not None:
             self._thread.join(timeout=1)
         if self._correlator is not None:  # its answer did not come
@@ -193,32 +168,52 @@ class Handover:
             self._correlator.forget()
 
     def _run(self) -> None:
-        while (call := self._queue.get()) is not None:
-            reason = None
+        while (waiting := self._queue.get()) is not None:
+            left = list(waiting.models)
             try:
-                reason = self._deliver(*call)
+                for call, answer in zip(waiting.calls, self._answers(waiting.packed), strict=True):
+                    problem = self._deliver(call, left[0], answer)
+                    left.pop(0).tally.finish(problem)
             except CorrelatorError as error:
-                reason = str(error)
                 self._end_correlator()
+                _finish(left, str(error))
             except Exception as error:
-                reason = f"the service's span processors failed: {type(error).__name__}: {error}"
-            self._tally.finish(None if self._closing else reason)
+                _finish(left, f"xsp failed: {type(error).__name__}: {error}")
+            with self._changing:
+                self._calls, self._bytes = self._calls - len(waiting.models), self._bytes - len(waiting.packed)
         self._end_correlator()
 
-    def _deliver(self, trace_id: int, packed: bytes) -> str | None:
-        """Have a call correlated and its spans delivered; return what went wrong, or None."""
+    def _answers(self, packed: bytes) -> list[Answer]:
         if self._correlator is None:
-            self._correlator = Correlator({"otlp": self._otlp, "resource": self._tracing.resource})
-        answer = self._correlator.correlate(packed)
-        given, refused = self._tracing.give(trace_id, answer.spans)
-        self._tally.add("delivered", given + answer.sent)
-        self._tally.add("strangers", answer.strangers)
+            self._correlator = Correlator()
+        return self._correlator.correlate(packed)
+
+    def _deliver(self, call: Called, model: Model, answer: Answer) -> str | None:
+        """Have a call's spans delivered; return what went wrong, or None."""
+        try:
+            given, refused = model.settings.tracing.give(int(call.trace_id, 16), answer.spans)
+        except Exception as error:
+            return f"the service's span processors failed: {type(error).__name__}: {error}"
+        model.tally.add("delivered", given + answer.sent)
+        model.tally.add("strangers", answer.strangers)
+        model.tally.add("ambiguous", answer.ambiguous)
         return "the service's span processors did not take all spans in time" if refused else answer.problem
 
     def _end_correlator(self) -> None:
         correlator, self._correlator = self._correlator, None
         if correlator is not None:
             correlator.close()
+
+
+class _Waiting(NamedTuple):
+    packed: bytes
+    calls: list[Called]
+    models: Sequence[Model]
+
+
+def _finish(models: Iterable[Model], reason: str) -> None:
+    for model in models:
+        model.tally.finish(reason)
 
 
 def _portion() -> int:

@@ -5,22 +5,23 @@ call of the model in such a request collectors are on; afterwards the model's sp
 own tracer, and the spans beneath it follow, made by a thread and a second process at their leisure. For all
 other requests there is a look at the current span, and nothing else.
 
-One call is recorded at a time: collectors see the whole process. A call that is chosen while another one is
-being recorded gets its model span alone.
+A process has one set of collectors, however many models are instrumented in it, one by one or together: they are
+installed with the first handle and taken out with the last.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from itertools import count
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from xsp import clock, forks
 from xsp.collector import Collector, Signal
@@ -29,7 +30,9 @@ from xsp.exporters.endpoint import endpoint
 from xsp.recording.collecting import Collecting
 from xsp.recording.schedule import parse_levels
 from xsp.service.calls import Calls
-from xsp.service.choosing import bound_of, chosen, whose
+from xsp.service.choosing import Model, Models, Settings, bound_of, chosen
+from xsp.service.counts import Counts, added
+from xsp.span import Level
 
 if TYPE_CHECKING:
     from xsp.service.handover import Tracing
@@ -37,30 +40,12 @@ if TYPE_CHECKING:
 CLOSING_S = 10.0
 _FOR_TRAINING = ("training", "dataloading")
 _SEES_CALLS = "modules"
-_active: Instrumented | None = None
+_active: _Process | None = None
+_changing = threading.RLock()
+"""Held while handles come and go."""
+
+_logger = logging.getLogger("xsp")
 _serving: ContextVar[tuple[Any, ...] | None] = ContextVar("xsp_serving", default=None)
-
-
-class Counts(NamedTuple):
-    """What became of the calls of an instrumented model, in this process."""
-
-    calls: int
-    """Calls of the model, in requests and outside them."""
-
-    sampled: int
-    """Calls in chosen requests: those that have a model span."""
-
-    recorded: int
-    """Of those, calls whose deeper levels were recorded."""
-
-    delivered: int
-    """Spans below the model's that the service's processors took, or that were sent."""
-
-    strangers: int
-    """Spans of other requests that were recorded at the same time, and left out."""
-
-    lost: dict[str, int]
-    """Chosen calls whose deeper spans are missing, in whole or in part, by reason."""
 
 
 def instrument(
@@ -76,9 +61,13 @@ def instrument(
 
     >>> traced = xsp.instrument(model, sample=0.01)     # doctest: +SKIP
 
+    It can be called again, for models that come later or need other settings. A model belongs to the handle that named
+    it last. It is not kept alive: when the service lets go of it, it is instrumented no longer.
+
     Args:
-        model: a `torch.nn.Module`; a call of a module that contains it counts as its call.
-        others: more models of the same service.
+        model: a `torch.nn.Module`; a call of a module that contains it counts as its call, and a call of one that
+            contains several as that of the outermost.
+        others: more models with the same settings.
         sample: share of requests that are recorded, of those that the service itself samples. All services
             that see a trace decide alike, by its id.
         levels: how deep to look, as in `profile`.
@@ -91,14 +80,14 @@ def instrument(
         A handle with the counts; close it, or use it in a `with` block, to take everything out again.
 
     Raises:
-        UsageError: no tracer provider, not a module, a share or target that is none, or another handle is open.
+        UsageError: no tracer provider, not a module, a share or target that is none.
         PluginError: OpenTelemetry's SDK or a collector is missing.
     """
     return Instrumented((model, *others), sample, levels, provider, otlp, collectors)
 
 
 class Instrumented:
-    """Models that are instrumented, until `close`."""
+    """Models that are instrumented with the same settings, until `close`."""
 
     def __init__(
         self,
@@ -109,43 +98,25 @@ class Instrumented:
         otlp: str | None,
         collectors: Sequence[str | Collector] | None,
     ) -> None:
-        """Install the collectors; see `instrument`."""
-        global _active
-        if _active is not None:
-            raise UsageError(
-                "xsp.instrument() is at work in this process; close its handle first, or name all models in one call"
-            )
+        """Install what is not installed yet; see `instrument`."""
         for model in models:
             if not isinstance(model, getattr(sys.modules.get("torch.nn"), "Module", ())):
                 raise UsageError(f"xsp.instrument() takes a torch.nn.Module, and {type(model).__name__} is none")
-        self._models, self._sample, self._otlp = models, sample, otlp
-        self._rung = parse_levels(levels)[-1]
+        rung = parse_levels(levels)[-1]
         self._tracing = _tracing(provider)
-        self._bound = bound_of(sample)
+        bound = bound_of(sample)
         if otlp is not None and endpoint(otlp).is_file:
             raise UsageError(f"otlp={otlp!r}: a service sends to a receiver, such as http://localhost:4318")
-        self._collecting = Collecting()
-        self._find(collectors)
+        found = _found(collectors, rung)
+        names = frozenset(found.names)
+        whole = any(not each.by_thread for each in found.collectors)
+        settings = Settings(sample, bound, rung, names, whole, self._tracing, otlp)
+        self._models = [Model(model, name, settings) for model, name in zip(models, _names(models), strict=True)]
         self._closed = False
-        self._renew()
-        self._collecting.open(self._listener())
-        _active = self
-        forks.in_children(_begin_anew)
+        with _changing:
+            self._process = _active or _Process(found)
+            self._process.add(self._models, found)
         atexit.register(self.close)
-
-    def _renew(self) -> None:
-        """Make what belongs to one process."""
-        self._seen, self._looked, self._looking = count(), 0, threading.Lock()
-        self._calls = Calls(self._collecting, self._rung, self._tracing, self._otlp, self._sample)
-
-    def _find(self, wanted: Sequence[str | Collector] | None) -> None:
-        self._collecting.find(wanted, self._rung)
-        if wanted is None:
-            found = self._collecting.collectors
-            self._collecting.collectors = [each for each in found if each.name not in _FOR_TRAINING]
-        if not any(each.name == _SEES_CALLS for each in self._collecting.collectors):
-            reason = self._collecting.absent.get(_SEES_CALLS, "name it among the collectors")
-            raise PluginError(f"the collector {_SEES_CALLS!r}, which sees the calls of models, is missing: {reason}")
 
     # --- the handle -----------------------------------------------------------------------------------------
 
@@ -161,19 +132,20 @@ class Instrumented:
 
     @property
     def counts(self) -> Counts:
-        """What became of the calls so far."""
-        with self._looking:
-            calls = next(self._seen) - self._looked
-            self._looked += 1
-        tally = self._calls.tally
-        known = {name: tally.counts[name] for name in Counts._fields[1:-1]}
-        return Counts(calls=calls, **known, lost=dict(tally.lost))
+        """What became of the calls so far, of all models of this handle."""
+        return added(model.counts for model in self._models)
+
+    @property
+    def models(self) -> dict[str, Counts]:
+        """What became of the calls of each model, by the name of its class, with a number where several share it."""
+        return {model.name: model.counts for model in self._models}
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on what collectors could not see, and on those that cannot work here."""
-        said = [f"{note['source']}: {note['text']}" for note in self._collecting.notes]
-        return said + [f"{name}: {reason}" for name, reason in sorted(self._collecting.absent.items())]
+        """Sentences on what collectors could not see in this process, and on those that cannot work here."""
+        collecting = self._process.collecting
+        said = [f"{note['source']}: {note['text']}" for note in collecting.notes]
+        return said + [f"{name}: {reason}" for name, reason in sorted(collecting.absent.items())]
 
     @contextlib.contextmanager
     def batch(self, requests: Iterable[Any]) -> Iterator[None]:
@@ -195,21 +167,76 @@ class Instrumented:
     def flush(self, timeout: float = 30.0) -> bool:
         """Wait until all that was recorded is delivered or lost; False if that took more than `timeout` seconds."""
         end = time.monotonic() + timeout
-        return self._calls.tally.wait(timeout) and bool(self._tracing.flush(max(0.0, end - time.monotonic())))
+        arrived = [model.tally.wait(max(0.0, end - time.monotonic())) for model in self._models]
+        return all(arrived) and bool(self._tracing.flush(max(0.0, end - time.monotonic())))
 
     def close(self, timeout: float = CLOSING_S) -> None:
-        """Take everything out again, deliver what was recorded, and log what was lost."""
+        """Take these models out again, deliver what was recorded, and log what was lost; others go on."""
+        with _changing:
+            if self._closed:
+                return
+            self._closed = True
+            atexit.unregister(self.close)
+            end = time.monotonic() + timeout
+            last = self._process.remove(self._models, end)
+        for model in self._models:
+            if not model.tally.wait(max(0.0, end - time.monotonic())):
+                model.tally.give_up("not delivered when the handle was closed")
+        with contextlib.suppress(Exception):  # spans of the service's own go with them, and fail in its exporter
+            self._tracing.flush(max(0.0, end - time.monotonic()))
+        if last:
+            self._process.calls.close()
+        counts = self.counts
+        if counts.lost:
+            _logger.warning("of %d sampled calls these miss spans: %s", counts.sampled, counts.lost)
+
+
+class _Process:
+    """What the handles of a process share: the collectors, and what becomes of the calls."""
+
+    def __init__(self, collecting: Collecting) -> None:
         global _active
-        if self._closed:
-            return
-        self._closed = True
-        atexit.unregister(self.close)
-        end = time.monotonic() + timeout
-        self._calls.wait_until_ended(end)
-        self._calls.drain()
-        self._collecting.close(calibrate=False)
+        self.collecting, self._models = collecting, Models()
+        self.calls = Calls(collecting)
+        self._handles: list[list[Model]] = []
+        collecting.open(self._listener())
+        _active = self
+        forks.in_children(_begin_anew)
+
+    def add(self, models: list[Model], found: Collecting) -> None:
+        """Instrument models.
+
+        Args:
+            models: of one handle.
+            found: the collectors that it needs.
+        """
+        if found is not self.collecting:
+            self.calls.widen(found, self._listener())
+        self._handles.append(models)
+        self._models.add(models)
+        self.calls.look(self._rung())
+
+    def remove(self, models: list[Model], end: float) -> bool:
+        """Let go of the models of a handle when their calls have ended; return whether it was the last one.
+
+        Args:
+            models: of the handle.
+            end: until when to wait, of `time.monotonic`.
+        """
+        global _active
+        self._models.remove(models)
+        self._handles = [each for each in self._handles if each is not models]
+        self.calls.wait_until_ended(set(models), end)
+        self.calls.drain_all()
+        if self._handles:
+            self.calls.look(self._rung())
+            return False
+        self.collecting.close(calibrate=False)
         _active = None
-        self._calls.close(end)
+        return True
+
+    def _rung(self) -> Level:
+        return max(model.settings.rung for models in self._handles for model in models)
 
     # --- in the request -------------------------------------------------------------------------------------
 
@@ -218,49 +245,79 @@ class Instrumented:
         from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
         from opentelemetry.trace import get_current_span
 
-        begin, seen, is_ours, serving = Signal.CALL_BEGIN, self._seen, whose(self._models), _serving.get
-        bound, low_bits, still_open = self._bound, TraceIdRatioBased.TRACE_ID_LIMIT, self._calls.open
-        end = self._calls.end
+        begin, own, around, serving = Signal.CALL_BEGIN, self._models.own, self._models.around, _serving.get
+        low_bits, still_open, end = TraceIdRatioBased.TRACE_ID_LIMIT, self.calls.open, self.calls.end
 
         def listen(signal: Signal, subject: Any) -> None:
             if signal is begin:
-                if not is_ours(subject):
+                model = own.get(id(subject)) or around(subject)
+                if model is None:
                     return
-                next(seen)
+                next(model.seen)
                 requests = serving()
                 if requests is None:
                     context = get_current_span().get_span_context()
-                    if not context.trace_flags & 1 or context.trace_id & low_bits >= bound:
+                    if not context.trace_flags & 1 or context.trace_id & low_bits >= model.bound:
                         return
-                self._begin(subject, requests)
+                self._begin(model, subject, requests)
             elif still_open:
                 end()
 
         return listen
 
-    def _begin(self, module: Any, requests: tuple[Any, ...] | None) -> None:
+    def _begin(self, model: Model, module: Any, requests: tuple[Any, ...] | None) -> None:
         try:
-            call = chosen(module, requests, self._bound)
+            call = chosen(model, module, requests)
         except Exception as error:
-            self._calls.fail(error)
+            self.calls.fail(model, error)
             return
-        if call is not None and not self._closed:
-            self._calls.begin(call)
+        if call is not None and _active is self:
+            self.calls.begin(call)
 
     # --- forks ----------------------------------------------------------------------------------------------
 
-    def _go_on_in_child(self) -> None:
+    def go_on_in_child(self) -> None:
         """Begin anew in a forked process: threads and the second process stayed with the parent."""
-        was_recording = self._calls.forget()
-        self._renew()
+        global _active
+        was_recording = self.calls.forget()
+        self.calls = Calls(self.collecting)
+        for model in (model for models in self._handles for model in models):
+            model.renew()
+            if was_recording:
+                reason = "the process was forked in the middle of a recording; xsp is off in the child"
+                model.tally.lose(reason, expected=model is not self._handles[0][0])
         if was_recording:
-            self._closed = True
-            self._calls.tally.lose("the process was forked in the middle of a recording; xsp is off in the child")
+            self._models.remove(self._models.own.values())
+            _active = None
             return
         # files that collectors hold open are shared with the parent
-        self._collecting.close(calibrate=False)
-        self._collecting.open(self._listener())
-        self._collecting.rows(clock.anchor())
+        self.collecting.close(calibrate=False)
+        self.collecting.open(self._listener())
+        self.collecting.rows(clock.anchor())
+        self.calls.look(self._rung())
+
+
+def _found(wanted: Sequence[str | Collector] | None, rung: Level) -> Collecting:
+    """Return the collectors that a service needs."""
+    collecting = Collecting()
+    collecting.find(wanted, rung)
+    if wanted is None:
+        collecting.collectors = [each for each in collecting.collectors if each.name not in _FOR_TRAINING]
+    if not any(each.name == _SEES_CALLS for each in collecting.collectors):
+        reason = collecting.absent.get(_SEES_CALLS, "name it among the collectors")
+        raise PluginError(f"the collector {_SEES_CALLS!r}, which sees the calls of models, is missing: {reason}")
+    return collecting
+
+
+def _names(models: Sequence[Any]) -> list[str]:
+    """Name models by their classes, and number those that share one."""
+    seen: Counter[str] = Counter()
+    names = []
+    for model in models:
+        name = type(getattr(model, "_orig_mod", model)).__name__
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name} {seen[name]}")
+    return names
 
 
 def _tracing(provider: Any) -> Tracing:
@@ -274,5 +331,7 @@ def _tracing(provider: Any) -> Tracing:
 
 
 def _begin_anew() -> None:
+    global _changing
+    _changing = threading.RLock()
     if _active is not None:
-        _active._go_on_in_child()
+        _active.go_on_in_child()
