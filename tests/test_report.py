@@ -18,10 +18,10 @@ from rich.console import Console
 
 from xsp.analyses import ANALYSES
 from xsp.errors import OutputError
-from xsp.report import html, lanes, optimum, packed, text, timeline
+from xsp.report import headline, html, lanes, loop, optimum, packed, text, timeline
 from xsp.report.fitting import shortened
 from xsp.span import Level
-from xsp.testing import spans, trace_of
+from xsp.testing import spans, trace_of, with_loop
 
 HOSTILE = "</script><script>window.hacked=1</script>[red]"
 
@@ -219,6 +219,114 @@ def test_a_timeline_shows_no_span_of_another_step():
     assert len(set(column(data, "step"))) == 1
 
 
+def looped(rows, **run):
+    """Return a trace of one step with a loop of these rows; a row begins where the one before ended."""
+    found, at = [], 0
+    for number, row in enumerate(rows):
+        at += row.get("before_ns", 0)
+        found.append({"step": number, "start_ns": 10**18 + at, **row})
+        at += row["dur_ns"]
+    return with_loop(trace(Level.MODEL), found) if not run else with_loop(trace_of(spans(STEP), run), found)
+
+
+def test_a_run_without_a_loop_has_no_chart_of_it():
+    assert payload(html.render(trace(*FULL)))["loop"] is None
+    assert loop.pace(looped([]), None) is None
+
+
+def test_the_run_over_time_tells_recorded_steps_from_others_and_data_from_gaps():
+    bare = {"dur_ns": 10e6, "before_ns": 7e6, "data_ns": 5e6}
+    recorded = {**bare, "dur_ns": 20e6, "rung": 70, "steady": False}
+    shown = loop.loop(looped([bare] * 12 + [recorded] + [bare] * 12))
+    assert shown["points"]["recorded"] == [False] * 12 + [True] + [False] * 12
+    assert shown["points"]["ms"][11:14] == [10, 20, 10]
+    assert shown["points"]["at_s"][:3] == [0, 0.017, 0.034]
+    assert (shown["told"], shown["left_out"]) == (["25 steps, 1 of them recorded."], 0)
+    assert set(zip(*(shown["parts"][each] for each in ("self_ms", "data_ms", "between_ms")), strict=True)) == {
+        (10, 5, 2)
+    }
+
+
+def test_a_wait_for_data_inside_a_step_is_no_part_of_the_step_itself():
+    inside = {"dur_ns": 30e6, "before_ns": 2e6, "data_ns": 22e6}
+    parts = loop.loop(looped([inside] * 10))["parts"]
+    assert {each: parts[each][0] for each in ("self_ms", "data_ms", "between_ms")} == {
+        "self_ms": 10, "data_ms": 22, "between_ms": 0
+    }  # fmt: skip
+
+
+def test_of_many_steps_the_extremes_are_drawn_and_the_means_are_of_all():
+    rows = [{"dur_ns": 1e6 + number % 7, "before_ns": 0.0} for number in range(30_000)]
+    rows[12_345] = {"dur_ns": 90e6, "before_ns": 0.0}
+    rows[23_456] = {"dur_ns": 0.1e6, "before_ns": 50e6}
+    shown = loop.loop(looped(rows))
+    assert 500 < len(shown["points"]["step"]) <= loop.MOST_POINTS
+    assert {12_345, 23_456} <= set(shown["points"]["step"])
+    assert shown["left_out"] == 30_000 - len(shown["points"]["step"])
+    assert len(shown["parts"]["step"]) == loop.MOST_PARTS
+
+
+@pytest.mark.parametrize("kinds", [1, 3, 40])
+def test_no_number_of_kinds_makes_more_points_than_can_be_drawn(kinds):
+    row = {"dur_ns": 1e6}
+    rows = [{**row, "kind": number % kinds, "rung": 70 * (number // kinds % 2)} for number in range(9000)]
+    shown = loop.loop(looped(rows))
+    assert len(shown["points"]["step"]) <= loop.MOST_POINTS
+    assert len(shown["kinds"]) == min(kinds, loop.MOST_KINDS + 1)
+    assert max(shown["points"]["colour"]) == len(shown["kinds"]) - 1
+
+
+def test_a_run_that_drifts_is_said_to():
+    steady = [{"dur_ns": 10e6} for _ in range(100)]
+    assert len(loop.loop(looped(steady))["told"]) == 1
+    rising = [{"dur_ns": 10e6 + 0.1e6 * number} for number in range(100)]
+    assert "took 1.73 times as long as the first fifth" in loop.loop(looped(rising))["told"][1]
+
+
+def test_the_figures_of_the_loop_stand_first_and_are_of_steps_that_ran_as_if_nothing_were_recorded():
+    bare = {"dur_ns": 10e6, "before_ns": 10e6, "data_ns": 8e6}
+    slow = {"dur_ns": 90e6, "before_ns": 0.0, "steady": False, "rung": 70}
+    one = looped([bare] * 20 + [slow] * 20, kinds=[{"kind": None, "batch_size": 4, "batch_source": "guess"}],
+                 budget={"program_percent": 41.0})  # fmt: skip
+    figures = payload(html.render(one))["headline"]
+    assert figures[:3] == [
+        [
+            "an iteration of the loop", "20 ms",
+            "wall time from step to step, mean of 20 steps that ran as if nothing were recorded",
+        ],
+        ["the loop's throughput", "200.0 samples/s", "as the program ran, batch size 4, guessed"],
+        ["waiting for data", "40.0 %", "of the time of an iteration; 10.0 % is other time between steps"],
+    ]  # fmt: skip
+    assert ["profiling made the program", "1.41 times as long", "--budget 2% would cost less"] in figures
+
+
+def test_a_page_has_the_figures_of_each_kind_and_says_how_to_see_the_rest():
+    names = [{"kind": 0, "name": "generator", "steps": 30}, {"kind": 1, "name": "discriminator", "steps": 30},
+             {"kind": 2, "name": HOSTILE, "steps": 1}]  # fmt: skip
+    rows = [{"dur_ns": 10e6 * (1 + number % 2), "kind": number % 2} for number in range(60)]
+    first, second = looped(rows, name="gan", kinds=names), looped(rows, name="gan", kinds=names)
+    first.kind, second.kind = 1, 0
+    page = html.render(first, [second])
+    shown = payload(page)["kinds"]
+    assert [(each["name"], round(each["percent"])) for each in shown["shown"]] == [
+        ("discriminator", 67),
+        ("generator", 33),
+    ]
+    assert [(each["name"], each["command"]) for each in shown["others"]] == [(HOSTILE, "xsp report RUN --kind 2")]
+    other = re.search(r'<script type="application/json" id="kind-1">(.*?)</script>', page, re.DOTALL)
+    assert set(json.loads(other.group(1))) < set(payload(page))
+    assert payload(page)["tables"][0]["command"].endswith(" --kind 1")
+
+
+def test_the_timelines_of_several_kinds_share_the_room_of_one(monkeypatch):
+    monkeypatch.setattr(timeline, "MOST_SPANS", 12)
+    monkeypatch.setattr(html, "LEAST_SPANS", 3)
+    one = trace(*FULL)
+    page = html.render(one, [one, one])
+    counts = re.findall(r'"timeline":\{"count":(\d+)', page)
+    assert counts == ["8", "4", "3"]
+
+
 def test_absent_collectors_are_no_findings_of_the_page():
     one = trace_of(spans(STEP), {"name": "net", "absent": {"onednn": "no such library", "cupti": "no GPU"}})
     told = payload(html.render(one))["health"]
@@ -270,7 +378,7 @@ def test_charts_show_all_layers_and_a_table_says_what_it_leaves_out(monkeypatch)
     tables = {table["id"]: table for table in data["tables"]}
     assert (len(tables["A2"]["rows"]), tables["A2"]["total"]) == (2, 3)
     assert tables["A2"]["command"] == "xsp analyze RUN A2 --limit 3"
-    assert len(chart(data, "A2")["data"]["name"]) == 3
+    assert len(chart(data, "Layer latency")["data"]["name"]) == 3
     (dearest,) = tables["A8"]["rows"]
     assert dearest[tables["A8"]["columns"].index("name")] == "aten::addmm"
     assert "dram_read_bytes" in tables["A8"]["empty"]
@@ -281,8 +389,9 @@ def test_charts_show_all_layers_and_a_table_says_what_it_leaves_out(monkeypatch)
 )
 def test_a_cost_that_cannot_be_told_from_noise_is_not_stated_as_a_figure(low, high, shown):
     ledger = [{"rung": "M", "step_ms": 10.0}, {"rung": "M/L", "step_ms": 11.0, "low_ms": low, "high_ms": high}]
-    assert html._cost(ledger)[0] == shown
-    assert "+10.0 %, a step with M/L on" in html._cost(ledger)[1]
+    what, said, about = headline.cost(ledger)
+    assert (what, said) == ("recording adds to a step", shown)
+    assert "+10.0 % of its latency, with all down to layers recorded" in about
 
 
 def test_a_trace_of_the_model_level_alone_says_why_the_rest_is_missing():

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 from devicetrace import generated
-from test_report import FULL, HOSTILE, trace
+from test_report import FULL, HOSTILE, STEP, looped, trace
 from test_security import HOSTILE as NAMES
 from test_security import hostile_trace
 
@@ -70,7 +70,8 @@ def test_charts_are_drawn(page):
 
 def test_the_ledger_says_what_it_adds_up_to(page):
     assert page.find_element("id", "ledger-sum").text == (
-        "0.1000 ms true + 0 ms (M/L) + 0 ms (M/L/op) + 0 ms (M/L/G) = 0.1000 ms; with all on, 0.1000 ms were measured."
+        "0.1000 ms true + 0 ms (layers) + 0 ms (operators) + 0 ms (kernels) = 0.1000 ms; "
+        "with all on, 0.1000 ms were measured."
     )
     assert page.execute_script("return [12.5, 544046.5, 0.25, null, true, 70599].map(number)") == (
         ["12.50", "544,047", "0.2500", "–", "yes", "70,599"]
@@ -278,6 +279,88 @@ def test_a_click_on_a_kernel_leads_to_its_launch_and_its_layer(browser, tmp_path
     browser.execute_script("document.getElementById('which').value = 'devices'; timeline.chooseLanes('devices')")
     assert {box["row"] for box in seen(browser)["boxes"]} == {0, 1}
     assert browser.get_log("browser") == []
+
+
+@pytest.fixture
+def of_two_kinds(browser, tmp_path) -> Any:
+    """The page of a run with two kinds of steps and a third one that is only named."""
+    names = [{"kind": number, "name": name, "steps": 30} for number, name in enumerate(["generator", HOSTILE, "rare"])]
+    rows = [
+        {"dur_ns": 10e6 * (1 + step % 2), "kind": step % 2, "rung": 70 if step % 10 == 3 else 10, "before_ns": 4e6,
+         "data_ns": 3e6, "status": "error:ValueError" if step == 7 else "ok"}
+        for step in range(60)
+    ]  # fmt: skip
+    first = looped(rows, name="gan", kinds=names)
+    second = trace_of(spans(STEP.replace("layer1", "critic")), {"name": "gan", "kinds": names})
+    first.kind, second.kind = 1, 0
+    browser.get(html.write(first, tmp_path / "kinds.html", [second]).as_uri())
+    return browser
+
+
+def test_a_choice_shows_the_figures_of_another_kind_of_step(of_two_kinds):
+    from selenium.webdriver.support.ui import Select
+
+    page = of_two_kinds
+    choice = Select(page.find_element("id", "kind"))
+    assert [option.text.split(",")[0] for option in choice.options] == [HOSTILE, "generator"]
+    assert {"layer1", "critic"} & {box["name"] for box in seen(page)["boxes"]} == {"layer1"}
+    choice.select_by_visible_text(choice.options[1].text)
+    assert {"layer1", "critic"} & {box["name"] for box in seen(page)["boxes"]} == {"critic"}
+    assert "critic" in page.find_element("id", "table-A2").get_attribute("textContent") or page.execute_script(
+        "const table = document.getElementById('table-A2'); table.open = true; "
+        "return new Promise(done => setTimeout(() => done(table.textContent.includes('critic')), 300))"
+    )
+    page.execute_script("plots.forEach(each => each.draw())")
+    choice.select_by_index(0)
+    assert {"layer1", "critic"} & {box["name"] for box in seen(page)["boxes"]} == {"layer1"}
+    assert page.execute_script("return plots.every(each => each.holder.isConnected)")
+    page.find_element("css selector", "#kinds summary").click()
+    assert "xsp report RUN --kind 2" in page.find_element("id", "kinds").text
+    assert page.execute_script("return window.hacked") is None
+    assert page.get_log("browser") == []
+
+
+def test_a_link_to_a_span_of_another_kind_shows_that_kind(of_two_kinds):
+    key = of_two_kinds.execute_script(
+        "const of = kindOf(1).timeline, get = new Spans(of).get, all = [...Array(of.count).keys()];"
+        "return get.key(all.find(place => get.name(place) === 'critic'))"
+    )
+    assert linked(of_two_kinds, f"key={key}") == ""
+    assert of_two_kinds.find_element("css selector", "#panel h3").text == "critic"
+    assert of_two_kinds.find_element("id", "kind").get_attribute("value") == "1"
+    assert "the timeline shows none" in linked(of_two_kinds, "key=0123456789abcdef")
+
+
+def test_the_run_over_time_is_drawn_by_step_and_by_time(of_two_kinds):
+    from selenium.webdriver.support.ui import Select
+
+    page = of_two_kinds
+    drawn = (
+        "plots.forEach(each => each.draw()); const [steps, parts] = ['run-steps', 'run-parts'].map(id => plots.find("
+    )
+    drawn += "each => each.holder.id === id).chart.getOption());"
+    series = page.execute_script(
+        drawn + "return steps.series.map(each => [each.name, each.symbol || 'circle', each.data.length])"
+    )
+    assert series == [
+        [HOSTILE, "circle", 23], [HOSTILE, "diamond", 6], ["generator", "circle", 30], ["generator", "diamond", 0],
+        ["failed", "triangle", 1],
+    ]  # fmt: skip
+    assert page.execute_script(drawn + "return parts.series.map(each => each.name)") == [
+        "the step itself", "waiting for data", "other time between steps",
+    ]  # fmt: skip
+    last = drawn + "return steps.series[0].data.at(-1)[0]"
+    assert page.execute_script(last) == 59
+    Select(page.find_element("id", "run-by")).select_by_value("at_s")
+    assert page.execute_script(last) == pytest.approx(1.116)
+    assert "60 steps, 6 of them recorded." in page.find_element("id", "run").text
+    assert page.get_log("browser") == []
+
+
+def test_a_page_of_a_trace_without_a_loop_has_no_chart_of_the_run(browser, tmp_path):
+    browser.get(html.write(trace(Level.MODEL), tmp_path / "page.html").as_uri())
+    hidden = "return ['#run', 'nav a[href=\"#run\"]', '#kinds'].map(each => document.querySelector(each).hidden)"
+    assert browser.execute_script(hidden) == [True, True, True]
 
 
 def test_a_page_without_layers_says_why_charts_are_missing(browser, tmp_path):

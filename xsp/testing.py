@@ -128,6 +128,30 @@ def _filled(row: Span, columns: dict[str, Any]) -> Span:
     return row._replace(**missing)
 
 
+LOOP = {
+    "rank": ("INTEGER", 0), "step": ("BIGINT", 0), "steps": ("INTEGER", 1), "kind": ("INTEGER", 0),
+    "rung": ("SMALLINT", int(Level.APPLICATION)), "steady": ("BOOLEAN", True), "start_ns": ("BIGINT", 0),
+    "dur_ns": ("DOUBLE", 0.0), "before_ns": ("DOUBLE", 0.0), "data_ns": ("DOUBLE", 0.0), "own_ns": ("DOUBLE", 0.0),
+    "status": ("VARCHAR", "ok"),
+}  # fmt: skip
+"""Columns of the table `loop`: type, and what a row holds that does not state it."""
+
+
+def with_loop(trace: Trace, rows: Iterable[dict[str, Any]]) -> Trace:
+    """Return a trace with the table `loop` of fabricated steps, recorded or not.
+
+    Args:
+        trace: of `trace_of`.
+        rows: of the loop; a column that one leaves out holds what a steady step without waits would.
+    """
+    columns = ", ".join(f"{name} {kind}" for name, (kind, _) in LOOP.items())
+    trace.con.execute(f"CREATE OR REPLACE TABLE loop ({columns})")
+    values = [[row.get(name, default) for name, (_, default) in LOOP.items()] for row in rows]
+    if values:
+        trace.con.executemany(f"INSERT INTO loop VALUES ({', '.join('?' * len(LOOP))})", values)
+    return trace
+
+
 def check_collector(
     collector: Collector,
     work: Callable[[], object],

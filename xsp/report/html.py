@@ -17,32 +17,38 @@ from typing import Any
 
 from xsp import rundir
 from xsp.analyses import ANALYSES
-from xsp.report import trust
+from xsp.report import kinds, timeline, trust
 from xsp.report.answers import Answer, Answers
 from xsp.report.charts import charts
-from xsp.report.timeline import timeline
-from xsp.report.verdict import Verdict, verdict
-from xsp.span import Grade
+from xsp.report.headline import headline
+from xsp.report.loop import kind_of, loop
+from xsp.report.verdict import verdict
+from xsp.report.words import deepest, explained
 from xsp.trace import Trace
-
-Row = Mapping[str, Any]
 
 MOST_ROWS = 1000
 """Rows of a table; below it stands the command that prints the others."""
 
+LEAST_SPANS = 20_000
+"""Room that the timeline of each further kind of step has at least, of `timeline.MOST_SPANS` for all of them."""
+
 DEAREST = {"A8": ("latency_us", 200)}
 """Tables of which only so many rows are shown, those with the most of something."""
 
-SCRIPTS = ("echarts.min.js", "spans.js", "timeline.js", "words.js", "charts.js", "ledger.js", "tables.js", "report.js")
+SCRIPTS = (
+    "echarts.min.js", "spans.js", "timeline.js", "words.js", "charts.js", "loop.js", "ledger.js", "tables.js",
+    "report.js",
+)  # fmt: skip
 """The page's scripts, in the order in which they run."""
 
 
-def write(trace: Trace, path: str | Path) -> Path:
+def write(trace: Trace, path: str | Path, others: Sequence[Trace] = ()) -> Path:
     """Write the page of a trace in one piece.
 
     Args:
         trace: any.
         path: of the page.
+        others: the same run, of other kinds of steps; the page has a choice between them.
 
     Returns:
         The page's path.
@@ -51,19 +57,34 @@ def write(trace: Trace, path: str | Path) -> Path:
         OutputError: it cannot be written; a page that was there before is still there.
     """
     page = Path(path)
-    rundir.write_whole(page, render(trace).encode("utf-8", "replace"))
+    rundir.write_whole(page, render(trace, others).encode("utf-8", "replace"))
     return page
 
 
-def render(trace: Trace) -> str:
-    """Return the page of a trace."""
+def render(trace: Trace, others: Sequence[Trace] = ()) -> str:
+    """Return the page of a trace, with a choice between it and others: the same run, of other kinds of steps."""
     scripts = [_asset(name) for name in SCRIPTS]
+    shown = [trace, *others]
+    pages, room = [], timeline.MOST_SPANS
+    for each in shown:
+        pages.append(_data(each, room))
+        room = max(LEAST_SPANS, room - pages[-1]["timeline"]["count"])
+    common = {
+        "name": trace.name,
+        "facts": _facts(trace.run),
+        "loop": loop(trace),
+        "kinds": kinds.listed(trace, shown),
+    }
     contents = {
         "__TITLE__": html.escape(f"{trace.name} · xsp"),
         "__CSS__": _asset("report.css"),
         "__ALLOWED__": " ".join(_allowed(script) for script in scripts),
         "__SCRIPTS__": "\n".join(f"<script>{script}</script>" for script in scripts),
-        "__DATA__": _as_json(_data(trace)),
+        "__DATA__": _as_json(_sayable({**common, **pages[0]})),
+        "__OTHERS__": "\n".join(
+            f'<script type="application/json" id="kind-{place}">{_as_json(_sayable(page))}</script>'
+            for place, page in enumerate(pages[1:], 1)
+        ),
     }
     # In one pass: what is put in is never looked through for placeholders.
     return re.sub("|".join(contents), lambda found: contents[found.group()], _asset("report.html"))
@@ -87,24 +108,23 @@ def _as_json(data: Any) -> str:
     return text
 
 
-def _data(trace: Trace) -> Any:
+def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
+    """Return what the page shows of one kind of step."""
     answers = Answers(trace)
     found = {name: answers[name] for name in ANALYSES}
     said, believed = verdict(answers), trust.trust(trace)
-    return _sayable(
-        {
-            "name": trace.name,
-            "verdict": [said.verdict, *said.next] if said else [],
-            "headline": _headline(found["A1"].dicts(), found["ledger"].dicts(), said, believed["attributed"]),
-            "facts": _facts(trace.run),
-            "health": believed,
-            "timeline": timeline(trace),
-            "charts": charts(answers),
-            "ledger": found["ledger"].dicts(),
-            "tables": [_table(trace, name, answer) for name, answer in found.items() if answer.refused is None],
-            "refused": [(name, answer.refused) for name, answer in found.items() if answer.refused is not None],
-        }
-    )
+    ledger = found["ledger"].dicts()
+    return {
+        "verdict": [said.verdict, *said.next] if said else [],
+        "headline": headline(answers, said, believed["attributed"]),
+        "health": believed,
+        "timeline": timeline.timeline(trace, most_spans),
+        "charts": charts(answers),
+        "ledger": [{**row, "records": deepest(row["rung"])} for row in ledger],
+        "rungs": explained(row["rung"] for row in ledger),
+        "tables": [_table(trace, name, answer) for name, answer in found.items() if answer.refused is None],
+        "refused": [(name, answer.refused) for name, answer in found.items() if answer.refused is not None],
+    }
 
 
 def _sayable(value: Any) -> Any:
@@ -118,65 +138,6 @@ def _sayable(value: Any) -> Any:
     return value if value is None or isinstance(value, (str, int)) else str(value)
 
 
-def _headline(
-    models: Sequence[Row], ledger: Sequence[Row], said: Verdict | None, attributed: Sequence[tuple[str, int, float]]
-) -> list[tuple[str, str, str]]:
-    """Return the figures that stand on top: what, how much, and how sure."""
-    return [*_latency(models), *_device(said, attributed), *_profiling(models, ledger)]
-
-
-def _latency(models: Sequence[Row]) -> list[tuple[str, str, str]]:
-    if not models:
-        return [("latency", "–", "no timed step")]
-    row = models[0]
-    several = row["steps"] > 1
-    shown = [("latency of a step", f"{row['latency_ms']:.4g} ms", _between(row) if several else "one step")]
-    if row.get("samples_per_s") is not None:
-        shown.append(("throughput", f"{row['samples_per_s']:.4g} samples/s", f"batch size {row['batch_size']}"))
-    if several:
-        about = f"median {row['median_ms']:.4g} ms, {row['steps']} steps"
-        shown.append(("90th percentile", f"{row['p90_ms']:.4g} ms", about))
-    return shown
-
-
-def _device(said: Verdict | None, attributed: Sequence[tuple[str, int, float]]) -> list[tuple[str, str, str]]:
-    """Return how busy the devices are, what is lost most, and how much of their time has a layer."""
-    if said is None:
-        return []
-    shown = [("device busy", f"{said.busy_percent:.1f} %", "of the time from its first work to its last")]
-    if said.losses and said.losses[0].ms:
-        worst = said.losses[0]
-        shown.append(("lost most to", worst.name, f"{worst.percent:.1f} % of the time, {worst.ms:.4g} ms"))
-    whole = sum(ms for _, _, ms in attributed)
-    if whole:
-        known = sum(ms for grade, _, ms in attributed if grade != Grade.UNKNOWN)
-        shown.append(("device time with a layer", f"{100 * known / whole:.1f} %", "see below how surely"))
-    return shown
-
-
-def _profiling(models: Sequence[Row], ledger: Sequence[Row]) -> list[tuple[str, str, str]]:
-    shown = [("cost of profiling", *_cost(ledger))] if len(ledger) > 1 else []
-    if len(models) > 1:
-        sizes = ", ".join(str(model["batch_size"]) for model in models[1:])
-        shown.append(("also measured", f"{len(models) - 1} more", f"batch size {sizes}: see A1"))
-    return shown
-
-
-def _cost(ledger: Sequence[Row]) -> tuple[str, str]:
-    """Return what all rungs together add; where none can be told from the noise, that is said instead."""
-    true, full, rung = ledger[0]["step_ms"], ledger[-1]["step_ms"], ledger[-1]["rung"]
-    added = f"{full - true:+.3g} ms"
-    told = any(row.get("low_ms") is None or not row["low_ms"] <= 0 <= row["high_ms"] for row in ledger[1:])
-    share = f"{100 * (full / true - 1):+.1f} %, a step with {rung} on; see the ledger"
-    return (added, share) if told else ("in the noise", f"{added}, {share}")
-
-
-def _between(row: Row) -> str:
-    if row.get("low_ms") is None or row.get("high_ms") is None:
-        return "too few steps for an interval"
-    return f"95 % interval {row['low_ms']:.4g} to {row['high_ms']:.4g} ms"
-
-
 def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return when, where and with what the run was made."""
     machine = run.get("machine") or {}
@@ -184,7 +145,7 @@ def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     versions = {"xsp": run.get("xsp"), "Python": machine.get("python"), **(machine.get("packages") or {})}
     facts = [
         ("recorded", str(run.get("created") or "").replace("T", " ").replace("Z", " UTC")),
-        ("levels", str(run.get("levels") or "")),
+        ("what steps took turns at", explained(run.get("rungs") or ()) or str(run.get("levels") or "")),
         ("processor", f"{machine['cpu']}, {machine.get('cores', '?')} cores" if machine.get("cpu") else ""),
         ("devices", _counted(machine.get("devices") or [])),
         ("system", system),
@@ -209,6 +170,7 @@ def _table(trace: Trace, name: str, answer: Answer) -> dict[str, Any]:
         chosen = f"those with the highest {by}"
     kept = [place for place in range(len(columns)) if not rows or any(row[place] is not None for row in rows)]
     run = shlex.quote(trace.path.name) if trace.path else "RUN"
+    kind = f" --kind {kind_of(trace)}" if len(trace.run.get("kinds") or ()) > 1 else ""
     return {
         "id": name,
         "title": ANALYSES[name].title,
@@ -218,7 +180,7 @@ def _table(trace: Trace, name: str, answer: Answer) -> dict[str, Any]:
         "rows": [[row[place] for place in kept] for row in rows[:most]],
         "total": len(rows),
         "chosen": chosen,
-        "command": f"xsp analyze {run} {name} --limit {len(rows)}",
+        "command": f"xsp analyze {run} {name} --limit {len(rows)}{kind}",
     }
 
 

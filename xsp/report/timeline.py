@@ -29,16 +29,21 @@ _UNSEEN = {"trace_id", "span_id", "parent_id", "start_ns", "dur_ns", "rung", "ti
 _SHOWN = [column for column in (*COLUMNS, *MERGED_COLUMNS) if column.name not in _UNSEEN]
 
 
-def timeline(trace: Trace) -> dict[str, Any]:
+def timeline(trace: Trace, most: int | None = None) -> dict[str, Any]:
     """Return the spans for the page: lanes, packed columns, and what was left out.
+
+    Args:
+        trace: any.
+        most: spans that are shown at most (default: `MOST_SPANS`).
 
     Times are nanoseconds from the start of the first span: of a step that waited for data that is the wait, not the
     step's own.
     `parent`, `layer` and `launch` are places among the spans; `key` is what a link from elsewhere calls a span.
     """
-    steps = _choose(trace)
+    most = MOST_SPANS if most is None else most
+    steps = _choose(trace, most)
     total = _number(trace.con, "SELECT count(*) FROM chosen_spans")
-    _limit(trace.con)
+    _limit(trace.con, most)
     bars = _bars(trace.con)
     drawn = lanes(bars)
     _put_in_order(trace.con, drawn)
@@ -71,7 +76,7 @@ class Steps(NamedTuple):
     merged: bool
 
 
-def _choose(trace: Trace) -> Steps:
+def _choose(trace: Trace, most: int) -> Steps:
     """Make the view `chosen_spans`: the merged step, or all that fits of a trace that was imported."""
     seen_once = bool(trace.run.get("imported")) and len(trace.rungs) <= 1
     found = trace.con.execute("SELECT step, rung, trace_id, rank FROM merged WHERE step IS NOT NULL LIMIT 1").fetchall()
@@ -80,16 +85,16 @@ def _choose(trace: Trace) -> Steps:
         return Steps(0, 0, False)
     step, rung, trace_id, rank = found[0]
     if seen_once:
-        return _around(trace.con, step)
+        return _around(trace.con, step, most)
     _view(trace.con, f"step = {step} AND rung = {rung} AND (trace_id = {literal(trace_id)} OR rank <> {rank})")
     return Steps(1, 1, True)
 
 
-def _around(con: duckdb.DuckDBPyConnection, middle: int) -> Steps:
+def _around(con: duckdb.DuckDBPyConnection, middle: int, most: int) -> Steps:
     """Choose the steps next to the merged one while they fit, and what is outside of steps at that time."""
     counts = con.execute("SELECT step, count(*) FROM spans WHERE step IS NOT NULL GROUP BY step").fetchall()
     chosen: list[int] = []
-    room = MOST_SPANS
+    room = most
     for step, count in sorted(counts, key=lambda each: (abs(each[0] - middle), each[0])):
         room -= count
         if chosen and room < 0:
@@ -117,12 +122,12 @@ def _view(con: duckdb.DuckDBPyConnection, condition: str) -> None:
     )
 
 
-def _limit(con: duckdb.DuckDBPyConnection) -> None:
+def _limit(con: duckdb.DuckDBPyConnection, most: int) -> None:
     """Make the table `numbered` of the longest spans, each with the numbers of its parent, layer and launch."""
     con.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE numbered AS
-        SELECT row_number() OVER () - 1 AS number, * FROM chosen_spans ORDER BY dur_ns DESC, start_ns LIMIT {MOST_SPANS}
+        SELECT row_number() OVER () - 1 AS number, * FROM chosen_spans ORDER BY dur_ns DESC, start_ns LIMIT {most}
         """
     )
     con.execute(

@@ -9,8 +9,8 @@ const plots = [];
 
 // A chart is made when it comes near the screen, so that a page of many opens at once.
 class Plot {
-  constructor(holder, option) {
-    Object.assign(this, { holder, option, chart: null });
+  constructor(holder, option, group) {
+    Object.assign(this, { holder, option, group, chart: null });
     seeing.observe(holder);
     plots.push(this);
   }
@@ -18,7 +18,17 @@ class Plot {
   draw() {
     if (this.chart) return;
     this.chart = echarts.init(this.holder, scheme.matches ? "dark" : null);
+    if (this.group) {
+      this.chart.group = this.group;
+      echarts.connect(this.group);
+    }
     this.chart.setOption({ animation: false, backgroundColor: "transparent", color: palette, textStyle: { fontFamily: "system-ui, sans-serif" }, ...this.option() });
+  }
+
+  drop() {
+    seeing.unobserve(this.holder);
+    if (this.chart) this.chart.dispose();
+    plots.splice(plots.indexOf(this), 1);
   }
 
   again() {
@@ -32,11 +42,18 @@ class Plot {
 const seeing = new IntersectionObserver((entries) => {
   for (const { target } of entries.filter((entry) => entry.isIntersecting)) {
     seeing.unobserve(target);
-    plots.find((each) => each.holder === target).draw();
+    const found = plots.find((each) => each.holder === target);
+    if (found) found.draw();
   }
 }, { rootMargin: "600px" });
 
-function plot(holder, option) { return new Plot(holder, option); }
+// Forgets the charts whose place is gone.
+function dropPlots() {
+  plots.filter((each) => !each.holder.isConnected).forEach((gone) => gone.drop());
+}
+
+// Charts of one group zoom together.
+function plot(holder, option, group) { return new Plot(holder, option, group); }
 
 addEventListener("resize", () => plots.forEach((each) => each.chart && each.chart.resize()));
 addEventListener("beforeprint", () => plots.forEach((each) => each.draw()));
@@ -46,7 +63,12 @@ function card(chart, about) {
   const element = make("div", null, "card"), holder = make("div", null, "chart");
   holder.setAttribute("role", "img");
   holder.setAttribute("aria-label", `${chart.title}, ${about}; the table ${chart.id} has the figures`);
-  element.append(make("h3", chart.title), make("p", about, "quiet"), holder);
+  const title = make("h3", chart.title + " "), table = make("a", chart.id, "table");
+  table.href = "#table-" + chart.id;
+  table.title = "its table, below";
+  table.addEventListener("click", () => { byId("table-" + chart.id).open = true; });
+  title.append(table);
+  element.append(title, make("p", about, "quiet"), holder);
   if (chart.left_out) element.append(make("p", `${number(chart.left_out)} rows are not drawn; the table says how to see them.`, "quiet"));
   document.querySelector(`#${chart.section} .grid`).append(element);
   return holder;
@@ -114,7 +136,7 @@ function shares(chart) {
   const whole = found.reduce((sum, [, each]) => sum + each, 0), rest = found.slice(MOST_BARS);
   const last = rest.length ? [[`${rest.length} others`, rest.reduce((sum, [, each]) => sum + each, 0), null]] : [];
   const shown = [...found.slice(0, MOST_BARS), ...last].reverse();
-  const holder = card(chart, chart.unit);
+  const holder = card(chart, `${chart.unit}, and percent of their sum`);
   holder.style.height = Math.max(120, 34 + 22 * shown.length) + "px";
   plot(holder, () => ({
     grid: { ...beside(shown.map(([each]) => each)), right: 110, top: 4, bottom: 24 },
@@ -150,7 +172,7 @@ function stack(chart) {
 
 function lying(chart) {
   const names = chart.data.name.map((each) => String(each === null ? "no layer" : each));
-  const values = normalised(chart), holder = card(chart, `${chart.unit}, as shares`);
+  const values = normalised(chart), holder = card(chart, `percent of the ${chart.unit} of each bar`);
   holder.style.height = Math.max(110, 70 + 24 * Math.min(24, names.length)) + "px";
   plot(holder, () => ({
     grid: { ...beside(names), right: 24, top: 34, bottom: 24 }, legend: LEGEND,
@@ -261,6 +283,7 @@ const DRAWINGS = { layers, shares, stack, lying, strip, lines, readings, rooflin
 
 // A section of which nothing is drawn is not there, nor is the link to it.
 function drawCharts() {
+  for (const grid of document.querySelectorAll("main .grid")) grid.replaceChildren();
   for (const chart of data.charts) if (chart.missing === undefined) DRAWINGS[chart.kind](chart);
   for (const section of document.querySelectorAll("main section:has(.grid)")) {
     section.hidden = !section.querySelector(".card");

@@ -10,14 +10,14 @@ function whisker(params, api) {
 
 function ledgerSum(first, rungs, last) {
   const sum = rungs.reduce((all, row) => all + row.added_ms, first.step_ms);
-  const added = rungs.map((row) => `${signed(row.added_ms)} ms (${row.rung})`).join(" ");
+  const added = rungs.map((row) => `${signed(row.added_ms)} ms (${row.records})`).join(" ");
   const below = rungs.some((row) => row.added_ms < 0) ? " What is below zero is not stacked." : "";
   return `${number(first.step_ms)} ms true ${added} = ${number(sum)} ms; with all on, ${number(last.step_ms)} ms were measured.${below}`;
 }
 
 function ledgerTip(row) {
   const ends = row.low_ms === null || row.low_ms === undefined ? "no interval" : `95 % interval ${number(row.low_ms)} … ${number(row.high_ms)} ms`;
-  return tip([`<b>${plain(row.rung)}</b> adds ${number(row.added_ms)} ms`, ends]);
+  return tip([`<b>${plain(row.records)}</b> add ${number(row.added_ms)} ms`, ends]);
 }
 
 // What makes up the step as it was measured, above; what each rung adds, below.
@@ -45,13 +45,17 @@ function ledgerSeries(first, rungs, names, measured) {
 }
 
 function drawLedger() {
-  const holder = byId("ledger-chart"), rows = data.ledger;
+  const rows = data.ledger, place = byId("ledger-card"), holder = make("div", null, "chart");
+  byId("rungs").textContent = data.rungs;
+  place.replaceChildren(holder);
+  place.hidden = rows.length < 2;
   if (rows.length < 2) {
-    holder.parentNode.remove();
-    byId("ledger-sum").textContent = "One rung alone says nothing about what profiling adds: record with --levels M/L/G.";
+    byId("ledger-sum").textContent = "One rung alone says nothing about what recording adds: record with --levels M/L/G.";
     return;
   }
-  const rungs = rows.slice(1).filter((row) => row.added_ms !== null), names = rungs.map((row) => `${row.rung} adds`);
+  holder.setAttribute("role", "img");
+  holder.setAttribute("aria-label", "true time of a step and what each rung adds to it; the table below has the figures");
+  const rungs = rows.slice(1).filter((row) => row.added_ms !== null), names = rungs.map((row) => `${row.records} add`);
   const [first, last] = [rows[0], rows[rows.length - 1]];
   byId("ledger-sum").textContent = ledgerSum(first, rungs, last);
   holder.style.height = 184 + 34 * rungs.length + "px";

@@ -4,14 +4,39 @@
 // --- head -----------------------------------------------------------------------------------------------------------
 
 function drawHeader() {
-  byId("name").textContent = data.name;
-  for (const sentence of data.verdict) byId("verdict").append(make("li", sentence.replaceAll("`", "")));
-  for (const [what, value, about] of data.headline) {
+  byId("name").textContent = whole.name;
+  for (const [what, text] of whole.facts) byId("facts").append(make("dt", what), make("dd", text));
+}
+
+function drawFigures() {
+  byId("verdict").replaceChildren(...data.verdict.map((sentence) => make("li", sentence.replaceAll("`", ""))));
+  byId("headline").replaceChildren(...data.headline.map(([what, value, about]) => {
     const tile = make("div", null, "tile");
     tile.append(make("span", what, "quiet"), make("b", value), make("span", about, "quiet"));
-    byId("headline").append(tile);
-  }
-  for (const [what, text] of data.facts) byId("facts").append(make("dt", what), make("dd", text));
+    return tile;
+  }));
+}
+
+// --- the kind of step -----------------------------------------------------------------------------------------------
+
+function drawKinds() {
+  const { shown, others } = whole.kinds, choice = byId("kind");
+  byId("kinds").hidden = !shown.length;
+  shown.forEach((kind, number) => choice.append(new Option(nameOf(kind), number)));
+  choice.parentNode.hidden = !shown.length;
+  choice.addEventListener("change", () => drawKind(Number(choice.value)));
+  if (!others.length) return;
+  const lines = others.map((kind) => {
+    const line = make("p", `${nameOf(kind)}: `, "quiet");
+    line.append(make("code", kind.command));
+    return line;
+  });
+  byId("kinds").append(...folded(`${counted(others.length, "more kind")} of step, and how to see ${others.length > 1 ? "them" : "it"}`, lines));
+}
+
+function nameOf({ name, steps, percent }) {
+  const told = [steps === null || steps === undefined ? null : counted(steps, "step"), percent === null ? null : `${percent.toFixed(0)} % of the loop's time`];
+  return [name, ...told.filter((each) => each)].join(", ");
 }
 
 // --- how far it can be believed -----------------------------------------------------------------------------------------
@@ -22,34 +47,37 @@ const GRADES_MEAN = {
 };
 
 function drawHealth() {
-  const { grade, findings, absent, attributed } = data.health;
-  if (grade) {
-    byId("grade").hidden = false;
-    const why = grade.reasons.length ? grade.reasons : ["nothing speaks against these figures"];
-    byId("grade").append(make("b", grade.letter, "grade-" + grade.letter), ...why.map((reason) => make("p", reason, "quiet")));
-  }
-  if (attributed.length) byId("attributed").append(...attribution(attributed));
-  for (const [severity, subject, text] of findings) {
+  const { grade, findings, absent, attributed } = data.health, why = grade.reasons.length ? grade.reasons : ["nothing speaks against these figures"];
+  byId("grade").hidden = false;
+  byId("grade").replaceChildren(make("span", "grade, A to F", "quiet"), make("b", grade.letter, "grade-" + grade.letter), ...why.map((reason) => make("p", reason, "quiet")));
+  byId("attributed").replaceChildren(...(attributed.length ? attribution(attributed) : []));
+  byId("findings").replaceChildren(...findings.map(([severity, subject, text]) => {
     const item = make("li");
     item.append(make("span", severity, "severity " + severity), make("span", subject, "subject"), make("span", text));
-    byId("findings").append(item);
-  }
-  byId("findings").after(...folded(`${counted(absent.length, "collector")} had nothing to observe here`, absent.map(([name, reason]) => make("p", `${name}: ${reason}`, "quiet"))));
+    return item;
+  }));
+  byId("absent").replaceChildren(...folded(`${counted(absent.length, "collector")} had nothing to observe here`, absent.map(([name, reason]) => make("p", `${name}: ${reason}`, "quiet"))));
 }
 
 // Device time by how surely its layer is known, as one bar.
 function attribution(rows) {
-  const whole = rows.reduce((sum, [, , ms]) => sum + ms, 0), bar = make("div", null, "shares"), keys = make("div", null, "legend");
-  for (const [grade, count, ms] of rows) {
-    const part = make("span");
-    part.style.cssText = `flex: ${ms || 0} 0 0; background: ${GRADES[grade]}`;
-    part.title = GRADES_MEAN[grade];
+  const all = rows.reduce((sum, [, , ms]) => sum + ms, 0);
+  return sharesBar("Device time by how surely its layer is known, percent of that time", rows.map(([grade, count, ms]) => ({
+    size: ms, colour: GRADES[grade], title: GRADES_MEAN[grade], text: `${grade} ${share(ms, all)}, ${number(count)} kernels and copies, ${number(ms)} ms`,
+  })));
+}
+
+// Parts of a whole beside each other, with what each is below.
+function sharesBar(title, rows) {
+  const bar = make("div", null, "shares"), keys = make("div", null, "legend");
+  for (const { size, colour, title: about, text } of rows) {
+    const part = make("span"), key = legendItem(text, colour);
+    part.style.cssText = `flex: ${Math.max(0, size || 0)} 0 0; background: ${colour}`;
+    part.title = key.title = about || text;
     bar.append(part);
-    const key = legendItem(`${grade} ${share(ms, whole)}, ${number(count)} kernels and copies, ${number(ms)} ms`, GRADES[grade]);
-    key.title = GRADES_MEAN[grade];
     keys.append(key);
   }
-  return [make("p", "Device time by how surely its layer is known", "quiet"), bar, keys];
+  return [make("p", title, "quiet"), bar, keys];
 }
 
 // --- the chosen span --------------------------------------------------------------------------------------------------
@@ -162,10 +190,23 @@ function tellAttributes(place, fact) {
   }
 }
 
+// Looks for a span among the kinds of steps, the one that is shown first, and shows the one that has it.
+function placeOf(key) {
+  const find = () => timeline.spans.places((each) => timeline.get.key(each) === key)[0];
+  const shown = Number(byId("kind").value || 0), all = [shown, ...whole.kinds.shown.keys()];
+  for (const number of all) {
+    if (kindOf(number) !== data) drawKind(number);
+    const place = find();
+    if (place !== undefined) return place;
+  }
+  drawKind(shown);
+  return undefined;
+}
+
 // A span in Jaeger links to #key=…, the place in the structure of a step.
 function follow() {
   const key = new URLSearchParams(location.hash.slice(1)).get("key"), told = byId("linked");
-  const place = key === null ? -1 : timeline.spans.places((each) => timeline.get.key(each) === key)[0];
+  const place = key === null ? undefined : placeOf(key);
   told.hidden = key === null || place !== undefined;
   if (key === null) return;
   byId("timeline").scrollIntoView();
@@ -184,21 +225,34 @@ function drawLegend() {
   }
   const order = [...Object.values(LEVELS).map(([name]) => name), ...Object.keys(WORKS)];
   const place = (name) => (order.includes(name) ? order.indexOf(name) : order.length);
+  holder.replaceChildren();
   for (const name of [...seen.keys()].sort((a, b) => place(a) - place(b))) holder.append(legendItem(name, seen.get(name)));
   if (backward) holder.append(legendItem("backward", null, "backward"));
   byId("timeline-note").textContent = data.timeline.note;
-  byId("panel").append(make("p", "Click a span to see what is known of it. Wheel: zoom. Drag: pan. Shift and wheel: scroll the lanes. Double click: zoom to the span. Keys: arrows, +, −, 0, N, P.", "quiet"));
+  byId("panel").replaceChildren(make("p", "Click a span to see what is known of it. Wheel: zoom. Drag: pan. Shift and wheel: scroll the lanes. Double click: zoom to the span. Keys: arrows, +, −, 0, N, P.", "quiet"));
 }
 
 // --- all of it ----------------------------------------------------------------------------------------------------------
 
+// All that is of one kind of step.
+function drawKind(number) {
+  data = kindOf(number);
+  byId("kind").value = String(number);
+  drawFigures();
+  drawHealth();
+  timeline.load(data.timeline);
+  drawLegend();
+  drawCharts();
+  drawLedger();
+  drawTables();
+  tellMissing();
+  dropPlots();
+}
+
+const timeline = new Timeline(show);
 drawHeader();
-drawHealth();
-const timeline = new Timeline(data.timeline, show);
-drawLegend();
-drawCharts();
-drawLedger();
-drawTables();
-tellMissing();
+drawKinds();
+drawLoop();
+drawKind(0);
 follow();
 addEventListener("hashchange", follow);

@@ -95,11 +95,12 @@ function tableOf(found) {
 function homeOf(id) { return document.querySelector(id.startsWith("ledger") ? "#ledger .holder" : "#tables .holder"); }
 
 function drawTables() {
+  for (const holder of document.querySelectorAll(".holder")) holder.replaceChildren();
   for (const found of data.tables) {
-    const details = make("details"), summary = make("summary", /^A\d+$/.test(found.id) ? `${found.id} ${found.title}` : found.title);
+    const details = make("details"), summary = make("summary", found.title);
     details.id = "table-" + found.id;
     details.open = OPEN.includes(found.id) || found.id === "ledger";
-    summary.append(make("span", ` ${number(found.total)} row${found.total === 1 ? "" : "s"}`, "quiet"));
+    summary.append(make("span", ` ${found.id}, ${number(found.total)} row${found.total === 1 ? "" : "s"}`, "quiet"));
     details.append(summary);
     const build = () => { if (details.open && !details.querySelector(".inside")) details.append(tableOf(found)); };
     details.addEventListener("toggle", build);

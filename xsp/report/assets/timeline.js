@@ -56,17 +56,22 @@ function sized(element, wide, high) {
 }
 
 class Timeline {
-  constructor(data, show) {
-    this.spans = new Spans(data);
+  constructor(show) {
     this.show = show;
     [this.holder, this.scroller, this.floor, this.ruler, this.canvas, this.strip, this.tip] =
       ["timeline-chart", "lanes", "floor", "ruler", "spans", "strip", "tip"].map((id) => byId(id));
+    this.listen();
+  }
+
+  // Shows other spans.
+  load(data) {
+    this.spans = new Spans(data);
     const [first, last] = data.range[0] === null ? [0, 1] : data.range;
     [this.least, this.most] = first < last ? [first, last] : [first, first + 1];
     [this.from, this.to] = [this.least, this.most];
     Object.assign(this, { width: 1, boxes: [], chosen: null, related: [], hits: null, pending: false });
-    this.listen();
-    this.chooseLanes("all");
+    byId("find").value = byId("found").textContent = "";
+    this.showLanes("all");
     this.draw();
   }
 

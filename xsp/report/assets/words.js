@@ -1,7 +1,16 @@
 "use strict";
 // How the page says things. Its data are somebody else's text: they reach the page through textContent, and charts
 // through plain().
-const data = JSON.parse(document.getElementById("data").textContent);
+const whole = JSON.parse(document.getElementById("data").textContent);
+// What is shown of the chosen kind of step; the first one's figures stand with what is said of the whole run.
+let data = whole;
+
+// The figures of other kinds of steps are read when somebody asks for them.
+const read = new Map([[0, whole]]);
+function kindOf(number) {
+  if (!read.has(number)) read.set(number, JSON.parse(document.getElementById(`kind-${number}`).textContent));
+  return read.get(number);
+}
 
 function make(tag, text, className) {
   const element = document.createElement(tag);

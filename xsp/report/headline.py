@@ -1,0 +1,132 @@
+"""The figures that stand on top of the page: the loop as the program ran it, then a step, devices, and profiling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xsp.report.answers import Answers
+from xsp.report.loop import Pace, kind_of, pace
+from xsp.report.text import number
+from xsp.report.verdict import Verdict
+from xsp.report.words import deepest
+from xsp.span import Grade
+
+Row = Mapping[str, Any]
+
+Figure = tuple[str, str, str]
+"""What, how much, and how sure or of what."""
+
+CHEAPER = 2
+"""Percent: the budget that is named where profiling cost the program more than five times as much."""
+
+
+def headline(answers: Answers, said: Verdict | None, attributed: Sequence[tuple[str, int, float]]) -> list[Figure]:
+    """Return the figures.
+
+    Args:
+        answers: of the trace.
+        said: its verdict, where it holds device work.
+        attributed: grade, spans and milliseconds of device work, see `xsp.report.trust`.
+    """
+    run, models, ledger = answers.trace.run, answers["A1"].dicts(), answers["ledger"].dicts()
+    kind = kind_of(answers.trace)
+    return [
+        *_loop(pace(answers.trace, kind), _kind(run, kind)),
+        *_latency(models),
+        *_device(said, attributed),
+        *_profiling(run, models, ledger),
+    ]
+
+
+def _kind(run: Mapping[str, Any], kind: int | None) -> Mapping[str, Any]:
+    return next((each for each in run.get("kinds") or () if each.get("kind") == kind), {})
+
+
+def _loop(found: Pace | None, kind: Mapping[str, Any]) -> list[Figure]:
+    """Return wall time from step to step, samples per second, and what of it is waiting."""
+    if found is None:
+        return []
+    steps = f"mean of {found.steps:,} {found.basis}"
+    shown = [("an iteration of the loop", f"{found.iteration_ms:.4g} ms", f"wall time from step to step, {steps}")]
+    batch = kind.get("batch_size")
+    if batch:
+        guessed = ", guessed" if kind.get("batch_source") == "guess" else ""
+        rate = f"{number(1000 * batch / found.iteration_ms)} samples/s"
+        shown.append(("the loop's throughput", rate, f"as the program ran, batch size {batch}{guessed}"))
+    shown.append(
+        (
+            "waiting for data",
+            f"{found.data_percent:.1f} %",
+            f"of the time of an iteration; {found.between_percent:.1f} % is other time between steps",
+        )
+    )
+    return shown
+
+
+def _latency(models: Sequence[Row]) -> list[Figure]:
+    if not models:
+        return [("latency of a step", "–", "no timed step")]
+    row = models[0]
+    several = row["steps"] > 1
+    shown = [("latency of a step", f"{row['latency_ms']:.4g} ms", _between(row) if several else "one step")]
+    if row.get("samples_per_s") is not None:
+        about = f"batch size {row['batch_size']}, steps back to back"
+        shown.append(("a step's throughput", f"{number(row['samples_per_s'])} samples/s", about))
+    if several:
+        about = f"nine steps in ten are faster; median {row['median_ms']:.4g} ms, {row['steps']} steps"
+        shown.append(("90th percentile", f"{row['p90_ms']:.4g} ms", about))
+    return shown
+
+
+def _device(said: Verdict | None, attributed: Sequence[tuple[str, int, float]]) -> list[Figure]:
+    """Return how busy the devices are, what is lost most, and how much of their time has a layer."""
+    if said is None:
+        return []
+    shown = [("device busy", f"{said.busy_percent:.1f} %", "of the time from its first work to its last")]
+    if said.losses and said.losses[0].ms:
+        worst = said.losses[0]
+        shown.append(("lost most to", worst.name, f"{worst.percent:.1f} % of that time, {worst.ms:.4g} ms"))
+    whole = sum(ms for _, _, ms in attributed)
+    if whole:
+        known = sum(ms for grade, _, ms in attributed if grade != Grade.UNKNOWN)
+        shown.append(("device time with a layer", f"{100 * known / whole:.1f} %", "see below how surely"))
+    return shown
+
+
+def _profiling(run: Mapping[str, Any], models: Sequence[Row], ledger: Sequence[Row]) -> list[Figure]:
+    shown = [*_whole_program(run.get("budget")), *([cost(ledger)] if len(ledger) > 1 else [])]
+    if len(models) > 1:
+        sizes = ", ".join(str(model["batch_size"]) for model in models[1:])
+        shown.append(("also measured", f"{len(models) - 1} more", f"batch size {sizes}: see the first table"))
+    return shown
+
+
+def _whole_program(budget: Any) -> list[Figure]:
+    """Return what profiling did to the program as a whole, and what to type where that is much."""
+    percent = budget.get("program_percent") if isinstance(budget, Mapping) else None
+    if not isinstance(percent, (int, float)):
+        return []
+    asked = budget.get("asked_percent")
+    if percent > 5 * CHEAPER and (not isinstance(asked, (int, float)) or asked > CHEAPER):
+        about = f"--budget {CHEAPER}% would cost less"
+    else:
+        about = f"a budget of {asked:g} % was asked for" if isinstance(asked, (int, float)) else "as a whole"
+    much = f"{1 + percent / 100:.3g} times as long" if percent >= 10 else f"{percent:.2g} % longer"
+    return [("profiling made the program", much, about)]
+
+
+def cost(ledger: Sequence[Row]) -> Figure:
+    """Return what all of recording adds to a step; where none can be told from the noise, that is said instead."""
+    true, full, rung = ledger[0]["step_ms"], ledger[-1]["step_ms"], ledger[-1]["rung"]
+    added = f"{full - true:+.3g} ms"
+    told = any(row.get("low_ms") is None or not row["low_ms"] <= 0 <= row["high_ms"] for row in ledger[1:])
+    share = f"{100 * (full / true - 1):+.1f} % of its latency, with all down to {deepest(rung)} recorded"
+    what = "recording adds to a step"
+    return (what, added, share) if told else (what, "in the noise", f"{added}, {share}")
+
+
+def _between(row: Row) -> str:
+    if row.get("low_ms") is None or row.get("high_ms") is None:
+        return "too few steps for an interval"
+    return f"95 % interval {row['low_ms']:.4g} to {row['high_ms']:.4g} ms"
