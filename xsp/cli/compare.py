@@ -1,30 +1,41 @@
-"""Compare two runs, layer by layer: what the second takes more or less than the first, and how surely.
+"""Compare two programs by their runs, layer by layer: what takes more or less, and how surely.
 
-Says first in what the runs differ beside their times: machine, versions, batch size, levels. A change is called one
+Two starts of the same program differ too, by more than the steps of each. So compare several runs a side: each counts
+once. With --turns xsp runs both itself, in turns, and stops when it knows; what stands in quotes is a command, or a
+model as `xsp profile` takes it. One run a side is compared as well; what it cannot tell is said.
+
+First comes in what the runs differ beside their times: machine, versions, batch size, levels. A change is called one
 only where repeats show it; "no evidence of change" is an answer, and beside it stands the change that such repeats
 would have found.
 
 examples:
-  xsp compare runs/before runs/after
-  xsp compare runs/before runs/after --fail-if-slower 5%      for CI
-  xsp compare before.json.gz after.json.gz                    torch.profiler's
+  xsp compare --turns 10 'python before.py' 'python after.py --fast'
+  xsp compare --turns 10 torchvision:resnet18 torchvision:resnet34
+  xsp compare --turns 10 --revisions main HEAD 'python train.py'
+  xsp compare --turns 20 'python a.py' 'python b.py' --fail-if-slower 5%
+  xsp compare a1 a2 a3 --with b1 b2 b3          runs before, and runs after
+  xsp compare runs/before runs/after            one run a side
+  xsp compare before.json.gz after.json.gz      torch.profiler's
   xsp compare runs/before runs/after --format markdown -o comment.md
   xsp compare runs/before runs/after --format csv > rows.csv
 
 exit codes:
   0  no evidence that the step is slower by that much or more
   1  it is slower
-  2  it cannot be told, or a wrong call
+  2  it cannot be told, a program failed, or a wrong call
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,44 +44,189 @@ from xsp.errors import AnalysisError, UsageError
 
 if TYPE_CHECKING:
     from xsp.comparison import Comparison
+    from xsp.comparison.turns import Turns
 
-SUMMARY = "compare two runs, layer by layer"
+SUMMARY = "compare two programs by their runs, layer by layer"
 WIDTH_OF_A_FILE = 160
+INTERRUPTED = 130
+LONGEST = 100
+"""Letters of a directory's name that xsp chooses."""
+
 FORMATS = ("table", "json", "csv", "markdown")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("a", metavar="A", help="the run before: what `xsp analyze` takes")
-    parser.add_argument("b", metavar="B", help="the run after")
+    parser.add_argument(
+        "before",
+        nargs="+",
+        metavar="RUN",
+        help="runs before (what `xsp analyze` takes), and without --with the one after; with --turns, commands",
+    )
+    parser.add_argument("--with", nargs="+", dest="after", metavar="RUN", help="the runs after, one or more")
     parser.add_argument(
         "--fail-if-slower",
         metavar="PERCENT",
         help="exit with 1 if the step is slower by that much or more, 5%% for instance",
     )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default), json, csv or markdown")
-    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write here instead of printing")
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="PATH",
+        help="write here instead of printing; with --turns the directory of the runs (default: runs/compare-<names>)",
+    )  # fmt: skip
     parser.add_argument(
         "--limit", type=options.rows, default=30, metavar="N", help="rows of a printed section (default: 30)"
     )
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
+    group = parser.add_argument_group("programs that run in turns")
+    group.add_argument(
+        "--turns", type=int, metavar="N", help="run both commands in turns, at most so many times each; 3 to 100"
+    )
+    group.add_argument(
+        "--revisions",
+        nargs=2,
+        metavar=("BEFORE", "AFTER"),
+        help="of git: run the one command in both, each checked out into a tree of its own",
+    )
+    group.add_argument("--levels", metavar="LEVELS", help="that are recorded (default: M/L): M, M/L, M/L/G, or names")
+    group.add_argument("--seed", type=int, metavar="N", help="of the order within each turn (default: 0)")
+    group.add_argument("--overwrite", action="store_true", help="replace a comparison that is there")
+    group.add_argument("-q", "--quiet", action="store_true", help="show no progress")
 
 
 def run(given: argparse.Namespace) -> int:
-    """Load both, compare, print."""
-    from xsp import rundir, runs
+    """Load the runs, or make them in turns; compare, print."""
+    _refuse_what_does_not_go_together(given)
+    percent = _percent(given.fail_if_slower)
+    if given.turns is None:
+        found = _of_runs(*_sides(given), given.skip_damaged)
+        _show(found, given)
+        return 0 if percent is None else _gate(found, percent)
+    from xsp.comparison import turns
+
+    taken = turns.Turns(_directory(given), given.turns)
+    try:
+        found = _in_turns(given, taken, percent)
+    except KeyboardInterrupt:
+        print(f"xsp: interrupted{_kept(taken)}", file=sys.stderr)
+        return INTERRUPTED
+    _show(found, given)
+    print(f"xsp: the runs are in {options.shown(taken.out)}", file=sys.stderr)
+    return 0 if percent is None else _gate(found, percent)
+
+
+def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
+    if given.turns is None:
+        of_turns = [("--revisions", given.revisions), ("--levels", given.levels), ("--seed", given.seed)]
+        of_turns += [("--overwrite", given.overwrite or None), ("--quiet", given.quiet or None)]
+        for option, value in of_turns:
+            if value is not None:
+                raise UsageError(f"{option} goes with --turns N, which runs both programs in turns")
+        return
+    if given.after is not None:
+        raise UsageError("--turns runs commands, --with takes runs that are there: leave one of them away")
+    wanted = 1 if given.revisions else 2
+    if len(given.before) != wanted:
+        raise UsageError(
+            "--revisions takes one command, which runs in both: --revisions main HEAD 'python train.py'"
+            if given.revisions
+            else f"--turns takes two commands, each in quotes, and {len(given.before)} are given: "
+            "--turns 10 'python before.py' 'python after.py'"
+        )
+
+
+def _directory(given: argparse.Namespace) -> Path:
+    """Return where the runs go: as asked for, or a directory that is not there yet."""
+    from xsp.comparison import commands
+
+    if given.out is not None:
+        return Path(given.out)
+    names = dict.fromkeys(commands.program(typed).name for typed in given.before)
+    first = Path("runs") / "-".join(["compare", *names])[:LONGEST]
+    if given.overwrite or not first.exists():
+        return first
+    return next(path for number in count(2) if not (path := first.with_name(f"{first.name}-{number}")).exists())
+
+
+def _in_turns(given: argparse.Namespace, taken: Turns, percent: float | None) -> Comparison:
+    from xsp import runs
+    from xsp.cli import progress
+    from xsp.comparison import commands, compare, revisions, turns
+
+    programs = [commands.program(typed) for typed in given.before]
+    names = [f"{revision}: {programs[0].typed}" for revision in given.revisions or ()] or [p.typed for p in programs]
+    with contextlib.ExitStack() as opened:
+        if given.revisions:
+            places = opened.enter_context(revisions.checked_out(given.revisions))
+            programs *= 2
+        else:
+            places = [revisions.Place(Path.cwd())] * 2
+        drawn = given.quiet or sys.stderr.isatty()
+        show = opened.enter_context(progress.shown(given.quiet)) if drawn else _say
+        sides = [turns.Side(*each) for each in zip("ab", programs, places, strict=True)]
+        turns.take(
+            sides,
+            taken,
+            given.levels or "M/L",
+            show,
+            seed=given.seed or 0,
+            threshold=None if percent is None else percent / 100,
+            overwrite=given.overwrite,
+        )
+    a, b = ([runs.load(path) for path in paths] for paths in (taken.a, taken.b))
+    return replace(compare(a, b, turns=given.turns), a=names[0], b=names[1])
+
+
+def _say(what: str, done: int, total: int) -> None:
+    """Show progress where no bar can be drawn, as in the log of a CI job."""
+    print(f"xsp: {what}", file=sys.stderr, flush=True)
+
+
+def _kept(taken: Turns) -> str:
+    """Say where the runs of an interrupted comparison are, and what they can be used for."""
+    if not taken.a or not taken.b:
+        return ""
+    a, b = (" ".join(options.shown(path) for path in paths) for paths in (taken.a, taken.b))
+    return f"; compare what was recorded with: xsp compare {a} --with {b}"
+
+
+def _sides(given: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Return the runs of both sides.
+
+    Raises:
+        UsageError: it is not clear which runs are after.
+    """
+    if given.after is not None:
+        return given.before, given.after
+    if len(given.before) != 2:
+        runs = " ".join(given.before)
+        raise UsageError(
+            f"which runs are after? xsp compare {runs} --with RUN …"
+            if len(given.before) == 1
+            else f"of {len(given.before)} runs, which are after? xsp compare A1 A2 … --with B1 B2 …"
+        )
+    return given.before[:1], given.before[1:]
+
+
+def _of_runs(before: Sequence[str], after: Sequence[str], skip_damaged: bool) -> Comparison:
+    from xsp import runs
     from xsp.comparison import compare
 
-    percent = _percent(given.fail_if_slower)
-    found = compare(*(runs.load(place, skip_damaged=given.skip_damaged) for place in (given.a, given.b)))
+    a, b = ([runs.load(place, skip_damaged=skip_damaged) for place in places] for places in (before, after))
+    found = compare(a, b)
     if found.a == found.b:
-        found = replace(found, a=f"{found.a} ({given.a})", b=f"{found.b} ({given.b})")
+        found = replace(found, a=f"{found.a} ({', '.join(before)})", b=f"{found.b} ({', '.join(after)})")
+    return found
+
+
+def _show(found: Comparison, given: argparse.Namespace) -> None:
+    from xsp import rundir
+
     text = _text(found, given)
-    if given.out is None:
+    if given.out is None or given.turns is not None:
         sys.stdout.write(text)
     else:
         rundir.write_whole(given.out, text.encode())
-    return 0 if percent is None else _gate(found, percent)
 
 
 def _percent(text: str | None) -> float | None:
@@ -91,20 +247,35 @@ def _percent(text: str | None) -> float | None:
 
 
 def _gate(found: Comparison, percent: float) -> int:
-    step = found.step
-    if step.p_adjusted is None or step.verdict.startswith("cannot tell"):
+    """Return the exit code: 1 if the step is slower by that much or more, 0 if there is no evidence of it.
+
+    Raises:
+        AnalysisError: it cannot be told.
+    """
+    from xsp.comparison.conclusion import MORE_RUNS
+
+    step, starts = found.step, 100 * found.repeats.starts
+    if step.low_percent is None or step.high_percent is None or step.verdict.startswith("cannot tell"):
         raise AnalysisError(
             f"--fail-if-slower: {step.verdict}; A has {step.a_steps or 0} timed steps, B {step.b_steps or 0}: "
-            "record three or more of the same work in each"
+            f"record three or more of the same work in each, or more runs: {MORE_RUNS}"
         )
-    if not found.slower_by(percent):
-        return 0
-    print(
-        f"xsp: the step is slower by {step.change_percent:.1f} % "
-        f"({step.low_percent:.1f} to {step.high_percent:.1f}), allowed is less than {percent:g} %",
-        file=sys.stderr,
-    )
-    return 1
+    measured = f"{step.change_percent:.1f} % ({step.low_percent:.1f} to {step.high_percent:.1f})"
+    if found.slower_by(percent):
+        print(f"xsp: the step is slower by {measured}, allowed is less than {percent:g} %", file=sys.stderr)
+        return 1
+    if starts and step.verdict in ("slower", "slower here") and step.low_percent >= percent:
+        raise AnalysisError(
+            f"--fail-if-slower: B was slower by {measured} in these two runs, but two starts of the same program may "
+            f"be {starts:.0f} % apart, so it cannot be told whether the program is. To tell: {MORE_RUNS}"
+        )
+    if step.detectable_percent is not None and step.detectable_percent > percent:
+        print(
+            f"xsp: no evidence that the step is slower by {percent:g} % or more; but less than "
+            f"{step.detectable_percent:.0f} % might not have been seen. To see more: {MORE_RUNS}",
+            file=sys.stderr,
+        )
+    return 0
 
 
 def _text(found: Comparison, given: argparse.Namespace) -> str:
@@ -119,19 +290,23 @@ def _text(found: Comparison, given: argparse.Namespace) -> str:
     from rich.console import Console
 
     printed = io.StringIO()
-    width = Console().width if given.out is None else WIDTH_OF_A_FILE
+    to_file = given.out is not None and given.turns is None
+    width = WIDTH_OF_A_FILE if to_file else Console().width
     Console(file=printed, width=width).print(comparison.tables(found, given.limit))
     return printed.getvalue()
 
 
 def _plain(found: Comparison) -> dict[str, object]:
-    from xsp.comparison import RULE
+    from xsp.comparison.conclusion import conclusion
 
     return {
         "a": found.a,
         "b": found.b,
         "differences": [each._asdict() for each in found.differences],
-        "rule": RULE,
+        "rule": found.repeats.rule,
+        "repeats": found.repeats.unit,
+        "runs": {"a": found.a_runs, "b": found.b_runs},
+        "conclusion": conclusion(found),
         "rows": [asdict(row) for row in found.rows],
     }
 

@@ -105,6 +105,14 @@ def modelling(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default=None, metavar="NAME", help="cpu, cuda, … (default: cuda if there is one)")
 
 
+def shown(path: Path) -> str:
+    """Return a path as somebody who stands here would type it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
 def rows(text: str) -> int:
     """Read how many rows of a table to print.
 

@@ -1,13 +1,15 @@
-"""Two runs side by side, aligned layer by layer, and where the second is slower or faster than the first.
+"""Two programs side by side by their runs, aligned layer by layer: where the second is slower or faster.
 
 >>> import xsp                                                           # doctest: +SKIP
->>> found = xsp.compare(xsp.load("runs/before"), xsp.load("runs/after"))  # doctest: +SKIP
+>>> a = [xsp.load(f"runs/before-{k}") for k in range(5)]                 # doctest: +SKIP
+>>> b = [xsp.load(f"runs/after-{k}") for k in range(5)]                  # doctest: +SKIP
+>>> found = xsp.compare(a, b)                                            # doctest: +SKIP
 >>> found.step.verdict, found.step.change_percent                        # doctest: +SKIP
 >>> [row.name for row in found.rows if row.verdict == "slower"]          # doctest: +SKIP
 """
 
 from xsp.comparison.comparable import Difference
-from xsp.comparison.evidence import RULE
+from xsp.comparison.evidence import Repeats
 from xsp.comparison.rows import Comparison, Row, compare
 
-__all__ = ["RULE", "Comparison", "Difference", "Row", "compare"]
+__all__ = ["Comparison", "Difference", "Repeats", "Row", "compare"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from xsp.errors import AnalysisError
@@ -19,27 +19,35 @@ class Difference(NamedTuple):
     b: str
 
 
-def differences(a: Trace, b: Trace) -> list[Difference]:
-    """Return in what two runs differ: work, depth of profiling, machine, versions.
+def differences(a: Sequence[Trace], b: Sequence[Trace]) -> list[Difference]:
+    """Return in what the runs of two sides differ: work, depth of profiling, machine, versions.
 
     Raises:
         AnalysisError: one of them holds no step.
     """
-    for trace in (a, b):
+    for trace in (*a, *b):
         if not trace.con.execute("SELECT 1 FROM merged LIMIT 1").fetchall():
             raise AnalysisError(f"{trace.name!r} holds no step, so there is nothing to compare")
-    one, other = dict(_facts(a)), dict(_facts(b))
+    one, other = _of_side(a), _of_side(b)
     subjects = [*one, *(subject for subject in other if subject not in one)]
+    unknown = [_text(None)]
     return [
-        Difference(subject, _text(one.get(subject)), _text(other.get(subject)))
+        Difference(subject, " | ".join(one.get(subject, unknown)), " | ".join(other.get(subject, unknown)))
         for subject in subjects
-        if one.get(subject) != other.get(subject)
+        if set(one.get(subject, unknown)) != set(other.get(subject, unknown))
     ]
 
 
-def same_work(a: Trace, b: Trace) -> bool:
-    """Return whether the steps of both runs are of one kind: both train, or both only predict."""
-    return _phases(a) == _phases(b)
+def same_work(runs: Sequence[Trace]) -> bool:
+    """Return whether the steps of all runs are of one kind: all train, or all only predict."""
+    return len({tuple(_phases(run)) for run in runs}) == 1
+
+
+def _of_side(runs: Sequence[Trace]) -> dict[str, list[str]]:
+    """Return what is known of the runs of a side: of each subject the different texts, in the order of the runs."""
+    of_runs = [dict(_facts(run)) for run in runs]
+    subjects = dict.fromkeys(subject for facts in of_runs for subject in facts)
+    return {subject: list(dict.fromkeys(_text(facts.get(subject)) for facts in of_runs)) for subject in subjects}
 
 
 def _phases(trace: Trace) -> list[str]:

@@ -1,9 +1,10 @@
 """Whether two sets of repeated times differ: by how much, how surely, and what would have been found.
 
 The difference of two trimmed means is tested as Yuen (1974) does: Welch's test, with the winsorised variance that
-belongs to a trimmed mean. Its interval is the percentile bootstrap of `xsp.summary`. Where many rows are asked at
-once, p-values are adjusted as Benjamini and Hochberg (1995) do, so that of the rows that are called changed one in
-twenty is expected not to be.
+belongs to a trimmed mean. What is repeated decides what can be told. Steps of one process tell of that process alone;
+what differs between two starts of the same program is told by runs. Where many rows are asked at once, p-values are
+adjusted as Benjamini and Hochberg (1995) do, so that of the rows that are called changed one in twenty is expected
+not to be.
 """
 
 from __future__ import annotations
@@ -11,32 +12,33 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from xsp import summary
+from xsp.comparison.student import p_value, quantile
 
 ALPHA = 0.05
 POWER = 0.8
-ENOUGH = 3
-"""Repeats that each side needs."""
 
 NEGLIGIBLE = 0.01
-"""A change of less than this share is not called one: two processes that do the same differ by that much."""
+"""A change of less than this share is not called one."""
+
+STARTS = 0.25
+"""By how much two starts of the same program may differ: the one is that share slower. Identical programs, started one
+after the other on a shared machine, were seen to differ by 13 %; this is twice as much."""
 
 SLOWER, FASTER, NO_EVIDENCE = "slower", "faster", "no evidence of change"
+SLOWER_HERE, FASTER_HERE = "slower here", "faster here"
+"""Between these two runs; whether the program is cannot be told."""
+
 NO_REPEATS, FEW_REPEATS = "cannot tell (no repeats)", "cannot tell (too few repeats)"
 
-RULE = (
-    f"slower, faster: the 95 % interval of the difference of trimmed means excludes 0, Yuen's test has "
-    f"p ≤ {ALPHA} after the adjustment of Benjamini and Hochberg within its table, and the change is "
-    f"{NEGLIGIBLE:.0%} or more. detectable: the change that such repeats would find four times out of five. "
-    "Repeats are steps of one process; what differs between two starts of the same program is not in the intervals."
+_SIGNS = (
+    f"the interval of the difference of trimmed means excludes 0, Yuen's test has p ≤ {ALPHA} after the adjustment of "
+    f"Benjamini and Hochberg within its table, and the change is {NEGLIGIBLE:.0%} or more"
 )
-
-_STRIPS = 200
-_FAR = 12
-"""Standard deviations beyond which nothing of the tail is left to sum."""
+_DETECTABLE = "detectable: the change that such repeats would find four times out of five."
 
 
 class Evidence(NamedTuple):
@@ -48,7 +50,7 @@ class Evidence(NamedTuple):
     high: float | None
     p: float | None
     detectable: float | None
-    """The smallest difference that the test would find with `POWER`."""
+    """The smallest difference that would be called one with `POWER`."""
 
     @property
     def change(self) -> float:
@@ -56,76 +58,127 @@ class Evidence(NamedTuple):
         return self.b - self.a
 
 
-def evidence(a: Sequence[float], b: Sequence[float]) -> Evidence:
-    """Compare two sets of times.
+@dataclass(frozen=True)
+class Repeats:
+    """What is repeated on each side, and so how a change is judged."""
+
+    unit: str
+    """step: of one run a side; run: several a side; turn: runs that took turns, looked at after each."""
+
+    enough: int
+    """Repeats that each side needs."""
+
+    rule: str
+    starts: float = 0.0
+    """By how much two starts may differ without a change of the program, where the repeats do not tell."""
+
+    level: float = ALPHA
+    """Of one look, so that all together raise at most `ALPHA` false alarms."""
+
+    def figure(self, values: Sequence[float]) -> float:
+        """Return the one figure of a side."""
+        return summary.trimmed_mean(values) if self.unit == "step" else _trimmed(values)
+
+    def evidence(self, a: Sequence[float], b: Sequence[float]) -> Evidence:
+        """Compare two sets of times.
+
+        Args:
+            a: of the first side, at least one.
+            b: of the second one, at least one.
+        """
+        return _of_steps(a, b) if self.unit == "step" else _of_runs(a, b, self.level)
+
+    def verdict(self, found: Evidence, adjusted: float | None, repeats: int) -> str:
+        """Return the verdict by the rule.
+
+        Args:
+            found: of the row.
+            adjusted: its p-value after the adjustment.
+            repeats: of the side that has fewer.
+        """
+        if adjusted is None or found.low is None or found.high is None:
+            return NO_REPEATS if repeats <= 1 else FEW_REPEATS
+        certain = adjusted <= ALPHA and not found.low <= 0 <= found.high
+        if not certain or abs(found.change) < NEGLIGIBLE * found.a:
+            return NO_EVIDENCE
+        if found.change > 0:
+            return SLOWER if found.low >= self.starts * found.a else SLOWER_HERE
+        return FASTER if found.high <= -found.a * self.starts / (1 + self.starts) else FASTER_HERE
+
+    def adjusted(self, p_values: Sequence[float | None]) -> list[float | None]:
+        """Return p-values adjusted for several looks, and for being many as Benjamini and Hochberg do; None stays."""
+        raised = [None if p is None else min(1.0, p * ALPHA / self.level) for p in p_values]
+        known = sorted(((p, place) for place, p in enumerate(raised) if p is not None), reverse=True)
+        least = 1.0
+        for rank, (p, place) in enumerate(known):
+            least = min(least, p * len(known) / (len(known) - rank))
+            raised[place] = least
+        return raised
+
+
+STEPS = Repeats(
+    "step",
+    enough=3,
+    starts=STARTS,
+    rule=f"slower here, faster here: {_SIGNS}. That is about these two runs: repeats are the steps of one process, and "
+    "what differs between two starts of the same program is not in the intervals. slower, faster: the whole interval "
+    f"is beyond what two starts may differ by, {STARTS:.0%}. {_DETECTABLE}",
+)
+RUNS = Repeats(
+    "run",
+    enough=2,
+    rule=f"slower, faster: {_SIGNS}. Repeats are runs: each gives one figure, the trimmed mean of its steps, and the "
+    f"95 % intervals are of what differs between runs. {_DETECTABLE}",
+)
+
+
+def in_turns(most: int, level: float) -> Repeats:
+    """Return how runs are judged that took turns, at most so many, and were looked at after each of them.
 
     Args:
-        a: of the first run, at least one.
-        b: of the second one, at least one.
+        most: turns.
+        level: of one look, see `xsp.comparison.sequential`.
     """
+    rule = (
+        f"slower, faster: {_SIGNS}. Repeats are runs, which took turns and were looked at after each turn. p and "
+        f"the intervals allow for as many looks as {most} turns have: in all at most {ALPHA:.0%} false alarms. "
+        f"{_DETECTABLE}"
+    )
+    return Repeats("turn", enough=2, rule=rule, level=level)
+
+
+def _of_steps(a: Sequence[float], b: Sequence[float]) -> Evidence:
+    """Compare the steps of two runs; the interval is the percentile bootstrap of `xsp.summary`."""
     means = summary.trimmed_mean(a), summary.trimmed_mean(b)
-    if min(len(a), len(b)) < ENOUGH:
+    if min(len(a), len(b)) < STEPS.enough:
         return Evidence(*means, None, None, None, None)
     ends = summary.difference(a, b)
     error, freedom = _error(a, b)
-    change = _trimmed(b) - _trimmed(a)
-    p = p_value(change / error, freedom) if error else float(change == 0)
-    detectable = error * (_quantile(1 - ALPHA / 2, freedom) + _quantile(POWER, freedom))
+    detectable = _detectable(error, freedom, ALPHA) + STARTS * means[0]
+    p = _p(_trimmed(b) - _trimmed(a), error, freedom)
     return Evidence(*means, ends.lo if ends else None, ends.hi if ends else None, p, detectable)
 
 
-def verdict(found: Evidence, adjusted: float | None, repeats: int) -> str:
-    """Return the verdict by `RULE`.
+def _of_runs(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
+    """Compare one figure a run; the interval is Yuen's own, because a bootstrap of a few is too narrow.
 
-    Args:
-        found: of the row.
-        adjusted: its p-value after the adjustment.
-        repeats: of the side that has fewer.
+    A single run is held against several others as one that varies as they do.
     """
-    if adjusted is None or found.low is None or found.high is None:
-        return NO_REPEATS if repeats <= 1 else FEW_REPEATS
-    certain = adjusted <= ALPHA and not found.low <= 0 <= found.high
-    if not certain or abs(found.change) < NEGLIGIBLE * found.a:
-        return NO_EVIDENCE
-    return SLOWER if found.change > 0 else FASTER
+    means = _trimmed(a), _trimmed(b)
+    if max(len(a), len(b)) < RUNS.enough:
+        return Evidence(*means, None, None, None, None)
+    error, freedom = _error(a, b)
+    change, half = means[1] - means[0], error * quantile(1 - level / 2, freedom)
+    detectable = max(_detectable(error, freedom, level), NEGLIGIBLE * means[0])
+    return Evidence(*means, change - half, change + half, _p(change, error, freedom), detectable)
 
 
-def adjusted(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return p-values adjusted for being many, as Benjamini and Hochberg do; None stays None."""
-    known = sorted(((p, place) for place, p in enumerate(p_values) if p is not None), reverse=True)
-    found: list[float | None] = [None] * len(p_values)
-    least = 1.0
-    for rank, (p, place) in enumerate(known):
-        least = min(least, p * len(known) / (len(known) - rank))
-        found[place] = least
-    return found
+def _p(change: float, error: float, freedom: float) -> float:
+    return p_value(change / error, freedom) if error else float(change == 0)
 
 
-def p_value(t: float, freedom: float) -> float:
-    """Return how often Student's t is that far from 0 or farther, to either side.
-
-    With t = √ν·tan u the tail is an integral of cos(u)^(ν - 1), which Simpson's rule sums.
-    """
-    begin = math.atan(abs(t) / math.sqrt(freedom))
-    width = min(math.pi / 2 - begin, _FAR / math.sqrt(freedom)) / _STRIPS
-    heights = [max(0.0, math.cos(begin + k * width)) ** (freedom - 1) for k in range(_STRIPS + 1)]
-    area = heights[0] + heights[-1] + 4 * math.fsum(heights[1:-1:2]) + 2 * math.fsum(heights[2:-1:2])
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-    return float(min(1.0, 2 * scale * area * width / 3))
-
-
-def _quantile(share: float, freedom: float) -> float:
-    return _rounded_quantile(share, round(min(freedom, 1e4), 1))
-
-
-@lru_cache(maxsize=4096)
-def _rounded_quantile(share: float, freedom: float) -> float:
-    """Return Student's quantile for a share above one half, by halving."""
-    low, high = 0.0, 1e3
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if p_value(middle, freedom) / 2 > 1 - share else (low, middle)
-    return low
+def _detectable(error: float, freedom: float, level: float) -> float:
+    return error * (quantile(1 - level / 2, freedom) + quantile(POWER, freedom))
 
 
 def _trimmed(values: Sequence[float]) -> float:
@@ -137,13 +190,17 @@ def _trimmed(values: Sequence[float]) -> float:
 
 def _error(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     """Return Yuen's standard error of the difference of two trimmed means, and its degrees of freedom."""
-    squares, shares = [], []
-    for values in (a, b):
-        ordered, drop = sorted(values), math.floor(summary.TRIM * len(values))
-        low, high, inner = ordered[drop], ordered[-1 - drop], len(ordered) - 2 * drop
-        winsorised = statistics.variance([min(max(value, low), high) for value in ordered])
-        squares.append((len(ordered) - 1) * winsorised / (inner * (inner - 1)))
-        shares.append(inner - 1)
-    total = sum(squares)
-    below = sum(square * square / share for square, share in zip(squares, shares, strict=True))
-    return math.sqrt(total), total * total / below if below else float(sum(shares))
+    if 1 in (len(a), len(b)):  # nothing is known of how the one varies: as the others do
+        square, share, inner = _square(a if len(a) > 1 else b)
+        return math.sqrt(square * (1 + inner)), share
+    (of_a, share_a, _), (of_b, share_b, _) = _square(a), _square(b)
+    below = of_a * of_a / share_a + of_b * of_b / share_b
+    return math.sqrt(of_a + of_b), (of_a + of_b) ** 2 / below if below else float(share_a + share_b)
+
+
+def _square(values: Sequence[float]) -> tuple[float, int, int]:
+    """Return the squared standard error of a trimmed mean, its degrees of freedom, and of how many it is the mean."""
+    ordered, drop = sorted(values), math.floor(summary.TRIM * len(values))
+    low, high, inner = ordered[drop], ordered[-1 - drop], len(ordered) - 2 * drop
+    winsorised = statistics.variance([min(max(value, low), high) for value in ordered])
+    return (len(ordered) - 1) * winsorised / (inner * (inner - 1)), inner - 1, inner

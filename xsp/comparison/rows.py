@@ -1,28 +1,28 @@
-"""The comparison itself: series of both runs, aligned, tested, and put into one table."""
+"""The comparison itself: series of both sides, aligned, tested, and put into one table."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 
 import duckdb
 
 from xsp import table
-from xsp.comparison import series
+from xsp.comparison import evidence, sequential, series
 from xsp.comparison.align import Pair, align, by_name
 from xsp.comparison.comparable import Difference, differences, same_work
-from xsp.comparison.evidence import SLOWER, Evidence, adjusted, evidence, verdict
+from xsp.comparison.evidence import SLOWER, Evidence, Repeats
 from xsp.comparison.series import Series
+from xsp.comparison.sides import Align, side
 from xsp.comparison.taken import memory
-from xsp.errors import AnalysisError
+from xsp.errors import AnalysisError, UsageError
 from xsp.span import Column
-from xsp.summary import trimmed_mean
 from xsp.trace import Trace
 
 OTHER_WORK = "cannot tell (the steps do different work)"
 ONLY_A, ONLY_B = "only in A", "only in B"
 
-Align = Callable[[Sequence[Series], Sequence[Series]], list[Pair]]
 _SECTIONS: tuple[tuple[str, Callable[[Trace], list[Series]], Align], ...] = (
     ("step", series.steps, align),
     ("call", series.phases, align),
@@ -60,14 +60,24 @@ class Row:
     b_mib: float | None = None
     change_mib: float | None = None
     verdict: str = ""
+    a_runs: int | None = None
+    b_runs: int | None = None
+    a_between_percent: float | None = None
+    """How much the runs of the side differ: their standard deviation, of their mean. None where there is one."""
+    b_between_percent: float | None = None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs side by side."""
+    """Two runs side by side, or several runs a side."""
 
     a: str
+    """The name of the run; of several, their different names."""
     b: str
+    a_runs: int
+    b_runs: int
+    repeats: Repeats
+    """What was repeated, and so what the verdicts are about."""
     differences: list[Difference]
     """In what the runs differ beside their times."""
     rows: list[Row] = field(repr=False)
@@ -83,9 +93,12 @@ class Comparison:
         return [row for row in self.rows if row.section == name]
 
     def slower_by(self, percent: float) -> bool:
-        """Return whether the step is slower, by that much or more at the lower end of its interval."""
-        step = self.step
-        return step.verdict == SLOWER and step.low_percent is not None and step.low_percent >= percent
+        """Return whether the step is slower, by that much or more at the lower end of its interval.
+
+        Of one run a side, also after what two starts may differ by is taken off.
+        """
+        low = self.step.low_percent
+        return self.step.verdict == SLOWER and low is not None and low - 100 * self.repeats.starts >= percent
 
     def relation(self, section: str | None = None) -> duckdb.DuckDBPyRelation:
         """Return the rows as a relation, of one section or all: `.df()`, `.pl()`, `.show()`."""
@@ -99,51 +112,73 @@ class Comparison:
 
 _TYPES = {
     **dict.fromkeys(("section", "name", "type", "aligned", "verdict"), "VARCHAR"),
-    **dict.fromkeys(("a_steps", "b_steps"), "INTEGER"),
+    **dict.fromkeys(("a_steps", "b_steps", "a_runs", "b_runs"), "INTEGER"),
 }
 
 
-def compare(a: Trace, b: Trace) -> Comparison:
-    """Compare two runs: what B takes more or less than A, and how surely.
+def compare(a: Trace | Sequence[Trace], b: Trace | Sequence[Trace], *, turns: int | None = None) -> Comparison:
+    """Compare two programs by their runs: what B takes more or less than A, and how surely.
 
-    Steps are those of the kind that takes most of a run's time; layers are aligned by their place in the structure,
-    then by name, then by type and order; kernels and operators by name. For the verdicts see `RULE`.
+    Layers are aligned by their place in the structure, then by name, then by type and order; kernels and operators by
+    name. With several runs a side each run counts once, and what differs between starts of the same program is in the
+    intervals. With one run a side it is not, and the verdicts are about these two runs: see `Comparison.repeats`.
+
+    Args:
+        a: the run before, or several of the same program.
+        b: the run after, or several.
+        turns: the runs took turns, at most so many, and were looked at after each; None if their number was fixed.
 
     Raises:
-        AnalysisError: a run holds no step, or the two have nothing in common.
+        AnalysisError: a run holds no step, or the sides have nothing in common.
+        UsageError: a side without a run, or a number of turns that makes no sense.
     """
-    found = differences(a, b)
-    alike = same_work(a, b)
+    of_a, of_b = ([side] if isinstance(side, Trace) else list(side) for side in (a, b))
+    if not of_a or not of_b:
+        raise UsageError("compare: each side needs a run")
+    several = max(len(of_a), len(of_b)) > 1
+    repeats = sequential.repeats(turns) if turns is not None else evidence.RUNS if several else evidence.STEPS
+    found = differences(of_a, of_b)
+    alike = same_work([*of_a, *of_b])
     rows: list[Row] = []
     for section, of, paired in _SECTIONS:
-        rows += _rows(section, paired(of(a), of(b)), alike or section != "step")
+        one, other = ([of(run) for run in runs] for runs in (of_a, of_b))
+        if several:
+            pairs = paired(*(side(runs, paired, paired is by_name) for runs in (one, other)))
+        else:
+            pairs = paired(one[0], other[0])
+        rows += _rows(section, pairs, repeats, alike or section != "step")
     inside = [row for row in rows if row.section not in ("step", "call")]
     if inside and not any(row.aligned for row in inside) and {ONLY_A, ONLY_B} <= {row.verdict for row in inside}:
         raise AnalysisError(
-            f"{a.name!r} and {b.name!r} have no layer, kernel or operator in common: nothing to compare"
+            f"{of_a[0].name!r} and {of_b[0].name!r} have no layer, kernel or operator in common: nothing to compare"
         )
     rows += [
         Row("memory", name, kind, "name" if None not in (one, other) else None, a_mib=one, b_mib=other,
             change_mib=other - one if one is not None and other is not None else None, verdict=_more(one, other))
-        for name, kind, one, other in memory(a, b)
+        for name, kind, one, other in memory(of_a, of_b)
     ]  # fmt: skip
-    return Comparison(a.name, b.name, found, rows)
+    return Comparison(_names(of_a), _names(of_b), len(of_a), len(of_b), repeats, found, rows)
 
 
-def _rows(section: str, pairs: Sequence[Pair], judged: bool) -> list[Row]:
+def _names(runs: Sequence[Trace]) -> str:
+    return ", ".join(dict.fromkeys(run.name for run in runs))
+
+
+def _rows(section: str, pairs: Sequence[Pair], repeats: Repeats, judged: bool) -> list[Row]:
     """Return the rows of a section; their p-values are adjusted for each other."""
-    tested = [evidence(pair.a.values, pair.b.values) if pair.a and pair.b else None for pair in pairs]
-    p_values = adjusted([each.p if each is not None else None for each in tested])
+    tested = [repeats.evidence(pair.a.values, pair.b.values) if pair.a and pair.b else None for pair in pairs]
+    p_values = repeats.adjusted([each.p if each is not None else None for each in tested])
     return [
-        _both(section, pair.a, pair.b, pair.by, found, p, judged)
+        _both(section, pair.a, pair.b, pair.by, found, p, repeats, judged)
         if pair.a is not None and pair.b is not None and found is not None
-        else _alone(section, pair)
+        else _alone(section, pair, repeats)
         for pair, found, p in zip(pairs, tested, p_values, strict=True)
     ]
 
 
-def _both(section: str, a: Series, b: Series, by: str | None, found: Evidence, p: float | None, judged: bool) -> Row:
-    repeats = min(len(a.values), len(b.values))
+def _both(
+    section: str, a: Series, b: Series, by: str | None, found: Evidence, p: float | None, how: Repeats, judged: bool
+) -> Row:
     return Row(
         section=section,
         name=_changed(a.name, b.name) or "",
@@ -159,24 +194,47 @@ def _both(section: str, a: Series, b: Series, by: str | None, found: Evidence, p
         high_percent=_percent(found.high, found.a),
         detectable_percent=_percent(found.detectable, found.a),
         p_adjusted=p,
-        a_steps=len(a.values),
-        b_steps=len(b.values),
+        a_steps=_steps(a),
+        b_steps=_steps(b),
         a_calls=a.calls,
         b_calls=b.calls,
-        verdict=verdict(found, p, repeats) if judged else OTHER_WORK,
+        verdict=how.verdict(found, p, min(len(a.values), len(b.values))) if judged else OTHER_WORK,
+        a_runs=_runs(a),
+        b_runs=_runs(b),
+        a_between_percent=_between(a),
+        b_between_percent=_between(b),
     )
 
 
-def _alone(section: str, pair: Pair) -> Row:
-    """Return the row of what only one run has."""
+def _alone(section: str, pair: Pair, how: Repeats) -> Row:
+    """Return the row of what only one side has."""
     row = pair.a or pair.b
     assert row is not None
-    took = trimmed_mean(row.values) / 1e6
+    took = how.figure(row.values) / 1e6
     if pair.a is not None:
         return Row(
-            section, row.name, row.type, None, a_ms=took, a_steps=len(row.values), a_calls=row.calls, verdict=ONLY_A
-        )
-    return Row(section, row.name, row.type, None, b_ms=took, b_steps=len(row.values), b_calls=row.calls, verdict=ONLY_B)
+            section, row.name, row.type, None, a_ms=took, a_steps=_steps(row), a_calls=row.calls, verdict=ONLY_A,
+            a_runs=_runs(row), a_between_percent=_between(row),
+        )  # fmt: skip
+    return Row(
+        section, row.name, row.type, None, b_ms=took, b_steps=_steps(row), b_calls=row.calls, verdict=ONLY_B,
+        b_runs=_runs(row), b_between_percent=_between(row),
+    )  # fmt: skip
+
+
+def _steps(row: Series) -> int:
+    return len(row.values) if row.steps is None else row.steps
+
+
+def _runs(row: Series) -> int:
+    return 1 if row.steps is None else len(row.values)
+
+
+def _between(row: Series) -> float | None:
+    """Return how much the runs of a side differ, in percent of their mean."""
+    if _runs(row) < 2 or not (mean := statistics.fmean(row.values)):
+        return None
+    return 100 * statistics.stdev(row.values) / mean
 
 
 def _changed(a: str | None, b: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""The times of a run, over its repeats, of what another run can be compared in.
+"""The times of a run, over its repeats, of what another run can be compared in; and of several runs, a figure each.
 
 The times are those of the timed steps at the own rung of each level, in which it is the deepest one on (see
 `xsp.overhead`), so that no deeper level's cost is in them. A run without timed steps has one time for each row.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from xsp import summary
 from xsp.overhead import own_rung
 from xsp.span import Kind, Level
 from xsp.trace import Trace
@@ -21,13 +22,20 @@ class Series(NamedTuple):
     name: str
     type: str | None
     values: list[float]
-    """Nanoseconds."""
+    """Nanoseconds: of each step, or of several runs the figure of each."""
     calls: float | None = None
     """Per step, the median."""
+    steps: int | None = None
+    """Of several runs, how many steps are in their figures."""
+
+
+def figure(series: Series) -> float:
+    """Return what a run says of a row, in nanoseconds: the trimmed mean of its steps."""
+    return summary.trimmed_mean(series.values)
 
 
 def steps(trace: Trace) -> list[Series]:
-    """Return the step itself."""
+    """Return the step itself. Which steps a run's figure comes from is decided here and nowhere else."""
     rows = _calls(trace, f"kind = '{Kind.STEP}'")
     return [row._replace(key="step") for row in rows[:1]]
 
@@ -107,7 +115,7 @@ def _rung(trace: Trace, level: Level) -> int | None:
 
 
 def _rows(trace: Trace, query: str) -> list[Series]:
-    return [Series._make(row) for row in trace.con.execute(query).fetchall()]
+    return [Series(*row) for row in trace.con.execute(query).fetchall()]
 
 
 def _calls(trace: Trace, which: str) -> list[Series]:

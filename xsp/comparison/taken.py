@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 
 from xsp.analyses.memory import MEMORY_STEPS
 from xsp.errors import AnalysisError
@@ -12,15 +13,21 @@ from xsp.views import LAYERS
 Taken = dict[tuple[str, str | None], float]
 
 
-def memory(a: Trace, b: Trace) -> Iterator[tuple[str, str | None, float | None, float | None]]:
-    """Yield name, type and MiB in both runs; None where a run does not have it.
+def memory(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[tuple[str, str | None, float | None, float | None]]:
+    """Yield name, type and MiB in the runs of both sides, the median; None where a side does not have it.
 
     First the peak of each device over all steps, then what the layers together and each layer itself allocate.
     """
-    for one, other in ((_peaks(a), _peaks(b)), (_layers(a), _layers(b))):
+    for of in (_peaks, _layers):
+        one, other = _median([of(run) for run in a]), _median([of(run) for run in b])
         if one and other:
             for name, kind in dict.fromkeys([*one, *other]):
                 yield name, kind, one.get((name, kind)), other.get((name, kind))
+
+
+def _median(runs: Sequence[Taken]) -> Taken:
+    names = dict.fromkeys(name for run in runs for name in run)
+    return {name: statistics.median(run[name] for run in runs if name in run) for name in names}
 
 
 def _peaks(trace: Trace) -> Taken:

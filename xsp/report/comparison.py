@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from xsp.comparison import RULE, Comparison, Row
-from xsp.comparison.evidence import FASTER, SLOWER
+from xsp.comparison import Comparison, Row
+from xsp.comparison.conclusion import conclusion
+from xsp.comparison.evidence import FASTER, FASTER_HERE, SLOWER, SLOWER_HERE
 from xsp.report.fitting import FittingColumn, FittingTable, plain
 from xsp.report.text import cell
 
@@ -23,38 +24,47 @@ TITLES = {
 }
 _TIMES = (
     "name", "type", "a_ms", "b_ms", "change_percent", "low_percent", "high_percent", "detectable_percent", "change_ms",
-    "a_calls", "b_calls", "verdict",
+    "a_between_percent", "b_between_percent", "a_calls", "b_calls", "verdict",
 )  # fmt: skip
 _MEMORY = ("name", "type", "a_mib", "b_mib", "change_mib", "verdict")
 _MAIN = ("name", "verdict")
+_MOVED = (SLOWER, FASTER, SLOWER_HERE, FASTER_HERE, "more", "less")
 
 
 def tables(found: Comparison, limit: int | None = None) -> RenderableType:
-    """Return what differs, a table for each section, and the rule of the verdicts.
+    """Return what differs, a table for each section, what it says of the step, and the rule of the verdicts.
 
     Args:
         found: the comparison.
         limit: rows of a section; the ones that changed come first where not all are shown.
     """
     parts: list[RenderableType] = [
-        Text(plain(f"A: {found.a}"), style="bold"),
-        Text(plain(f"B: {found.b}"), style="bold"),
+        Text(plain(f"A: {found.a}{_runs(found.a_runs)}"), style="bold"),
+        Text(plain(f"B: {found.b}{_runs(found.b_runs)}"), style="bold"),
     ]
     if found.differences:
         parts += [Text(), _table(*_different(found))]
     for title, names, rows, left in _sections(found, limit):
         parts += [Text(), _table(title, names, rows, left)]
-    return Group(*parts, Text(), Text(RULE, style="dim"))
+    said = [
+        Text(plain(sentence), style="bold" if place == 0 else "") for place, sentence in enumerate(conclusion(found))
+    ]
+    return Group(*parts, Text(), *said, Text(), Text(found.repeats.rule, style="dim"))
 
 
 def markdown(found: Comparison, limit: int | None = None) -> str:
     """Return the same as Markdown."""
-    lines = [f"A: `{found.a}`, B: `{found.b}`"]
+    lines = [f"A: `{found.a}`{_runs(found.a_runs)}, B: `{found.b}`{_runs(found.b_runs)}"]
+    lines += [line for sentence in conclusion(found) for line in ("", sentence)]
     if found.differences:
         lines += ["", *_markdown(*_different(found))]
     for title, names, rows, left in _sections(found, limit):
         lines += ["", *_markdown(title, names, rows, left)]
-    return "\n".join([*lines, "", RULE, ""])
+    return "\n".join([*lines, "", found.repeats.rule, ""])
+
+
+def _runs(runs: int) -> str:
+    return f" ({runs} runs)" if runs > 1 else ""
 
 
 _Section = tuple[str, Sequence[str], list[tuple[object, ...]], int]
@@ -94,7 +104,7 @@ def _weightiest(rows: Sequence[Row], limit: int) -> list[Row]:
         row = rows[place]
         moved = row.change_ms if row.change_ms is not None else row.change_mib
         size = max(abs(each) for each in (moved, row.a_ms, row.b_ms, row.a_mib, row.b_mib, 0.0) if each is not None)
-        changed = row.verdict in (SLOWER, FASTER, "more", "less") or row.aligned is None
+        changed = row.verdict in _MOVED or row.aligned is None
         return changed, abs(moved or 0.0) if changed and moved is not None else size
 
     return [rows[place] for place in sorted(sorted(range(len(rows)), key=weight, reverse=True)[:limit])]

@@ -1,0 +1,132 @@
+"""How often a comparison is wrong, and what it finds: figures drawn with a known change, between runs and within."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from xsp.comparison import sequential
+from xsp.comparison.evidence import NO_EVIDENCE, RUNS, SLOWER, STEPS, Repeats
+from xsp.comparison.series import Series, figure
+
+STEPS_OF_A_RUN = 12
+WITHIN = 0.03
+"""Standard deviation of the steps of a run."""
+
+Noise = Callable[[random.Random], float]
+
+
+def quiet(draw: random.Random) -> float:
+    """Return by how much a start differs from others."""
+    return draw.gauss(0, 0.02)
+
+
+def disturbed(draw: random.Random) -> float:
+    """Likewise, where a neighbour slows one run in ten by a sixth."""
+    return draw.gauss(0, 0.015) + (0.15 if draw.random() < 0.1 else 0)
+
+
+def start(draw: random.Random, noise: Noise, mean: float = 1.0, drift: float = 0.0) -> list[float]:
+    """Return the steps of a run."""
+    own = mean * (1 + drift + noise(draw))
+    return [own * (1 + draw.gauss(0, WITHIN)) for _ in range(STEPS_OF_A_RUN)]
+
+
+def told(draw: random.Random, noise: Noise, change: float = 0.0) -> float:
+    return figure(Series(None, "step", None, start(draw, noise, 1 + change)))
+
+
+def courses(many: int, most: int, change: float, noise: Noise, drift: float = 0.0) -> tuple[float, float]:
+    """Return the share of courses of turns in which a change was found, and the mean of their turns."""
+    how, found, turns = sequential.repeats(most), 0, 0
+    for seed in range(many):
+        draw = random.Random(seed)
+        a: list[float] = []
+        b: list[float] = []
+        for turn in range(1, most + 1):
+            slow = 1 + drift * turn
+            a.append(slow * told(draw, noise))
+            b.append(slow * told(draw, noise, change))
+            if turn >= sequential.FIRST and (sequential.look(how, a, b).enough or turn == most):
+                found += verdict(how, a, b) != NO_EVIDENCE
+                turns += turn
+                break
+    return found / many, turns / many
+
+
+def verdict(how: Repeats, a: list[float], b: list[float]) -> str:
+    evidence = how.evidence(a, b)
+    return how.verdict(evidence, how.adjusted([evidence.p])[0], len(a))
+
+
+@pytest.mark.parametrize("runs", [2, 3, 5, 10])
+def test_of_one_program_in_several_runs_at_most_one_comparison_in_twenty_finds_a_change(runs: int) -> None:
+    draw = random.Random(runs)
+    false = sum(
+        verdict(RUNS, [told(draw, quiet) for _ in range(runs)], [told(draw, quiet) for _ in range(runs)]) != NO_EVIDENCE
+        for _ in range(1000)
+    )
+    assert 5 <= false <= 65
+
+
+def test_what_one_run_a_side_would_say_of_them() -> None:
+    """Why several runs are needed: the steps of two starts of one program differ for certain, in many pairs."""
+    draw = random.Random(0)
+    said = [verdict(STEPS, start(draw, quiet), start(draw, quiet)) for _ in range(200)]
+    assert sum(word != NO_EVIDENCE for word in said) > 50
+    assert SLOWER not in said
+
+
+@pytest.mark.parametrize("most", [3, 5, 10, 20])
+def test_of_one_program_in_turns_at_most_one_course_in_twenty_finds_a_change_in_any_look(most: int) -> None:
+    found, turns = courses(600, most, 0.0, quiet)
+    assert 0.005 <= found <= 0.065
+    assert turns > 0.9 * most
+
+
+@pytest.mark.parametrize(("noise", "drift"), [(disturbed, 0.0), (quiet, 0.02)])
+def test_neither_neighbours_nor_a_drift_make_more_false_alarms(noise: Noise, drift: float) -> None:
+    assert courses(400, 10, 0.0, noise, drift)[0] <= 0.065
+
+
+def test_a_step_that_is_five_percent_slower_is_found_in_turns_nine_times_out_of_ten() -> None:
+    found, turns = courses(300, 10, 0.05, quiet)
+    assert found >= 0.9
+    assert turns < 8  # it stops when it knows
+    assert courses(200, 20, 0.05, disturbed)[0] >= 0.9
+
+
+def test_a_large_change_is_known_after_the_first_look() -> None:
+    assert courses(50, 10, 0.5, quiet) == (1.0, sequential.FIRST)
+
+
+def test_the_change_that_would_have_been_found_is_found_four_times_out_of_five() -> None:
+    draw = random.Random(4)
+    for runs in (4, 10):
+        smallest, found = [], 0
+        for _ in range(200):
+            a, b = ([told(draw, quiet) for _ in range(runs)] for _ in range(2))
+            smallest.append(RUNS.evidence(a, b).detectable or 0)
+        change = sorted(smallest)[100]
+        for _ in range(300):
+            a, b = ([told(draw, quiet, of) for _ in range(runs)] for of in (0, change))
+            found += verdict(RUNS, a, b) == SLOWER
+        assert 0.65 <= found / 300 <= 0.92
+
+
+def test_with_a_threshold_it_stops_when_it_knows_the_side() -> None:
+    how = sequential.repeats(20)
+    a = [1.0, 1.01, 0.99, 1.0, 1.01, 0.99]
+    clear = [each * 1.06 for each in a]
+    assert sequential.look(how, a, clear).enough
+    assert not sequential.look(how, a, clear, threshold=0.06).enough
+    assert sequential.look(how, a, clear, threshold=0.12).enough
+    assert sequential.look(how, a, clear, threshold=0.02).enough
+
+
+def test_a_number_of_turns_that_can_tell_nothing_is_refused() -> None:
+    with pytest.raises(sequential.UsageError, match="at least 3"):
+        sequential.repeats(2)
+    assert sequential.repeats(9).level == sequential.LEVELS[10]

@@ -1,0 +1,114 @@
+"""What was typed to be run in turns → a program that runs it under xsp: a command, or a model by name."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from xsp.errors import UsageError
+
+_SETTING = re.compile(r"[A-Za-z_]\w*=")
+_PYTHON = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
+_MODEL = re.compile(r"(torchvision|timm|transformers):\S+|[^:]+\.py:[A-Za-z_]\w*")
+_WITH_VALUE = ("-W", "-X")
+_ITS_PLACE = ("-o", "--out", "--overwrite", "-q", "--quiet", "--levels", "--resolve", "--counters", "--otlp")
+"""Options of `xsp run` and `xsp profile` that a comparison decides itself, or that cost other runs."""
+
+_WITHOUT_HERE = (
+    "import sys; sys.path[:] = [each for each in sys.path if each]; from xsp.cli import main; sys.exit(main())"
+)
+"""A script's directory stands in its path, the one that somebody stands in does not: as `xsp` itself is started."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One side of a comparison: how it is started under xsp."""
+
+    typed: str
+    python: tuple[str, ...]
+    """The interpreter, with its own options."""
+    verb: str
+    """`run` or `profile`."""
+    args: tuple[str, ...]
+    settings: tuple[tuple[str, str], ...] = ()
+    """Variables of its environment that stand before the command."""
+
+    @property
+    def name(self) -> str:
+        """What the runs of it are called: as the script, or the model."""
+        scripts = [Path(word).stem for word in self.args if word.endswith(".py")]
+        last = self.args[0].partition(":")[2] if self.verb == "profile" else self.args[-1]
+        return re.sub(r"\W+", "-", scripts[0] if scripts else last).strip("-") or "program"
+
+    def command(self, out: Path, levels: str, seed: int) -> list[str]:
+        """Return the command that records a run of it into a directory."""
+        options = ["--quiet", "--no-samples", "--out", str(out), "--levels", levels]
+        options += ["--seed", str(seed)] if self.verb == "run" else []
+        return [*self.python, "-c", _WITHOUT_HERE, self.verb, *options, *self.args]
+
+
+def program(typed: str) -> Program:
+    """Read a command, as `python train.py --epochs 1`, or a model, as `torchvision:resnet18 --batch 8`.
+
+    What stands before a command as NAME=VALUE goes into its environment. An interpreter that is named with its place
+    runs it; else the one that runs this does. `xsp run …` and `xsp profile …` may stand before it too, with their
+    options.
+
+    Raises:
+        UsageError: it is nothing that can be run under xsp.
+    """
+    try:
+        words = shlex.split(typed)
+    except ValueError as error:
+        raise UsageError(f"{typed!r}: {error}") from None
+    settings = []
+    while words and _SETTING.match(words[0]):
+        name, _, value = words.pop(0).partition("=")
+        settings.append((name, value))
+    if not words:
+        raise UsageError(f"{typed!r}: no command; write 'python train.py', or a model as torchvision:resnet18")
+    python, verb, args = _read(words, typed)
+    if not args or (args[0] == "-m" and len(args) < 2):
+        raise UsageError(f"{typed!r}: which script? write 'python train.py'")
+    return Program(typed, python, verb, tuple(args), tuple(settings))
+
+
+def _read(words: list[str], typed: str) -> tuple[tuple[str, ...], str, list[str]]:
+    """Return the interpreter, the verb and what stands behind it."""
+    here = (sys.executable,)
+    if words[0] == "xsp" and words[1:2] in (["run"], ["profile"]):
+        _check_options(words[2:], typed)
+        return here, words[1], words[2:]
+    if _MODEL.fullmatch(words[0]):
+        _check_options(words[1:], typed)
+        return here, "profile", words
+    if _PYTHON.fullmatch(Path(words[0]).name):
+        python, rest = _interpreter(words, typed)
+        return python, "run", rest
+    return here, "run", words
+
+
+def _check_options(words: list[str], typed: str) -> None:
+    for word in words:
+        option = word.partition("=")[0]
+        if option in _ITS_PLACE:
+            raise UsageError(f"{typed!r}: leave {option} away; `xsp compare` itself says where and how deep it records")
+        if word.endswith(".py"):
+            return
+
+
+def _interpreter(words: list[str], typed: str) -> tuple[tuple[str, ...], list[str]]:
+    """Return the interpreter with its options, and what it runs."""
+    named = words[0]
+    python = [str(Path(named).expanduser().absolute()) if "/" in named else sys.executable]
+    rest = words[1:]
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        if rest[0] in ("-c", "-"):
+            raise UsageError(f"{typed!r}: put the program into a file; what stands behind -c cannot be run in turns")
+        taken = 2 if rest[0] in _WITH_VALUE else 1
+        python += rest[:taken]
+        rest = rest[taken:]
+    return tuple(python), rest

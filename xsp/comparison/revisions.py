@@ -1,0 +1,107 @@
+"""Revisions of a program, each checked out into a tree of its own that is removed again; the user's is not touched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from xsp.errors import UsageError
+
+_WITHOUT_HOOKS = ("-c", "core.hooksPath=/dev/null")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a side runs."""
+
+    folder: Path
+    """The working directory."""
+    modules: tuple[Path, ...] = ()
+    """Where its modules are looked for first."""
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that have modules come from this tree, also where the user's is installed editably."""
+        if not self.modules:
+            return {}
+        known = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+        return {"PYTHONPATH": os.pathsep.join([*map(str, self.modules), *known]), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@contextlib.contextmanager
+def checked_out(revisions: Sequence[str]) -> Iterator[list[Place]]:
+    """Check revisions of the repository around the working directory out, and remove them at the end.
+
+    Yields:
+        For each, the place that corresponds to the working directory.
+
+    Raises:
+        UsageError: there is no repository, no git, or no such revision.
+    """
+    top = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel"))
+    inside = Path.cwd().resolve().relative_to(top.resolve())
+    commits = [_commit(top, revision) for revision in revisions]
+    folder = Path(tempfile.mkdtemp(prefix="xsp-revisions-"))
+    try:
+        places = []
+        for number, (revision, commit) in enumerate(zip(revisions, commits, strict=True)):
+            tree = folder / f"{'ab'[number]}"
+            _git(top, *_WITHOUT_HOOKS, "worktree", "add", "--quiet", "--detach", str(tree), commit)
+            if not (tree / inside).is_dir():
+                raise UsageError(f"revision {revision!r} has no directory {inside}: start where both have one")
+            roots = (tree, tree / "src")
+            places.append(Place(tree / inside, tuple(root for root in roots if root.is_dir())))
+        yield places
+    finally:
+        with _undisturbed():
+            _remove(top, folder)
+
+
+def _commit(top: Path, revision: str) -> str:
+    try:
+        return _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    except UsageError:
+        raise UsageError(f"--revisions: {revision!r} is no revision of {top}; `git log` lists them") from None
+
+
+def _git(folder: Path, *args: str) -> str:
+    try:
+        told = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise UsageError("--revisions: git is not installed") from None
+    if told.returncode:
+        last = told.stderr.strip().splitlines()[-1:] or [f"exit status {told.returncode}"]
+        raise UsageError(f"--revisions: git says: {last[0]}")
+    return told.stdout.strip()
+
+
+def _remove(top: Path, folder: Path) -> None:
+    for tree in [*folder.iterdir()]:
+        with contextlib.suppress(UsageError):
+            _git(top, "worktree", "remove", "--force", "--force", str(tree))
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(UsageError):
+        _git(top, "worktree", "prune")
+    if folder.exists():
+        print(f"xsp: {folder} could not be removed", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let a second Ctrl-C wait until everything is removed."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not in the main thread, which alone gets it
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

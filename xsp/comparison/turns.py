@@ -1,0 +1,214 @@
+"""Run two programs in turns, one process at a time, each under xsp into a run of its own, until it is known."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from xsp import rundir, runs, scrub
+from xsp.comparison import sequential, series
+from xsp.comparison.commands import Program
+from xsp.comparison.comparable import same_work
+from xsp.comparison.revisions import Place
+from xsp.comparison.sequential import Known
+from xsp.errors import AnalysisError, ProgramError, RunError
+from xsp.trace import Trace
+
+Progress = Callable[[str, int, int], None]
+"""Called before each run with what runs and what is known, runs done, and runs in all."""
+
+OUTPUT = "output"
+"""Folder with what the programs printed."""
+
+KIND = "runs"
+SHOWN_LINES = 15
+PATIENCE_S = 30.0
+"""For a program that was interrupted to end by itself."""
+
+
+@dataclass
+class Turns:
+    """The runs of both sides so far, and what the last look found."""
+
+    out: Path
+    most: int
+    a: list[Path] = field(default_factory=list)
+    b: list[Path] = field(default_factory=list)
+    known: Known | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: what is run, and where."""
+
+    letter: str
+    program: Program
+    place: Place
+
+
+def take(
+    sides: Sequence[Side],
+    turns: Turns,
+    levels: str,
+    progress: Progress,
+    seed: int = 0,
+    threshold: float | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Run both sides in turns, until it is known how they differ or the turns are over.
+
+    Args:
+        sides: A and B.
+        turns: gets the runs, in the order of the turns; where they go to, and how many there are at most.
+        levels: that are recorded.
+        progress: see `Progress`.
+        seed: of the order within each turn.
+        threshold: as of `sequential.look`.
+        overwrite: replace a comparison that is there.
+
+    Raises:
+        UsageError: a number of turns that makes no sense.
+        OutputError: something is in the directory already, or it cannot be written.
+        ProgramError: a program failed, with its exit code and the end of what it printed.
+        AnalysisError: the two do different work, or one of them did no step.
+    """
+    how = sequential.repeats(turns.most)
+    figures: dict[str, list[float]] = {side.letter: [] for side in sides}
+    draw = random.Random(seed)
+    with rundir.created_for_several(turns.out, overwrite) as out, _ended_as_by_an_interrupt():
+        turns.out = out
+        (out / OUTPUT).mkdir(exist_ok=True)
+        for old in (out / OUTPUT).glob("[ab]-[0-9]*.txt"):
+            old.unlink()
+        _write(turns, sides, finished=False)
+        order: Sequence[Side] = sides
+        for turn in range(1, turns.most + 1):
+            # balanced over each two turns, so that neither is always the second one on a warm machine
+            order = draw.sample(sides, k=2) if turn % 2 else order[::-1]
+            done: list[Trace] = []
+            for place, side in enumerate(order):
+                progress(_line(turns, turn, side), 2 * turn - 2 + place, 2 * turns.most)
+                path = out / f"{side.letter}-{turn:02d}"
+                _run(side, path, levels, seed + turn)
+                trace = _loaded(path, side)
+                figures[side.letter].append(_figure(trace, side))
+                (turns.a if side is sides[0] else turns.b).append(path)
+                _write(turns, sides, finished=False)
+                done.append(trace)
+            if turn == 1 and not same_work(done):
+                raise AnalysisError("the two do different work: one trains and the other only predicts")
+            if turn >= sequential.FIRST:
+                turns.known = sequential.look(how, figures[sides[0].letter], figures[sides[1].letter], threshold)
+                if turns.known.enough:
+                    break
+        _write(turns, sides, finished=True)
+    progress(_line(turns, len(turns.a), None), 2 * len(turns.a), 2 * len(turns.a))
+
+
+def _line(turns: Turns, turn: int, side: Side | None) -> str:
+    said = f"turn {turn} of at most {turns.most}" if side else f"known after {turn} turns"
+    if side is not None:
+        said += f": {side.letter.upper()}"
+    elif not (turns.known and turns.known.enough):
+        said = f"{turn} turns"
+    if turns.known is None:
+        return said
+    low, high = 100 * turns.known.low, 100 * turns.known.high
+    return f"{said} (B {100 * turns.known.change:+.1f} %, {low:+.1f} to {high:+.1f})"
+
+
+def _run(side: Side, path: Path, levels: str, seed: int) -> None:
+    """Run one side once; what it prints goes into a file."""
+    program, told = side.program, path.parent / OUTPUT / f"{path.name}.txt"
+    environment = {**os.environ, **side.place.environment(), **dict(program.settings)}
+    command = program.command(path, levels, seed)
+    with open(told, "wb") as output:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=side.place.folder, env=environment,
+                start_new_session=True,  # it is told of an interrupt once, with all that it started
+            )  # fmt: skip
+        except OSError as error:
+            raise ProgramError(f"{program.typed!r} cannot be started: {error.strerror}: {command[0]}") from None
+        try:
+            code = process.wait()
+        except BaseException:
+            _end(process)
+            raise
+    if code:
+        ended = f"exit code {code}" if code > 0 else f"signal {-code}"
+        raise ProgramError(f"{program.typed!r} ended with {ended}; {_end_of(told)}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a program with all that it started: as an interrupt does, and if that is not enough, at once."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+    try:
+        process.wait(PATIENCE_S)
+    except BaseException:  # it does not end, or whoever waits has no more patience
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _end_of(told: Path) -> str:
+    lines = told.read_bytes().decode(errors="replace").rstrip().splitlines()
+    if not lines:
+        return "it printed nothing"
+    return "\n".join([f"the end of what it printed ({told}):", *(f"  {line}" for line in lines[-SHOWN_LINES:])])
+
+
+def _loaded(path: Path, side: Side) -> Trace:
+    try:
+        return runs.load(path)
+    except RunError as error:
+        told = path.parent / OUTPUT / f"{path.name}.txt"
+        raise AnalysisError(f"{side.program.typed!r} left no run to compare: {error}; {_end_of(told)}") from None
+
+
+def _figure(trace: Trace, side: Side) -> float:
+    found = series.steps(trace)
+    if not found:
+        raise AnalysisError(f"{side.program.typed!r} left a run without a timed step: let it do more steps")
+    return series.figure(found[0])
+
+
+def _write(turns: Turns, sides: Sequence[Side], finished: bool) -> None:
+    """Say in `run.json` what the directory holds, so that every command knows it for a directory of runs."""
+    content: dict[str, Any] = {
+        "kind": KIND,
+        "name": turns.out.name,
+        "parts": [path.name for path in (*turns.a, *turns.b)],
+        "sides": {side.letter: shlex.join(scrub.command(shlex.split(side.program.typed))) for side in sides},
+        "turns": turns.most,
+        "finished": finished,
+    }
+    rundir.write_run(turns.out, content)
+
+
+@contextlib.contextmanager
+def _ended_as_by_an_interrupt() -> Iterator[None]:
+    """Let a request to end, as `kill` sends it, clean up as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
