@@ -47,7 +47,7 @@ def test_profile_prints_what_one_wants_first_and_what_to_type_next(run_directory
 def test_analyze_lists_what_can_be_asked(run_directory, capsys):
     assert main(["analyze", str(run_directory)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines][:3] == ["A1", "A2", "A3"]
+    assert [line.split()[0] for line in lines][:3] == ["phases", "phases-over-time", "A1"]
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json"])
@@ -123,7 +123,7 @@ def test_doctor_lists_every_collector(capsys):
         (["analyze", "nowhere"], "no such file or directory"),
         (["analyse", "{run}"], "did you mean analyze?"),
         (["analyze", "{run}", "leger"], "did you mean ledger"),
-        (["analyze", "{run}", "zzz"], "there is no analysis 'zzz'; there are A1"),
+        (["analyze", "{run}", "zzz"], "there is no analysis 'zzz'; there are phases"),
         (["analyze", "{run}", "--format", "csv"], "for the analyses that you name"),
         (["export", "{run}", "--format", "chrom", "-o", "x"], "did you mean chrome?"),
         (["export", "{run}", "--format", "csv", "--table", "merge", "-o", "x"], "did you mean merged"),

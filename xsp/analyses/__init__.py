@@ -24,6 +24,7 @@ from xsp.analyses.ledger import LEDGER, LEDGER_BY_KIND, LEDGER_BY_LAYER
 from xsp.analyses.memory import MEMORY_STEPS, MEMORY_TIMELINE
 from xsp.analyses.model import A1, Optimum, optimal_batch
 from xsp.analyses.ops import OPS
+from xsp.analyses.phases import PHASES, PHASES_OVER_TIME
 from xsp.analyses.ranks import COLLECTIVE_SKEW, STRAGGLERS
 from xsp.analyses.roofline import A9, A14, A15
 from xsp.analyses.samples import SAMPLES, SAMPLES_TIMELINE, THROTTLING
@@ -34,6 +35,7 @@ from xsp.analyses.tensorcores import TENSOR_CORES
 ANALYSES: dict[str, Analysis] = {
     each.id: each
     for each in (
+        PHASES, PHASES_OVER_TIME,
         A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, OPS, STAGES,
         LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND,
         DEVICE_ACTIVITY, STEPS, KERNEL_CLASSES, IDLE_CAUSES, IDLE_GAPS, LAUNCHES, LAUNCH_BOUND,
@@ -59,6 +61,8 @@ layer_metrics = A12
 kernel_share = A13
 layer_roofline = A14
 kernels_by_model = A15
+phases = PHASES
+phases_over_time = PHASES_OVER_TIME
 operators = OPS
 stages = STAGES
 ledger = LEDGER
@@ -92,5 +96,6 @@ __all__ = [
     "launch_costs", "layer_information", "layer_latency", "layer_latency_by_type", "layer_memory",
     "layer_memory_by_type", "layer_metrics", "layer_roofline", "layer_types", "ledger", "ledger_by_kind",
     "ledger_by_layer", "memory_steps", "memory_timeline", "model_information", "model_roofline", "model_sweep",
-    "operators", "optimal_batch", "samples_summary", "samples_timeline", "stages", "tensor_cores", "throttling_reasons",
+    "operators", "optimal_batch", "phases",
+    "phases_over_time", "samples_summary", "samples_timeline", "stages", "tensor_cores", "throttling_reasons",
 ]  # fmt: skip

@@ -155,7 +155,7 @@ def _show(each: Analysis, trace: Trace, given: argparse.Namespace, printed: Text
 
         from xsp.report import text
 
-        title = f"{each.id} {each.title}" + (f", {trace.name} batch {trace.run.get('batch_size')}" if several else "")
+        title = f"{each.title} ({each.id})" + (f", {trace.name} batch {trace.run.get('batch_size')}" if several else "")
         width = Console().width if given.out is None else WIDTH_OF_A_FILE
         Console(file=printed, width=width).print(text.table(relation, title, limit=given.limit))
     else:

@@ -21,7 +21,7 @@ def sweep(traces: Sequence[Trace], target_ms: float | None = None) -> Renderable
         traces: one per batch size.
         target_ms: the longest acceptable latency, if there is one.
     """
-    title = Text(f"A1 {A1.title}: {plain(traces[0].name)}", style="bold")
+    title = Text(f"{A1.title} (A1): {plain(traces[0].name)}", style="bold")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("batch", "latency ms", "95 % interval", "p90 ms", "p99 ms", "samples/s", "gain", "steps"):
         table.add_column(column, justify="right")

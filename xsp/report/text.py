@@ -26,6 +26,7 @@ from xsp.report.verdict import Verdict, verdict
 from xsp.trace import Trace
 
 MISSING = "–"
+_PHASES = ("phase", "calls", "ms", "percent_of_iteration")
 _A1 = ("batch_size", "latency_ms", "low_ms", "high_ms", "p90_ms", "samples_per_s", "steps")
 _LEDGER = ("rung", "steps", "step_ms", "added_ms", "low_ms", "high_ms", "added_percent", "ns_per_span")
 _COLOURS = {Severity.WARNING: "yellow", Severity.NOTE: "dim", Severity.GOOD: "green"}
@@ -114,8 +115,9 @@ def overview(trace: Trace) -> RenderableType:
 
 
 def _of_host(trace: Trace) -> RenderableType:
-    """Return latency, dearest layers, time by type, ledger, health."""
+    """Return phases, latency, dearest layers, time by type, ledger, health."""
     parts = [
+        _of(analyses.phases, trace, columns=_PHASES),
         _of(analyses.A1, trace, columns=_A1),
         _of(analyses.A2, trace, 10, "self_ms", ("name", "type", "shape", "self_ms", "alloc_mib")),
         _of(analyses.A6, trace, 8),
@@ -192,7 +194,7 @@ def _of(
         relation = each(trace)
     except AnalysisError as error:
         return Text(plain(str(error)), style="dim")
-    title = each.title if each.id.startswith("ledger") else f"{each.id} {each.title}"
+    title = f"{each.title} ({each.id})"
     if dearest is not None:
         relation = relation.order(f"{dearest} DESC NULLS LAST")
         title += f", by {dearest}"

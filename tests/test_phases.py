@@ -1,0 +1,181 @@
+"""The phases of a step: each instant once, several calls summed, waiting before the step and in it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xsp
+from xsp import analyses
+from xsp.analyses.phases import Interval, each_once
+from xsp.report import text
+from xsp.testing import spans, trace_of
+from xsp.trace import Trace
+
+
+def phases(trace: Trace) -> dict[str, tuple[Any, ...]]:
+    rows = analyses.phases(trace).select("phase, calls, round(ms, 6), round(percent_of_iteration, 4)").fetchall()
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_phases_add_up_to_the_iteration_and_a_wait_before_the_step_is_data() -> None:
+    trace = trace_of(
+        spans("""
+        data DataLoader    0-300
+        step train         300-1000
+        data DataLoader    310-360
+        forward Net        400-600
+        backward backward  600-850
+        optimizer SGD      860-900
+    """)
+    )
+    assert phases(trace) == {
+        "forward": (1, 0.2, 20.0),
+        "backward": (1, 0.25, 25.0),
+        "optimizer": (1, 0.04, 4.0),
+        "data": (2, 0.35, 35.0),
+        "rest of the step": (None, 0.16, 16.0),
+        "between steps": (None, None, None),
+        "the iteration": (None, 1.0, 100.0),
+    }
+
+
+def test_calls_of_accumulated_gradients_are_summed_and_an_optimizers_closure_is_not_the_optimizers() -> None:
+    trace = trace_of(
+        spans("""
+        step train         0-1000
+        forward Net        10-110
+        backward backward  110-260
+        forward Net        270-370
+        backward backward  370-520
+        optimizer LBFGS    530-990
+        forward Net        540-640
+        backward backward  640-800
+        forward Net        810-900
+    """)
+    )
+    assert phases(trace) == {
+        "forward": (4, 0.39, 39.0),
+        "backward": (3, 0.46, 46.0),
+        "optimizer": (1, 0.11, 11.0),
+        "rest of the step": (None, 0.04, 4.0),
+        "between steps": (None, None, None),
+        "the iteration": (None, 1.0, 100.0),
+    }
+
+
+def test_forward_passes_of_several_threads_at_once_count_each_instant_once() -> None:
+    at_once = [
+        Interval("forward", 1, 0, 120, 120.0),
+        Interval("forward", 2, 0, 100, 100.0),
+        Interval("forward", 3, 10, 110, 100.0),
+        Interval("backward", 1, 130, 200, 70.0),
+    ]
+    assert each_once(at_once) == pytest.approx({"forward": 120, "backward": 70})
+
+
+def test_true_times_of_what_is_inside_are_taken_off_and_calls_of_no_time_cost_nothing() -> None:
+    inside = [
+        Interval("optimizer", 1, 0, 100, 80.0),
+        Interval("forward", 1, 10, 60, 30.0),
+        Interval("backward", 1, 60, 60, 0.0),
+    ]
+    assert each_once(inside) == {"optimizer": 50.0, "forward": 30.0, "backward": 0.0}
+    assert each_once([]) == {}
+
+
+def test_without_calls_of_the_model_level_layers_and_operators_tell_and_the_table_says_so() -> None:
+    trace = trace_of(
+        spans("""
+        step ProfilerStep#1                  0-1000
+        module net                           100-300 depth=0
+        module net.a                         120-280 depth=1
+        op aten::mm                          130-270
+        op autograd::engine                  400-700 phase=backward thread=2
+        op aten::mm                          410-690 phase=backward thread=2
+    """)
+    )
+    rows = analyses.phases(trace).select("phase, calls, round(ms, 3), told_by").fetchall()
+    assert rows == [
+        ("forward", 1, 0.2, "layers"),
+        ("backward", 1, 0.3, "operators"),
+        ("rest of the step", None, 0.5, None),
+        ("between steps", None, None, None),
+        ("the iteration", None, 1.0, "recorded steps"),
+    ]
+
+
+def test_with_a_device_a_phase_has_the_time_in_which_its_work_ran_there() -> None:
+    trace = trace_of(
+        spans("""
+        step s                   0-1000
+        forward Net              100-200 phase=forward
+        op aten::mm              110-190
+        launch cudaLaunchKernel  120-130 correlation_id=1
+        launch cudaLaunchKernel  140-150 correlation_id=2
+        kernel gemm              400-700 correlation_id=1
+        kernel relu              600-800 correlation_id=2 stream=8
+    """)
+    )
+    rows = analyses.phases(trace).select("phase, device_busy_ms").fetchall()
+    assert ("forward", 0.4) in rows
+    assert ("the iteration", 0.4) in rows
+
+
+def test_phases_over_the_run_show_a_drift() -> None:
+    rows = []
+    for step in range(20):
+        slow = 100 if step >= 10 else 0
+        at = 10_000 * step
+        rows += spans(
+            f"step s {at}-{at + 500 + slow}\nforward Net {at}-{at + 200}\nbackward b {at + 200}-{at + 400 + slow}",
+            step=step,
+            rung=20,
+        )
+    found = analyses.phases_over_time(trace_of(rows)).select(
+        "part, first_step, last_step, recorded, step_ms, forward_ms, backward_ms, optimizer_ms, rest_ms"
+    )
+    table = found.fetchall()
+    assert len(table) == 10
+    assert table[0] == (1, 0, 1, 2, 0.5, 0.2, 0.2, None, pytest.approx(0.1))
+    assert table[-1] == (10, 18, 19, 2, 0.6, 0.2, pytest.approx(0.3), None, pytest.approx(0.1))
+
+
+def test_a_closure_that_the_optimizer_calls_is_told_apart_in_a_recorded_step(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    values = torch.randn(256, 64)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(values).square().mean()
+        loss.backward()
+        return loss
+
+    with xsp.profile("lbfgs", out=tmp_path / "run", levels="M", samples=False) as profile:
+        for _ in range(6):
+            with profile.step():
+                optimizer.step(closure)
+    found = phases(xsp.load(tmp_path / "run"))
+    assert found["forward"][0] >= 2
+    assert found["optimizer"][0] == 1
+    each_step = analyses.phases_over_time(xsp.load(tmp_path / "run"))
+    rows = each_step.select("recorded, step_ms, forward_ms + backward_ms + optimizer_ms + rest_ms").fetchall()
+    assert rows
+    for recorded, step_ms, parts_ms in rows:
+        assert recorded == 1
+        assert parts_ms == pytest.approx(step_ms), "forward and backward are not counted as the optimizer's again"
+
+
+def test_the_overview_begins_with_the_phases() -> None:
+    from rich.console import Console
+
+    trace = trace_of(spans("step s 0-1000\nforward Net 0-900"), {"name": "first"})
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(text.overview(trace))
+    assert console.export_text().lstrip().startswith("Phases of a step")
+    assert next(iter(analyses.ANALYSES)) == "phases"

@@ -1,0 +1,295 @@
+"""Where a step's time goes, asked first: forward, backward, optimizer, waiting for data, and what is left.
+
+Phases nest (an optimizer's closure runs forward and backward), and calls of several threads run side by side. Each
+instant counts once: for the call that began last of those that are under way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from xsp import owntimes, summary
+from xsp.analyses.contract import Table, analysis, values
+from xsp.overhead import own_rung
+from xsp.span import Kind, Level
+from xsp.trace import Trace
+from xsp.views import NS
+
+FORWARD, BACKWARD, OPTIMIZER, DATA = (str(each) for each in (Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER, Kind.DATA))
+REST, BETWEEN, ITERATION = "rest of the step", "between steps", "the iteration"
+ROWS = (FORWARD, BACKWARD, OPTIMIZER, DATA, REST, BETWEEN, ITERATION)
+
+CALLS, LAYERS, OPERATORS, LOOP, RECORDED = "calls", "layers", "operators", "loop", "recorded steps"
+"""What tells a phase: calls of the model level; where there are none, the outermost layers or operators; the loop."""
+
+PARTS = 10
+"""Parts into which `phases-over-time` divides a run."""
+
+
+class Interval(NamedTuple):
+    """A call that is a phase of its step."""
+
+    phase: str
+    thread: int | None
+    start_ns: int
+    end_ns: int
+    ns: float
+    """Its true duration, as far as it is known."""
+
+
+def each_once(intervals: Iterable[Interval]) -> dict[str, float]:
+    """Return the time of each phase in nanoseconds, each instant counted for the innermost call alone.
+
+    Calls on one thread nest, so what is inside a call is taken off its true duration. Of calls on several threads that
+    run at once, the one that began last has the time.
+    """
+    ordered = sorted(intervals, key=lambda each: (each.start_ns, -each.end_ns))
+    own_ns = [each.ns for each in ordered]
+    own_span: list[int] = [0] * len(ordered)
+    threads: dict[int | None, list[int]] = defaultdict(list)
+    for place, each in enumerate(ordered):
+        threads[each.thread].append(place)
+    for places in threads.values():
+        open_ones: list[int] = []
+        for place in places:
+            while open_ones and ordered[open_ones[-1]].end_ns <= ordered[place].start_ns:
+                open_ones.pop()
+            if open_ones:
+                own_ns[open_ones[-1]] -= ordered[place].ns
+            open_ones.append(place)
+        for place, won in _won([ordered[place] for place in places]).items():
+            own_span[places[place]] = won
+    won_of_all = _won(ordered) if len(threads) > 1 else None
+    found: dict[str, float] = defaultdict(float)
+    for place, each in enumerate(ordered):
+        alone = 1.0
+        if won_of_all is not None and own_span[place]:
+            alone = won_of_all.get(place, 0) / own_span[place]
+        found[each.phase] += max(0.0, own_ns[place]) * alone
+    return dict(found)
+
+
+def _won(ordered: Sequence[Interval]) -> dict[int, int]:
+    """Return, by place, the nanoseconds in which an interval is the one that began last of those under way."""
+    marks = sorted(
+        [(each.start_ns, 1, place) for place, each in enumerate(ordered)]
+        + [(each.end_ns, 0, place) for place, each in enumerate(ordered) if each.end_ns > each.start_ns]
+    )
+    won: dict[int, int] = defaultdict(int)
+    under_way: list[int] = []
+    before = 0
+    for at, begins, place in marks:
+        if under_way:
+            won[under_way[-1]] += at - before
+        before = at
+        if begins and ordered[place].end_ns > ordered[place].start_ns:
+            under_way.append(place)
+        elif not begins:
+            under_way.remove(place)
+    return won
+
+
+_COLUMNS = {
+    "phase": "VARCHAR",
+    "calls": "BIGINT",
+    **dict.fromkeys(("ms", "percent_of_iteration", "device_busy_ms"), "DOUBLE"),
+    "told_by": "VARCHAR",
+}
+
+
+@analysis("phases", "Phases of a step", Level.MODEL)
+def PHASES(trace: Trace) -> Table:
+    """Where the time goes: forward, backward, optimizer, waiting for data, the rest of the step, and between steps.
+
+    Each instant counts once, for the innermost call: forward and backward inside an optimizer's closure are not the
+    optimizer's. Several calls in a step (gradient accumulation) are added up. `rest of the step` is what no phase
+    holds: Python, moving data, losses outside the model, waiting for a device. `data` is waiting for the data loader,
+    before the step or in it.
+
+    `percent_of_iteration` is of the last row: a step and all that stands before it, as the program's loop runs where
+    nothing is recorded. Where a trace tells no loop, that is the step and the waits for its data, and `between steps`
+    is null. `device_busy_ms` is the time in which a device ran what the phase launched. `told_by` says what a phase is
+    read from: calls of the model level, or, in traces of other profilers, the outermost layers or operators.
+    """
+    start_ns, end_ns, step_ns = _step(trace)
+    intervals, told = _of_merged(trace)
+    inside = [each for each in intervals if each.end_ns > start_ns and each.start_ns < end_ns]
+    took: dict[str, float | None] = {**each_once(inside)}
+    rest_ns = max(0.0, step_ns - sum(filter(None, took.values())))
+    before_ns = sum(each.ns for each in intervals) - sum(each.ns for each in inside)
+    if DATA in told:
+        took[DATA] = (took.get(DATA) or 0.0) + before_ns
+    took |= {REST: rest_ns, BETWEEN: None, ITERATION: step_ns + before_ns}
+    told[ITERATION] = RECORDED
+    calls, busy = Counter(each.phase for each in intervals), _busy_ns(trace, told)
+    rows = [
+        (phase, calls.get(phase), _ms(ns), _percent(ns, took[ITERATION]), _ms(busy.get(phase)), told.get(phase))
+        for phase, ns in ((phase, took[phase]) for phase in ROWS if phase in took)
+    ]
+    return values(trace, "phases_of_step", _COLUMNS, rows)
+
+
+def _step(trace: Trace) -> tuple[int, int, float]:
+    """Return when the merged step begins and ends, and its true duration."""
+    rows = trace.sql(
+        f"SELECT start_ns, start_ns + dur_ns, {NS}::DOUBLE FROM merged WHERE kind = '{Kind.STEP}' ORDER BY start_ns"
+    ).fetchall()
+    if not rows:  # what another profiler recorded, without a word on steps
+        rows = trace.sql(
+            f"SELECT min(start_ns), max(start_ns + dur_ns), (max(start_ns + dur_ns) - min(start_ns))::DOUBLE "
+            f"FROM merged WHERE device IS NULL AND level >= {int(Level.MODEL)}"
+        ).fetchall()
+    start_ns, end_ns, ns = rows[0]
+    return start_ns, end_ns, ns
+
+
+def _of_merged(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
+    """Return the phases of the merged step, and what tells each of them."""
+    phases = ", ".join(f"'{each}'" for each in (FORWARD, BACKWARD, OPTIMIZER, DATA))
+    found = _intervals(trace, f"SELECT kind, thread, {_TIMES} FROM merged WHERE kind IN ({phases})")
+    told = {each.phase: CALLS for each in found}
+    sides = {FORWARD: "phase IS NULL OR phase = 'forward'", BACKWARD: "phase = 'backward'"}
+    if FORWARD not in told:
+        found += _told(
+            trace,
+            told,
+            (FORWARD, LAYERS),
+            f"SELECT '{FORWARD}', thread, {_TIMES} FROM merged WHERE level = {int(Level.LAYER)} AND "
+            f"coalesce(depth, 0) = 0 AND ({sides[FORWARD]})",
+        )
+    for phase, of_phase in sides.items():
+        if phase not in told:
+            owntimes.make(trace)
+            found += _told(
+                trace,
+                told,
+                (phase, OPERATORS),
+                f"SELECT '{phase}', thread, {_TIMES} FROM own_times JOIN merged USING (span_id) "
+                f"WHERE around_id IS NULL AND ({of_phase})",
+            )
+    return found, told
+
+
+_TIMES = f"start_ns, start_ns + dur_ns, {NS}::DOUBLE"
+
+
+def _told(trace: Trace, told: dict[str, str], what: tuple[str, str], query: str) -> list[Interval]:
+    """Return the intervals of a query, and note by what they are told, if there are any."""
+    found = _intervals(trace, query)
+    if found:
+        phase, source = what
+        told[phase] = source
+    return found
+
+
+def _intervals(trace: Trace, query: str) -> list[Interval]:
+    return [Interval._make(row) for row in trace.sql(query).fetchall()]
+
+
+def _busy_ns(trace: Trace, told: dict[str, str]) -> dict[str, float]:
+    """Return, by phase, the time in which at least one kernel or copy ran that it launched; empty without a device."""
+    if not trace.has(Level.KERNEL):
+        return {}
+    other = FORWARD if told.get(FORWARD) not in (None, CALLS) else REST
+    rows = trace.sql(
+        f"""
+        WITH work AS (
+            SELECT unnest([coalesce(phase, '{other}'), '{ITERATION}']) AS phase, start_ns, start_ns + dur_ns AS end_ns,
+                   span_id FROM merged WHERE level = {int(Level.KERNEL)}
+        ), ran AS (
+            SELECT *, max(end_ns) OVER (PARTITION BY phase ORDER BY start_ns, span_id
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until_ns FROM work
+        )
+        SELECT phase, sum(greatest(end_ns - greatest(start_ns, coalesce(until_ns, start_ns)), 0))::DOUBLE
+        FROM ran GROUP BY phase
+        """
+    ).fetchall()
+    return dict(rows)
+
+
+def _percent(part: float | None, whole: float | None) -> float | None:
+    return 100 * part / whole if part is not None and whole else None
+
+
+def _ms(nanoseconds: float | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e6
+
+
+# --- over the run ---------------------------------------------------------------------------------------------
+
+_PHASES_MS = {phase: f"{phase}_ms" for phase in (FORWARD, BACKWARD, OPTIMIZER, DATA)}
+_OVER_TIME = {
+    "part": "INTEGER",
+    **dict.fromkeys(("first_step", "last_step"), "BIGINT"),
+    "at_s": "DOUBLE",
+    "recorded": "INTEGER",
+    **dict.fromkeys(("step_ms", *_PHASES_MS.values(), "rest_ms"), "DOUBLE"),
+}
+
+
+@analysis("phases-over-time", "Phases over the run", Level.MODEL)
+def PHASES_OVER_TIME(trace: Trace) -> Table:
+    """The phases of the steps in each tenth of the run, so that a drift is seen.
+
+    Times are means over the recorded steps of the part in which nothing deeper than the model level was on, as
+    recorded; a phase that no call of the model level tells is null, and its time is in the rest. `at_s` is when the
+    part begins, from the first step on.
+    """
+    steps = _recorded(trace)
+    parts = min(PARTS, len(steps))
+    rows: list[tuple[Any, ...]] = []
+    for part in range(parts):
+        those = steps[part * len(steps) // parts : (part + 1) * len(steps) // parts]
+        means = {name: summary.trimmed_mean([each.took[name] for each in those]) for name in (*_PHASES_MS, REST)}
+        seen = {phase for each in steps for phase in each.phases}
+        rows.append(
+            (
+                part + 1,
+                those[0].step,
+                those[-1].step,
+                (those[0].start_ns - steps[0].start_ns) / 1e9,
+                len(those),
+                summary.trimmed_mean([each.ns for each in those]) / 1e6,
+                *(means[phase] / 1e6 if phase in seen else None for phase in _PHASES_MS),
+                means[REST] / 1e6,
+            )
+        )
+    return values(trace, "phases_over_time", _OVER_TIME, rows)
+
+
+class _Recorded(NamedTuple):
+    """A recorded step: its number, when it began, what it took, and its phases in nanoseconds."""
+
+    step: int
+    start_ns: int
+    ns: float
+    took: dict[str, float]
+    phases: set[str]
+
+
+def _recorded(trace: Trace) -> list[_Recorded]:
+    """Return the timed steps in which nothing deeper than the model level was on, in their order."""
+    own = own_rung(Level.MODEL, trace.rungs)
+    rows = trace.sql(
+        f"""
+        SELECT trace_id, step, kind, thread, start_ns, start_ns + dur_ns, dur_ns::DOUBLE FROM alike_spans
+        WHERE level = {int(Level.MODEL)} AND timed AND status = 'ok' AND rung = {own.level if own else -1}
+        ORDER BY step, trace_id
+        """
+    ).fetchall()
+    found = []
+    for (_, number), those in itertools.groupby(rows, key=lambda row: row[:2]):
+        spans = [Interval._make(row[2:]) for row in those]
+        whole = next((each for each in spans if each.phase == Kind.STEP), None)
+        if whole is None:
+            continue
+        parts = [each for each in spans if each.phase in _PHASES_MS]
+        inside = [each for each in parts if each.end_ns > whole.start_ns and each.start_ns < whole.end_ns]
+        took = defaultdict(float, each_once(inside))
+        took[REST] = max(0.0, whole.ns - sum(took.values()))
+        took[DATA] += sum(each.ns for each in parts) - sum(each.ns for each in inside)
+        found.append(_Recorded(number, whole.start_ns, whole.ns, took, {each.phase for each in parts}))
+    return found
