@@ -24,7 +24,6 @@ OTHER_WORK = "cannot tell (the steps do different work)"
 ONLY_A, ONLY_B = "only in A", "only in B"
 
 _SECTIONS: tuple[tuple[str, Callable[[Trace], list[Series]], Align], ...] = (
-    ("step", series.steps, align),
     ("call", series.phases, align),
     ("layer", series.layers, align),
     ("layer on device", series.layers_on_device, align),
@@ -81,7 +80,7 @@ class Comparison:
     differences: list[Difference]
     """In what the runs differ beside their times."""
     rows: list[Row] = field(repr=False)
-    """Of the sections step, call, layer, layer on device, kernel, operator and memory, in this order."""
+    """Of the sections step, loop, call, layer, layer on device, kernel, operator and memory, in this order."""
 
     @property
     def step(self) -> Row:
@@ -139,15 +138,15 @@ def compare(a: Trace | Sequence[Trace], b: Trace | Sequence[Trace], *, turns: in
     repeats = sequential.repeats(turns) if turns is not None else evidence.RUNS if several else evidence.STEPS
     found = differences(of_a, of_b)
     alike = same_work([*of_a, *of_b])
-    rows: list[Row] = []
+    steps = [series.steps(run) for run in (*of_a, *of_b)]
+    whole = series.alike(steps)
+    loops = [[run.iterations] if run.iterations is not None else [] for run in steps]
+    rows = _section("step", whole[: len(of_a)], whole[len(of_a) :], align, repeats, alike)
+    if all(loops):
+        rows += _section("loop", loops[: len(of_a)], loops[len(of_a) :], align, repeats, alike)
     for section, of, paired in _SECTIONS:
-        one, other = ([of(run) for run in runs] for runs in (of_a, of_b))
-        if several:
-            pairs = paired(*(side(runs, paired, paired is by_name) for runs in (one, other)))
-        else:
-            pairs = paired(one[0], other[0])
-        rows += _rows(section, pairs, repeats, alike or section != "step")
-    inside = [row for row in rows if row.section not in ("step", "call")]
+        rows += _section(section, [of(run) for run in of_a], [of(run) for run in of_b], paired, repeats, True)
+    inside = [row for row in rows if row.section not in ("step", "loop", "call")]
     if inside and not any(row.aligned for row in inside) and {ONLY_A, ONLY_B} <= {row.verdict for row in inside}:
         raise AnalysisError(
             f"{of_a[0].name!r} and {of_b[0].name!r} have no layer, kernel or operator in common: nothing to compare"
@@ -162,6 +161,25 @@ def compare(a: Trace | Sequence[Trace], b: Trace | Sequence[Trace], *, turns: in
 
 def _names(runs: Sequence[Trace]) -> str:
     return ", ".join(dict.fromkeys(run.name for run in runs))
+
+
+def _section(
+    section: str, a: list[list[Series]], b: list[list[Series]], paired: Align, repeats: Repeats, judged: bool
+) -> list[Row]:
+    """Return the rows of a section.
+
+    Args:
+        section: its name.
+        a: the rows of each run of a side.
+        b: likewise.
+        paired: which row is which of another run.
+        repeats: how they are judged.
+        judged: whether they do the same work.
+    """
+    if repeats.unit == "step":
+        return _rows(section, paired(a[0], b[0]), repeats, judged)
+    of_a, of_b = (side(runs, paired, absent_is_zero=paired is by_name) for runs in (a, b))
+    return _rows(section, paired(of_a, of_b), repeats, judged)
 
 
 def _rows(section: str, pairs: Sequence[Pair], repeats: Repeats, judged: bool) -> list[Row]:

@@ -6,6 +6,7 @@ The times are those of the timed steps at the own rung of each level, in which i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from xsp import summary
@@ -34,10 +35,44 @@ def figure(series: Series) -> float:
     return summary.trimmed_mean(series.values)
 
 
-def steps(trace: Trace) -> list[Series]:
-    """Return the step itself. Which steps a run's figure comes from is decided here and nowhere else."""
+ENOUGH = 3
+"""Bare steps that tell how long one takes."""
+
+
+class Steps(NamedTuple):
+    """The steps of a run: those that were recorded at the rung of the model, and those that ran bare."""
+
+    recorded: Series | None
+    bare: Series | None
+    """Steady ones, see `loop` in the trace; None where there are too few, as in what others recorded."""
+    iterations: Series | None
+    """The same with what stands between a step and the one before it: what the program's loop takes."""
+
+
+def steps(trace: Trace) -> Steps:
+    """Return the steps of a run, of the kind that its figures are of."""
     rows = _calls(trace, f"kind = '{Kind.STEP}'")
-    return [row._replace(key="step") for row in rows[:1]]
+    recorded = rows[0]._replace(key="step") if rows else None
+    of_kind = "true" if (kind := getattr(trace, "kind", None)) is None else f"kind = {int(kind)}"
+    if not trace.con.execute("SELECT 1 FROM duckdb_columns() WHERE table_name = 'loop' LIMIT 1").fetchall():
+        return Steps(recorded, None, None)
+    found = trace.con.execute(
+        f"SELECT dur_ns, before_ns + dur_ns FROM loop WHERE steady AND status = 'ok' AND dur_ns IS NOT NULL "
+        f"AND {of_kind} AND rank = (SELECT min(rank) FROM loop) ORDER BY start_ns"
+    ).fetchall()
+    alone, whole = [each for each, _ in found], [each for _, each in found if each is not None]
+    name = recorded.name if recorded is not None else "step"
+    return Steps(
+        recorded,
+        Series("step", name, None, alone, 1) if len(alone) >= ENOUGH else None,
+        Series("iteration", "iteration", None, whole, 1) if len(whole) >= ENOUGH else None,
+    )
+
+
+def alike(runs: Sequence[Steps]) -> list[list[Series]]:
+    """Return the step of each run: of all from bare steps where all have them, else of all from recorded ones."""
+    bare = all(run.bare is not None for run in runs)
+    return [[each] if (each := run.bare if bare else run.recorded) is not None else [] for run in runs]
 
 
 def phases(trace: Trace) -> list[Series]:

@@ -20,6 +20,7 @@ from xsp.comparison.commands import Program
 from xsp.comparison.comparable import same_work
 from xsp.comparison.revisions import Place
 from xsp.comparison.sequential import Known
+from xsp.comparison.series import Steps
 from xsp.errors import AnalysisError, ProgramError, RunError
 from xsp.trace import Trace
 
@@ -82,7 +83,8 @@ def take(
         AnalysisError: the two do different work, or one of them did no step.
     """
     how = sequential.repeats(turns.most)
-    figures: dict[str, list[float]] = {side.letter: [] for side in sides}
+    a: list[Steps] = []
+    b: list[Steps] = []
     draw = random.Random(seed)
     with rundir.created_for_several(turns.out, overwrite) as out, _ended_as_by_an_interrupt():
         turns.out = out
@@ -100,14 +102,15 @@ def take(
                 path = out / f"{side.letter}-{turn:02d}"
                 _run(side, path, levels, seed + turn)
                 trace = _loaded(path, side)
-                figures[side.letter].append(_figure(trace, side))
+                (a if side is sides[0] else b).append(_steps(trace, side))
                 (turns.a if side is sides[0] else turns.b).append(path)
                 _write(turns, sides, finished=False)
                 done.append(trace)
             if turn == 1 and not same_work(done):
                 raise AnalysisError("the two do different work: one trains and the other only predicts")
             if turn >= sequential.FIRST:
-                turns.known = sequential.look(how, figures[sides[0].letter], figures[sides[1].letter], threshold)
+                figures = [series.figure(each[0]) for each in series.alike([*a, *b])]
+                turns.known = sequential.look(how, figures[:turn], figures[turn:], threshold)
                 if turns.known.enough:
                     break
         _write(turns, sides, finished=True)
@@ -176,11 +179,11 @@ def _loaded(path: Path, side: Side) -> Trace:
         raise AnalysisError(f"{side.program.typed!r} left no run to compare: {error}; {_end_of(told)}") from None
 
 
-def _figure(trace: Trace, side: Side) -> float:
+def _steps(trace: Trace, side: Side) -> Steps:
     found = series.steps(trace)
-    if not found:
+    if found.recorded is None:
         raise AnalysisError(f"{side.program.typed!r} left a run without a timed step: let it do more steps")
-    return series.figure(found[0])
+    return found
 
 
 def _write(turns: Turns, sides: Sequence[Side], finished: bool) -> None:

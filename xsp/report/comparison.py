@@ -15,6 +15,7 @@ from xsp.report.text import cell
 
 TITLES = {
     "step": "The step",
+    "loop": "The loop: a step with what stands between it and the one before",
     "call": "Calls of the model level",
     "layer": "Layers: time on the host, without the layers inside",
     "layer on device": "Layers: time of their device work",
