@@ -1,0 +1,148 @@
+"""How often does `xsp compare` find a change where there is none, and how surely one of 5 %?
+
+Each round starts three processes in random order: a program, the same program again, and one whose step does 5 % more
+of the same work (42 equal layers instead of 40). Each is a run of its own under `xsp profile`. Courses of turns are
+then drawn from the rounds: consecutive rounds from a random one on, the two equal programs in random order. Each is
+looked at after every turn and stops when it knows, as `xsp compare --turns` does.
+
+`single pairs that differ` is what the steps of two runs of the same program say by themselves, which is why several are
+needed. Real figures take many rounds on a quiet machine: --rounds 80, two hours.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from parts import turns
+
+import xsp
+from xsp.comparison import commands, sequential, series
+from xsp.comparison.evidence import NO_EVIDENCE, STEPS, Repeats
+from xsp.comparison.series import Series
+
+GOAL_FALSE, GOAL_FOUND = 0.05, 0.9
+PROGRAM = """
+import torch
+
+def net(layers):
+    torch.set_num_threads({threads})
+    made = [torch.nn.Linear({width}, {width}) for _ in range(layers)]
+    return torch.nn.Sequential(*made), torch.ones({batch}, {width})
+
+def before(batch):
+    return net(40)
+
+def after(batch):
+    return net(42)
+"""
+SIZES = {"small": (128, 64), "large": (512, 256)}
+"""Width of a layer, and rows of its input."""
+
+FIRST, AGAIN, SLOWER = "first", "again", "slower"
+COLUMNS = (
+    "program", "rounds", "step ms", "within a run %", "between runs %", "single pairs that differ", "courses",
+    "false alarms %", "≤ 5 %", "5 % slower found %", "≥ 90 %", "turns until then",
+)  # fmt: skip
+
+Round = dict[str, Series]
+"""The step of each run."""
+
+
+class Course(NamedTuple):
+    """One comparison in turns."""
+
+    verdict: str
+    turns: int
+
+
+def measured(place: Path, rounds: int, repeats: int, seed: int) -> list[Round]:
+    """Return the steps of the runs of each round."""
+    draw, found = random.Random(seed), []
+    for turn in range(rounds):
+        of_round = {}
+        for name in draw.sample((FIRST, AGAIN, SLOWER), k=3):
+            typed = f"{place / 'program.py'}:{'after' if name is SLOWER else 'before'} --repeats {repeats}"
+            out = place / f"{name}-{turn}"
+            subprocess.run(commands.program(typed).command(out, "M/L", seed), check=True, stdin=subprocess.DEVNULL)
+            of_round[name] = series.steps(xsp.load(out))
+        alike = series.alike(list(of_round.values()))
+        found.append({name: each[0] for name, each in zip(of_round, alike, strict=True)})
+        turns.say(f"  round {turn + 1} of {rounds}")
+    return found
+
+
+def course(how: Repeats, rounds: Sequence[Round], names: Sequence[str], most: int, draw: random.Random) -> Course:
+    """Compare two programs in turns, with runs that were measured."""
+    begin = draw.randrange(len(rounds))
+    sides: tuple[list[float], list[float]] = ([], [])
+    for turn in range(1, most + 1):
+        of_turn = rounds[(begin + turn) % len(rounds)]
+        for side, name in zip(sides, names if SLOWER in names else draw.sample(names, k=2), strict=True):
+            side.append(series.figure(of_turn[name]))
+        if turn >= sequential.FIRST and (sequential.look(how, *sides).enough or turn == most):
+            return Course(said(how, *sides), turn)
+    raise AssertionError("a course ends with its last turn")
+
+
+def said(how: Repeats, a: Sequence[float], b: Sequence[float]) -> str:
+    """Return the verdict on one row."""
+    found = how.evidence(a, b)
+    return how.verdict(found, how.adjusted([found.p])[0], min(len(a), len(b)))
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return the standard deviation, in percent of the mean."""
+    return 100 * statistics.stdev(values) / statistics.fmean(values)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    made = turns.parser(__doc__, rounds=12)
+    made.add_argument("--sizes", nargs="+", choices=SIZES, help="of the program (default: small, quick: small)")
+    made.add_argument("--turns", type=int, default=10, help="at most, of a course (default: 10)")
+    made.add_argument("--courses", type=int, default=40, help="pairs of programs that are compared (default: 40)")
+    made.add_argument("--steps", type=int, default=12, help="steps of a run at each level (default: 12)")
+    made.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
+    options = turns.parse(made, arguments)
+    options.sizes = options.sizes or ["small"]
+    report = turns.Report("compare_runs", "How often xsp compare is wrong, and what it finds", COLUMNS)
+    most = min(options.turns, options.rounds)
+    how = sequential.repeats(most)
+    for size in options.sizes:
+        turns.say(f"  {size}")
+        width, batch = SIZES[size]
+        with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
+            place = Path(folder)
+            text = PROGRAM.format(threads=options.threads, width=width, batch=batch)
+            (place / "program.py").write_text(text, encoding="utf-8")
+            rounds = measured(place, options.rounds, options.steps, options.seed)
+        draw = random.Random(options.seed)
+        equal = [course(how, rounds, (FIRST, AGAIN), most, draw) for _ in range(options.courses)]
+        slower = [course(how, rounds, (FIRST, SLOWER), most, draw) for _ in range(options.courses)]
+        pairs = [said(STEPS, each[FIRST].values, each[AGAIN].values) != NO_EVIDENCE for each in rounds]
+        figures = [series.figure(each[name]) for each in rounds for name in (FIRST, AGAIN)]
+        false = sum(each.verdict != NO_EVIDENCE for each in equal) / len(equal)
+        found = sum(each.verdict == "slower" for each in slower) / len(slower)
+        row = [size, str(len(rounds)), f"{statistics.fmean(figures) / 1e6:.2f}"]
+        row += [f"{statistics.median(spread(each[FIRST].values) for each in rounds):.1f}", f"{spread(figures):.1f}"]
+        row += [f"{sum(pairs)} of {len(pairs)}", f"{len(equal)} + {len(slower)}"]
+        row += [f"{100 * false:.0f}", "met" if false <= GOAL_FALSE else "missed"]
+        row += [f"{100 * found:.0f}", "met" if found >= GOAL_FOUND else "missed"]
+        report.add(
+            [*row, f"{statistics.fmean(each.turns for each in slower):.1f}"],
+            rounds=[{name: series.figure(each[name]) for name in each} for each in rounds],
+        )
+    report.notes += [
+        f"At most {most} turns; courses that share rounds are not independent of each other: more --rounds tell more.",
+    ]
+    report.finish(options)
+
+
+if __name__ == "__main__":
+    main()
