@@ -279,6 +279,8 @@ def test_no_number_of_kinds_makes_more_points_than_can_be_drawn(kinds):
 def test_a_run_that_drifts_is_said_to():
     steady = [{"dur_ns": 10e6} for _ in range(100)]
     assert len(loop.loop(looped(steady))["told"]) == 1
+    noisy = [{"dur_ns": 10e6 * (1 + number * 7919 % 100 / 25)} for number in range(100)]
+    assert len(loop.loop(looped(noisy))["told"]) == 1
     rising = [{"dur_ns": 10e6 + 0.1e6 * number} for number in range(100)]
     assert "took 1.73 times as long as the first fifth" in loop.loop(looped(rising))["told"][1]
 
@@ -298,6 +300,11 @@ def test_the_figures_of_the_loop_stand_first_and_are_of_steps_that_ran_as_if_not
         ["waiting for data", "40.0 %", "of the time of an iteration; 10.0 % is other time between steps"],
     ]  # fmt: skip
     assert ["profiling made the program", "1.41 times as long", "--budget 2% would cost less"] in figures
+
+
+def test_phases_are_parts_of_an_iteration_without_the_whole_and_without_what_is_not_known():
+    rows = [("forward", 10.0), ("data", 30.0), ("between steps", None), ("the iteration", 40.0)]
+    assert headline.phases([{"phase": phase, "ms": ms} for phase, ms in rows]) == [("forward", 10.0), ("data", 30.0)]
 
 
 def test_a_page_has_the_figures_of_each_kind_and_says_how_to_see_the_rest():

@@ -357,6 +357,17 @@ def test_the_run_over_time_is_drawn_by_step_and_by_time(of_two_kinds):
     assert page.get_log("browser") == []
 
 
+def test_the_phases_stand_on_top_as_one_bar(of_two_kinds):
+    told = of_two_kinds.execute_script(
+        "data.phases = [['forward', 30], ['backward', 45], ['data', 25]]; drawPhases();"
+        "return [...document.querySelectorAll('#phases .shares span')].map(each => each.getBoundingClientRect().width)"
+    )
+    assert [width / sum(told) for width in told] == pytest.approx([0.3, 0.45, 0.25], abs=0.01)
+    text = of_two_kinds.find_element("id", "phases").text
+    assert text.startswith("Where an iteration goes: 100 ms, percent of that")
+    assert "waiting for data 25.0 %, 25 ms" in text
+
+
 def test_a_page_of_a_trace_without_a_loop_has_no_chart_of_the_run(browser, tmp_path):
     browser.get(html.write(trace(Level.MODEL), tmp_path / "page.html").as_uri())
     hidden = "return ['#run', 'nav a[href=\"#run\"]', '#kinds'].map(each => document.querySelector(each).hidden)"

@@ -39,6 +39,18 @@ def headline(answers: Answers, said: Verdict | None, attributed: Sequence[tuple[
     ]
 
 
+def phases(rows: Sequence[Row]) -> list[tuple[str, float]]:
+    """Return what a step's time goes to, for one bar: name and milliseconds, in their order.
+
+    Args:
+        rows: of the analysis `phases`; the one that is the whole is left out, and so is what is not known.
+    """
+    return [(str(row["phase"]), row["ms"]) for row in rows if row["ms"] is not None and row["phase"] != _WHOLE]
+
+
+_WHOLE = "the iteration"
+
+
 def _kind(run: Mapping[str, Any], kind: int | None) -> Mapping[str, Any]:
     return next((each for each in run.get("kinds") or () if each.get("kind") == kind), {})
 

@@ -20,7 +20,7 @@ from xsp.analyses import ANALYSES
 from xsp.report import kinds, timeline, trust
 from xsp.report.answers import Answer, Answers
 from xsp.report.charts import charts
-from xsp.report.headline import headline
+from xsp.report.headline import headline, phases
 from xsp.report.loop import kind_of, loop
 from xsp.report.verdict import verdict
 from xsp.report.words import deepest, explained
@@ -36,8 +36,8 @@ DEAREST = {"A8": ("latency_us", 200)}
 """Tables of which only so many rows are shown, those with the most of something."""
 
 SCRIPTS = (
-    "echarts.min.js", "spans.js", "timeline.js", "words.js", "charts.js", "loop.js", "ledger.js", "tables.js",
-    "report.js",
+    "echarts.min.js", "spans.js", "lanes.js", "timeline.js", "words.js", "charts.js", "loop.js", "ledger.js",
+    "tables.js", "report.js",
 )  # fmt: skip
 """The page's scripts, in the order in which they run."""
 
@@ -117,6 +117,7 @@ def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
     return {
         "verdict": [said.verdict, *said.next] if said else [],
         "headline": headline(answers, said, believed["attributed"]),
+        "phases": phases(found["phases"].dicts() if "phases" in found else []),
         "health": believed,
         "timeline": timeline.timeline(trace, most_spans),
         "charts": charts(answers),

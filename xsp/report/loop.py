@@ -30,6 +30,7 @@ WORTH = 0.1
 """A change over the run is told from this share on."""
 
 _OTHERS = "other kinds"
+_NO_KIND = -1
 
 
 class Basis(NamedTuple):
@@ -80,7 +81,7 @@ def loop(trace: Trace) -> dict[str, Any] | None:
         "basis": basis.words,
         "left_out": total["rows"] - len(points["step"]),
         "told": [
-            f"{total['steps']:,} step{'s' * (total['steps'] != 1)}, {total['recorded'] or 0:,} of them recorded"
+            f"{total['steps']:,} step{'s' * (total['steps'] != 1)}, {_count(total['recorded'])} of them recorded"
             + (f"; these are of rank {ranks[1]} of {ranks[0]}" if ranks[0] > 1 else "") + ".",
             *_drift(con, basis, kinds),
         ],
@@ -120,7 +121,7 @@ def weights(trace: Trace) -> dict[int, float]:
     if not _prepare(trace):
         return {}
     sums = dict(trace.con.execute(
-        "SELECT kind, sum(steps * (self_ms + data_ms + between_ms)) AS ms FROM loop_rows WHERE kind IS NOT NULL "
+        f"SELECT kind, sum(steps * (self_ms + data_ms + between_ms)) AS ms FROM loop_rows WHERE kind <> {_NO_KIND} "
         "GROUP BY kind ORDER BY ms DESC, kind").fetchall())  # fmt: skip
     whole = sum(sums.values())
     return {kind: ms / whole if whole else 0.0 for kind, ms in sums.items()}
@@ -136,7 +137,7 @@ def _prepare(trace: Trace) -> bool:
     trace.once(
         "loop_rows",
         f"""
-        SELECT row_number() OVER (ORDER BY start_ns, step) - 1 AS number, step, steps, kind,
+        SELECT row_number() OVER (ORDER BY start_ns, step) - 1 AS number, step, steps, coalesce(kind, {_NO_KIND}) AS kind,
                rung > {int(Level.APPLICATION)} AS recorded, coalesce(steady, false) AS steady, status,
                (start_ns - min(start_ns) OVER ()) / 1e9 AS at_s, dur_ns / 1e6 AS ms,
                (dur_ns - greatest(0, coalesce(data_ns, 0) - coalesce(before_ns, 0))) / 1e6 AS self_ms,
@@ -165,7 +166,7 @@ def _kinds(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> list[tuple
     """Return the kinds with a colour of their own, the heaviest first, and where there are more, one for the others."""
     names = {each.get("kind"): str(each.get("name")) for each in run.get("kinds") or ()}
     found = con.execute("SELECT kind FROM loop_rows GROUP BY kind ORDER BY sum(steps * ms) DESC, kind").fetchall()
-    shown = [(names.get(kind, "steps" if kind is None else f"kind {kind}"), kind) for (kind,) in found]
+    shown = [(names.get(kind, "steps" if kind == _NO_KIND else f"kind {kind}"), kind) for (kind,) in found]
     return shown if len(shown) <= MOST_KINDS + 1 else [*shown[:MOST_KINDS], (_OTHERS, None)]
 
 
@@ -207,26 +208,34 @@ def _parts(con: duckdb.DuckDBPyConnection, basis: Basis) -> dict[str, list[Any]]
 
 
 def _drift(con: duckdb.DuckDBPyConnection, basis: Basis, kinds: Sequence[tuple[str, int | None]]) -> list[str]:
-    """Say how much slower or faster the last steps of the heaviest kind were than the first, where that is much."""
+    """Say how much slower or faster the last steps of the heaviest kind were than the first, where that is much.
+
+    Much is a change of the median by `WORTH`, and by more than the scatter of the steps lets a median vary: three times
+    the interquartile range over the root of their number, on both sides.
+    """
     name, kind = kinds[0]
-    found = _first(
-        con,
+    first, last = con.execute(
         f"""
         WITH wanted AS (
-            SELECT self_ms, ntile(5) OVER (ORDER BY number) AS fifth, count(*) OVER () AS rows FROM loop_rows
-            WHERE status = 'ok' AND kind IS NOT DISTINCT FROM {"NULL" if kind is None else kind} AND {basis.condition}
-        )
-        SELECT median(self_ms) FILTER (fifth = 1) AS first, median(self_ms) FILTER (fifth = 5) AS last, any_value(rows)
-        AS rows FROM wanted
-        """,
-    )
-    if (found["rows"] or 0) < 5 * ENOUGH or not found["first"]:
+            SELECT self_ms, ntile(5) OVER (ORDER BY number) AS fifth FROM loop_rows
+            WHERE status = 'ok' AND kind = {kind} AND {basis.condition}
+        ), fifths AS (FROM range(1, 6) five(fifth) LEFT JOIN wanted USING (fifth))
+        SELECT count(self_ms), quantile_cont(self_ms, 0.25), median(self_ms), quantile_cont(self_ms, 0.75)
+        FROM fifths WHERE fifth IN (1, 5) GROUP BY fifth ORDER BY fifth
+        """
+    ).fetchall()
+    if min(first[0], last[0]) < ENOUGH or not first[2]:
         return []
-    times = found["last"] / found["first"]
-    if abs(times - 1) < WORTH:
+    times = last[2] / first[2]
+    scatter = sum(3 * (high - low) / count**0.5 for count, low, _, high in (first, last))
+    if abs(times - 1) < WORTH or abs(last[2] - first[2]) < scatter:
         return []
     of = f"the steps called {name!r}" if len(kinds) > 1 else "the steps"
     return [f"The run drifts: the last fifth of {of} took {times:.2f} times as long as the first fifth, by the median."]
+
+
+def _count(found: int | None) -> str:
+    return f"{found:,}" if found else "none"
 
 
 def _columns(con: duckdb.DuckDBPyConnection, query: str) -> dict[str, list[Any]]:

@@ -46,6 +46,17 @@ const GRADES_MEAN = {
   exact: "known by ids, sequence numbers and containment", inferred: "by weaker evidence: a replayed graph, an operator without a launch", unknown: "no layer is known",
 };
 
+const PHASES = { forward: "#4c78d8", backward: "#3fa66a", optimizer: "#8a63c9", data: "#e0823d", "rest of the step": "#8d97a8", "between steps": "#c3cad8" };
+const PHASES_MEAN = { data: "waiting for data", "rest of the step": "what no phase holds: Python, moving data, losses outside the model, waiting for a device", "between steps": "logging, evaluation and what else the program does between two steps" };
+
+// What an iteration is made of, as one bar.
+function drawPhases() {
+  const all = data.phases.reduce((sum, [, ms]) => sum + ms, 0);
+  byId("phases").replaceChildren(...(data.phases.length ? sharesBar(`Where an iteration goes: ${number(all)} ms, percent of that`, data.phases.map(([phase, ms]) => ({
+    size: ms, colour: PHASES[phase] || OTHER, title: PHASES_MEAN[phase], text: `${phase === "data" ? "waiting for data" : phase} ${share(ms, all)}, ${number(ms)} ms`,
+  }))) : []));
+}
+
 function drawHealth() {
   const { grade, findings, absent, attributed } = data.health, why = grade.reasons.length ? grade.reasons : ["nothing speaks against these figures"];
   byId("grade").hidden = false;
@@ -239,6 +250,7 @@ function drawKind(number) {
   data = kindOf(number);
   byId("kind").value = String(number);
   drawFigures();
+  drawPhases();
   drawHealth();
   timeline.load(data.timeline);
   drawLegend();
