@@ -137,7 +137,8 @@ def _prepare(trace: Trace) -> bool:
     trace.once(
         "loop_rows",
         f"""
-        SELECT row_number() OVER (ORDER BY start_ns, step) - 1 AS number, step, steps, coalesce(kind, {_NO_KIND}) AS kind,
+        SELECT row_number() OVER (ORDER BY start_ns, step) - 1 AS number, step, steps,
+               coalesce(kind, {_NO_KIND}) AS kind,
                rung > {int(Level.APPLICATION)} AS recorded, coalesce(steady, false) AS steady, status,
                (start_ns - min(start_ns) OVER ()) / 1e9 AS at_s, dur_ns / 1e6 AS ms,
                (dur_ns - greatest(0, coalesce(data_ns, 0) - coalesce(before_ns, 0))) / 1e6 AS self_ms,
