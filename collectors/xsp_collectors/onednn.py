@@ -1,9 +1,8 @@
 """Primitives of oneDNN, the library under PyTorch's CPU operators, through its own verbose output.
 
 oneDNN prints one line per primitive, with the time at which it began and how long it ran. The lines go to C's
-`stdout`. For the length of a step that variable points to a file in memory (glibc documents it as
-assignable), so Python's own output, which does not go through it, and that of child processes pass
-untouched; what the program itself printed through C is passed on after the step.
+`stdout`, which is diverted for the length of a step, and for as long after it as a primitive of another thread may
+still be running that began in it: see `cstdout`.
 
 oneDNN adds timestamps only if ONEDNN_VERBOSE_TIMESTAMP stood in the environment before it was first used;
 `xsp run` and `xsp profile` see to that. What PyTorch hands to MKL or to its own kernels leaves no line: of
@@ -12,17 +11,15 @@ those operators the library is unknown, and xsp says so rather than guess.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import sys
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from xsp.collector import Collector, Probe
 from xsp.span import Kind, Level, Span
+from xsp_collectors.cstdout import CapturedStdout
 
 _PREFIX = b"onednn_verbose,"
 _TIMESTAMP = "ONEDNN_VERBOSE_TIMESTAMP"
@@ -39,11 +36,12 @@ class OneDnnPrimitives(Collector):
     epoch = True
 
     def __init__(self) -> None:
-        self._output: _CapturedStdout | None = None
+        self._output: CapturedStdout | None = None
+        self._on = False
         self._environment: str | None = None
         self._lines: list[bytes] = []
         self._untimed = 0
-        self._unread = 0
+        self._unread = self._late = self._busy = 0
 
     def available(self) -> str | None:
         """Return what is missing: oneDNN in this torch, or glibc."""
@@ -51,13 +49,13 @@ class OneDnnPrimitives(Collector):
             return "this torch was built without oneDNN"
         if not hasattr(torch._C, "_verbose"):
             return "this torch cannot switch oneDNN's verbose output at run time"
-        return _CapturedStdout.unavailable()
+        return CapturedStdout.unavailable()
 
     def open(self) -> None:
         """Ask for timestamps, and make the file in memory."""
         self._environment = os.environ.get(_TIMESTAMP)
         os.environ[_TIMESTAMP] = "1"
-        self._output = _CapturedStdout()
+        self._output = CapturedStdout(_PREFIX, _silence)
 
     def close(self) -> None:
         """Restore the environment, and give the file back."""
@@ -65,31 +63,31 @@ class OneDnnPrimitives(Collector):
             os.environ.pop(_TIMESTAMP, None)
         if self._output is not None:
             self._output.close()
+            self._late += self._output.late
             self._output = None
 
     def start(self, rung: Level, describe: bool) -> None:
         """Let oneDNN speak, to us."""
         if self._output is not None:
-            self._output.begin()
-            torch._C._verbose.mkldnn_set_verbose(1)
+            self._on = self._output.begin()
+            self._busy += not self._on
+            if self._on:
+                torch._C._verbose.mkldnn_set_verbose(1)
 
     def stop(self) -> None:
         """Let it be silent again."""
-        if self._output is not None:
-            torch._C._verbose.mkldnn_set_verbose(0)
+        if self._output is not None and self._on:
+            self._on = False
+            _silence()
             self._lines += self._output.end()
 
     def spans(self) -> Iterator[Span]:
-        """Return the executed primitives, and pass on what the program itself printed through C."""
+        """Return the executed primitives."""
         lines, self._lines = self._lines, []
-        foreign = [line for line in lines if not line.startswith(_PREFIX)]
-        if foreign and self._output is not None:
-            self._output.pass_on(b"".join(foreign))
         for line in lines:
-            if line.startswith(_PREFIX):
-                span = self._primitive(line.decode("utf-8", "replace").rstrip("\n").split(","))
-                if span is not None:
-                    yield span._replace(collector=self.name)
+            span = self._primitive(line.decode("utf-8", "replace").rstrip("\n").split(","))
+            if span is not None:
+                yield span._replace(collector=self.name)
 
     def notes(self) -> Iterator[str]:
         """Say which lines could not be used."""
@@ -100,7 +98,11 @@ class OneDnnPrimitives(Collector):
             )
         if self._unread:
             yield f"{self._unread} lines of oneDNN's verbose output are in a form that xsp does not know"
-        self._untimed = self._unread = 0
+        if self._busy:
+            yield f"in {self._busy} steps oneDNN's output went to another profile of this process"
+        if self._late:
+            yield f"{self._late} oneDNN primitives of other threads ended after their step and are not in it"
+        self._untimed = self._unread = self._late = self._busy = 0
 
     def probe(self) -> Probe | None:
         """Return the smallest primitive, if PyTorch gives it to oneDNN on this machine."""
@@ -148,56 +150,5 @@ class OneDnnPrimitives(Collector):
         )
 
 
-class _CapturedStdout:
-    """C's `stdout`, diverted into a file in memory between `begin` and `end`."""
-
-    def __init__(self) -> None:
-        self._libc = _libc()
-        self._stdout = ctypes.c_void_p.in_dll(self._libc, "stdout")
-        self._descriptor = os.memfd_create("xsp-stdout")
-        self._file = self._libc.fdopen(os.dup(self._descriptor), b"w")
-        self._before: int | None = None
-
-    @staticmethod
-    def unavailable() -> str | None:
-        """Return why C's stdout cannot be diverted here, or None."""
-        if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):
-            return "capturing oneDNN's output needs Linux"
-        try:
-            ctypes.c_void_p.in_dll(_libc(), "stdout")
-        except ValueError:
-            return "capturing oneDNN's output needs glibc, whose stdout can be assigned"
-        return None
-
-    def begin(self) -> None:
-        self._before = self._stdout.value
-        self._stdout.value = self._file
-
-    def end(self) -> list[bytes]:
-        """Put `stdout` back and return what was written, a line an item."""
-        self._libc.fflush(self._file)
-        self._stdout.value = self._before
-        size = os.fstat(self._descriptor).st_size
-        text = os.pread(self._descriptor, size, 0)
-        os.ftruncate(self._descriptor, 0)
-        os.lseek(self._descriptor, 0, os.SEEK_SET)
-        return text.splitlines(keepends=True)
-
-    def pass_on(self, text: bytes) -> None:
-        """Write to the real stdout, in order with what C buffered there before."""
-        self._libc.fwrite(text, 1, len(text), self._stdout.value)
-        self._libc.fflush(self._stdout.value)
-
-    def close(self) -> None:
-        self._libc.fclose(self._file)
-        os.close(self._descriptor)
-
-
-def _libc() -> Any:
-    libc = ctypes.CDLL(None)
-    libc.fdopen.restype = ctypes.c_void_p
-    libc.fdopen.argtypes = [ctypes.c_int, ctypes.c_char_p]
-    libc.fflush.argtypes = [ctypes.c_void_p]
-    libc.fclose.argtypes = [ctypes.c_void_p]
-    libc.fwrite.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
-    return libc
+def _silence() -> None:
+    torch._C._verbose.mkldnn_set_verbose(0)
