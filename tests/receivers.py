@@ -73,7 +73,7 @@ def about(number: int) -> dict[str, Any]:
 class Receiver:
     """A server on loopback that gives one answer after the other; the last one again and again."""
 
-    def __init__(self, *answers: Answer) -> None:
+    def __init__(self, *answers: Answer, port: int = 0) -> None:
         self.answers = list(answers) or [TAKEN]
         self.bodies: list[bytes] = []
         """Of the requests that were answered with 200."""
@@ -93,7 +93,7 @@ class Receiver:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()

@@ -116,6 +116,34 @@ def test_nobody_listens(run: Path, scheme: str) -> None:
     assert "tried for 0.3 s" in said
 
 
+@pytest.mark.parametrize("address", ["http://localhost:{}", "http://[::1]:{}", "grpc://127.0.0.1:{}"])
+def test_where_nothing_listens_on_this_machine_it_gives_up_soon_and_says_what_to_type(
+    run: Path, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin = time.monotonic()
+    assert main(["export", str(run), "--to", address.format(free_ports(1)[0]), "-q"]) == 2
+    assert time.monotonic() - begin < 20  # not 60
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "start a receiver, `xsp serve` for one, or say where it is: --to URL; tried for 1 s" in said
+
+
+def test_a_receiver_that_is_only_starting_is_waited_for_where_that_is_asked_for(run: Path) -> None:
+    port = free_ports(1)[0]
+    started: list[Receiver] = []
+
+    def start() -> None:
+        time.sleep(0.5)
+        started.append(Receiver(port=port))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    counts = send(run, f"http://127.0.0.1:{port}", patience_s=30.0)
+    thread.join()
+    started[0].__exit__(None, None, None)
+    assert counts.left == 0
+
+
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 def test_there_is_no_such_host(run: Path, scheme: str) -> None:
     assert "nowhere.invalid" in refused(run, f"{scheme}://nowhere.invalid:4318")
@@ -348,9 +376,13 @@ def test_grpc_requests_that_are_too_large_are_sent_in_halves(tmp_path: Path) -> 
 
 def test_grpc_spoken_to_an_http_port_and_the_other_way_round(run: Path) -> None:
     with Receiver() as receiver:
-        assert "127.0.0.1" in refused(run, receiver.url.replace("http", "grpc"), timeout_s=1.0)
+        for scheme in ("grpc", "grpcs"):
+            said = refused(run, receiver.url.replace("http", scheme), patience_s=60.0)
+            assert "speaks no gRPC, or has TLS where you have none, or the other way round" in said
     with answering(takes) as (url, _):
-        assert "127.0.0.1" in refused(run, url.replace("grpc", "http"), timeout_s=1.0)
+        assert "does gRPC listen there? Then write grpc://" in refused(
+            run, url.replace("grpc", "http"), patience_s=60.0
+        )
 
 
 # --- what the user says -----------------------------------------------------------------------------------

@@ -91,9 +91,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     sent.add_argument(
         "--patience",
         type=float,
-        default=60.0,
         metavar="SECONDS",
-        help="how long a request is tried again (default: 60)",
+        help="how long a request is tried again (default: 60, or 1 where nothing listens on this machine)",
     )
     sent.add_argument("-q", "--quiet", action="store_true", help="no progress")
 

@@ -38,6 +38,10 @@ class Busy(DeliveryError):
         """Seconds to wait, where the receiver said so."""
 
 
+class Nobody(Busy):
+    """Nothing listens at an address of this machine: sending again helps only while a receiver is starting."""
+
+
 class TooLarge(DeliveryError):
     """The receiver takes smaller requests."""
 

@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 
 from xsp.errors import DeliveryError
 from xsp.exporters import bodies, encode, otlp
-from xsp.exporters.answers import Answer, Busy, Refused, TooLarge
+from xsp.exporters.answers import Answer, Busy, Nobody, Refused, TooLarge
 from xsp.exporters.encode import Request
 from xsp.exporters.endpoint import Endpoint
 
 PATIENCE_S = 60.0
 """How long a request is tried again, unless told otherwise."""
+
+STARTING_S = 1.0
+"""How long where nothing listens on this machine."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
@@ -54,18 +57,22 @@ class Counts:
 class Courier:
     """Brings requests to one endpoint, and tries again for as long as its patience lasts."""
 
-    def __init__(self, to: Endpoint, patience_s: float, stop: threading.Event | None = None) -> None:
+    def __init__(
+        self, to: Endpoint, patience_s: float, stop: threading.Event | None = None, starting_s: float | None = None
+    ) -> None:
         """Make the sender; nothing is sent yet.
 
         Args:
             to: where to.
             patience_s: how long a request is tried again.
             stop: ends the pauses between attempts, and with them the patience.
+            starting_s: how long where nothing listens on this machine; as long unless told otherwise.
         """
         self.to = to
         self.counts = Counts()
         self.max_bytes = encode.MAX_BYTES
         self._patience_s = patience_s
+        self._starting_s = patience_s if starting_s is None else starting_s
         self._stop = stop or threading.Event()
         self._sender = otlp.sender(to)
 
@@ -112,7 +119,8 @@ class Courier:
         self.counts.say(answer.message)
 
     def _send(self, body: bytes) -> Answer:
-        end = time.monotonic() + self._patience_s
+        begin = time.monotonic()
+        end = begin + self._patience_s
         pause = _FIRST_PAUSE_S
         while True:
             try:
@@ -120,6 +128,7 @@ class Courier:
             except Busy as error:
                 wait = max(error.after_s or 0.0, pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
-                if time.monotonic() + wait >= end or self._stop.wait(wait):
-                    raise DeliveryError(f"{error}; tried for {self._patience_s:.3g} s") from error
+                patience = self._starting_s if isinstance(error, Nobody) else self._patience_s
+                if time.monotonic() + wait >= begin + patience or self._stop.wait(wait):
+                    raise DeliveryError(f"{error}; tried for {patience:.3g} s") from error
                 self.counts.retries += 1

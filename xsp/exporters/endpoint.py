@@ -10,6 +10,7 @@ Only the standard library is imported here, because a measured program checks it
 from __future__ import annotations
 
 import enum
+import ipaddress
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -92,6 +93,22 @@ class Endpoint:
     def is_file(self) -> bool:
         """Whether requests go into a file."""
         return self.protocol in _FILES.values()
+
+    @property
+    def is_this_machine(self) -> bool:
+        """Whether it is a loopback address, which only a process of this machine can listen at."""
+        host = urlsplit(self.url if "://" in self.url else f"//{self.url}").hostname or ""
+        try:
+            return host == "localhost" or host.endswith(".localhost") or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    def nobody_listens(self) -> str:
+        """Return what to do where nothing listens at an address of this machine."""
+        return (
+            f"{self.name}: nothing listens there (connection refused): start a receiver, `xsp serve` for one, or say "
+            "where it is: --to URL"
+        )
 
     def without_secrets(self, text: str) -> str:
         """Return what a receiver or a library said, on one line, without what must not be shown."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from xsp import rundir
 from xsp.errors import DeliveryError, TraceError, UsageError
 from xsp.exporters.contract import listed
-from xsp.exporters.courier import PATIENCE_S, Counts, Courier
+from xsp.exporters.courier import PATIENCE_S, STARTING_S, Counts, Courier
 from xsp.exporters.delivery import TRACE_SPANS, Delivery, number_of, read
 from xsp.exporters.endpoint import FROM_ENVIRONMENT, TRACES_PATH, Endpoint
 
@@ -31,7 +31,8 @@ class Export:
     """Only what was not delivered before."""
 
     trace_spans: int = TRACE_SPANS
-    patience_s: float = PATIENCE_S
+    patience_s: float | None = None
+    """How long a request is tried again; None for `PATIENCE_S`, or `STARTING_S` where nothing listens."""
 
 
 def export(what: Export, to: Endpoint, progress: Callable[[str, int, int], None]) -> Counts:
@@ -50,7 +51,8 @@ def export(what: Export, to: Endpoint, progress: Callable[[str, int, int], None]
     """
     if to.is_file and what.resume:
         raise UsageError(f"--resume: {to.name} is written as a whole; leave it away")
-    begin, courier = time.monotonic(), Courier(to, what.patience_s)
+    patience_s, starting_s = (PATIENCE_S, STARTING_S) if what.patience_s is None else (what.patience_s, None)
+    begin, courier = time.monotonic(), Courier(to, patience_s, starting_s=starting_s)
     complete = False
     try:
         with contextlib.ExitStack() as stack:

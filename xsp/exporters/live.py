@@ -71,7 +71,7 @@ class Live:
         Raises:
             As `check`.
         """
-        from xsp.exporters.courier import Courier
+        from xsp.exporters.courier import STARTING_S, Courier
         from xsp.exporters.delivery import Delivery
 
         self._policy = Policy(policy)
@@ -84,7 +84,7 @@ class Live:
         self._changed = threading.Condition()
         self._waiting: deque[int | None] = deque()
         self._keeps_up = True
-        courier = Courier(endpoint.endpoint(target), HOLD_S, self._stop)
+        courier = Courier(endpoint.endpoint(target), HOLD_S, self._stop, STARTING_S)
         self._delivery: Delivery = Delivery(run, courier, anew=True, threads=1)
         self._delivery.delivered.save()  # a kill before the first delivery leaves where to resume to
         self._thread = threading.Thread(target=self._work, daemon=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import cast
+from urllib.parse import urlsplit
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -12,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from xsp.errors import DeliveryError, UsageError
 from xsp.exporters import answers
-from xsp.exporters.answers import AGENT, Answer, Busy, Refused, TooLarge
+from xsp.exporters.answers import AGENT, Answer, Busy, Nobody, Refused, TooLarge
 from xsp.exporters.endpoint import Endpoint
 
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
@@ -28,6 +30,13 @@ _RETRYABLE = frozenset(
 )
 _NO_RECEIVER = frozenset(
     {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}
+)
+
+
+_SPEAKS_OTHERWISE = ("Failed parsing HTTP/2", "Tls handshake failed")
+_OTHER_PORT = (
+    "what listens there speaks no gRPC, or has TLS where you have none, or the other way round; "
+    "for OTLP over HTTP write http://HOST:PORT"
 )
 
 
@@ -60,6 +69,11 @@ class GrpcSender:
     def _judged(self, call: grpc.Call) -> DeliveryError:
         code, said = call.code(), self._to.without_secrets(call.details() or "")
         text = f"{self._to.name}: {code.name} ({said})"
+        if code is grpc.StatusCode.UNAVAILABLE and any(each in said for each in _SPEAKS_OTHERWISE):
+            return Refused(f"{text}: {_OTHER_PORT}", always=True)
+        if code is grpc.StatusCode.UNAVAILABLE and "connection refused" in said.lower() and self._to.is_this_machine:
+            # of several addresses gRPC tells the last one's error
+            return Nobody(f"{text}: {_OTHER_PORT}" if _listens(self._to.url) else self._to.nobody_listens())
         if code in _RETRYABLE:
             return Busy(text)
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -79,6 +93,16 @@ def _credentials(to: Endpoint) -> grpc.ChannelCredentials:
     if (files[1] is None) != (files[2] is None):
         raise UsageError("a client's certificate and its key go together: --cert and --key")
     return grpc.ssl_channel_credentials(*files)
+
+
+def _listens(target: str) -> bool:
+    """Return whether something takes connections at an address of this machine."""
+    parts = urlsplit(target if "://" in target else f"//{target}")
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=1):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def _retry_info(call: grpc.Call) -> float | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLong
+from http.client import BadStatusLine
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import requests
@@ -15,7 +17,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from xsp.exporters import answers
-from xsp.exporters.answers import AGENT, Answer, Busy, Refused, TooLarge
+from xsp.exporters.answers import AGENT, Answer, Busy, Nobody, Refused, TooLarge
 from xsp.exporters.bodies import as_json
 from xsp.exporters.endpoint import Endpoint, Protocol
 
@@ -84,6 +86,11 @@ class HttpSender:
         except requests.exceptions.SSLError as error:
             raise Refused(f"{self._to.name}: TLS failed ({self._shown(_innermost(error))})", always=True) from error
         except requests.exceptions.ConnectionError as error:
+            if self._to.is_this_machine and _was_refused(error):
+                raise Nobody(self._to.nobody_listens()) from error
+            if any(isinstance(each, BadStatusLine) and not isinstance(each, ConnectionError) for each in _chain(error)):
+                port = "answers, but not in HTTP: does gRPC listen there? Then write grpc://HOST:PORT"
+                raise Refused(f"{self._to.name}: {port}", always=True) from error
             raise Busy(f"{self._to.name}: no connection ({self._shown(_innermost(error))})") from error
         except requests.exceptions.Timeout as error:
             raise Busy(f"{self._to.name}: no answer within {timeout_s:.3g} s") from error
@@ -122,7 +129,9 @@ class HttpSender:
     def _said(self, content: bytes, kind: str) -> str:
         """Return the message in an answer: of a protobuf `Status`, of its JSON, or the text."""
         text = content.decode("utf-8", "replace")
-        if "protobuf" in kind:
+        if "html" in kind:
+            text = "with a page for a browser: this may be no receiver"
+        elif "protobuf" in kind:
             text = answers.status(content).message
         elif "json" in kind:
             try:
@@ -139,19 +148,29 @@ class HttpSender:
         self._session.close()
 
 
+def _was_refused(error: requests.exceptions.ConnectionError) -> bool:
+    return not isinstance(error, requests.exceptions.ProxyError) and any(
+        isinstance(inner, ConnectionRefusedError) for inner in _chain(error)
+    )
+
+
 def _innermost(error: BaseException) -> object:
     """Return the operating system's own words for what went wrong: the outer ones repeat the URL."""
+    words = (inner.strerror for inner in _chain(error) if isinstance(inner, OSError) and inner.strerror)
+    return next(words, type(error).__name__)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that it came of, outermost first."""
     seen: set[int] = set()
     inner: BaseException | None = error
     while inner is not None and id(inner) not in seen:
         seen.add(id(inner))
-        if isinstance(inner, OSError) and inner.strerror:
-            return inner.strerror
+        yield inner
         reason = getattr(inner, "reason", None)
         first = inner.args[0] if inner.args else None
         inner = next((each for each in (reason, first, inner.__cause__, inner.__context__)
                       if isinstance(each, BaseException) and id(each) not in seen), None)  # fmt: skip
-    return type(error).__name__
 
 
 def _seconds(text: str) -> float | None:
