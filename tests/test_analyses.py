@@ -231,7 +231,7 @@ def leveled() -> Trace:
 
 
 def test_A1_latency_and_throughput_from_the_outermost_rung() -> None:
-    assert ask(analyses.A1, leveled(), "*") == [(8, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 8000.0, 3)]
+    assert ask(analyses.A1, leveled(), "*") == [(8, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 8000.0, 3, *[None] * 5)]
 
 
 def test_A1_one_row_for_each_batch_size() -> None:

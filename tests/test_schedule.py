@@ -74,7 +74,7 @@ def test_warm_up_visits_each_rung_once_unless_told_otherwise() -> None:
 
 def test_each_block_holds_each_rung_once_in_an_order_that_varies_and_repeats_with_the_seed() -> None:
     def blocks(seed: int) -> list[list[Level]]:
-        schedule = Schedule(parse_levels("M/L/G"), warmup=0, settle=False, seed=seed)
+        schedule = Schedule(parse_levels("M/L/G"), warmup=0, settle=0, seed=seed)
         assert schedule.next().describe
         return [[turn.rung for turn in turns(schedule, 4)] for _ in range(50)]
 
@@ -87,9 +87,9 @@ def test_each_block_holds_each_rung_once_in_an_order_that_varies_and_repeats_wit
 
 def test_only_one_rung_and_only_the_deepest_describes() -> None:
     rungs = parse_levels("M/L")
-    shallow = turns(Schedule(rungs, warmup=0, settle=False, only=M), 6)
+    shallow = turns(Schedule(rungs, warmup=0, settle=0, only=M), 6)
     assert shallow == [Turn(M, timed=True, describe=False)] * 6
-    deep = turns(Schedule(rungs, warmup=0, settle=False, only=OP), 3)
+    deep = turns(Schedule(rungs, warmup=0, settle=0, only=OP), 3)
     assert [turn.describe for turn in deep] == [True, False, False]
     with pytest.raises(UsageError, match="KERNEL is none of the rungs M, M/L, M/L/op"):
         Schedule(rungs, only=G)
@@ -112,12 +112,12 @@ def test_one_step_in_so_many_is_recorded_and_the_others_run_bare() -> None:
     rungs=st.sampled_from([parse_levels(text) for text in ("M", "M/L", "M/L/G", "model/layer", "M/G")]),
     warmup=st.none() | st.integers(0, 7),
     repeats=st.integers(0, 9),
-    settle=st.booleans(),
+    settle=st.integers(0, 2),
     only=st.integers(-1, 3),
     seed=st.integers(0, 99),
 )
 def test_after_the_steps_for_k_repeats_each_rung_was_timed_k_times_and_not_one_step_sooner(
-    rungs: tuple[Level, ...], warmup: int | None, repeats: int, settle: bool, only: int, seed: int
+    rungs: tuple[Level, ...], warmup: int | None, repeats: int, settle: int, only: int, seed: int
 ) -> None:
     one = rungs[only] if 0 <= only < len(rungs) else None
     schedule = Schedule(rungs, warmup, seed, one, settle)

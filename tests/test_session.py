@@ -48,7 +48,7 @@ class Again(nn.Module):
 
 
 def record(out: Path, step, repeats: int = 2, **options) -> xsp.Trace:
-    with xsp.profile("test", out=out, **options) as prof:
+    with xsp.profile("test", out=out, **{"settle": 1, **options}) as prof:
         for _ in range(prof.schedule.steps_for(repeats)):
             with prof.step():
                 step()

@@ -13,20 +13,23 @@ The order of calls, which `xsp.testing.check_collector` holds every collector to
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from xsp.errors import UsageError
-from xsp.span import Level, Span
+from xsp.span import Kind, Level, Span
 
 
 class Signal(enum.Enum):
     """A boundary in the program that a collector saw, for programs that name no steps of their own."""
 
-    CALL_BEGIN = enum.auto()  # the outermost call of a module begins
-    CALL_END = enum.auto()
+    CALL_BEGIN = enum.auto()  # the outermost call of a module begins; the subject is the module
+    CALL_END = enum.auto()  # it ended; the subject is what it returned, None if it raised
     BACKWARD_END = enum.auto()
+    OPTIMIZER_BEGIN = enum.auto()  # the subject is the optimizer
     OPTIMIZER_END = enum.auto()
+    DATA_END = enum.auto()  # a wait for data ended; the subject is its length in nanoseconds
 
 
 class Kernels(str, enum.Enum):
@@ -50,6 +53,31 @@ class Kernels(str, enum.Enum):
             return cls(text)
         except ValueError:
             raise UsageError(f"kernels={text!r}: device work comes from {', '.join(cls)}; write one of them") from None
+
+
+class Token(NamedTuple):
+    """A word of an outline: an outermost call, a backward pass, an optimizer's step."""
+
+    kind: Kind
+    subject: int
+    """The `id` of the module or the optimizer, which may be gone; 0 where a backward pass begins, 1 where it ends."""
+    type: type | None = None
+    """Its class."""
+    trains: bool = False
+    """Of a call: the module is in training mode, and gradients are on."""
+    shape: tuple[int, ...] | None = None
+    """Of a call's first tensor; None if it has none."""
+
+
+class Outline(deque[tuple[Any, ...]]):
+    """What a step did, in the order in which it did it: the fields of `Token` as plain tuples; the last ones stay."""
+
+    LONGEST = 1024
+
+    def __init__(self) -> None:
+        super().__init__(maxlen=self.LONGEST)
+        self.thread: int | None = None
+        """Native id of the only thread whose calls are noted; None for any, between steps."""
 
 
 def ignore(signal: Signal, subject: object) -> None:
@@ -102,6 +130,10 @@ class Collector:
 
     notify: Callable[[Signal, object], None] = staticmethod(ignore)
     """Where it sends the boundaries it sees; set by a session that listens."""
+
+    outline: Outline | None = None
+    """Where it notes in a word what the program does, in steps that are not recorded too; set by a session. It is
+    what kinds of steps are told by, and costs every step, so a word is a plain tuple."""
 
     def available(self) -> str | None:
         """Return None if it can work in this process, else the reason and what to install or do."""
@@ -158,6 +190,9 @@ class Collector:
 
     def drop_before(self, time: int) -> None:
         """Forget what ended before a time; it may be on meanwhile. Of collectors with `by_thread`."""
+
+    def forget(self) -> None:
+        """Forget what was seen since the last step; called at the end of a step that is not recorded. Hot."""
 
     def notes(self) -> Iterable[str]:
         """Return, once each, sentences on what it could not see; they end up in the run's health."""

@@ -10,10 +10,14 @@ levels added to it is the difference between the rungs. Two things are added to 
   off.
 - every figure is a trimmed mean over the steps of its rung, with a bootstrap interval.
 
-Only steps that do the same at the model level (forward, backward and optimizer calls) are put together: those
-of the kind that takes most of the run's time, called **alike**. Their spans are matched by key, the place in
-the structure. The merged trace is a real step of the deepest rung: of the most common structure, the one of
-median duration.
+The time of the step itself comes from the steps that ran bare and steady, where the run has them (`loop`): no collector
+was on in those, and nothing had just been stored. A device works on after the host's part of a bare step, so there the
+outermost rung tells, whose steps end when the device is done.
+
+Only steps of one kind that do the same at the model level (forward, backward and optimizer calls) are put together,
+called **alike**: unless one is asked for, of the kind that takes most of the program's time, recorded or not. Their
+spans are matched by key, the place in the structure. The merged trace is a real step of the deepest rung: of the most
+common structure, the one of median duration.
 Steps that are not alike, and spans that have no counterpart in the merged step, are not averaged in;
 `xsp.health` counts and shows them.
 """
@@ -28,10 +32,11 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from xsp import summary, table
+from xsp import loop, summary, table
 from xsp.device import occupancy
+from xsp.loop import BARE
 from xsp.recording.schedule import rung_name
-from xsp.span import COLUMNS, DEEPEST, MERGED_COLUMNS, Kind, Level, Rule, Span
+from xsp.span import COLUMNS, DEEPEST, LOOP_COLUMNS, MERGED_COLUMNS, Kind, Level, Rule, Span
 from xsp.trace import Rung, Trace
 
 DESCRIBED = (
@@ -55,34 +60,41 @@ class _Template:
     inside: list[dict[int, int]] = field(default_factory=list)
 
 
-def true_trace(con: duckdb.DuckDBPyConnection, run: dict[str, Any], path: Path | None = None) -> Trace:
+def true_trace(
+    con: duckdb.DuckDBPyConnection, run: dict[str, Any], path: Path | None = None, kind: int | None = None
+) -> Trace:
     """Return the trace of recorded spans, merged into one step with true times.
 
     Args:
-        con: holds `spans`; `merged` is made if it is not there.
+        con: holds `spans`, and `loop` if there is one; `merged` is made if it is not there.
         run: what is known of the run; may be empty.
         path: where the spans were loaded from.
+        kind: of the steps that the figures are to be of, a number of `loop`; the heaviest unless told otherwise.
     """
-    held = {name for (name,) in con.execute("SELECT table_name FROM information_schema.tables").fetchall()}
-    if "merged" in held:
-        find_alike(con)
+    if "merged" in _tables(con):
+        find_alike(con, kind)
     else:
-        merge(con, run)
+        merge(con, run, kind)
     return Trace(con, run, rungs_of(con), path)
 
 
-def merge(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> None:
+def _tables(con: duckdb.DuckDBPyConnection) -> set[str]:
+    return {name for (name,) in con.execute("SELECT table_name FROM information_schema.tables").fetchall()}
+
+
+def merge(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any], kind: int | None = None) -> None:
     """Make the table `merged` from the view `spans`.
 
     Args:
-        con: holds `spans`, all recorded spans of a run, columns as in `COLUMNS`.
+        con: holds `spans`, all recorded spans of a run, columns as in `COLUMNS`; and `loop` if there is one.
+        kind: of steps, see `find_alike`.
         run: what is known of it; of kernels whose occupancy was not measured, the devices tell it by estimate.
 
     The new table has one row per span of the merged step, with the columns of `COLUMNS` and of
     `MERGED_COLUMNS`. It is empty if no step was recorded.
     """
     table.create(con, "merged", (*COLUMNS, *MERGED_COLUMNS))
-    find_alike(con)
+    find_alike(con, kind)
     chosen = _chosen(con)
     if chosen is None:
         return
@@ -99,6 +111,7 @@ def _merge_leveled(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> N
     rungs = rungs_of(con)
     _count_inside(template, rungs)
     measured = _measured(con, template, rungs)
+    cold = loop.coldness(con) if rungs and rungs[0].level == BARE else None
     described = _described(con, template)
     rows = []
     least: dict[str | None, float] = defaultdict(float)  # what the spans inside took: no span is shorter
@@ -107,13 +120,15 @@ def _merge_leveled(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> N
             found = described[span.key]
             span = span._replace(**{name: value for name, value in found.items() if getattr(span, name) is None})
         figures = _figures(span, inside, measured[span.key or ""], rungs, least[span.span_id])
+        if span.kind != Kind.STEP and cold is not None:
+            figures = _on_cold_caches(figures, cold)
         if span.parent_rule == Rule.CONTAINMENT and figures.true_ns is not None and span.thread is not None:
             least[span.parent_id] += figures.true_ns
         rows.append((*span, *figures))
     table.insert(con, "merged", reversed(rows), (*COLUMNS, *MERGED_COLUMNS))
 
 
-def find_alike(con: duckdb.DuckDBPyConnection) -> None:
+def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
     """Make the table `alike` of the steps that do the same at the model level, and the view `alike_spans` of
     their spans.
 
@@ -121,11 +136,15 @@ def find_alike(con: duckdb.DuckDBPyConnection) -> None:
     taken: what the others did at the same time is in `spans`. Beside the four, `alike` holds whether the step was
     `timed`, the `dur_ns` and the `status` of its own span, a hash of its `structure` over all keys, and `on_host`, a
     map from level to the number of spans on the host: whatever is asked of whole steps later needs no other look
-    at spans, which may lie in thousands of files.
+    at spans, which may lie in thousands of files. `step_kind` is the kind of the steps in `loop`; null without one.
 
     Args:
-        con: holds `spans`.
+        con: holds `spans`, and `loop` if there is one.
+        kind: of steps; that of which the program's steps took most time, and which was recorded, unless told otherwise.
     """
+    if "loop" not in _tables(con):
+        table.create(con, "loop", LOOP_COLUMNS)
+    wanted = "NULL::INTEGER" if kind is None else str(int(kind))
     con.execute(
         f"""
         CREATE OR REPLACE TABLE alike AS
@@ -137,8 +156,20 @@ def find_alike(con: duckdb.DuckDBPyConnection) -> None:
                    max(status) FILTER (kind = '{Kind.STEP}') AS status,
                    histogram(level) FILTER (device IS NULL) AS on_host
             FROM spans WHERE step IS NOT NULL GROUP BY trace_id, step, rung, rank
+        ), told AS (
+            SELECT rank, step, rung, any_value(kind) AS step_kind FROM loop WHERE rung <> {BARE} GROUP BY ALL
+        ), here AS (
+            SELECT steps.*, step_kind FROM steps LEFT JOIN told USING (rank, step, rung)
+            WHERE rank = (SELECT min(rank) FROM steps)
+        ), heaviest AS (
+            SELECT step_kind FROM here
+            LEFT JOIN (SELECT kind AS step_kind, sum(steps * dur_ns) AS ns FROM loop
+                       WHERE rank = (SELECT min(rank) FROM steps) GROUP BY kind) USING (step_kind)
+            GROUP BY step_kind
+            ORDER BY bool_or(timed AND status = 'ok') DESC, max(ns) DESC NULLS LAST, step_kind LIMIT 1
         ), first AS (
-            SELECT * FROM steps WHERE rank = (SELECT min(rank) FROM steps)
+            SELECT * FROM here
+            WHERE step_kind IS NOT DISTINCT FROM coalesce({wanted}, (SELECT step_kind FROM heaviest))
         ), weightiest AS (
             SELECT kind FROM first GROUP BY kind
             ORDER BY coalesce(sum(dur_ns) FILTER (timed AND status = 'ok'), 0) DESC, count(*) DESC, kind LIMIT 1
@@ -152,28 +183,38 @@ def find_alike(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
-    """Return the rungs that have timed steps, outermost first.
+    """Return the rungs that have timed steps, outermost first; the first is that of bare steps, if they tell.
 
     Args:
-        con: holds `alike`.
+        con: holds `alike` and `loop`.
     """
-    steps: dict[int, list[float]] = {
-        rung: list(durations)
-        for rung, durations in con.execute(
-            "SELECT rung, list(dur_ns::DOUBLE ORDER BY step) FROM alike "
+    steps: dict[int, list[tuple[int, float]]] = {
+        rung: list(zip(numbers, durations, strict=True))
+        for rung, numbers, durations in con.execute(
+            "SELECT rung, list(step ORDER BY step), list(dur_ns::DOUBLE ORDER BY step) FROM alike "
             "WHERE dur_ns IS NOT NULL AND timed AND status = 'ok' GROUP BY rung ORDER BY rung"
         ).fetchall()
     }
     rungs: list[Rung] = []
+    bare = loop.steady_steps(con) if steps else []
+    if bare:
+        durations = [each.dur_ns for each in bare]
+        rungs.append(Rung(BARE, len(bare), summary.trimmed_mean(durations), None, None, 0))
     before: int | None = None
-    for level, durations in steps.items():
+    for level, numbered in steps.items():
+        durations = [dur_ns for _, dur_ns in numbered]
         figure = summary.trimmed_mean(durations)
         added = added_interval = None
+        pairs: list[float] = []
         if before is not None:
             # The k-th steps of two rungs ran in the same block, so what drifts between blocks cancels.
-            pairs = [deep - shallow for deep, shallow in zip(durations, steps[before], strict=False)]
+            outer = [dur_ns for _, dur_ns in steps[before]]
+            pairs = [deep - shallow for deep, shallow in zip(durations, outer, strict=False)]
+        elif bare:
+            pairs = [dur_ns - usual for (_, dur_ns), usual in zip(numbered, loop.nearby(bare, numbered), strict=True)]
+        if pairs:
             added, added_interval = summary.trimmed_mean(pairs), summary.interval(pairs)
-        spans = _spans_added(con, level, before if before is not None else int(Level.APPLICATION))
+        spans = _spans_added(con, level, before if before is not None else BARE)
         rungs.append(Rung(level, len(durations), figure, added, added_interval, spans))
         before = level
     return rungs
@@ -192,7 +233,7 @@ def _spans_added(con: duckdb.DuckDBPyConnection, rung: int, outer: int) -> int:
 
 def own_rung(level: int, rungs: Sequence[Rung]) -> Rung | None:
     """Return the rung in which a level is the deepest one on, if steps were measured there."""
-    return next((rung for rung in rungs if rung.level >= level), None)
+    return next((rung for rung in rungs if rung.level >= max(level, Level.MODEL)), None)
 
 
 def _chosen(con: duckdb.DuckDBPyConnection) -> tuple[Any, ...] | None:
@@ -293,14 +334,22 @@ class _Measured:
 
     def take_own(self, durations: list[float]) -> None:
         """Take in the durations at the own rung."""
+        self._take(durations, summary.interval(durations))
+
+    def take_bare(self, durations: list[float]) -> None:
+        """Take in those of steady bare steps, in the order in which they ran."""
+        self._take(durations, summary.drifting_interval(durations))
+
+    def _take(self, durations: list[float], ends: summary.Interval | None) -> None:
         self.steps, self.mean = len(durations), summary.trimmed_mean(durations)
-        self.ends = summary.interval(durations)
+        self.ends = ends
         self.shares = tuple(summary.percentile(durations, share) for share in (0.5, 0.9, 0.99))
 
 
 def _measured(con: duckdb.DuckDBPyConnection, template: _Template, rungs: Sequence[Rung]) -> dict[str, _Measured]:
     """Return what the timed steps say of each key of the template."""
     own = {row.key: own_rung(row.level, rungs) for row in template.rows}
+    step = next((row.key for row in template.rows if row.kind == Kind.STEP), None)
     measured: dict[str, _Measured] = defaultdict(_Measured)
     found = con.execute(
         "SELECT key, rung, list(dur_ns::DOUBLE) FROM alike_spans "
@@ -314,6 +363,8 @@ def _measured(con: duckdb.DuckDBPyConnection, template: _Template, rungs: Sequen
                 measured[key].take_own(durations)
             if rung == rungs[-1].level:
                 measured[key].raw = summary.trimmed_mean(durations)
+    if step is not None and rungs and rungs[0].level == BARE:
+        measured[step].take_bare([each.dur_ns for each in loop.steady_steps(con)])
     return measured
 
 
@@ -357,7 +408,7 @@ def _figures(
         rungs: outermost first.
         least_ns: true time of the spans directly inside it.
     """
-    own = own_rung(span.level, rungs)
+    own = rungs[0] if span.kind == Kind.STEP and rungs else own_rung(span.level, rungs)
     if own is None or not measured.steps:
         return _Figures(0, measured.raw, cause=_UNMEASURED)
     median, p90, p99 = measured.shares
@@ -374,6 +425,21 @@ def _figures(
         explained_ns=nested * own.cost_ns + sum(inside.get(rung.level, 0) * rung.cost_ns for rung in deeper),
         cause=_cause(nested, own, inside, deeper),
     )
+
+
+def _on_cold_caches(figures: _Figures, cold: loop.Coldness) -> _Figures:
+    """Return what is to be said of a span in steps that ran on caches that were still cold.
+
+    Its interval reaches as far down as it would if the span were slowed like its step; where a step is slowed by more
+    than `loop.TOO_COLD`, nothing is known of the span's true time.
+    """
+    if figures.true_ns is None or cold.ratio <= 1:
+        return figures
+    if cold.ratio > 1 + loop.TOO_COLD:
+        why = f"recorded on cold caches, where a step takes {cold.ratio:.2f} times as long"
+        return figures._replace(true_ns=None, true_lo_ns=None, true_hi_ns=None, cause=why)
+    low = figures.true_lo_ns if figures.true_lo_ns is not None else figures.true_ns
+    return figures._replace(true_lo_ns=low / cold.ratio, true_hi_ns=figures.true_hi_ns or figures.true_ns)
 
 
 def _cause(nested: int, own: Rung, inside: Mapping[int, int], deeper: Sequence[Rung]) -> str | None:

@@ -5,6 +5,8 @@ RUN/
   run.json             what was run, where, with which settings, and what is missing; see `xsp.recording.runfile`
   steps/000004.parquet one segment a step, columns as in `xsp.span.COLUMNS`
   samples/000000.parquet power, clocks, memory meanwhile, in portions; columns `xsp.span.SAMPLE_COLUMNS`
+  loop.parquet         a row for each step that ran, recorded or not; columns `xsp.span.LOOP_COLUMNS`
+  loop.rows            the same while the run goes on: 64-bit numbers, see `xsp.loop`
   merged.parquet       the leveled steps merged into one true step; written when the run ends
   progress.json        how far the run is, while it goes on; see `xsp.recording.underway`
   delivery.json        which steps were delivered to which endpoint; see `xsp.exporters.delivery`
@@ -46,6 +48,8 @@ WAITING = "arrived"
 """Folder with what a receiver took and has not put in order yet (`xsp.intake`)."""
 
 MERGED_FILE = "merged.parquet"
+LOOP_FILE = "loop.parquet"
+LOOP_ROWS = "loop.rows"
 SERIALISED = "serialised"
 DELIVERY_FILE = "delivery.json"
 
@@ -182,7 +186,7 @@ def _clear(run: Path) -> None:
             for file in [*folder.glob("[0-9]*.parquet"), *folder.glob(".*.part")]:
                 file.unlink(missing_ok=True)
             _remove_empty(folder)
-    for name in (RUN_FILE, MERGED_FILE, DELIVERY_FILE, "progress.json", "report.html"):
+    for name in (RUN_FILE, MERGED_FILE, LOOP_FILE, LOOP_ROWS, DELIVERY_FILE, "progress.json", "report.html"):
         (run / name).unlink(missing_ok=True)
 
 

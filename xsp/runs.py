@@ -12,8 +12,8 @@ from typing import Any
 
 import duckdb
 
-from xsp import layers, rundir, table
-from xsp.errors import TraceError
+from xsp import layers, loop, rundir, table
+from xsp.errors import TraceError, UsageError
 from xsp.importers import claims, contract
 from xsp.intake import importing, jobs, received
 from xsp.overhead import find_alike, rungs_of, true_trace
@@ -24,7 +24,13 @@ SETS = ("sweep", jobs.RUNS)
 """Kinds of directories that hold several runs."""
 
 
-def load(path: str | os.PathLike[str], *, skip_damaged: bool = False, trace_id: str | None = None) -> Trace:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    skip_damaged: bool = False,
+    trace_id: str | None = None,
+    kind: int | str | None = None,
+) -> Trace:
     """Load a run directory, a Parquet file of spans, or what an importer reads.
 
     Args:
@@ -32,6 +38,8 @@ def load(path: str | os.PathLike[str], *, skip_damaged: bool = False, trace_id: 
             one of the importers recognises (see docs/importing.md).
         skip_damaged: leave damaged segments out, and say so in `run["notes"]`, instead of raising.
         trace_id: of the trace to fetch, where the URL is that of a whole Jaeger.
+        kind: of step that the figures are to be of, by its number or by (a part of) its name, where the program ran
+            several; the one that takes most of its time unless told otherwise.
 
     Returns:
         The trace. A run that was interrupted loads with the steps that were stored.
@@ -39,10 +47,14 @@ def load(path: str | os.PathLike[str], *, skip_damaged: bool = False, trace_id: 
     Raises:
         TraceError: there is nothing, it is no run, it is damaged, or a newer xsp wrote it.
         PluginError: it needs a package that is not installed.
+        UsageError: no step of that kind was recorded.
     """
     if contract.is_url(os.fspath(path)):
+        _refuse_kind(kind, path)
         return _load_imported(contract.of_trace(os.fspath(path), trace_id))
     place = Path(path).expanduser()
+    if not rundir.is_one(place):
+        _refuse_kind(kind, path)
     if place.is_file():
         return _load_files([place], {"name": place.stem}, place) if _is_parquet(place) else _load_imported(str(place))
     if place.is_dir() and not rundir.is_one(place):
@@ -52,11 +64,36 @@ def load(path: str | os.PathLike[str], *, skip_damaged: bool = False, trace_id: 
     run = _believable(rundir.read_job(place))
     parts = run.get("parts")
     if parts:
-        return _load_parts(place, run, [str(part) for part in parts], skip_damaged)
+        return _load_parts(place, run, [str(part) for part in parts], skip_damaged, kind)
     segments, alike = _whole(place, rundir.segments(place), run, skip_damaged)
     if not segments:
         raise TraceError(f"{place}: the run holds no step; {_why_empty(run)}")
-    return _load_files(segments, run, place, alike)
+    return _load_files(segments, run, place, alike, kind)
+
+
+def _refuse_kind(kind: int | str | None, path: object) -> None:
+    if kind is not None:
+        raise UsageError(f"{path}: tells no kinds of steps; only runs that xsp recorded do: leave the kind away")
+
+
+def _number_of(kind: int | str | None, run: dict[str, Any]) -> int | None:
+    """Return the number of a kind of step.
+
+    Raises:
+        UsageError: there is none of that number or name, or several have it in theirs.
+    """
+    if kind is None:
+        return None
+    kinds = {each["kind"]: str(each["name"]) for each in run.get("kinds") or ()}
+    text = str(kind).strip()
+    found = [number for number in kinds if text == str(number)] or [
+        number for number, name in kinds.items() if text == name
+    ]
+    found = found or [number for number, name in kinds.items() if text and text.lower() in name.lower()]
+    if len(found) == 1:
+        return int(found[0])
+    named = "; ".join(f"{number} {name}" for number, name in list(kinds.items())[:10]) or "none is known"
+    raise UsageError(f"{'several kinds' if found else 'no kind'} of step called {text!r}; there are: {named}")
 
 
 def _why_empty(run: dict[str, Any]) -> str:
@@ -77,7 +114,9 @@ def parts(path: str | os.PathLike[str]) -> list[Path]:
     return [place]
 
 
-def _load_parts(place: Path, run: dict[str, Any], names: list[str], skip_damaged: bool) -> Trace:
+def _load_parts(
+    place: Path, run: dict[str, Any], names: list[str], skip_damaged: bool, kind: int | str | None
+) -> Trace:
     """Load a program that was run once per level, or by several ranks, as the one run that it stands for."""
     if run.get("kind") in SETS:
         raise TraceError(f"{place}: holds several runs; load one of them: {', '.join(names)}")
@@ -85,7 +124,7 @@ def _load_parts(place: Path, run: dict[str, Any], names: list[str], skip_damaged
     segments, alike = _whole(place, segments, run, skip_damaged)
     if not segments:
         raise TraceError(f"{place}: none of its parts holds a step")
-    return _load_files(segments, run, place, alike)
+    return _load_files(segments, run, place, alike, kind)
 
 
 def _inside(place: Path, name: str) -> Path:
@@ -186,9 +225,13 @@ def _kept(folder: tempfile.TemporaryDirectory[str], place: Path) -> Trace:
     return trace
 
 
-def _load_files(files: list[Path], run: dict[str, Any], place: Path, alike: bool = False) -> Trace:
-    con = table.connect()
+def _load_files(
+    files: list[Path], run: dict[str, Any], place: Path, alike: bool = False, kind: int | str | None = None
+) -> Trace:
+    con, number = table.connect(), _number_of(kind, run)
     _show_samples(con, place, files, run)
+    for text in loop.show(con, _folders(files)):
+        _note(run, place, text)
     found = {name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, whole=place.is_dir())}
     _view(con, "spans", files, found, COLUMNS, alike)
     if "layer_id" not in found:  # xsp wrote none before version 0.2
@@ -196,7 +239,7 @@ def _load_files(files: list[Path], run: dict[str, Any], place: Path, alike: bool
         layers.fill(con, "with_layers")
         con.execute("CREATE OR REPLACE VIEW spans AS FROM with_layers")
     merged = place / rundir.MERGED_FILE if place.is_dir() else None
-    if merged is not None and merged.is_file() and run.get("finished"):
+    if merged is not None and merged.is_file() and run.get("finished") and number is None:
         rundir.check_inside(place, [merged])
         try:
             whole = _is_as_written(merged, run)
@@ -206,12 +249,20 @@ def _load_files(files: list[Path], run: dict[str, Any], place: Path, alike: bool
         else:
             if "layer_id" in held:  # else it is merged again, from spans that have one now
                 _view(con, "merged", [merged], held, (*COLUMNS, *MERGED_COLUMNS))
-    return true_trace(con, run, place)
+    trace = true_trace(con, run, place, number)
+    if number is not None and not con.execute("SELECT 1 FROM merged LIMIT 1").fetchall():
+        raise UsageError(f"{place}: no step of the kind {kind!r} was recorded; `xsp analyze {place} kinds` lists them")
+    return trace
+
+
+def _folders(files: list[Path]) -> list[Path]:
+    """Return the run directories that segments lie in."""
+    return list(dict.fromkeys(file.parent.parent for file in files if file.parent.name == rundir.STEPS))
 
 
 def _show_samples(con: duckdb.DuckDBPyConnection, place: Path, segments: list[Path], run: dict[str, Any]) -> None:
     """Show what was sampled beside these segments as the view `samples`; a portion that is damaged is left out."""
-    folders = dict.fromkeys(segment.parent.parent for segment in segments if segment.parent.name == rundir.STEPS)
+    folders = _folders(segments)
     names, whole = ", ".join(f"{column.name}::{column.type} AS {column.name}" for column in SAMPLE_COLUMNS), []
     portions = [each for folder in folders for each in rundir.portions(folder)]
     rundir.check_inside(place, portions)

@@ -198,6 +198,24 @@ SAMPLE_COLUMNS: tuple[Column, ...] = (
 """The table `samples`, which stands beside the spans; see `xsp.samples`."""
 
 
+LOOP_COLUMNS: tuple[Column, ...] = (
+    Column("rank", "INTEGER", "number of the process; 0 where it is alone"),
+    Column("step", "BIGINT", "number of the step, as in the spans; the first one where a row stands for several"),
+    Column("steps", "INTEGER", "consecutive steps that the row stands for; its times are their means"),
+    Column("kind", "INTEGER", "kind of step, a number among `kinds` of run.json"),
+    Column("rung", "SMALLINT", "deepest level whose collectors were on; 10 in a step that ran bare"),
+    Column("steady", "BOOLEAN", "bare, and so long after the last recorded step that it ran as if there had been none"),
+    Column("start_ns", "BIGINT", "nanoseconds since the epoch"),
+    Column("dur_ns", "DOUBLE", "of the step itself"),
+    Column("before_ns", "DOUBLE", "from the end of the step before, less what xsp did in between; null for the first"),
+    Column("data_ns", "DOUBLE", "of both, waiting for the data loader"),
+    Column("own_ns", "DOUBLE", "what xsp itself took between the step before and this one"),
+    Column("samples", "BIGINT", "samples in the step; null where nothing tells them"),
+    Column("status", "VARCHAR", "ok, error or unclosed"),
+)
+"""The table `loop`: a row for each step that the program ran, recorded or not; see `xsp.recording.loop`."""
+
+
 class Span(NamedTuple):
     """One named interval at one level, as a collector reports it.
 

@@ -5,6 +5,7 @@ All functions take values in any order and any unit, and return that unit.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -86,6 +87,61 @@ def interval(values: Sequence[float]) -> Interval | None:
     if len(ordered) >= MANY:
         return _normal(ordered)
     return _central([sum(map(mul, weights, ordered)) for weights in _resampling(len(ordered))])
+
+
+BATCHES = 20
+"""Stretches of a series whose means tell how it drifts."""
+
+
+def drifting_interval(values: Sequence[float]) -> Interval | None:
+    """Return the 95 % interval of the trimmed mean of a series in the order in which it was measured.
+
+    Neighbours in a long series are alike, and what drifts is not in the spread of single values. So from `2 * BATCHES`
+    values on the series is cut into stretches, and the spread of their trimmed means tells (batch means, with Student's
+    quantile); the wider of that interval and `interval` counts.
+
+    Returns:
+        None for fewer than three values.
+    """
+    usual = interval(values)
+    if usual is None or len(values) < 2 * BATCHES:
+        return usual
+    cuts = [len(values) * place // BATCHES for place in range(BATCHES + 1)]
+    means = [trimmed_mean(values[low:high]) for low, high in itertools.pairwise(cuts)]
+    width = _T_OF_BATCHES * statistics.stdev(means) / math.sqrt(BATCHES)
+    middle = trimmed_mean(values)
+    return Interval(min(usual.lo, middle - width), max(usual.hi, middle + width))
+
+
+def mean_interval(values: Sequence[float]) -> Interval | None:
+    """Return the 95 % interval of the plain mean of a series in the order in which it was measured.
+
+    What happens rarely and takes long is part of a mean, so nothing is trimmed. Long series are cut into `BATCHES`
+    stretches, see `drifting_interval`.
+
+    Returns:
+        None for fewer than three values.
+    """
+    if len(values) < 3:
+        return None
+    means = list(values)
+    if len(values) >= 2 * BATCHES:
+        cuts = [len(values) * place // BATCHES for place in range(BATCHES + 1)]
+        means = [math.fsum(values[low:high]) / (high - low) for low, high in itertools.pairwise(cuts)]
+    freedom = len(means) - 1
+    normal = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    quantile = (
+        normal
+        + (normal**3 + normal) / (4 * freedom)
+        + (5 * normal**5 + 16 * normal**3 + 3 * normal) / (96 * freedom**2)
+    )  # Student's, by the expansion of Cornish and Fisher
+    middle = math.fsum(values) / len(values)
+    width = quantile * statistics.stdev(means) / math.sqrt(len(means))
+    return Interval(middle - width, middle + width)
+
+
+_T_OF_BATCHES = 2.093
+"""Student's 97.5 % quantile with `BATCHES - 1` degrees of freedom."""
 
 
 def difference(before: Sequence[float], after: Sequence[float]) -> Interval | None:

@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 
 from xsp import summary, table
-from xsp.span import SAMPLE_COLUMNS, Level
+from xsp.span import LOOP_COLUMNS, SAMPLE_COLUMNS, Level
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,9 @@ class Trace:
 
     Two views stand in the engine: `spans`, every span of every recorded step, and `merged`, one step with
     true times (see `xsp.overhead`). Both have the columns of `xsp.span.COLUMNS`; `merged` has those of
-    `xsp.span.MERGED_COLUMNS` as well. A third, `samples`, has what was read meanwhile of devices and machine, with
-    the columns of `xsp.span.SAMPLE_COLUMNS`; it is empty where nothing was.
+    `xsp.span.MERGED_COLUMNS` as well. A third, `loop`, has a row for each step that the program ran, recorded or not,
+    with the columns of `xsp.span.LOOP_COLUMNS`; it is empty where nothing told. A fourth, `samples`, has what was read
+    meanwhile of devices and machine, with the columns of `xsp.span.SAMPLE_COLUMNS`; it is empty where nothing was.
     """
 
     def __init__(
@@ -68,8 +69,9 @@ class Trace:
         self.run = run
         self.rungs = list(rungs)
         self.path = path
-        if not con.execute("SELECT 1 FROM duckdb_columns() WHERE table_name = 'samples' LIMIT 1").fetchall():
-            table.create(con, "samples", SAMPLE_COLUMNS)
+        for name, columns in (("samples", SAMPLE_COLUMNS), ("loop", LOOP_COLUMNS)):
+            if not con.execute(f"SELECT 1 FROM duckdb_columns() WHERE table_name = '{name}' LIMIT 1").fetchall():
+                table.create(con, name, columns)
 
     @property
     def spans(self) -> duckdb.DuckDBPyRelation:
@@ -85,6 +87,23 @@ class Trace:
     def samples(self) -> duckdb.DuckDBPyRelation:
         """What was read of devices, process and machine while the steps ran, as a relation, in the order of time."""
         return self.con.sql("SELECT * FROM samples ORDER BY time_ns, rank, device, name")
+
+    @property
+    def loop(self) -> duckdb.DuckDBPyRelation:
+        """Every step that the program ran, recorded or not, as a relation, in the order of time."""
+        return self.con.sql("SELECT * FROM loop ORDER BY start_ns, rank")
+
+    @property
+    def kind(self) -> int | None:
+        """The kind of step that `merged` and the figures are of, a number of `loop`; None where nothing tells kinds."""
+        found = self.con.execute("SELECT any_value(step_kind) FROM alike").fetchall()
+        return int(found[0][0]) if found[0][0] is not None else None
+
+    @property
+    def rank(self) -> int:
+        """The rank that `merged` and the figures are of: the lowest that is there."""
+        found = self.con.execute("SELECT any_value(rank) FROM alike").fetchall()
+        return int(found[0][0] or 0)
 
     def at(self, level: Level) -> duckdb.DuckDBPyRelation:
         """Return the merged spans of one level, by start."""

@@ -1,7 +1,7 @@
 """Waiting for `torch.utils.data.DataLoader`, at the model level.
 
-A loop asks for its batch before its step begins, so this collector listens between steps too; the wait
-belongs to the step that uses the batch.
+A loop asks for its batch before its step begins, so this collector listens between steps too; a wait belongs to the
+step that it ends in, or that begins next. Those of steps that are not recorded are forgotten with them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import dataloader
 
 from xsp.clock import monotonic_ns
-from xsp.collector import Collector
+from xsp.collector import Collector, Signal
 from xsp.span import Kind, Level, Span
 
 
@@ -43,7 +43,10 @@ class DataLoading(Collector):
                 status = f"error:{type(error).__name__}"
                 raise
             finally:
-                self._waits.append((threading.get_native_id(), start, monotonic_ns(), status))
+                end = monotonic_ns()
+                self._waits.append((threading.get_native_id(), start, end, status))
+                if status != "end":
+                    self.notify(Signal.DATA_END, end - start)
 
         self._wrapper = __next__
         dataloader._BaseDataLoaderIter.__next__ = self._wrapper  # type: ignore[method-assign]
@@ -52,6 +55,10 @@ class DataLoading(Collector):
         """Unwrap it."""
         if dataloader._BaseDataLoaderIter.__next__ is self._wrapper:
             dataloader._BaseDataLoaderIter.__next__ = self._original  # type: ignore[method-assign]
+
+    def forget(self) -> None:
+        """Forget the waits of a step that is not recorded."""
+        self._waits.clear()
 
     def spans(self) -> Iterator[Span]:
         """Return the waits since the last call; asking an exhausted loader is none."""

@@ -23,10 +23,12 @@ from xsp.clock import monotonic_ns
 from xsp.collector import Collector, Probe, Signal, ignore
 from xsp.span import Kind, Level, Span
 from xsp_collectors import language
-from xsp_collectors.tensors import Sketch, describe, sketch, tensor_bytes
+from xsp_collectors.tensors import Sketch, describe, first_shape, sketch, tensor_bytes
 
 _OFF, _INSIDE, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(6)
 # _INSIDE: the one thread of the program is in an outermost call, and no other call is of interest
+
+_FORWARD = Kind.FORWARD
 
 
 class _Call(NamedTuple):
@@ -90,7 +92,7 @@ class ModuleCalls(Collector):
 
     def stop(self) -> None:
         """Record nothing; outermost calls are still signalled where a session listens."""
-        self._set_mode(_OFF if self.notify is ignore else _SIGNAL)
+        self._set_mode(_OFF if self.notify is ignore and self.outline is None else _SIGNAL)
 
     def settle(self) -> None:
         """Wait for the GPU, so that a step ends when its work has ended."""
@@ -188,7 +190,8 @@ def _wrap(
     """Return the wrapper of `original` and the function that sets its mode."""
     mode = _OFF
     threads = _Threads()
-    clock = monotonic_ns
+    clock, grad_enabled, threads_running = monotonic_ns, torch.is_grad_enabled, threading.active_count
+    around = _OFF  # the mode outside of the outermost call
     # Dynamo traces through the wrapper. Asking it keeps clocks and lists out of compiled graphs; asking it
     # first keeps `mode` out of their guards, which would have them compiled again for each mode.
     is_tracing = torch.compiler.is_dynamo_compiling
@@ -200,7 +203,7 @@ def _wrap(
         mode = new
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal mode
+        nonlocal mode, around
         call = self._call_impl if plain and self._compiled_call_impl is None else partial(original, self)
         if is_tracing() or mode <= _INSIDE:
             return call(*args, **kwargs)
@@ -213,21 +216,27 @@ def _wrap(
             if mode == _DESCRIBE:
                 inputs = sketch(args, kwargs)
         else:
+            outline = collector.outline
+            if outline is not None and outline.thread in (None, here[1]):
+                trains = self.training and grad_enabled()
+                outline.append((_FORWARD, id(self), type(self), trains, first_shape(args, kwargs)))
             collector.notify(Signal.CALL_BEGIN, self)
-            inputs = sketch(args, kwargs)
-            if mode == _OUTERMOST and threading.active_count() == 1:
-                mode = _INSIDE
+            if mode > _SIGNAL:
+                inputs = sketch(args, kwargs)
+            if mode <= _OUTERMOST and threads_running() == 1:
+                around, mode = mode, _INSIDE
         here[0] = depth + 1
+        result = None
         start = clock()
         try:
             result = call(*args, **kwargs)
         except BaseException as error:
-            if mode != _OFF and mode != _SIGNAL:
+            if (around if mode == _INSIDE else mode) > _SIGNAL:
                 append((self, here[1], depth, start, clock(), inputs, None, type(error).__name__))
             raise
         else:
             end = clock()
-            if mode != _OFF and mode != _SIGNAL:
+            if (around if mode == _INSIDE else mode) > _SIGNAL:
                 size = tensor_bytes(result) if mode == _DESCRIBE else None
                 append((self, here[1], depth, start, end, inputs, size, None))
             return result
@@ -235,8 +244,8 @@ def _wrap(
             here[0] = depth
             if not depth:
                 if mode == _INSIDE:
-                    mode = _OUTERMOST
-                collector.notify(Signal.CALL_END, self)
+                    mode = around
+                collector.notify(Signal.CALL_END, result)
 
     return __call__, set_mode
 

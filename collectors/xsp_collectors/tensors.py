@@ -34,6 +34,13 @@ def sketch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sketch:
     return [(tensor.shape, tensor.dtype) for tensor in _tensors((args, kwargs), _NESTING)]
 
 
+def first_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Size | None:
+    """Return the shape of the first tensor that has a dimension among a call's arguments; None if there is none."""
+    if args and type(args[0]) is Tensor and args[0].ndim:
+        return args[0].shape
+    return next((tensor.shape for tensor in _tensors((args, kwargs), _NESTING) if tensor.ndim), None)
+
+
 def describe(tensors: Sketch) -> Inputs:
     """Return shapes (as JSON), element type and first dimension of a call's tensors.
 

@@ -89,6 +89,8 @@ class TrainingCalls(Collector):
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return original(*args, **kwargs)
+            if self.outline is not None:
+                self.outline.append((Kind.BACKWARD, 0))
             start, status = monotonic_ns(), "ok"
             try:
                 return original(*args, **kwargs)
@@ -99,11 +101,14 @@ class TrainingCalls(Collector):
                 if self._on:
                     thread = threading.get_native_id()
                     self._rows.append((Kind.BACKWARD, "backward", thread, start, monotonic_ns(), status))
+                if self.outline is not None:
+                    self.outline.append((Kind.BACKWARD, 1))
                 self.notify(Signal.BACKWARD_END, None)
 
         return run_backward
 
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
+        self.notify(Signal.OPTIMIZER_BEGIN, optimizer)  # which may open a step, so first
         self._running[id(optimizer)] = (threading.get_native_id(), monotonic_ns())
 
     def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
@@ -111,4 +116,6 @@ class TrainingCalls(Collector):
         if self._on and thread is not None and start is not None:
             name = type(optimizer).__name__
             self._rows.append((Kind.OPTIMIZER, name, thread, start, monotonic_ns(), "ok"))
+        if self.outline is not None:
+            self.outline.append((Kind.OPTIMIZER, id(optimizer), type(optimizer)))
         self.notify(Signal.OPTIMIZER_END, optimizer)

@@ -21,6 +21,7 @@ from xsp.analyses.kernel import A8, A10, A11, A12, A13
 from xsp.analyses.launches import LAUNCH_BOUND, LAUNCHES
 from xsp.analyses.layer import A2, A3, A4, A5, A6, A7
 from xsp.analyses.ledger import LEDGER, LEDGER_BY_KIND, LEDGER_BY_LAYER
+from xsp.analyses.loop import LOOP
 from xsp.analyses.memory import MEMORY_STEPS, MEMORY_TIMELINE
 from xsp.analyses.model import A1, Optimum, optimal_batch
 from xsp.analyses.ops import OPS
@@ -35,7 +36,7 @@ from xsp.analyses.tensorcores import TENSOR_CORES
 ANALYSES: dict[str, Analysis] = {
     each.id: each
     for each in (
-        PHASES, PHASES_OVER_TIME,
+        PHASES, PHASES_OVER_TIME, LOOP,
         A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, OPS, STAGES,
         LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND,
         DEVICE_ACTIVITY, STEPS, KERNEL_CLASSES, IDLE_CAUSES, IDLE_GAPS, LAUNCHES, LAUNCH_BOUND,
@@ -65,6 +66,7 @@ phases = PHASES
 phases_over_time = PHASES_OVER_TIME
 operators = OPS
 stages = STAGES
+program_loop = LOOP
 ledger = LEDGER
 ledger_by_layer = LEDGER_BY_LAYER
 ledger_by_kind = LEDGER_BY_KIND
@@ -96,6 +98,6 @@ __all__ = [
     "launch_costs", "layer_information", "layer_latency", "layer_latency_by_type", "layer_memory",
     "layer_memory_by_type", "layer_metrics", "layer_roofline", "layer_types", "ledger", "ledger_by_kind",
     "ledger_by_layer", "memory_steps", "memory_timeline", "model_information", "model_roofline", "model_sweep",
-    "operators", "optimal_batch", "phases",
-    "phases_over_time", "samples_summary", "samples_timeline", "stages", "tensor_cores", "throttling_reasons",
+    "operators", "optimal_batch", "phases", "phases_over_time", "program_loop", "samples_summary", "samples_timeline",
+    "stages", "tensor_cores", "throttling_reasons",
 ]  # fmt: skip

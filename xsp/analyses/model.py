@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from xsp import summary
+from xsp import loop, summary
 from xsp.analyses.contract import Table, analysis, values
+from xsp.analyses.loop import iterations, kinds_of
 from xsp.errors import AnalysisError
 from xsp.span import Kind, Level
 from xsp.trace import Trace
@@ -20,27 +22,27 @@ _COLUMNS = {
     "batch_size": "BIGINT",
     **dict.fromkeys(("latency_ms", "low_ms", "high_ms", "median_ms", "p90_ms", "p99_ms", "samples_per_s"), "DOUBLE"),
     "steps": "INTEGER",
+    **dict.fromkeys(("loop_ms", "loop_low_ms", "loop_high_ms", "loop_samples_per_s"), "DOUBLE"),
+    "samples_from": "VARCHAR",
 }
 
 
 @analysis("A1", "Model information", Level.MODEL)
 def A1(trace: Trace) -> Table:
-    """Latency and throughput of a step, per batch size: trimmed mean, its interval, and percentiles.
+    """Latency and throughput of a step, per batch size, and of the loop that it runs in.
 
-    Latency comes from the steps in which nothing deeper than the model level was on. Throughput is batch
-    size over latency; it is null where the batch size is unknown.
+    Latency (trimmed mean, its interval, percentiles) comes from steps that ran bare and steady; where there are too
+    few, and where a device works on after the host, from those in which nothing deeper than the model level was on.
+    `samples_per_s` is batch size over latency, what the step alone would make. `loop_ms` is what an iteration took as
+    the program ran, waits for data and all else between steps included (see `loop`), and `loop_samples_per_s` what the
+    program made of it. All are null where the batch size is unknown. `samples_from` says how that is known.
     """
     rows = []
-    for batch, durations in trace.con.execute(
-        f"""
-        SELECT batch_size, list(dur_ns::DOUBLE ORDER BY step) FROM alike_spans
-        WHERE kind = '{Kind.STEP}' AND status = 'ok' AND timed
-          AND rung = (SELECT min(rung) FROM alike_spans WHERE timed)
-        GROUP BY batch_size ORDER BY batch_size
-        """
-    ).fetchall():
+    bare = _bare(trace)
+    for batch, durations in bare or _recorded(trace):
         mean = summary.trimmed_mean(durations)
-        ends = summary.interval(durations)
+        ends = summary.drifting_interval(durations) if bare else summary.interval(durations)
+        around = _around(trace, batch)
         rows.append(
             (
                 batch,
@@ -50,11 +52,55 @@ def A1(trace: Trace) -> Table:
                 *(summary.percentile(durations, share) / 1e6 for share in (0.5, 0.9, 0.99)),
                 batch / mean * 1e9 if batch else None,
                 len(durations),
+                *around,
+                _source(trace) if batch else None,
             )
         )
     if not rows:
         raise AnalysisError(f"A1: {trace.name!r} holds no timed step; call prof.step() more often")
     return values(trace, "a1", _COLUMNS, rows)
+
+
+def _bare(trace: Trace) -> list[tuple[int | None, list[float]]]:
+    """Return the times of steady bare steps by batch size; empty where they do not tell."""
+    found = loop.steady_steps(trace.con)
+    if not found:
+        return []
+    by_size: dict[int | None, list[float]] = defaultdict(list)
+    for step in found:
+        by_size[step.samples].append(step.dur_ns)
+    return sorted(by_size.items(), key=lambda each: (each[0] is None, each[0]))
+
+
+def _recorded(trace: Trace) -> list[tuple[int | None, list[float]]]:
+    return trace.con.execute(
+        f"""
+        SELECT batch_size, list(dur_ns::DOUBLE ORDER BY step) FROM alike_spans
+        WHERE kind = '{Kind.STEP}' AND status = 'ok' AND timed
+          AND rung = (SELECT min(rung) FROM alike_spans WHERE timed)
+        GROUP BY batch_size ORDER BY batch_size
+        """
+    ).fetchall()
+
+
+def _around(trace: Trace, batch: int | None) -> tuple[float | None, ...]:
+    """Return the loop's iteration in milliseconds, both ends of its interval, and its samples per second."""
+    found = next((each for each in iterations(trace, batch) if each.kind == trace.kind), None)
+    if found is None or found.mean_ns is None:
+        return (None, None, None, None)
+    ends = found.ends
+    return (
+        found.mean_ns / 1e6,
+        ends.lo / 1e6 if ends else None,
+        ends.hi / 1e6 if ends else None,
+        found.samples_per_s,
+    )
+
+
+def _source(trace: Trace) -> str | None:
+    kinds = kinds_of(trace, trace.rank)
+    found = kinds.get(trace.kind, {}).get("batch_source") if trace.kind is not None else None
+    return str(found) if found is not None else None
 
 
 class Optimum(NamedTuple):

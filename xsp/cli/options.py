@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from xsp.collector import Kernels
 from xsp.errors import UsageError
 from xsp.exporters import endpoint
+from xsp.recording.budget import UNASKED
 from xsp.recording.schedule import parse_levels
 from xsp.span import Level
 
@@ -46,10 +47,21 @@ def recording(parser: argparse.ArgumentParser) -> None:
 def sampling_steps(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that records some steps of a long run."""
     group = parser.add_argument_group("a long run")
-    group.add_argument("--every", type=int, metavar="N", help="record one step in N; the others run bare (default: 2)")
+    group.add_argument("--every", type=int, metavar="N", help="record one step in N on average; the others run bare")
     group.add_argument(
-        "--budget", metavar="SHARE", help="record as often and as deep as this share of the time pays for: 1%%"
+        "--budget",
+        metavar="SHARE",
+        help="record as often and as deep as this share of the time pays for, 1%% (default: 10%%, and a few steps of "
+        "each kind before they are earned; off: every third step)",
     )
+
+
+def budget(given: argparse.Namespace) -> str | None:
+    """Return the budget of a run, from the options of `sampling_steps`; None for none."""
+    if given.budget is not None:
+        return None if given.budget == "off" else str(given.budget)
+    asked = given.every is not None or given.only is not None or given.one_at_a_time or given.counting
+    return None if asked else UNASKED
 
 
 def counting(parser: argparse.ArgumentParser) -> None:

@@ -65,7 +65,7 @@ def run(given: argparse.Namespace) -> int:
         step=given.step,
         warmup=given.warmup,
         every=given.every,
-        budget=given.budget,
+        budget=options.budget(given),
         shows_line=not given.quiet and sys.stderr.isatty(),
         seed=given.seed,
         overwrite=given.overwrite,

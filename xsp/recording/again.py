@@ -60,8 +60,12 @@ def resolve(how: Launch) -> tuple[int, int]:
 
     out = of_this_rank(how.out)
     serialised = out / rundir.SERIALISED
+    deepest = parse_levels(how.levels)[-1].name.lower()
     code = _again(
-        replace(how, otlp=None), serialised, ["--one-at-a-time"], {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"}
+        replace(how, otlp=None),
+        serialised,
+        ["--one-at-a-time", "--only", deepest],
+        {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"},
     )
     return (resolve_run(out, serialised) if rundir.segments(serialised) else 0), code
 

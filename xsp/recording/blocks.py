@@ -17,10 +17,23 @@ class Blocks:
         self.ended: list[Span] = []
         """With times of the monotonic clock; all threads append."""
 
-    def take(self) -> list[Span]:
-        """Return those that ended since the last call, and forget them."""
+        self._around: list[Span] = []
+
+    def take(self, since_ns: int = 0) -> list[Span]:
+        """Return those that ended since the last call and began after a reading of the clock, and forget them.
+
+        Those that began before are around several steps: they belong to none of them, and stay for the end.
+        """
         ended, self.ended = self.ended, []
-        return ended
+        if not since_ns:
+            return [*self._around, *ended]
+        self._around += [span for span in ended if span.start_ns < since_ns]
+        return [span for span in ended if span.start_ns >= since_ns]
+
+    def drop(self, since_ns: int) -> None:
+        """Forget those of a step that is not recorded, but not those that are around several steps."""
+        if self.ended:
+            self.take(since_ns)
 
 
 class _Open(threading.local):

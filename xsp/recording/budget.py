@@ -4,7 +4,8 @@ Bare steps earn: of what they take, the share may be spent. A step is recorded o
 will cost, which the steps of its rung before it tell; so the share is kept at any moment, and how often a step is
 recorded follows from it. A rung of which one step would take what more than `RAREST` bare steps earn is left out:
 that is how deep. A rung's first step is a trial, the cheapest rung's first: nobody knows what it costs before. It
-overdraws at most by itself, and what it overdraws is earned before the next one.
+overdraws at most by itself, and what it overdraws is earned before the next one. A budget that nobody asked for lets
+the first few steps of each kind be recorded before they are earned: a program that is short has something to say too.
 """
 
 from __future__ import annotations
@@ -14,14 +15,32 @@ from typing import Any
 
 from xsp.errors import UsageError
 from xsp.recording.account import Account
-from xsp.recording.schedule import Schedule, Turn, rung_name
+from xsp.recording.schedule import FIRST, Plan, Schedule, Turn, rung_name
 from xsp.span import Level
 
 RAREST = 1000
 """Bare steps: a rung that can be afforded less often than once in so many is left out."""
 
 FIRST_BARE = 10
-"""Steps before the first recorded one, to know what a step takes."""
+"""Steps before the first recorded one that is earned, to know what a step takes."""
+
+USUAL = "10%"
+"""The budget of `xsp run`, where none is asked for."""
+
+UNASKED = "usual"
+"""Asks for `USUAL`, and lets the first steps be recorded before they are earned."""
+
+EVERY_OF_RANKS = 20
+"""Instead of `USUAL`, where ranks must record the same steps: one step in so many, after the first ones."""
+
+KINDS_UNEARNED = 4
+"""Kinds that are given so much; programs with more have their first ones recorded so."""
+
+STRETCH = 2
+"""Steady steps in each block, where nothing says how often to record."""
+
+PATIENCE = 4
+"""Times the usual distance between two steps of a rare kind: so long is its turn kept for it."""
 
 RESERVE = 0.1
 """Of the share, for steps that cost more than the ones before them."""
@@ -58,21 +77,25 @@ class Budgeted(Schedule):
         seed: int = 0,
         only: Level | None = None,
         every: int | None = None,
+        spread: bool = False,
+        unearned: bool = False,
     ) -> None:
         """Make a schedule.
 
         Args:
             share: of the program's time, from `parse`.
             account: to which the costs of the steps are added as they run.
-            rungs, seed, only: as of a `Schedule`.
+            rungs, seed, only, spread: as of a `Schedule`.
             warmup: steps of which nothing is kept, and which are paid as others are; none unless told otherwise.
             every: at most one step in so many is recorded.
+            unearned: let each kind of step have `FIRST` timed steps of each rung before they are earned.
         """
-        super().__init__(rungs, warmup or 0, seed, only, every=max(every or CLOSEST, CLOSEST))
+        every = max(every or CLOSEST, CLOSEST)
+        super().__init__(rungs, warmup or 0, seed, only, every=every, spread=spread)
         self._untried = list(self.rungs)
         self.share = share
         self._account = account
-        self._expected_ns = 0.0
+        self._unearned = int(self._describes) + FIRST * len(self.rungs) if unearned else 0
 
     def left_out(self) -> dict[str, int | None]:
         """Return the rungs that are too dear, by name, with the bare steps that earn one step; None if not tried."""
@@ -92,26 +115,51 @@ class Budgeted(Schedule):
         return in_use[min(place, len(in_use) - 1)]
 
     def _in_use(self) -> tuple[Level, ...]:
+        if self._unearned and min(self.repeats.values()) < FIRST:
+            return self.rungs
         return self.rungs[: len(self.rungs) - len(self.left_out())]
 
-    def _choose(self) -> Turn:
-        turn = self._trial() or super()._choose()
-        known = (self._account.cost_ns(rung) for rung in self.rungs if rung <= turn.rung)  # of a trial: those before
-        self._expected_ns = max((cost_ns for cost_ns in known if cost_ns is not None), default=0.0)
-        return turn
+    def _between(self, every: int) -> range:
+        return range(every - 1, 2 * every - 1 if self._spread else every)
+
+    def _choose(self, plan: Plan) -> Turn:
+        return self._trial() or super()._choose(plan)
 
     def _trial(self) -> Turn | None:
         """Return the turn of a rung that was not tried, if it can be afforded; else None."""
-        if self._warmed < self.warmup or not self._untried:
+        if self._warmed < self.warmup:
             return None
-        rung = self._untried.pop(0)
-        return Turn(rung, timed=True, describe=False) if rung in self._in_use() else None
+        while self._untried and self._untried[0] not in self._in_use():
+            self._untried.pop(0)
+        return Turn(self._untried[0], timed=True, describe=False) if self._untried else None
 
-    def _waits(self, turn: Turn) -> bool:
+    def _take(self, turn: Turn, plan: Plan) -> None:
+        if turn.timed and self._untried and turn.rung is self._untried[0]:
+            self._untried.pop(0)
+        super()._take(turn, plan)
+
+    def _waits(self, turn: Turn, plan: Plan) -> bool:
         account = self._account
-        if self._bare + 1 < self.every or account.bare < FIRST_BARE:
+        if super()._waits(turn, plan):
             return True
-        return account.spent_ns + self._expected_ns > (1 - RESERVE) * self.share * account.steps_ns
+        if plan.taken < self._unearned and len(self._plans) <= KINDS_UNEARNED + 1:
+            return False
+        if account.bare < FIRST_BARE:
+            return True
+        known = (account.cost_ns(rung) for rung in self.rungs if rung <= turn.rung)  # of a trial: those before
+        expected_ns = max((cost_ns for cost_ns in known if cost_ns is not None), default=0.0)
+        if account.spent_ns + expected_ns > (1 - RESERVE) * self.share * account.steps_ns:
+            return True
+        return self._is_kept_for_another(plan)
+
+    def _is_kept_for_another(self, plan: Plan) -> bool:
+        """Return whether what was earned is kept for a kind that was recorded less often, and may still come."""
+        if self._lags(plan):
+            return False
+        return any(
+            self._lags(other) and other.seen and self._ended - other.last < PATIENCE * self._ended / other.seen
+            for other in self._plans.values()
+        )
 
 
 def schedule_of(
@@ -122,17 +170,31 @@ def schedule_of(
     warmup: int | None,
     seed: int,
     only: Level | None,
-    settle: bool,
+    settle: int | None,
     every: int | None,
+    spread: bool,
+    alone: bool,
+    unearned: bool,
 ) -> Schedule:
     """Return the schedule of a block: one that keeps a budget, if there is one.
+
+    Args:
+        rungs, account, warmup, seed, only, settle, every, spread: as of the schedules.
+        budget: see `parse`; None for none.
+        alone: False where other processes must come to the same turns.
+        unearned: let the first steps be recorded before they are earned.
 
     Raises:
         UsageError: settings that make no sense.
     """
-    if budget is None:
-        return Schedule(rungs, warmup, seed, only, settle, every)
-    return Budgeted(parse(budget), account, rungs, warmup, seed, only, every)
+    if unearned and not alone:
+        return Schedule(rungs, warmup, seed, only, every=every, spread=spread, by_time=False, later=EVERY_OF_RANKS)
+    if budget is not None:
+        return Budgeted(parse(budget), account, rungs, warmup, seed, only, every, spread, unearned)
+    if only is not None:  # once per level: all that such a process is for
+        return Schedule(rungs, warmup, seed, only, 1 if settle is None else settle, every)
+    stretch = STRETCH if settle is None and every is None and alone else 0
+    return Schedule(rungs, warmup, seed, only, settle, every, spread, stretch, by_time=alone)
 
 
 def progress(schedule: Schedule, account: Account) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from xsp import clock, plugins
-from xsp.collector import Collector, Kernels, Signal, ignore
+from xsp.collector import Collector, Kernels, Outline, Signal, ignore
 from xsp.errors import PluginError
 from xsp.recording.calibrate import cost_per_span
 from xsp.recording.kernelsource import KernelSource
@@ -28,6 +28,7 @@ class Collecting:
         """Reasons why collectors cannot work here, by name."""
 
         self.device_work = KernelSource()
+        self._forgetting: list[Collector] = []
 
         self.notes: list[dict[str, str]] = []
         """Sentences on what could not be seen, each with its source, each once."""
@@ -84,19 +85,27 @@ class Collecting:
         new = [each for each in new if not each.innermost or each is self.device_work.source]
         self.absent = {**more.absent, **self.absent}
         self.collectors = _in_order([*self.collectors, *new])
-        self.open(notify, new)
+        self.open(notify, those=new)
 
-    def open(self, notify: Listener | None, those: Iterable[Collector] | None = None) -> None:
+    def open(
+        self,
+        notify: Listener | None,
+        outline: Outline | None = None,
+        those: Iterable[Collector] | None = None,
+    ) -> None:
         """Install them.
 
         Args:
             notify: hears of the program's boundaries.
+            outline: where they note what each step does, recorded or not.
             those: of them; all unless told otherwise.
         """
         for collector in list(self.collectors if those is None else those):
             if notify is not None:
                 collector.notify = notify
+            collector.outline = outline
             self._guard(collector, "open", collector.open)
+        self._forgetting = [each for each in self.collectors if type(each).forget is not Collector.forget]
 
     def close(self, calibrate: bool = True) -> dict[str, Any]:
         """Take them out again, and return what one span of each costs, by name.
@@ -109,7 +118,7 @@ class Collecting:
             self._guard(collector, "close", collector.close)
             self._collect_notes(collector)
         for collector in self.collectors:
-            collector.notify = ignore
+            collector.notify, collector.outline = ignore, None
             cost = None
             if calibrate:
                 with contextlib.suppress(Exception):  # a probe that fails costs us a figure, not the program
@@ -146,6 +155,11 @@ class Collecting:
         """Switch off what `start` returned."""
         for collector in reversed(on):
             self._guard(collector, "stop", collector.stop)
+
+    def forget(self) -> None:
+        """Forget what was seen of a step that is not recorded."""
+        for collector in self._forgetting:
+            self._guard(collector, "forget", collector.forget)
 
     def rows(self, anchor: clock.Anchor, by_thread: bool | None = None) -> list[Span]:
         """Take what they saw, on the epoch, and what they have to say of it; `by_thread` as in `start`."""

@@ -55,6 +55,7 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
         warmup=how.warmup,
         seed=how.seed,
         batch_size=settings.batch,
+        spread=False,
         samples=how.samples,
         otlp=how.otlp,
         otlp_policy=how.otlp_policy,
@@ -67,11 +68,13 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
     total = session.schedule.steps_for(0 if how.counting else how.repeats)
     if how.counting:
         session.describe_once()
+    done, repeats = 0, session.schedule.repeats
     with session:
-        for done in range(total):
-            progress(f"{short_name(spec)} batch {settings.batch}", done, total)
+        while done < total or (not how.counting and min(repeats.values()) < how.repeats):  # short steps settle longer
+            progress(f"{short_name(spec)} batch {settings.batch}", min(done, total), total)
             with session.step():
                 workload.step()
+            done += 1
         progress(f"{short_name(spec)} batch {settings.batch}", total, total)
     return session.out
 

@@ -18,6 +18,7 @@ from xsp.recording import blocks, runfile
 from xsp.recording import budget as budgets
 from xsp.recording.account import Account
 from xsp.recording.collecting import Listener
+from xsp.recording.marks import Marks
 from xsp.recording.saying import say
 from xsp.recording.schedule import DescribeOnce, Schedule, parse_levels
 from xsp.recording.steps import UNCLOSED, Step, Steps
@@ -48,8 +49,11 @@ class profile:
         out: the run directory; `runs/<name>` unless told otherwise.
         overwrite: replace a run that is there.
         warmup: steps of which nothing is kept; as many as there are rungs unless told otherwise.
-        settle: run a step bare before each recorded one, so that it does not run on cold caches.
-        every: record one step in so many; the others run with all collectors off.
+        settle: steps to run bare before each recorded one, so that it does not run on cold caches; as many as run in
+            2 ms unless told otherwise.
+        every: record one step in so many, on average; the others run with all collectors off.
+        spread: draw at random which steps are recorded, so that what a program does in every second step or in
+            every tenth is seen as often as it happens; False records them at equal distances.
         budget: of the program's time, `"1%"` or 0.01: how often and how deep to record, so that all that
             profiling costs stays below it (see `xsp.recording.budget`).
         seed: of the order in which the levels take turns.
@@ -78,9 +82,10 @@ class profile:
         out: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
         warmup: int | None = None,
-        settle: bool = True,
+        settle: int | None = None,
         every: int | None = None,
         budget: str | float | None = None,
+        spread: bool = True,
         seed: int = 0,
         batch_size: int | None = None,
         collectors: Sequence[str | Collector] | None = None,
@@ -118,10 +123,13 @@ class profile:
         self._samples = samples
         self._otlp = (otlp, otlp_policy) if otlp is not None else None
         account = Account()
+        usual = budget == budgets.UNASKED
         schedule = budgets.schedule_of(
-            parse_levels(levels), account, budget, warmup=warmup, seed=seed, only=only, settle=settle, every=every
-        )
+            parse_levels(levels), account, budgets.USUAL if usual else budget, warmup=warmup, seed=seed, only=only,
+            settle=settle, every=every, spread=spread, alone=not is_one_of_several(), unearned=usual,
+        )  # fmt: skip
         self._steps = Steps(name, schedule, account, batch_size)
+        self._marks = Marks(self._steps)
         self._writer: Writer
 
     @property
@@ -186,7 +194,8 @@ class profile:
             say(f"{error}. The program goes on without a profile.")
             return self
         self.records = True
-        collecting.open(self._listener(self) if self._listener is not None else None)
+        listener = self._listener(self) if self._listener is not None else None
+        collecting.open(self._steps.listener(listener), self._steps.outline)
         if isinstance(self.schedule, budgets.Budgeted):
             collecting.try_out(rungs[-1])
         forks.in_children(_forget)
@@ -226,6 +235,7 @@ class profile:
         if not self._enabled or _active is not self:
             return
         steps = self._steps
+        self._marks.end()
         if steps.open is not None:
             steps.collecting.note("xsp", f"step {steps.open.number} was never closed; it was closed with the block")
             steps.open.close(UNCLOSED)
@@ -246,6 +256,9 @@ class profile:
     def step(self, batch_size: int | None = None) -> contextlib.AbstractContextManager[object]:
         """Return the context of one step: one prediction, or one training step.
 
+        A call by itself at the end of each iteration, as of `torch.profiler.profile.step`, ends a step there and
+        begins the next one; the first step then is the third iteration.
+
         Args:
             batch_size: samples in this step, if it differs from the block's.
         """
@@ -253,12 +266,22 @@ class profile:
             return self._host.step(batch_size)
         if _active is not self:
             return _NOTHING
-        return Step(self._steps, batch_size)
+        step = Step(self._steps, batch_size)
+        self._marks.called(step)
+        return step
+
+    def found_step(self, by_call: bool) -> Step:
+        """Return the context of a step that was found at the program's boundaries.
+
+        Args:
+            by_call: it begins with the call of a module whose beginning was just signalled.
+        """
+        return Step(self._steps, None, by_call)
 
     def discard_step(self) -> None:
-        """Close the open step, if there is one, and let its times not count."""
+        """Let the open step, if there is one, be none."""
         if self._steps.open is not None:
-            self._steps.open.close(UNCLOSED)
+            self._steps.open.abandon()
 
     def show_line(self) -> None:
         """Draw a line in the terminal of how far the run is, between steps, once a second."""
@@ -318,9 +341,13 @@ def _file_name(name: str) -> str:
 def of_this_rank(out: Path) -> Path:
     """Return where this process of a distributed program keeps its run, in the directory of all; `out` if alone."""
     own = identity.of_this_process()
+    return out / rundir.rank_part(own.rank) if is_one_of_several() else out
+
+
+def is_one_of_several() -> bool:
+    """Return whether this is a process of a distributed program."""
     # under torchrun a single process is a job too: xsp's launcher has a run.json of its own in `out`
-    distributed = own.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ
-    return out / rundir.rank_part(own.rank) if distributed else out
+    return identity.of_this_process().world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _forget() -> None:

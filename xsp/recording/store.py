@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from xsp import overhead, plugins, rundir, table
+from xsp import loop, overhead, plugins, rundir, table
 from xsp.correlate import correlate, resolve
 from xsp.samples import sources
 from xsp.samples.sampler import Sampler
@@ -22,6 +23,7 @@ class Store:
         self._con.execute("SET threads = 1")
         self._live: Any = None
         self._sampler: Sampler | None = None
+        self._loop_lost = 0
 
     def sample(self, process: int, rank: int, devices: Sequence[str]) -> None:
         """Begin to read what stands beside the spans, in a thread.
@@ -50,12 +52,22 @@ class Store:
         if self._live is not None:
             self._live.stored(step)
 
+    def add_to_loop(self, rows: bytes, offset_ns: int) -> None:
+        """Append rows of the loop; see `xsp.recording.loop`. Those that the disk refuses are counted."""
+        try:
+            loop.append(self._run, rows, offset_ns)
+        except OSError:
+            self._loop_lost += len(rows) // loop.ROW_BYTES
+
     def finish(self, run: dict[str, Any]) -> dict[str, Any]:
         """Merge the steps and write `run.json` for good.
 
         Returns:
             How many steps and spans the merged trace stands on, and what became of the delivery.
         """
+        began = time.monotonic_ns()
+        loop.show(self._con, [self._run])
+        loop.write(self._con, self._run)
         segments = rundir.segments(self._run)
         summary: dict[str, Any] = {"segments": len(segments)}
         if segments:
@@ -65,6 +77,11 @@ class Store:
             summary["spans"] = self._con.execute("SELECT count(*) FROM merged").fetchall()[0][0]
         if self._sampler is not None:
             run = {**run, "samples": self._end_sampling()}
+        if self._loop_lost:
+            text = f"{self._loop_lost} rows of the loop were not stored: how long the program's steps took is not whole"
+            run = {**run, "notes": [*run.get("notes", ()), {"source": "xsp", "text": text}]}
+        if run.get("budget"):
+            run = {**run, "budget": {**run["budget"], "end_ns": time.monotonic_ns() - began}}
         rundir.write_run(self._run, run)
         if self._live is not None:
             summary["delivery"] = self._live.finish()

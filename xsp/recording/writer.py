@@ -113,9 +113,24 @@ class Writer:
         """Have power, clocks and memory read from now on, see `xsp.samples`; return whether it began. Never raises."""
         return self._ask(("sample", os.getpid(), rank, list(devices))) is not None
 
-    def store(self, step: int, rows: Iterable[Span]) -> bool:
-        """Store a step; return whether it is on the disk now. One that is not stands alone: the next one may be."""
-        return self._ask(("step", step, [tuple(row) for row in rows]), STUCK_S) is not None
+    def store(self, step: int, rows: Iterable[Span], loop: bytes, offset_ns: int) -> bool:
+        """Store a step; return whether it is on the disk now. One that is not stands alone: the next one may be.
+
+        Args:
+            step: its number.
+            rows: its spans.
+            loop, offset_ns: see `add_to_loop`.
+        """
+        return self._ask(("step", step, [tuple(row) for row in rows], loop, offset_ns), STUCK_S) is not None
+
+    def add_to_loop(self, loop: bytes, offset_ns: int) -> bool:
+        """Store rows of the loop; return whether they are on the disk now.
+
+        Args:
+            loop: see `xsp.recording.loop.Loop.take`.
+            offset_ns: what puts their times on the epoch.
+        """
+        return self._ask(("loop", loop, offset_ns), STUCK_S) is not None
 
     def finish(self, run: dict[str, Any]) -> dict[str, Any] | None:
         """Write the final `run.json` and the merged step; return what is to be said of them, None if that failed."""
@@ -230,7 +245,11 @@ def _answer_to(store: Store, message: tuple[Any, ...]) -> dict[str, Any]:
     kind, *content = message
     if kind == "step":
         store.add(content[0], [Span._make(row) for row in content[1]])
+        store.add_to_loop(*content[2:])
         return {"stored": content[0]}
+    if kind == "loop":
+        store.add_to_loop(*content)
+        return {"stored": True}
     if kind == "deliver":
         store.deliver_to(*content)
         return {"delivering": True}
