@@ -245,7 +245,8 @@ class _Process:
         from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
         from opentelemetry.trace import get_current_span
 
-        begin, own, around, serving = Signal.CALL_BEGIN, self._models.own, self._models.around, _serving.get
+        begin, call_end, serving = Signal.CALL_BEGIN, Signal.CALL_END, _serving.get
+        own, around = self._models.own, self._models.around
         low_bits, still_open, end = TraceIdRatioBased.TRACE_ID_LIMIT, self.calls.open, self.calls.end
 
         def listen(signal: Signal, subject: Any) -> None:
@@ -260,7 +261,7 @@ class _Process:
                     if not context.trace_flags & 1 or context.trace_id & low_bits >= model.bound:
                         return
                 self._begin(model, subject, requests)
-            elif still_open:
+            elif signal is call_end and still_open:
                 end()
 
         return listen
