@@ -196,6 +196,42 @@ def test_what_differs_within_a_side_only_is_no_difference_between_the_sides() ->
     assert [tuple(each) for each in compare(a, b).differences] == [("cores", "2 | 4", "2 | 8")]
 
 
+# --- bare steps -------------------------------------------------------------------------------------------
+
+
+def with_loop(trace: Trace, dur_us: float, before_us: float = 20, steady: bool = True) -> Trace:
+    """Return the run with a loop of bare steps that take about so long."""
+    trace.con.execute(
+        f"CREATE OR REPLACE TABLE loop AS SELECT 0 AS rank, k::BIGINT AS step, 1::BIGINT AS steps, 0 AS kind, "
+        f"10::SMALLINT AS rung, {steady} AS steady, k::BIGINT AS start_ns, 1e3 * ({dur_us} + k % 3) AS dur_ns, "
+        f"CASE WHEN k > 0 THEN 1e3 * {before_us} END AS before_ns, 0.0 AS data_ns, 0.0 AS own_ns, 'ok' AS status "
+        "FROM range(12) t(k)"
+    )
+    return trace
+
+
+def test_the_step_is_that_of_bare_steps_where_all_runs_tell_of_them() -> None:
+    def sides(b_us: float) -> tuple[list[Trace], list[Trace]]:
+        return [with_loop(run(NET), us) for us in (100, 102, 99)], [with_loop(run(NET), us) for us in (b_us, 101, 100)]
+
+    found = compare(*sides(b_us=102))
+    assert found.step.a_ms == pytest.approx(0.101, abs=0.002)
+    assert found.step.verdict == "no evidence of change"
+    a, b = sides(b_us=100)
+    found = compare(a, [*b[1:], with_loop(run(NET), 99, steady=False)])
+    assert found.step.a_ms == pytest.approx(0.1705)  # one run has no bare ones: of all those that were recorded
+    assert found.section("loop") == []
+
+
+def test_what_stands_between_steps_is_compared_too() -> None:
+    a = [with_loop(run(NET), us) for us in (100, 102, 99)]
+    b = [with_loop(run(NET), us, before_us=400) for us in (101, 100, 99)]
+    found = compare(a, b)
+    assert found.step.verdict == "no evidence of change"
+    assert verdicts(found, "loop") == {"iteration": "slower"}
+    assert found.section("loop")[0].b_ms == pytest.approx(0.501, abs=0.003)
+
+
 # --- the parts --------------------------------------------------------------------------------------------
 
 
@@ -302,7 +338,7 @@ def test_in_ci_a_pair_that_two_starts_could_explain_is_not_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     of = {"a": run(NET), "b": run(NET, conv=115), "same": run(NET)}
-    monkeypatch.setattr("xsp.runs.load", lambda place, **_: of[place])
+    monkeypatch.setattr("xsp.runs.load", lambda place, **_: of[str(place)])
     assert main(["compare", "a", "b", "--fail-if-slower", "5%"]) == 2
     printed = capsys.readouterr()
     assert "cannot be told" in printed.err

@@ -77,6 +77,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=options.rows, default=30, metavar="N", help="rows of a printed section (default: 30)"
     )
+    parser.add_argument(
+        "--kind", metavar="KIND",
+        help="of step, by its number or a part of its name (default: the one that takes most of the loop's time)",
+    )  # fmt: skip
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
     group = parser.add_argument_group("programs that run in turns")
     group.add_argument(
@@ -99,7 +103,7 @@ def run(given: argparse.Namespace) -> int:
     _refuse_what_does_not_go_together(given)
     percent = _percent(given.fail_if_slower)
     if given.turns is None:
-        found = _of_runs(*_sides(given), given.skip_damaged)
+        found = _of_runs(*_sides(given), given)
         _show(found, given)
         return 0 if percent is None else _gate(found, percent)
     from xsp.comparison import turns
@@ -149,9 +153,8 @@ def _directory(given: argparse.Namespace) -> Path:
 
 
 def _in_turns(given: argparse.Namespace, taken: Turns, percent: float | None) -> Comparison:
-    from xsp import runs
     from xsp.cli import progress
-    from xsp.comparison import commands, compare, revisions, turns
+    from xsp.comparison import commands, compare, loading, revisions, turns
 
     programs = [commands.program(typed) for typed in given.before]
     names = [f"{revision}: {programs[0].typed}" for revision in given.revisions or ()] or [p.typed for p in programs]
@@ -170,11 +173,11 @@ def _in_turns(given: argparse.Namespace, taken: Turns, percent: float | None) ->
             given.levels or "M/L",
             show,
             seed=given.seed or 0,
+            kind=given.kind,
             threshold=None if percent is None else percent / 100,
             overwrite=given.overwrite,
         )
-    a, b = ([runs.load(path) for path in paths] for paths in (taken.a, taken.b))
-    return replace(compare(a, b, turns=given.turns), a=names[0], b=names[1])
+    return replace(compare(*loading.load(taken.a, taken.b, given.kind), turns=given.turns), a=names[0], b=names[1])
 
 
 def _say(what: str, done: int, total: int) -> None:
@@ -208,12 +211,10 @@ def _sides(given: argparse.Namespace) -> tuple[list[str], list[str]]:
     return given.before[:1], given.before[1:]
 
 
-def _of_runs(before: Sequence[str], after: Sequence[str], skip_damaged: bool) -> Comparison:
-    from xsp import runs
-    from xsp.comparison import compare
+def _of_runs(before: Sequence[str], after: Sequence[str], given: argparse.Namespace) -> Comparison:
+    from xsp.comparison import compare, loading
 
-    a, b = ([runs.load(place, skip_damaged=skip_damaged) for place in places] for places in (before, after))
-    found = compare(a, b)
+    found = compare(*loading.load(before, after, given.kind, given.skip_damaged))
     if found.a == found.b:
         found = replace(found, a=f"{found.a} ({', '.join(before)})", b=f"{found.b} ({', '.join(after)})")
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from xsp.comparison.loading import kind_name
 from xsp.errors import AnalysisError
 from xsp.recording.schedule import rung_name
 from xsp.span import Kind, Level
@@ -63,6 +64,7 @@ def _facts(trace: Trace) -> Iterator[tuple[str, Any]]:
         f"min(dtype) FILTER (kind = '{Kind.FORWARD}') FROM merged"
     ).fetchall()[0]
     yield "a step does", ["forward", *_phases(trace)]
+    yield "kind of step", kind_name(trace)
     yield "batch size", run.get("batch_size") or work[0]
     yield "input shapes", work[1]
     yield "element type", work[2]

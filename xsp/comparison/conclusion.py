@@ -41,7 +41,7 @@ def _of_a_pair(found: Comparison) -> list[str]:
     seen = found.step.detectable_percent
     return [
         "One run a side cannot tell what differs between two starts of the same program from what differs between "
-        f"two programs: two starts may be {STARTS:.0%} apart"
+        f"two programs: two starts may be {100 * STARTS:.0f} % apart"
         + (f", so nothing below {seen:.0f} % can be told for certain." if seen is not None else "."),
         f"To know more: {MORE_RUNS}.",
     ]

@@ -36,7 +36,7 @@ NO_REPEATS, FEW_REPEATS = "cannot tell (no repeats)", "cannot tell (too few repe
 
 _SIGNS = (
     f"the interval of the difference of trimmed means excludes 0, Yuen's test has p ≤ {ALPHA} after the adjustment of "
-    f"Benjamini and Hochberg within its table, and the change is {NEGLIGIBLE:.0%} or more"
+    f"Benjamini and Hochberg within its table, and the change is {100 * NEGLIGIBLE:.0f} % or more"
 )
 _DETECTABLE = "detectable: the change that such repeats would find four times out of five."
 
@@ -122,7 +122,7 @@ STEPS = Repeats(
     starts=STARTS,
     rule=f"slower here, faster here: {_SIGNS}. That is about these two runs: repeats are the steps of one process, and "
     "what differs between two starts of the same program is not in the intervals. slower, faster: the whole interval "
-    f"is beyond what two starts may differ by, {STARTS:.0%}. {_DETECTABLE}",
+    f"is beyond what two starts may differ by, {100 * STARTS:.0f} %. {_DETECTABLE}",
 )
 RUNS = Repeats(
     "run",
@@ -141,7 +141,7 @@ def in_turns(most: int, level: float) -> Repeats:
     """
     rule = (
         f"slower, faster: {_SIGNS}. Repeats are runs, which took turns and were looked at after each turn. p and "
-        f"the intervals allow for as many looks as {most} turns have: in all at most {ALPHA:.0%} false alarms. "
+        f"the intervals allow for as many looks as {most} turns have: in all at most {100 * ALPHA:.0f} % false alarms. "
         f"{_DETECTABLE}"
     )
     return Repeats("turn", enough=2, rule=rule, level=level)

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from xsp import rundir, runs, scrub
-from xsp.comparison import sequential, series
+from xsp import rundir, scrub
+from xsp.comparison import loading, sequential, series
 from xsp.comparison.commands import Program
 from xsp.comparison.comparable import same_work
 from xsp.comparison.revisions import Place
@@ -62,6 +62,7 @@ def take(
     levels: str,
     progress: Progress,
     seed: int = 0,
+    kind: int | str | None = None,
     threshold: float | None = None,
     overwrite: bool = False,
 ) -> None:
@@ -73,6 +74,7 @@ def take(
         levels: that are recorded.
         progress: see `Progress`.
         seed: of the order within each turn.
+        kind: of step, as `xsp.load` takes it.
         threshold: as of `sequential.look`.
         overwrite: replace a comparison that is there.
 
@@ -85,6 +87,7 @@ def take(
     how = sequential.repeats(turns.most)
     a: list[Steps] = []
     b: list[Steps] = []
+    first: dict[str, Trace] = {}
     draw = random.Random(seed)
     with rundir.created_for_several(turns.out, overwrite) as out, _ended_as_by_an_interrupt():
         turns.out = out
@@ -96,17 +99,17 @@ def take(
         for turn in range(1, turns.most + 1):
             # balanced over each two turns, so that neither is always the second one on a warm machine
             order = draw.sample(sides, k=2) if turn % 2 else order[::-1]
-            done: list[Trace] = []
             for place, side in enumerate(order):
                 progress(_line(turns, turn, side), 2 * turn - 2 + place, 2 * turns.most)
                 path = out / f"{side.letter}-{turn:02d}"
                 _run(side, path, levels, seed + turn)
-                trace = _loaded(path, side)
+                like = first.get(side.letter) or next(iter(first.values()), None)
+                trace = _loaded(path, side, like, kind)
+                first.setdefault(side.letter, trace)
                 (a if side is sides[0] else b).append(_steps(trace, side))
                 (turns.a if side is sides[0] else turns.b).append(path)
                 _write(turns, sides, finished=False)
-                done.append(trace)
-            if turn == 1 and not same_work(done):
+            if turn == 1 and not same_work(list(first.values())):
                 raise AnalysisError("the two do different work: one trains and the other only predicts")
             if turn >= sequential.FIRST:
                 figures = [series.figure(each[0]) for each in series.alike([*a, *b])]
@@ -171,9 +174,9 @@ def _end_of(told: Path) -> str:
     return "\n".join([f"the end of what it printed ({told}):", *(f"  {line}" for line in lines[-SHOWN_LINES:])])
 
 
-def _loaded(path: Path, side: Side) -> Trace:
+def _loaded(path: Path, side: Side, like: Trace | None, kind: int | str | None) -> Trace:
     try:
-        return runs.load(path)
+        return loading.load_like(like, path, kind)
     except RunError as error:
         told = path.parent / OUTPUT / f"{path.name}.txt"
         raise AnalysisError(f"{side.program.typed!r} left no run to compare: {error}; {_end_of(told)}") from None
