@@ -12,7 +12,7 @@ import pytest
 
 import xsp
 from xsp.cli import main
-from xsp.comparison import Comparison, compare
+from xsp.comparison import Comparison, compare, loading
 from xsp.comparison.align import align, common
 from xsp.comparison.conclusion import conclusion
 from xsp.comparison.evidence import RUNS, STEPS
@@ -230,6 +230,23 @@ def test_what_stands_between_steps_is_compared_too() -> None:
     assert found.step.verdict == "no evidence of change"
     assert verdicts(found, "loop") == {"iteration": "slower"}
     assert found.section("loop")[0].b_ms == pytest.approx(0.501, abs=0.003)
+
+
+def test_all_runs_are_compared_by_the_same_kind_of_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of two kinds takes most of the time may differ from run to run."""
+
+    def two_kinds(place: str, kind: int | None = None, **_: object) -> Trace:
+        heaviest = 1 if place == "a1" else 0
+        trace = run(NET, name=place)
+        trace.run["kinds"] = [{"kind": 0, "name": "generator"}, {"kind": 1, "name": "critic"}]
+        trace.con.execute(f"UPDATE alike SET step_kind = {heaviest if kind is None else kind}")
+        return trace
+
+    monkeypatch.setattr("xsp.runs.load", two_kinds)
+    a, b = loading.load(["a1", "a2"], ["b1", "b2"])
+    assert [loading.kind_name(trace) for trace in (*a, *b)] == ["critic"] * 4
+    a, b = loading.load(["a2", "a1"], ["b1"], kind=0)
+    assert [loading.kind_name(trace) for trace in (*a, *b)] == ["generator"] * 3
 
 
 # --- the parts --------------------------------------------------------------------------------------------

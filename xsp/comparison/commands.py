@@ -45,7 +45,7 @@ class Program:
 
     def command(self, out: Path, levels: str, seed: int) -> list[str]:
         """Return the command that records a run of it into a directory."""
-        options = ["--quiet", "--no-samples", "--out", str(out), "--levels", levels]
+        options = ["--quiet", "--no-samples", "--overwrite", "--out", str(out), "--levels", levels]
         options += ["--seed", str(seed)] if self.verb == "run" else []
         return [*self.python, "-c", _WITHOUT_HERE, self.verb, *options, *self.args]
 

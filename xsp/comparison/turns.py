@@ -99,16 +99,17 @@ def take(
         for turn in range(1, turns.most + 1):
             # balanced over each two turns, so that neither is always the second one on a warm machine
             order = draw.sample(sides, k=2) if turn % 2 else order[::-1]
+            paths = {side.letter: out / f"{side.letter}-{turn:02d}" for side in sides}
             for place, side in enumerate(order):
                 progress(_line(turns, turn, side), 2 * turn - 2 + place, 2 * turns.most)
-                path = out / f"{side.letter}-{turn:02d}"
-                _run(side, path, levels, seed + turn)
+                _run(side, paths[side.letter], levels, seed + turn)
+            for side, steps, taken in zip(sides, (a, b), (turns.a, turns.b), strict=True):
                 like = first.get(side.letter) or next(iter(first.values()), None)
-                trace = _loaded(path, side, like, kind)
+                trace = _loaded(paths[side.letter], side, like, kind)
                 first.setdefault(side.letter, trace)
-                (a if side is sides[0] else b).append(_steps(trace, side))
-                (turns.a if side is sides[0] else turns.b).append(path)
-                _write(turns, sides, finished=False)
+                steps.append(_steps(trace, side))
+                taken.append(paths[side.letter])
+            _write(turns, sides, finished=False)
             if turn == 1 and not same_work(list(first.values())):
                 raise AnalysisError("the two do different work: one trains and the other only predicts")
             if turn >= sequential.FIRST:
