@@ -364,7 +364,7 @@ def test_the_phases_stand_on_top_as_one_bar(of_two_kinds):
     )
     assert [width / sum(told) for width in told] == pytest.approx([0.3, 0.45, 0.25], abs=0.01)
     text = of_two_kinds.find_element("id", "phases").text
-    assert text.startswith("Where an iteration goes: 100 ms, percent of that")
+    assert text.startswith("Where the time of a step and its wait for data goes: 100 ms, percent of that")
     assert "waiting for data 25.0 %, 25 ms" in text
 
 

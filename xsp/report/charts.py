@@ -47,6 +47,9 @@ class Chart:
     most: int = MOST_POINTS
     """Rows that are drawn; of more, the first, and the chart says so."""
 
+    least: int = 1
+    """Rows below which there is nothing to see."""
+
     @property
     def measured(self) -> list[str]:
         """The columns of which any must hold something."""
@@ -62,6 +65,10 @@ _PATH = {"name": "name", "value": "dur_ms"}
 _ACTIVITY = {
     "computation_ms": "computation", "exposed_communication_ms": "exposed communication",
     "exposed_copy_ms": "exposed copies", "idle_ms": "idle",
+}  # fmt: skip
+_PHASES = {
+    "forward_ms": "forward", "backward_ms": "backward", "optimizer_ms": "optimizer", "data_ms": "waiting for data",
+    "rest_ms": "rest of the step",
 }  # fmt: skip
 _TENSOR = {
     "with_tensor_cores_ms": "with tensor cores", "without_tensor_cores_ms": "without",
@@ -83,6 +90,9 @@ def _read(title: str, unit: str, *figures: str) -> Chart:
 
 
 CHARTS: tuple[Chart, ...] = (
+    Chart(
+        "phases-over-time", "time", "lying", "Phases over the run", "ms", {}, _PHASES, names=("first_step",), least=2,
+    ),
     Chart("device-activity", "time", "lying", "What each device did", "ms", {}, _ACTIVITY, names=("rank", "device")),
     Chart(
         "idle-causes", "time", "lying", "Why devices were idle", "ms",
@@ -191,7 +201,7 @@ def drawn(chart: Chart, answer: Answer) -> dict[str, Any]:
     if answer.refused is not None:
         return {**said, "missing": answer.refused}
     rows = [row for row in answer.dicts() if all(_is(row[column], value) for column, value in chart.where.items())]
-    if not rows:
+    if len(rows) < chart.least:
         return {**said, "missing": f"{chart.title}: there is none in this trace"}
     if not any(row[column] is not None for column in chart.measured for row in rows):
         return {**said, "missing": f"{chart.title}: {_words(chart.measured)} was not measured"}

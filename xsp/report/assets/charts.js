@@ -3,7 +3,8 @@
 // an analysis under the names of their roles.
 const scheme = matchMedia("(prefers-color-scheme: dark)");
 const palette = ["#4c78d8", "#e0823d", "#3fa66a", "#c9506b", "#8a63c9", "#2ba5b5", "#a08a2c", "#7d8794"];
-const PARTS = { idle: "#c3cad8", "exposed communication": "#8f9bf5", "exposed copies": "#62c4cc", exposed: "#8f9bf5", "the name does not tell": "#c3cad8", other: "#c3cad8" };
+const PHASES = { forward: "#4c78d8", backward: "#3fa66a", optimizer: "#8a63c9", "waiting for data": "#e0823d", "rest of the step": "#8d97a8", "between steps": "#c3cad8" };
+const PARTS = { ...PHASES, idle: "#c3cad8", "exposed communication": "#8f9bf5", "exposed copies": "#62c4cc", exposed: "#8f9bf5", "the name does not tell": "#c3cad8", other: "#c3cad8" };
 const OTHER = "#9aa3b2", MOST_BARS = 12, MOST_GROUPS = 6, LETTERS = 30;
 const plots = [];
 

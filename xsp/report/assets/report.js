@@ -46,14 +46,14 @@ const GRADES_MEAN = {
   exact: "known by ids, sequence numbers and containment", inferred: "by weaker evidence: a replayed graph, an operator without a launch", unknown: "no layer is known",
 };
 
-const PHASES = { forward: "#4c78d8", backward: "#3fa66a", optimizer: "#8a63c9", data: "#e0823d", "rest of the step": "#8d97a8", "between steps": "#c3cad8" };
-const PHASES_MEAN = { data: "waiting for data", "rest of the step": "what no phase holds: Python, moving data, losses outside the model, waiting for a device", "between steps": "logging, evaluation and what else the program does between two steps" };
+const PHASES_MEAN = { "rest of the step": "what no phase holds: Python, moving data, losses outside the model, waiting for a device", "between steps": "logging, evaluation and what else the program does between two steps" };
 
-// What an iteration is made of, as one bar.
+// What an iteration is made of, as one bar. Without a loop nothing is known of what lies between steps.
 function drawPhases() {
-  const all = data.phases.reduce((sum, [, ms]) => sum + ms, 0);
-  byId("phases").replaceChildren(...(data.phases.length ? sharesBar(`Where an iteration goes: ${number(all)} ms, percent of that`, data.phases.map(([phase, ms]) => ({
-    size: ms, colour: PHASES[phase] || OTHER, title: PHASES_MEAN[phase], text: `${phase === "data" ? "waiting for data" : phase} ${share(ms, all)}, ${number(ms)} ms`,
+  const rows = data.phases.map(([phase, ms]) => [phase === "data" ? "waiting for data" : phase, ms]), all = rows.reduce((sum, [, ms]) => sum + ms, 0);
+  const what = rows.some(([phase]) => phase === "between steps") ? "an iteration of the loop" : "a step and its wait for data";
+  byId("phases").replaceChildren(...(rows.length ? sharesBar(`Where the time of ${what} goes: ${number(all)} ms, percent of that`, rows.map(([phase, ms]) => ({
+    size: ms, colour: PHASES[phase] || OTHER, title: PHASES_MEAN[phase], text: `${phase} ${share(ms, all)}, ${number(ms)} ms`,
   }))) : []));
 }
 
