@@ -39,7 +39,10 @@ def _contains(spans: Sequence[Span], outer: int, inner: int) -> bool:
     deepest = max(b.level, Level.LAYER) if b.kind == Kind.USER else b.level
     return (
         a.device is None and (a.process, a.thread) == (b.process, b.thread)
-        and a.level <= deepest
+        and (a.level <= deepest or (
+            (a.level, a.kind, b.level) == (Level.LIBRARY, Kind.CALL, Level.OP)
+            and a.collector == b.collector is not None
+        ))
         and a.start_ns <= middle <= a.end_ns
         and b.end_ns <= a.end_ns + TOLERANCE_NS
         and _inwards(spans, outer) < _inwards(spans, inner)

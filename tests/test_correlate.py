@@ -142,6 +142,23 @@ def test_an_op_belongs_to_its_layer_although_its_clock_is_a_little_off() -> None
     """)
 
 
+def test_operators_that_a_librarys_call_runs_on_its_own_thread_lie_in_it() -> None:
+    rows = by_name("""
+        step s                0-100
+        module net            10-90
+        op c10d::allgather    20-30 span_id=00000000000000aa collector=torchops
+        call gloo:all_gather  35-60 thread=2 parent_id=00000000000000aa collector=torchops
+        op aten::copy_        40-50 thread=2 collector=torchops
+        op aten::select       42-45 thread=2 collector=torchops
+        op aten::other        46-48 thread=2 collector=another
+        op aten::late         70-80 thread=2 collector=torchops
+    """)
+    assert rows["aten::copy_"].parent_id == rows["gloo:all_gather"].span_id
+    assert rows["aten::copy_"].layer_id == rows["net"].span_id
+    assert rows["aten::select"].parent_id == rows["aten::copy_"].span_id
+    assert rows["aten::late"].parent_id is None
+
+
 # --- spans without a thread -------------------------------------------------------------------------------
 
 

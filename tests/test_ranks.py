@@ -48,6 +48,46 @@ OWN_STEPS = """
 """
 
 
+SHARDED = """
+    import sys, torch, torch.distributed as dist, xsp
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    how = sys.argv[1]
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(16, 16)
+        def forward(self, x):
+            if "checkpoint" not in how:
+                return x + torch.relu(self.inner(x))
+            return x + checkpoint(self.inner, x, use_reentrant="not" not in how)
+    model = nn.Sequential(*[Block() for _ in range(3)])
+    if how == "fully_shard":
+        from torch.distributed.fsdp import fully_shard
+        for block in model:
+            fully_shard(block)
+        fully_shard(model)
+    elif how == "FullyShardedDataParallel":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+        policy = ModuleWrapPolicy({Block})
+        model = FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"))
+    else:
+        model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with xsp.profile("sharded", out="sharded", warmup=1) as prof:
+        for _ in range(8):
+            with prof.step():
+                optimizer.zero_grad()
+                model(torch.randn(4, 16, requires_grad=True)).sum().backward()
+                optimizer.step()
+    dist.destroy_process_group()
+"""
+
+
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the run of two ranks that train together."""
@@ -215,3 +255,17 @@ def test_all_ranks_are_one_trace_in_jaeger_while_they_run(tmp_path: Path, jaeger
         for span in scope["spans"]
     }
     assert {"run train", "run train rank 0", "run train rank 1"} <= named
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", ["fully_shard", "FullyShardedDataParallel", "checkpoint", "checkpoint, not reentrant", "DDP"]
+)
+def test_every_span_of_sharded_and_checkpointed_training_has_a_parent(tmp_path: Path, how: str) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(SHARDED))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py", how]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    trace = xsp.load(tmp_path / "sharded")
+    (parents,) = [finding.text for finding in health(trace) if finding.subject == "parents"]
+    assert parents.startswith("all "), parents

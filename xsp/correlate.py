@@ -54,10 +54,16 @@ class _Node:
         """
         deepest = max(self.span.level, Level.LAYER) if self.span.kind == Kind.USER else self.span.level
         return (
-            outer.span.level <= deepest
+            (outer.span.level <= deepest or _runs_operators(outer.span, self.span))
             and outer.start <= self.middle <= outer.end
             and self.end <= outer.end + TOLERANCE_NS
         )
+
+
+def _runs_operators(call: Span, span: Span) -> bool:
+    """Return whether a span is an operator that may run inside a library's call: gloo's do, on threads of their own."""
+    is_call = call.level == Level.LIBRARY and call.kind == Kind.CALL and span.level == Level.OP
+    return is_call and call.collector is not None and call.collector == span.collector  # times of one clock
 
 
 def correlate(spans: Iterable[Span]) -> list[Span]:

@@ -158,22 +158,47 @@ def _spread(trace: Trace) -> list[Finding]:
 
 
 def _parents(trace: Trace) -> list[Finding]:
-    """Count the host's spans without a parent; device work is looked at by `xsp.health.device`."""
+    """Count the host's spans without a parent by reason; device work is looked at by `xsp.health.device`."""
     hosts = f"FROM merged WHERE device IS NULL AND kind <> '{Kind.OVERHEAD}'"
     total = _one(trace, f"SELECT count(*) {hosts}")
-    orphans = _one(trace, f"SELECT count(*) {hosts} AND parent_id IS NULL AND kind <> '{Kind.STEP}'")
-    ambiguous = _one(
-        trace, f"SELECT count(*) {hosts} AND parent_id IS NULL AND json_exists(attributes, '$.candidates')"
-    )
+    rows = trace.con.execute(
+        f"""
+        WITH orphans AS (SELECT *, CASE
+                WHEN json_exists(attributes, '$.candidates') THEN 'ambiguous'
+                WHEN thread IS NULL THEN 'threadless'
+                WHEN EXISTS (FROM merged AS model WHERE model.level <= {Level.MODEL} AND model.rank = own.rank
+                    AND model.process IS NOT DISTINCT FROM own.process AND model.thread = own.thread) THEN 'outside'
+                ELSE 'elsewhere' END AS reason
+            {hosts.replace("merged", "merged AS own")} AND parent_id IS NULL AND kind <> '{Kind.STEP}'),
+        named AS (SELECT reason, kind, name, count(*) AS spans FROM orphans GROUP BY ALL),
+        shown AS (SELECT reason, list(DISTINCT kind ORDER BY kind) AS kinds,
+                list(name ORDER BY spans DESC, name)[:3] AS names, count(DISTINCT name) AS names_in_all
+            FROM named GROUP BY reason)
+        SELECT reason, count(*), count(DISTINCT (rank, coalesce(process, 0), thread)), any_value(kinds),
+            any_value(names), any_value(names_in_all)
+        FROM orphans JOIN shown USING (reason) GROUP BY reason ORDER BY count(*) DESC, reason
+        """
+    ).fetchall()
+    orphans = sum(row[1] for row in rows)
     if not orphans:
         return [Finding(Severity.GOOD, "parents", f"all {total} spans of the merged step found their parent")]
-    text = f"{orphans} of {total} spans found no parent"
-    if ambiguous:
-        text += (
-            f"; {ambiguous} of them ran beside others and could belong to several: "
-            "`xsp run --resolve` runs the program once more with one thing at a time"
-        )
+    texts = [_why(*row) for row in rows]
+    text = f"{orphans} of {total} spans found no parent: {'; '.join(texts)}"
     return [Finding(Severity.WARNING, "parents", text, "B" if orphans < total / 10 else "C")]
+
+
+def _why(reason: str, spans: int, threads: int, kinds: Sequence[str], names: Sequence[str], names_in_all: int) -> str:
+    """Return how many spans have no parent for a reason, which, and the reason."""
+    which = ", ".join(names) + (", …" if names_in_all > len(names) else "")
+    place = "1 thread" if threads == 1 else f"{threads} threads"
+    why = {
+        "ambiguous": "ran beside others and could belong to several: `xsp run --resolve` runs the program once more "
+        "with one thing at a time",
+        "threadless": "tell no thread, and nothing was open around them on any",
+        "outside": f"ran on {place} of the program outside of all that was open there",
+        "elsewhere": f"ran on {place} without a step or a call of a model: who gave them the work is unknown",
+    }[reason]
+    return f"{spans} ({'/'.join(kinds)}: {which}) {why}"
 
 
 def _structure(trace: Trace) -> list[Finding]:
