@@ -19,6 +19,7 @@ LAYERS = [
     {"correlate", "device", "layers", "recording.account", "recording.blocks", "recording.calibrate"}
     | {"recording.kernelsource", "recording.kinds", "recording.loop", "rundir", "table"},
     {"loop", "recording.budget", "recording.underway", "samples", "trace"},
+    {"iterations"},
     {"overhead", "owntimes"},
     {"importers", "recording.store", "views"},
     {"intake"},

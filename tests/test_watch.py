@@ -34,7 +34,7 @@ def looks(tmp_path_factory: pytest.TempPathFactory) -> list:
     out = tmp_path_factory.mktemp("watched") / "run"
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval()
     found = []
-    with xsp.profile("watched", levels="M/L", out=out, samples=False) as prof:
+    with xsp.profile("watched", levels="M/L", out=out, settle=1, samples=False) as prof:
         for number in range(30):
             prof._steps.underway._next_ns = 0  # not once a second, but always
             with prof.step():
@@ -195,6 +195,8 @@ def test_xsp_run_takes_every_and_budget(tmp_path: Path, capsys: pytest.CaptureFi
     script.write_text("import torch\nm = torch.nn.Linear(4, 4).eval()\nfor _ in range(60): m(torch.ones(1, 4))\n")
     run = ["run", "-q", "--no-samples", "--levels", "M", "--every", "10", "--warmup", "0", "-o", str(tmp_path / "run")]
     subprocess.run([sys.executable, "-m", "xsp.cli", *run, str(script)], check=True)
-    assert xsp.load(tmp_path / "run").run["steps"] == {"seen": 60, "stored": 6, "lost": 0, "skipped": 0}
+    steps = xsp.load(tmp_path / "run").run["steps"]
+    assert 4 <= steps.pop("stored") <= 11, "one in ten on average, each 5 to 14 bare ones after the last"
+    assert steps == {"seen": 60, "lost": 0, "skipped": 0}
     assert cli.main([*run, "--budget", "1%", "torchrun", str(script)]) == 2
     assert "say --every N" in capsys.readouterr().err

@@ -60,7 +60,8 @@ class Token(NamedTuple):
 
     kind: Kind
     subject: int
-    """The `id` of the module or the optimizer, which may be gone; 0 where a backward pass begins, 1 where it ends."""
+    """The `id` of the module or the optimizer, which may be gone; 0 where an optimizer's step or a backward pass
+    begins, 1 where a backward pass ends."""
     type: type | None = None
     """Its class."""
     trains: bool = False

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from xsp import loop, summary, table
+from xsp import iterations, summary, table
 from xsp.device import occupancy
 from xsp.loop import BARE
 from xsp.recording.schedule import rung_name
@@ -111,7 +111,7 @@ def _merge_leveled(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> N
     rungs = rungs_of(con)
     _count_inside(template, rungs)
     measured = _measured(con, template, rungs)
-    cold = loop.coldness(con) if rungs and rungs[0].level == BARE else None
+    cold = iterations.coldness(con) if rungs and rungs[0].level == BARE else None
     described = _described(con, template)
     rows = []
     least: dict[str | None, float] = defaultdict(float)  # what the spans inside took: no span is shorter
@@ -172,7 +172,9 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
             WHERE step_kind IS NOT DISTINCT FROM coalesce({wanted}, (SELECT step_kind FROM heaviest))
         ), weightiest AS (
             SELECT kind FROM first GROUP BY kind
-            ORDER BY coalesce(sum(dur_ns) FILTER (timed AND status = 'ok'), 0) DESC, count(*) DESC, kind LIMIT 1
+            -- of a service's requests those that were looked into; a program's kinds are all looked into
+            ORDER BY CASE WHEN NOT EXISTS (SELECT 1 FROM loop) THEN max(rung) END DESC NULLS LAST,
+                     coalesce(sum(dur_ns) FILTER (timed AND status = 'ok'), 0) DESC, count(*) DESC, kind LIMIT 1
         )
         SELECT * EXCLUDE (kind) FROM first WHERE kind IS NOT DISTINCT FROM (SELECT kind FROM weightiest)
         """
@@ -196,7 +198,7 @@ def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
         ).fetchall()
     }
     rungs: list[Rung] = []
-    bare = loop.steady_steps(con) if steps else []
+    bare = iterations.steady_steps(con) if steps else []
     if bare:
         durations = [each.dur_ns for each in bare]
         rungs.append(Rung(BARE, len(bare), summary.trimmed_mean(durations), None, None, 0))
@@ -211,7 +213,8 @@ def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
             outer = [dur_ns for _, dur_ns in steps[before]]
             pairs = [deep - shallow for deep, shallow in zip(durations, outer, strict=False)]
         elif bare:
-            pairs = [dur_ns - usual for (_, dur_ns), usual in zip(numbered, loop.nearby(bare, numbered), strict=True)]
+            usual = iterations.nearby(bare, numbered)
+            pairs = [deep - shallow for deep, shallow in zip(durations, usual, strict=True)]
         if pairs:
             added, added_interval = summary.trimmed_mean(pairs), summary.interval(pairs)
         spans = _spans_added(con, level, before if before is not None else BARE)
@@ -364,7 +367,7 @@ def _measured(con: duckdb.DuckDBPyConnection, template: _Template, rungs: Sequen
             if rung == rungs[-1].level:
                 measured[key].raw = summary.trimmed_mean(durations)
     if step is not None and rungs and rungs[0].level == BARE:
-        measured[step].take_bare([each.dur_ns for each in loop.steady_steps(con)])
+        measured[step].take_bare([each.dur_ns for each in iterations.steady_steps(con)])
     return measured
 
 
@@ -427,15 +430,15 @@ def _figures(
     )
 
 
-def _on_cold_caches(figures: _Figures, cold: loop.Coldness) -> _Figures:
+def _on_cold_caches(figures: _Figures, cold: iterations.Coldness) -> _Figures:
     """Return what is to be said of a span in steps that ran on caches that were still cold.
 
     Its interval reaches as far down as it would if the span were slowed like its step; where a step is slowed by more
-    than `loop.TOO_COLD`, nothing is known of the span's true time.
+    than `iterations.TOO_COLD`, nothing is known of the span's true time.
     """
     if figures.true_ns is None or cold.ratio <= 1:
         return figures
-    if cold.ratio > 1 + loop.TOO_COLD:
+    if cold.ratio > 1 + iterations.TOO_COLD:
         why = f"recorded on cold caches, where a step takes {cold.ratio:.2f} times as long"
         return figures._replace(true_ns=None, true_lo_ns=None, true_hi_ns=None, cause=why)
     low = figures.true_lo_ns if figures.true_lo_ns is not None else figures.true_ns

@@ -109,6 +109,8 @@ class TrainingCalls(Collector):
 
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
         self.notify(Signal.OPTIMIZER_BEGIN, optimizer)  # which may open a step, so first
+        if self.outline is not None:
+            self.outline.append((Kind.OPTIMIZER, 0))
         self._running[id(optimizer)] = (threading.get_native_id(), monotonic_ns())
 
     def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:

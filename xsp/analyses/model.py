@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from xsp import loop, summary
+from xsp import summary
 from xsp.analyses.contract import Table, analysis, values
-from xsp.analyses.loop import iterations, kinds_of
+from xsp.analyses.loop import kinds_of
 from xsp.errors import AnalysisError
+from xsp.iterations import iterations, steady_steps
 from xsp.span import Kind, Level
 from xsp.trace import Trace
 
@@ -63,7 +64,7 @@ def A1(trace: Trace) -> Table:
 
 def _bare(trace: Trace) -> list[tuple[int | None, list[float]]]:
     """Return the times of steady bare steps by batch size; empty where they do not tell."""
-    found = loop.steady_steps(trace.con)
+    found = steady_steps(trace.con)
     if not found:
         return []
     by_size: dict[int | None, list[float]] = defaultdict(list)
@@ -85,7 +86,7 @@ def _recorded(trace: Trace) -> list[tuple[int | None, list[float]]]:
 
 def _around(trace: Trace, batch: int | None) -> tuple[float | None, ...]:
     """Return the loop's iteration in milliseconds, both ends of its interval, and its samples per second."""
-    found = next((each for each in iterations(trace, batch) if each.kind == trace.kind), None)
+    found = next((each for each in iterations(trace.con, batch) if each.kind == trace.kind), None)
     if found is None or found.mean_ns is None:
         return (None, None, None, None)
     ends = found.ends

@@ -23,7 +23,7 @@ def _kept(budget: dict[str, Any]) -> Finding:
     if spent is None:
         return Finding(Severity.NOTE, "budget", "too few steps ran to tell what profiling cost")
     low, high = budget["low_percent"], budget["high_percent"]
-    text = f"profiling cost {spent:.2f} % of the steps' time [{low:.2f}, {high:.2f}], {asked:g} % were asked for"
+    text = f"profiling cost {spent:.2f} % of the loop's time [{low:.2f}, {high:.2f}], {asked:g} % were asked for"
     if spent <= asked:
         return Finding(Severity.GOOD, "budget", text)
     text += ": the first steps of each rung cost more than the run had earned; run more steps, or fewer levels"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from xsp.health import budget as budgethealth
 from xsp.health import device as devicehealth
+from xsp.health import headline
 from xsp.health import samples as samplehealth
 from xsp.health.finding import Finding, Severity
 from xsp.recording.schedule import rung_name
@@ -42,6 +43,7 @@ def health(trace: Trace) -> list[Finding]:
         *_run(trace),
         *_ranks(trace),
         *_deliveries(trace),
+        *headline.findings(trace),
         *budgethealth.findings(trace),
         *_rungs(trace),
         *_parents(trace),

@@ -101,8 +101,17 @@ class Account:
         self.steps_ns = 0.0
         """What the steps would have taken bare; those before the first bare one are not in it."""
 
+        self.began_ns = monotonic_ns()
+        """When the block was entered."""
+
+        self.waited_ns = 0
+        """What the program did between its steps: with `steps_ns` the time of its loop."""
+
         self.start_ns = 0
         """What it took to install collectors and to start the storing process; no step's, and not in `spent_ns`."""
+
+        self.end_ns = 0
+        """What it took to take collectors out and to calibrate them; no step's either."""
 
         self.rungs: dict[int, RungAccount] = {}
         self._around_ns = 0  # of bare steps
@@ -125,6 +134,11 @@ class Account:
         if len(self._others) >= ENOUGH:
             return summary.percentile(self._others, 0.5)
         return summary.percentile([*self._others, *self._firsts], 0.5) if self._others or self._firsts else None
+
+    @property
+    def loop_ns(self) -> float:
+        """What the program's loop would have taken bare: its steps, and what it did between them."""
+        return self.steps_ns + self.waited_ns
 
     def cost_ns(self, rung: int) -> float | None:
         """Return what one step of a rung costs, by the last ones; None if there was none."""
@@ -192,18 +206,21 @@ class Account:
         inside = [rung.inside for rung in self.rungs.values()]
         margin_ns = math.hypot(*(each.margin_ns for each in (*inside, self._after)))
         low_ns, high_ns = self.spent_ns - margin_ns, self.spent_ns + margin_ns
-        return _percent(low_ns, self.steps_ns), _percent(high_ns, self.steps_ns)
+        return _percent(low_ns, self.loop_ns), _percent(high_ns, self.loop_ns)
 
     def content(self) -> dict[str, Any]:
         """Return what is to be said of it; a share that is unknown is None."""
         return {
-            "overhead_percent": _percent(self.spent_ns, self.steps_ns),
+            "overhead_percent": _percent(max(0.0, self.spent_ns), self.loop_ns),
             "steps_ns": round(self.steps_ns),
+            "waited_ns": self.waited_ns,
+            "wall_ns": monotonic_ns() - self.began_ns,
             "spent_ns": round(self.spent_ns),
             "inside_ns": round(sum(rung.inside.total_ns + rung.once_ns for rung in self.rungs.values())),
             "around_ns": self._around_ns + sum(rung.around_ns for rung in self.rungs.values()),
             "after_ns": round(self._after.total_ns),
             "start_ns": self.start_ns,
+            "end_ns": self.end_ns,
             "bare_step_ns": _rounded(self.bare_ns),
             "taken": {"bare": self.bare, **{rung_name(level): self.rungs[level].taken for level in sorted(self.rungs)}},
             "cost_ns": {rung_name(level): _rounded(self.rungs[level].cost_ns) for level in sorted(self.rungs)},

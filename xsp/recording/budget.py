@@ -148,7 +148,7 @@ class Budgeted(Schedule):
             return True
         known = (account.cost_ns(rung) for rung in self.rungs if rung <= turn.rung)  # of a trial: those before
         expected_ns = max((cost_ns for cost_ns in known if cost_ns is not None), default=0.0)
-        if account.spent_ns + expected_ns > (1 - RESERVE) * self.share * account.steps_ns:
+        if account.spent_ns + expected_ns > (1 - RESERVE) * self.share * account.loop_ns:
             return True
         return self._is_kept_for_another(plan)
 

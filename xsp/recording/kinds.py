@@ -43,12 +43,12 @@ class Known(NamedTuple):
 class StepKind:
     """One kind of step."""
 
-    def __init__(self, number: int, tokens: Sequence[Token], name: str) -> None:
+    def __init__(self, number: int, tokens: Sequence[Token], name: str, batch: Batch) -> None:
         self.number = number
         self.name = name
         self.trains = any(token.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for token in tokens)
         self.calls = [_called(token) for token in tokens[:20]]
-        self.batch = batch_of(tokens)
+        self.batch = batch
         self.seen = 0
         """Steps of this kind that ended."""
 
@@ -107,33 +107,38 @@ class Kinds:
         return known
 
     def _look_closer(self, words: tuple[tuple[Any, ...], ...]) -> Known:
-        tokens = _without_recomputed([Token(*word) for word in words])
+        whole = _without_recomputed([Token(*word) for word in words])
+        tokens = [token for token in whole if token.kind is not Kind.OPTIMIZER or token.subject]
         form = tuple((word, _rounded(len(list(alike)))) for word, alike in groupby(map(_form, tokens)))
         kind = self._by_form.get(form)
         if kind is None:
-            kind = self._by_form[form] = self._new(tokens)
+            kind = self._by_form[form] = self._new(tokens, batch_of(whole))
         if len(self._by_outline) >= MOST_KNOWN:
             self._by_outline.clear()
-        known = self._by_outline[words] = Known(kind, batch_of(tokens))
+        known = self._by_outline[words] = Known(kind, batch_of(whole))
         if tokens:
             self._by_first[_form(tokens[0])] = kind
         return known
 
-    def _new(self, tokens: Sequence[Token]) -> StepKind:
+    def _new(self, tokens: Sequence[Token], batch: Batch) -> StepKind:
         if len(self.all) >= MOST_KINDS:
             if self.all[-1].name != OTHER:
-                self.all.append(StepKind(len(self.all), (), OTHER))
+                self.all.append(StepKind(len(self.all), (), OTHER, batch))
             return self.all[-1]
         name = self._name(tokens)
-        alike = sum(known.name == name or known.name.startswith(f"{name} #") for known in self.all)
-        self.all.append(StepKind(len(self.all), tokens, f"{name} #{alike + 1}" if alike else name))
+        taken = {known.name for known in self.all}
+        if name in taken and (optimizers := _optimizers(tokens)):
+            name += f", {' + '.join(optimizers)}"
+        numbered = (f"{name} #{number}" for number in range(2, MOST_KINDS + 2))
+        chosen = next(each for each in (name, *numbered) if each not in taken)
+        self.all.append(StepKind(len(self.all), tokens, chosen, batch))
         return self.all[-1]
 
     def _name(self, tokens: Sequence[Token]) -> str:
         """Return what a person calls such a step: `training ResNet 32×3×224×224`, `Encoder 8×16 + Decoder 8×1`."""
         calls = [(self._instance(token), token.shape) for token in tokens if token.kind is Kind.FORWARD]
         if not calls:
-            optimizers = dict.fromkeys(_of_type(token) for token in tokens if token.kind is Kind.OPTIMIZER)
+            optimizers = _optimizers(tokens)
             return f"{' + '.join(optimizers)} alone" if optimizers else NO_CALL
         different = list(dict.fromkeys(calls))
         named = [
@@ -158,14 +163,18 @@ def batch_of(tokens: Sequence[Token]) -> Batch:
     """Return the samples of a step: the first dimension of each micro-batch, summed.
 
     Between two backward passes the largest first dimension counts: what several modules, or one of them several times
-    (siamese networks), make of one batch is one batch. That is sure where there is one call; of several it is a guess.
+    (siamese networks), make of one batch is one batch. So does it inside an optimizer's step, whose closure may compute
+    the same batch several times. That is sure where there is one call; of several it is a guess.
     """
     parts: list[int] = [0]
+    inside = False
     calls = [token for token in tokens if token.kind is Kind.FORWARD and token.shape]
     for token in tokens:
         if token.kind is Kind.FORWARD and token.shape:
             parts[-1] = max(parts[-1], token.shape[0])
-        elif token.kind is Kind.BACKWARD:
+        elif token.kind is Kind.OPTIMIZER:
+            inside = not token.subject
+        elif token.kind is Kind.BACKWARD and not inside:
             parts.append(0)
     total = sum(parts)
     if not total:
@@ -192,6 +201,10 @@ def _form(token: Token) -> tuple[Any, ...]:
 
 def _rounded(size: int) -> int:
     return int(size).bit_length()
+
+
+def _optimizers(tokens: Sequence[Token]) -> list[str]:
+    return list(dict.fromkeys(_of_type(token) for token in tokens if token.kind is Kind.OPTIMIZER))
 
 
 def _of_type(token: Token) -> str:

@@ -183,7 +183,7 @@ class profile:
             return self
         if _active is not None:
             raise UsageError(f"the profile {_active.name!r} is active in this process; leave its block first")
-        began_ns = clock.monotonic_ns()
+        began_ns = self._steps.account.began_ns = clock.monotonic_ns()
         collecting, rungs = self._steps.collecting, self.schedule.rungs
         collecting.find(self._wanted, rungs[-1], self._kernels)
         try:
@@ -242,7 +242,9 @@ class profile:
         _active = None
         blocks.keep_in(None)
         steps.underway.end()
+        began_ns = clock.monotonic_ns()
         costs = steps.collecting.close()
+        steps.account.end_ns = clock.monotonic_ns() - began_ns
         steps.store_rest()
         if kind is not None:
             steps.collecting.note("xsp", f"the block was left by {kind.__name__}; the steps before it are kept")

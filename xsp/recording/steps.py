@@ -182,6 +182,7 @@ class Steps:
             if self.loop.is_full:
                 self.hand_over_loop()
             if counts:
+                self.account.waited_ns += max(0, step.waited_ns)
                 self.account.add(step.turn, end_ns - step.start_ns, step.before_ns, end_ns + shown_ns)
         finally:
             self.left_ns = clock.monotonic_ns()

@@ -81,7 +81,7 @@ class Store:
             text = f"{self._loop_lost} rows of the loop were not stored: how long the program's steps took is not whole"
             run = {**run, "notes": [*run.get("notes", ()), {"source": "xsp", "text": text}]}
         if run.get("budget"):
-            run = {**run, "budget": {**run["budget"], "end_ns": time.monotonic_ns() - began}}
+            run = {**run, "budget": _with_end(run["budget"], time.monotonic_ns() - began)}
         rundir.write_run(self._run, run)
         if self._live is not None:
             summary["delivery"] = self._live.finish()
@@ -96,6 +96,15 @@ class Store:
     def _end_sampling(self) -> dict[str, Any] | None:
         sampler, self._sampler = self._sampler, None
         return sampler.finish() if sampler is not None else None
+
+
+def _with_end(budget: dict[str, Any], merging_ns: int) -> dict[str, Any]:
+    """Return what profiling cost, with what merging took, and by how much it made the whole program longer."""
+    ending_ns = budget.get("end_ns", 0) + merging_ns
+    own_ns = budget.get("spent_ns", 0) + budget.get("start_ns", 0) + budget.get("end_ns", 0)
+    bare_ns = budget.get("wall_ns", 0) - own_ns
+    percent = round(100 * (own_ns + merging_ns) / bare_ns, 2) if bare_ns > 0 else None
+    return {**budget, "end_ns": ending_ns, "program_percent": percent}
 
 
 def resolve_run(run: Path, serialised: Path) -> int:

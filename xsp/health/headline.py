@@ -1,0 +1,166 @@
+"""Whether the figures that a user would believe are those of his program: the loop's, not only the recorded steps'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from xsp import iterations, summary
+from xsp.health.finding import Finding, Severity
+from xsp.iterations import OF_ALIKE, UNDISTURBED
+from xsp.loop import BARE
+from xsp.recording.schedule import rung_name
+from xsp.trace import Trace
+
+BOUND = 0.2
+"""From this share of the loop's time on that is not the step's, the step's throughput is not the program's."""
+
+MIXED = 0.2
+"""From this share of the loop's time on in steps of other kinds, one kind's figures are not the program's."""
+
+COLD = 0.05
+"""From this share on by which steps were slowed where they were recorded, figures inside a step are in doubt."""
+
+DRIFT = 0.1
+"""From this share on by which steps take longer, or less long, at the end of a run, one figure does not describe it."""
+
+UNLIKE = 0.25
+"""From this share on by which a recorded step takes longer than bare ones, it is not like them."""
+
+STRETCHES = 9
+"""A run is cut into so many, to tell a drift from scatter: the first three and the last three must not overlap."""
+
+
+def findings(trace: Trace) -> Iterator[Finding]:
+    """Yield what stands between a trace's figures and the program's; nothing for a trace without a loop."""
+    if not trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall():
+        return
+    yield from _program(trace.run)
+    yield from _bound(trace)
+    yield from _mixed(trace)
+    yield from _guessed(trace)
+    yield from _cold(trace)
+    yield from _drifts(trace)
+    yield from _unlike(trace)
+
+
+def _program(run: dict[str, Any]) -> Iterator[Finding]:
+    """Say how much longer the whole program took for being profiled, and what to type against it."""
+    budget = run.get("budget") or {}
+    percent = budget.get("program_percent")
+    if percent is None:
+        return
+    spent = {"recording steps": "spent_ns", "starting": "start_ns", "ending": "end_ns"}
+    parts = ", ".join(f"{name} {budget.get(field, 0) / 1e9:.2g} s" for name, field in spent.items())
+    text = f"profiling made the program take {1 + percent / 100:.3g} times as long ({parts})"
+    asked = budget.get("asked_percent")
+    dear = percent > 20 and budget.get("spent_ns", 0) > budget.get("start_ns", 0) + budget.get("end_ns", 0)
+    if dear and (asked is None or asked > 2):
+        text += "; `--budget 2%` (budget='2%') records less often"
+    yield Finding(Severity.NOTE, "profiling", text)
+
+
+def _here(trace: Trace) -> list[iterations.Iteration]:
+    return [each for each in iterations.iterations(trace.con) if each.rank == trace.rank]
+
+
+def _bound(trace: Trace) -> Iterator[Finding]:
+    """Say how much of an iteration is not the step itself, and which part of that is waiting for data."""
+    own = next((each for each in _here(trace) if each.kind == trace.kind), None)
+    if own is None or own.mean_ns is None or not own.step_ns or own.data_ns is None:
+        text = "no step ran bare: what the program's loop takes is not known, only what recorded steps took"
+        yield Finding(Severity.WARNING, "loop", text, "B")
+        return
+    if own.disturbed:
+        after = "right after recorded ones" if own.disturbed == 2 else "soon after recorded ones"
+        text = f"few steps ran undisturbed: the loop's figures are of steps {after}, which may be slow; run more steps"
+        yield Finding(Severity.NOTE if own.disturbed == 1 else Severity.WARNING, "loop", text, "B")
+    computing = 1 - ((own.between_ns or 0.0) + own.data_ns) / own.mean_ns
+    if 1 - computing < BOUND:
+        return
+    waits = own.data_ns / own.mean_ns
+    text = (
+        f"of an iteration of {own.mean_ns / 1e6:.4g} ms {100 * computing:.0f} % are the step, {100 * waits:.0f} % "
+        f"waiting for data, {100 * (1 - computing - waits):.0f} % other work between steps: "
+        "what the program makes in a second is the loop's figure, not the step's"
+    )
+    yield Finding(Severity.WARNING, "data" if waits > (1 - computing) / 2 else "loop", text, "B")
+
+
+def _mixed(trace: Trace) -> Iterator[Finding]:
+    """Name the kinds of steps that the figures are not of."""
+    here = _here(trace)
+    others = [each for each in here if each.kind != trace.kind]
+    share = sum(each.share for each in others)
+    names = {each["kind"]: each["name"] for each in trace.run.get("kinds") or ()}
+    missing = [each for each in others if not each.recorded and each.share > COLD]
+    if share >= MIXED:
+        named = ", ".join(f"{names.get(each.kind, each.kind)} ({100 * each.share:.0f} %)" for each in others[:3])
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        text = f"{100 * share:.0f} % of the loop's time are steps of other kinds: {named}{more}; --kind shows them"
+        yield Finding(Severity.WARNING, "kinds", text, "B")
+    elif others:
+        count = sum(each.steps for each in others)
+        text = f"{count} steps of {len(others)} other kinds take {100 * share:.2g} % of the loop's time"
+        yield Finding(Severity.NOTE, "kinds", text)
+    for each in missing:
+        text = f"no step of the kind {names.get(each.kind, each.kind)} was recorded, {each.steps} ran"
+        yield Finding(Severity.WARNING, "kinds", text, "B")
+
+
+def _guessed(trace: Trace) -> Iterator[Finding]:
+    kind = next((each for each in trace.run.get("kinds") or () if each["kind"] == trace.kind), None)
+    if kind is not None and kind.get("batch_source") == "guess":
+        text = (
+            f"samples of a step are guessed from its calls ({kind['batch_size']}): "
+            "say --batch-size N, batch_size=N or prof.step(batch_size=N)"
+        )
+        yield Finding(Severity.WARNING, "samples", text, "B")
+
+
+def _cold(trace: Trace) -> Iterator[Finding]:
+    """Say how cold caches were where steps were recorded."""
+    found = iterations.coldness(trace.con)
+    if found is None or found.ratio <= 1 + COLD:
+        return
+    text = f"where steps were recorded a step takes {found.ratio:.2f} times as long: storing leaves caches cold; "
+    if found.ratio > 1 + iterations.TOO_COLD:
+        text += "so times inside a step are as recorded, and no true ones are given"
+    else:
+        text += "the intervals of times inside a step are wider for it"
+    yield Finding(Severity.WARNING, "short steps", text, "C" if found.ratio > 1 + iterations.TOO_COLD else "B")
+
+
+def _drifts(trace: Trace) -> Iterator[Finding]:
+    """Find a run whose steps take longer, or less long, at its end than at its beginning."""
+    rows = trace.con.execute(
+        f"""
+        WITH {UNDISTURBED}, cut AS (
+            SELECT dur_ns, ntile({STRETCHES}) OVER (ORDER BY step) AS stretch FROM undisturbed WHERE {OF_ALIKE}
+        )
+        SELECT median(dur_ns) FROM cut GROUP BY stretch HAVING count(*) >= 3 ORDER BY stretch
+        """
+    ).fetchall()
+    medians = [value for (value,) in rows]
+    if len(medians) < STRETCHES:
+        return
+    first, last = medians[: STRETCHES // 3], medians[-(STRETCHES // 3) :]
+    change = summary.percentile(last, 0.5) / summary.percentile(first, 0.5) - 1
+    apart = min(last) > max(first) or max(last) < min(first)
+    if apart and abs(change) > DRIFT:
+        more = "longer" if change > 0 else "shorter"
+        text = f"steps take {100 * abs(change):.0f} % {more} at the run's end than at its beginning: `phases-over-time`"
+        yield Finding(Severity.WARNING, "drift", text, "B")
+
+
+def _unlike(trace: Trace) -> Iterator[Finding]:
+    """Say where even the least of recording changes the step."""
+    if len(trace.rungs) < 2 or trace.rungs[0].level != BARE:
+        return
+    bare, first = trace.rungs[:2]
+    if first.added is not None and first.added.lo > UNLIKE * bare.step_ns:
+        text = (
+            f"a step recorded at {rung_name(first.level)} takes {first.step_ns / bare.step_ns:.2f} times as long as a "
+            "bare one: what is inside it is not what the program usually does"
+        )
+        yield Finding(Severity.WARNING, "short steps", text, "B")
