@@ -60,6 +60,22 @@ def test_A2_the_layers_in_execution_order(trace: Trace) -> None:
     ]
 
 
+def test_the_calls_of_a_module_are_one_row_of_layers_with_their_sums() -> None:
+    trace = trace_of(spans("""
+        step accumulated    0-1000
+        module net          0-200 type=Net depth=0
+        module net.a        10-110 type=Linear depth=1 param_bytes=1048576
+        alloc alloc         20-20 alloc_bytes=1048576
+        module net          300-500 type=Net depth=0
+        module net.a        310-410 type=Linear depth=1 param_bytes=1048576
+        alloc alloc         320-320 alloc_bytes=1048576
+    """))  # fmt: skip
+    assert ask(analyses.layers, trace, "name, calls, self_ms, percent_of_layers, latency_ms, alloc_mib, param_mib") == [
+        ("net", 2, 0.2, 50.0, 0.4, 0.0, None), ("net.a", 2, 0.2, 50.0, 0.2, 2.0, 1.0),
+    ]  # fmt: skip
+    assert len(analyses.A2(trace).fetchall()) == 4, "A2 has a row for each call, in the order of execution"
+
+
 def test_A3_and_A4_latency_and_memory_of_each_layer_by_itself(trace: Trace) -> None:
     assert ask(analyses.A3, trace, "*") == [
         (0, "net", "Net", 0.3), (1, "net.conv", "Conv2d", 0.3), (2, "net.relu", "ReLU", 0.2),

@@ -47,7 +47,7 @@ def test_profile_prints_what_one_wants_first_and_what_to_type_next(run_directory
 def test_analyze_lists_what_can_be_asked(run_directory, capsys):
     assert main(["analyze", str(run_directory)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines][:3] == ["phases", "phases-over-time", "A1"]
+    assert [line.split()[0] for line in lines][:3] == ["phases", "phases-over-time", "layers"]
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json"])
@@ -83,7 +83,31 @@ def test_analyze_writes_a_file(run_directory, tmp_path):
 def test_analyze_goes_over_the_runs_of_a_sweep(sweep_directory, capfd):
     assert main(["analyze", str(sweep_directory), "A1", "--format", "csv"]) == 0
     out, _ = capfd.readouterr()
-    assert [line.split(",")[0] for line in out.splitlines() if not line.startswith("batch")] == ["1", "2"]
+    assert [line.split(",")[:2] for line in out.splitlines()] == [
+        ["run", "batch_size"], ["batch-0001", "1"], ["batch-0002", "2"],
+    ]  # fmt: skip
+    assert main(["analyze", str(sweep_directory), "A1", "--format", "json"]) == 0
+    assert [row["batch_size"] for row in json.loads(capfd.readouterr().out)] == [1, 2]
+
+
+def test_analyze_writes_several_tables_so_that_each_can_be_read(run_directory, tmp_path, capfd):
+    assert main(["analyze", str(run_directory), "A5", "health", "ops", "--format", "json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert list(found) == ["A5", "health", "ops"]
+    assert {"severity", "subject", "finding", "best_grade"} == set(found["health"][0])
+    for form in ("csv", "json", "parquet"):
+        command = ["analyze", str(run_directory), "A5", "health", "--format", form, "--out", f"{tmp_path}/{form}"]
+        assert main(command) == 0
+        assert sorted(path.name for path in (tmp_path / form).iterdir()) == [f"A5.{form}", f"health.{form}"]
+    assert (tmp_path / "csv" / "A5.csv").read_text().startswith("type,layers,percent\n")
+    assert json.loads((tmp_path / "json" / "A5.json").read_text()) == found["A5"]
+    capfd.readouterr()
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json"])
+def test_what_is_doubtful_can_be_asked_as_any_table(run_directory, capfd, form):
+    assert main(["analyze", str(run_directory), "health", "--format", form]) == 0
+    assert " ".join(capfd.readouterr().out.split()).count("found their") == 1
 
 
 def test_a_refused_analysis_says_why_and_fails(sweep_directory, capsys):
@@ -128,6 +152,8 @@ def test_doctor_lists_every_collector(capsys):
         (["export", "{run}", "--format", "chrom", "-o", "x"], "did you mean chrome?"),
         (["export", "{run}", "--format", "csv", "--table", "merge", "-o", "x"], "did you mean merged"),
         (["analyze", "{run}", "A2", "--format", "parquet"], "--out FILE"),
+        (["analyze", "{run}", "A2", "A6", "--format", "csv"], "give --out FOLDER for a file each"),
+        (["analyze", "{run}", "A2", "A6", "--format", "csv", "--out", "{run}/run.json"], "go into a folder"),
         (["report", "{run}", "--out", "/proc/nowhere/page.html"], "cannot be written"),
         (["analyze", "{run}", "A2", "--format", "csv", "--out", "/proc/nowhere/x.csv"], "cannot be written"),
     ],

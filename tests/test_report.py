@@ -11,6 +11,7 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
+import duckdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from rich.console import Console
 from xsp.analyses import ANALYSES
 from xsp.errors import OutputError
 from xsp.report import headline, html, lanes, loop, optimum, packed, text, timeline
-from xsp.report.fitting import shortened
+from xsp.report.fitting import shortened, told_apart
 from xsp.span import Level
 from xsp.testing import spans, trace_of, with_loop
 
@@ -119,7 +120,7 @@ def test_the_page_holds_everything_and_reaches_out_for_nothing(page):
     assert re.findall(r'(?:src|href)="(?!#)[^"]*"|https?:', ours) == []
     assert "__DATA__" not in page
     data = payload(page)
-    assert [table["id"] for table in data["tables"]][:3] == ["phases", "phases-over-time", "A1"]
+    assert [table["id"] for table in data["tables"]][:3] == ["phases", "phases-over-time", "layers"]
     assert {name for name, _ in data["refused"]} == set(ANALYSES) - {table["id"] for table in data["tables"]}
     assert data["timeline"]["lanes"][0][0] == "thread 1"
 
@@ -489,3 +490,42 @@ def test_the_charting_library_is_the_one_that_its_note_says():
     stated = re.search(r"[0-9a-f]{64}", (assets / "README.md").read_text())
     assert stated is not None
     assert hashlib.sha256((assets / "echarts.min.js").read_bytes()).hexdigest() == stated.group()
+
+
+# --- names that fit -----------------------------------------------------------------------------------------
+
+LAYERS_OF_BERT = [
+    name
+    for number in range(12)
+    for name in (
+        f"bert.encoder.layer.{number}.attention.self",
+        f"bert.encoder.layer.{number}.attention.output.dense",
+        f"bert.encoder.layer.{number}.intermediate.dense",
+        f"bert.encoder.layer.{number}.output.dense",
+    )
+] + ["bert.embeddings.word_embeddings", "bert.pooler.dense"]
+
+
+@pytest.mark.parametrize("width", [14, 20, 24, 30, 60])
+def test_layers_that_differ_have_names_that_differ_however_narrow_the_column(width):
+    shown = told_apart(LAYERS_OF_BERT, width)
+    assert max(map(len, shown)) <= width
+    assert len(set(shown)) == len(LAYERS_OF_BERT)
+    if width >= 20:
+        assert all(name.split(".")[3] in text for name, text in zip(LAYERS_OF_BERT[:48], shown, strict=False))
+
+
+def test_what_is_no_modules_name_loses_its_middle():
+    assert told_apart(["aten::_scaled_dot_product_attention", "void kernel<float, 4>(int)"], 15) == [
+        "aten::_…tention", "void ke…4>(int)",
+    ]  # fmt: skip
+
+
+def test_a_narrow_table_keeps_what_it_is_sorted_by():
+    rows = ", ".join(f"('{name}', 'Linear', 1, '[[1, 2]]', 0.125, 50.0)" for name in LAYERS_OF_BERT[:3])
+    relation = duckdb.sql(f"SELECT * FROM (VALUES {rows}) t(name, type, calls, shape, self_ms, percent_of_layers)")
+    console = Console(width=44, record=True, file=io.StringIO())
+    console.print(text.table(relation, "narrow"))
+    shown = console.export_text()
+    assert shown.count("0.125") == 3
+    assert "columns that do not fit: calls, shape, percent of layers" in " ".join(shown.split())

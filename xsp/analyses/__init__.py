@@ -16,10 +16,11 @@ from xsp.analyses.activity import DEVICE_ACTIVITY, KERNEL_CLASSES, STEPS
 from xsp.analyses.communication import COMMUNICATION
 from xsp.analyses.contract import Analysis
 from xsp.analyses.critical import CRITICAL_PATH, CRITICAL_PATH_SUMMARY
+from xsp.analyses.doubts import HEALTH
 from xsp.analyses.idle import IDLE_CAUSES, IDLE_GAPS
 from xsp.analyses.kernel import A8, A10, A11, A12, A13
 from xsp.analyses.launches import LAUNCH_BOUND, LAUNCHES
-from xsp.analyses.layer import A2, A3, A4, A5, A6, A7
+from xsp.analyses.layer import A2, A3, A4, A5, A6, A7, LAYERS_BY_NAME
 from xsp.analyses.ledger import LEDGER, LEDGER_BY_KIND, LEDGER_BY_LAYER
 from xsp.analyses.loop import LOOP
 from xsp.analyses.memory import MEMORY_STEPS, MEMORY_TIMELINE
@@ -36,9 +37,9 @@ from xsp.analyses.tensorcores import TENSOR_CORES
 ANALYSES: dict[str, Analysis] = {
     each.id: each
     for each in (
-        PHASES, PHASES_OVER_TIME, LOOP,
-        A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, OPS, STAGES,
-        LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND,
+        PHASES, PHASES_OVER_TIME, LOOP, LAYERS_BY_NAME, OPS,
+        A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, STAGES,
+        LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND, HEALTH,
         DEVICE_ACTIVITY, STEPS, KERNEL_CLASSES, IDLE_CAUSES, IDLE_GAPS, LAUNCHES, LAUNCH_BOUND,
         TENSOR_CORES, COMMUNICATION, COLLECTIVE_SKEW, STRAGGLERS,
         CRITICAL_PATH, CRITICAL_PATH_SUMMARY, MEMORY_TIMELINE, MEMORY_STEPS,
@@ -64,9 +65,11 @@ layer_roofline = A14
 kernels_by_model = A15
 phases = PHASES
 phases_over_time = PHASES_OVER_TIME
+layers = LAYERS_BY_NAME
 operators = OPS
 stages = STAGES
 program_loop = LOOP
+health_findings = HEALTH
 ledger = LEDGER
 ledger_by_layer = LEDGER_BY_LAYER
 ledger_by_kind = LEDGER_BY_KIND
@@ -93,10 +96,10 @@ __all__ = [
     "A1", "A2", "A3", "A4", "A5", "A6", "A7", "A8", "A9", "A10", "A11", "A12", "A13", "A14", "A15",
     "ANALYSES", "Analysis", "Optimum",
     "collective_skew", "collective_waiting", "collectives_by_kind", "critical_path", "critical_path_summary",
-    "device_activity", "device_steps", "idle_causes", "idle_gaps", "kernel_classes", "kernel_information",
-    "kernel_roofline", "kernel_share", "kernels_by_layer", "kernels_by_model", "kernels_by_name", "launch_bound",
-    "launch_costs", "layer_information", "layer_latency", "layer_latency_by_type", "layer_memory",
-    "layer_memory_by_type", "layer_metrics", "layer_roofline", "layer_types", "ledger", "ledger_by_kind",
+    "device_activity", "device_steps", "health_findings", "idle_causes", "idle_gaps", "kernel_classes",
+    "kernel_information", "kernel_roofline", "kernel_share", "kernels_by_layer", "kernels_by_model", "kernels_by_name",
+    "launch_bound", "launch_costs", "layer_information", "layer_latency", "layer_latency_by_type", "layer_memory",
+    "layer_memory_by_type", "layer_metrics", "layer_roofline", "layer_types", "layers", "ledger", "ledger_by_kind",
     "ledger_by_layer", "memory_steps", "memory_timeline", "model_information", "model_roofline", "model_sweep",
     "operators", "optimal_batch", "phases", "phases_over_time", "program_loop", "samples_summary", "samples_timeline",
     "stages", "tensor_cores", "throttling_reasons",

@@ -1,4 +1,4 @@
-"""A2 to A7: the layers of a model, one by one and by type.
+"""A2 to A7: the layers of a model, one by one and by type; `layers`: the calls of a module together.
 
 A layer is a call of a module. Modules nest, and a module may compute by itself between the calls of its
 children (an addition, an attention); so each row has the latency of the whole call and `self_ms`, what it
@@ -24,14 +24,7 @@ def A2(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        WITH {LAYERS}, backward AS (
-            SELECT parent_id, sum({NS}) AS ns FROM merged
-            WHERE parent_rule = '{Rule.SEQUENCE}' GROUP BY parent_id
-        ), device_work AS (
-            SELECT layer_id, sum({NS}) AS ns FROM merged
-            WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}' AND phase IS DISTINCT FROM 'backward'
-            GROUP BY layer_id
-        )
+        WITH {LAYERS}, {_AROUND}
         SELECT layer_index, layers.name, type, depth, leaf, input_shapes AS shape,
                layers.ns / 1e6 AS latency_ms, self_ns / 1e6 AS self_ms,
                true_lo_ns / 1e6 AS latency_low_ms, true_hi_ns / 1e6 AS latency_high_ms,
@@ -41,6 +34,42 @@ def A2(trace: Trace) -> Table:
         FROM layers LEFT JOIN backward ON backward.parent_id = layers.span_id
         LEFT JOIN device_work ON device_work.layer_id = layers.span_id
         ORDER BY layer_index
+        """
+    )
+
+
+_AROUND = f"""
+    backward AS (
+        SELECT parent_id, sum({NS}) AS ns FROM merged
+        WHERE parent_rule = '{Rule.SEQUENCE}' GROUP BY parent_id
+    ), device_work AS (
+        SELECT layer_id, sum({NS}) AS ns FROM merged
+        WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}' AND phase IS DISTINCT FROM 'backward'
+        GROUP BY layer_id
+    )
+"""
+"""The backward operators and the device's kernels of each layer."""
+
+
+@analysis("layers", "Layers by self time", Level.LAYER)
+def LAYERS_BY_NAME(trace: Trace) -> Table:
+    """The calls of each module together: how many a step makes, and their times and memory added up.
+
+    A module is called several times in a step where gradients are accumulated over several batches, where it stands in
+    a recurrent loop, or where a model uses it twice. A2 has a row for each call. `percent_of_layers` is of the self
+    time of all layers together, which is the forward pass of the model. `shape` is of the first call.
+    """
+    return trace.sql(
+        f"""
+        WITH {LAYERS}, {_AROUND}
+        SELECT layers.name, type, count(*) AS calls, arg_min(input_shapes, layer_index) AS shape,
+               sum(self_ns) / 1e6 AS self_ms, 100.0 * sum(self_ns) / sum(sum(self_ns)) OVER () AS percent_of_layers,
+               sum(layers.ns) / 1e6 AS latency_ms, sum(device_work.ns) / 1e6 AS kernel_ms,
+               sum(backward.ns) / 1e6 AS backward_ms, sum(self_alloc_bytes) / 1048576 AS alloc_mib,
+               max(param_bytes) / 1048576 AS param_mib
+        FROM layers LEFT JOIN backward ON backward.parent_id = layers.span_id
+        LEFT JOIN device_work ON device_work.layer_id = layers.span_id
+        GROUP BY layers.name, type ORDER BY self_ms DESC, min(layer_index)
         """
     )
 

@@ -8,6 +8,7 @@ examples:
   xsp analyze runs/demo A2 A6
   xsp analyze runs/demo A8 --format csv > kernels.csv
   xsp analyze runs/demo A2 --format parquet --out layers.parquet
+  xsp analyze runs/demo A2 A6 ops --format csv --out tables      a file for each
   xsp analyze runs/sweep A1                      over the runs of a sweep
   xsp analyze traces.jsonl A2                    what a Collector wrote
   xsp analyze s3a://traces/job stragglers --engine spark://host:7077
@@ -18,16 +19,16 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from xsp.cli import options
 from xsp.errors import AnalysisError, UsageError, nearest
 
 if TYPE_CHECKING:
     from xsp.analyses import Analysis
+    from xsp.report.tablefiles import Answers
     from xsp.trace import Trace
 
 SUMMARY = "print tables of a run"
@@ -43,10 +44,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="run directory, sweep, Parquet file of spans, a trace that xsp imports, or its URL in Jaeger",
     )
     parser.add_argument(
-        "names", nargs="*", default=[], metavar="ANALYSIS", help="A1 … A15, ledger, …; none lists them all"
+        "names", nargs="*", default=[], metavar="ANALYSIS", help="phases, A1 … A15, ops, health, …; none lists them all"
     )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default), csv, json or parquet")
-    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write here instead of printing")
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write here instead of printing; of several tables a folder, with a file for each",
+    )
     parser.add_argument(
         "--limit", type=options.rows, default=40, metavar="N", help="rows of a printed table (default: 40)"
     )
@@ -61,32 +68,78 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Load, analyse, print."""
-    from xsp import rundir
+    from xsp.report import tablefiles
 
     if not given.names and (given.out is not None or given.format != "table"):
         raise UsageError("--format and --out are for the analyses that you name: xsp analyze RUN A2 --format csv")
-    chosen = [_find(name) for name in given.names]
-    if given.format == "parquet" and (given.out is None or len(chosen) > 1):
-        raise UsageError("--format parquet writes one analysis to a file: name one, and give --out FILE")
+    chosen = list({each.id: each for each in map(_find, given.names)}.values())
+    if given.format == "parquet" and given.out is None:
+        raise UsageError("--format parquet writes to a file: give --out FILE, or --out FOLDER for several analyses")
+    if given.format == "csv" and given.out is None and len(chosen) > 1:
+        raise UsageError(
+            "one CSV holds one table: name one analysis, give --out FOLDER for a file each, or take --format json"
+        )
     traces = _on_spark(given) if given.engine != "duckdb" else _here(given)
     if not given.names:
         _overview(traces[0])
         _list(traces[0])
         return 0
+    found, refused = _answers(chosen, traces)
+    if given.format == "table":
+        _put(_tables(found, given, several=len(traces) > 1), given.out)
+    elif len(chosen) > 1 and given.out is not None:
+        tablefiles.write_each(found, given.out, given.format)
+    elif len(chosen) > 1:
+        _put(tablefiles.several_as_json(found), None)
+    else:
+        for answers in found.values():
+            if given.format == "parquet":
+                tablefiles.write(answers, given.out, given.format)
+            else:
+                _put(tablefiles.text(answers, given.format), given.out)
+    return 1 if refused else 0
+
+
+def _answers(chosen: Sequence[Analysis], traces: Sequence[Trace]) -> tuple[dict[str, Answers], int]:
+    """Return what each analysis says of the traces, and how often one refused; the reasons go to stderr."""
     refused = 0
-    printed = io.StringIO()
+    found: dict[str, Answers] = {}
     for each in chosen:
+        said = []
         for one in traces:
             try:
-                _show(each, one, given, printed, several=len(traces) > 1)
+                said.append((one.path.name if one.path is not None else one.name, one.con, each(one)))
             except AnalysisError as error:
                 refused += 1
                 print(f"xsp: {error}", file=sys.stderr)
-    if given.out is None:
-        sys.stdout.write(printed.getvalue())
-    elif given.format != "parquet":
-        rundir.write_whole(given.out, printed.getvalue().encode())
-    return 1 if refused else 0
+        if said:
+            found[each.id] = said
+    return found, refused
+
+
+def _tables(found: Mapping[str, Answers], given: argparse.Namespace, several: bool) -> str:
+    """Return tables as they look on this terminal, or as wide as a file takes them."""
+    from rich.console import Console
+
+    from xsp.analyses import ANALYSES
+    from xsp.report import text
+
+    printed = io.StringIO()
+    console = Console(file=printed, width=Console().width if given.out is None else WIDTH_OF_A_FILE)
+    for name, answers in found.items():
+        for run, _, relation in answers:
+            title = f"{ANALYSES[name].title} ({name})" + (f", {run}" if several else "")
+            console.print(text.table(relation, title, limit=given.limit))
+    return printed.getvalue()
+
+
+def _put(content: str, out: Path | None) -> None:
+    from xsp.report import tablefiles
+
+    if out is None:
+        sys.stdout.write(content)
+    else:
+        tablefiles.write_text(content, out)
 
 
 def _here(given: argparse.Namespace) -> list[Trace]:
@@ -141,25 +194,3 @@ def _list(trace: Trace) -> None:
         print(f"not of this run: {reason}")
         for each in those:
             print(f"  {each.id:22} {each.title}")
-
-
-def _show(each: Analysis, trace: Trace, given: argparse.Namespace, printed: TextIO, several: bool) -> None:
-    """Add one analysis to what is printed; Parquet, which is no text, goes to its file at once."""
-    from xsp import table
-
-    relation = each(trace)
-    if given.format == "parquet":
-        table.write(trace.con, relation, given.out, "parquet")
-    elif given.format == "table":
-        from rich.console import Console
-
-        from xsp.report import text
-
-        title = f"{each.title} ({each.id})" + (f", {trace.name} batch {trace.run.get('batch_size')}" if several else "")
-        width = Console().width if given.out is None else WIDTH_OF_A_FILE
-        Console(file=printed, width=width).print(text.table(relation, title, limit=given.limit))
-    else:
-        with tempfile.TemporaryDirectory() as place:
-            written = Path(place) / "rows"
-            table.write(trace.con, relation, written, given.format)
-            printed.write(written.read_text(encoding="utf-8"))

@@ -1,12 +1,16 @@
 """A table that fits the width it is given: names are shortened in the middle, numbers never.
 
+Of a module's name the parts go first that all names have in that place, so that names that differ stay different.
+
 Where even that is not enough columns are left out, the last ones first, and the table says which.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich import box
@@ -41,14 +45,63 @@ def shortened(text: str, width: int) -> str:
     return set_cell_size(text, before) + "…" + set_cell_size(text[::-1], after)[::-1]
 
 
+_PATH = re.compile(r"[\w-]+(\.[\w-]+)+")
+"""A module's name, or a file's or a function's: parts with dots between them."""
+
+
+def told_apart(names: Sequence[str], width: int) -> list[str]:
+    """Return names in at most so many columns of a terminal; module names that differ stay different if they can.
+
+    The parts of a module's name that go, from the left, are those which alone can stand in their place, given what is
+    before them. Where that is not enough the words that are left are cut to their first letter, numbers never; and
+    where that is not enough either, the middle goes.
+    """
+    follow: dict[tuple[str, ...], set[str | None]] = defaultdict(set)
+    paths = [tuple(name.split(".")) for name in names if _PATH.fullmatch(name)]
+    for path in paths:
+        for place, part in enumerate((*path, None)):
+            follow[path[:place]].add(part)
+    return [_path_in(name, width, follow) if _PATH.fullmatch(name) else shortened(name, width) for name in names]
+
+
+def _path_in(name: str, width: int, follow: Mapping[tuple[str, ...], Collection[str | None]]) -> str:
+    path = tuple(name.split("."))
+    parts: list[str] = list(path)
+    for place in range(len(path) - 1):
+        if cell_len(_joined(parts)) <= width:
+            break
+        if len(follow[path[:place]]) == 1:
+            parts[place] = ""
+    for place in range(len(path) - 1):
+        if cell_len(_joined(parts)) <= width:
+            break
+        if not parts[place].isdigit():
+            parts[place] = parts[place][:1]
+    return shortened(_joined(parts), width)
+
+
+def _joined(parts: Sequence[str]) -> str:
+    """Return parts with dots between them, and one sign for all that are left out in a place."""
+    shown = ""
+    for part, before in zip(parts, ("", *parts), strict=False):
+        if part:
+            shown += f".{part}" if before else part
+        elif before or not shown:
+            shown += "…"
+    return shown
+
+
 @dataclass
 class FittingColumn:
-    """One column: its heading, its cells as text, whether they are numbers, and whether it goes last of all."""
+    """One column: its heading, its cells as text, whether they are numbers or sentences, and whether it goes last."""
 
     heading: str
     cells: Sequence[str]
     numeric: bool = False
     main: bool = False
+    prose: bool = False
+    """Whether its cells are sentences, which go over several lines."""
+
     wanted: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,7 +146,9 @@ class FittingTable:
 
 
 def _cut(column: FittingColumn, width: int | None) -> list[Text]:
-    return [Text(shortened(cell, width or column.wanted), no_wrap=True) for cell in column.cells]
+    if column.prose:
+        return [Text(cell) for cell in column.cells]
+    return [Text(cell, no_wrap=True) for cell in told_apart(column.cells, width or column.wanted)]
 
 
 def fitting(columns: Sequence[FittingColumn], room: int) -> list[FittingColumn]:

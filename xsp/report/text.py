@@ -26,8 +26,12 @@ from xsp.report.verdict import Verdict, verdict
 from xsp.trace import Trace
 
 MISSING = "–"
+_SENTENCES = "finding"
+"""The column that holds sentences, in whichever table."""
+
 _PHASES = ("phase", "calls", "ms", "percent_of_iteration")
 _A1 = ("batch_size", "latency_ms", "low_ms", "high_ms", "p90_ms", "samples_per_s", "steps")
+_LAYERS = ("name", "type", "calls", "shape", "self_ms", "percent_of_layers", "alloc_mib")
 _LEDGER = ("rung", "steps", "step_ms", "added_ms", "low_ms", "high_ms", "added_percent", "ns_per_span")
 _COLOURS = {Severity.WARNING: "yellow", Severity.NOTE: "dim", Severity.GOOD: "green"}
 
@@ -64,7 +68,8 @@ def table(
 
 def _column(name: str, values: Sequence[Any], shown: int) -> FittingColumn:
     numeric = any(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-    return FittingColumn(name.replace("_", " "), [cell(value) for value in values[:shown]], numeric)
+    shortly = [cell(value) for value in values[:shown]]
+    return FittingColumn(name.replace("_", " "), shortly, numeric, prose=name == _SENTENCES)
 
 
 def _holds(rows: Sequence[Sequence[Any]], place: int, kind: type) -> bool:
@@ -119,7 +124,7 @@ def _of_host(trace: Trace) -> RenderableType:
     parts = [
         _of(analyses.phases, trace, columns=_PHASES),
         _of(analyses.A1, trace, columns=_A1),
-        _of(analyses.A2, trace, 10, "self_ms", ("name", "type", "shape", "self_ms", "alloc_mib")),
+        _of(analyses.layers, trace, 10, columns=_LAYERS),
         _of(analyses.A6, trace, 8),
         _of(analyses.ledger, trace, columns=_LEDGER),
         health_table(trace),
@@ -186,7 +191,6 @@ def _of(
     each: Analysis,
     trace: Trace,
     limit: int | None = None,
-    dearest: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> RenderableType:
     """Return an analysis as a table, or the reason why this trace cannot carry it."""
@@ -195,7 +199,4 @@ def _of(
     except AnalysisError as error:
         return Text(plain(str(error)), style="dim")
     title = f"{each.title} ({each.id})"
-    if dearest is not None:
-        relation = relation.order(f"{dearest} DESC NULLS LAST")
-        title += f", by {dearest}"
     return table(relation, title, limit, columns)

@@ -1,0 +1,85 @@
+"""Answers of analyses as files for other programs: CSV, JSON and Parquet, of one run or of several together."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import duckdb
+
+from xsp import table
+from xsp.errors import OutputError, UnwritableError
+from xsp.rundir import write_whole
+
+SUFFIXES = {"csv": ".csv", "json": ".json", "parquet": ".parquet"}
+
+Answers = Sequence[tuple[str, duckdb.DuckDBPyConnection, duckdb.DuckDBPyRelation]]
+"""What an analysis says of each run: the run's name, the engine, and the rows."""
+
+
+def write(answers: Answers, path: Path, form: str) -> None:
+    """Write what an analysis says of all runs to one file; of several runs the first column, `run`, says of which.
+
+    Args:
+        answers: of at least one run.
+        path: where to.
+        form: csv, json or parquet.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    if len(answers) == 1:
+        _, con, relation = answers[0]
+        table.write(con, relation, path, form)
+        return
+    with tempfile.TemporaryDirectory() as place:
+        parts = [Path(place) / f"{number}.parquet" for number in range(len(answers))]
+        for part, (run, con, relation) in zip(parts, answers, strict=True):
+            table.write(con, relation.project(f"{table.literal(run)} AS run, *"), part, "parquet")
+        together = table.connect()
+        table.write(together, together.sql(f"SELECT * FROM {table.parquet(parts)}"), path, form)
+
+
+def text(answers: Answers, form: str) -> str:
+    """Return what `write` would write, for CSV and JSON."""
+    with tempfile.TemporaryDirectory() as place:
+        write(answers, Path(place) / "rows", form)
+        return (Path(place) / "rows").read_text(encoding="utf-8")
+
+
+def several_as_json(found: Mapping[str, Answers]) -> str:
+    """Return one JSON object of several analyses: each one's rows under its name."""
+    parts = [f"{json.dumps(name)}: {text(answers, 'json').strip()}" for name, answers in found.items()]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def write_each(found: Mapping[str, Answers], folder: Path, form: str) -> None:
+    """Write several analyses into a folder, a file for each, called after it.
+
+    Raises:
+        OutputError: the folder cannot be made, or a file in it not be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{folder}: several analyses go into a folder, which cannot be made here ({error.strerror})"
+        ) from error
+    for name, answers in found.items():
+        write(answers, folder / f"{name}{SUFFIXES[form]}", form)
+
+
+def write_text(content: str, path: Path) -> None:
+    """Write text to a file in one piece.
+
+    Raises:
+        OutputError: it cannot be written, or several tables were to go into what is a folder.
+    """
+    if path.is_dir():
+        raise OutputError(f"{path}: a folder is in the way; name a file")
+    try:
+        write_whole(path, content.encode())
+    except UnwritableError as error:
+        raise OutputError(str(error)) from error
