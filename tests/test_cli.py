@@ -47,7 +47,7 @@ def test_profile_prints_what_one_wants_first_and_what_to_type_next(run_directory
 def test_analyze_lists_what_can_be_asked(run_directory, capsys):
     assert main(["analyze", str(run_directory)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines][:3] == ["phases", "phases-over-time", "layers"]
+    assert [line.split()[0] for line in lines][:4] == ["phases", "phases-over-time", "loop", "layers"]
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json"])
