@@ -128,28 +128,27 @@ def _filled(row: Span, columns: dict[str, Any]) -> Span:
     return row._replace(**missing)
 
 
-LOOP = {
-    "rank": ("INTEGER", 0), "step": ("BIGINT", 0), "steps": ("INTEGER", 1), "kind": ("INTEGER", 0),
-    "rung": ("SMALLINT", int(Level.APPLICATION)), "steady": ("BOOLEAN", True), "start_ns": ("BIGINT", 0),
-    "dur_ns": ("DOUBLE", 0.0), "before_ns": ("DOUBLE", 0.0), "data_ns": ("DOUBLE", 0.0), "own_ns": ("DOUBLE", 0.0),
-    "status": ("VARCHAR", "ok"),
-}  # fmt: skip
-"""Columns of the table `loop`: type, and what a row holds that does not state it."""
+_IN_LOOP = {"rank": 0, "steps": 1, "kind": 0, "rung": int(Level.APPLICATION), "steady": True, "start_ns": 0,
+            "before_ns": 0.0, "data_ns": 0.0, "own_ns": 0.0, "status": "ok"}  # fmt: skip
 
 
 def with_loop(trace: Trace, rows: Iterable[dict[str, Any]]) -> Trace:
-    """Return a trace with the table `loop` of fabricated steps, recorded or not.
+    """Return a trace with the table `loop` of fabricated steps, recorded or not, and merged by what they tell.
 
     Args:
-        trace: of `trace_of`.
+        trace: of `trace_of`; it is used up.
         rows: of the loop; a column that one leaves out holds what a steady step without waits would.
     """
-    columns = ", ".join(f"{name} {kind}" for name, (kind, _) in LOOP.items())
-    trace.con.execute(f"CREATE OR REPLACE TABLE loop ({columns})")
-    values = [[row.get(name, default) for name, (_, default) in LOOP.items()] for row in rows]
-    if values:
-        trace.con.executemany(f"INSERT INTO loop VALUES ({', '.join('?' * len(LOOP))})", values)
-    return trace
+    from xsp import table
+    from xsp.overhead import true_trace
+    from xsp.span import LOOP_COLUMNS
+
+    table.create(trace.con, "loop", LOOP_COLUMNS)
+    filled = [{**_IN_LOOP, **row} for row in rows]
+    values = [[row.get(column.name) for column in LOOP_COLUMNS] for row in filled]
+    table.insert(trace.con, "loop", values, LOOP_COLUMNS)
+    trace.con.execute("DROP TABLE IF EXISTS merged")
+    return true_trace(trace.con, trace.run)
 
 
 def check_collector(

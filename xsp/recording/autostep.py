@@ -58,6 +58,8 @@ class AutoStep:
         self._owner: int | None = None
         self._trains = False  # the open step waits for what ends a step of training
         self._inside = 0  # optimizers' steps that are under way
+        self._called = 0
+        self._gave_up = False
         self._proof = Proof()
         self._order = Order()
 
@@ -87,6 +89,7 @@ class AutoStep:
             self._trains = trains or (self._rule is StepRule.AUTO and self._order.leads(module))
             self._open(by_call=True)
         self._order.called(module, trains)
+        self._called = id(module)
 
     def _gives_up(self, module: object, trains: bool) -> bool:
         """Return whether the open step turns out to be none of training, or one whose end was missed."""
@@ -94,19 +97,22 @@ class AutoStep:
             self._session.note("training steps whose second optimizer did not step as before were left out")
             return True
         if trains and self._proof.is_missing():
-            self._rule = StepRule.CALL
+            self._rule, self._gave_up = StepRule.CALL, True
             self._session.note(_FORGOTTEN)
             return True
         return not trains and self._order.misleads(module)
 
     def _call_ends(self, result: object) -> None:
         if self._trains:
-            self._proof.called(result)
+            self._proof.called(self._called, result)
         else:
             self._end()
 
     def _backward_ends(self) -> None:
         self._order.went_back()
+        if self._gave_up:  # too early
+            self._rule, self._gave_up = StepRule.AUTO, False
+            self._session.withdraw(_FORGOTTEN)
         if self._proof.went_back():
             self._session.note(_NO_OPTIMIZER)
         if self._proof.has_no_optimizer and self._trains and not self._inside:
@@ -143,9 +149,10 @@ class AutoStep:
 class Proof:
     """Whether a program that calls a model in training mode does train it, and with an optimizer of torch's.
 
-    A backward pass proves it. Until the first one, the graph that a call has made is watched: in training it lives
-    until the backward pass; where it dies without one, nothing is trained. (Several calls may come before one backward
-    pass: siamese networks, contrastive learning, losses that are summed.)
+    A backward pass proves it. Until the first one, the graphs that calls have made are watched: in training one lives
+    until the backward pass. Where a module is called again and again, each graph of it but the last one is dead and no
+    other module's lives, nothing is trained. (Several calls may come before one backward pass: siamese networks,
+    contrastive learning, losses that are summed. And a result may be detached: a generator's for its discriminator.)
     """
 
     def __init__(self) -> None:
@@ -154,10 +161,10 @@ class Proof:
 
         self._backwards = self._calls = 0
         self._steps = False
-        self._graphs: list[weakref.ref[Any]] = []
+        self._graphs: dict[int, list[weakref.ref[Any]]] = {}
 
-    def called(self, result: object) -> None:
-        """Watch the graph of a call's result."""
+    def called(self, module: int, result: object) -> None:
+        """Watch the graph of the result of a call of a module, which is known by its `id`."""
         if self._backwards:
             return
         self._calls += 1
@@ -165,7 +172,7 @@ class Proof:
         if node is not None:
             mark = _Mark()
             node.metadata["xsp"] = mark
-            self._graphs.append(weakref.ref(mark))
+            self._graphs.setdefault(module, []).append(weakref.ref(mark))
 
     def went_back(self) -> bool:
         """Take in a backward pass, and return whether it shows for the first time that there is no optimizer."""
@@ -183,7 +190,11 @@ class Proof:
         """Return whether what was called until now turned out not to be trained."""
         if self._backwards or self._steps:
             return False
-        return self._calls >= MOST_CALLS or any(graph() is None for graph in self._graphs)
+        alive = [module for module, graphs in self._graphs.items() if any(graph() is not None for graph in graphs)]
+        return self._calls >= MOST_CALLS or any(
+            len(graphs) > 1 and all(graph() is None for graph in graphs[:-1]) and set(alive) <= {module}
+            for module, graphs in self._graphs.items()
+        )
 
 
 class _Mark:

@@ -293,6 +293,11 @@ class profile:
         """Put a sentence on what the run is missing into the run."""
         self._steps.collecting.note("program", text)
 
+    def withdraw(self, text: str) -> None:
+        """Take a sentence of `note` back that turned out to be wrong."""
+        notes = self._steps.collecting.notes
+        notes[:] = [note for note in notes if note["text"] != text]
+
     # --- the end --------------------------------------------------------------------------------------
 
     def _run(self, finished: bool, costs: dict[str, Any] | None = None) -> dict[str, Any]:
