@@ -15,7 +15,8 @@ from xsp.health import health
 from xsp.health.finding import Severity
 from xsp.recording import budget
 from xsp.recording.account import Account
-from xsp.recording.schedule import Turn, parse_levels, rung_name
+from xsp.recording.budget import UNASKED, Budgeted
+from xsp.recording.schedule import FIRST, SETTLE, Turn, parse_levels, rung_name
 from xsp.span import Level
 
 MS = 1_000_000
@@ -114,3 +115,33 @@ def test_every_hundredth_step_is_recorded_and_nothing_is_on_in_between(tmp_path)
 def _taken(trace: xsp.Trace) -> dict[str, int]:
     rows = trace.sql("SELECT rung, count(DISTINCT step) FROM spans GROUP BY rung ORDER BY rung").fetchall()
     return {rung_name(rung): steps for rung, steps in rows}
+
+
+def test_a_budget_that_nobody_asked_for_lets_a_short_program_have_its_first_steps(tmp_path) -> None:
+    train(torch.nn.Linear(256, 16), 60, out=tmp_path / "run", budget=UNASKED)
+    trace = xsp.load(tmp_path / "run")
+    taken = {rung.level: rung.steps for rung in trace.rungs if rung.level > 10}
+    assert set(taken) == {20, 30, 40, 70}
+    assert min(taken.values()) >= FIRST
+    assert trace.run["budget"]["asked_percent"] == 10
+
+
+def test_what_was_earned_is_kept_for_a_rare_kind_that_is_behind() -> None:
+    account = Account()
+    schedule = Budgeted(0.2, account, [Level.MODEL], warmup=0, spread=True)
+    timed = Counter()
+    for kind in ([1] + [0] * 30) * 60:
+        turn = schedule.next(kind)
+        cost = 0 if turn.bare else 20 * MS
+        account.add(turn, 10 * MS, cost, monotonic_ns())
+        schedule.ended(turn, kind, 10 * MS)
+        timed[kind] += turn.timed
+    assert timed[1] >= 0.5 * timed[0] > 0
+
+
+def test_waits_between_steps_earn_too() -> None:
+    account = Account()
+    account.add(SETTLE, 10 * MS, 0, monotonic_ns())
+    before = account.loop_ns
+    account.waited_ns += 90 * MS
+    assert account.loop_ns == before + 90 * MS

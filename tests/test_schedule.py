@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xsp.errors import LevelError, UsageError
-from xsp.recording.schedule import SETTLE, Schedule, Turn, parse_levels, rung_name
+from xsp.recording.schedule import NEW, SETTLE, SETTLE_NS, Schedule, Turn, parse_levels, rung_name
 from xsp.span import Level
 
 M, LAYER, OP, G = Level.MODEL, Level.LAYER, Level.OP, Level.KERNEL
@@ -127,3 +128,90 @@ def test_after_the_steps_for_k_repeats_each_rung_was_timed_k_times_and_not_one_s
     )
     assert sum(turn.describe for turn in taken) == (rungs[-1] >= LAYER and one in (None, rungs[-1]))
     assert not taken or not repeats or taken[-1].kept
+
+
+def program(schedule: Schedule, kinds: list[int], dur_ns: int = 10_000_000) -> list[tuple[int, Turn]]:
+    """Run a program whose kinds of steps are foreseen, and return each step's kind and turn."""
+    taken = []
+    for kind in kinds:
+        turn = schedule.next(kind)
+        schedule.ended(turn, kind, dur_ns)
+        taken.append((kind, turn))
+    return taken
+
+
+def recorded(taken: list[tuple[int, Turn]]) -> Counter[int]:
+    return Counter(kind for kind, turn in taken if turn.timed)
+
+
+def test_what_alternates_is_recorded_alike_also_if_nothing_tells_the_kinds_apart() -> None:
+    schedule = Schedule((M,), warmup=0, spread=True)
+    places = [place for place, (_, turn) in enumerate(program(schedule, [0] * 600)) if turn.timed]
+    odd = sum(place % 2 for place in places)
+    assert 0.3 < odd / len(places) < 0.7
+
+
+@pytest.mark.parametrize("every", [2, 3, 10, 100])
+def test_one_step_in_so_many_is_drawn_at_random(every: int) -> None:
+    schedule = Schedule((M,), warmup=0, every=every, spread=True)
+    places = [place for place, (_, turn) in enumerate(program(schedule, [0] * 60 * every)) if turn.timed]
+    gaps = Counter(after - before for before, after in itertools.pairwise(places))
+    assert len(gaps) > 1
+    assert min(gaps) >= 2
+    assert 0.7 * every <= sum(gaps.elements()) / len(places) <= 1.4 * every + 0.5
+
+
+def test_a_rare_kind_is_recorded_at_all_rungs_as_well() -> None:
+    prompts = ([1] + [0] * 49) * 40  # a prefill, and the decodes after it
+    schedule = Schedule(parse_levels("M/L"), warmup=0, spread=True)
+    taken = program(schedule, prompts)
+    assert recorded(taken)[1] >= 12
+    assert {turn.rung for kind, turn in taken if kind == 1 and turn.timed} == {M, LAYER, OP}
+    assert {kind for kind, turn in taken if turn.describe} == {0, 1}
+
+
+def test_a_step_that_was_of_another_kind_than_foreseen_counts_for_its_own() -> None:
+    schedule = Schedule(parse_levels("M/L"), warmup=0, settle=0)
+    for _ in range(2 + 2 * 3):  # foreseen as kind 0, and half of them are of kind 1
+        for kind in (1, 0):
+            turn = schedule.next(0)
+            schedule.ended(turn, kind, 1000)
+    plans = [schedule._plans[kind] for kind in (0, 1)]
+    assert [plan.described for plan in plans] == [True, True]
+    assert abs(plans[0].taken - plans[1].taken) <= 1
+
+
+def test_a_step_of_a_kind_that_was_never_seen_runs_bare() -> None:
+    schedule = Schedule((M,), warmup=0, settle=0)
+    assert schedule.next(NEW) == SETTLE
+    assert schedule.next(0).timed
+
+
+def test_short_steps_settle_for_a_time_once_each_rung_was_measured() -> None:
+    schedule = Schedule(parse_levels("M"), warmup=0)
+    taken = program(schedule, [0] * 2000, dur_ns=SETTLE_NS // 20)
+    places = [place for place, (_, turn) in enumerate(taken) if turn.timed]
+    assert places[0] <= 2
+    assert all(after - before > 20 for before, after in itertools.pairwise(places))
+
+
+def test_each_block_has_a_stretch_of_steady_steps_where_that_is_asked_for() -> None:
+    schedule = Schedule(parse_levels("M/L"), warmup=0, stretch=2)
+    steady = 0
+    for _ in range(300):
+        is_steady = schedule.is_steady
+        turn = schedule.next(0)
+        steady += is_steady and turn.bare
+        schedule.ended(turn, 0, 10_000_000)
+    blocks = min(schedule.repeats.values())
+    assert blocks > 10
+    assert steady >= 2 * (blocks - 2)
+
+
+def test_ranks_come_to_the_same_turns_however_long_their_steps_take() -> None:
+    def turns_of(dur_ns: int) -> list[Turn]:
+        schedule = Schedule(parse_levels("M/L"), spread=True, by_time=False, later=20, seed=3)
+        return [turn for _, turn in program(schedule, [0, 0, 1] * 200, dur_ns)]
+
+    assert turns_of(1_000) == turns_of(10**9)
+    assert sum(not turn.bare for turn in turns_of(1)[300:]) < 300 / 10, "and seldom after the first ones"

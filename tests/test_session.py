@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -369,3 +370,54 @@ def test_a_run_that_was_started_inside_a_trace_joins_it(tmp_path, monkeypatch):
 )
 def test_what_is_no_traceparent_is_no_caller(value):
     assert identity.caller_in({"TRACEPARENT": value}) is None
+
+
+def test_a_bare_call_of_step_at_the_end_of_each_iteration_works_as_torch_profilers_does(tmp_path):
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    with xsp.profile("marks", out=tmp_path / "run", levels="M", warmup=0, settle=1, samples=False) as prof:
+        for _ in range(12):
+            with xsp.span("inside"):
+                model(x)
+            prof.step()
+    trace = xsp.load(tmp_path / "run")
+    assert trace.run["steps"]["seen"] == 10, "the first two tell that calls are marks, and begin"
+    assert shown(trace) == ["step marks", "step marks > user inside", "step marks > user inside > forward Linear"]
+    assert any("without `with`" in note["text"] for note in trace.run["notes"])
+
+
+def test_a_wait_for_data_belongs_to_the_step_that_uses_its_batch_alone(tmp_path):
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self):
+            return 48
+
+        def __getitem__(self, place):
+            time.sleep(0.005)
+            return torch.randn(8)
+
+    model = nn.Linear(8, 8)
+    with xsp.profile("data", out=tmp_path / "run", levels="M", every=8, samples=False) as prof:
+        for batch in torch.utils.data.DataLoader(Slow(), batch_size=1):
+            with prof.step():
+                model(batch)
+    trace = xsp.load(tmp_path / "run")
+    waits = trace.sql("SELECT step, count(*) FROM spans WHERE kind = 'data' GROUP BY step").fetchall()
+    assert len(waits) >= 3
+    assert {count for _, count in waits} == {1}
+    ((least, most),) = trace.sql("SELECT min(data_ns), max(data_ns) FROM loop").fetchall()
+    assert least >= 5e6
+    assert most < 2 * least + 50e6, "each step has its own wait and no other's"
+    found = xsp.analyses.program_loop(trace).fetchall()[0]
+    assert found[10] > 5, "data_ms"
+
+
+def test_a_named_block_around_several_steps_belongs_to_none_of_them(tmp_path):
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    with xsp.profile("epochs", out=tmp_path / "run", levels="M", warmup=0, settle=1, samples=False) as prof:
+        for _ in range(3):
+            with xsp.span("epoch"):
+                for _ in range(4):
+                    with prof.step():
+                        model(x)
+    trace = xsp.load(tmp_path / "run")
+    assert trace.sql("SELECT count(*) FROM spans WHERE name = 'epoch' AND kind = 'user'").fetchall() == [(3,)]
+    assert trace.sql("SELECT count(*) FROM merged WHERE name = 'epoch'").fetchall() == [(0,)]

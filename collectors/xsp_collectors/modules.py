@@ -223,7 +223,8 @@ def _wrap(
             collector.notify(Signal.CALL_BEGIN, self)
             if mode > _SIGNAL:
                 inputs = sketch(args, kwargs)
-            if mode <= _OUTERMOST and threads_running() == 1:
+            # in a service (no outline) a thread that starts inside a call serves a request of its own
+            if mode <= _OUTERMOST and outline is not None and threads_running() == 1:
                 around, mode = mode, _INSIDE
         here[0] = depth + 1
         result = None

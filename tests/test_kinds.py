@@ -1,0 +1,105 @@
+"""Kinds of steps, by the outline of what each step did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from xsp.recording.kinds import MOST_KINDS, OTHER, Batch, Kinds
+from xsp.span import Kind
+
+
+class Net: ...
+
+
+class Critic: ...
+
+
+BEGIN, END = (Kind.BACKWARD, 0), (Kind.BACKWARD, 1)
+
+
+def call(module: int = 1, *shape: int, type: type = Net, trains: bool = True) -> tuple[Any, ...]:
+    return (Kind.FORWARD, module, type, trains, shape)
+
+
+def stepped(optimizer: int = 9) -> list[tuple[Any, ...]]:
+    return [(Kind.OPTIMIZER, 0), (Kind.OPTIMIZER, optimizer, dict)]
+
+
+def named(*outlines: list[tuple[Any, ...]]) -> list[str]:
+    kinds = Kinds()
+    return [kinds.ended(outline).kind.name for outline in outlines]
+
+
+def test_sizes_count_by_powers_of_two() -> None:
+    lengths = [100, 120, 64, 127, 1, 40, 1]
+    assert [Kinds().ended([call(1, 8, 100)]).kind.number] == [0]
+    kinds = Kinds()
+    assert [kinds.ended([call(1, 8, length)]).kind.number for length in lengths] == [0, 0, 0, 0, 1, 2, 1]
+
+
+def test_two_modules_of_one_class_are_two_kinds_and_named_so() -> None:
+    assert named([call(1, 4)], [call(2, 4)]) == ["Net 4", "Net(2) 4"]
+
+
+def test_training_and_inference_of_one_module_are_two_kinds() -> None:
+    found = named([call(1, 4), BEGIN, END, *stepped()], [call(1, 4, trains=False)])
+    assert found == ["training Net 4", "Net 4"]
+
+
+def test_equal_calls_in_a_row_count_by_powers_of_two() -> None:
+    decode = call(1, 1, 1, trains=False)
+    prefill = call(1, 1, 40, trains=False)
+    kinds = Kinds()
+    assert [kinds.ended([prefill, *[decode] * n]).kind.number for n in (50, 60, 20)] == [0, 0, 1]
+
+
+def test_what_checkpointing_computes_again_is_no_call() -> None:
+    plain = [call(1, 8), BEGIN, END, *stepped()]
+    again = [call(1, 8), BEGIN, call(2, 8), call(3, 8), END, *stepped()]
+    assert len(set(named(plain, again))) == 1
+
+
+def test_the_next_kind_is_told_by_the_first_call_else_by_the_kind_before() -> None:
+    kinds = Kinds()
+    assert kinds.expected() is None
+    a, b = [call(1, 4)], [call(2, 4)]
+    for outline in (a, b, a, b):
+        kinds.ended(outline)
+    assert kinds.expected() == 0, "after b came a"
+    assert kinds.expected(b[0]) == 1
+    assert kinds.expected(call(3, 4)) is None
+
+
+def test_a_program_that_does_something_else_in_each_step_has_one_more_kind_for_all_that() -> None:
+    kinds = Kinds()
+    for size in range(3 * MOST_KINDS):
+        kinds.ended([call(size, 4)])
+    assert len(kinds.all) == MOST_KINDS + 1
+    assert (kinds.all[-1].name, kinds.all[-1].seen) == (OTHER, 2 * MOST_KINDS)
+
+
+@pytest.mark.parametrize(
+    ("outline", "batch"),
+    [
+        ([call(1, 32, 3)], Batch(32, "input")),
+        ([call(1, 8), BEGIN, END] * 4 + stepped(), Batch(32, "guess")),  # gradient accumulation
+        ([call(1, 16), call(1, 16), BEGIN, END, *stepped()], Batch(16, "guess")),  # siamese
+        ([call(1, 16), call(2, 64, type=Critic), BEGIN, END, *stepped()], Batch(64, "guess")),
+        ([stepped()[0], *[call(1, 64), BEGIN, END] * 4, stepped()[1]], Batch(64, "guess")),  # a closure, four times
+        ([(Kind.FORWARD, 1, Net, True, None)], Batch(None, None)),
+        ([], Batch(None, None)),
+    ],
+)
+def test_samples_are_those_of_the_whole_step(outline: list[tuple[Any, ...]], batch: Batch) -> None:
+    assert Kinds().ended(outline).batch == batch
+
+
+def test_kinds_of_one_name_are_told_apart_by_their_optimizer() -> None:
+    class Adam: ...
+
+    own = [call(1, 4), BEGIN, END, (Kind.OPTIMIZER, 7, Adam)]
+    other = [call(1, 4), BEGIN, END, (Kind.OPTIMIZER, 8, Adam)]
+    third = [call(1, 4), BEGIN, END, (Kind.OPTIMIZER, 6, Adam)]
+    assert named(own, other, third) == ["training Net 4", "training Net 4, Adam", "training Net 4, Adam #2"]

@@ -1,0 +1,229 @@
+"""The loop: rows of all steps, on the disk and in the analyses, and what they say of the headline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xsp
+from xsp import loop, table
+from xsp.analyses import A1, program_loop
+from xsp.health import grade, health
+from xsp.iterations import coldness, iterations
+from xsp.recording.loop import FOLDED_NS, UNKNOWN, WHOLE, Loop, Row, Status
+from xsp.span import Level
+from xsp.testing import spans, trace_of, with_loop
+
+MS = 1_000_000
+BARE, M = int(Level.APPLICATION), int(Level.MODEL)
+
+
+def row(step: int, dur_ns: int, **fields: Any) -> Row:
+    usual = Row(0, step, 1, 0, BARE, 1, 1000 * step, dur_ns, 100, 0, 5, 8, Status.OK)
+    return usual._replace(**fields)
+
+
+# --- rows -----------------------------------------------------------------------------------------------------
+
+
+def test_rows_go_to_the_disk_and_come_back_with_what_is_unknown_as_null(tmp_path: Path) -> None:
+    rows = Loop()
+    rows.add(row(0, 7, before_ns=UNKNOWN, samples=UNKNOWN, rung=M, steady=0, status=Status.ERROR))
+    rows.add(row(1, 9))
+    loop.append(tmp_path, rows.take(), offset_ns=10**18)
+    con = table.connect()
+    assert loop.show(con, [tmp_path]) == []
+    told = "SELECT step, rung, steady, start_ns, dur_ns, before_ns, samples, status FROM loop ORDER BY step"
+    expected = [(0, M, False, 10**18, 7.0, None, None, "error"), (1, BARE, True, 10**18 + 1000, 9.0, 100.0, 8, "ok")]
+    assert con.execute(told).fetchall() == expected
+    loop.write(con, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["loop.parquet"]
+    loop.show(con, [tmp_path])
+    assert con.execute(told).fetchall() == expected
+
+
+def test_a_row_that_a_kill_cut_off_costs_itself_alone(tmp_path: Path) -> None:
+    rows = Loop()
+    for step in range(3):
+        rows.add(row(step, 5))
+    file = tmp_path / "loop.rows"
+    file.write_bytes(rows.take()[:-20])
+    con = table.connect()
+    loop.show(con, [tmp_path])
+    assert con.execute("SELECT list(step ORDER BY step) FROM loop").fetchall() == [([0, 1],)]
+    rows.add(row(3, 5))
+    loop.append(tmp_path, rows.take(), 0)
+    loop.show(con, [tmp_path])
+    assert con.execute("SELECT list(step ORDER BY step) FROM loop").fetchall() == [([0, 1, 3],)]
+
+
+def test_a_damaged_file_is_left_out_and_said(tmp_path: Path) -> None:
+    (tmp_path / "loop.parquet").write_bytes(b"PAR1 no more")
+    con = table.connect()
+    [said] = loop.show(con, [tmp_path])
+    assert "loop.parquet" in said
+    assert con.execute("SELECT count(*) FROM loop").fetchall() == [(0,)]
+
+
+def test_a_long_loop_is_folded_and_keeps_its_time_and_its_recorded_steps() -> None:
+    rows, steps = Loop(), WHOLE + 5000
+    for step in range(steps):
+        recorded = step % 1000 == 999
+        rows.add(row(step, MS, rung=M if recorded else BARE, steady=int(not recorded), before_ns=0))
+    held = [Row(*each) for each in _whole(rows.take())]
+    assert sum(each.steps for each in held) == steps
+    assert sum(each.steps * each.dur_ns for each in held) == steps * MS
+    assert sum(each.rung == M for each in held) == steps // 1000
+    folded = [each for each in held if each.steps > 1]
+    assert max(each.steps * each.dur_ns for each in folded) <= FOLDED_NS + MS
+    assert len(held) < WHOLE + 200
+
+
+def _whole(content: bytes) -> list[tuple[int, ...]]:
+    import array
+
+    values = array.array("q", content)
+    width = len(Row._fields)
+    return [tuple(values[place : place + width]) for place in range(0, len(values), width)]
+
+
+# --- figures --------------------------------------------------------------------------------------------------
+
+
+def trace(rows: list[dict[str, Any]], kinds: list[dict[str, Any]] | None = None, **run: Any) -> xsp.Trace:
+    """Return a trace of three recorded steps of 2 ms (numbers 1000 to 1002), with a loop of bare ones beside them."""
+    recorded = [
+        span
+        for step in range(1000, 1003)
+        for span in spans("step s 0-2000 batch_size=8\nforward Net 0-1900 batch_size=8", step=step, rung=M)
+    ]
+    told = [{"step": step, "rung": M, "steady": False, "dur_ns": 2 * MS, "samples": 8} for step in range(1000, 1003)]
+    known = [{"kind": 0, "name": "Net 8", "batch_source": "input", "batch_size": 8, "steps": len(rows)}]
+    return with_loop(trace_of(recorded, {"kinds": kinds or known, **run}), [*rows, *told])
+
+
+def bare(count: int, dur_ms: float = 1.0, first: int = 0, **fields: Any) -> list[dict[str, Any]]:
+    return [
+        {"step": first + step, "dur_ns": dur_ms * MS * (1 + step % 3 / 1000), "samples": 8, **fields}
+        for step in range(count)
+    ]
+
+
+def answer(analysis: Any, of: xsp.Trace) -> dict[str, Any]:
+    found = analysis(of)
+    return dict(zip(found.columns, found.fetchall()[0], strict=True))
+
+
+def test_a_step_takes_what_steady_bare_steps_take_and_the_loop_what_an_iteration_does() -> None:
+    found = answer(A1, trace(bare(60, before_ns=21 * MS, data_ns=20 * MS)))
+    assert found["latency_ms"] == pytest.approx(1.001, abs=0.002)
+    assert found["low_ms"] <= 1.001 <= found["high_ms"]
+    assert found["samples_per_s"] == pytest.approx(8 / 0.001001, rel=0.01)
+    assert found["loop_ms"] == pytest.approx(22.001, abs=0.01)
+    assert found["loop_samples_per_s"] == pytest.approx(8 / 0.022, rel=0.01)
+
+
+def test_steps_right_after_recorded_ones_tell_nothing_where_there_are_others() -> None:
+    cold = bare(30, dur_ms=5, first=100, steady=False)
+    found = answer(program_loop, trace([*bare(10), *cold]))
+    assert found["iteration_ms"] == pytest.approx(1.001, abs=0.01)
+    assert (found["steps"], found["recorded"], found["figures_from"]) == (43, 3, "steady")
+    alone = trace(cold)
+    assert answer(program_loop, alone)["figures_from"] == "bare"
+    assert any("few steps ran undisturbed" in finding.text for finding in health(alone))
+
+
+def test_what_is_rare_and_long_counts_in_the_loop() -> None:
+    rows = [*bare(99), {"step": 99, "dur_ns": MS, "before_ns": 1000 * MS, "samples": 8}]
+    assert answer(program_loop, trace(rows))["iteration_ms"] == pytest.approx(11.0, abs=0.1)
+
+
+def test_the_figures_are_of_the_kind_that_takes_most_time_and_others_are_said() -> None:
+    kinds = [{"kind": 0, "name": "decode", "steps": 50}, {"kind": 1, "name": "prefill", "steps": 10}]
+    found = trace([*bare(50), *bare(10, dur_ms=30, first=100, kind=1)], kinds)
+    assert found.kind == 0, "no step of the heaviest kind was recorded"
+    said = [finding for finding in health(found) if finding.subject == "kinds"]
+    assert any("prefill (8" in finding.text for finding in said)
+    assert any("no step of the kind prefill was recorded, 10 ran" in finding.text for finding in said)
+
+
+def test_ranks_have_a_row_each_and_the_job_has_the_sum_of_their_throughputs() -> None:
+    ranks = [{"rank": rank, "kinds": [{"kind": 0, "name": "Net 8"}]} for rank in range(2)]
+    rows = [*bare(20), *bare(20, dur_ms=2, rank=1)]
+    found = program_loop(trace(rows, ranks=ranks))
+    table_ = [dict(zip(found.columns, each, strict=True)) for each in found.fetchall()]
+    assert [each["scope"] for each in table_] == ["job of 2 ranks", "rank 0", "rank 1"]
+    assert table_[0]["samples"] == 16
+    assert table_[0]["samples_per_s"] == pytest.approx(16 / 0.002002, rel=0.01), "the slowest rank holds the others"
+
+
+def letters(of: xsp.Trace) -> tuple[str, set[str]]:
+    found = health(of)
+    return grade(found).letter, {finding.subject for finding in found if finding.best != "A"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "subject"),
+    [
+        (bare(60, before_ns=21 * MS, data_ns=20 * MS), "data"),
+        (bare(60, before_ns=2 * MS), "loop"),
+        ([*bare(40), *bare(40, dur_ms=1.5, first=40)], "drift"),
+        ([*bare(40), *bare(20, first=100, kind=1)], "kinds"),
+        ([], "loop"),
+    ],
+)
+def test_the_grade_judges_the_headline(rows: list[dict[str, Any]], subject: str) -> None:
+    letter, subjects = letters(trace(rows))
+    assert letter > "A"
+    assert subject in subjects
+
+
+def test_a_guessed_batch_size_and_a_program_made_longer_are_said() -> None:
+    kinds = [{"kind": 0, "name": "Net", "batch_source": "guess", "batch_size": 32, "steps": 9}]
+    budget = {"program_percent": 40.0, "spent_ns": 3 * 10**9, "start_ns": 10**9, "end_ns": 10**9}
+    found = {finding.subject: finding for finding in health(trace(bare(60), kinds, budget=budget))}
+    assert "batch_size=N" in found["samples"].text
+    assert found["samples"].best == "B"
+    assert "1.4 times as long" in found["profiling"].text
+    assert "--budget 2%" in found["profiling"].text
+
+
+def test_cold_caches_where_steps_are_recorded_widen_intervals_and_in_the_end_take_true_times_away() -> None:
+    def before_recorded(slower: float) -> xsp.Trace:
+        recorded = [
+            span
+            for step in range(10)
+            for span in spans("step s 0-2000\nforward Net 0-1900", step=100 * step + 99, rung=M)
+        ]
+        rows: list[dict[str, Any]] = []
+        for block in range(10):
+            rows += bare(20, first=100 * block)
+            rows.append({"step": 100 * block + 98, "dur_ns": slower * MS, "steady": False})
+            rows.append({"step": 100 * block + 99, "dur_ns": 2 * MS, "rung": M, "steady": False})
+        return with_loop(trace_of(recorded), rows)
+
+    slightly, far = before_recorded(1.1), before_recorded(1.6)
+    found = coldness(slightly.con)
+    assert found is not None
+    assert found.ratio == pytest.approx(1.1, rel=0.01)
+    asked = "SELECT true_ns, true_lo_ns, cause FROM merged WHERE kind = 'forward'"
+    ((true, low, _),) = slightly.sql(asked).fetchall()
+    assert low < true / 1.05
+    ((true, low, cause),) = far.sql(asked).fetchall()
+    assert (true, low) == (None, None)
+    assert "cold caches" in cause
+    assert letters(far)[0] == "C"
+    ((step,),) = far.sql("SELECT true_ns FROM merged WHERE kind = 'step'").fetchall()
+    assert step == pytest.approx(1.001 * MS, rel=0.01), "the step itself is told by steady steps"
+
+
+def test_a_host_that_runs_ahead_of_a_device_waits_before_the_next_recorded_step() -> None:
+    text = "step s 0-2000\nlaunch cudaLaunchKernel 10-20 correlation_id=1\nkernel k 100-1900 correlation_id=1"
+    rows = [{**each, "dur_ns": 0.1 * MS} for each in bare(9)]
+    rows.append({"step": 9, "dur_ns": 2 * MS, "rung": 70, "steady": False, "before_ns": 17 * MS})
+    found = with_loop(trace_of(spans(text, step=9, rung=70)), rows)
+    [own] = iterations(found.con)
+    assert own.mean_ns == pytest.approx((9 * 0.1 + 17) / 9 * MS, rel=0.01)
+    assert found.sql("SELECT true_ns FROM merged WHERE kind = 'step'").fetchall() == [(None,)], "not the host's part"
