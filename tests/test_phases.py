@@ -12,7 +12,7 @@ import xsp
 from xsp import analyses
 from xsp.analyses.phases import Interval, each_once
 from xsp.report import text
-from xsp.testing import spans, trace_of
+from xsp.testing import spans, trace_of, with_loop
 from xsp.trace import Trace
 
 
@@ -125,6 +125,36 @@ def test_with_a_device_a_phase_has_the_time_in_which_its_work_ran_there() -> Non
     assert ("the iteration", 0.4) in rows
 
 
+def loop_of(trace: Trace, rows: list[dict[str, Any]]) -> Trace:
+    """Return a trace with a loop whose steps are of the kind that its figures are of."""
+    with_loop(trace, rows)
+    trace.con.execute("UPDATE alike SET step_kind = 0")
+    return trace
+
+
+def test_with_a_loop_percentages_are_of_its_iteration_and_waits_are_those_of_steps_that_were_not_recorded() -> None:
+    trace = trace_of(spans("step s 0-1000\nforward Net 0-300\nbackward b 300-800\noptimizer SGD 800-900"))
+    loop_of(trace, [
+        {"step": step, "start_ns": 10_000_000 * step, "dur_ns": 1_000_000.0, "before_ns": 4_000_000.0,
+         "data_ns": 3_000_000.0} for step in range(20)
+    ])  # fmt: skip
+    assert phases(trace) == {
+        "forward": (1, 0.3, 6.0),
+        "backward": (1, 0.5, 10.0),
+        "optimizer": (1, 0.1, 2.0),
+        "data": (None, 3.0, 60.0),
+        "rest of the step": (None, 0.1, 2.0),
+        "between steps": (None, 1.0, 20.0),
+        "the iteration": (None, 5.0, 100.0),
+    }
+    found = analyses.phases_over_time(trace).select(
+        "part, first_step, last_step, steps, recorded, iteration_ms, data_ms, between_ms, forward_ms"
+    )
+    table = found.fetchall()
+    assert table[0] == (1, 0, 1, 2, 1, 5.0, 3.0, 1.0, 0.3)
+    assert table[-1] == (10, 18, 19, 2, 0, 5.0, 3.0, 1.0, None), "no step of this part was recorded"
+
+
 def test_phases_over_the_run_show_a_drift() -> None:
     rows = []
     for step in range(20):
@@ -164,10 +194,10 @@ def test_a_closure_that_the_optimizer_calls_is_told_apart_in_a_recorded_step(tmp
     assert found["forward"][0] >= 2
     assert found["optimizer"][0] == 1
     each_step = analyses.phases_over_time(xsp.load(tmp_path / "run"))
-    rows = each_step.select("recorded, step_ms, forward_ms + backward_ms + optimizer_ms + rest_ms").fetchall()
+    each_step = each_step.filter("recorded = 1")
+    rows = each_step.select("step_ms, forward_ms + backward_ms + optimizer_ms + rest_ms").fetchall()
     assert rows
-    for recorded, step_ms, parts_ms in rows:
-        assert recorded == 1
+    for step_ms, parts_ms in rows:
         assert parts_ms == pytest.approx(step_ms), "forward and backward are not counted as the optimizer's again"
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from xsp import owntimes, summary
 from xsp.analyses.contract import Table, analysis, values
+from xsp.iterations import OF_ALIKE, UNDISTURBED, iterations
 from xsp.overhead import own_rung
 from xsp.span import Kind, Level
 from xsp.trace import Trace
@@ -124,6 +125,11 @@ def PHASES(trace: Trace) -> Table:
         took[DATA] = (took.get(DATA) or 0.0) + before_ns
     took |= {REST: rest_ns, BETWEEN: None, ITERATION: step_ns + before_ns}
     told[ITERATION] = RECORDED
+    loop = next((each for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None)
+    if loop is not None and loop.mean_ns is not None:
+        took |= {DATA: loop.data_ns, BETWEEN: loop.between_ns, ITERATION: loop.mean_ns}
+        took[REST] = max(0.0, loop.mean_ns - sum(took.get(each) or 0.0 for each in (*_PHASES_MS, BETWEEN)))
+        told |= {DATA: LOOP, BETWEEN: LOOP, ITERATION: LOOP}
     calls, busy = Counter(each.phase for each in intervals), _busy_ns(trace, told)
     rows = [
         (phase, calls.get(phase), _ms(ns), _percent(ns, took[ITERATION]), _ms(busy.get(phase)), told.get(phase))
@@ -225,8 +231,8 @@ _OVER_TIME = {
     "part": "INTEGER",
     **dict.fromkeys(("first_step", "last_step"), "BIGINT"),
     "at_s": "DOUBLE",
-    "recorded": "INTEGER",
-    **dict.fromkeys(("step_ms", *_PHASES_MS.values(), "rest_ms"), "DOUBLE"),
+    **dict.fromkeys(("steps", "recorded"), "INTEGER"),
+    **dict.fromkeys(("iteration_ms", "step_ms", *_PHASES_MS.values(), "rest_ms", "between_ms"), "DOUBLE"),
 }
 
 
@@ -234,30 +240,85 @@ _OVER_TIME = {
 def PHASES_OVER_TIME(trace: Trace) -> Table:
     """The phases of the steps in each tenth of the run, so that a drift is seen.
 
-    Times are means over the recorded steps of the part in which nothing deeper than the model level was on, as
-    recorded; a phase that no call of the model level tells is null, and its time is in the rest. `at_s` is when the
-    part begins, from the first step on.
+    `iteration_ms`, `data_ms` and `between_ms` are means over the steps of the part that were not recorded, where the
+    run tells its loop. The others are means over its recorded steps in which nothing deeper than the model level was
+    on, as recorded; they are null where a part has none. A phase that no call of the model level tells is null, and its
+    time is in the rest. `at_s` is when the part begins, from the first step on.
     """
     steps = _recorded(trace)
-    parts = min(PARTS, len(steps))
+    seen = {phase for each in steps for phase in each.phases}
+    parts = _parts_of_loop(trace) or _parts_of(steps)
     rows: list[tuple[Any, ...]] = []
-    for part in range(parts):
-        those = steps[part * len(steps) // parts : (part + 1) * len(steps) // parts]
-        means = {name: summary.trimmed_mean([each.took[name] for each in those]) for name in (*_PHASES_MS, REST)}
-        seen = {phase for each in steps for phase in each.phases}
+    for part in parts:
+        those = [each for each in steps if part.first <= each.step <= part.last]
+        means = {
+            phase: _mean(each.took[phase] for each in those) for phase in (*_PHASES_MS, REST) if phase in seen | {REST}
+        }
+        if part.iteration_ms is not None:
+            means[DATA] = part.data_ms
         rows.append(
             (
-                part + 1,
-                those[0].step,
-                those[-1].step,
-                (those[0].start_ns - steps[0].start_ns) / 1e9,
+                len(rows) + 1,
+                part.first,
+                part.last,
+                (part.start_ns - parts[0].start_ns) / 1e9,
+                part.steps,
                 len(those),
-                summary.trimmed_mean([each.ns for each in those]) / 1e6,
-                *(means[phase] / 1e6 if phase in seen else None for phase in _PHASES_MS),
-                means[REST] / 1e6,
+                part.iteration_ms,
+                _mean(each.ns for each in those),
+                *(means.get(phase) for phase in (*_PHASES_MS, REST)),
+                part.between_ms,
             )
         )
     return values(trace, "phases_over_time", _OVER_TIME, rows)
+
+
+class _Part(NamedTuple):
+    """A part of the run: its first and last step, when it begins, how many steps ran, and the means of its loop."""
+
+    first: int
+    last: int
+    start_ns: int
+    steps: int
+    iteration_ms: float | None = None
+    data_ms: float | None = None
+    between_ms: float | None = None
+
+
+def _parts_of_loop(trace: Trace) -> list[_Part]:
+    """Return the parts of a run that tells its loop; none elsewhere."""
+    rows = trace.con.execute(
+        f"""
+        WITH {UNDISTURBED}, cut AS (
+            SELECT step, steps, start_ns, ntile({PARTS}) OVER (ORDER BY step) AS part FROM loop WHERE {OF_ALIKE}
+        ), means AS (
+            SELECT part, sum(u.steps * iteration_ns) / sum(u.steps) AS iteration_ns,
+                   sum(u.steps * data_ns) / sum(u.steps) AS data_ns,
+                   sum(u.steps * greatest(coalesce(before_ns, 0) - data_ns, 0)) / sum(u.steps) AS between_ns
+            FROM (SELECT * FROM undisturbed WHERE {OF_ALIKE}) u JOIN cut USING (step) GROUP BY part
+        ), whole AS (
+            SELECT part, min(step) AS first, max(step + steps - 1) AS last, min(start_ns) AS start_ns,
+                   sum(steps) AS steps
+            FROM cut GROUP BY part
+        )
+        SELECT first, last, start_ns, steps, iteration_ns / 1e6, data_ns / 1e6, between_ns / 1e6
+        FROM whole LEFT JOIN means USING (part) ORDER BY part
+        """
+    ).fetchall()
+    return [_Part._make(row) for row in rows]
+
+
+def _parts_of(steps: Sequence[_Recorded]) -> list[_Part]:
+    """Return the parts of a run of which nothing but the recorded steps is known."""
+    count = min(PARTS, len(steps))
+    cut = [steps[part * len(steps) // count : (part + 1) * len(steps) // count] for part in range(count)]
+    return [_Part(those[0].step, those[-1].step, those[0].start_ns, len(those)) for those in cut]
+
+
+def _mean(nanoseconds: Iterable[float]) -> float | None:
+    """Return a trimmed mean in milliseconds; None of nothing."""
+    found = list(nanoseconds)
+    return summary.trimmed_mean(found) / 1e6 if found else None
 
 
 class _Recorded(NamedTuple):

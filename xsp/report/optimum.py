@@ -25,9 +25,10 @@ def sweep(traces: Sequence[Trace], target_ms: float | None = None) -> Renderable
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("batch", "latency ms", "95 % interval", "p90 ms", "p99 ms", "samples/s", "gain", "steps"):
         table.add_column(column, justify="right")
-    rows = sorted(row for trace in traces for row in A1(trace).fetchall())
+    asked = "batch_size, latency_ms, low_ms, high_ms, p90_ms, p99_ms, samples_per_s, steps"
+    rows = sorted(row for trace in traces for row in A1(trace).select(asked).fetchall())
     before: float | None = None
-    for batch, latency, low, high, _, p90, p99, rate, steps in rows:
+    for batch, latency, low, high, p90, p99, rate, steps in rows:
         ends = f"{low:.2f} … {high:.2f}" if low is not None else "–"
         gain = f"{100 * (rate / before - 1):+.1f} %" if before else "–"
         table.add_row(str(batch), f"{latency:.2f}", ends, f"{p90:.2f}", f"{p99:.2f}", f"{rate:.1f}", gain, str(steps))
