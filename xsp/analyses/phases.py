@@ -127,9 +127,11 @@ def PHASES(trace: Trace) -> Table:
     told[ITERATION] = RECORDED
     loop = next((each for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None)
     if loop is not None and loop.mean_ns is not None:
-        took |= {DATA: loop.data_ns, BETWEEN: loop.between_ns, ITERATION: loop.mean_ns}
+        took |= {BETWEEN: loop.between_ns, ITERATION: loop.mean_ns}
+        if loop.data_ns or DATA in told:  # of a program without a data loader nothing is known of its waits
+            took[DATA], told[DATA] = loop.data_ns, LOOP
         took[REST] = max(0.0, loop.mean_ns - sum(took.get(each) or 0.0 for each in (*_PHASES_MS, BETWEEN)))
-        told |= {DATA: LOOP, BETWEEN: LOOP, ITERATION: LOOP}
+        told |= {BETWEEN: LOOP, ITERATION: LOOP}
     calls, busy = Counter(each.phase for each in intervals), _busy_ns(trace, told)
     rows = [
         (phase, calls.get(phase), _ms(ns), _percent(ns, took[ITERATION]), _ms(busy.get(phase)), told.get(phase))
@@ -254,7 +256,7 @@ def PHASES_OVER_TIME(trace: Trace) -> Table:
         means = {
             phase: _mean(each.took[phase] for each in those) for phase in (*_PHASES_MS, REST) if phase in seen | {REST}
         }
-        if part.iteration_ms is not None:
+        if part.data_ms is not None and (part.data_ms or DATA in seen):
             means[DATA] = part.data_ms
         rows.append(
             (
