@@ -62,8 +62,8 @@ class _Window(NamedTuple):
 def CRITICAL_PATH(trace: Trace) -> Table:
     """The critical path of the merged step in the order of time: segments that follow each other without a gap.
 
-    Their durations add up to the step's duration. Where device work goes on after the host's step has ended, the
-    path goes on to the end of that work, and `after_step` marks what lies beyond the step's end. `what` is host (the
+    Their durations add up to the step's duration, and to what it waited for its batch before. Where device work goes on
+    after the host's step has ended, the path goes on to the end of that work, and `after_step` marks what lies beyond the step's end. `what` is host (the
     program itself between operators), op, launch, call, sync, data, overhead, kernel, copy, communication or idle;
     on a stream, launch is the time between the call and the kernel's start. `after` is the rule that says
     what had to end before the segment could begin. Times are as recorded, with the cost of profiling in them.
@@ -136,7 +136,9 @@ def _window(trace: Trace) -> _Window:
     named = {"trace_id": trace_id, "step": step, "rung": rung, "rank": rank}
     spans = " AND ".join(f"{name} IS NOT DISTINCT FROM {_sql(value)}" for name, value in named.items())
     main = (process, thread) if thread is not None else _busiest(trace, spans)
-    return _Window(spans, rank, start, end, main)
+    waits = f"SELECT min(start_ns) FROM spans WHERE {spans} AND kind = '{Kind.DATA}' AND start_ns < {start}"
+    ((waited,),) = trace.con.execute(waits).fetchall()
+    return _Window(spans, rank, start if waited is None else waited, end, main)
 
 
 def _busiest(trace: Trace, spans: str) -> Thread:
