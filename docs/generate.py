@@ -20,7 +20,7 @@ from xsp import analyses, semconv, testing
 from xsp.analyses import ANALYSES, Analysis
 from xsp.cli import _parser
 from xsp.errors import AnalysisError
-from xsp.span import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, SCHEMA_VERSION, Column, Kind, Level, Rule
+from xsp.span import COLUMNS, LOOP_COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, SCHEMA_VERSION, Column, Kind, Level, Rule
 from xsp.trace import Trace
 
 DOCS = Path(__file__).resolve().parent
@@ -92,7 +92,8 @@ def table_page() -> str:
             "- `spans`: every span of every recorded step;",
             "- `merged`: one step with true times, made of all steps (see [leveled.md](leveled.md)).",
             "",
-            "A table beside it, `samples`, has what was read meanwhile of devices and machine.",
+            "Two tables stand beside it: `loop` has a row for each step that the program ran, recorded or not, and",
+            "`samples` what was read meanwhile of devices and machine.",
             "",
             "Units stand in the names: `_ns` is nanoseconds, `_bytes` is bytes. What was not measured is null, never",
             f"0. The version of this schema is {SCHEMA_VERSION}; it rises when a column changes its meaning, not when",
@@ -105,6 +106,12 @@ def table_page() -> str:
             "## Columns of `merged` alone",
             "",
             *columns(MERGED_COLUMNS),
+            "",
+            "## Columns of `loop`",
+            "",
+            "See [concepts.md](concepts.md#the-loop).",
+            "",
+            *columns(LOOP_COLUMNS),
             "",
             "## Columns of `samples`",
             "",

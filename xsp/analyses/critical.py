@@ -63,10 +63,11 @@ def CRITICAL_PATH(trace: Trace) -> Table:
     """The critical path of the merged step in the order of time: segments that follow each other without a gap.
 
     Their durations add up to the step's duration, and to what it waited for its batch before. Where device work goes on
-    after the host's step has ended, the path goes on to the end of that work, and `after_step` marks what lies beyond the step's end. `what` is host (the
-    program itself between operators), op, launch, call, sync, data, overhead, kernel, copy, communication or idle;
-    on a stream, launch is the time between the call and the kernel's start. `after` is the rule that says
-    what had to end before the segment could begin. Times are as recorded, with the cost of profiling in them.
+    after the host's step has ended, the path goes on to the end of that work, and `after_step` marks what lies beyond
+    the step's end. `what` is host (the program itself between operators), op, launch, call, sync, data, overhead,
+    kernel, copy, communication or idle; on a stream, launch is the time between the call and the kernel's start.
+    `after` is the rule that says what had to end before the segment could begin. Times are as recorded, with the cost
+    of profiling in them.
     """
     if not trace.has_made("path_segments"):
         _walk(trace)
