@@ -407,7 +407,7 @@ def test_a_wait_for_data_belongs_to_the_step_that_uses_its_batch_alone(tmp_path)
     assert least >= 5e6
     assert most < 2 * least + 50e6, "each step has its own wait and no other's"
     found = xsp.analyses.program_loop(trace).fetchall()[0]
-    assert found[10] > 5, "data_ms"
+    assert found[7] > 5, "data_ms"
 
 
 def test_a_named_block_around_several_steps_belongs_to_none_of_them(tmp_path):

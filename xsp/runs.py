@@ -98,6 +98,10 @@ def _number_of(kind: int | str | None, run: dict[str, Any]) -> int | None:
 
 def _why_empty(run: dict[str, Any]) -> str:
     """Return what may be the reason why a run holds no step, and what helps."""
+    if isinstance(run.get("empty"), str):
+        return str(run["empty"])
+    if run.get("finished") is False:
+        return "it was interrupted before the first one was stored: let it run longer"
     budget = run.get("budget")
     asked = budget.get("asked_percent") if isinstance(budget, dict) else None
     if isinstance(asked, (int, float)):

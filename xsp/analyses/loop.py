@@ -19,9 +19,8 @@ _COLUMNS = {
     "name": "VARCHAR",
     "steps": "BIGINT",
     "recorded": "BIGINT",
-    **dict.fromkeys(("percent", "iteration_ms", "low_ms", "high_ms", "step_ms", "data_ms", "between_ms"), "DOUBLE"),
-    "samples": "DOUBLE",
-    "samples_per_s": "DOUBLE",
+    **dict.fromkeys(("iteration_ms", "step_ms", "data_ms", "between_ms", "samples_per_s", "percent"), "DOUBLE"),
+    **dict.fromkeys(("low_ms", "high_ms", "samples"), "DOUBLE"),
     "samples_from": "VARCHAR",
     "figures_from": "VARCHAR",
 }
@@ -32,10 +31,10 @@ def LOOP(trace: Trace) -> Table:
     """What an iteration takes as the program really ran, by kind of step: from steps that were not recorded.
 
     An iteration is a step and what stands between it and the one before: waiting for data, moving it, logging.
-    `percent` is of the time of the whole loop, `steps` are all that ran. Of a distributed program there is a row for
-    each rank, and one for the job, whose throughput is that of all ranks together. `samples_from` says how the samples
-    of a step are known: stated, the first dimension of its one input, or a guess from several calls. `figures_from`
-    says which steps tell: steady ones ran as if nothing were recorded.
+    `percent` is of the time of the whole loop, `steps` are all that ran, `low_ms` and `high_ms` are of the iteration.
+    Of a distributed program there is a row for each rank, and one for the job, whose throughput is that of all ranks
+    together. `samples_from` says how the samples of a step are known: stated, the first dimension of its one input, or
+    a guess from several calls. `figures_from` says which steps tell: steady ones ran as if nothing were recorded.
     """
     found = iterations(trace.con)
     several = len({each.rank for each in found}) > 1
@@ -47,9 +46,9 @@ def _row(trace: Trace, each: Iteration, scope: str) -> tuple[Any, ...]:
     said = kinds_of(trace, each.rank).get(each.kind, {})
     ends = each.ends
     return (
-        scope, each.kind, said.get("name"), each.steps, each.recorded, 100 * each.share, _ms(each.mean_ns),
-        _ms(ends.lo if ends else None), _ms(ends.hi if ends else None), _ms(each.step_ns), _ms(each.data_ns),
-        _ms(each.between_ns), each.samples, each.samples_per_s, said.get("batch_source"), FROM[each.disturbed],
+        scope, each.kind, said.get("name"), each.steps, each.recorded, _ms(each.mean_ns), _ms(each.step_ns),
+        _ms(each.data_ns), _ms(each.between_ns), each.samples_per_s, 100 * each.share, _ms(ends.lo if ends else None),
+        _ms(ends.hi if ends else None), each.samples, said.get("batch_source"), FROM[each.disturbed],
     )  # fmt: skip
 
 

@@ -112,7 +112,8 @@ def PHASES(trace: Trace) -> Table:
 
     `percent_of_iteration` is of the last row: a step and all that stands before it, as the program's loop runs where
     nothing is recorded. Where a trace tells no loop, that is the step and the waits for its data, and `between steps`
-    is null. `device_busy_ms` is the time in which a device ran what the phase launched. `told_by` says what a phase is
+    is null. Recorded steps tell the shares of a step that its phases have, the loop how long the step is.
+    `device_busy_ms` is the time in which a device ran what the phase launched. `told_by` says what a phase is
     read from: calls of the model level, or, in traces of other profilers, the outermost layers or operators.
     """
     start_ns, end_ns, step_ns = _step(trace)
@@ -128,6 +129,12 @@ def PHASES(trace: Trace) -> Table:
     loop = next((each for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None)
     if loop is not None and loop.mean_ns is not None:
         took |= {BETWEEN: loop.between_ns, ITERATION: loop.mean_ns}
+        recorded_ns = next((rung.step_ns for rung in trace.rungs if rung.level >= Level.MODEL), None)
+        if recorded_ns and loop.step_ns:  # recorded steps tell the shares, those that ran bare how long a step is
+            scale = loop.step_ns / recorded_ns
+            took |= {
+                phase: (took.get(phase) or 0.0) * scale for phase in (FORWARD, BACKWARD, OPTIMIZER) if phase in took
+            }
         if loop.data_ns or DATA in told:  # of a program without a data loader nothing is known of its waits
             took[DATA], told[DATA] = loop.data_ns, LOOP
         took[REST] = max(0.0, loop.mean_ns - sum(took.get(each) or 0.0 for each in (*_PHASES_MS, BETWEEN)))

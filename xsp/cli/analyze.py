@@ -57,6 +57,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=options.rows, default=40, metavar="N", help="rows of a printed table (default: 40)"
     )
+    parser.add_argument(
+        "--kind",
+        metavar="KIND",
+        help="of step, by number or name: `xsp analyze RUN loop` lists them (default: the one of most time)",
+    )
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
     parser.add_argument(
         "--engine",
@@ -146,7 +151,7 @@ def _here(given: argparse.Namespace) -> list[Trace]:
     from xsp import runs
 
     places: Sequence[str | Path] = runs.parts(given.path) if Path(given.path).is_dir() else [given.path]
-    return [runs.load(place, skip_damaged=given.skip_damaged) for place in places]
+    return [runs.load(place, skip_damaged=given.skip_damaged, kind=given.kind) for place in places]
 
 
 def _on_spark(given: argparse.Namespace) -> list[Trace]:

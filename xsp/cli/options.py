@@ -52,7 +52,7 @@ def sampling_steps(parser: argparse.ArgumentParser) -> None:
         "--budget",
         metavar="SHARE",
         help="record as often and as deep as this share of the time pays for, 1%% (default: 10%%, and a few steps of "
-        "each kind before they are earned; off: every third step)",
+        "each kind besides; off: every third step)",
     )
 
 

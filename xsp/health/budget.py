@@ -23,6 +23,12 @@ def _kept(budget: dict[str, Any]) -> Finding:
     if spent is None:
         return Finding(Severity.NOTE, "budget", "too few steps ran to tell what profiling cost")
     low, high = budget["low_percent"], budget["high_percent"]
+    if budget.get("given_ns"):
+        text = (
+            f"recording cost {spent:.2f} % of the loop's time [{low:.2f}, {high:.2f}]: {asked:g} %, and "
+            f"{budget['given_ns'] / 1e9:.2g} s for the first steps of each kind; --budget {asked:g}% gives none away"
+        )
+        return Finding(Severity.NOTE, "budget", text)
     text = f"profiling cost {spent:.2f} % of the loop's time [{low:.2f}, {high:.2f}], {asked:g} % were asked for"
     if spent <= asked:
         return Finding(Severity.GOOD, "budget", text)

@@ -4,8 +4,9 @@ Bare steps earn: of what they take, the share may be spent. A step is recorded o
 will cost, which the steps of its rung before it tell; so the share is kept at any moment, and how often a step is
 recorded follows from it. A rung of which one step would take what more than `RAREST` bare steps earn is left out:
 that is how deep. A rung's first step is a trial, the cheapest rung's first: nobody knows what it costs before. It
-overdraws at most by itself, and what it overdraws is earned before the next one. A budget that nobody asked for lets
-the first few steps of each kind be recorded before they are earned: a program that is short has something to say too.
+overdraws at most by itself, and what it overdraws is earned before the next one. A budget that nobody asked for gives
+the first few steps of each kind away: a program that is short has something to say too, and one that is long has steps
+from all of its run.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Budgeted(Schedule):
             rungs, seed, only, spread: as of a `Schedule`.
             warmup: steps of which nothing is kept, and which are paid as others are; none unless told otherwise.
             every: at most one step in so many is recorded.
-            unearned: let each kind of step have `FIRST` timed steps of each rung before they are earned.
+            unearned: give each kind of step `FIRST` timed steps of each rung, which need not be earned.
         """
         every = max(every or CLOSEST, CLOSEST)
         super().__init__(rungs, warmup or 0, seed, only, every=every, spread=spread)
@@ -96,6 +97,13 @@ class Budgeted(Schedule):
         self.share = share
         self._account = account
         self._unearned = int(self._describes) + FIRST * len(self.rungs) if unearned else 0
+        self._given_ns = 0.0
+        self._before_gift_ns: float | None = None
+
+    @property
+    def given_ns(self) -> int:
+        """What steps have cost that need not be earned."""
+        return round(self._given_ns)
 
     def left_out(self) -> dict[str, int | None]:
         """Return the rungs that are too dear, by name, with the bare steps that earn one step; None if not tried."""
@@ -142,13 +150,17 @@ class Budgeted(Schedule):
         account = self._account
         if super()._waits(turn, plan):
             return True
+        if self._before_gift_ns is not None:
+            self._given_ns += max(0.0, account.spent_ns - self._before_gift_ns)
+            self._before_gift_ns = None
         if plan.taken < self._unearned and len(self._plans) <= KINDS_UNEARNED + 1:
+            self._before_gift_ns = account.spent_ns
             return False
         if account.bare < FIRST_BARE:
             return True
         known = (account.cost_ns(rung) for rung in self.rungs if rung <= turn.rung)  # of a trial: those before
         expected_ns = max((cost_ns for cost_ns in known if cost_ns is not None), default=0.0)
-        if account.spent_ns + expected_ns > (1 - RESERVE) * self.share * account.loop_ns:
+        if account.spent_ns - self._given_ns + expected_ns > (1 - RESERVE) * self.share * account.loop_ns:
             return True
         return self._is_kept_for_another(plan)
 
@@ -202,6 +214,7 @@ def progress(schedule: Schedule, account: Account) -> dict[str, Any]:
     asked = 100 * schedule.share if isinstance(schedule, Budgeted) else None
     return {
         "asked_percent": asked,
+        "given_ns": schedule.given_ns if isinstance(schedule, Budgeted) else 0,
         "every": schedule.every,
         "left_out": schedule.left_out() if isinstance(schedule, Budgeted) else {},
         **account.content(),

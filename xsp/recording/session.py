@@ -254,6 +254,8 @@ class profile:
             say(f"{self.out}: the run was not finished ({type(error).__name__}: {error}); its steps are kept")
         finally:
             self._writer.close()
+        if not steps.stored and not self.needs_run and not self.hosts:
+            say(f"{self.out}: no step was stored: {self._why_empty()}")
 
     def step(self, batch_size: int | None = None) -> contextlib.AbstractContextManager[object]:
         """Return the context of one step: one prediction, or one training step.
@@ -302,7 +304,33 @@ class profile:
 
     def _run(self, finished: bool, costs: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the content of `run.json`."""
-        return runfile.of_steps(self._steps, self.levels, self._identity, self._started_ns, finished, costs or {})
+        content = runfile.of_steps(self._steps, self.levels, self._identity, self._started_ns, finished, costs or {})
+        return {**content, "empty": self._why_empty()} if finished and not self._steps.stored else content
+
+    def _why_empty(self) -> str:
+        """Return why no step was stored, and what helps."""
+        steps = self._steps
+        if self._marks.only_one and steps.seen == 0:
+            return "prof.step() was called once and not entered; write `with prof.step(): …` around a step"
+        if steps.lost:
+            return f"{steps.lost} were recorded, and could not be written ({self._writer.failed})"
+        if steps.seen and isinstance(self.schedule, budgets.Budgeted):
+            paid = (
+                f"{steps.seen} ran, so few or so short that {100 * self.schedule.share:g} % of their time pays for none"
+            )
+            return f"{paid}: allow a larger budget (--budget 20%, or off)"
+        if steps.seen:
+            few = f"{steps.seen} ran, the first {self.schedule.warmup} of them to warm up"
+            return f"{few}; run more, or say warmup=0 (--warmup 0)"
+        children = sum(os.times()[2:4])
+        if children > CHILDREN_S:
+            return (
+                f"none ran in this process, and its child processes computed for {children:.0f} s: "
+                "profile inside them, or start ranks with `xsp run torchrun`"
+            )
+        if self.hosts:
+            return "no module of torch was called, and no optimizer stepped; --step NAME says whose calls are steps"
+        return "prof.step() was never entered; write `with prof.step(): …` around a step"
 
     def _finish(self, costs: dict[str, Any]) -> None:
         """Have the run finished, here if need be, and say on stderr what became of it."""
@@ -329,6 +357,9 @@ class profile:
             why = "; ".join(delivery["messages"])
             say(f"{what} ({why}); `xsp export {self.out} --resume` sends what is left")
 
+
+CHILDREN_S = 1.0
+"""Processor time of child processes from which on they may have run the steps."""
 
 _NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 

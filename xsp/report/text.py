@@ -30,6 +30,7 @@ _SENTENCES = "finding"
 """The column that holds sentences, in whichever table."""
 
 _PHASES = ("phase", "calls", "ms", "percent_of_iteration")
+_LOOP = ("name", "steps", "iteration_ms", "step_ms", "data_ms", "between_ms", "samples_per_s", "percent")
 _A1 = ("batch_size", "latency_ms", "low_ms", "high_ms", "p90_ms", "samples_per_s", "steps")
 _LAYERS = ("name", "type", "calls", "shape", "self_ms", "percent_of_layers", "alloc_mib")
 _LEDGER = ("rung", "steps", "step_ms", "added_ms", "low_ms", "high_ms", "added_percent", "ns_per_span")
@@ -123,6 +124,7 @@ def _of_host(trace: Trace) -> RenderableType:
     """Return phases, latency, dearest layers, time by type, ledger, health."""
     parts = [
         _of(analyses.phases, trace, columns=_PHASES),
+        *([_of(analyses.program_loop, trace, columns=_LOOP)] if _has_loop(trace) else []),
         _of(analyses.A1, trace, columns=_A1),
         _of(analyses.layers, trace, 10, columns=_LAYERS),
         _of(analyses.A6, trace, 8),
@@ -130,6 +132,10 @@ def _of_host(trace: Trace) -> RenderableType:
         health_table(trace),
     ]
     return Group(*(part for pair in parts for part in (pair, Text())))
+
+
+def _has_loop(trace: Trace) -> bool:
+    return bool(trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall())
 
 
 def _of_devices(answers: Answers, said: Verdict) -> RenderableType:
