@@ -132,12 +132,13 @@ _IN_LOOP = {"rank": 0, "steps": 1, "kind": 0, "rung": int(Level.APPLICATION), "s
             "before_ns": 0.0, "data_ns": 0.0, "own_ns": 0.0, "status": "ok"}  # fmt: skip
 
 
-def with_loop(trace: Trace, rows: Iterable[dict[str, Any]]) -> Trace:
+def with_loop(trace: Trace, rows: Iterable[dict[str, Any]], kind: int | None = None) -> Trace:
     """Return a trace with the table `loop` of fabricated steps, recorded or not, and merged by what they tell.
 
     Args:
         trace: of `trace_of`; it is used up.
         rows: of the loop; a column that one leaves out holds what a steady step without waits would.
+        kind: of the steps that the figures are to be of; the heaviest unless told otherwise.
     """
     from xsp import table
     from xsp.overhead import true_trace
@@ -148,7 +149,7 @@ def with_loop(trace: Trace, rows: Iterable[dict[str, Any]]) -> Trace:
     values = [[row.get(column.name) for column in LOOP_COLUMNS] for row in filled]
     table.insert(trace.con, "loop", values, LOOP_COLUMNS)
     trace.con.execute("DROP TABLE IF EXISTS merged")
-    return true_trace(trace.con, trace.run)
+    return true_trace(trace.con, trace.run, kind=kind)
 
 
 def check_collector(

@@ -1,11 +1,15 @@
 """Write one page with the timeline, the charts and the tables of a run. It opens offline.
 
+Where the program ran several kinds of steps (training and evaluation, the two models of a GAN), the page has a choice
+between the four that take most of its time; --kind puts another one first.
+
 With --serve the pages of one or more runs are shown at http://127.0.0.1:8600/NAME-OF-THE-RUN instead, where
 the links on spans in Jaeger lead (deploy/ui.json).
 
 examples:
   xsp report runs/demo
   xsp report runs/demo -o demo.html
+  xsp report runs/demo --kind 5
   xsp report runs/demo runs/other --serve
 """
 
@@ -25,6 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--out", type=Path, metavar="FILE", help="one run's page (default: RUN/report.html, TRACE.html)"
     )
+    parser.add_argument("--kind", metavar="KIND", help="of step that stands first: its number, or a part of its name")
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
     parser.add_argument("--serve", action="store_true", help="show the pages on loopback until Ctrl-C, write none")
     parser.add_argument("--port", type=int, metavar="N", help="of --serve (default: 8600, where Jaeger's links lead)")
@@ -40,14 +45,13 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _write(given: argparse.Namespace) -> int:
-    from xsp import runs
-    from xsp.report import html
+    from xsp.report import html, kinds
 
     for path in given.paths:
-        loaded = runs.load(path, skip_damaged=given.skip_damaged)
+        loaded, *others = kinds.load(path, given.kind, skip_damaged=given.skip_damaged)
         target = given.out or (path / "report.html" if path.is_dir() else _beside(path))
         try:
-            page = html.write(loaded, target)
+            page = html.write(loaded, target, others)
         except OSError as error:
             raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
         print(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
@@ -60,11 +64,10 @@ def _beside(trace: Path) -> Path:
 
 
 def _serve(given: argparse.Namespace) -> int:
-    from xsp import runs
-    from xsp.report import serve
+    from xsp.report import kinds, serve
 
     port = serve.PORT if given.port is None else given.port
-    rendered = serve.pages(runs.load(path, skip_damaged=given.skip_damaged) for path in given.paths)
+    rendered = serve.pages(kinds.load(path, given.kind, skip_damaged=given.skip_damaged) for path in given.paths)
     with serve.server(rendered, port) as listening:
         for name in rendered:
             print(f"serving {serve.address(listening, name)}", flush=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from xsp.analyses.loop import FROM as TOLD_BY
 from xsp.report.answers import Answers
-from xsp.report.loop import Pace, kind_of, pace
+from xsp.report.loop import FROM
 from xsp.report.text import number
 from xsp.report.verdict import Verdict
 from xsp.report.words import deepest
@@ -30,9 +31,8 @@ def headline(answers: Answers, said: Verdict | None, attributed: Sequence[tuple[
         attributed: grade, spans and milliseconds of device work, see `xsp.report.trust`.
     """
     run, models, ledger = answers.trace.run, answers["A1"].dicts(), answers["ledger"].dicts()
-    kind = kind_of(answers.trace)
     return [
-        *_loop(pace(answers.trace, kind), _kind(run, kind)),
+        *_loop([row for row in answers["loop"].dicts() if row["kind"] == answers.trace.kind]),
         *_latency(models),
         *_device(said, attributed),
         *_profiling(run, models, ledger),
@@ -51,29 +51,24 @@ def phases(rows: Sequence[Row]) -> list[tuple[str, float]]:
 _WHOLE = "the iteration"
 
 
-def _kind(run: Mapping[str, Any], kind: int | None) -> Mapping[str, Any]:
-    return next((each for each in run.get("kinds") or () if each.get("kind") == kind), {})
-
-
-def _loop(found: Pace | None, kind: Mapping[str, Any]) -> list[Figure]:
-    """Return wall time from step to step, samples per second, and what of it is waiting."""
-    if found is None:
+def _loop(rows: Sequence[Row]) -> list[Figure]:
+    """Return wall time from step to step, samples per second, and what of it is waiting: of the job, where it is one."""
+    row = next(iter(sorted(rows, key=lambda row: not row["scope"].startswith("job"))), None)
+    if row is None or row["iteration_ms"] is None:
         return []
-    steps = f"mean of {found.steps:,} {found.basis}"
-    shown = [("an iteration of the loop", f"{found.iteration_ms:.4g} ms", f"wall time from step to step, {steps}")]
-    batch = kind.get("batch_size")
-    if batch:
-        guessed = ", guessed" if kind.get("batch_source") == "guess" else ""
-        rate = f"{number(1000 * batch / found.iteration_ms)} samples/s"
-        shown.append(("the loop's throughput", rate, f"as the program ran, batch size {batch}{guessed}"))
-    shown.append(
-        (
-            "waiting for data",
-            f"{found.data_percent:.1f} %",
-            f"of the time of an iteration; {found.between_percent:.1f} % is other time between steps",
-        )
-    )
-    return shown
+    whole, told = row["iteration_ms"], FROM[TOLD_BY.index(row["figures_from"])]
+    of_whom = "" if row["scope"] == "program" else f" of the {row['scope']}"
+    shown = [("an iteration of the loop", f"{whole:.4g} ms", f"wall time from step to step; {_between(row)}; {told}")]
+    if row["samples_per_s"] is not None:
+        about = f"as the program ran, {row['samples']:g} samples a step{_guessed(row)}{of_whom}"
+        shown.append(("the loop's throughput", f"{number(row['samples_per_s'])} samples/s", about))
+    data, between = (100 * row[part] / whole if whole else 0.0 for part in ("data_ms", "between_ms"))
+    about = f"of the time of an iteration; {between:.1f} % is other time between steps"
+    return [*shown, ("waiting for data", f"{data:.1f} %", about)]
+
+
+def _guessed(row: Row) -> str:
+    return ", a guess" if row.get("samples_from") == "guess" else ""
 
 
 def _latency(models: Sequence[Row]) -> list[Figure]:
@@ -83,7 +78,7 @@ def _latency(models: Sequence[Row]) -> list[Figure]:
     several = row["steps"] > 1
     shown = [("latency of a step", f"{row['latency_ms']:.4g} ms", _between(row) if several else "one step")]
     if row.get("samples_per_s") is not None:
-        about = f"batch size {row['batch_size']}, steps back to back"
+        about = f"batch size {row['batch_size']}{_guessed(row)}, steps back to back"
         shown.append(("a step's throughput", f"{number(row['samples_per_s'])} samples/s", about))
     if several:
         about = f"nine steps in ten are faster; median {row['median_ms']:.4g} ms, {row['steps']} steps"

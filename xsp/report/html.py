@@ -17,11 +17,12 @@ from typing import Any
 
 from xsp import rundir
 from xsp.analyses import ANALYSES
+from xsp.analyses.loop import kinds_of
 from xsp.report import kinds, timeline, trust
 from xsp.report.answers import Answer, Answers
 from xsp.report.charts import charts
 from xsp.report.headline import headline, phases
-from xsp.report.loop import kind_of, loop
+from xsp.report.loop import loop
 from xsp.report.verdict import verdict
 from xsp.report.words import deepest, explained
 from xsp.trace import Trace
@@ -171,7 +172,7 @@ def _table(trace: Trace, name: str, answer: Answer) -> dict[str, Any]:
         chosen = f"those with the highest {by}"
     kept = [place for place in range(len(columns)) if not rows or any(row[place] is not None for row in rows)]
     run = shlex.quote(trace.path.name) if trace.path else "RUN"
-    kind = f" --kind {kind_of(trace)}" if len(trace.run.get("kinds") or ()) > 1 else ""
+    kind = f" --kind {trace.kind}" if len(kinds_of(trace, trace.rank)) > 1 else ""
     return {
         "id": name,
         "title": ANALYSES[name].title,

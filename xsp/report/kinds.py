@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from xsp.report.loop import kind_of, weights
+from xsp import runs
+from xsp.analyses.loop import kinds_of
+from xsp.errors import UsageError
+from xsp.report.loop import weights
 from xsp.trace import Trace
 
 MOST = 4
@@ -24,15 +29,15 @@ def listed(trace: Trace, shown: Sequence[Trace]) -> dict[str, Any]:
         `shown`: name, steps and share of the loop's time of each; `others`: the same, with the command that writes a
         page of it. Both are empty where the run has only one kind.
     """
-    known = {each.get("kind"): each for each in trace.run.get("kinds") or ()}
+    known = kinds_of(trace, trace.rank)
     if len(known) < 2:
         return {"shown": [], "others": []}
     shares = weights(trace)
-    here = [kind_of(each) for each in shown]
+    here = [each.kind for each in shown]
     run = shlex.quote(trace.path.name) if trace.path else "RUN"
 
     def said(kind: int | None) -> dict[str, Any]:
-        one = known.get(kind, {})
+        one = known.get(kind, {}) if kind is not None else {}
         share = shares.get(kind) if kind is not None else None
         return {
             "name": str(one.get("name", f"kind {kind}")),
@@ -47,7 +52,25 @@ def listed(trace: Trace, shown: Sequence[Trace]) -> dict[str, Any]:
     }
 
 
-def heaviest(trace: Trace, most: int = MOST) -> list[int]:
-    """Return the kinds of a run that take most of its loop's time, without the one that a trace is of."""
-    known = {each.get("kind") for each in trace.run.get("kinds") or ()}
-    return [kind for kind in weights(trace) if kind in known and kind != kind_of(trace)][: most - 1]
+def load(path: str | os.PathLike[str], kind: int | str | None = None, *, skip_damaged: bool = False) -> list[Trace]:
+    """Load a run as traces of its kinds of steps: the one that is asked for, then the others that take most time.
+
+    Args:
+        path, kind, skip_damaged: as of `xsp.load`.
+
+    Returns:
+        At most `MOST`; one, where the run has one kind or tells none. A kind of which no step was recorded is left out.
+
+    Raises:
+        As `xsp.load`.
+    """
+    first = runs.load(path, skip_damaged=skip_damaged, kind=kind)
+    loaded = [first]
+    known = kinds_of(first, first.rank)
+    for number in weights(first):
+        if len(loaded) == MOST:
+            break
+        if number in known and number != first.kind:
+            with contextlib.suppress(UsageError):
+                loaded.append(runs.load(path, skip_damaged=skip_damaged, kind=number))
+    return loaded

@@ -1,17 +1,18 @@
 """The run over time, for the page: what each step took, recorded or not, and what lay between the steps.
 
-It is read from the table `loop`, of one rank. Of more steps than can be told apart on a screen those are kept that are
+It is read from the table `loop`, of the trace's rank; means are of the steps that profiling disturbed least. Of more steps than can be told apart on a screen those are kept that are
 extreme among their neighbours of the same kind; means are always of all steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import duckdb
 
-from xsp.span import Level
+from xsp.analyses.loop import iterations, kinds_of
+from xsp.loop import BARE, UNDISTURBED
 from xsp.trace import Trace
 
 MOST_POINTS = 4_000
@@ -24,7 +25,7 @@ MOST_KINDS = 7
 """Kinds of steps with a colour of their own; further ones share one."""
 
 ENOUGH = 10
-"""From so many steady steps on, means are of steady steps alone."""
+"""Steps in a fifth of the run from which on it is held against another fifth."""
 
 WORTH = 0.1
 """A change over the run is told from this share on."""
@@ -33,30 +34,14 @@ _OTHERS = "other kinds"
 _NO_KIND = -1
 
 
-class Basis(NamedTuple):
-    """Which steps means are of."""
+FROM = (
+    "steps that ran as if nothing were recorded",
+    "steps that were not recorded",
+    "unrecorded steps, disturbed ones too",
+)
+"""Which steps means are of, in the order of `xsp.analyses.loop.FROM`."""
 
-    words: str
-    condition: str
-
-
-STEADY = Basis("steps that ran as if nothing were recorded", "steady")
-BARE = Basis("steps that were not recorded", "NOT recorded")
-ALL = Basis("all steps, recorded ones as well, for no others were seen", "true")
-
-
-class Pace(NamedTuple):
-    """How fast the program itself went, as means over steps of one kind."""
-
-    iteration_ms: float
-    """A step and what lay between it and the one before."""
-
-    data_percent: float
-    between_percent: float
-    """Of that: waiting for data, and other time between steps."""
-
-    steps: int
-    basis: str
+ALL = "all steps, recorded ones as well, for no others were seen"
 
 
 def loop(trace: Trace) -> dict[str, Any] | None:
@@ -68,104 +53,67 @@ def loop(trace: Trace) -> dict[str, Any] | None:
     if not _prepare(trace):
         return None
     con = trace.con
-    kinds = _kinds(con, trace.run)
-    basis = _basis(con, "true")
+    kinds = _kinds(con, kinds_of(trace, trace.rank))
+    words, wanted = _basis(con)
     total = _first(con, "SELECT count(*) AS rows, sum(steps) AS steps, "
                         "sum(steps) FILTER (recorded) AS recorded FROM loop_rows")  # fmt: skip
     points = _points(con, kinds, total["rows"])
-    ranks = con.execute("SELECT count(DISTINCT rank), min(rank) FROM loop").fetchall()[0]
+    ranks = _first(con, "SELECT count(DISTINCT rank) AS ranks FROM loop")["ranks"]
     return {
         "kinds": [name for name, _ in kinds],
         "points": points,
-        "parts": _parts(con, basis),
-        "basis": basis.words,
+        "parts": _parts(con, wanted),
+        "basis": words,
         "left_out": total["rows"] - len(points["step"]),
         "told": [
             f"{total['steps']:,} step{'s' * (total['steps'] != 1)}, {_count(total['recorded'])} of them recorded"
-            + (f"; these are of rank {ranks[1]} of {ranks[0]}" if ranks[0] > 1 else "") + ".",
-            *_drift(con, basis, kinds),
+            + (f"; these are of rank {trace.rank} of {ranks}" if ranks > 1 else "") + ".",
+            *_drift(con, wanted, kinds),
         ],
     }  # fmt: skip
 
 
-def pace(trace: Trace, kind: int | None) -> Pace | None:
-    """Return how fast steps of a kind follow each other; None where the trace holds nothing of the loop.
-
-    Args:
-        trace: any.
-        kind: of the steps; None for all.
-    """
-    if not _prepare(trace):
-        return None
-    wanted = "true" if kind is None else f"kind = {int(kind)}"
-    basis = _basis(trace.con, wanted)
-    found = _first(
-        trace.con,
-        f"SELECT sum(steps) AS steps, {_mean('self_ms + data_ms + between_ms')} AS whole, {_mean('data_ms')} AS data, "
-        f"{_mean('between_ms')} AS between FROM loop_rows WHERE status = 'ok' AND {wanted} AND {basis.condition}",
-    )
-    if not found["steps"] or not found["whole"]:
-        return None
-    whole = found["whole"]
-    data, between = (100 * found[part] / whole for part in ("data", "between"))
-    return Pace(whole, data, between, int(found["steps"]), basis.words)
-
-
-def kind_of(trace: Trace) -> int | None:
-    """Return the kind of step that a trace's figures are of; None where nothing tells kinds."""
-    return getattr(trace, "kind", None)
-
-
 def weights(trace: Trace) -> dict[int, float]:
     """Return the share of the loop's time that each kind of step takes, the heaviest first; empty without a loop."""
-    if not _prepare(trace):
-        return {}
-    sums = dict(trace.con.execute(
-        f"SELECT kind, sum(steps * (self_ms + data_ms + between_ms)) AS ms FROM loop_rows WHERE kind <> {_NO_KIND} "
-        "GROUP BY kind ORDER BY ms DESC, kind").fetchall())  # fmt: skip
-    whole = sum(sums.values())
-    return {kind: ms / whole if whole else 0.0 for kind, ms in sums.items()}
+    return {each.kind: each.share for each in iterations(trace) if each.rank == trace.rank}
 
 
 def _prepare(trace: Trace) -> bool:
-    """Make the table `loop_rows` of the first rank, and say whether it holds anything.
+    """Make the table `loop_rows` of the trace's rank, and say whether it holds anything.
 
-    What a step waited for data counts as that, whether the wait stood before the step or in it.
+    What a step waited for data counts as that, whether the wait stood before the step or in it. `most` is null in a step
+    of which no mean is taken.
     """
-    if not trace.con.execute("SELECT 1 FROM duckdb_columns() WHERE table_name = 'loop' LIMIT 1").fetchall():
-        return False
     trace.once(
         "loop_rows",
         f"""
+        WITH {UNDISTURBED}
         SELECT row_number() OVER (ORDER BY start_ns, step) - 1 AS number, step, steps,
-               coalesce(kind, {_NO_KIND}) AS kind,
-               rung > {int(Level.APPLICATION)} AS recorded, coalesce(steady, false) AS steady, status,
+               coalesce(kind, {_NO_KIND}) AS kind, rung > {BARE} AS recorded, most, status,
                (start_ns - min(start_ns) OVER ()) / 1e9 AS at_s, dur_ns / 1e6 AS ms,
                (dur_ns - greatest(0, coalesce(data_ns, 0) - coalesce(before_ns, 0))) / 1e6 AS self_ms,
                coalesce(data_ns, 0) / 1e6 AS data_ms,
                greatest(0, coalesce(before_ns, 0) - coalesce(data_ns, 0)) / 1e6 AS between_ms
-        FROM loop WHERE rank = (SELECT min(rank) FROM loop) AND dur_ns IS NOT NULL
+        FROM loop LEFT JOIN (SELECT rank, step, rung, most FROM undisturbed) USING (rank, step, rung)
+        WHERE rank = {trace.rank} AND dur_ns IS NOT NULL
         """,
     )
     return bool(trace.con.execute("SELECT 1 FROM loop_rows LIMIT 1").fetchall())
 
 
-def _basis(con: duckdb.DuckDBPyConnection, wanted: str) -> Basis:
-    """Choose the steps that say most of the program itself, of those that are wanted."""
-    found = _first(con, "SELECT sum(steps) FILTER (steady) AS steady, sum(steps) FILTER (NOT recorded) AS bare "
-                        f"FROM loop_rows WHERE status = 'ok' AND {wanted}")  # fmt: skip
-    if (found["steady"] or 0) >= ENOUGH:
-        return STEADY
-    return BARE if found["bare"] else ALL
+def _basis(con: duckdb.DuckDBPyConnection) -> tuple[str, str]:
+    """Return which steps say most of the program itself: in words, and as a condition."""
+    most = _first(con, "SELECT max(most) AS most FROM loop_rows")["most"]
+    return (FROM[most], "most IS NOT NULL") if most is not None else (ALL, "status = 'ok'")
 
 
 def _mean(column: str) -> str:
     return f"sum(steps * ({column})) / sum(steps)"
 
 
-def _kinds(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> list[tuple[str, int | None]]:
+def _kinds(con: duckdb.DuckDBPyConnection, said: Mapping[int, Mapping[str, Any]]) -> list[tuple[str, int | None]]:
     """Return the kinds with a colour of their own, the heaviest first, and where there are more, one for the others."""
-    names = {each.get("kind"): str(each.get("name")) for each in run.get("kinds") or ()}
+    names = {kind: str(each.get("name")) for kind, each in said.items()}
     found = con.execute("SELECT kind FROM loop_rows GROUP BY kind ORDER BY sum(steps * ms) DESC, kind").fetchall()
     shown = [(names.get(kind, "steps" if kind == _NO_KIND else f"kind {kind}"), kind) for (kind,) in found]
     return shown if len(shown) <= MOST_KINDS + 1 else [*shown[:MOST_KINDS], (_OTHERS, None)]
@@ -192,7 +140,7 @@ def _points(con: duckdb.DuckDBPyConnection, kinds: Sequence[tuple[str, int | Non
     )
 
 
-def _parts(con: duckdb.DuckDBPyConnection, basis: Basis) -> dict[str, list[Any]]:
+def _parts(con: duckdb.DuckDBPyConnection, wanted: str) -> dict[str, list[Any]]:
     """Return means over stretches of the run, of the steps of the basis."""
     means = ", ".join(f"{_mean(column)} AS {column}" for column in ("self_ms", "data_ms", "between_ms"))
     return _columns(
@@ -200,7 +148,7 @@ def _parts(con: duckdb.DuckDBPyConnection, basis: Basis) -> dict[str, list[Any]]
         f"""
         WITH wanted AS (
             SELECT *, row_number() OVER (ORDER BY number) - 1 AS place, count(*) OVER () AS rows FROM loop_rows
-            WHERE status = 'ok' AND {basis.condition}
+            WHERE {wanted}
         )
         SELECT min(step) AS step, min(at_s) AS at_s, {means} FROM wanted
         GROUP BY place * least(rows, {MOST_PARTS}) // rows ORDER BY step
@@ -208,7 +156,7 @@ def _parts(con: duckdb.DuckDBPyConnection, basis: Basis) -> dict[str, list[Any]]
     )
 
 
-def _drift(con: duckdb.DuckDBPyConnection, basis: Basis, kinds: Sequence[tuple[str, int | None]]) -> list[str]:
+def _drift(con: duckdb.DuckDBPyConnection, wanted: str, kinds: Sequence[tuple[str, int | None]]) -> list[str]:
     """Say how much slower or faster the last steps of the heaviest kind were than the first, where that is much.
 
     Much is a change of the median by `WORTH`, and by more than the scatter of the steps lets a median vary: three times
@@ -219,7 +167,7 @@ def _drift(con: duckdb.DuckDBPyConnection, basis: Basis, kinds: Sequence[tuple[s
         f"""
         WITH wanted AS (
             SELECT self_ms, ntile(5) OVER (ORDER BY number) AS fifth FROM loop_rows
-            WHERE status = 'ok' AND kind = {kind} AND {basis.condition}
+            WHERE kind = {kind} AND {wanted}
         ), fifths AS (FROM range(1, 6) five(fifth) LEFT JOIN wanted USING (fifth))
         SELECT count(self_ms), quantile_cont(self_ms, 0.25), median(self_ms), quantile_cont(self_ms, 0.75)
         FROM fifths WHERE fifth IN (1, 5) GROUP BY fifth ORDER BY fifth

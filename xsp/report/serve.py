@@ -6,7 +6,7 @@ Pages are rendered once and served from memory: whatever path is asked for, noth
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from urllib.parse import quote, unquote
 
@@ -24,17 +24,20 @@ CONNECTIONS = 32
 _LOOPBACK = "127.0.0.1"
 
 
-def pages(traces: Iterable[Trace]) -> dict[str, bytes]:
-    """Return the page of each trace by the name of its run.
+def pages(runs: Iterable[Sequence[Trace]]) -> dict[str, bytes]:
+    """Return the page of each run by its name.
+
+    Args:
+        runs: each as the traces of its kinds of steps, the one that stands first foremost.
 
     Raises:
         UsageError: two runs have the same name.
     """
     rendered: dict[str, bytes] = {}
-    for trace in traces:
+    for trace, *others in runs:
         if trace.name in rendered:
             raise UsageError(f"two of the runs are called {trace.name!r}, and a link says no more: serve one of them")
-        rendered[trace.name] = render(trace).encode("utf-8", "replace")
+        rendered[trace.name] = render(trace, others).encode("utf-8", "replace")
     return rendered
 
 
