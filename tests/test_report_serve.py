@@ -27,7 +27,7 @@ from xsp.testing import spans, trace_of
 @pytest.fixture(scope="module")
 def listening() -> Iterator[int]:
     """Serve two reports and return the port."""
-    rendered = serve.pages([trace(*FULL), trace_of(spans("step net 0-10"), {"name": "plain"})])
+    rendered = serve.pages([[trace(*FULL)], [trace_of(spans("step net 0-10"), {"name": "plain"})]])
     with serve.server(rendered, 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_port
@@ -76,7 +76,7 @@ def test_it_only_reads(listening):
 
 def test_two_runs_of_one_name_cannot_both_be_meant():
     with pytest.raises(UsageError, match="two of the runs are called"):
-        serve.pages([trace(Level.MODEL), trace(Level.MODEL)])
+        serve.pages([[trace(Level.MODEL)], [trace(Level.MODEL)]])
 
 
 @pytest.mark.parametrize("port", [None, 70_000])

@@ -52,7 +52,7 @@ _WHOLE = "the iteration"
 
 
 def _loop(rows: Sequence[Row]) -> list[Figure]:
-    """Return wall time from step to step, samples per second, and what of it is waiting: of the job, where it is one."""
+    """Return wall time from step to step, samples per second, and what of it is waiting; of the job, if it is one."""
     row = next(iter(sorted(rows, key=lambda row: not row["scope"].startswith("job"))), None)
     if row is None or row["iteration_ms"] is None:
         return []

@@ -1,6 +1,7 @@
 """The run over time, for the page: what each step took, recorded or not, and what lay between the steps.
 
-It is read from the table `loop`, of the trace's rank; means are of the steps that profiling disturbed least. Of more steps than can be told apart on a screen those are kept that are
+It is read from the table `loop`, of the trace's rank. Means are
+of the steps that profiling disturbed least. Of more steps than can be told apart on a screen those are kept that are
 extreme among their neighbours of the same kind; means are always of all steps.
 """
 
@@ -11,8 +12,9 @@ from typing import Any
 
 import duckdb
 
-from xsp.analyses.loop import iterations, kinds_of
-from xsp.loop import BARE, UNDISTURBED
+from xsp.analyses.loop import kinds_of
+from xsp.iterations import UNDISTURBED, iterations
+from xsp.loop import BARE
 from xsp.trace import Trace
 
 MOST_POINTS = 4_000
@@ -23,12 +25,6 @@ MOST_PARTS = 120
 
 MOST_KINDS = 7
 """Kinds of steps with a colour of their own; further ones share one."""
-
-ENOUGH = 10
-"""Steps in a fifth of the run from which on it is held against another fifth."""
-
-WORTH = 0.1
-"""A change over the run is told from this share on."""
 
 _OTHERS = "other kinds"
 _NO_KIND = -1
@@ -68,21 +64,20 @@ def loop(trace: Trace) -> dict[str, Any] | None:
         "told": [
             f"{total['steps']:,} step{'s' * (total['steps'] != 1)}, {_count(total['recorded'])} of them recorded"
             + (f"; these are of rank {trace.rank} of {ranks}" if ranks > 1 else "") + ".",
-            *_drift(con, wanted, kinds),
         ],
     }  # fmt: skip
 
 
 def weights(trace: Trace) -> dict[int, float]:
     """Return the share of the loop's time that each kind of step takes, the heaviest first; empty without a loop."""
-    return {each.kind: each.share for each in iterations(trace) if each.rank == trace.rank}
+    return {each.kind: each.share for each in iterations(trace.con) if each.rank == trace.rank}
 
 
 def _prepare(trace: Trace) -> bool:
     """Make the table `loop_rows` of the trace's rank, and say whether it holds anything.
 
-    What a step waited for data counts as that, whether the wait stood before the step or in it. `most` is null in a step
-    of which no mean is taken.
+    What a step waited for data counts as that, whether the wait stood before the step or in it. `most` is null in a
+    step of which no mean is taken.
     """
     trace.once(
         "loop_rows",
@@ -154,33 +149,6 @@ def _parts(con: duckdb.DuckDBPyConnection, wanted: str) -> dict[str, list[Any]]:
         GROUP BY place * least(rows, {MOST_PARTS}) // rows ORDER BY step
         """,
     )
-
-
-def _drift(con: duckdb.DuckDBPyConnection, wanted: str, kinds: Sequence[tuple[str, int | None]]) -> list[str]:
-    """Say how much slower or faster the last steps of the heaviest kind were than the first, where that is much.
-
-    Much is a change of the median by `WORTH`, and by more than the scatter of the steps lets a median vary: three times
-    the interquartile range over the root of their number, on both sides.
-    """
-    name, kind = kinds[0]
-    first, last = con.execute(
-        f"""
-        WITH wanted AS (
-            SELECT self_ms, ntile(5) OVER (ORDER BY number) AS fifth FROM loop_rows
-            WHERE kind = {kind} AND {wanted}
-        ), fifths AS (FROM range(1, 6) five(fifth) LEFT JOIN wanted USING (fifth))
-        SELECT count(self_ms), quantile_cont(self_ms, 0.25), median(self_ms), quantile_cont(self_ms, 0.75)
-        FROM fifths WHERE fifth IN (1, 5) GROUP BY fifth ORDER BY fifth
-        """
-    ).fetchall()
-    if min(first[0], last[0]) < ENOUGH or not first[2]:
-        return []
-    times = last[2] / first[2]
-    scatter = sum(3 * (high - low) / count**0.5 for count, low, _, high in (first, last))
-    if abs(times - 1) < WORTH or abs(last[2] - first[2]) < scatter:
-        return []
-    of = f"the steps called {name!r}" if len(kinds) > 1 else "the steps"
-    return [f"The run drifts: the last fifth of {of} took {times:.2f} times as long as the first fifth, by the median."]
 
 
 def _count(found: int | None) -> str:

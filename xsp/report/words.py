@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 RUNGS = {
-    "bare": "nothing", "M": "steps and calls", "M/L": "layers", "M/L/op": "operators", "M/L/op/library": "calls of libraries",
+    "bare": "nothing", "M": "steps and calls", "M/L": "layers",
+    "M/L/op": "operators", "M/L/op/library": "calls of libraries",
     "M/L/G": "kernels",
 }  # fmt: skip
 """What a rung (see `xsp.recording.schedule.rung_name`) records beside what the one before it does."""

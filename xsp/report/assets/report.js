@@ -46,6 +46,7 @@ const GRADES_MEAN = {
   exact: "known by ids, sequence numbers and containment", inferred: "by weaker evidence: a replayed graph, an operator without a launch", unknown: "no layer is known",
 };
 
+const OF_THE_RUN = ["drift", "data", "loop"];
 const PHASES_MEAN = { "rest of the step": "what no phase holds: Python, moving data, losses outside the model, waiting for a device", "between steps": "logging, evaluation and what else the program does between two steps" };
 
 // What an iteration is made of, as one bar. Without a loop nothing is known of what lies between steps.
@@ -67,6 +68,7 @@ function drawHealth() {
     item.append(make("span", severity, "severity " + severity), make("span", subject, "subject"), make("span", text));
     return item;
   }));
+  byId("run-found").replaceChildren(...findings.filter(([, subject]) => OF_THE_RUN.includes(subject)).map(([severity, , text]) => make("p", text.replaceAll("`", ""), severity)));
   byId("absent").replaceChildren(...folded(`${counted(absent.length, "collector")} had nothing to observe here`, absent.map(([name, reason]) => make("p", `${name}: ${reason}`, "quiet"))));
 }
 
