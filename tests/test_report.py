@@ -23,7 +23,7 @@ from xsp.errors import OutputError
 from xsp.report import headline, html, lanes, loop, optimum, packed, text, timeline
 from xsp.report.fitting import shortened, told_apart
 from xsp.span import Level
-from xsp.testing import spans, trace_of
+from xsp.testing import spans, trace_of, with_loop
 
 HOSTILE = "</script><script>window.hacked=1</script>[red]"
 
@@ -232,7 +232,7 @@ def looped(rows, step=STEP, kind=None, **run):
         seen[of] += rung > 10
         if rung > 10 and seen[of] <= 3:
             told += [each._replace(step=number, rung=rung) for each in spans(step) if each.level <= rung]
-    return trace_of(told or spans(step), {"name": "net", **run}, found, kind)
+    return with_loop(trace_of(told or spans(step), {"name": "net", **run}), found, kind)
 
 
 def test_a_run_without_a_loop_has_no_chart_of_it():
