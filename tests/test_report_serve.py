@@ -16,6 +16,7 @@ import pytest
 from realparts import DEPLOY
 from test_report import FULL, HOSTILE, payload, trace
 
+import xsp
 from xsp import semconv
 from xsp.cli import main
 from xsp.errors import UsageError
@@ -108,3 +109,21 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path):
         assert ask(int(url.split(":")[2].split("/")[0]), "/plain")[0] == 200
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
+
+
+def test_the_page_of_a_run_has_its_kinds_of_steps_and_an_option_puts_one_first(tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    first, second = torch.nn.Linear(8, 8), torch.nn.Conv1d(4, 4, 3)
+    with xsp.profile("two", out=tmp_path / "two", levels="M/L", every=2, warmup=0) as prof:
+        for number in range(60):
+            with prof.step():
+                first(torch.ones(2, 8)) if number % 3 else second(torch.ones(2, 4, 64))
+    assert main(["report", str(tmp_path / "two"), "-o", str(tmp_path / "page.html")]) == 0
+    shown = payload((tmp_path / "page.html").read_text())["kinds"]["shown"]
+    assert {each["name"].split()[0] for each in shown} == {"Linear", "Conv1d"}
+    assert main(["report", str(tmp_path / "two"), "-o", str(tmp_path / "page.html"), "--kind", "conv"]) == 0
+    data = payload((tmp_path / "page.html").read_text())
+    assert data["kinds"]["shown"][0]["name"].startswith("Conv1d")
+    assert next(table["command"] for table in data["tables"] if table["id"] == "A2").endswith(" --kind 0")
+    assert main(["report", str(tmp_path / "two"), "--kind", "nothing"]) == 2
+    assert "no kind of step called 'nothing'" in capsys.readouterr().err
