@@ -264,8 +264,8 @@ def test_A1_one_row_for_each_batch_size() -> None:
 
 def test_the_ledger_what_a_rung_added_and_what_the_calibration_explains_of_it() -> None:
     assert ask(analyses.ledger, leveled(), "*") == [
-        ("M", 3, 1.0, None, None, None, None, None, None, None, None),
-        ("M/L", 3, 1.08, 0.08, 0.08, 0.08, 8.0, 2, 40_000.0, 0.06, 0.02),
+        ("steps and calls", "M", 3, 1.0, None, None, None, None, None, None, None, None),
+        ("layers", "M/L", 3, 1.08, 0.08, 0.08, 0.08, 8.0, 2, 40_000.0, 0.06, 0.02),
     ]
 
 

@@ -158,7 +158,7 @@ def test_steps_that_do_something_else_are_not_averaged_in_and_are_counted() -> N
     rows = [row for row in rows if row.step != last] + run(odd, Level.OP, step=last, timed=True)[0]
     trace = trace_of(rows, {"name": "odd"})
     assert "aten::extra" not in figures(trace, "true_ns")
-    texts = [finding.text for finding in health(trace) if finding.subject == "M/L/op"]
+    texts = [finding.text for finding in health(trace) if finding.subject == "recording operators"]
     assert any(text.startswith("1 spans in 1 steps (0.999 ms) have no counterpart") for text in texts)
 
 

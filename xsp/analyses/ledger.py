@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from xsp.analyses.contract import Table, analysis, values
-from xsp.recording.schedule import rung_name
+from xsp.recording.schedule import depth, rung_name
 from xsp.span import Level
 from xsp.trace import Trace
 from xsp.views import LAYERS
 
 _COLUMNS = {
+    "deepest": "VARCHAR",
     "rung": "VARCHAR",
     "steps": "INTEGER",
     **dict.fromkeys(("step_ms", "added_ms", "low_ms", "high_ms", "added_percent"), "DOUBLE"),
@@ -26,7 +27,11 @@ _COLUMNS = {
 
 @analysis("ledger", "Overhead ledger", Level.MODEL)
 def LEDGER(trace: Trace) -> Table:
-    """What each rung adds to the step, with its interval, per span, and against the calibration."""
+    """What each depth of recording adds to the step, with its interval, per span, and against the calibration.
+
+    `deepest` says what is recorded in the steps of a row beside all that the rows before it record; `rung` is the set
+    of levels that are on, as docs/concepts.md explains it.
+    """
     rows: list[tuple[Any, ...]] = []
     rungs = trace.rungs
     before = int(Level.APPLICATION)
@@ -35,6 +40,7 @@ def LEDGER(trace: Trace) -> Table:
         added, ends = rung.added_ns, rung.added
         rows.append(
             (
+                depth(rung.level),
                 rung_name(rung.level),
                 rung.steps,
                 rung.step_ns / 1e6,

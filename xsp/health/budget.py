@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from xsp.health.finding import Finding, Severity
+from xsp.recording.schedule import recording
 from xsp.trace import Trace
 
 
@@ -32,11 +33,11 @@ def _kept(budget: dict[str, Any]) -> Finding:
     text = f"profiling cost {spent:.2f} % of the loop's time [{low:.2f}, {high:.2f}], {asked:g} % were asked for"
     if spent <= asked:
         return Finding(Severity.GOOD, "budget", text)
-    text += ": the first steps of each rung cost more than the run had earned; run more steps, or fewer levels"
+    text += ": the first steps of each depth cost more than the run had earned; run more steps, or fewer levels"
     return Finding(Severity.WARNING if low > asked else Severity.NOTE, "budget", text)
 
 
 def _left_out(budget: dict[str, Any]) -> Iterator[Finding]:
     for rung, steps in budget.get("left_out", {}).items():
-        why = f"{steps} bare steps earn one of it" if steps else "a rung further out was too dear"
-        yield Finding(Severity.NOTE, rung, f"was left out for the budget: {why}")
+        why = f"{steps} bare steps earn one of it" if steps else "less deep ones were too dear"
+        yield Finding(Severity.NOTE, recording(rung), f"was left out for the budget: {why}")

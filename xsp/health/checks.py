@@ -11,7 +11,7 @@ from xsp.health import device as devicehealth
 from xsp.health import headline
 from xsp.health import samples as samplehealth
 from xsp.health.finding import Finding, Severity
-from xsp.recording.schedule import rung_name
+from xsp.recording.schedule import depth, recording, rung_name
 from xsp.span import Kind, Level
 from xsp.trace import Trace
 from xsp.views import WHOLE_NS, kernels
@@ -128,18 +128,19 @@ def _rungs(trace: Trace) -> list[Finding]:
     measured = {rung_name(rung.level) for rung in rungs}
     for name in trace.run.get("rungs", []):
         if name not in measured:
-            text = "no step was measured at this rung: run more steps"
-            findings.append(Finding(Severity.WARNING, name, text, "C"))
-    few = [f"{rung_name(rung.level)} ({rung.steps})" for rung in rungs if rung.steps < ENOUGH_STEPS]
+            text = f"no step was measured in which {depth(name)} are the deepest that is recorded: run more steps"
+            findings.append(Finding(Severity.WARNING, recording(name), text, "C"))
+    few = [f"{depth(rung.level)} ({rung.steps})" for rung in rungs if rung.steps < ENOUGH_STEPS]
     if few:
-        findings.append(Finding(Severity.NOTE, "repeats", f"few steps, so wide intervals, at {', '.join(few)}"))
+        findings.append(Finding(Severity.NOTE, "repeats", f"few steps, so wide intervals, for {', '.join(few)}"))
     findings += _spread(trace)
     for rung in rungs[1:]:
         if not rung.spans:
-            findings.append(Finding(Severity.NOTE, rung_name(rung.level), "saw nothing that the rung before did not"))
+            text = "recording them saw nothing that the steps without them do not hold"
+            findings.append(Finding(Severity.NOTE, recording(rung.level), text))
         elif rung.added is not None and rung.added.lo < 0 < rung.added.hi:
-            text = "what it adds cannot be told from the noise between steps"
-            findings.append(Finding(Severity.NOTE, rung_name(rung.level), text))
+            text = "what recording them adds cannot be told from the noise between steps"
+            findings.append(Finding(Severity.NOTE, recording(rung.level), text))
     return findings
 
 
@@ -226,7 +227,7 @@ def _structure(trace: Trace) -> list[Finding]:
             f"{spans} spans in {steps} steps ({milliseconds:.3g} ms) have no counterpart in the merged step "
             "and are not averaged in: the program does not do the same in each step"
         )
-        findings.append(Finding(Severity.WARNING, rung_name(rung), text, "B"))
+        findings.append(Finding(Severity.WARNING, recording(rung), text, "B"))
     described = _one(
         trace, f"SELECT count(*) FROM merged WHERE level = {int(Level.LAYER)} AND input_shapes IS NOT NULL"
     )
@@ -239,7 +240,7 @@ def _structure(trace: Trace) -> list[Finding]:
         text = "all steps were recorded at one depth: times are as recorded, what profiling added is unknown"
         findings.append(Finding(Severity.NOTE, "true times", text))
     elif unmeasured and trace.rungs:
-        text = f"{unmeasured} spans have no true time: none of their steps was measured at their own rung"
+        text = f"{unmeasured} spans have no true time: they are in no step in which their level is the deepest"
         findings.append(Finding(Severity.NOTE, "true times", text))
     return findings
 

@@ -9,7 +9,7 @@ from xsp import iterations, summary
 from xsp.health.finding import Finding, Severity
 from xsp.iterations import OF_ALIKE, UNDISTURBED
 from xsp.loop import BARE
-from xsp.recording.schedule import rung_name
+from xsp.recording.schedule import depth
 from xsp.trace import Trace
 
 BOUND = 0.2
@@ -160,7 +160,7 @@ def _unlike(trace: Trace) -> Iterator[Finding]:
     bare, first = trace.rungs[:2]
     if first.added is not None and first.added.lo > UNLIKE * bare.step_ns:
         text = (
-            f"a step recorded at {rung_name(first.level)} takes {first.step_ns / bare.step_ns:.2f} times as long as a "
-            "bare one: what is inside it is not what the program usually does"
+            f"a step of which {depth(first.level)} are recorded takes {first.step_ns / bare.step_ns:.2f} times as long "
+            "as a bare one: what is inside it is not what the program usually does"
         )
         yield Finding(Severity.WARNING, "short steps", text, "B")

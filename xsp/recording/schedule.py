@@ -33,6 +33,29 @@ RUNG_NAMES = {
 }  # fmt: skip
 
 
+DEPTHS = {
+    Level.APPLICATION: "nothing", Level.MODEL: "steps and calls", Level.LAYER: "layers", Level.OP: "operators",
+    Level.LIBRARY: "calls of libraries", Level.RUNTIME: "runtime calls", Level.KERNEL: "kernels",
+}  # fmt: skip
+"""What a rung records that the one before it does not, in words: what people are shown."""
+
+
+def depth(rung: int | str) -> str:
+    """Return in words how deep a rung records; that of a third party by its number.
+
+    Args:
+        rung: its deepest level, or its name as `rung_name` makes it.
+    """
+    if isinstance(rung, str):
+        return next((words for level, words in DEPTHS.items() if rung_name(level) == rung), rung)
+    return next((words for level, words in DEPTHS.items() if level == rung), str(rung))
+
+
+def recording(rung: int | str) -> str:
+    """Return what findings on the steps of a rung are called: `recording layers`; see `depth`."""
+    return f"recording {depth(rung)}"
+
+
 def rung_name(rung: int) -> str:
     """Return how a rung is shown, as `parse_levels` reads it: `M`, `M/L`, `M/L/op`, `M/L/op/library`, `M/L/G`.
 

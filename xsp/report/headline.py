@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xsp.analyses.loop import FROM as TOLD_BY
+from xsp.recording.schedule import depth
 from xsp.report.answers import Answers
 from xsp.report.loop import FROM
 from xsp.report.text import number
 from xsp.report.verdict import Verdict
-from xsp.report.words import deepest
 from xsp.span import Grade
 
 Row = Mapping[str, Any]
@@ -128,7 +128,7 @@ def cost(ledger: Sequence[Row]) -> Figure:
     true, full, rung = ledger[0]["step_ms"], ledger[-1]["step_ms"], ledger[-1]["rung"]
     added = f"{full - true:+.3g} ms"
     told = any(row.get("low_ms") is None or not row["low_ms"] <= 0 <= row["high_ms"] for row in ledger[1:])
-    share = f"{100 * (full / true - 1):+.1f} % of its latency, with all down to {deepest(rung)} recorded"
+    share = f"{100 * (full / true - 1):+.1f} % of its latency, with all down to {depth(rung)} recorded"
     what = "recording adds to a step"
     return (what, added, share) if told else (what, "in the noise", f"{added}, {share}")
 

@@ -18,13 +18,14 @@ from typing import Any
 from xsp import rundir
 from xsp.analyses import ANALYSES
 from xsp.analyses.loop import kinds_of
+from xsp.recording.schedule import depth
 from xsp.report import kinds, timeline, trust
 from xsp.report.answers import Answer, Answers
 from xsp.report.charts import charts
 from xsp.report.headline import headline, phases
 from xsp.report.loop import loop
 from xsp.report.verdict import verdict
-from xsp.report.words import deepest, explained
+from xsp.report.words import explained
 from xsp.trace import Trace
 
 MOST_ROWS = 1000
@@ -122,7 +123,7 @@ def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
         "health": believed,
         "timeline": timeline.timeline(trace, most_spans),
         "charts": charts(answers),
-        "ledger": [{**row, "records": deepest(row["rung"])} for row in ledger],
+        "ledger": [{**row, "records": depth(row["rung"])} for row in ledger],
         "rungs": explained(row["rung"] for row in ledger),
         "tables": [_table(trace, name, answer) for name, answer in found.items() if answer.refused is None],
         "refused": [(name, answer.refused) for name, answer in found.items() if answer.refused is not None],

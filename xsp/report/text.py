@@ -33,7 +33,7 @@ _PHASES = ("phase", "calls", "ms", "percent_of_iteration")
 _LOOP = ("name", "steps", "iteration_ms", "step_ms", "data_ms", "between_ms", "samples_per_s", "percent")
 _A1 = ("batch_size", "latency_ms", "low_ms", "high_ms", "p90_ms", "samples_per_s", "steps")
 _LAYERS = ("name", "type", "calls", "shape", "self_ms", "percent_of_layers", "alloc_mib")
-_LEDGER = ("rung", "steps", "step_ms", "added_ms", "low_ms", "high_ms", "added_percent", "ns_per_span")
+_LEDGER = ("deepest", "steps", "step_ms", "added_ms", "low_ms", "high_ms", "added_percent", "ns_per_span")
 _COLOURS = {Severity.WARNING: "yellow", Severity.NOTE: "dim", Severity.GOOD: "green"}
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from xsp.health import grade, health
 from xsp.health.finding import Finding
-from xsp.report.words import RUNGS
 from xsp.span import Grade, Level
 from xsp.trace import Trace
 
@@ -21,16 +20,12 @@ def trust(trace: Trace) -> dict[str, Any]:
     findings, absent = health(trace), trace.run.get("absent", {})
     return {
         "grade": grade(findings)._asdict(),
-        "findings": [_said(found) for found in findings if not _is_of(found, absent)],
+        "findings": [
+            [str(found.severity), found.subject, found.text] for found in findings if not _is_of(found, absent)
+        ],
         "absent": [[str(name), str(reason)] for name, reason in absent.items()],
         "attributed": attributed(trace),
     }
-
-
-def _said(finding: Finding) -> list[str]:
-    """Return a finding for the page; what it calls a rung by letters is said in words."""
-    subject = f"recording {RUNGS[finding.subject]}" if finding.subject in RUNGS else finding.subject
-    return [str(finding.severity), subject, finding.text]
 
 
 def _is_of(finding: Finding, absent: Mapping[str, Any]) -> bool:
