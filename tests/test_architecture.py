@@ -25,6 +25,7 @@ LAYERS = [
     {"intake"},
     {"runs", "spark"},
     {"counters", "health", "recording.collecting", "recording.watching", "recording.writer"},
+    {"recording.quiet"},
     {"recording.steps"},
     {"recording.marks", "recording.runfile"},
     {"recording.session"},

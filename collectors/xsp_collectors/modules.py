@@ -94,6 +94,13 @@ class ModuleCalls(Collector):
         """Record nothing; outermost calls are still signalled where a session listens."""
         self._set_mode(_OFF if self.notify is ignore and self.outline is None else _SIGNAL)
 
+    def hush(self, quiet: bool) -> None:
+        """Let calls pass by without a look."""
+        if quiet:
+            self._set_mode(_OFF)
+        else:
+            self.stop()
+
     def settle(self) -> None:
         """Wait for the GPU, so that a step ends when its work has ended."""
         # not `is_available`, which asks the driver, inside the step; and waiting would break a graph's capture

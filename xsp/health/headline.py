@@ -51,7 +51,7 @@ def _program(run: dict[str, Any]) -> Iterator[Finding]:
     if percent is None:
         return
     spent = {"recording steps": "spent_ns", "starting": "start_ns", "ending": "end_ns"}
-    parts = ", ".join(f"{name} {budget.get(field, 0) / 1e9:.2g} s" for name, field in spent.items())
+    parts = ", ".join(f"{name} {max(0, budget.get(field, 0)) / 1e9:.2g} s" for name, field in spent.items())
     text = f"profiling made the program take {1 + percent / 100:.3g} times as long ({parts})"
     asked = budget.get("asked_percent")
     dear = percent > 20 and budget.get("spent_ns", 0) > budget.get("start_ns", 0) + budget.get("end_ns", 0)

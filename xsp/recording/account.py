@@ -162,6 +162,13 @@ class Account:
             self._add_recorded(turn, dur_ns, before_ns + monotonic_ns() - end_ns)
         self._follows = not turn.bare
 
+    def pass_by(self, steps: int, steps_ns: int, waited_ns: int) -> None:
+        """Count bare steps that ran without anything around them."""
+        self.steps += steps
+        self.bare += steps
+        self.steps_ns += steps_ns
+        self.waited_ns += waited_ns
+
     def spend(self, taken_ns: int) -> None:
         """Count what xsp took beside the steps."""
         self._around_ns += taken_ns

@@ -60,6 +60,8 @@ class AutoStep:
         self._inside = 0  # optimizers' steps that are under way
         self._called = 0
         self._gave_up = False
+        self._quiet = session.quiet
+        self._ends = Signal.CALL_END  # of the last step
         self._proof = Proof()
         self._order = Order()
 
@@ -68,6 +70,10 @@ class AutoStep:
         if self._session.has_explicit_steps:
             return
         if self._step is not None and threading.get_ident() != self._owner:
+            return
+        if self._quiet.left:
+            if signal is self._ends:
+                self._quiet.passed()
             return
         if signal is Signal.CALL_BEGIN:
             self._call_begins(subject)
@@ -137,6 +143,7 @@ class AutoStep:
 
     def _end(self) -> None:
         step, self._step = self._step, None
+        self._ends = Signal.OPTIMIZER_END if self._trains else Signal.CALL_END
         if step is not None:
             step.__exit__(None, None, None)
 

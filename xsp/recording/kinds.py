@@ -46,6 +46,11 @@ class StepKind:
     def __init__(self, number: int, tokens: Sequence[Token], name: str, batch: Batch) -> None:
         self.number = number
         self.name = name
+        self.ends = sum(token.kind is Kind.OPTIMIZER for token in tokens) or sum(
+            token.kind is Kind.FORWARD for token in tokens
+        )
+        """Optimizers' steps, or calls if there are none: a step that is found at signals ends with the last of them."""
+
         self.trains = any(token.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for token in tokens)
         self.calls = [_called(token) for token in tokens[:20]]
         self.batch = batch

@@ -24,17 +24,18 @@ class Marks:
         """Whether the program asked for a context once, or last, and did not enter it."""
         return self._last is not None and not self._last.was_entered
 
-    def called(self, step: Step) -> None:
-        """Take in that the program asked for the context of a step."""
+    def called(self, step: Step) -> bool:
+        """Take in that the program asked for the context of a step, and return whether it enters them."""
         before, self._last = self._last, step
         if before is None or before.was_entered:
-            return
+            return True
         if self._open is None:
             self._steps.collecting.note("program", NOTE)
         else:
             self._open.__exit__(None, None, None)
         self._open = Step(self._steps, step.batch_size)
         self._open.__enter__()
+        return False
 
     def end(self) -> None:
         """Leave out what follows the last mark: it is no step."""

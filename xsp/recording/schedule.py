@@ -310,6 +310,16 @@ class Schedule:
             self._planned.gave(turn)
             actual.took(turn)
 
+    def passed(self, kind: int, steps: int, taken_ns: int) -> None:
+        """Count bare steps that ran without a turn."""
+        plan = self._plan(kind)
+        self._ended += steps
+        plan.seen, plan.last = plan.seen + steps, self._ended
+        self._bare += steps
+        self._steady += steps
+        self._since += steps
+        self._since_ns += taken_ns
+
     def abandoned(self, turn: Turn) -> None:
         """Take back the turn of a step that was none."""
         if turn.kept and self._planned is not None:

@@ -19,6 +19,7 @@ from xsp.recording import budget as budgets
 from xsp.recording.account import Account
 from xsp.recording.collecting import Listener
 from xsp.recording.marks import Marks
+from xsp.recording.quiet import PASSING, Quiet
 from xsp.recording.saying import say
 from xsp.recording.schedule import DescribeOnce, Schedule, parse_levels
 from xsp.recording.steps import UNCLOSED, Step, Steps
@@ -236,6 +237,8 @@ class profile:
             return
         steps = self._steps
         self._marks.end()
+        if steps.quiet.has_begun:
+            steps.quiet.end(clock.monotonic_ns())
         if steps.open is not None:
             steps.collecting.note("xsp", f"step {steps.open.number} was never closed; it was closed with the block")
             steps.open.close(UNCLOSED)
@@ -270,8 +273,12 @@ class profile:
             return self._host.step(batch_size)
         if _active is not self:
             return _NOTHING
+        quiet = self._steps.quiet
+        if quiet.left:
+            quiet.left -= 1
+            return PASSING
         step = Step(self._steps, batch_size)
-        self._marks.called(step)
+        quiet.by_context = self._marks.called(step) and not self._steps.skipped
         return step
 
     def found_step(self, by_call: bool) -> Step:
@@ -280,7 +287,13 @@ class profile:
         Args:
             by_call: it begins with the call of a module whose beginning was just signalled.
         """
+        self._steps.quiet.by_signal = not self._steps.skipped
         return Step(self._steps, None, by_call)
+
+    @property
+    def quiet(self) -> Quiet:
+        """Stretches of short steps that pass uncounted; see `xsp.recording.quiet`."""
+        return self._steps.quiet
 
     def discard_step(self) -> None:
         """Let the open step, if there is one, be none."""

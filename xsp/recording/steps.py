@@ -21,6 +21,7 @@ from xsp.recording.account import Account
 from xsp.recording.collecting import Collecting, Listener
 from xsp.recording.kinds import Batch, Kinds
 from xsp.recording.loop import UNKNOWN, Loop, Status
+from xsp.recording.quiet import Quiet
 from xsp.recording.schedule import NEW, Schedule, Turn
 from xsp.recording.underway import Underway
 from xsp.span import Kind, Level, Span
@@ -48,6 +49,7 @@ class Steps:
         self.taken = threading.Lock()
         """Held by the open step."""
 
+        self.quiet = Quiet(self)
         self.left_ns = UNKNOWN
         """When the program went on after the last step; a reading of the monotonic clock."""
 
@@ -76,6 +78,11 @@ class Steps:
                 inner(signal, subject)
 
         return hear
+
+    @property
+    def rank(self) -> int:
+        """Number of this process in its job."""
+        return self._own.rank
 
     # --- the way of a step ----------------------------------------------------------------------------
 
@@ -118,8 +125,10 @@ class Steps:
             kind.batch = batch = Batch(stated, "stated")
         turn, dur_ns = step.turn, step.end_ns - step.start_ns
         samples = batch.size if batch.size is not None else UNKNOWN
+        is_steady = turn.bare and step.is_steady and not self.quiet.is_short
+        self.quiet.ended(turn.bare, dur_ns, step.waited_ns, kind.number, samples)
         self.loop.add((
-            self._own.rank, step.number, 1, kind.number, turn.rung, turn.bare and step.is_steady, step.start_ns, dur_ns,
+            self._own.rank, step.number, 1, kind.number, turn.rung, int(is_steady), step.start_ns, dur_ns,
             step.waited_ns, self.waited_ns, step.own_ns, samples, step.status_number,
         ))  # fmt: skip
         self.waited_ns = 0
@@ -187,6 +196,8 @@ class Steps:
         finally:
             self.left_ns = clock.monotonic_ns()
             self.after_ns = self.left_ns - step.end_ns
+            if step.turn.bare:
+                self.quiet.begin()
             self.taken.release()
 
     def _progress(self) -> dict[str, Any]:
@@ -236,6 +247,8 @@ class Step:
             steps.skip()
             return self
         try:
+            if steps.quiet.has_begun:
+                steps.quiet.end(entered)
             self.number = steps.seen
             steps.seen += 1
             if steps.left_ns >= 0:
