@@ -173,7 +173,7 @@ def test_a_wait_for_data_belongs_to_the_step_that_uses_its_batch(every: str, wor
     found = profiled(f"data_bound.py --workers {workers}", tmp_path, "--every", every)
     (lap,) = found.said["kinds"].values()
     waits = [row[0] / 1e6 for row in found.trace.sql("SELECT data_ns FROM loop").fetchall()][1:]
-    assert statistics.median(waits) == pytest.approx(lap["data_ms"], rel=0.3, abs=3)
+    assert statistics.median(waits) == pytest.approx(lap["data_ms"], rel=0.5, abs=5)
     merged = found.trace.sql(
         "SELECT coalesce(sum(true_ns), 0) / 1e6 FROM merged WHERE kind = 'data' AND level = 20"
     ).fetchall()[0][0]
@@ -188,8 +188,9 @@ def test_a_loop_that_waits_for_its_data_is_said_to(tmp_path: Path) -> None:
     assert grade(health(found.trace)).letter != "A"
     a1 = xsp.analyses.A1(found.trace).df()
     latency, rate = a1["latency_ms"][0], a1["loop_samples_per_s"][0]
-    assert latency < 15
-    assert rate == pytest.approx(found.said["kinds"]["training"]["samples_per_s"], rel=0.3)
+    lap = found.said["kinds"]["training"]
+    assert latency < lap["lap_ms"] / 2
+    assert 0.5 * 8e3 / lap["lap_ms"] < rate < 8e3 / 21, "no loop is faster than its loader"
 
 
 def test_a_program_of_several_kinds_has_figures_of_each(tmp_path: Path) -> None:
