@@ -118,7 +118,7 @@ def _taken(trace: xsp.Trace) -> dict[str, int]:
 
 
 def test_a_budget_that_nobody_asked_for_lets_a_short_program_have_its_first_steps(tmp_path) -> None:
-    train(torch.nn.Linear(256, 16), 60, out=tmp_path / "run", budget=UNASKED)
+    train(torch.nn.Linear(256, 16), 500, out=tmp_path / "run", budget=UNASKED)
     trace = xsp.load(tmp_path / "run")
     taken = {rung.level: rung.steps for rung in trace.rungs if rung.level > 10}
     assert set(taken) == {20, 30, 40, 70}

@@ -130,6 +130,10 @@ class Budgeted(Schedule):
     def _between(self, every: int) -> range:
         return range(every - 1, 2 * every - 1 if self._spread else every)
 
+    def until_due(self) -> int | None:
+        """Return None: a step is due when it is earned."""
+        return None
+
     def _choose(self, plan: Plan) -> Turn:
         return self._trial() or super()._choose(plan)
 

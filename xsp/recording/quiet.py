@@ -112,7 +112,11 @@ class Quiet:
     def begin(self) -> None:
         """Begin a stretch, if it is time for one; said after a bare step."""
         if self._steps.schedule.is_steady and self.is_short:
-            self.left = self._count = min(self._alike, max(LEAST, round(STRETCH_NS / self._usual_ns)))
+            count, due = max(LEAST, round(STRETCH_NS / self._usual_ns)), self._steps.schedule.until_due()
+            count = min(count, self._alike, count if due is None else due)
+            if count < LEAST:
+                return
+            self.left = self._count = count
             if self.by_context or self._steps.kinds.all[self._kind].trains:
                 self._steps.collecting.hush(True)
             self._began_ns = self._steps.left_ns

@@ -320,6 +320,10 @@ class Schedule:
         self._since += steps
         self._since_ns += taken_ns
 
+    def until_due(self) -> int | None:
+        """Return how many bare steps are to come before the next recorded one; None where that is not said in steps."""
+        return None if self._by_time else self._gap - self._bare
+
     def abandoned(self, turn: Turn) -> None:
         """Take back the turn of a step that was none."""
         if turn.kept and self._planned is not None:
