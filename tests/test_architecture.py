@@ -18,7 +18,7 @@ LAYERS = [
     {"device.ceilings", "testing", "xsp_collectors"},
     {"correlate", "device", "layers", "recording.account", "recording.blocks", "recording.calibrate"}
     | {"recording.kernelsource", "recording.kinds", "recording.loop", "rundir", "table"},
-    {"loop", "recording.budget", "recording.underway", "samples", "trace"},
+    {"loop", "recording.budget", "recording.placing", "recording.underway", "samples", "trace"},
     {"iterations"},
     {"overhead", "owntimes"},
     {"importers", "recording.store", "views"},

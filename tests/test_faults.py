@@ -177,20 +177,21 @@ def test_a_program_that_was_killed_before_its_run_began_blocks_nothing(tmp_path:
         assert list(several.iterdir()) == []
 
 
-def test_of_programs_that_want_the_same_directory_at_once_one_gets_it(tmp_path: Path) -> None:
-    code = "import sys, xsp\nwith xsp.profile(sys.argv[1], out='run', levels='M', warmup=0, settle=False, "
-    code += "collectors=[]) as prof:\n for _ in range(20):\n  with prof.step(): pass\n"
+def test_of_commands_that_name_the_same_directory_at_once_one_gets_it(tmp_path: Path) -> None:
+    for name in ("one", "two", "three"):
+        (tmp_path / f"{name}.py").write_text(TRAIN)
+    command = [each for each in RUN if each != "--overwrite"]
     started = [
-        subprocess.Popen([sys.executable, "-c", code, name], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([*command, f"{name}.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
         for name in ("one", "two", "three")
     ]
     complaints = [each.communicate()[1] for each in started]
     (winner,) = [place for place, text in enumerate(complaints) if not text]
     others = [(started[place].returncode, text) for place, text in enumerate(complaints) if place != winner]
-    assert all(code == (1 if "a run is there already" in text else 0) for code, text in others), others
+    assert all(code == (2 if "a run is there already" in text else 0) for code, text in others), others
     assert all(("goes on without a profile" in text) == (code == 0) for code, text in others), others
     names = xsp.load(tmp_path / "run").sql("SELECT name, count(*) FROM spans GROUP BY name").fetchall()
-    assert names == [(("one", "two", "three")[winner], 20)]
+    assert names == [(("one", "two", "three")[winner], 10)]
 
 
 IMPORTED = '{"traceEvents": [{"ph": "X", "name": "imported", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]}'

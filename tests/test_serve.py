@@ -171,8 +171,7 @@ with xsp.profile("job", out=sys.argv[1], levels="M/L") as prof:
     for _ in range(prof.schedule.steps_for(repeats=3)):
         with prof.step():
             model(inputs)
-place = xsp.recording.session.of_this_rank(__import__("pathlib").Path(sys.argv[1]))
-sys.exit(cli.main(["export", str(place), "--to", sys.argv[2], "--quiet"]))
+sys.exit(cli.main(["export", str(prof.out), "--to", sys.argv[2], "--quiet"]))
 """
 
 

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 import xsp  # noqa: E402
 from xsp import identity  # noqa: E402
 from xsp.collector import Collector  # noqa: E402
-from xsp.errors import LevelError, OutputError, UsageError  # noqa: E402
+from xsp.errors import LevelError, UsageError  # noqa: E402
 from xsp.health import health  # noqa: E402
 from xsp.recording.schedule import Schedule, parse_levels  # noqa: E402
 from xsp.span import Level, Span  # noqa: E402
@@ -270,13 +270,6 @@ def test_one_block_at_a_time(tmp_path):
     ):
         pass
     assert not (tmp_path / "b").exists()
-
-
-def test_a_run_that_is_there_is_not_overwritten_unless_told_so(tmp_path):
-    record(tmp_path / "run", lambda: None, levels="M")
-    with pytest.raises(OutputError, match="a run is there already"), xsp.profile("x", out=tmp_path / "run"):
-        pass
-    record(tmp_path / "run", lambda: None, levels="M", overwrite=True)
 
 
 def test_a_forked_child_does_not_record(tmp_path):

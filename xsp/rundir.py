@@ -11,6 +11,7 @@ RUN/
   progress.json        how far the run is, while it goes on; see `xsp.recording.underway`
   delivery.json        which steps were delivered to which endpoint; see `xsp.exporters.delivery`
   rank-0000/           a run for each process of a distributed program
+  job.txt              which job's ranks these are, where no launcher of xsp's says it; see `xsp.recording.placing`
   arrived/             what `xsp serve` received and has not put in order yet
   serialised/          a re-run with one thing at a time, where parents were ambiguous (`xsp run --resolve`)
 ```
@@ -52,6 +53,7 @@ LOOP_FILE = "loop.parquet"
 LOOP_ROWS = "loop.rows"
 SERIALISED = "serialised"
 DELIVERY_FILE = "delivery.json"
+JOB_FILE = "job.txt"
 
 PATIENCE_S = 5.0
 """How long to wait for a process whose program was killed, and which still writes what it was given."""
@@ -113,10 +115,21 @@ def created_for_several(path: str | os.PathLike[str], overwrite: bool = False) -
         OutputError: as `create` and `hold`.
     """
     out = create(path, overwrite)
-    directory = hold(out)
+    with several(out, hold(out)):
+        yield out
+
+
+@contextlib.contextmanager
+def several(out: Path, directory: int) -> Iterator[Path]:
+    """Let runs be written into a directory that `create` made and `hold` holds; without any it is gone again."""
     try:
         (out / STEPS).rmdir()
         yield out
+    except BaseException:
+        if not any(entry.name != RUN_FILE for entry in out.iterdir()):
+            (out / RUN_FILE).unlink(missing_ok=True)
+            _remove_empty(out)
+        raise
     finally:
         os.close(directory)
 
@@ -186,7 +199,7 @@ def _clear(run: Path) -> None:
             for file in [*folder.glob("[0-9]*.parquet"), *folder.glob(".*.part")]:
                 file.unlink(missing_ok=True)
             _remove_empty(folder)
-    for name in (RUN_FILE, MERGED_FILE, LOOP_FILE, LOOP_ROWS, DELIVERY_FILE, "progress.json", "report.html"):
+    for name in (RUN_FILE, MERGED_FILE, LOOP_FILE, LOOP_ROWS, DELIVERY_FILE, JOB_FILE, "progress.json", "report.html"):
         (run / name).unlink(missing_ok=True)
 
 

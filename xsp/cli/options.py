@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 def recording(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that records a run."""
     group = parser.add_argument_group("what is recorded, and where to")
-    group.add_argument("-o", "--out", type=Path, metavar="DIR", help="run directory (default: runs/<name>)")
+    group.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="run directory (default: runs/<name>, or the next free name, runs/<name>-2)",
+    )
     group.add_argument("--overwrite", action="store_true", help="replace a run that is there")
     group.add_argument(
         "--levels",
@@ -117,14 +123,6 @@ def modelling(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default=None, metavar="NAME", help="cpu, cuda, … (default: cuda if there is one)")
 
 
-def shown(path: Path) -> str:
-    """Return a path as somebody who stands here would type it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
 def rows(text: str) -> int:
     """Read how many rows of a table to print.
 
@@ -213,6 +211,7 @@ def how(given: argparse.Namespace, name: str) -> Recording:
         warmup=given.warmup,
         seed=given.seed,
         overwrite=given.overwrite,
+        next_free=given.out is None,
         samples=given.samples,
         kernels=given.kernels,
         counting=getattr(given, "counting", False),

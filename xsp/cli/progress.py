@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from xsp.cli import options
 from xsp.recording.measure import Progress, show_nothing
+from xsp.recording.placing import shown as shown_path
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def show_result(out: Path) -> None:
         console.print(optimum.sweep([runs.load(run) for run in found]))
     else:
         console.print(text.overview(runs.load(out)))
-    console.print(f"\nstored in {options.shown(out)}; next:", highlight=False)
-    first = options.shown(found[0])
+    console.print(f"\nstored in {shown_path(out)}; next:", highlight=False)
+    first = shown_path(found[0])
     console.print(f"  xsp report {first}            timeline, charts and tables in one page", highlight=False)
     console.print(f"  xsp analyze {first} A2 A10    any table, also as csv, json or parquet", highlight=False)

@@ -51,7 +51,6 @@ def run(given: argparse.Namespace) -> int:
     from xsp.recording import torchrun
     from xsp.recording.again import count, once_each, resolve
     from xsp.recording.launch import Launch, launch
-    from xsp.recording.session import of_this_rank
     from xsp.span import Level
 
     if given.levels == "once-each":  # as the decision on leveled steps writes it (ADR 006)
@@ -69,6 +68,7 @@ def run(given: argparse.Namespace) -> int:
         shows_line=not given.quiet and sys.stderr.isatty(),
         seed=given.seed,
         overwrite=given.overwrite,
+        next_free=given.out is None,
         only=Level[given.only.upper()] if given.only else None,
         one_at_a_time=given.one_at_a_time,
         counting=given.counting,
@@ -78,20 +78,18 @@ def run(given: argparse.Namespace) -> int:
         otlp_policy=given.otlp_policy,
     )
     if str(given.script) == torchrun.COMMAND:
-        code, recorded = torchrun.launch(how)
-        if recorded and not given.quiet:
-            _show(how.out)
-        return code
-    code, recorded = (once_each(how), True) if given.once_each else launch(how)
-    if not recorded:
+        code, run = torchrun.launch(how)
+    else:
+        code, run = once_each(how) if given.once_each else launch(how)
+    if run is None:
         return code
     if given.resolve and code == 0:
-        found, code = resolve(how)
+        found, code = resolve(how, run)
         print(f"xsp: the serialised re-run decided {found} parents", file=sys.stderr)
     if given.counters and code == 0:
-        counters.once_more(lambda: count(how))
+        counters.once_more(lambda: count(how, run))
     if not given.quiet:
-        _show(of_this_rank(how.out))
+        _show(run)
     return code
 
 

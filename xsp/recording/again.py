@@ -13,20 +13,22 @@ from xsp import rundir
 from xsp.collector import Kernels
 from xsp.counters import secondrun
 from xsp.exporters import endpoint
-from xsp.recording import runfile
+from xsp.recording import placing, runfile
 from xsp.recording.launch import Launch
 from xsp.recording.schedule import parse_levels, rung_name
-from xsp.recording.session import of_this_rank
 
 
-def once_each(how: Launch) -> int:
+def once_each(how: Launch) -> tuple[int, Path]:
     """Run the script once per level, each time in a fresh process, into one run.
 
     Returns:
-        0, or the exit code of the first run that failed; what was recorded until then is kept.
+        0, or the exit code of the first run that failed, and the run directory; what was recorded until then is kept.
+
+    Raises:
+        OutputError: there is something in it already, and `next_free` was not said; or it cannot be written.
     """
-    with rundir.created_for_several(how.out, how.overwrite) as out:
-        return _each(how, out)
+    with placing.claimed_for_several(how.out, how.overwrite, how.next_free) as out:
+        return _each(how, out), out
 
 
 def _each(how: Launch, out: Path) -> int:
@@ -50,16 +52,19 @@ def _each(how: Launch, out: Path) -> int:
     return code
 
 
-def resolve(how: Launch) -> tuple[int, int]:
+def resolve(how: Launch, run: Path) -> tuple[int, int]:
     """Run the script once more with one thing at a time, and decide what was ambiguous in its run.
+
+    Args:
+        how: the script was run.
+        run: the directory of its run.
 
     Returns:
         How many spans found a parent, and the exit code of the re-run.
     """
     from xsp.recording.store import resolve_run  # the table engine, after the measured program has ended
 
-    out = of_this_rank(how.out)
-    serialised = out / rundir.SERIALISED
+    serialised = run / rundir.SERIALISED
     deepest = parse_levels(how.levels)[-1].name.lower()
     code = _again(
         replace(how, otlp=None),
@@ -67,11 +72,15 @@ def resolve(how: Launch) -> tuple[int, int]:
         ["--one-at-a-time", "--only", deepest],
         {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"},
     )
-    return (resolve_run(out, serialised) if rundir.segments(serialised) else 0), code
+    return (resolve_run(run, serialised) if rundir.segments(serialised) else 0), code
 
 
-def count(how: Launch) -> dict[str, Any]:
+def count(how: Launch, run: Path) -> dict[str, Any]:
     """Run the script once more under Nsight Compute, and join the counters of one step to its run.
+
+    Args:
+        how: the script was run.
+        run: the directory of its run.
 
     Returns:
         How much was joined, see `xsp.counters.storing.attach`.
@@ -80,7 +89,7 @@ def count(how: Launch) -> dict[str, Any]:
         CounterError: there are none; the run is as it was, and says why.
     """
     again = replace(how, otlp=None, samples=False, kernels=Kernels.KINETO.value)  # CUPTI is ncu's
-    return secondrun.count(of_this_rank(how.out), lambda run: _command(again, run, ["--counting"]))
+    return secondrun.count(run, lambda counted: _command(again, counted, ["--counting"]))
 
 
 def _again(how: Launch, out: Path, extra: list[str], environment: dict[str, str] | None = None) -> int:

@@ -37,6 +37,9 @@ class Launch:
 
     seed: int = 0
     overwrite: bool = False
+    next_free: bool = False
+    """Take the next free name where `out` is taken."""
+
     only: Level | None = None
     kernels: str = Kernels.AUTO.value
     one_at_a_time: bool = False
@@ -48,15 +51,15 @@ class Launch:
     otlp_policy: str = "wait"
 
 
-def launch(how: Launch) -> tuple[int, bool]:
-    """Run the script in this process, and return its exit code, and whether there is a run.
+def launch(how: Launch) -> tuple[int, Path | None]:
+    """Run the script in this process, and return its exit code, and the run directory if there is a run.
 
     A script that raises has its traceback printed and the code 1, as Python does it; what was recorded until
     then is kept. `KeyboardInterrupt` passes through.
 
     Raises:
         UsageError: there is no such script, or no such function for --step.
-        OutputError: there is something in the run directory already.
+        OutputError: there is something in the run directory already, and `next_free` was not said.
         PluginError: device work cannot come from where it was asked for.
     """
     measure.before_the_first_use_of_libraries(how.kernels)
@@ -81,6 +84,7 @@ def launch(how: Launch) -> tuple[int, bool]:
         otlp=how.otlp,
         otlp_policy=how.otlp_policy,
     )
+    session.takes_next = how.next_free
     if how.shows_line:
         session.show_line()
     if how.counting:
@@ -88,7 +92,7 @@ def launch(how: Launch) -> tuple[int, bool]:
     sys.argv = [str(how.script), *how.args]
     sys.path.insert(0, str(how.script.resolve().parent))
     with session, script.stepping(session, function):
-        return script.execute(code), session.records
+        return script.execute(code), session.out if session.records else None
 
 
 def _listener(session: profile, how: Launch) -> Listener:

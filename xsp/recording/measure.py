@@ -13,6 +13,7 @@ from xsp import models, plugins, rundir
 from xsp.collector import Kernels
 from xsp.counters import secondrun
 from xsp.errors import PluginError, UsageError
+from xsp.recording import placing
 from xsp.recording.session import profile
 
 Progress = Callable[[str, int, int], None]
@@ -29,6 +30,9 @@ class Recording:
     warmup: int | None = None
     seed: int = 0
     overwrite: bool = False
+    next_free: bool = False
+    """Take the next free name where `out` is taken."""
+
     samples: bool = True
     otlp: str | None = None
     otlp_policy: str = "wait"
@@ -43,7 +47,7 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
     Raises:
         ModelError: the model cannot be built.
         UsageError: fewer than one repeat, or levels that make no sense.
-        OutputError: the run directory exists or cannot be written.
+        OutputError: the run directory exists, and `next_free` was not said; or it cannot be written.
     """
     if how.repeats < 1:
         raise UsageError(f"--repeats {how.repeats}: at least one timed step per level is needed")
@@ -64,7 +68,7 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
     )
     before_the_first_use_of_libraries(how.kernels)
     workload = models.load(spec, settings)
-    session.needs_run = True
+    session.needs_run, session.takes_next = True, how.next_free
     total = session.schedule.steps_for(0 if how.counting else how.repeats)
     if how.counting:
         session.describe_once()
@@ -87,12 +91,17 @@ def sweep(spec: str, settings: models.Settings, sizes: Sequence[int], how: Recor
     """
     parts: list[str] = []
     content = {"kind": "sweep", "name": short_name(spec), "levels": how.levels, "parts": parts, "finished": False}
-    with rundir.created_for_several(how.out, how.overwrite) as out:
+    with placing.claimed_for_several(how.out, how.overwrite, how.next_free) as out:
         for size in sizes:
             name = f"batch-{size:04d}"
             parts.append(name)
             rundir.write_run(out, content)
-            measure(spec, replace(settings, batch=size), replace(how, out=out / name, overwrite=False), progress)
+            measure(
+                spec,
+                replace(settings, batch=size),
+                replace(how, out=out / name, overwrite=False, next_free=False),
+                progress,
+            )
         rundir.write_run(out, {**content, "finished": True})
     return out
 

@@ -14,7 +14,7 @@ from xsp import clock, forks, identity, plugins, rundir
 from xsp.collector import Collector, Kernels
 from xsp.device import machine as device
 from xsp.errors import OutputError, UnwritableError, UsageError
-from xsp.recording import blocks, runfile
+from xsp.recording import blocks, placing, runfile
 from xsp.recording import budget as budgets
 from xsp.recording.account import Account
 from xsp.recording.collecting import Listener
@@ -47,7 +47,8 @@ class profile:
     Args:
         name: of the run, and of its steps.
         levels: `M`, `M/L`, `M/L/G`, or names of levels, `model/layer/op`.
-        out: the run directory; `runs/<name>` unless told otherwise.
+        out: the run directory; `runs/<name>` unless told otherwise. Where something is there, the next free name
+            beside it is taken, `runs/<name>-2`, and said on stderr; `profile.out` is the one that is written.
         overwrite: replace a run that is there.
         warmup: steps of which nothing is kept; as many as there are rungs unless told otherwise.
         settle: steps to run bare before each recorded one, so that it does not run on cold caches; as many as run in
@@ -113,6 +114,9 @@ class profile:
         self.needs_run = False
         """Raise where no run can be written: the program is run for the sake of the run."""
 
+        self.takes_next = True
+        """Take the next free name, `runs/train-2`, where the run directory is taken: raise nothing for that."""
+
         self.records = False
         """True once the block is entered and a run is being written, or has been."""
 
@@ -127,7 +131,7 @@ class profile:
         usual = budget == budgets.UNASKED
         schedule = budgets.schedule_of(
             parse_levels(levels), account, budgets.USUAL if usual else budget, warmup=warmup, seed=seed, only=only,
-            settle=settle, every=every, spread=spread, alone=not is_one_of_several(), unearned=usual,
+            settle=settle, every=every, spread=spread, alone=not placing.is_one_of_several(), unearned=usual,
         )  # fmt: skip
         self._steps = Steps(name, schedule, account, batch_size)
         self._marks = Marks(self._steps)
@@ -169,8 +173,8 @@ class profile:
 
         Raises:
             UsageError: another block is active in this process; `otlp` is no endpoint.
-            OutputError: there is something in the run directory already; or the program needs a run, and it cannot be
-                written.
+            OutputError: the program needs a run, and it cannot be written; or there is something in the run directory
+                already, and it is not to take the next free name.
             PluginError: a collector or a source of device work that was asked for by name cannot work here, or what
                 `otlp` needs is not there.
         """
@@ -212,10 +216,9 @@ class profile:
 
         if self._otlp is not None:
             plugins.load("xsp.exporters", "otlp").check(*self._otlp)
-        self.out = rundir.create(of_this_rank(self.out), overwrite=self._overwrite)
+        self.out, self._writer = placing.claim(self.out, Writer, overwrite=self._overwrite, next_free=self.takes_next)
         self._identity = identity.of_this_process()
         self._started_ns = time.time_ns()
-        self._writer = Writer(self.out)
         self._steps.begin(self._identity, self._writer)
         try:
             rundir.write_run(self.out, self._run(finished=False))
@@ -387,18 +390,6 @@ def _devices() -> list[str]:
 
 def _file_name(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name) or "run"
-
-
-def of_this_rank(out: Path) -> Path:
-    """Return where this process of a distributed program keeps its run, in the directory of all; `out` if alone."""
-    own = identity.of_this_process()
-    return out / rundir.rank_part(own.rank) if is_one_of_several() else out
-
-
-def is_one_of_several() -> bool:
-    """Return whether this is a process of a distributed program."""
-    # under torchrun a single process is a job too: xsp's launcher has a run.json of its own in `out`
-    return identity.of_this_process().world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _forget() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from xsp import identity, plugins, rundir, scrub
 from xsp.errors import UnwritableError, UsageError
-from xsp.recording import again
+from xsp.recording import again, placing
 from xsp.recording.launch import Launch
 from xsp.recording.saying import say
 from xsp.version import __version__
@@ -25,8 +25,8 @@ from xsp.version import __version__
 COMMAND = "torchrun"
 
 
-def launch(how: Launch) -> tuple[int, bool]:
-    """Run torchrun with what stands after it, and return its exit code, and whether there is a run.
+def launch(how: Launch) -> tuple[int, Path | None]:
+    """Run torchrun with what stands after it, and return its exit code, and the run directory if there is a run.
 
     Where the disk or another process lets no run be written, a line on stderr says so, and the job runs without xsp.
 
@@ -36,7 +36,7 @@ def launch(how: Launch) -> tuple[int, bool]:
     Raises:
         UsageError: torchrun's options make no sense, or name no script; `otlp` is no endpoint.
         PluginError: what `otlp` needs is not there.
-        OutputError: there is something in the run directory already.
+        OutputError: there is something in the run directory already, and `next_free` was not said.
     """
     options, program = _split(how.args)
     if how.otlp is not None:
@@ -46,17 +46,17 @@ def launch(how: Launch) -> tuple[int, bool]:
     content = _content(how, Path(program[0]).stem, own)
     with contextlib.ExitStack() as held:
         try:
-            out = held.enter_context(rundir.created_for_several(how.out, how.overwrite))
+            out = held.enter_context(placing.claimed_for_several(how.out, how.overwrite, how.next_free))
             rundir.write_run(out, {**content, "finished": False})
         except UnwritableError as error:
             say(f"{error}. The job runs without a profile.")
-            return subprocess.run([*job, *program], check=False).returncode, False
+            return subprocess.run([*job, *program], check=False).returncode, None
         environment = {**os.environ, **again.otlp_environment(how)}
         environment["TRACEPARENT"] = identity.traceparent(own.trace_id, own.span_id)
         command = [*job, "-m", "xsp.cli", "run", *again.options(how, out), *program]
         code = subprocess.run(command, env=environment, check=False).returncode
         _finish(how, out, content, code)
-    return code, True
+    return code, out
 
 
 def _finish(how: Launch, out: Path, content: dict[str, Any], code: int) -> None:

@@ -1,0 +1,190 @@
+"""A second run of the same program: where it goes when the directory is taken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xsp
+from xsp import rundir
+from xsp.errors import OutputError
+from xsp.recording import placing
+from xsp.recording.session import profile
+
+BARE: dict[str, Any] = {"levels": "M", "warmup": 0, "settle": False, "collectors": [], "samples": False}
+SCRIPT = "def train():\n    pass\nfor _ in range(12):\n    train()\n"
+XSP = (sys.executable, "-m", "xsp.cli")
+RUN = (*XSP, "run", "-q", "--step", "train", "--levels", "M", "--warmup", "0", "--no-samples")
+OWN = """
+import sys, xsp
+for _ in range(int(sys.argv[1])):
+    with xsp.profile("own", out=sys.argv[2], levels="M", warmup=0, settle=False, collectors=[], samples=False) as prof:
+        for _ in range(4):
+            with prof.step(): pass
+"""
+
+
+def recorded(**settings: Any) -> Path:
+    with profile("train", **{**BARE, **settings}) as prof:
+        for _ in range(3):
+            with prof.step():
+                pass
+    return prof.out
+
+
+def stored(run: Path) -> int:
+    trace = xsp.load(run)
+    assert trace.run["finished"] is True
+    return int(trace.sql("SELECT count(DISTINCT (rank, step)) FROM spans").fetchall()[0][0])
+
+
+def steps_in(place: Path) -> dict[str, int]:
+    return {run.name: stored(run) for run in place.iterdir() if run.is_dir()}
+
+
+def test_a_block_that_is_entered_a_second_time_takes_the_next_free_name_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = [recorded() for _ in range(3)] + [recorded(out="mine") for _ in range(2)]
+    assert [str(place.relative_to(tmp_path)) for place in places] == [
+        "runs/train", "runs/train-2", "runs/train-3", "mine", "mine-2",
+    ]  # fmt: skip
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" (")[0] for line in said] == [
+        "xsp: runs/train is taken: this goes to runs/train-2",
+        "xsp: runs/train is taken: this goes to runs/train-3",
+        "xsp: mine is taken: this goes to mine-2",
+    ]
+    assert [stored(place) for place in places] == [3] * 5
+
+
+def test_overwriting_takes_the_same_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [recorded(out=tmp_path / "run", overwrite=True) for _ in range(2)] == [tmp_path / "run"] * 2
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("what", ["a file", "somebody's files", "a damaged run", "a run under way"])
+def test_whatever_is_in_the_way_stays_and_no_program_stops_for_it(tmp_path: Path, what: str) -> None:
+    place, held = tmp_path / "run", None
+    if what == "a file":
+        place.write_text("mine")
+    elif what == "a run under way":
+        held = rundir.hold(rundir.create(place))
+    else:
+        place.mkdir()
+        (place / ("notes.txt" if what == "somebody's files" else rundir.RUN_FILE)).write_text("mine")
+    before = sorted(place.rglob("*")) if place.is_dir() else place.read_text()
+    assert recorded(out=place) == tmp_path / "run-2"
+    assert before == (sorted(place.rglob("*")) if place.is_dir() else place.read_text())
+    if held is not None:
+        os.close(held)
+
+
+def test_programs_that_are_started_at_once_each_get_a_whole_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    commands = [(*RUN, "train.py")] * 2 + [(sys.executable, "-c", OWN, "1", "runs/train")] * 2
+    started = [subprocess.Popen(each, cwd=tmp_path, stderr=subprocess.PIPE, text=True) for each in commands]
+    said = [each.communicate(timeout=120)[1] for each in started]
+    assert [each.returncode for each in started] == [0] * 4, said
+    found = steps_in(tmp_path / "runs")
+    assert sorted(found) == ["train", "train-2", "train-3", "train-4"]
+    assert sorted(found.values()) == [4, 4, 6, 6]
+    assert sum("is taken: this goes to runs/train-" in text for text in said) == 3
+
+
+def test_a_directory_that_was_named_on_the_command_line_is_refused_before_the_program_starts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('ran')\n" + SCRIPT)
+    codes = []
+    for _ in range(2):
+        done = subprocess.run((*RUN, "--out", "here", "train.py"), cwd=tmp_path, capture_output=True, text=True)
+        codes.append((done.returncode, done.stdout))
+    assert codes == [(0, "ran\n"), (2, "")]
+    assert len(done.stderr.splitlines()) == 1
+    assert "a run is there already; choose another directory, or say overwrite=True (--overwrite" in done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["here"]
+
+
+def test_what_is_printed_at_the_end_names_the_directory_that_was_taken(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "model.py").write_text("import torch\ndef one(n): return torch.nn.Linear(4, 2), torch.ones(n, 4)\n")
+    command, said = (*XSP, "profile", "model.py:one", "--levels", "M", "--repeats", "2", "--batch"), ""
+    for batch in ("1", "1", "1,2", "1,2"):
+        said += subprocess.run((*command, batch), cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert [line for line in said.splitlines() if line.startswith("stored in")] == [
+        f"stored in runs/model{number}; next:" for number in ("", "-2", "-3", "-4")
+    ]
+    assert "xsp report runs/model-4/batch-0001 " in said
+
+
+def test_a_program_that_is_run_once_per_level_takes_the_next_free_name_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    for _ in range(2):
+        done = subprocess.run((*RUN, "--levels", "M/L", "--once-each", "train.py"), cwd=tmp_path, capture_output=True)
+        assert done.returncode == 0, done.stderr
+    assert sorted(steps_in(tmp_path / "runs")) == ["train", "train-2"]
+
+
+def test_a_set_of_runs_that_came_to_nothing_leaves_no_directory(tmp_path: Path) -> None:
+    several = placing.claimed_for_several(tmp_path / "runs", False, True)
+    rundir.write_run(several.__enter__(), {"parts": []})
+    assert not several.__exit__(ValueError, ValueError("no model"), None)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- ranks --------------------------------------------------------------------------------------------------
+
+
+def job(tmp_path: Path, ranks: int, blocks: int = 1, **environment: str) -> list[str]:
+    """Run a program of so many ranks as torchrun starts them, and return what it said."""
+    said = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", **environment}
+    started = [
+        subprocess.Popen(
+            (sys.executable, "-c", OWN, str(blocks), "own"),
+            cwd=tmp_path,
+            env={**os.environ, **said, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    complaints = [each.communicate(timeout=120)[1] for each in started]
+    assert [each.returncode for each in started] == [0] * ranks, complaints
+    return complaints
+
+
+def test_all_ranks_of_a_job_go_to_the_same_directory(tmp_path: Path) -> None:
+    for ranks, port in ((2, "1"), (3, "2"), (1, "3"), (2, "3")):
+        job(tmp_path, ranks, MASTER_PORT=port, TORCHELASTIC_RUN_ID="none")
+    parts = {run.name: [part.name for part in rundir.rank_parts(run)] for run in tmp_path.iterdir()}
+    assert parts == {
+        "own": ["rank-0000", "rank-0001"],
+        "own-2": ["rank-0000", "rank-0001", "rank-0002"],
+        "own-3": ["rank-0000"],
+        "own-4": ["rank-0000", "rank-0001"],
+    }
+
+
+def test_ranks_whose_jobs_cannot_be_told_apart_go_on_together_where_their_parts_are_free(tmp_path: Path) -> None:
+    (said, silent) = job(tmp_path, 2, blocks=2)
+    assert job(tmp_path, 2) != ["", ""]
+    assert steps_in(tmp_path) == {"own": 8, "own-2": 8, "own-3": 8}
+    assert (said.count("is taken"), silent) == (1, "")
+
+
+def test_a_job_whose_ranks_were_started_again_leaves_the_first_attempt_alone(tmp_path: Path) -> None:
+    for attempt in "01":
+        job(tmp_path, 2, TORCHELASTIC_RUN_ID="x", TORCHELASTIC_RESTART_COUNT=attempt)
+    assert steps_in(tmp_path) == {"own": 8, "own-2": 8}
+
+
+def test_a_process_of_its_own_does_not_join_a_job(tmp_path: Path) -> None:
+    job(tmp_path, 2)
+    assert recorded(out=tmp_path / "own") == tmp_path / "own-2"
+    with pytest.raises(OutputError):
+        placing.claim(tmp_path / "own", rundir.hold)
