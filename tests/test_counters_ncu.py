@@ -22,6 +22,7 @@ from xsp.errors import CounterError
 from xsp.recording import measure
 from xsp.recording.again import count
 from xsp.recording.launch import Launch
+from xsp.recording.program import Program
 from xsp.recording.schedule import DescribeOnce, parse_levels
 from xsp.testing import installed
 
@@ -142,7 +143,7 @@ def test_doctor_says_that_ncu_is_there(fake_ncu: Callable[..., Path]) -> None:
 
 def test_counters_of_a_second_run_join_the_first(fake_ncu: Callable[..., Path], run: Path) -> None:
     asked = fake_ncu()
-    assert count(Launch(Path("train.py"), ("--epochs", "1"), run), run)["with_counters"] == 3
+    assert count(Launch(Program("train.py", ("--epochs", "1")), run), run)["with_counters"] == 3
     assert runs.load(run).run["counters"]["rows_joined"] == 3
     again = asked.read_text().splitlines()[1]
     assert all(option in again for option in ("--counting", "--no-samples", "--kernels kineto"))
@@ -164,7 +165,7 @@ def test_without_counters_the_run_is_as_it_was_and_says_why(fake_ncu: Callable[.
     before = {file: file.read_bytes() for file in run.rglob("*.parquet")}
     fake_ncu(table=raw({"name": "other", metrics.READ[0]: "1"}))
     with pytest.raises(CounterError, match=r"^report\.csv: none of its 1 kernels"):
-        count(Launch(Path("train.py"), (), run), run)
+        count(Launch(Program("train.py"), run), run)
     assert {file: file.read_bytes() for file in run.rglob("*.parquet")} == before
     assert rundir.read_run(run)["absent"]["counters"].startswith("report.csv: none of its 1 kernels")
 

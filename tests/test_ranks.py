@@ -171,7 +171,7 @@ def test_a_missing_rank_is_said(job: Path, tmp_path: Path) -> None:
     assert "missing 1 of 2 ranks: 0" in [finding.text for finding in health(xsp.load(tmp_path))]
 
 
-@pytest.mark.parametrize("args", [["--no-such-option", "train.py"], ["-m", "train"], []])
+@pytest.mark.parametrize("args", [["--no-such-option", "train.py"], ["--no-python", "train.py"], []])
 def test_what_torchrun_would_not_take_is_one_error(args: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "xsp.cli", "run", "torchrun", *args]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)

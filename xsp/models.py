@@ -61,6 +61,8 @@ class _Built:
     model: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    remedy: str = ""
+    """What to type where the model does not take its input."""
 
 
 def load(spec: str, settings: Settings) -> Workload:
@@ -75,13 +77,14 @@ def load(spec: str, settings: Settings) -> Workload:
         SGD step on a stand-in loss (mean square of the first floating-point output).
 
     Raises:
-        ModelError: no such model, its library is missing, or it cannot be built; the message says what to
-            type instead.
+        ModelError: no such model, its library or the device is missing, it cannot be built, or does not take its
+            input; the message says what to type instead.
     """
     source, colon, name = spec.partition(":")
     if not colon or not name:
         raise ModelError(f"{spec!r} names no model; write {_HOWTO}")
     torch = _library("torch", "xsp[torch]")
+    _check_device(torch, settings.device)
     torch.manual_seed(settings.seed)
     if source.endswith(".py"):
         built: _Built | Callable[[], object] = from_file(Path(source), name, settings)
@@ -93,7 +96,7 @@ def load(spec: str, settings: Settings) -> Workload:
         )
     if not isinstance(built, _Built):
         return Workload(spec, built, settings.batch)
-    return Workload(spec, _step(torch, built, settings), settings.batch)
+    return Workload(spec, _step(torch, spec, built, settings), settings.batch)
 
 
 def from_file(path: Path, name: str, settings: Settings) -> _Built | Callable[[], object]:
@@ -149,12 +152,14 @@ def _torchvision(name: str, settings: Settings) -> _Built:
     shape = settings.shape or _torchvision_shape(name, models)
     model = models.get_model(name, **options)
     if name in models.list_models(module=models.optical_flow):
-        return _Built(model, (torch.randn(settings.batch, *shape), torch.randn(settings.batch, *shape)), {})
+        pair = torch.randn(settings.batch, *shape), torch.randn(settings.batch, *shape)
+        return _Built(model, pair, {}, _input(_torchvision_shape(name, models)))
     if detects:
         if settings.train:
             raise ModelError(f"torchvision:{name} needs targets to be trained; use file.py:function")
-        return _Built(model, ([torch.rand(*shape) for _ in range(settings.batch)],), {})
-    return _Built(model, (torch.randn(settings.batch, *shape),), {})
+        images = [torch.rand(*shape) for _ in range(settings.batch)]
+        return _Built(model, (images,), {}, _input(_torchvision_shape(name, models)))
+    return _Built(model, (torch.randn(settings.batch, *shape),), {}, _input(_torchvision_shape(name, models)))
 
 
 def _torchvision_shape(name: str, models: Any) -> tuple[int, ...]:
@@ -171,8 +176,12 @@ def _timm(name: str, settings: Settings) -> _Built:
     if not timm.is_model(name.split(".")[0]):
         raise ModelError(f"timm has no model {name!r}{nearest(name, timm.list_models())}")
     model = timm.create_model(name, pretrained=False)
-    shape = settings.shape or tuple(model.default_cfg.get("input_size", IMAGE))
-    return _Built(model, (torch.randn(settings.batch, *shape),), {})
+    usual = tuple(model.default_cfg.get("input_size", IMAGE))
+    return _Built(model, (torch.randn(settings.batch, *(settings.shape or usual)),), {}, _input(usual))
+
+
+def _input(shape: tuple[int, ...]) -> str:
+    return f"it was made for --input {'x'.join(map(str, shape))}"
 
 
 def _transformers(name: str, settings: Settings) -> _Built:
@@ -192,7 +201,7 @@ def _transformers(name: str, settings: Settings) -> _Built:
         model = make(config)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"transformers:{name} cannot be built from its configuration: {error}") from error
-    return _Built(model, (), _transformers_input(model, config, settings))
+    return _Built(model, (), *_transformers_input(name, model, config, settings))
 
 
 def _transformers_config(transformers: Any, name: str) -> tuple[Any, Callable[[Any], Any]]:
@@ -209,24 +218,28 @@ def _transformers_config(transformers: Any, name: str) -> tuple[Any, Callable[[A
     return kind.config_class(), kind
 
 
-def _transformers_input(model: Any, config: Any, settings: Settings) -> dict[str, Any]:
+def _transformers_input(name: str, model: Any, config: Any, settings: Settings) -> tuple[dict[str, Any], str]:
+    """Return a model's input, and what to type where it does not take it."""
     torch = sys.modules["torch"]
     wants = model.main_input_name
     if wants == "pixel_values":
         size = getattr(config, "image_size", 224)
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        shape = settings.shape or (getattr(config, "num_channels", 3), height, width)
-        return {wants: torch.randn(settings.batch, *shape)}
+        usual = (getattr(config, "num_channels", 3), height, width)
+        return {wants: torch.randn(settings.batch, *(settings.shape or usual))}, _input(usual)
     if wants != "input_ids":
         if settings.shape is None:
             raise ModelError(f"this model takes {wants}: say the shape of one sample, --input 80x3000")
-        return {wants: torch.randn(settings.batch, *settings.shape)}
+        return {wants: torch.randn(settings.batch, *settings.shape)}, f"say the shape of one sample of {wants}, --input"
+    if settings.shape is not None:
+        raise ModelError(f"transformers:{name} takes tokens: leave --input away, and say how many, --sequence 128")
     words = getattr(config, "vocab_size", None) or config.get_text_config().vocab_size
     tokens = torch.randint(0, words, (settings.batch, settings.sequence))
     inputs = {wants: tokens}
     if getattr(config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = tokens
-    return inputs
+    longest = getattr(config, "max_position_embeddings", None)
+    return inputs, f"it takes up to --sequence {longest}" if isinstance(longest, int) and longest > 0 else ""
 
 
 _SOURCES: dict[str, Callable[[str, Settings], _Built]] = {
@@ -236,18 +249,56 @@ _SOURCES: dict[str, Callable[[str, Settings], _Built]] = {
 }
 
 
-def _step(torch: Any, built: _Built, settings: Settings) -> Callable[[], object]:
-    model = built.model.to(settings.device)
+def _check_device(torch: Any, name: str) -> None:
+    """Refuse a device that torch does not know, or that is not there.
+
+    Raises:
+        ModelError: so it is.
+    """
+    try:
+        torch.empty(1, device=name).add_(1)
+    except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        there = ["cpu", *(f"cuda:{number}" for number in range(count))]
+        raise ModelError(
+            f"--device {name}: cannot be used here ({_reason(error)}); type --device {' or --device '.join(there)}"
+        ) from error
+
+
+def _check_input(torch: Any, spec: str, built: _Built, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Call a model once, before anything is recorded: what it does not take is then one line, and not a run.
+
+    Raises:
+        ModelError: it raised.
+    """
+    shapes = [tuple(each.shape) for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+    shown = ", ".join("x".join(map(str, shape)) for shape in shapes)
+    try:
+        with torch.no_grad():
+            built.model(*args, **kwargs)
+    except Exception as error:
+        raise ModelError(
+            f"{spec} does not run on its input{f' of {shown}' if shown else ''} ({_reason(error)})"
+            f"{f'; {built.remedy}' if built.remedy else ''}"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the first sentence of an error of somebody else's."""
+    return (str(error).strip().split("\n")[0].split(". ")[0] or type(error).__name__).rstrip(".")
+
+
+def _step(torch: Any, spec: str, built: _Built, settings: Settings) -> Callable[[], object]:
+    model = built.model.to(settings.device).train(settings.train)
     args, kwargs = _move(torch, built.args, settings.device), _move(torch, built.kwargs, settings.device)
+    _check_input(torch, spec, built, args, kwargs)
     if not settings.train:
-        model.eval()
 
         def predict() -> object:
             with torch.inference_mode():
                 return model(*args, **kwargs)
 
         return predict
-    model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
     def train() -> object:

@@ -34,7 +34,7 @@ COMMANDS = (
 
 EXAMPLES = """examples:
   xsp profile torchvision:resnet50 --out runs/demo  profile a model by name
-  xsp run train.py --epochs 1                       profile a script as it is
+  xsp run train.py --epochs 1                       profile a program as it is
   xsp watch runs/train                              figures while a run goes on
   xsp sweep torchvision:resnet50 --batch 1,2,4,8    the optimal batch size
   xsp analyze runs/demo A2 A6                       print tables
@@ -86,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             hint = nearest(typed[0], COMMANDS) or "; `xsp --help` lists them"
             raise UsageError(f"there is no command {typed[0]!r}{hint}")
         options = parser.parse_args(typed)
+        options.typed = list(typed)
         return int(options.command.run(options))
     except XspError as error:
         from xsp.report.fitting import plain

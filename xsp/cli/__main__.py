@@ -1,7 +1,16 @@
-"""`python -m xsp.cli`."""
+"""`python -m xsp.cli`: how launchers start `xsp run` on each rank."""
 
 import sys
 
 from xsp.cli import main
 
-sys.exit(main())
+
+def _typed(words: list[str]) -> list[str]:
+    """Return words with what some launchers put before all others, which is the program's, as an option of ours."""
+    if words and words[0].startswith(("--local_rank=", "--local-rank=")):
+        return [words[1], f"--for-program={words[0]}", *words[2:]]
+    return words
+
+
+if __name__ == "__main__":
+    sys.exit(main(_typed(sys.argv[1:])))

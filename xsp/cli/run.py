@@ -1,10 +1,12 @@
-"""Profile a script as it is, without touching its code.
+"""Profile a program as it is, without touching its code.
 
-A step is an optimizer step if the script trains, else a call of the outermost module, or what --step names.
-Options of xsp's stand before the script; everything after it is the script's own.
+Type xsp's own options, and then the program as you would start it without xsp. A step is an optimizer step if it
+trains, else a call of the outermost module, or what --step names.
 
 examples:
   xsp run train.py --epochs 1
+  xsp run -m mypkg.train --epochs 1                 a module, as python -m
+  xsp run python -O train.py                        with options of Python's own
   xsp run --levels M/L --out runs/eval evaluate.py
   xsp run --step train_one train.py                 a function of the script
   xsp run --step mypkg.loop:Trainer.step train.py   a function of a module
@@ -12,17 +14,25 @@ examples:
   xsp run --counters train.py                       kernels' counters (ncu)
   xsp run --budget 1% train.py                      as often as 1 % pays for
   xsp run torchrun --nproc-per-node 2 train.py      all ranks in one trace
+  xsp run accelerate launch train.py                also deepspeed train.py
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xsp.cli import counters, options
+from xsp.errors import UsageError
 
-SUMMARY = "profile a script as it is"
+if TYPE_CHECKING:
+    from xsp.recording.launchers import Job
+    from xsp.recording.program import Elsewhere, Program
+
+SUMMARY = "profile a program as it is"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,29 +52,43 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="print no tables")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--one-at-a-time", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python file, or torchrun with what it takes")
-    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments")
+    parser.add_argument("--for-program", action="append", default=[], help=argparse.SUPPRESS)
+    parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is a module, run as `python -m` does")
+    parser.add_argument(
+        "words",
+        nargs=argparse.PARSER,
+        metavar="SCRIPT",
+        help="what is to be run, as one would type it without xsp, and its own arguments: a Python file, -m and a "
+        "module, python …, torchrun …, accelerate launch …, deepspeed …",
+    )
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run the script, print the first tables, return the script's exit code."""
-    from xsp.recording import torchrun
+    """Run the program, print the first tables, return the program's exit code."""
+    from xsp.recording import launchers
     from xsp.recording.again import count, once_each, resolve
     from xsp.recording.launch import Launch, launch
+    from xsp.recording.program import Elsewhere
     from xsp.span import Level
 
     if given.levels == "once-each":  # as the decision on leveled steps writes it (ADR 006)
         given.once_each, given.levels = True, "M/L/G"
-    _refuse_what_does_not_go_together(given)
+    meant = _meant(given)
+    job = meant if isinstance(meant, launchers.Job) else None
+    _refuse_what_does_not_go_together(given, job.name if job else None)
+    if isinstance(meant, Elsewhere):
+        own = given.typed[1 : len(given.typed) - len(given.words)]
+        meant.go_on(own[:-1] if own[-1:] == ["--"] else own)
+    program = meant.program if isinstance(meant, launchers.Job) else meant
     how = Launch(
-        script=given.script,
-        args=tuple(given.args),
-        out=given.out or Path("runs") / _name(given),
+        program=replace(program, args=(*given.for_program, *program.args)),
+        out=given.out or Path("runs") / program.name,
         levels=given.levels,
         step=given.step,
         warmup=given.warmup,
         every=given.every,
         budget=options.budget(given),
+        says_where=not given.quiet,
         shows_line=not given.quiet and sys.stderr.isatty(),
         seed=given.seed,
         overwrite=given.overwrite,
@@ -77,8 +101,8 @@ def run(given: argparse.Namespace) -> int:
         otlp=given.otlp,
         otlp_policy=given.otlp_policy,
     )
-    if str(given.script) == torchrun.COMMAND:
-        code, run = torchrun.launch(how)
+    if job is not None:
+        code, run = launchers.launch(how, job)
     else:
         code, run = once_each(how) if given.once_each else launch(how)
     if run is None:
@@ -93,10 +117,23 @@ def run(given: argparse.Namespace) -> int:
     return code
 
 
-def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
-    from xsp.errors import UsageError
-    from xsp.recording import torchrun
+def _meant(given: argparse.Namespace) -> Program | Elsewhere | Job:
+    """Return what is to be run: a launcher's job, a program, or a program that wants another interpreter."""
+    from xsp.recording import launchers, program
 
+    words = given.words[1:] if given.words[0] == "--" else given.words
+    if not words:
+        raise UsageError("say which program: xsp run train.py")
+    if not given.module and (found := launchers.found_in(words)) is not None:
+        return found
+    meant = program.read(words, given.module)
+    plain = meant if isinstance(meant, program.Program) else meant.program
+    if plain.is_module and (found := launchers.found_in(plain.words)) is not None:
+        return found if plain is meant else meant
+    return meant
+
+
+def _refuse_what_does_not_go_together(given: argparse.Namespace, launcher: str | None) -> None:
     if given.resolve and given.otlp is not None:
         raise UsageError("--resolve finds parents after the run: leave --otlp away, and `xsp export` the run then")
     options.check_counting(given)
@@ -104,18 +141,12 @@ def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
         raise UsageError("--counters needs the kernels of one run: leave --once-each away")
     if given.budget is not None and (given.once_each or given.counters or given.resolve):
         raise UsageError("--budget is kept in one run: leave --counters, --resolve and --once-each away")
-    if str(given.script) != torchrun.COMMAND:
+    if launcher is None:
         return
     if given.budget is not None:
         raise UsageError("--budget would record other steps on each rank: say --every N, the same on all of them")
     if given.resolve or given.counters or given.once_each:
-        raise UsageError("--resolve, --counters and --once-each do not go with torchrun: leave them away")
-
-
-def _name(given: argparse.Namespace) -> str:
-    """Return what the run directory is called: as the script, also behind torchrun's options."""
-    scripts = [Path(part).stem for part in (str(given.script), *given.args) if part.endswith(".py")]
-    return scripts[0] if scripts else given.script.stem
+        raise UsageError(f"--resolve, --counters and --once-each do not go with {launcher}: leave them away")
 
 
 def _show(out: Path) -> None:

@@ -13,7 +13,7 @@ from xsp import rundir
 from xsp.collector import Kernels
 from xsp.counters import secondrun
 from xsp.exporters import endpoint
-from xsp.recording import placing, runfile
+from xsp.recording import children, placing, runfile
 from xsp.recording.launch import Launch
 from xsp.recording.schedule import parse_levels, rung_name
 
@@ -27,14 +27,14 @@ def once_each(how: Launch) -> tuple[int, Path]:
     Raises:
         OutputError: there is something in it already, and `next_free` was not said; or it cannot be written.
     """
-    with placing.claimed_for_several(how.out, how.overwrite, how.next_free) as out:
+    with placing.claimed_for_several(how.out, how.overwrite, how.next_free) as out, children.says_where(out):
         return _each(how, out), out
 
 
 def _each(how: Launch, out: Path) -> int:
     rungs = parse_levels(how.levels)
     parts: list[str] = []
-    content: dict[str, Any] = {"name": how.script.stem, "levels": how.levels, "parts": parts, "finished": False}
+    content: dict[str, Any] = {"name": how.program.name, "levels": how.levels, "parts": parts, "finished": False}
     content["rungs"] = [rung_name(rung) for rung in rungs]
     code = 0
     for rung in rungs:
@@ -95,12 +95,17 @@ def count(how: Launch, run: Path) -> dict[str, Any]:
 def _again(how: Launch, out: Path, extra: list[str], environment: dict[str, str] | None = None) -> int:
     """Run this command again in a process of its own."""
     environment = {**os.environ, **otlp_environment(how), **(environment or {})}
-    return subprocess.run(_command(how, out, extra), env=environment, check=False).returncode
+    return children.run(_command(how, out, extra), environment)
 
 
 def _command(how: Launch, out: Path, extra: list[str]) -> list[str]:
     """Return this command, for a process of its own."""
-    return [sys.executable, "-m", "xsp.cli", "run", *options(how, out), *extra, str(how.script), *how.args]
+    return [sys.executable, *python_options(), "-m", "xsp.cli", "run", *options(how, out), *extra, *how.program.words]
+
+
+def python_options() -> list[str]:
+    """Return the options that Python itself was started with."""
+    return list(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
 
 
 def options(how: Launch, out: Path) -> list[str]:

@@ -1,19 +1,23 @@
-"""Run somebody's script as Python would, inside a profile."""
+"""Run somebody's program as Python would, inside a profile."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from xsp.collector import Kernels
 from xsp.counters import secondrun
+from xsp.errors import XspError
 from xsp.exporters import endpoint
-from xsp.recording import measure, script
+from xsp.recording import children, measure, placing, script
 from xsp.recording.autostep import AutoStep, OneAtATime, StepRule
 from xsp.recording.collecting import Listener
+from xsp.recording.program import Program
 from xsp.recording.session import profile
 from xsp.span import Level
 
@@ -22,8 +26,7 @@ from xsp.span import Level
 class Launch:
     """What is to be run, and how."""
 
-    script: Path
-    args: tuple[str, ...]
+    program: Program
     out: Path
     levels: str = "M/L/G"
     step: str = StepRule.AUTO.value
@@ -32,6 +35,9 @@ class Launch:
     warmup: int | None = None
     every: int | None = None
     budget: str | None = None
+    says_where: bool = False
+    """Say on stderr, where an interrupt ends the program, where its run is."""
+
     shows_line: bool = False
     """Draw in the terminal how far the run is."""
 
@@ -52,22 +58,28 @@ class Launch:
 
 
 def launch(how: Launch) -> tuple[int, Path | None]:
-    """Run the script in this process, and return its exit code, and the run directory if there is a run.
+    """Run the program in this process, and return its exit code, and the run directory if there is a run.
 
-    A script that raises has its traceback printed and the code 1, as Python does it; what was recorded until
+    A program that raises has its traceback printed and the code 1, as Python does it; what was recorded until
     then is kept. `KeyboardInterrupt` passes through.
 
     Raises:
-        UsageError: there is no such script, or no such function for --step.
+        UsageError: there is no such program, or no such function for --step.
         OutputError: there is something in the run directory already, and `next_free` was not said.
         PluginError: device work cannot come from where it was asked for.
     """
     measure.before_the_first_use_of_libraries(how.kernels)
     os.environ.pop(endpoint.VARIABLE, None)  # the script's own children are not meant
     function = how.step if how.step not in {rule.value for rule in StepRule} else None
-    code = script.compiled(how.script, function)
+    try:
+        main = script.prepared(how.program, function)
+    except XspError:
+        raise
+    except Exception as error:  # of the package that the module is in
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1, None
     session = profile(
-        how.script.stem,
+        how.program.name,
         levels=how.levels,
         out=how.out,
         overwrite=how.overwrite,
@@ -89,10 +101,18 @@ def launch(how: Launch) -> tuple[int, Path | None]:
         session.show_line()
     if how.counting:
         session.describe_once()
-    sys.argv = [str(how.script), *how.args]
-    sys.path.insert(0, str(how.script.resolve().parent))
-    with session, script.stepping(session, function):
-        return script.execute(code), session.out if session.records else None
+    with _saying_where(session, how), session, script.stepping(session, main.function):
+        os.environ.pop(placing.JOB_VARIABLE, None)
+        return script.execute(main, how.program.args), session.out if session.records else None
+
+
+@contextlib.contextmanager
+def _saying_where(session: profile, how: Launch) -> Iterator[None]:
+    with children.says_where(shows=True) as place:
+        try:
+            yield
+        finally:
+            place += [session.out] if session.records and how.says_where else []
 
 
 def _listener(session: profile, how: Launch) -> Listener:

@@ -13,7 +13,7 @@ from xsp import models, plugins, rundir
 from xsp.collector import Kernels
 from xsp.counters import secondrun
 from xsp.errors import PluginError, UsageError
-from xsp.recording import placing
+from xsp.recording import children, placing
 from xsp.recording.session import profile
 
 Progress = Callable[[str, int, int], None]
@@ -73,13 +73,15 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
     if how.counting:
         session.describe_once()
     done, repeats = 0, session.schedule.repeats
-    with session:
+    what = f"{short_name(spec)} batch {settings.batch}"
+    with children.says_where() as place, session:
+        place.append(session.out)
         while done < total or (not how.counting and min(repeats.values()) < how.repeats):  # short steps settle longer
-            progress(f"{short_name(spec)} batch {settings.batch}", min(done, total), total)
+            progress(what, min(done, total), total)
             with session.step():
                 workload.step()
             done += 1
-        progress(f"{short_name(spec)} batch {settings.batch}", total, total)
+        progress(what, total, total)
     return session.out
 
 

@@ -80,8 +80,10 @@ def parse_levels(text: str) -> tuple[Level, ...]:
         The deepest level of each rung. The first is always `Level.MODEL`.
 
     Raises:
-        LevelError: an unknown level, one named twice, a wrong order, or no MODEL at the front.
+        LevelError: an unknown level, one named twice, a wrong order, or no MODEL at the front; or no text.
     """
+    if not isinstance(text, str):
+        raise LevelError(f"levels {text!r}: write them as one text, levels={_as_text(text)!r}")
     rungs: list[Level] = []
     before = ""
     for part in map(str.strip, text.split("/")):
@@ -95,6 +97,12 @@ def parse_levels(text: str) -> tuple[Level, ...]:
     if rungs[0] is not Level.MODEL:
         raise LevelError(f"levels {text!r}: they begin with the model level; {_HOWTO}")
     return tuple(rungs)
+
+
+def _as_text(levels: object) -> str:
+    """Return how levels that came as a list are written."""
+    each = levels if isinstance(levels, (list, tuple)) else ()
+    return "/".join(level.name.lower() if isinstance(level, Level) else str(level) for level in each) or "M/L/G"
 
 
 _HOWTO = "write M, M/L or M/L/G, or names in this order: " + "/".join(

@@ -1,0 +1,239 @@
+"""What is to be run, as one would type it after `xsp run`."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import xsp
+from xsp.cli import __main__ as entry
+from xsp.errors import UsageError
+from xsp.recording import launchers
+from xsp.recording.program import Elsewhere, Program, read
+
+PROGRAM = """
+import json, sys
+
+def train():
+    pass
+
+def main():
+    for _ in range(12):
+        train()
+    print(json.dumps([sys.argv, sys.path[0], __name__, __package__, __spec__ and __spec__.name, sys.flags.optimize]))
+
+if __name__ == "__main__":
+    main()
+"""
+OPTIONS = ("run", "-q", "--step", "train", "--levels", "M", "--warmup", "0", "--no-samples", "--out", "out")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with the same program in all forms that Python runs."""
+    place = tmp_path_factory.mktemp("programs")
+    for name in ("train.py", "pkg/train.py", "pkg/sub/__main__.py", "app/__main__.py", "sub dir/train.py"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(PROGRAM)
+    for name in ("pkg/__init__.py", "pkg/sub/__init__.py"):
+        (place / name).touch()
+    with zipfile.ZipFile(place / "app.pyz", "w") as packed:
+        packed.writestr("__main__.py", PROGRAM)
+    (place / "script").write_text(f"#!/usr/bin/env python3\n{PROGRAM}")
+    (place / "script").chmod(stat.S_IRWXU)
+    return place
+
+
+def ran(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    path = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
+    return subprocess.run(
+        words, cwd=place, capture_output=True, text=True, env={**os.environ, **path}, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train.py --epochs 1",
+        "train.py -- -m x",
+        "-m pkg.train -m --out mine",
+        "-m pkg.sub 1",
+        "app 1",
+        "app.pyz 1",
+        "./script 1",
+        "-O -m pkg.train 1",
+        "-uOO -W ignore -Xutf8 train.py -O",
+        "-mpkg.train",
+    ],
+)
+def test_a_program_finds_all_as_it_does_under_python(place: Path, words: str) -> None:
+    bare = ran(place, sys.executable, *words.split())
+    typed = (["python"] if words.startswith(("-O", "-u", "-mp")) else []) + words.split()
+    done = ran(place, sys.executable, "-m", "xsp.cli", *OPTIONS, "--overwrite", *typed)
+    assert (done.returncode, done.stdout, done.stderr) == (bare.returncode, bare.stdout, bare.stderr)
+    assert xsp.load(place / "out").run["steps"]["seen"] == 12
+
+
+@pytest.mark.parametrize("step", ["train", "pkg.train:train"])
+def test_a_function_of_the_module_that_is_run_is_that_of_the_main_module(place: Path, step: str) -> None:
+    done = ran(place, sys.executable, "-m", "xsp.cli", *OPTIONS, "--overwrite", "--step", step, "-m", "pkg.train")
+    assert done.returncode == 0, done.stderr
+    assert xsp.load(place / "out").run["steps"]["seen"] == 12
+
+
+def test_the_options_of_python_hold_for_the_runs_that_follow(place: Path) -> None:
+    words = ("--overwrite", "--once-each", "--levels", "M/L", "python", "-O", "train.py")
+    done = ran(place, sys.executable, "-m", "xsp.cli", *OPTIONS, *words)
+    assert [line.rpartition(", ")[2] for line in done.stdout.splitlines()] == ["1]"] * 3, done.stderr
+
+
+def test_what_the_package_of_a_module_raises_is_the_programs_own_error(place: Path) -> None:
+    (place / "broken").mkdir()
+    (place / "broken" / "__init__.py").write_text("import gone_for_good\n")
+    (place / "broken" / "train.py").touch()
+    done = ran(place, sys.executable, "-m", "xsp.cli", *OPTIONS, "-m", "broken.train")
+    assert done.returncode == 1
+    assert done.stderr.endswith("\nModuleNotFoundError: No module named 'gone_for_good'\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("missing.py", "cannot be read (no such file or directory); give the path of a Python file"),
+        ("pkg.train", "for a module type `xsp run -m pkg.train`"),
+        ("-m missing.train", "No module named 'missing'; modules are looked for from "),
+        ("-m pkg.missing", "there is no module of this name"),
+        ("-m pkg", "a package without __main__.py; name a module in it"),
+        ("-m train.py", "this is a file; type `xsp run train.py`"),
+        ("pkg", "has no __main__.py"),
+        ("notebook.ipynb", "jupyter nbconvert --to script notebook.ipynb"),
+        ("job.sh", "for /bin/bash, not Python; put `xsp run` before the Python in it"),
+        ("uv run train.py", "type `uv run xsp run train.py`"),
+        ("poetry run python train.py --lr 1", "type `poetry run xsp run python train.py --lr 1`"),
+        ("mpirun -n 2 python train.py", "type `mpirun -n 2 xsp run python train.py`"),
+        ("LR=1 python train.py", "variables stand before xsp: `LR=1 xsp run python train.py`"),
+        ("ls", "is no Python program"),
+        ("python", "say which program"),
+        ("python -c pass", "python -c: there is no program in this"),
+        ("python -V", "python -V: there is no program in this"),
+        ("python -", "say which program"),
+        ("/no/such/python train.py", "/no/such/python: there is no such interpreter"),
+        ("python9.9 train.py", "python9.9 has no xsp; install it there, or type `xsp run train.py`"),
+        ("accelerate config", "only `accelerate launch … train.py` runs a program"),
+        (
+            "torchrun --no-python python train.py",
+            "--no-python is not supported; give a Python file",
+        ),
+    ],
+)
+def test_what_is_no_program_is_refused_in_one_line_that_says_what_to_type(place: Path, words: str, says: str) -> None:
+    if words.startswith("torchrun"):
+        pytest.importorskip("torch")
+    (place / "notebook.ipynb").write_text("{}")
+    (place / "job.sh").write_text("#!/bin/bash\npython train.py\n")
+    done = ran(place, sys.executable, "-m", "xsp.cli", "run", "--out", "never", *words.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("xsp: error: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert says in done.stderr
+    assert not (place / "never").exists()
+
+
+def test_a_command_of_this_environment_is_the_script_that_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = tmp_path / "trains"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for interpreter in (sys.executable, f"/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''"):
+        command.write_text(f"#!{interpreter}\n{PROGRAM}")
+        command.chmod(stat.S_IRWXU)
+        assert read(["trains", "-x"]) == Program(str(command), ("-x",))
+    command.write_text("#!/other/python\n")
+    with pytest.raises(UsageError, match="runs in /other/python"):
+        read(["trains"])
+
+
+def test_an_interpreter_without_xsp_is_said_and_another_with_it_is_taken(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(place)
+    assert read([sys.executable, "train.py"]) == Program("train.py")
+    fake = tmp_path / "python3"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for has, found in ((False, Program("train.py")), (True, Elsewhere(str(fake), (), Program("train.py")))):
+        fake.write_text(f"#!/bin/sh\necho /other\necho {has}\n")
+        fake.chmod(stat.S_IRWXU)
+        assert read(["python3", "train.py"]) == found
+    said = capsys.readouterr().err
+    assert said == f"xsp: {fake} has no xsp: the program runs in {sys.executable}\n"
+
+
+# --- launchers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "program"),
+    [
+        (
+            "torchrun --nproc-per-node 2 train.py --lr 1",
+            "--nproc-per-node 2 --module",
+            Program("train.py", ("--lr", "1")),
+        ),
+        ("torchrun -m --nnodes=1 pkg.train -m", "-m --nnodes=1", Program("pkg.train", ("-m",), True)),
+        ("torchrun --nnodes 1 -- train.py", "--nnodes 1 --module", Program("train.py")),
+        ("torchrun train.py -- train.py", "--module", Program("train.py", ("--", "train.py"))),
+        ("-m torch.distributed.run train.py train.py", "--module", Program("train.py", ("train.py",))),
+        ("-m torch.distributed.launch --use-env train.py", "--use-env --module", Program("train.py")),
+    ],
+)
+def test_a_launchers_options_end_where_its_own_parser_says(words: str, options: str, program: Program) -> None:
+    pytest.importorskip("torch")
+    job = launchers.found_in(words.split())
+    assert job is not None
+    assert (list(job.options), job.program) == (options.split(), program)
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "options", "program"),
+    [
+        ("accelerate launch --num_processes 1 train.py 1", "accelerate.commands.launch", "--num_processes 1", ("1",)),
+        ("accelerate-launch train.py", "accelerate.commands.launch", "", ()),
+        ("deepspeed --num_gpus 1 train.py --a", "deepspeed.launcher.runner", "--num_gpus 1", ("--a",)),
+    ],
+)
+def test_other_launchers_are_read_by_their_own_parsers_too(
+    words: str, module: str, options: str, program: tuple[str, ...]
+) -> None:
+    pytest.importorskip(module.split(".")[0])
+    job = launchers.found_in(words.split())
+    assert job is not None
+    assert (job.module, list(job.options)) == (module, [*options.split(), "--module"])
+    assert job.program == Program("train.py", program)
+
+
+def test_a_launcher_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(UsageError, match=r"accelerate launch: not installed in .*; pip install accelerate"):
+        launchers.found_in(["accelerate", "launch", "train.py"])
+
+
+@pytest.mark.parametrize("spelling", ["--local_rank=1", "--local-rank=1"])
+def test_what_a_launcher_puts_first_is_the_programs_first_argument(place: Path, spelling: str) -> None:
+    assert entry._typed(["run", "train.py"]) == ["run", "train.py"]
+    words = (spelling, *OPTIONS, "--overwrite", "train.py", "--lr", "1")
+    done = ran(place, sys.executable, "-m", "xsp.cli", *words)
+    assert f'["train.py", "{spelling}", "--lr", "1"]' in done.stdout, done.stderr
+
+
+def test_a_single_process_of_a_job_is_its_first_rank(place: Path, tmp_path: Path) -> None:
+    words = ("--out", str(tmp_path / "job"), "train.py")
+    command = [sys.executable, "-m", "xsp.cli", *OPTIONS, *words]
+    done = subprocess.run(command, cwd=place, env={**os.environ, "XSP_JOB": "job"}, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [part.name for part in (tmp_path / "job").iterdir()] == ["rank-0000"]
