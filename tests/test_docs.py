@@ -25,7 +25,7 @@ PAGES = sorted(
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 TYPED = re.compile(r"\bxsp ([a-z]+)\b([^\n`#]*)")
-OF_THE_SCRIPT = re.compile(r"\S+\.py\b|\btorchrun\b|\s{3,}|\bxsp\b")
+OF_THE_SCRIPT = re.compile(r"\S+\.py\b|\b(?:torchrun|accelerate|deepspeed|python)\b|\s-m\s|\s{3,}|\bxsp\b")
 FOLDERS = "(?:xsp|tests|benchmarks|collectors|deploy|docs|notebooks)"
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 

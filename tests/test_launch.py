@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import textwrap
@@ -176,3 +177,38 @@ def test_what_is_no_script_is_refused_in_one_line(tmp_path, content, says):
     assert len(done.stderr.splitlines()) == 1
     assert says in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        (12, "interrupted; what was recorded is in here: `xsp report here`"),
+        (0, "interrupted before the first step was stored: there is nothing in here to be shown"),
+    ],
+)
+@pytest.mark.parametrize("around", [(), ("torchrun", "--standalone", "--nproc-per-node", "1")])
+def test_an_interrupt_is_followed_by_where_the_run_is_and_what_to_type(tmp_path, before, says, around):
+    script = f"""
+        import torch, time
+        model = torch.nn.Linear(4, 2)
+        for _ in range({before}):
+            model(torch.ones(1, 4))
+        print("now", flush=True)
+        time.sleep(100)
+    """
+    (tmp_path / "script.py").write_text(textwrap.dedent(script))
+    command = [sys.executable, "-m", "xsp.cli", "run", "--levels", "M", "--warmup", "0", "--out", "here", *around]
+    with subprocess.Popen(
+        [*command, "script.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as started:
+        assert any(line == "now\n" for line in started.stdout)
+        started.send_signal(signal.SIGINT)
+        said = started.communicate(timeout=120)[1].splitlines()
+    assert started.returncode == -signal.SIGINT
+    assert said[-1] == f"xsp: {says}"
+    assert around or "KeyboardInterrupt" in said

@@ -94,3 +94,26 @@ def test_a_users_file_gives_a_model_with_its_input_or_a_step(file):
 def test_what_cannot_be_built_is_one_clear_error(file, spec, says):
     with pytest.raises(ModelError, match=says):
         models.load(spec.format(file=file), models.Settings())
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "says"),
+    [
+        (
+            "torchvision:squeezenet1_1",
+            {"device": "tpu9"},
+            r"--device tpu9: cannot be used here \(.*; type --device cpu",
+        ),
+        ("torchvision:squeezenet1_1", {"device": "cuda:99"}, "--device cuda:99: cannot be used here"),
+        ("torchvision:squeezenet1_1", {"shape": (4, 64, 64)}, r"of 1x4x64x64 \(.*it was made for --input 3x224x224"),
+        ("torchvision:squeezenet1_1", {"shape": (64,), "train": True}, "it was made for --input 3x224x224"),
+        ("timm:vit_tiny_patch16_224", {"shape": (3, 100, 100)}, "it was made for --input 3x224x224"),
+        ("transformers:vit?num_hidden_layers=1", {"shape": (1, 224, 224)}, "it was made for --input 3x224x224"),
+        ("transformers:bert?num_hidden_layers=1", {"shape": (3, 8, 8)}, "takes tokens: leave --input away.*--sequence"),
+        ("transformers:bert?num_hidden_layers=1", {"sequence": 600}, "it takes up to --sequence 512"),
+    ],
+)
+def test_a_device_that_is_not_there_and_an_input_that_does_not_fit_are_one_clear_error(spec, settings, says):
+    with pytest.raises(ModelError, match=says) as caught:
+        models.load(spec, models.Settings(**settings))
+    assert "\n" not in str(caught.value)

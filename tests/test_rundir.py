@@ -175,6 +175,12 @@ def test_a_run_without_steps_says_what_to_do(tmp_path: Path) -> None:
     assert message(TraceError, xsp.load, run).endswith("1 % of them pay for none: allow a larger budget")
 
 
+def test_a_run_that_was_killed_before_its_first_step_is_told_so(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", steps=0)
+    rundir.write_run(run, {**rundir.read_run(run), "finished": False})
+    assert "it was interrupted before the first one was stored" in message(TraceError, xsp.load, run)
+
+
 def test_a_run_that_was_killed_loads_with_the_steps_that_were_stored(tmp_path: Path) -> None:
     run = write(tmp_path / "run")
     (run / "merged.parquet").unlink()

@@ -255,6 +255,11 @@ def test_outside_a_block_nothing_happens():
     assert prof.steps_stored == 0
 
 
+def test_levels_in_a_list_are_refused_with_what_to_write(tmp_path):
+    with pytest.raises(LevelError, match="write them as one text, levels='M/L'"):
+        xsp.profile("x", out=tmp_path / "run", levels=["M", "L"])
+
+
 @pytest.mark.parametrize("levels", ["L/M", "M/M", "M/X", "", "G", "model/op/layer"])
 def test_levels_that_make_no_sense_are_refused_before_anything_is_written(tmp_path, levels):
     with pytest.raises(LevelError, match="write M, M/L or M/L/G"):

@@ -73,9 +73,11 @@ def run(given: argparse.Namespace) -> int:
 
     if given.levels == "once-each":  # as the decision on leveled steps writes it (ADR 006)
         given.once_each, given.levels = True, "M/L/G"
+    _refuse_what_does_not_go_together(given)
     meant = _meant(given)
     job = meant if isinstance(meant, launchers.Job) else None
-    _refuse_what_does_not_go_together(given, job.name if job else None)
+    if job is not None:
+        _refuse_what_does_not_go_with(job, given)
     if isinstance(meant, Elsewhere):
         own = given.typed[1 : len(given.typed) - len(given.words)]
         meant.go_on(own[:-1] if own[-1:] == ["--"] else own)
@@ -133,7 +135,7 @@ def _meant(given: argparse.Namespace) -> Program | Elsewhere | Job:
     return meant
 
 
-def _refuse_what_does_not_go_together(given: argparse.Namespace, launcher: str | None) -> None:
+def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
     if given.resolve and given.otlp is not None:
         raise UsageError("--resolve finds parents after the run: leave --otlp away, and `xsp export` the run then")
     options.check_counting(given)
@@ -141,12 +143,13 @@ def _refuse_what_does_not_go_together(given: argparse.Namespace, launcher: str |
         raise UsageError("--counters needs the kernels of one run: leave --once-each away")
     if given.budget is not None and (given.once_each or given.counters or given.resolve):
         raise UsageError("--budget is kept in one run: leave --counters, --resolve and --once-each away")
-    if launcher is None:
-        return
+
+
+def _refuse_what_does_not_go_with(job: Job, given: argparse.Namespace) -> None:
     if given.budget is not None:
         raise UsageError("--budget would record other steps on each rank: say --every N, the same on all of them")
     if given.resolve or given.counters or given.once_each:
-        raise UsageError(f"--resolve, --counters and --once-each do not go with {launcher}: leave them away")
+        raise UsageError(f"--resolve, --counters and --once-each do not go with {job.name}: leave them away")
 
 
 def _show(out: Path) -> None:
