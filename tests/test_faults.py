@@ -190,8 +190,9 @@ def test_of_commands_that_name_the_same_directory_at_once_one_gets_it(tmp_path: 
     others = [(started[place].returncode, text) for place, text in enumerate(complaints) if place != winner]
     assert all(code == (2 if "a run is there already" in text else 0) for code, text in others), others
     assert all(("goes on without a profile" in text) == (code == 0) for code, text in others), others
-    names = xsp.load(tmp_path / "run").sql("SELECT name, count(*) FROM spans GROUP BY name").fetchall()
-    assert names == [(("one", "two", "three")[winner], 10)]
+    trace = xsp.load(tmp_path / "run")
+    assert trace.sql("SELECT DISTINCT name FROM spans").fetchall() == [(("one", "two", "three")[winner],)]
+    assert trace.run["steps"]["seen"] == 20
 
 
 IMPORTED = '{"traceEvents": [{"ph": "X", "name": "imported", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]}'
@@ -227,8 +228,8 @@ def test_what_wants_one_directory_at_once_gets_it_whole_or_goes_without(
     for each, text in zip(started, complaints, strict=True):
         assert (each.returncode != 0) == text.startswith("xsp: error: "), text
     trace = xsp.load(tmp_path / "run")
-    found = trace.sql("SELECT name, count(*) FROM spans WHERE name <> 'window' GROUP BY 1").fetchall()
-    assert found in ([("imported", 1)], [("train", 10)], [("again", 10)])
+    found = trace.sql("SELECT DISTINCT name FROM spans WHERE name <> 'window'").fetchall()
+    assert found in ([("imported",)], [("train",)], [("again",)])
     assert trace.run["finished"] is True
     assert {path.name for path in tmp_path.iterdir()} == {"trace.json", "train.py", "again.py", "run"}
 
