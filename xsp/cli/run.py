@@ -141,7 +141,7 @@ def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
     options.check_counting(given)
     if given.counters and given.once_each:
         raise UsageError("--counters needs the kernels of one run: leave --once-each away")
-    if given.budget is not None and (given.once_each or given.counters or given.resolve):
+    if given.budget not in (None, "off") and (given.once_each or given.counters or given.resolve):
         raise UsageError("--budget is kept in one run: leave --counters, --resolve and --once-each away")
 
 
