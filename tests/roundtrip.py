@@ -63,6 +63,11 @@ def tables(trace: Trace) -> dict[str, Any]:
     return {**found, "merged": [_said(row) for row in trace.merged.fetchall()]}
 
 
+def without(tables: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return tables but for some."""
+    return {name: each for name, each in tables.items() if name not in names}
+
+
 def _answer(each: Analysis, trace: Trace) -> list[Any] | str:
     try:
         return each(trace).fetchall()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from xsp.analyses import A1, program_loop
 from xsp.health import grade, health
 from xsp.iterations import coldness, iterations
 from xsp.recording.loop import FOLDED_NS, UNKNOWN, WHOLE, Loop, Row, Status
-from xsp.span import Level
+from xsp.span import Level, Span
 from xsp.testing import spans, trace_of, with_loop
 
 MS = 1_000_000
@@ -227,3 +228,99 @@ def test_a_host_that_runs_ahead_of_a_device_waits_before_the_next_recorded_step(
     [own] = iterations(found.con)
     assert own.mean_ns == pytest.approx((9 * 0.1 + 17) / 9 * MS, rel=0.01)
     assert found.sql("SELECT true_ns FROM merged WHERE kind = 'step'").fetchall() == [(None,)], "not the host's part"
+
+
+# --- over OTLP ------------------------------------------------------------------------------------------------
+
+RUN = {"otel": {"trace_id": "ab" * 16, "span_id": "cd" * 8}}
+
+
+def stored(tmp_path: Path, *rows: Row) -> Any:
+    """Return an engine whose table `loop` holds rows that went to the disk."""
+    kept = Loop()
+    for each in rows:
+        kept.add(each)
+    tmp_path.mkdir(exist_ok=True)
+    loop.append(tmp_path, kept.take(), 0)
+    con = table.connect()
+    loop.show(con, [tmp_path])
+    return con
+
+
+def arrived(sent: list[Span]) -> Any:
+    """Return an engine with an empty loop, and spans that arrived."""
+    con = table.connect()
+    loop.show(con, [])
+    table.create(con, "arrived")
+    table.insert(con, "arrived", sent)
+    return con
+
+
+def steps_of(con: Any) -> list[Any]:
+    return [tuple(row) for row in con.execute("SELECT * FROM loop ORDER BY rank, start_ns").fetchall()]
+
+
+def test_rows_travel_in_spans_below_the_run_and_come_back_as_they_were(tmp_path: Path) -> None:
+    first = row(0, 7, before_ns=UNKNOWN, samples=UNKNOWN, rung=M, steady=0, status=Status.ERROR)
+    here = stored(tmp_path, first, *(row(step, 9, rank=step % 2) for step in range(1, 2 * loop.ROWS_OF_A_SPAN)))
+    sent = list(loop.spans(here, RUN))
+    assert [(each.rank, each.parent_id, each.kind) for each in sent] == [(0, "cd" * 8, "loop"), (1, "cd" * 8, "loop")]
+    assert (sent[0].start_ns, sent[0].dur_ns) == (0, 1000 * (2 * loop.ROWS_OF_A_SPAN - 2) + 9)
+    there = arrived([*reversed(sent), spans("step A 0-10")[0]])
+    assert loop.take(there, "arrived") == 0
+    assert steps_of(there) == steps_of(here)
+
+
+def test_a_loop_that_is_sent_again_when_it_has_grown_counts_as_it_is_last(tmp_path: Path) -> None:
+    early = stored(tmp_path / "early", row(0, 9), row(1, 9))
+    late = stored(tmp_path / "late", row(0, 9, steps=2), row(2, 9))
+    for order in ((early, late), (late, early)):
+        there = arrived([])
+        for each in order:
+            table.create(there, "arrived")
+            table.insert(there, "arrived", list(loop.spans(each, RUN)))
+            assert loop.take(there, "arrived") == 0
+        assert steps_of(there) == steps_of(late)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"xsp.loop": 5}',
+        '{"xsp.loop": "[1]"}',
+        '{"xsp.loop": "{\\"step\\": 5}"}',
+        '{"xsp.loop": "' + "[" * 100_000 + '"}',
+        None,
+    ],
+)
+def test_a_span_that_holds_no_rows_of_the_loop_is_counted_and_left_out(tmp_path: Path, text: str | None) -> None:
+    (good,) = loop.spans(stored(tmp_path, row(0, 9)), RUN)
+    there = arrived([good, good._replace(span_id="ef" * 8, attributes=text)])
+    assert loop.take(there, "arrived") == 1
+    assert len(steps_of(there)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", -1),
+        ("step", 1 << 70),
+        ("steps", True),
+        ("dur_ns", float("inf")),
+        ("dur_ns", 10**400),
+        ("dur_ns", "9"),
+        ("before_ns", -5),
+        ("steady", 1),
+        ("status", "fine"),
+        ("status", []),
+        ("start_ns", None),
+    ],
+)
+def test_values_that_no_row_of_the_loop_has_are_left_out(tmp_path: Path, name: str, value: Any) -> None:
+    (good,) = loop.spans(stored(tmp_path, row(0, 9)), RUN)
+    said = json.loads(json.loads(good.attributes or "")["xsp.loop"])
+    bad = good._replace(attributes=json.dumps({"xsp.loop": json.dumps({**said, name: [value]})}))
+    there = arrived([bad])
+    assert loop.take(there, "arrived") == 1
+    assert steps_of(there) == []

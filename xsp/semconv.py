@@ -24,6 +24,9 @@ OWN = "xsp.attributes."
 RUN = "xsp.run"
 """Attribute of a run's span: the content of its `run.json`, as text."""
 
+LOOP = "xsp.loop"
+"""Attribute of a loop's span: rows of the table `loop`, as JSON text; see `xsp.loop.spans`."""
+
 RUN_ID = "xsp.run.id"
 RUN_NAME = "xsp.run.name"
 RANK = "xsp.rank"
@@ -58,6 +61,7 @@ RESOURCE: Mapping[str, str] = {
 
 EXTRA: Mapping[str, str] = {
     RUN: "on the span of a run: the content of its `run.json`, as text",
+    LOOP: "on a span of kind `loop`: how long steps took that ran then, recorded or not; rows of the table `loop`",
     "error.type": "class of the exception with which the span ended",
     "code.function.name": "on module calls: the function that ran",
     "gen_ai.*": "on the forward pass of a language model: operation, model, input tokens",

@@ -33,6 +33,7 @@ class Kind(str, enum.Enum):
     """What a span is an interval of."""
 
     RUN = "run"  # a whole run of a program; its steps link to it
+    LOOP = "loop"  # rows of the table `loop` on their way over OTLP; it is in no table of spans
     USER = "user"  # a block that the user named
     STEP = "step"  # one prediction or one training step
     FORWARD = "forward"  # the outermost call of a module

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from xsp.trace import Trace
 
 LEVELS = {
-    Kind.RUN: Level.APPLICATION, Kind.USER: Level.APPLICATION,
+    Kind.RUN: Level.APPLICATION, Kind.LOOP: Level.APPLICATION, Kind.USER: Level.APPLICATION,
     Kind.STEP: Level.MODEL, Kind.FORWARD: Level.MODEL, Kind.BACKWARD: Level.MODEL, Kind.OPTIMIZER: Level.MODEL,
     Kind.DATA: Level.MODEL, Kind.MODULE: Level.LAYER, Kind.OP: Level.OP, Kind.ALLOC: Level.OP,
     Kind.PRIMITIVE: Level.LIBRARY, Kind.CALL: Level.LIBRARY, Kind.LAUNCH: Level.RUNTIME, Kind.SYNC: Level.RUNTIME,

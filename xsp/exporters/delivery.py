@@ -5,7 +5,8 @@ delivered. A step is named when the receiver has taken its last request; so a st
 again as a whole, and as its spans are the same to the last byte, a receiver that stores spans by their ids keeps
 one of each.
 
-A run's own span leaves last, when all there is to say of the run is known; each step's root links to it.
+A run's own span leaves last, when all there is to say of the run is known, and its loop with it; each step's root links
+to it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import duckdb
 
-from xsp import rundir, semconv, table
+from xsp import loop, rundir, semconv, table
 from xsp.exporters import encode
 from xsp.exporters.courier import Courier
 from xsp.exporters.endpoint import Endpoint
@@ -184,7 +185,8 @@ class Delivery:
         if span is None:
             return
         table.create(self._con, "own")
-        table.insert(self._con, "own", [span])
+        loop.show(self._con, [self.run])
+        table.insert(self._con, "own", [span, *loop.spans(self._con, self.content)])
         if self._send("own") is not None:
             self.delivered.run_end_ns = span.end_ns
         self.delivered.save()

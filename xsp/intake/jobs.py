@@ -18,7 +18,7 @@ import duckdb
 from xsp import rundir, table
 from xsp.errors import TraceError
 from xsp.importers.contract import Imported, Losses, Row
-from xsp.span import COLUMNS, Column
+from xsp.span import COLUMNS, Column, Kind
 
 ARRIVED = (*COLUMNS, Column("run", "VARCHAR", "id of the run that the span is of; empty where it does not say"))
 
@@ -99,7 +99,8 @@ def once(con: duckdb.DuckDBPyConnection, source: str = "arrived") -> int:
         """
     )
     (arrived,), (kept,) = (
-        con.execute(f"SELECT count(*) FROM {name}").fetchall()[0] for name in (source, "distinct_spans")
+        con.execute(f"SELECT count(*) FROM {name} WHERE kind <> '{Kind.LOOP}'").fetchall()[0]
+        for name in (source, "distinct_spans")
     )
     return int(arrived - kept)
 

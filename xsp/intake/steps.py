@@ -17,7 +17,7 @@ from typing import Any
 
 import duckdb
 
-from xsp import layers, rundir, table
+from xsp import layers, loop, rundir, table
 from xsp.correlate import TOLERANCE_NS
 from xsp.errors import OutputError
 from xsp.intake.jobs import BATCH, Job, name_of
@@ -60,6 +60,7 @@ def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | 
             "WHERE run IN (SELECT unnest(?::VARCHAR[])) ORDER BY step, rank",
             [list(job.ids)],
         )
+        _take_loop(con, out, run)
         if not con.execute("SELECT 1 FROM job WHERE step IS NOT NULL LIMIT 1").fetchall():
             _make_steps(con)
             run["notes"] = rundir.different([*run.get("notes", []), {"source": "import", "text": NO_STEPS}])
@@ -70,6 +71,16 @@ def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | 
     except (duckdb.Error, OSError) as error:
         raise OutputError(f"{out}: cannot be written ({str(error).splitlines()[0]})") from error
     return run
+
+
+def _take_loop(con: duckdb.DuckDBPyConnection, out: Path, run: dict[str, Any]) -> None:
+    """Write the loop that the job's spans brought, together with what is there already, and forget those spans."""
+    loop.show(con, [out])
+    if wrong := loop.take(con, "job"):
+        text = f"{wrong} spans of the loop hold no rows of it, and were left out"
+        run["notes"] = rundir.different([*run.get("notes", []), {"source": "import", "text": text}])
+    loop.write(con, out)
+    con.execute(f"DELETE FROM job WHERE kind = '{Kind.LOOP}'")
 
 
 def _make_steps(con: duckdb.DuckDBPyConnection) -> None:

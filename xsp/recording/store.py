@@ -80,7 +80,7 @@ class Store:
         if self._loop_lost:
             text = f"{self._loop_lost} rows of the loop were not stored: how long the program's steps took is not whole"
             run = {**run, "notes": [*run.get("notes", ()), {"source": "xsp", "text": text}]}
-        if run.get("budget"):
+        if run.get("budget") and "program_percent" not in run["budget"]:  # else it ran before, and is merged again
             run = {**run, "budget": _with_end(run["budget"], time.monotonic_ns() - began)}
         rundir.write_run(self._run, run)
         if self._live is not None:

@@ -113,7 +113,7 @@ def _as_json(data: Any) -> str:
 def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
     """Return what the page shows of one kind of step."""
     answers = Answers(trace)
-    found = {name: answers[name] for name in ANALYSES}
+    found = {name: answers[name] for name in ANALYSES if name != "health"}  # the page has a section of it
     said, believed = verdict(answers), trust.trust(trace)
     ledger = found["ledger"].dicts()
     return {
