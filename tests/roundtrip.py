@@ -70,9 +70,14 @@ def without(tables: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def _answer(each: Analysis, trace: Trace) -> list[Any] | str:
     try:
-        return each(trace).fetchall()
+        return [tuple(map(_rounded, row)) for row in each(trace).fetchall()]
     except AnalysisError as error:
         return str(error)
+
+
+def _rounded(value: Any) -> Any:
+    """Return a number without its last digits, which the order of additions decides; the engine adds in parallel."""
+    return float(f"{value:.12g}") if isinstance(value, float) else value
 
 
 def _said(row: tuple[Any, ...]) -> tuple[Any, ...]:
