@@ -103,7 +103,10 @@ def test_what_the_spans_inside_explain_is_the_whole_difference_between_raw_and_t
     for name, (raw, true, explained, _) in found.items():
         assert raw - true == pytest.approx(explained), name
     # net.b: 2 modules at its own rung and, deeper, 2 ops
-    assert found["net.b"][2:] == (2 * 4 * US + 2 * 2 * US, "2 spans of M/L at 4.00 µs + 2 spans of M/L/op at 2.00 µs")
+    assert found["net.b"][2:] == (
+        2 * 4 * US + 2 * 2 * US,
+        "2 spans of layers at 4.00 µs + 2 spans of operators at 2.00 µs",
+    )
     assert found["aten::relu"][2:] == (0.0, None)
 
 

@@ -35,7 +35,7 @@ import duckdb
 from xsp import iterations, summary, table
 from xsp.device import occupancy
 from xsp.loop import BARE
-from xsp.recording.schedule import rung_name
+from xsp.recording.schedule import depth
 from xsp.span import COLUMNS, DEEPEST, LOOP_COLUMNS, MERGED_COLUMNS, Kind, Level, Rule, Span
 from xsp.trace import Rung, Trace
 
@@ -449,7 +449,7 @@ def _cause(nested: int, own: Rung, inside: Mapping[int, int], deeper: Sequence[R
     """Say in words what lies between the raw and the true duration."""
     counted = [(nested, own), *((inside.get(rung.level, 0), rung) for rung in deeper)]
     parts = [
-        f"{count} spans of {rung_name(rung.level)} at {rung.cost_ns / 1e3:.2f} µs"
+        f"{count} spans of {depth(rung.level)} at {rung.cost_ns / 1e3:.2f} µs"
         for count, rung in counted
         if count and rung.cost_ns
     ]

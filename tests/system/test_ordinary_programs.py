@@ -218,9 +218,10 @@ def test_a_bare_step_at_the_end_of_an_iteration_is_a_step(tmp_path: Path) -> Non
     assert all(kind["training"] for kind in trace.run["kinds"])
 
 
+@pytest.mark.parametrize("options", [(), ("--quiet",)])
 @pytest.mark.parametrize("command", ["no_module.py", "in_children.py", "in_children.py --start fork"])
-def test_an_empty_profile_says_at_its_end_why(command: str, tmp_path: Path) -> None:
-    done = run(command, tmp_path)
+def test_an_empty_profile_says_at_its_end_why(command: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    done = run(command, tmp_path, *options)
     assert done.returncode == 0, done.stderr
     said = done.stderr.lower()
     assert "no step" in said

@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xsp import rundir
 from xsp.cli import counters, options
 from xsp.errors import UsageError
 
@@ -49,7 +50,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.counting(parser)
     options.sampling_steps(parser)
     parser.add_argument("--once-each", action="store_true", help="run the script once per level, each time afresh")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print no tables")
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="print no tables; a profile without a step is still said"
+    )
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--one-at-a-time", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--for-program", action="append", default=[], help=argparse.SUPPRESS)
@@ -116,6 +119,8 @@ def run(given: argparse.Namespace) -> int:
         counters.once_more(lambda: count(how, run))
     if not given.quiet:
         _show(run)
+    elif reason := rundir.read_job(run).get("empty"):
+        print(f"xsp: {run}: no step was stored: {reason}", file=sys.stderr)
     return code
 
 
