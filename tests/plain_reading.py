@@ -58,6 +58,12 @@ class Reading:
     """Calls of operators and annotations by name."""
 
     operators_ns: Counter[str] = field(default_factory=Counter)
+    nested: dict[Any, list[tuple[int, int, str]]] = field(default_factory=dict)
+    """Begin, end and name of each operator, annotations apart, by thread; of Kineto alone."""
+
+    places: dict[int | None, tuple[Any, int]] = field(default_factory=dict)
+    """Thread and begin of each runtime call by its number; of Kineto alone."""
+
     modules: int = 0
     steps: int = 0
     rank: int | None = None
@@ -75,6 +81,12 @@ class Reading:
 
     def devices(self) -> list[int]:
         return sorted({each.device for each in self.work})
+
+    def around(self, work: Work) -> str | None:
+        """Return the innermost operator that was open on its thread when the work was launched."""
+        thread, at = self.places.get(work.launch[1], (None, 0)) if work.launch[1] else (None, 0)
+        holding = [(end - start, name) for start, end, name in self.nested.get(thread, ()) if start <= at < end]
+        return min(holding)[1] if holding else None
 
     def launched(self) -> int:
         """Count the device work whose launch stands in the file."""
@@ -165,7 +177,10 @@ def _interval(found: Reading, row: dict[str, Any]) -> None:
         found.work.append(Work(name, kind in COPY, *place, start, start + lasted, (0, number)))
     elif kind.endswith(CALL):
         found.calls.add((0, number))
+        found.places[number] = ((row["pid"], row["tid"]), start)
     elif kind in OPERATOR:
+        if kind != "user_annotation":
+            found.nested.setdefault((row["pid"], row["tid"]), []).append((start, start + lasted, name))
         found.operators[name] += 1
         found.operators_ns[name] += lasted
         found.steps += name.startswith("ProfilerStep#")

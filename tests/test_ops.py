@@ -114,7 +114,7 @@ def test_operators_are_those_of_key_averages(make: Callable[[], Step], tmp_path:
             found[2] += each.cpu_time_total / 1e3
     ours: dict[tuple[str, str], list[float]] = {}
     for name, shapes, calls, own, total in (
-        analyses.operators(trace).select("name, shapes, calls, self_ms, total_ms").fetchall()
+        analyses.operators(trace).select("name, shapes, calls, host_self_ms, host_ms").fetchall()
     ):
         known = [shape if all(type(size) is int for size in shape) else [] for shape in json.loads(shapes or "[]")]
         found = ours.setdefault((name, json.dumps(known)), [0, 0.0, 0.0])  # theirs leave lists of tensors out
@@ -147,7 +147,7 @@ def test_operators_and_kernels_of_a_recorded_step_add_up_to_the_outermost_operat
 
 def assert_nothing_is_left_out(trace: Trace) -> None:
     """Hold that the own times of each thread's operators are disjoint, and add up, whatever the noise."""
-    own = analyses.operators(trace).aggregate("sum(self_ms)").fetchall()[0][0]
+    own = analyses.operators(trace).aggregate("sum(host_self_ms)").fetchall()[0][0]
     ((whole, excess),) = trace.sql(
         f"""
         WITH inside AS (
@@ -212,7 +212,7 @@ def test_operators_inside_a_module_that_an_operator_calls_are_inside_the_operato
         op aten::mm            200-400
     """)
     )
-    rows = analyses.operators(trace).select("name, self_ms, total_ms, percent_of_operators").fetchall()
+    rows = analyses.operators(trace).select("name, host_self_ms, host_ms, percent_of_host_time").fetchall()
     assert rows == [("CheckpointFunction", 0.2, 0.4, 50.0), ("aten::mm", 0.2, 0.2, 50.0)]
 
 
@@ -226,7 +226,64 @@ def test_with_a_device_an_operator_has_the_time_of_what_it_launched() -> None:
         kernel gemm              400-700 correlation_id=1
     """)
     )
-    rows = analyses.operators(trace).select("name, calls, self_ms, device_ms").fetchall()
+    rows = analyses.operators(trace).select("name, calls, host_self_ms, device_ms").fetchall()
     assert rows == [("aten::mm", 1, 0.08, 0.3), ("aten::linear", 1, 0.02, None)]
     assert trace.sql("SELECT count(*) FROM merged").fetchall() == [(5,)]
     assert analyses.A15(trace).select("operators_ms, covered_percent").fetchall() == [(None, None)]
+
+
+LAUNCHED = """
+    step s                   0-1000
+    op aten::mm              10-90 dtype=c10::Half input_shapes=[[8,8],[8,8]] flops=8000000 dram_read_bytes=300000 dram_write_bytes=100000
+    launch cudaLaunchKernel  20-30 correlation_id=1
+    op aten::mm              100-190 dtype=c10::Half input_shapes=[[8,8],[8,8]] flops=8000000 dram_read_bytes=300000 dram_write_bytes=100000
+    launch cudaLaunchKernel  120-130 correlation_id=2
+    launch cudaMemsetAsync   140-150 correlation_id=3
+    op aten::relu            200-290 dtype=float input_shapes=[[8,8]] dram_read_bytes=45000 dram_write_bytes=45000
+    launch cudaLaunchKernel  220-230 correlation_id=4
+    op aten::item            300-310 dtype=GenericList
+    kernel gemm              200-300 correlation_id=1
+    kernel gemm              300-350 correlation_id=2
+    copy Memset              350-360 correlation_id=3
+    kernel relu              400-401 correlation_id=4
+    kernel graph             500-639 correlation_id=9
+"""  # noqa: E501
+
+
+def test_ops_are_by_device_time_with_rates_and_their_share_of_the_roof() -> None:
+    trace = trace_of(spans(LAUNCHED), {"machine": {"devices": ["Tesla V100-SXM2-16GB"]}})
+    found = analyses.operators(trace)
+    rows = found.select("name, dtype, calls, device_ms, percent_of_device_time, kernels, copies").fetchall()
+    assert rows == [
+        ("aten::mm", "fp16", 2, pytest.approx(0.16), pytest.approx(16 / 0.3), 2, 1),
+        ("(no operator)", None, None, 0.139, pytest.approx(13.9 / 0.3), 1, 0),
+        ("aten::relu", "fp32", 1, 0.001, pytest.approx(0.1 / 0.3), 1, 0),
+        ("aten::item", None, 1, None, None, None, None),
+    ]
+    (product, graph, relu, _) = found.select(
+        "tflop_per_s, least_tflop_per_s, most_tflop_per_s, tb_per_s, least_tb_per_s, most_tb_per_s, flop_per_byte, "
+        "roof_percent"
+    ).fetchall()
+    assert product[:3] == pytest.approx((16e6 / 150e3 / 1e3, 0.08, 0.16)), "the memset is in no rate"
+    assert product[3:7] == pytest.approx((8e5 / 150e3 / 1e3, 0.004, 0.008, 20.0))
+    assert product[7] == pytest.approx(100 * 16e6 / 150e3 / (20 * 900)), "the roof at 20 FLOP a byte is its memory's"
+    assert graph == (None,) * 8
+    assert relu[3] == pytest.approx(0.09)
+    assert relu[7] == pytest.approx(100 * 90 / 900), "where only bytes are known, the bandwidth is the roof"
+
+
+def test_what_a_library_launches_outside_of_operators_stands_under_its_call() -> None:
+    trace = trace_of(
+        spans("""
+        step s                   0-1000
+        op c10d::allreduce_      10-90
+        call nccl:all_reduce     20-80 thread=1
+        launch cudaLaunchKernel  30-40 correlation_id=1
+        call nccl:broadcast      100-180 thread=1
+        launch cudaLaunchKernel  130-140 correlation_id=2
+        kernel ncclAllReduce     200-300 correlation_id=1
+        kernel ncclBroadcast     300-350 correlation_id=2
+    """)
+    )
+    rows = analyses.operators(trace).select("name, calls, device_ms, host_ms").fetchall()
+    assert rows == [("c10d::allreduce_", 1, 0.1, 0.08), ("nccl:broadcast", 1, 0.05, None)]

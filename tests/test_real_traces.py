@@ -14,7 +14,9 @@ import pytest
 from plain_reading import Reading
 
 import xsp
+from xsp import analyses
 from xsp.errors import AnalysisError, XspError
+from xsp.span import Level
 from xsp.trace import Trace
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -126,6 +128,28 @@ def test_calls_and_time_of_each_operator(both: Both) -> None:
     assert {name: (calls, ns) for name, calls, ns in rows} == {
         name: (both.plain.operators[name], both.plain.operators_ns[name]) for name in names
     }
+
+
+def test_ops_hold_all_device_time_each_in_the_operator_around_its_launch(both: Both) -> None:
+    if not both.trace.has(Level.OP):
+        return
+    found = analyses.operators(both.trace)
+    ((shown, percent),) = found.aggregate("sum(device_ms), sum(percent_of_device_time)").fetchall()
+    ((held,),) = ask(
+        both.trace,
+        "SELECT sum(coalesce(true_ns, raw_ns, dur_ns)) / 1e6 FROM merged WHERE kind IN ('kernel', 'copy') AND level = 70",
+    )
+    assert shown == (None if held is None else pytest.approx(held))
+    assert percent == (None if held is None else pytest.approx(100))
+    if both.plain.steps > 1 or not both.plain.nested:
+        return  # of several steps the table holds one; a plain reading of nsys's ranges is not made
+    expected: dict[str, float] = {}
+    for work in both.plain.work:
+        name = both.plain.around(work) or "(no operator)"
+        expected[name] = expected.get(name, 0.0) + (work.end - work.start) / 1e6
+    rows = dict(found.filter("device_ms IS NOT NULL").aggregate("name, sum(device_ms)").fetchall())
+    assert rows.pop("(no operator)", 0.0) <= expected.pop("(no operator)", 0.0) + 1e-6, "what no step launched is left"
+    assert rows == pytest.approx(expected)
 
 
 def test_modules_steps_and_rank(both: Both) -> None:

@@ -1,46 +1,159 @@
-"""Operators by the time that they took themselves, as `key_averages(group_by_input_shape=True)` of torch.profiler."""
+"""Operators by the time of what they launched on a device, beside what they took themselves on the host."""
 
 from __future__ import annotations
 
 from xsp import owntimes
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.formulas import share
-from xsp.span import Level
+from xsp.analyses.formulas import attainable, memory_bound, share, throughput
+from xsp.analyses.kernel import prepared
+from xsp.device.ceilings import PRECISIONS
+from xsp.span import Kind, Level
 from xsp.trace import Trace
 from xsp.views import NS
 
+NO_OPERATOR = "(no operator)"
+"""Name of the row of device work that no operator in the trace launched: replayed graphs, work cut off from its
+launch, kernels that a program launches by itself."""
 
-@analysis("ops", "Operators by self time", Level.OP)
+_DTYPE = f"""CASE {" ".join(f"WHEN dtype = '{dtype}' THEN '{kind}'" for dtype, kind in PRECISIONS.items())}
+    WHEN dtype NOT LIKE '%List' THEN dtype END"""
+"""Element type of an operator's first tensor; of a list of tensors it is not known."""
+
+
+def _known(figure: str) -> str:
+    """Return the sum of a figure of kernels where all of them have it."""
+    return f"CASE WHEN count({figure}) = count(kernels.span_id) THEN sum({figure}) END"
+
+
+_ON_DEVICE = f"""
+    launched AS (  -- each kernel and copy, with the operator around its launch, else the library's call
+        SELECT work.span_id, work.kind, work.ns,
+               CASE WHEN up.kind = '{Kind.OP}' THEN up.span_id WHEN above.kind = '{Kind.OP}' THEN above.span_id
+                    WHEN up.level = {int(Level.LIBRARY)} THEN up.span_id END AS caller_id
+        FROM (SELECT span_id, parent_id, kind, {NS} AS ns FROM merged
+              WHERE level = {int(Level.KERNEL)} AND kind IN ('{Kind.KERNEL}', '{Kind.COPY}')) work
+        LEFT JOIN merged up ON up.span_id = work.parent_id
+        LEFT JOIN merged above ON above.span_id = up.parent_id AND up.level = {int(Level.LIBRARY)}
+    ),
+    spent AS (  -- rates are of kernels alone: a copy's speed is the link's
+        SELECT caller_id, sum(launched.ns)::DOUBLE AS device_ns, count(kernels.span_id) AS kernel_count,
+               count(*) - count(kernels.span_id) AS copy_count, sum(kernels.ns)::DOUBLE AS work_ns,
+               {_known("whole_flops")} AS work_flops,
+               {_known("whole_dram_read_bytes")} + {_known("whole_dram_write_bytes")} AS work_bytes,
+               arg_max(precision, kernels.ns) AS precision, arg_max(kernels.name, kernels.ns) AS longest_kernel
+        FROM launched LEFT JOIN kernels ON kernels.span_id = launched.span_id GROUP BY caller_id
+    )
+"""
+
+_ON_HOST = f"""
+    spent AS (  -- without a device the work is what the operator did itself
+        SELECT span_id AS caller_id, NULL::DOUBLE AS device_ns, NULL::BIGINT AS kernel_count,
+               NULL::BIGINT AS copy_count, without_ops_ns AS work_ns, flops AS work_flops,
+               CASE WHEN counts_bytes THEN dram_read_bytes + dram_write_bytes END AS work_bytes,
+               {_DTYPE} AS precision, NULL::VARCHAR AS longest_kernel
+        FROM own_times JOIN merged USING (span_id) WHERE flops IS NOT NULL OR counts_bytes
+    )
+"""
+
+
+def _rate(amount: str, name: str) -> str:
+    """Return the columns of a rate in 10^12 a second: of all calls together, of the slowest and of the fastest."""
+    each = throughput(amount, "work_ns")
+    return f"""
+        {throughput(f"sum({amount})", f"sum(work_ns) FILTER ({amount} IS NOT NULL)")} / 1e3 AS {name}_per_s,
+        min({each}) / 1e3 AS least_{name}_per_s, max({each}) / 1e3 AS most_{name}_per_s
+    """
+
+
+_BOTH = "work_flops IS NOT NULL AND work_bytes IS NOT NULL"
+_ROOF = attainable("flop_per_byte", "peak_gflop_per_s", "bandwidth_gbyte_per_s")
+
+
+_DEVICE = f"""
+    device_ns / 1e6 AS device_ms, {share("device_ns", "sum(device_ns) OVER ()")} AS percent_of_device_time, calls,
+    kernels
+"""
+_NO_DEVICE = (
+    "NULL::DOUBLE AS device_ms, NULL::DOUBLE AS percent_of_device_time, NULL::BIGINT AS kernels, NULL::BIGINT AS copies"
+)
+_HOST = f"""
+    self_ns / 1e6 AS host_self_ms, {share("self_ns", "sum(self_ns) OVER ()")} AS percent_of_host_time,
+    ns / 1e6 AS host_ms
+"""
+_RATES = f"""
+    tflop_per_s, tb_per_s,
+    coalesce({share("gflop_per_s", _ROOF)}, CASE WHEN tflop_per_s IS NULL
+             THEN {share("tb_per_s * 1e3", "bandwidth_gbyte_per_s")} END) AS roof_percent,
+    flop_per_byte, least_tflop_per_s, most_tflop_per_s, least_tb_per_s, most_tb_per_s,
+    {memory_bound("flop_per_byte", "ideal")} AS memory_bound, precision
+"""
+
+
+@analysis("ops", "Operators by GPU time, else by host time", Level.OP)
 def OPS(trace: Trace) -> Table:
-    """Operators of one name, phase and input shapes together: calls, self time on the host, whole time.
+    """Operators of one name, shapes, element type and phase together: time on the device, rates, time on the host.
 
-    As `key_averages(group_by_input_shape=True)` of torch.profiler, of one step and with true times where they are
-    known. `self_ms` is without the operators inside, so that it adds up to the time of the outermost operators, of
-    which `percent_of_operators` is; a library's primitives inside an operator are in it. `total_ms` is of the whole
-    calls. An operator that does nothing but call another of its name counts once.
+    Of one step, with true times where they are known. `device_ms` is the time of the kernels and copies that the
+    operator itself launched, on all GPUs together, and `percent_of_device_time` its share of all device work, so that
+    the rows add up to 100 %. Work that no operator of the trace launched (replayed graphs, for instance) has a row,
+    `(no operator)`; what a library launched outside of every operator stands under the library's call. `dtype` is that
+    of the first tensor.
 
-    `device_ms` is the time of the kernels and copies that the operator itself launched; null without a device. `flops`
-    are those of the operators themselves, all calls together. Shapes are null where no step was described.
+    `tflop_per_s` and `tb_per_s` are of the kernels of all calls together, over the time of those whose operations and
+    bytes are known; `least_` and `most_` are of the slowest and the fastest call. `roof_percent` is how much that is
+    of what the device can do at this many operations a byte; where only the bytes are known, of the bandwidth. Bytes
+    that follow from shapes may have come from a cache, which makes more than 100 %.
+
+    `host_self_ms` is the operator's time on the host without the operators inside, as in
+    `key_averages(group_by_input_shape=True)` of torch.profiler; it adds up to the time of the outermost operators, of
+    which `percent_of_host_time` is. A library's primitives inside an operator are in it. `host_ms` is of the whole
+    calls. An operator that does nothing but call another of its name counts once. Without a device the columns of
+    device time are null, rates are over `host_self_ms`, and that is what the rows are sorted by. `flops` are those of
+    the operators themselves, all calls together. Shapes are null where no step was described.
     """
     owntimes.make(trace)
+    on_device = trace.has(Level.KERNEL)
+    spent = _ON_DEVICE if on_device else _ON_HOST
+    of_device, of_host = (
+        f"{_DEVICE}, {_RATES}, copies, phase, {_HOST}",
+        f"calls, {_HOST}, {_RATES}, phase, {_NO_DEVICE}",
+    )
+    shown = of_device if on_device else of_host
     return trace.sql(
         f"""
-        WITH launched AS (
-            SELECT parent_id AS span_id, sum({NS}) AS ns FROM merged
-            WHERE level = {int(Level.KERNEL)} AND parent_id IS NOT NULL GROUP BY parent_id
-        ), called AS (  -- an operator that only calls another of its name is one with it
-            SELECT coalesce(within_id, span_id) AS called_id, sum(without_ops_ns) AS self_ns, sum(flops) AS flops,
-                   sum(launched.ns) AS device_ns
-            FROM own_times JOIN merged USING (span_id) LEFT JOIN launched USING (span_id)
-            GROUP BY coalesce(within_id, span_id)
+        WITH {prepared(trace)}, {spent},
+        called AS (  -- an operator that only calls another of its name is one with it
+            SELECT coalesce(within_id, merged.span_id) AS called_id, sum(without_ops_ns) AS self_ns,
+                   sum(flops)::BIGINT AS flops, sum(device_ns) AS device_ns, sum(kernel_count) AS kernel_count,
+                   sum(copy_count) AS copy_count, sum(work_ns) AS work_ns, sum(work_flops) AS work_flops,
+                   sum(work_bytes) AS work_bytes, arg_max(precision, work_ns) AS precision,
+                   arg_max(longest_kernel, work_ns) AS longest_kernel
+            FROM own_times JOIN merged ON merged.span_id = own_times.span_id
+            LEFT JOIN spent ON caller_id = merged.span_id
+            GROUP BY coalesce(within_id, merged.span_id)
+        ), each_call AS (
+            SELECT name, phase, input_shapes, {_DTYPE} AS dtype, 1 AS calls, {NS} AS ns, called.self_ns, called.flops,
+                   device_ns, kernel_count, copy_count, work_ns, work_flops, work_bytes, precision, longest_kernel
+            FROM called JOIN merged ON span_id = called_id
+            UNION ALL
+            SELECT coalesce(name, '{NO_OPERATOR}'), phase, NULL, NULL, CASE WHEN merged.span_id IS NOT NULL THEN 1 END,
+                   NULL, NULL, NULL, device_ns, kernel_count, copy_count, work_ns, work_flops, work_bytes, precision,
+                   longest_kernel
+            FROM spent LEFT JOIN own_times ON own_times.span_id = caller_id
+            LEFT JOIN merged ON merged.span_id = caller_id WHERE own_times.span_id IS NULL
         ), grouped AS (
-            SELECT name, phase, input_shapes, count(*) AS calls, sum(self_ns) AS self_ns, sum({NS}) AS total_ns,
-                   sum(device_ns) AS device_ns, sum(called.flops)::BIGINT AS flops
-            FROM called JOIN merged ON span_id = called_id GROUP BY name, phase, input_shapes
+            SELECT name, input_shapes, dtype, phase, sum(calls)::BIGINT AS calls, sum(device_ns) AS device_ns,
+                   sum(kernel_count)::BIGINT AS kernels, sum(copy_count)::BIGINT AS copies,
+                   {_rate("work_flops", "tflop")}, {_rate("work_bytes", "tb")},
+                   sum(work_flops) FILTER ({_BOTH}) / nullif(sum(work_bytes) FILTER ({_BOTH}), 0)::DOUBLE
+                       AS flop_per_byte,
+                   {throughput(f"sum(work_flops) FILTER ({_BOTH})", f"sum(work_ns) FILTER ({_BOTH})")} AS gflop_per_s,
+                   arg_max(precision, work_ns) AS precision, arg_max(longest_kernel, work_ns) AS longest_kernel,
+                   sum(self_ns) AS self_ns, sum(ns) AS ns, sum(flops)::BIGINT AS flops
+            FROM each_call GROUP BY name, input_shapes, dtype, phase
         )
-        SELECT name, phase, calls, self_ns / 1e6 AS self_ms,
-               {share("self_ns", "sum(self_ns) OVER ()")} AS percent_of_operators, input_shapes AS shapes,
-               total_ns / 1e6 AS total_ms, device_ns / 1e6 AS device_ms, flops
-        FROM grouped ORDER BY self_ms DESC, name, shapes
+        SELECT name, input_shapes AS shapes, dtype, {shown}, flops, longest_kernel
+        FROM grouped LEFT JOIN roofs USING (precision)
+        ORDER BY device_ms DESC NULLS LAST, host_self_ms DESC NULLS LAST, name, shapes, dtype, phase
         """
     )
