@@ -17,8 +17,8 @@ def ask(name: str, trace: Trace, columns: str) -> list[tuple[Any, ...]]:
     return ANALYSES[name](trace).select(columns).fetchall()
 
 
-def cause(text: str) -> str:
-    """Return the cause of the gap from 200 to 300 µs between two kernels."""
+def causes(text: str) -> dict[str, float]:
+    """Return the microseconds by cause of the gap from 200 to 300 µs between two kernels."""
     trace = trace_of(
         spans(f"""
         step s                  0-1000
@@ -28,15 +28,27 @@ def cause(text: str) -> str:
         {text}
         """)
     )
-    ((found, idle_ms),) = ask("idle-causes", trace, "cause, idle_ms")
-    assert idle_ms == 0.1
-    return str(found)
+    found = {each: round(idle_ms * 1000, 3) for each, idle_ms in ask("idle-causes", trace, "cause, idle_ms")}
+    assert sum(found.values()) == 100
+    return found
+
+
+def cause(text: str) -> str:
+    """Return the one cause of that gap."""
+    (found,) = causes(text)
+    return found
 
 
 def test_a_launch_that_comes_when_the_device_is_idle_is_the_hosts() -> None:
     assert cause("launch cudaLaunchKernel 280-285 correlation_id=2") == "host-bound"
+    assert cause("launch cudaLaunchKernel 205-299 correlation_id=2") == "host-bound"  # the call itself took so long
+
+
+def test_what_lies_behind_a_late_launch_is_not_the_hosts() -> None:
+    assert causes("launch cudaLaunchKernel 220-224 correlation_id=2") == {"host-bound": 30, "kernel wait": 70}
     just_in_time = 200 - (LAUNCH_NS / 1000 - 1)
-    assert cause(f"launch cudaLaunchKernel {just_in_time}-199 correlation_id=2") == "host-bound"
+    late_by_one = f"launch cudaLaunchKernel {just_in_time}-199 correlation_id=2"
+    assert causes(late_by_one) == {"host-bound": 1, "kernel wait": 99}
 
 
 def test_a_launch_that_came_long_before_is_no_fault_of_the_host() -> None:
@@ -51,6 +63,13 @@ def test_a_launch_after_a_wait_for_the_device_is_late_because_of_the_wait() -> N
     assert cause(elsewhere) == "host-bound"
 
 
+def test_a_wait_in_the_gap_is_its_cause_where_it_takes_most_of_it() -> None:
+    assert cause("sync cudaEventSynchronize 210-285\nlaunch cudaLaunchKernel 288-292 correlation_id=2") == "sync"
+    assert cause("sync cudaEventSynchronize 210-230\nlaunch cudaLaunchKernel 288-292 correlation_id=2") == "host-bound"
+    stream = "sync cudaStreamWaitEvent 210-285\nlaunch cudaLaunchKernel 288-292 correlation_id=2"
+    assert cause(stream) == "host-bound"  # it lets a stream wait, and not the host
+
+
 def test_a_call_that_lasts_until_its_copy_is_done_waited_for_it() -> None:
     copied = """
         launch cudaMemcpyAsync  20-201 correlation_id=7
@@ -59,6 +78,63 @@ def test_a_call_that_lasts_until_its_copy_is_done_waited_for_it() -> None:
     """
     assert cause(copied) == "sync"
     assert cause(copied.replace("20-201", "20-25")) == "host-bound"
+
+
+def test_a_copy_that_blocks_while_it_waits_is_a_wait_and_no_late_launch() -> None:
+    text = """
+        step s                  0-1000
+        launch cudaLaunchKernel 10-15 correlation_id=1
+        kernel first            100-200 correlation_id=1
+        launch cudaMemcpyAsync  205-452 correlation_id=2
+        copy MemcpyHtoD         400-450 correlation_id=2 attributes={"bytes":256}
+    """
+    trace = trace_of(spans(text))
+    columns = "cause, round(idle_us), call, call_us, call_bytes"
+    assert ask("idle-gaps", trace, columns) == [
+        ("sync", 185.0, "cudaMemcpyAsync", 247.0, 256),
+        ("sync", 15.0, "cudaMemcpyAsync", 247.0, 256),
+    ]
+
+
+def test_the_call_that_held_the_thread_while_a_launched_kernel_waited_is_named() -> None:
+    trace = trace_of(
+        spans("""
+        step s                      0-1000
+        launch hipLaunchKernel      10-15 correlation_id=1
+        kernel first                20-30 correlation_id=1
+        launch hipLaunchKernel      60-65 correlation_id=2
+        launch hipMemcpyWithStream  80-905 correlation_id=3
+        kernel second               890-899 correlation_id=2
+        copy MemcpyDtoH             900-902 correlation_id=3
+        """)
+    )
+    rows = ask("idle-gaps", trace, "cause, idle_us, call, call_us, launched_after_us, next_work")[:2]
+    assert rows == [
+        ("kernel wait", 820.0, "hipMemcpyWithStream", 825.0, 30.0, "second"),
+        ("host-bound", 40.0, None, None, 30.0, "second"),
+    ]
+    assert ask("idle-causes", trace, "cause, call, round(call_ms, 3)")[0] == (
+        "kernel wait",
+        "hipMemcpyWithStream",
+        0.82,
+    )
+
+
+def test_the_operator_that_a_gap_is_spent_in_is_named_and_what_lies_around_it_all_is_not() -> None:
+    trace = trace_of(
+        spans("""
+        step s                  0-10000
+        op train                1-9000
+        launch cudaLaunchKernel 10-15 correlation_id=1
+        kernel first            20-30 correlation_id=1
+        op aten::nonzero        40-290
+        launch cudaLaunchKernel 280-285 correlation_id=2
+        kernel second           292-300 correlation_id=2
+        launch cudaLaunchKernel 480-485 correlation_id=3
+        kernel third            492-500 correlation_id=3
+        """)
+    )
+    assert ask("idle-gaps", trace, "call, next_work") == [("aten::nonzero", "second"), (None, "third")]
 
 
 def test_waiting_for_data_is_told_from_other_work_of_the_host() -> None:

@@ -74,3 +74,32 @@ def test_layers_and_operators_whose_launches_take_longer_than_their_work(trace: 
         ("model", "s", 3, 2, 0.01, 0.043, False, 1),
         ("layer", "net.a", 2, 2, 0.015, 0.19, False, 0),
     ]
+
+
+def test_copies_that_block_are_waits_and_make_no_layer_launch_bound() -> None:
+    trace = trace_of(
+        spans("""
+        step s                        0-9000
+        module net.a                  0-8000 type=Embedding
+          op aten::copy_              5-7000
+          launch cudaMemcpyAsync      10-5020 correlation_id=1
+          launch cudaLaunchKernel     5030-5035 correlation_id=2
+          launch cudaMemcpyAsync      5100-5105 correlation_id=3
+        copy MemcpyDtoH               5000-5010 correlation_id=1
+        kernel add                    5040-5050 correlation_id=2
+        copy MemcpyHtoD               5110-5120 correlation_id=3
+        """)
+    )
+    columns = "name, kernels_and_copies, launches, round(launch_ms, 3), round(device_ms, 3), launch_bound, wait_ms"
+    assert ask("launch-bound", trace, columns) == [("net.a", 3, 2, 0.01, 0.02, False, 5.01)]
+    assert ask("launches", trace, "launches, round(launch_ms, 3), blocking, wait_ms") == [(3, 0.01, 1, 5.01)]
+
+
+def test_a_copy_whose_work_is_not_in_the_trace_blocks_unless_its_name_says_otherwise() -> None:
+    calls = "launch cudaMemcpy 20-500 correlation_id=9\nlaunch cudaMemcpyAsync 600-900 correlation_id=8"
+    trace = trace_of(spans("step s 0-1000\nkernel a 1-2\n" + calls))
+    ask("launches", trace, "launches")
+    assert trace.con.execute("SELECT name, waits FROM runtime_calls ORDER BY start_ns").fetchall() == [
+        ("cudaMemcpy", True),
+        ("cudaMemcpyAsync", False),
+    ]

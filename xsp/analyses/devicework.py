@@ -44,10 +44,28 @@ _DEVICE_WORK = f"""
     WHERE s.level = {int(Level.KERNEL)} AND s.kind IN ('{Kind.KERNEL}', '{Kind.COPY}') AND s.timed IS NOT false
 """
 
+SKEW_NS = 2_000
+"""To so much the clocks of host and device agree, and traces in whole microseconds with themselves."""
+
+STAGED_NS = 10_000
+"""A call that goes on for so long while its copy runs copies itself, from pageable memory piece by piece."""
+
 _RUNTIME_CALLS = f"""
-    SELECT rank, coalesce(process, -1) AS on_process, coalesce(thread, -1) AS on_thread, correlation_id, kind,
-           start_ns, dur_ns, start_ns + dur_ns AS end_ns, timed
-    FROM spans WHERE level = {int(Level.RUNTIME)} AND kind <> '{Kind.OVERHEAD}'
+    WITH calls AS (
+        SELECT rank, coalesce(process, -1) AS on_process, coalesce(thread, -1) AS on_thread, correlation_id, kind, name,
+               start_ns, dur_ns, start_ns + dur_ns AS end_ns, timed
+        FROM spans WHERE level = {int(Level.RUNTIME)} AND kind <> '{Kind.OVERHEAD}'
+    ),
+    copies AS (
+        SELECT rank, on_process, correlation_id, min(start_ns) AS copying_ns, max(end_ns) AS copied_ns
+        FROM device_work WHERE kind = '{Kind.COPY}' AND correlation_id IS NOT NULL GROUP BY ALL
+    )
+    SELECT calls.*,
+           CASE WHEN kind = '{Kind.SYNC}' THEN NOT contains(name, 'WaitEvent')
+                WHEN contains(name, 'Graph') OR contains(name, 'Memset') THEN false
+                WHEN copied_ns IS NOT NULL THEN end_ns + {SKEW_NS} >= copied_ns OR end_ns >= copying_ns + {STAGED_NS}
+                ELSE contains(name, 'Memcpy') AND NOT contains(name, 'Async') END AS waits
+    FROM calls LEFT JOIN copies USING (rank, on_process, correlation_id)
 """
 
 
@@ -57,6 +75,9 @@ def prepare(trace: Trace) -> None:
     The first is each kernel and copy with its end, its recording, the process that launched it, what its name says,
     and its purpose: computation, communication, copy. `class` is null for copies. Kineto does not say the process of
     device work, but where all calls of a rank are of one process, it is that one.
+    The second is each call of the runtime; `waits` tells those that return when device work has ended: calls that
+    synchronise, and copies whose call goes on while the copy runs, or until it is done (where the copy is not in the
+    trace, those that do not call themselves asynchronous). A call that lets a stream wait does not hold the host.
     """
     trace.once("device_work", _DEVICE_WORK)
     trace.once("runtime_calls", _RUNTIME_CALLS)

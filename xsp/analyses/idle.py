@@ -1,18 +1,26 @@
-"""Why devices were idle: each gap between device work has one cause, read from the launch that ended it.
+"""Why devices were idle: each gap between device work is split at the launch that ended it, and each part has a cause.
 
 A gap begins where the last work of a device ends, and ends where the next begins. What ended it is that next
-kernel or copy; so its launch on the host tells why it did not come earlier:
+kernel or copy; so its launch on the host tells why it did not come earlier. Until the launch has reached the device
+the host is what it waited for:
 
-    data loading   the launch came late, and for most of that time its process waited for the data loader
-    sync           it came late, because its thread had been waiting for the device: a thread that waits
-                   cannot launch, and had it not waited for as long, the launch would have been in time
-    host-bound     it came late, for whatever else the host did
-    kernel wait    it was issued in time: the work waited for another stream, for a dependency, or for its turn
+    data loading   for most of that time the launching process waited for the data loader
+    sync           the launching thread was waiting for the device, in a call that synchronises or in a copy that
+                   blocks: for most of that time, or when the device ran dry, and had it not waited for as long, the
+                   launch would have been in time
+    host-bound     the host did something else
+
+What lies behind the launch is not the host's:
+
+    kernel wait    the work had been launched: it waited for another stream, for a dependency, or for its turn
+    sync           it is a copy whose call blocks, and that was still at it
     unknown        the trace holds no launch of this work, or one that begins after it
 
-Late is a launch that begins when the device is idle already, or so shortly before that it cannot be there in
-time (`LAUNCH_NS`). The causes are those of Holistic Trace Analysis (host wait, kernel wait), with the host's
-wait told apart; the rule here is the launch, where there it is a threshold on the gap.
+A launch that begins `LAUNCH_NS` or more before the gap was in time, and all of the gap lies behind it. The causes are
+those of Holistic Trace Analysis (host wait, kernel wait), with the host's wait told apart; the rule here is the
+launch, where there it is a threshold on the gap.
+
+The call that is responsible for a part is the one that the launching thread was in for half of it or more.
 """
 
 from __future__ import annotations
@@ -23,14 +31,18 @@ from xsp.span import Kind, Level
 from xsp.trace import Trace
 
 LAUNCH_NS = 10_000
-"""How long a launch takes to reach an idle device: some 3 to 10 µs on today's machines. A launch that begins
-less than that before the gap is late."""
+"""How long a launch takes to reach an idle device: some 3 to 10 µs on today's machines. What begins so long after its
+launch has returned, or less, was launched late by all of the gap; a rest no longer than that is not told apart."""
 
 MOST = 0.5
-"""The share of the time between the begin of the gap and the launch that waiting for data has to take."""
+"""The share of a part of a gap that waiting for data, or a call, has to take to be its cause. An interval that takes
+half of another covers its middle, so one look-up there finds it."""
+
+AROUND = 4
+"""A span of the host that lasts longer than so many times the gap is where the gap happened, not what it was."""
 
 LONGEST = 100
-"""As many gaps are shown one by one."""
+"""As many parts of gaps are shown one by one."""
 
 _CAUSES = f"""
     WITH ordered AS (
@@ -39,52 +51,85 @@ _CAUSES = f"""
                                  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS idle_from
         FROM device_work
     ),
-    gaps AS MATERIALIZED (SELECT *, start_ns - idle_from AS idle_ns FROM ordered WHERE start_ns > idle_from),
     launches AS (
-        SELECT rank, on_process, correlation_id, min(start_ns) AS launch_ns, arg_min(on_thread, start_ns) AS on_thread
+        SELECT rank, on_process, correlation_id, min(start_ns) AS launch_ns, arg_min(on_thread, start_ns) AS on_thread,
+               arg_min(end_ns, start_ns) AS returned_ns, arg_min(waits, start_ns) AS blocks
         FROM runtime_calls WHERE kind <> '{Kind.SYNC}' AND correlation_id IS NOT NULL GROUP BY ALL
     ),
     launched AS (
-        SELECT gaps.*, launch_ns, on_thread, launch_ns - idle_from AS late_ns,
-               CASE WHEN launch_ns IS NULL OR launch_ns > start_ns THEN 'unknown'
-                    WHEN late_ns < -{LAUNCH_NS} THEN 'kernel wait' END AS cause
-        FROM gaps LEFT JOIN launches USING (rank, on_process, correlation_id)
+        SELECT gaps.*, launch_ns, on_thread, blocks, launch_ns - idle_from AS late_ns,
+               CASE WHEN launch_ns IS NULL OR launch_ns > start_ns THEN NULL
+                    WHEN launch_ns < idle_from - {LAUNCH_NS} THEN idle_from
+                    ELSE greatest(launch_ns + {LAUNCH_NS}, idle_from,
+                                  CASE WHEN blocks THEN idle_from ELSE returned_ns END) END AS reached_ns
+        FROM (SELECT * FROM ordered WHERE start_ns > idle_from) gaps
+        LEFT JOIN launches USING (rank, on_process, correlation_id)
     ),
-    waits AS (
-        SELECT rank, on_process, on_thread, start_ns, end_ns FROM runtime_calls WHERE kind = '{Kind.SYNC}'
-        UNION ALL  -- a copy's call that goes on until the copy is done waited for it
-        SELECT rank, on_process, on_thread, calls.start_ns, calls.end_ns
-        FROM runtime_calls calls JOIN (
-            SELECT rank, on_process, correlation_id, max(end_ns) AS copied_ns
-            FROM device_work WHERE kind = '{Kind.COPY}' GROUP BY ALL
-        ) copies USING (rank, on_process, correlation_id)
-        WHERE calls.kind <> '{Kind.SYNC}' AND calls.end_ns >= copied_ns
+    parts AS MATERIALIZED (
+        SELECT rank, device, span_id, on_process, on_thread, idle_from, start_ns, late_ns, launch_ns, part,
+               begins_ns, ends_ns, ends_ns - begins_ns AS part_ns, begins_ns + (ends_ns - begins_ns) // 2 AS middle_ns
+        FROM (
+            SELECT *, CASE WHEN reached_ns IS NULL THEN 'unknown' ELSE 'launching' END AS part, idle_from AS begins_ns,
+                   CASE WHEN start_ns - reached_ns > {LAUNCH_NS} THEN reached_ns ELSE start_ns END AS ends_ns
+            FROM launched WHERE reached_ns IS NULL OR reached_ns > idle_from
+            UNION ALL
+            SELECT *, CASE WHEN blocks AND reached_ns > idle_from THEN 'sync' ELSE 'kernel wait' END AS part,
+                   reached_ns AS begins_ns, start_ns AS ends_ns
+            FROM launched WHERE start_ns - reached_ns > {LAUNCH_NS} OR reached_ns = idle_from
+        )
     ),
+    calls AS (  -- the outermost ones: a call of the driver within one of the runtime is the same call
+        SELECT rank, on_process, on_thread, name, waits, start_ns, end_ns FROM (
+            SELECT *, max(end_ns) OVER (PARTITION BY rank, on_process, on_thread ORDER BY start_ns, end_ns DESC
+                                        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until_ns
+            FROM runtime_calls
+        ) WHERE until_ns IS NULL OR end_ns > until_ns
+    ),
+    called AS (
+        SELECT parts.*, CASE WHEN least(calls.end_ns, ends_ns) - greatest(calls.start_ns, begins_ns)
+                                  >= {MOST} * part_ns AND (part <> 'kernel wait' OR part_ns > {LAUNCH_NS})
+                             THEN calls.start_ns END AS call_from,
+               calls.end_ns AS call_to, calls.name AS call_name, calls.waits AS call_waits
+        FROM parts ASOF LEFT JOIN calls
+        ON calls.rank = parts.rank AND calls.on_process = parts.on_process AND calls.on_thread = parts.on_thread
+           AND calls.start_ns <= parts.middle_ns
+    ),
+    waiting AS (SELECT * FROM calls WHERE waits),
     waited AS (
-        SELECT late.*, waits.start_ns AS wait_from, waits.end_ns AS wait_to
-        FROM (FROM launched WHERE cause IS NULL) late ASOF LEFT JOIN waits
-        ON waits.rank = late.rank AND waits.on_process = late.on_process
-           AND waits.on_thread = late.on_thread AND waits.start_ns <= late.idle_from
+        SELECT called.*, waiting.start_ns AS wait_from, waiting.end_ns AS wait_to, waiting.name AS wait_name
+        FROM called ASOF LEFT JOIN waiting
+        ON waiting.rank = called.rank AND waiting.on_process = called.on_process
+           AND waiting.on_thread = called.on_thread AND waiting.start_ns <= called.idle_from
     ),
     data AS (
-        SELECT rank, coalesce(process, -1) AS on_process, start_ns, start_ns + dur_ns AS end_ns
+        SELECT rank, coalesce(process, -1) AS on_process, name, start_ns, start_ns + dur_ns AS end_ns
         FROM spans WHERE kind = '{Kind.DATA}'
     ),
     loaded AS (
-        SELECT waited.*, CASE WHEN data.start_ns IS NOT NULL
-               THEN least(data.end_ns, launch_ns) - greatest(data.start_ns, idle_from) END AS data_ns
+        SELECT waited.*, data.name AS data_name, data.start_ns AS data_from, data.end_ns AS data_to,
+               least(data.end_ns, launch_ns) - greatest(data.start_ns, idle_from) AS data_ns
         FROM waited ASOF LEFT JOIN data
         ON data.rank = waited.rank AND data.on_process = waited.on_process AND data.start_ns <= waited.launch_ns
+    ),
+    told AS (
+        SELECT *, CASE WHEN part <> 'launching' THEN part
+                       WHEN late_ns > 0 AND data_from IS NOT NULL AND data_ns >= {MOST} * late_ns THEN 'data loading'
+                       WHEN wait_to >= idle_from AND wait_to - wait_from >= late_ns THEN 'sync'
+                       WHEN call_from IS NOT NULL AND call_waits THEN 'sync'
+                       ELSE 'host-bound' END AS cause
+        FROM loaded
     )
-    SELECT rank, device, span_id, idle_from, idle_ns, late_ns, cause FROM launched WHERE cause IS NOT NULL
-    UNION ALL
-    SELECT rank, device, span_id, idle_from, idle_ns, late_ns,
-           CASE WHEN late_ns > 0 AND data_ns >= {MOST} * late_ns THEN 'data loading'
-                WHEN wait_to >= idle_from AND wait_to - wait_from >= late_ns THEN 'sync'
-                ELSE 'host-bound' END
-    FROM loaded
+    SELECT rank, device, span_id, on_process, on_thread, idle_from, start_ns - idle_from AS gap_ns, late_ns,
+           begins_ns, part_ns AS idle_ns, middle_ns, cause,
+           CASE WHEN cause = 'data loading' THEN data_name WHEN call_from IS NOT NULL THEN call_name
+                WHEN cause = 'sync' THEN wait_name END AS call,
+           CASE WHEN cause = 'data loading' THEN data_from WHEN call_from IS NOT NULL THEN call_from
+                WHEN cause = 'sync' THEN wait_from END AS call_from,
+           CASE WHEN cause = 'data loading' THEN data_to WHEN call_from IS NOT NULL THEN call_to
+                WHEN cause = 'sync' THEN wait_to END AS call_to
+    FROM told
 """
-"""Every gap: since when, how long, how late the launch came that ended it, and the cause."""
+"""Every part of a gap: since when, how long, how late the launch came that ended the gap, the cause, and the call."""
 
 
 def _prepare(trace: Trace) -> None:
@@ -96,48 +141,100 @@ def _prepare(trace: Trace) -> None:
 def IDLE_CAUSES(trace: Trace) -> Table:
     """Idle time of each device by cause: host-bound, sync, data loading, kernel wait, unknown.
 
-    The causes of a device add up to its idle time, as `device-activity` has it. The rule stands in
-    docs/device-time.md.
+    A gap is split at the launch of what ended it: before it the host is the cause, behind it what the work waited for.
+    The causes of a device add up to its idle time, as `device-activity` has it. `call` is the call that the launching
+    thread was in for most of a cause's time, and `call_ms` that idle time; both are null where no call held half of any
+    gap. The rule stands in docs/device-time.md.
     """
     _prepare(trace)
     return trace.sql(
         """
-        SELECT rank, device, cause, count(*) AS gaps, sum(idle_ns) / 1e6 AS idle_ms,
-               100.0 * sum(idle_ns) / sum(sum(idle_ns)) OVER (PARTITION BY rank, device) AS percent_of_idle,
-               median(idle_ns) / 1e3 AS median_us, max(idle_ns) / 1e3 AS longest_us
-        FROM idle_causes GROUP BY rank, device, cause ORDER BY rank, device, idle_ms DESC, cause
+        WITH calls AS (
+            SELECT rank, device, cause, call, sum(idle_ns) AS ns FROM idle_causes WHERE call IS NOT NULL GROUP BY ALL
+        ),
+        most AS (
+            SELECT rank, device, cause, call, ns FROM (
+                SELECT *, row_number() OVER (PARTITION BY rank, device, cause ORDER BY ns DESC, call) AS place
+                FROM calls
+            ) WHERE place = 1
+        ),
+        causes AS (
+            SELECT rank, device, cause, count(*) AS gaps, sum(idle_ns) AS ns, median(idle_ns) / 1e3 AS median_us,
+                   max(idle_ns) / 1e3 AS longest_us
+            FROM idle_causes GROUP BY rank, device, cause
+        )
+        SELECT causes.rank, causes.device, causes.cause, causes.ns / 1e6 AS idle_ms,
+               100.0 * causes.ns / sum(causes.ns) OVER (PARTITION BY causes.rank, causes.device) AS percent_of_idle,
+               call, most.ns / 1e6 AS call_ms, gaps, median_us, longest_us
+        FROM causes LEFT JOIN most ON most.rank = causes.rank AND most.device = causes.device
+                                  AND most.cause = causes.cause
+        ORDER BY causes.rank, causes.device, idle_ms DESC, causes.cause
         """
     )
 
 
 @analysis("idle-gaps", "The longest idle gaps", Level.KERNEL, everywhere=True)
 def IDLE_GAPS(trace: Trace) -> Table:
-    """The longest gaps, each with its cause and the kernel or copy that ended it, of which op, layer and step.
+    """The longest gaps, each part with its cause, the call responsible, and the kernel or copy that ended the gap.
 
-    `launched_after_us` is the time from the begin of the gap to the launch of what ended it; it is negative
-    where the launch came before the device was idle.
+    A gap that is split at its launch has two rows: before it (the host) and behind it. `call` is what the launching
+    thread was in for half of that time or more: a call of the runtime, else the innermost operator, module or block
+    that is about as long; `call_us` is how long that took in all, and `call_bytes` what it copied. `launched_after_us`
+    is the time from the begin of the gap to the launch of what ended it; it is negative where the launch came before
+    the device was idle.
     """
     _prepare(trace)
     return trace.sql(
         f"""
-        WITH longest AS MATERIALIZED (FROM idle_causes ORDER BY idle_ns DESC, idle_from LIMIT {LONGEST}),
+        WITH longest AS MATERIALIZED (FROM idle_causes ORDER BY idle_ns DESC, begins_ns LIMIT {LONGEST}),
         next AS MATERIALIZED (
             SELECT longest.*, s.step, s.name, s.trace_id, s.parent_id, s.layer_id
             FROM longest JOIN device_work s ON s.rank = longest.rank AND s.span_id = longest.span_id
-                                          AND s.start_ns = longest.idle_from + longest.idle_ns
+                                          AND s.start_ns = longest.idle_from + longest.gap_ns
         ),
         around AS MATERIALIZED (
             SELECT rank, trace_id, span_id, name FROM spans
             WHERE span_id IN (SELECT parent_id FROM next UNION SELECT layer_id FROM next)
+        ),
+        within AS (
+            SELECT longest.rank, longest.device, longest.begins_ns, arg_min(s.name, s.dur_ns) AS name,
+                   min(s.dur_ns) AS dur_ns
+            FROM longest JOIN spans s
+            ON s.rank = longest.rank AND coalesce(s.process, -1) = longest.on_process
+               AND coalesce(s.thread, -1) = longest.on_thread AND s.start_ns <= middle_ns
+               AND s.start_ns + s.dur_ns > middle_ns
+               AND least(s.start_ns + s.dur_ns, begins_ns + idle_ns) - greatest(s.start_ns, begins_ns)
+                   >= {MOST} * idle_ns
+               AND s.dur_ns <= {AROUND} * idle_ns
+            WHERE longest.call IS NULL AND longest.cause = 'host-bound' AND s.level < {int(Level.KERNEL)}
+              AND s.kind NOT IN ('{Kind.RUN}', '{Kind.STEP}', '{Kind.OVERHEAD}', '{Kind.ALLOC}')
+            GROUP BY ALL
+        ),
+        copied AS (
+            SELECT calls.rank, calls.on_process, calls.on_thread, calls.start_ns,
+                   sum(try_cast(json_extract_string(s.attributes, '$.bytes') AS BIGINT))::BIGINT AS bytes
+            FROM runtime_calls calls JOIN (SELECT DISTINCT rank, on_process, on_thread, call_from FROM longest) held
+            ON held.rank = calls.rank AND held.on_process = calls.on_process
+               AND held.on_thread = calls.on_thread AND held.call_from = calls.start_ns
+            JOIN device_work w ON w.rank = calls.rank AND w.on_process = calls.on_process
+               AND w.correlation_id = calls.correlation_id AND w.kind = '{Kind.COPY}'
+            JOIN spans s ON s.rank = w.rank AND s.trace_id = w.trace_id AND s.span_id = w.span_id
+            GROUP BY ALL
         )
-        SELECT next.rank, next.device, next.step, (idle_from - first_ns) / 1e6 AS begins_at_ms,
-               idle_ns / 1e3 AS idle_us, cause, late_ns / 1e3 AS launched_after_us,
-               next.name AS next_work, op.name AS next_op, layer.name AS next_layer
+        SELECT next.rank, next.device, next.step, (next.begins_ns - first_ns) / 1e6 AS begins_at_ms,
+               idle_ns / 1e3 AS idle_us, cause, coalesce(call, within.name) AS call,
+               coalesce(call_to - call_from, within.dur_ns) / 1e3 AS call_us, copied.bytes AS call_bytes,
+               late_ns / 1e3 AS launched_after_us, next.name AS next_work, op.name AS next_op, layer.name AS next_layer
         FROM next CROSS JOIN (SELECT min(start_ns) AS first_ns FROM device_work)
         LEFT JOIN around op
           ON op.rank = next.rank AND op.trace_id = next.trace_id AND op.span_id = next.parent_id
         LEFT JOIN around layer
           ON layer.rank = next.rank AND layer.trace_id = next.trace_id AND layer.span_id = next.layer_id
-        ORDER BY idle_ns DESC, idle_from
+        LEFT JOIN within
+          ON within.rank = next.rank AND within.device = next.device AND within.begins_ns = next.begins_ns
+        LEFT JOIN copied
+          ON copied.rank = next.rank AND copied.on_process = next.on_process AND copied.on_thread = next.on_thread
+         AND copied.start_ns = next.call_from
+        ORDER BY idle_ns DESC, next.begins_ns
         """
     )

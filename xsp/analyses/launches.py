@@ -7,17 +7,19 @@ from xsp.analyses.devicework import LEVEL_NAMES, NAMED, prepare
 from xsp.span import Kind, Level
 from xsp.trace import Trace
 
-_COST = "sum(launch_dur_ns) FILTER (WHERE place = 1)"
-
+_COST = "coalesce(sum(launch_dur_ns) FILTER (WHERE place = 1 AND NOT waits), 0)"
+_WAITED = "coalesce(sum(launch_dur_ns) FILTER (WHERE place = 1 AND waits), 0)"
+"""A copy whose call goes on until the copy is done is no launch for most of that time: it waits."""
 
 _LAUNCHED = f"""
     WITH launches AS (
-        SELECT rank, on_process, correlation_id, min(start_ns) AS launch_ns, max(dur_ns) AS launch_dur_ns
+        SELECT rank, on_process, correlation_id, min(start_ns) AS launch_ns, max(dur_ns) AS launch_dur_ns,
+               bool_or(waits) AS waits
         FROM runtime_calls WHERE kind <> '{Kind.SYNC}' AND correlation_id IS NOT NULL AND timed IS NOT false
         GROUP BY ALL
     )
     SELECT s.rank, s.device, s.recording, s.trace_id, coalesce(s.layer_id, s.parent_id) AS span_id, s.kind, s.start_ns,
-           s.dur_ns, launch_ns, launch_dur_ns,
+           s.dur_ns, launch_ns, launch_dur_ns, waits,
            row_number() OVER (PARTITION BY s.rank, on_process, correlation_id ORDER BY s.start_ns) AS place
     FROM device_work s LEFT JOIN launches USING (rank, on_process, correlation_id)
 """
@@ -37,7 +39,8 @@ def LAUNCHES(trace: Trace) -> Table:
     `delay` is the time from the begin of the launch to the begin of the work on the device: on an idle device
     the latency of a launch, on a busy one the queue before it. `waiting` is how many were launched and had not
     begun: its mean over time between the first launch and the last begin, and its maximum. `short` counts
-    kernels that took less time than the call that launched them. Work without a launch in the trace, and work
+    kernels that took less time than the call that launched them. `blocking` counts copies whose call went on until the
+    copy was done; that time is `wait_ms`, and no launch cost. Work without a launch in the trace, and work
     that begins before its launch (the clocks disagree), is counted and left out.
     """
     _prepare(trace)
@@ -66,10 +69,11 @@ def LAUNCHES(trace: Trace) -> Table:
         counted AS (
             SELECT rank, device, count(*) AS kernels_and_copies, count(*) FILTER (WHERE place = 1) AS launches,
                    {_COST} / 1e6 AS launch_ms,
-                   median(launch_dur_ns) FILTER (WHERE place = 1) / 1e3 AS launch_median_us,
+                   median(launch_dur_ns) FILTER (WHERE place = 1 AND NOT waits) / 1e3 AS launch_median_us,
                    min(delay_ns) / 1e3 AS delay_min_us, median(delay_ns) / 1e3 AS delay_median_us,
                    quantile_cont(delay_ns, 0.9) / 1e3 AS delay_p90_us, max(delay_ns) / 1e3 AS delay_max_us,
-                   count(*) FILTER (WHERE kind = '{Kind.KERNEL}' AND dur_ns < launch_dur_ns) AS short
+                   count(*) FILTER (WHERE kind = '{Kind.KERNEL}' AND dur_ns < launch_dur_ns) AS short,
+                   count(*) FILTER (WHERE place = 1 AND waits) AS blocking, {_WAITED} / 1e6 AS wait_ms
             FROM sound GROUP BY ALL
         ),
         missing AS (
@@ -92,15 +96,18 @@ def LAUNCH_BOUND(trace: Trace) -> Table:
     """Each layer, by name, over all steps and ranks: host time of its launches against device time of their work.
 
     `launch_bound` says that the calls alone take longer than what they launch; there a graph, fusion or a larger
-    batch helps, and a faster kernel does not. Device work of no layer stands under its operator; what has
-    neither, in a row without a name. Worst first, by how much longer the calls take.
+    batch helps, and a faster kernel does not. A call that waits until its copy is done is a wait: its time is in
+    `wait_ms`, and in `launch_ms` and `device_ms` neither it nor its copy counts. Device work of no layer stands under
+    its operator; what has neither, in a row without a name. Worst first, by how much longer the calls take.
     """
     _prepare(trace)
     return trace.sql(
         f"""
         WITH within AS (
             SELECT rank, trace_id, span_id, count(*) AS kernels_and_copies,
-                   count(*) FILTER (WHERE place = 1) AS launches, sum(dur_ns) AS device_ns, {_COST} AS launch_ns,
+                   count(*) FILTER (WHERE place = 1 AND NOT waits) AS launches,
+                   coalesce(sum(dur_ns) FILTER (WHERE NOT waits), 0) AS device_ns, {_COST} AS launch_ns,
+                   {_WAITED} AS wait_ns,
                    count(*) FILTER (WHERE kind = '{Kind.KERNEL}' AND dur_ns < launch_dur_ns) AS short
             FROM launched WHERE launch_ns IS NOT NULL GROUP BY ALL
         ),
@@ -109,7 +116,8 @@ def LAUNCH_BOUND(trace: Trace) -> Table:
                sum(kernels_and_copies)::BIGINT AS kernels_and_copies, sum(launches)::BIGINT AS launches,
                sum(launch_ns) / 1e6 AS launch_ms, sum(device_ns) / 1e6 AS device_ms,
                sum(launch_ns) / nullif(sum(device_ns), 0) AS launch_per_device,
-               sum(launch_ns) > sum(device_ns) AS launch_bound, sum(short)::BIGINT AS short
+               sum(launch_ns) > sum(device_ns) AS launch_bound, sum(wait_ns) / 1e6 AS wait_ms,
+               sum(short)::BIGINT AS short
         FROM named GROUP BY ALL
         ORDER BY launch_ms - device_ms DESC NULLS LAST, name
         """
