@@ -79,6 +79,38 @@ def test_what_one_run_a_side_would_say_of_them() -> None:
     assert SLOWER not in said
 
 
+def skewed(draw: random.Random) -> float:
+    return draw.lognormvariate(0, 0.3)
+
+
+def stolen(draw: random.Random) -> float:
+    """Return a step of a loaded machine, where one in five waits for its core."""
+    return draw.gauss(1, WITHIN) + (1 if draw.random() < 0.2 else 0)
+
+
+@pytest.mark.parametrize(
+    "noise", [lambda draw: draw.gauss(1, WITHIN), skewed, stolen], ids=["even", "skewed", "stolen"]
+)
+@pytest.mark.parametrize(("n", "m"), [(3, 3), (3, 5), (4, 4), (5, 12), (6, 6), (12, 12)])
+def test_of_steps_that_are_alike_at_most_one_row_in_twenty_differs(n: int, m: int, noise: Noise) -> None:
+    """Two tests are made of few steps, and together they raise no more false alarms than one."""
+    draw = random.Random(n * m)
+    false = sum(
+        verdict(STEPS, [noise(draw) for _ in range(n)], [noise(draw) for _ in range(m)]) != NO_EVIDENCE
+        for _ in range(800)
+    )
+    assert false / 800 <= 0.065
+
+
+def test_a_step_that_became_a_fifth_longer_is_found_on_a_loaded_machine() -> None:
+    draw = random.Random(0)
+    found = sum(
+        verdict(STEPS, [stolen(draw) for _ in range(12)], [0.2 + stolen(draw) for _ in range(12)]) != NO_EVIDENCE
+        for _ in range(300)
+    )
+    assert found / 300 > 0.85
+
+
 @pytest.mark.parametrize("most", [3, 5, 10, 20])
 def test_of_one_program_in_turns_at_most_one_course_in_twenty_finds_a_change_in_any_look(most: int) -> None:
     found, turns = courses(600, most, 0.0, quiet)

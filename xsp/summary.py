@@ -144,27 +144,6 @@ _T_OF_BATCHES = 2.093
 """Student's 97.5 % quantile with `BATCHES - 1` degrees of freedom."""
 
 
-def difference(before: Sequence[float], after: Sequence[float]) -> Interval | None:
-    """Return the 95 % interval of how much larger the trimmed mean of `after` is than that of `before`.
-
-    The two are resampled independently of each other; from `MANY` values on both sides it is the normal
-    approximation, as in `interval`.
-
-    Returns:
-        None where one has fewer than three values.
-    """
-    if min(len(before), len(after)) < 3:
-        return None
-    first, second = sorted(before), sorted(after)
-    if min(len(first), len(second)) >= MANY:
-        middle = trimmed_mean(second) - trimmed_mean(first)
-        width = math.hypot(*((_normal(each).hi - _normal(each).lo) / 2 for each in (first, second)))
-        return Interval(middle - width, middle + width)
-    draws = [[sum(map(mul, weights, each)) for weights in _resampling(len(each))] for each in (first, second)]
-    # reversed: of equal sizes the k-th resamples would be the same
-    return _central([high - low for low, high in zip(draws[0], reversed(draws[1]), strict=True)])
-
-
 def _normal(ordered: Sequence[float]) -> Interval:
     n, inner = len(ordered), kept(len(ordered))
     low, high = ordered[inner[0]], ordered[inner[-1]]

@@ -20,9 +20,10 @@ examples:
   xsp compare runs/before runs/after --format csv > rows.csv
 
 exit codes:
-  0  no evidence that the step is slower by that much or more
-  1  it is slower
-  2  it cannot be told, a program failed, or a wrong call
+  0  compared; with --fail-if-slower: the step is known not to be slower by that much
+  1  it is slower by that much or more
+  2  a program failed, there is nothing to compare, or a wrong call
+  3  it cannot be told whether it is slower by that much; --if-cannot-tell chooses another code
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xsp.cli import options
-from xsp.errors import AnalysisError, UsageError
+from xsp.errors import UsageError
 from xsp.recording import placing
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ if TYPE_CHECKING:
 
 SUMMARY = "compare two programs by their runs, layer by layer"
 WIDTH_OF_A_FILE = 160
-INTERRUPTED = 130
+SLOWER, CANNOT_TELL, INTERRUPTED = 1, 3, 130
+"""Exit codes."""
+
 LONGEST = 100
 """Letters of a directory's name that xsp chooses."""
 
@@ -70,6 +73,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="exit with 1 if the step is slower by that much or more, 5%% for instance",
     )
+    parser.add_argument(
+        "--if-cannot-tell", type=int, choices=(0, SLOWER, CANNOT_TELL), metavar="CODE",
+        help="exit code of --fail-if-slower where the runs cannot tell: 0 lets it pass, 1 fails (default: 3)",
+    )  # fmt: skip
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default), json, csv or markdown")
     parser.add_argument(
         "-o", "--out", type=Path, metavar="PATH",
@@ -106,7 +113,7 @@ def run(given: argparse.Namespace) -> int:
     if given.turns is None:
         found = _of_runs(*_sides(given), given)
         _show(found, given)
-        return 0 if percent is None else _gate(found, percent)
+        return 0 if percent is None else _gate(found, percent, given.if_cannot_tell)
     from xsp.comparison import turns
 
     taken = turns.Turns(_directory(given), given.turns)
@@ -117,10 +124,12 @@ def run(given: argparse.Namespace) -> int:
         return INTERRUPTED
     _show(found, given)
     print(f"xsp: the runs are in {placing.shown(taken.out)}", file=sys.stderr)
-    return 0 if percent is None else _gate(found, percent)
+    return 0 if percent is None else _gate(found, percent, given.if_cannot_tell)
 
 
 def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
+    if given.if_cannot_tell is not None and given.fail_if_slower is None:
+        raise UsageError("--if-cannot-tell goes with --fail-if-slower PERCENT")
     if given.turns is None:
         of_turns = [("--revisions", given.revisions), ("--levels", given.levels), ("--seed", given.seed)]
         of_turns += [("--overwrite", given.overwrite or None), ("--quiet", given.quiet or None)]
@@ -248,36 +257,28 @@ def _percent(text: str | None) -> float | None:
     return percent
 
 
-def _gate(found: Comparison, percent: float) -> int:
-    """Return the exit code: 1 if the step is slower by that much or more, 0 if there is no evidence of it.
-
-    Raises:
-        AnalysisError: it cannot be told.
-    """
+def _gate(found: Comparison, percent: float, if_cannot_tell: int | None) -> int:
+    """Say whether the step is slower by that much or more, and return the exit code."""
     from xsp.comparison.conclusion import MORE_RUNS
 
-    step, starts = found.step, 100 * found.repeats.starts
+    step = found.step
     if step.low_percent is None or step.high_percent is None or step.verdict.startswith("cannot tell"):
-        raise AnalysisError(
-            f"--fail-if-slower: {step.verdict}; A has {step.a_steps or 0} timed steps, B {step.b_steps or 0}: "
-            f"record three or more of the same work in each, or more runs: {MORE_RUNS}"
-        )
-    measured = f"{step.change_percent:.1f} % ({step.low_percent:.1f} to {step.high_percent:.1f})"
+        measured = f"{step.verdict}; A has {step.a_steps or 0} timed steps, B {step.b_steps or 0}"
+    else:
+        measured = f"{step.change_percent:+.1f} % ({step.low_percent:+.1f} to {step.high_percent:+.1f})"
     if found.slower_by(percent):
         print(f"xsp: the step is slower by {measured}, allowed is less than {percent:g} %", file=sys.stderr)
-        return 1
-    if starts and step.verdict in ("slower", "slower here") and step.low_percent >= percent:
-        raise AnalysisError(
-            f"--fail-if-slower: B was slower by {measured} in these two runs, but two starts of the same program may "
-            f"be {starts:.0f} % apart, so it cannot be told whether the program is. To tell: {MORE_RUNS}"
-        )
-    if step.detectable_percent is not None and step.detectable_percent > percent:
-        print(
-            f"xsp: no evidence that the step is slower by {percent:g} % or more; but less than "
-            f"{step.detectable_percent:.0f} % might not have been seen. To see more: {MORE_RUNS}",
-            file=sys.stderr,
-        )
-    return 0
+        return SLOWER
+    if found.not_slower_by(percent):
+        return 0
+    starts = 100 * found.repeats.starts
+    known = f"; two starts of the same program may be {starts:.0f} % apart" if starts and step.high_percent else ""
+    print(
+        f"xsp: it cannot be told whether the step is slower by {percent:g} % or more: {measured}{known}. "
+        f"To tell: {MORE_RUNS}",
+        file=sys.stderr,
+    )
+    return CANNOT_TELL if if_cannot_tell is None else if_cannot_tell
 
 
 def _text(found: Comparison, given: argparse.Namespace) -> str:

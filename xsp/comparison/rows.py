@@ -12,7 +12,7 @@ from xsp import table
 from xsp.comparison import evidence, sequential, series
 from xsp.comparison.align import Pair, align, by_name
 from xsp.comparison.comparable import Difference, differences, same_work
-from xsp.comparison.evidence import SLOWER, Evidence, Repeats
+from xsp.comparison.evidence import FASTER, FASTER_HERE, NEGLIGIBLE, SLOWER, Evidence, Repeats
 from xsp.comparison.series import Series
 from xsp.comparison.sides import Align, side
 from xsp.comparison.taken import memory
@@ -51,6 +51,8 @@ class Row:
     high_percent: float | None = None
     detectable_percent: float | None = None
     p_adjusted: float | None = None
+    test: str | None = None
+    """What the interval and p are of: Yuen's test, or ranks."""
     a_steps: int | None = None
     b_steps: int | None = None
     a_calls: float | None = None
@@ -99,6 +101,18 @@ class Comparison:
         low = self.step.low_percent
         return self.step.verdict == SLOWER and low is not None and low - 100 * self.repeats.starts >= percent
 
+    def not_slower_by(self, percent: float) -> bool:
+        """Return whether the step is known not to be slower by that much: the upper end of its interval is below it.
+
+        Of one run a side, also after what two starts may differ by is added, or if B was the faster one. A change
+        that is too small to be called one (1 %) is none. Where neither this nor `slower_by` holds, it cannot be told.
+        """
+        step = self.step
+        if step.high_percent is None or step.verdict == OTHER_WORK:
+            return False
+        most = (100 + step.high_percent) * (1 + self.repeats.starts) - 100
+        return most < max(percent, 100 * NEGLIGIBLE) or step.verdict in (FASTER, FASTER_HERE)
+
     def relation(self, section: str | None = None) -> duckdb.DuckDBPyRelation:
         """Return the rows as a relation, of one section or all: `.df()`, `.pl()`, `.show()`."""
         con = table.connect()
@@ -110,7 +124,7 @@ class Comparison:
 
 
 _TYPES = {
-    **dict.fromkeys(("section", "name", "type", "aligned", "verdict"), "VARCHAR"),
+    **dict.fromkeys(("section", "name", "type", "aligned", "test", "verdict"), "VARCHAR"),
     **dict.fromkeys(("a_steps", "b_steps", "a_runs", "b_runs"), "INTEGER"),
 }
 
@@ -212,6 +226,7 @@ def _both(
         high_percent=_percent(found.high, found.a),
         detectable_percent=_percent(found.detectable, found.a),
         p_adjusted=p,
+        test=found.test,
         a_steps=_steps(a),
         b_steps=_steps(b),
         a_calls=a.calls,
