@@ -6,6 +6,8 @@ work it says before what takes the time and what to change.
 examples:
   xsp analyze runs/demo                          what can be asked
   xsp analyze runs/demo A2 A6
+  xsp analyze trace.json.gz ops                  operators by GPU time
+  xsp analyze RUN ops --where "name ~ 'mm' and calls > 9" --sort calls --limit 5
   xsp analyze runs/demo A8 --format csv > kernels.csv
   xsp analyze runs/demo A2 --format parquet --out layers.parquet
   xsp analyze runs/demo A2 A6 ops --format csv --out tables      a file for each
@@ -28,11 +30,14 @@ from xsp.errors import AnalysisError, UsageError, nearest
 
 if TYPE_CHECKING:
     from xsp.analyses import Analysis
-    from xsp.report.tablefiles import Answers
+    from xsp.report.tablefiles import Answer, Answers
     from xsp.trace import Trace
 
 SUMMARY = "print tables of a run"
 WIDTH_OF_A_FILE = 160
+ROWS = 40
+"""Rows of a printed table unless told otherwise."""
+
 FORMATS = ("table", "csv", "json", "parquet")
 
 
@@ -55,7 +60,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="write here instead of printing; of several tables a folder, with a file for each",
     )
     parser.add_argument(
-        "--limit", type=options.rows, default=40, metavar="N", help="rows of a printed table (default: 40)"
+        "--sort",
+        metavar="COLUMN",
+        help="order the rows by it: numbers from the largest, text from A; COLUMN:asc and COLUMN:desc say which; "
+        "several with commas",
+    )
+    parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="only rows that meet it: \"device_ms > 1 and name ~ 'gemm'\"; =, !=, <, <=, >, >=, ~ (a regular "
+        "expression), like, is null, and, or, not; may be given several times",
+    )
+    parser.add_argument(
+        "--limit", type=options.rows, metavar="N", help="rows of a table (default: 40 printed, all of them in files)"
     )
     parser.add_argument(
         "--kind",
@@ -77,6 +96,10 @@ def run(given: argparse.Namespace) -> int:
 
     if not given.names and (given.out is not None or given.format != "table"):
         raise UsageError("--format and --out are for the analyses that you name: xsp analyze RUN A2 --format csv")
+    if not given.names and (given.sort or given.where or given.limit):
+        raise UsageError(
+            "--sort, --where and --limit are for the analyses that you name: xsp analyze RUN ops --sort calls"
+        )
     chosen = list({each.id: each for each in map(_find, given.names)}.values())
     if given.format == "parquet" and given.out is None:
         raise UsageError("--format parquet writes to a file: give --out FILE, or --out FOLDER for several analyses")
@@ -90,6 +113,7 @@ def run(given: argparse.Namespace) -> int:
         _list(traces[0])
         return 0
     found, refused = _answers(chosen, traces)
+    found = {name: [_chosen(each, name, given) for each in answers] for name, answers in found.items()}
     if given.format == "table":
         _put(_tables(found, given, several=len(traces) > 1), given.out)
     elif len(chosen) > 1 and given.out is not None:
@@ -122,19 +146,29 @@ def _answers(chosen: Sequence[Analysis], traces: Sequence[Trace]) -> tuple[dict[
     return found, refused
 
 
+def _chosen(answer: Answer, name: str, given: argparse.Namespace) -> Answer:
+    """Return an answer with the rows that are asked for; how many are printed is the table's to say."""
+    from xsp.report import choosing
+
+    run, con, relation = answer
+    relation = choosing.chosen(relation, name, given.where, given.sort)
+    return run, con, relation if given.limit is None or given.format == "table" else relation.limit(given.limit)
+
+
 def _tables(found: Mapping[str, Answers], given: argparse.Namespace, several: bool) -> str:
     """Return tables as they look on this terminal, or as wide as a file takes them."""
     from rich.console import Console
 
     from xsp.analyses import ANALYSES
-    from xsp.report import text
+    from xsp.report import choosing, text
 
     printed = io.StringIO()
     console = Console(file=printed, width=Console().width if given.out is None else WIDTH_OF_A_FILE)
     for name, answers in found.items():
         for run, _, relation in answers:
             title = f"{ANALYSES[name].title} ({name})" + (f", {run}" if several else "")
-            console.print(text.table(relation, title, limit=given.limit))
+            main = choosing.sorted_by(relation, name, given.sort)
+            console.print(text.table(relation, title, limit=given.limit or ROWS, main=main))
     return printed.getvalue()
 
 

@@ -15,8 +15,11 @@ from xsp.rundir import write_whole
 
 SUFFIXES = {"csv": ".csv", "json": ".json", "parquet": ".parquet"}
 
-Answers = Sequence[tuple[str, duckdb.DuckDBPyConnection, duckdb.DuckDBPyRelation]]
-"""What an analysis says of each run: the run's name, the engine, and the rows."""
+Answer = tuple[str, duckdb.DuckDBPyConnection, duckdb.DuckDBPyRelation]
+"""What an analysis says of a run: the run's name, the engine, and the rows."""
+
+Answers = Sequence[Answer]
+"""The same of each run."""
 
 
 def write(answers: Answers, path: Path, form: str) -> None:

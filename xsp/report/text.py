@@ -42,6 +42,7 @@ def table(
     title: str,
     limit: int | None = None,
     columns: Sequence[str] | None = None,
+    main: Sequence[str] = (),
 ) -> RenderableType:
     """Return a relation as a table that fits the width it is printed in; a number is never cut.
 
@@ -50,6 +51,7 @@ def table(
         title: above it.
         limit: rows to show; below them stands how many were left out.
         columns: to show; all that hold anything unless told otherwise.
+        main: columns that a narrow terminal shows too.
     """
     names, rows = relation.columns, rows_of(relation)
     shown = rows if limit is None else rows[:limit]
@@ -60,9 +62,11 @@ def table(
     ]
     made = [_column(names[place], [row[place] for row in rows], len(shown)) for place in chosen]
     for kind in (str, float):  # of what it is about, and how much it is, a narrow terminal shows something too
-        main = (column for column, place in zip(made, chosen, strict=True) if _holds(rows, place, kind))
-        for column in itertools.islice(main, 1):
+        about = (column for column, place in zip(made, chosen, strict=True) if _holds(rows, place, kind))
+        for column in itertools.islice(about, 1):
             column.main = True
+    for column, place in zip(made, chosen, strict=True):
+        column.main |= names[place] in main
     left = len(rows) - len(shown)
     return FittingTable(title, made, [f"{left:,} more row{'s' * (left > 1)}"] if left else [])
 

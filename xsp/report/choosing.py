@@ -1,0 +1,212 @@
+"""Which rows of a table are shown, and in which order: what `--where`, `--sort` and `--limit` say.
+
+A condition is read here, and written anew as SQL: names must be columns of the table, values become literals. Nothing
+that a person types reaches the engine as it was typed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import duckdb
+
+from xsp import table
+from xsp.errors import UsageError, nearest
+
+COMPARISONS = {"=": "=", "==": "=", "!=": "<>", "<>": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+PATTERNS = ("~", "!~", "like")
+"""Comparisons of text: a regular expression is found in it or not, whatever the case; `%` and `_` of SQL's LIKE."""
+
+EXAMPLE = "--where \"device_ms > 1 and name ~ 'gemm'\""
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<text>'(?:[^']|'')*') | (?P<quoted>"[^"]*") | (?P<mark><=|>=|<>|!=|==|!~|[<>=~()])
+        | (?P<word>[^\s()<>=!~'"]+) | (?P<strange>\S))""",
+    re.VERBOSE,
+)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_TRUTH = {"yes": "true", "true": "true", "no": "false", "false": "false"}
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+
+    def says(self, *words: str) -> bool:
+        """Return whether it is one of these words or marks."""
+        return self.kind in ("word", "mark") and self.text.lower() in words
+
+
+_END = _Token("end", "")
+
+
+def chosen(
+    relation: duckdb.DuckDBPyRelation, name: str, where: Sequence[str] = (), sort: str | None = None
+) -> duckdb.DuckDBPyRelation:
+    """Return the rows of a table that meet all conditions, in the order that is asked for.
+
+    Args:
+        relation: the table.
+        name: what to call it in messages.
+        where: conditions: a column, a comparison and a value, put together with and, or, not and parentheses.
+        sort: columns, with commas between them; numbers begin with the largest and text with A, unless `:asc` or
+            `:desc` stands behind a column. What is missing comes last.
+
+    Raises:
+        UsageError: a column that the table does not have, or a condition that cannot be read.
+    """
+    for condition in where:
+        relation = relation.filter(_Condition(relation, name, condition).sql())
+    return relation.order(", ".join(_orders(relation, name, sort))) if sort else relation
+
+
+def sorted_by(relation: duckdb.DuckDBPyRelation, name: str, sort: str | None) -> list[str]:
+    """Return the columns by which a table is sorted, as the table calls them.
+
+    Raises:
+        UsageError: it has no such column.
+    """
+    return [column for column, _ in _sorting(relation, name, sort)] if sort else []
+
+
+def _sorting(relation: duckdb.DuckDBPyRelation, name: str, sort: str) -> list[tuple[str, str]]:
+    found = []
+    for asked in sort.split(","):
+        column, mark, way = asked.strip().partition(":")
+        if way.lower() not in ("asc", "desc") and mark:
+            raise UsageError(f"--sort {asked.strip()}: behind a column stands :asc or :desc, as in --sort {column}:asc")
+        found.append((_column(relation, name, column, "--sort"), way.lower()))
+    return found
+
+
+def _orders(relation: duckdb.DuckDBPyRelation, name: str, sort: str) -> list[str]:
+    kinds = _kinds(relation)
+    return [
+        f"{table.quoted(column)} {way or ('asc' if kinds[column] == 'text' else 'desc')} NULLS LAST"
+        for column, way in _sorting(relation, name, sort)
+    ]
+
+
+def _column(relation: duckdb.DuckDBPyRelation, name: str, asked: str, option: str) -> str:
+    """Return a column by its name, or by its heading, which has spaces."""
+    known = {column.lower(): column for column in relation.columns}
+    found = known.get(re.sub(r"\s+", "_", asked.strip()).lower())
+    if found is None:
+        columns = ", ".join(relation.columns)
+        raise UsageError(
+            f"{option}: {name} has no column {asked!r}{nearest(asked, relation.columns)}; its columns: {columns}"
+        )
+    return found
+
+
+def _kinds(relation: duckdb.DuckDBPyRelation) -> dict[str, str]:
+    """Return of each column whether it holds numbers, text or truth."""
+    kinds = ["text" if str(each) == "VARCHAR" else "truth" if str(each) == "BOOLEAN" else "number"
+             for each in relation.types]  # fmt: skip
+    return dict(zip(relation.columns, kinds, strict=True))
+
+
+class _Condition:
+    """Reads one condition from left to right."""
+
+    def __init__(self, relation: duckdb.DuckDBPyRelation, name: str, text: str) -> None:
+        self._relation, self._name, self._text = relation, name, text
+        self._kinds = _kinds(relation)
+        self._tokens = [_Token(str(found.lastgroup), str(found.group(str(found.lastgroup))))
+                        for found in _TOKEN.finditer(text)]  # fmt: skip
+        self._place = 0
+
+    def sql(self) -> str:
+        """Return it as SQL.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        made = self._either()
+        if self._next is not _END:
+            raise self._unread(f"{self._next.text!r} is not understood there")
+        return made
+
+    @property
+    def _next(self) -> _Token:
+        return self._tokens[self._place] if self._place < len(self._tokens) else _END
+
+    def _take(self, *words: str) -> bool:
+        taken = self._next.says(*words)
+        self._place += taken
+        return taken
+
+    def _unread(self, why: str) -> UsageError:
+        return UsageError(f"--where {self._text!r}: {why}; write a condition like {EXAMPLE}")
+
+    def _either(self) -> str:
+        parts = [self._both()]
+        while self._take("or"):
+            parts.append(self._both())
+        return f"({' OR '.join(parts)})"
+
+    def _both(self) -> str:
+        parts = [self._one()]
+        while self._take("and"):
+            parts.append(self._one())
+        return f"({' AND '.join(parts)})"
+
+    def _one(self) -> str:
+        if self._take("not"):
+            return f"(NOT coalesce({self._one()}, false))"
+        if self._take("("):
+            made = self._either()
+            if not self._take(")"):
+                raise self._unread("a parenthesis is not closed")
+            return made
+        return self._compared()
+
+    def _compared(self) -> str:
+        token = self._next
+        if token.kind not in ("word", "quoted"):
+            raise self._unread("a column is missing" if token is _END else f"{token.text!r} is no column")
+        self._place += 1
+        column = _column(self._relation, self._name, token.text.strip('"'), "--where")
+        if self._take("is"):
+            negated = self._take("not")
+            if not self._take("null"):
+                raise self._unread("behind `is` stands null or not null")
+            return f"({table.quoted(column)} IS {'NOT ' * negated}NULL)"
+        negated = self._take("not")
+        mark = self._next.text.lower()
+        if not self._next.says(*(PATTERNS if negated else (*COMPARISONS, *PATTERNS))):
+            raise self._unread(f"behind {column} a comparison is missing: {' '.join((*COMPARISONS, *PATTERNS))}")
+        self._place += 1
+        made = self._pattern(column, mark) if mark in PATTERNS else self._comparison(column, COMPARISONS[mark])
+        return f"(NOT {made})" if negated else made
+
+    def _value(self) -> str:
+        token = self._next
+        if token.kind not in ("word", "text", "quoted"):
+            raise self._unread("a value is missing")
+        self._place += 1
+        return token.text[1:-1].replace("''", "'") if token.kind != "word" else token.text
+
+    def _comparison(self, column: str, mark: str) -> str:
+        value, kind = self._value(), self._kinds[column]
+        if kind == "number" and not _NUMBER.fullmatch(value):
+            raise self._unread(f"{column} holds numbers, and {value!r} is none")
+        if kind == "truth" and value.lower() not in _TRUTH:
+            raise self._unread(f"{column} is yes or no, and {value!r} is neither")
+        literal = {"number": value, "truth": _TRUTH.get(value.lower(), ""), "text": table.literal(value)}[kind]
+        return f"({table.quoted(column)} {mark} {literal})"
+
+    def _pattern(self, column: str, mark: str) -> str:
+        pattern = self._value()
+        if self._kinds[column] != "text":
+            raise self._unread(f"{column} holds no text; compare it with < or >")
+        if mark == "like":
+            return f"({table.quoted(column)} ILIKE {table.literal(pattern)})"
+        try:
+            duckdb.execute("SELECT regexp_matches('', $1)", [pattern])
+        except duckdb.Error:
+            raise self._unread(f"{pattern!r} is no regular expression") from None
+        found = f"regexp_matches({table.quoted(column)}, {table.literal(pattern)}, 'i')"
+        return f"(NOT {found})" if mark == "!~" else f"({found})"
