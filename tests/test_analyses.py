@@ -221,6 +221,35 @@ def test_an_operators_figures_belong_to_its_only_kernel_else_to_what_holds_all_o
     assert ask(analyses.A9, trace, "roof_percent, bandwidth_percent")[0] == (0.0005, 0.0004)
 
 
+def test_work_of_an_unknown_type_is_not_single_precision_and_a_sum_of_half_known_work_has_no_throughput() -> None:
+    trace = trace_of(
+        spans("""
+        step s                   0-1000
+        module net               0-500 type=Net
+        op aten::mm              10-90 flops=8000
+        launch cudaLaunchKernel  20-30 correlation_id=1
+        op aten::mm              100-190 dtype=c10::Float8_e4m3fn flops=9000
+        launch cudaLaunchKernel  120-130 correlation_id=2
+        op aten::index           200-290 dtype=float
+        launch cudaLaunchKernel  220-230 correlation_id=3
+        op my::product           300-390 dtype=float
+        launch cudaLaunchKernel  320-330 correlation_id=4
+        kernel told_nothing      200-300 correlation_id=1
+        kernel nvjet_e4m3        300-350 correlation_id=2
+        kernel index_kernel      350-400 correlation_id=3
+        kernel mine              400-500 correlation_id=4
+    """),
+        {"machine": {"devices": ["NVIDIA H100 80GB HBM3"]}},
+    )  # fmt: skip
+    assert ask(analyses.A10, trace, "name, gflop_per_s, precision, flops_known_percent") == [
+        ("mine", None, "fp32", 0.0), ("told_nothing", 0.08, None, 100.0), ("index_kernel", None, "fp32", 100.0),
+        ("nvjet_e4m3", 0.18, "fp8", 100.0),
+    ]  # fmt: skip
+    assert ask(analyses.A15, trace, "flops, gflop_per_s, precision, flops_known_percent") == [
+        (17000, None, "fp8", 66.6667)
+    ]
+
+
 def test_the_stages_say_where_in_the_model_its_time_goes(trace: Trace) -> None:
     assert ask(analyses.stages, trace, "stage, layers, latency_ms, alloc_mib, flops, dominates") == [
         ("begin", 1, 0.3, 1.0, 1000, "latency_ms"),

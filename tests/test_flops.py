@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import xsp
 from xsp.correlate import correlate
-from xsp.flops import flops
+from xsp.flops import PRODUCTS, flops
 from xsp.span import Kind, Level, Span
+from xsp.testing import spans, trace_of
 
 
 @pytest.mark.parametrize(
@@ -34,6 +39,121 @@ def test_a_convolution_by_hand() -> None:
     scalars = ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]
     assert flops("aten::convolution", [[1, 3, 8, 8], [4, 3, 3, 3], []], scalars) == 2 * 16 * 4 * 27
     assert flops("aten::convolution", [[1, 3, 8, 8], [4, 3, 3, 3], []], ["", "", "", "dynamic"]) is None
+
+
+IMAGE, GRADIENT, WEIGHT = [2, 8, 9, 9], [2, 16, 7, 7], [16, 8, 3, 3]
+ONCE = 2 * (2 * 16 * 7 * 7) * (8 * 3 * 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "scalars", "times"),
+    [
+        ("convolution_backward", [GRADIENT, IMAGE, WEIGHT], {7: "False", 10: "[True, True, False]"}, 2),
+        ("cudnn_convolution_backward", [IMAGE, GRADIENT, WEIGHT], {10: "[True, True]"}, 2),
+        ("cudnn_convolution_backward", [IMAGE, GRADIENT, WEIGHT], {10: "[False, True]"}, 1),
+        ("cudnn_convolution_backward", [IMAGE, GRADIENT, WEIGHT], {}, None),  # which are asked for is not told
+        ("miopen_convolution_backward", [IMAGE, GRADIENT, WEIGHT], {9: "[True, True, True]"}, 2),
+        ("mkldnn_convolution_backward", [IMAGE, GRADIENT, WEIGHT], {7: "[True, True, True]"}, 2),
+        ("_slow_conv2d_backward", [GRADIENT, IMAGE, WEIGHT], {6: "[True, True, False]"}, 2),
+        ("cudnn_convolution_backward_input", [[], GRADIENT, WEIGHT], {0: "[2, 8, 9, 9]"}, 1),
+        ("mkldnn_convolution_backward_input", [[], GRADIENT, WEIGHT], {}, 1),
+        ("miopen_convolution_backward_weight", [[], GRADIENT, IMAGE], {0: "[16, 8, 3, 3]"}, 1),
+        ("mkldnn_convolution_backward_weights", [[], GRADIENT, IMAGE], {0: "[16, 8, 3, 3]"}, 1),
+    ],
+)
+def test_the_backward_pass_of_a_convolution_is_a_forward_pass_for_each_gradient_in_the_names_of_all_years(
+    name: str, shapes: list[list[int]], scalars: dict[int, str], times: int | None
+) -> None:
+    given = [scalars.get(place, "") for place in range(12)]
+    assert flops(f"aten::{name}", shapes, given) == (None if times is None else times * ONCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "dtypes", "expected"),
+    [
+        ("aten::_scaled_mm", [[16, 64], [64, 32]], ["c10::Float8_e4m3fn"], 2 * 16 * 64 * 32),
+        ("aten::_scaled_mm", [[16, 32], [32, 32]], ["c10::Float4_e2m1fn_x2"], 2 * 16 * 64 * 32),  # two in an element
+        ("aten::_int_mm", [[16, 64], [64, 32]], ["signed char"], 2 * 16 * 64 * 32),
+        ("aten::_grouped_mm", [[48, 64], [4, 64, 32], [4]], ["c10::BFloat16"], 2 * 48 * 64 * 32),  # rows of four
+        ("aten::_scaled_grouped_mm", [[48, 64], [64, 96], [4]], ["c10::Float8_e4m3fn"], 2 * 48 * 64 * 96),
+        ("aten::_weight_int8pack_mm", [[16, 64], [32, 64], [32]], ["c10::BFloat16"], 2 * 16 * 64 * 32),
+        ("aten::_weight_int4pack_mm", [[16, 64], [4, 2, 32, 4]], ["c10::BFloat16"], 2 * 16 * 64 * 32),
+        ("fbgemm::f8f8bf16_rowwise", [[16, 64], [32, 64], [16], [32]], ["c10::Float8_e4m3fn"], 2 * 16 * 64 * 32),
+        ("_C::cutlass_scaled_mm", [[16, 32], [16, 64], [64, 32]], ["c10::BFloat16"], 2 * 16 * 64 * 32),
+        ("_C::cutlass_scaled_fp4_mm", [[16, 32], [16, 32], [32, 32]], ["c10::BFloat16"], 2 * 16 * 64 * 32),
+        # 10 tokens of 64, 2 of 8 experts each, gate and up of 96 each, down from 96
+        (
+            "vllm::inplace_fused_experts",
+            [[10, 64], [8, 192, 64], [8, 64, 96], [10, 2], [10, 2]],
+            ["c10::BFloat16"],
+            2 * 10 * 2 * 64 * (192 + 96),
+        ),
+        (  # weights packed by two
+            "sglang::outplace_fused_experts",
+            [[10, 64], [8, 192, 32], [8, 64, 48], [10, 2], [10, 2]],
+            ["c10::BFloat16"],
+            2 * 10 * 2 * 64 * (192 + 96),
+        ),
+        ("vllm::inplace_fused_experts", [[10, 64], [8, 192, 64], [7, 64, 96], [10, 2]], ["c10::BFloat16"], None),
+    ],
+)
+def test_scaled_grouped_packed_and_experts_products_by_hand(
+    name: str, shapes: list[list[int]], dtypes: list[str], expected: int | None
+) -> None:
+    assert flops(name, shapes, [""] * 12, dtypes) == expected
+
+
+@pytest.mark.parametrize(
+    ("product", "names"),
+    [
+        (True, "mm addmm_ _int_mm conv2d cudnn_convolution linear matmul _efficient_attention_forward mv addmv_ einsum "
+               "lstm linalg_solve _cslt_sparse_mm _fft_c2c bilinear"),
+        (False, "add_ relu_ leaky_relu lgamma upsample_bilinear2d upsample_linear1d sqrt _weight_norm_interface cat "
+                "index_put_ native_layer_norm _foreach_mul_ linalg_vector_norm embedding topk prelu"),
+    ],
+)  # fmt: skip
+def test_which_of_atens_operators_may_multiply_matrices(product: bool, names: str) -> None:
+    assert {name for name in names.split() if bool(re.search(PRODUCTS, f"aten::{name}")) is not product} == set()
+
+
+def test_the_shape_of_a_result_stands_in_for_options_that_a_source_does_not_state() -> None:
+    shapes = [IMAGE, WEIGHT]
+    assert flops("aten::cudnn_convolution", shapes, []) is None
+    assert flops("aten::cudnn_convolution", shapes, [], (), GRADIENT) == ONCE
+    assert flops("aten::convolution", shapes, [], (), [2, 8, 11, 11]) is None  # of a transposed one
+    assert flops("aten::cudnn_convolution_backward_weight", [[], GRADIENT, IMAGE], [], (), WEIGHT) == ONCE
+
+
+def test_convolutions_of_2021_have_operations_by_their_sequence_numbers_and_by_the_operator_around(
+    tmp_path: Path,
+) -> None:
+    def op(name: str, thread: int, start: int, dur: int, dims: list[Any], **more: Any) -> dict[str, Any]:
+        told = {"Input Dims": dims, "Input type": ["float" if each else "GenericList" for each in dims], **more}
+        return {"ph": "X", "cat": "Operator", "name": name, "pid": 1, "tid": thread, "ts": start, "dur": dur,
+                "args": told}  # fmt: skip
+
+    node = {"Sequence number": 7, "Fwd thread id": 1}
+    rest: list[Any] = [[]] * 8
+    made = [
+        op("aten::cudnn_convolution", 1, 0, 90, [IMAGE, WEIGHT, *rest], **{"Sequence number": 7, "Fwd thread id": 0}),
+        op("CudnnConvolutionBackward", 2, 100, 100, [GRADIENT], **node),
+        op("aten::cudnn_convolution_backward", 2, 105, 90, [IMAGE, GRADIENT, WEIGHT, *rest]),
+        op("aten::cudnn_convolution_backward_input", 2, 110, 30, [[], GRADIENT, WEIGHT, *rest]),
+        op("aten::cudnn_convolution_backward_weight", 2, 150, 30, [[], GRADIENT, IMAGE, *rest]),
+        op("aten::cudnn_convolution", 1, 300, 90, [IMAGE, WEIGHT, *rest]),  # without a gradient nothing tells
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": made}))
+    rows = (
+        xsp.load(str(path)).sql("SELECT name, flops FROM merged WHERE name LIKE 'aten%' ORDER BY start_ns").fetchall()
+    )
+    assert rows == [
+        ("aten::cudnn_convolution", ONCE),
+        ("aten::cudnn_convolution_backward", None),
+        ("aten::cudnn_convolution_backward_input", ONCE),
+        ("aten::cudnn_convolution_backward_weight", ONCE),
+        ("aten::cudnn_convolution", None),
+    ]
 
 
 # --- against torch.utils.flop_counter ---------------------------------------------------------------------
@@ -117,3 +237,72 @@ def test_what_a_described_step_counts_is_what_torch_counts(name: str) -> None:
 def test_the_backward_pass_of_a_grouped_convolution_by_hand_since_torch_forgets_its_groups() -> None:
     forward = 2 * (7 * 7) * (16 * 2 * 3 * 3)
     assert sum(row.flops or 0 for row in described(work("conv2d, groups, backward"))) == 3 * forward
+
+
+# --- model FLOPs utilisation ------------------------------------------------------------------------------
+
+TWO_TYPES = """
+    step s                   0-1000 step=1
+    module layers.0.mlp      0-150 type=MLP
+    op aten::mm              10-90 dtype=c10::BFloat16 flops=98940000
+    launch cudaLaunchKernel  20-30 correlation_id=1
+    module layers.1.mlp      160-290 type=MLP
+    op aten::mm              165-190 dtype=c10::Float8_e4m3fn flops=197890000
+    launch cudaLaunchKernel  170-180 correlation_id=2
+    module head              300-400 type=Head
+    op {op}                  310-390
+    launch cudaLaunchKernel  320-330 correlation_id=3
+    kernel a                 200-300 correlation_id=1
+    kernel b                 300-500 correlation_id=2
+    kernel c                 500-600 correlation_id=3
+"""
+
+
+def test_model_flops_utilisation_holds_each_type_against_its_own_peak() -> None:
+    """At 989.4 and 1978.9 TFLOP/s these products take 0.1 us each."""
+    trace = trace_of(spans(TWO_TYPES.format(op="aten::relu")), {"machine": {"devices": ["NVIDIA H100 80GB HBM3"]}})
+    rows = xsp.analyses.model_flops_utilisation(trace).select("of, name, mfu_percent, ms, precision, why_null")
+    assert [(of, name, None if mfu is None else round(mfu, 3), *more) for of, name, mfu, *more in rows.fetchall()] == [
+        ("step", "s", 0.02, 1.0, "bf16, fp8", None),
+        ("phase", "forward", 0.05, 0.4, "bf16, fp8", None),
+        ("module", "layers.*.mlp", 0.067, 0.3, "bf16, fp8", None),
+        ("module", "head", None, 0.1, None, "no FLOPs"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("op", "device", "why"),
+    [
+        ("my::product", "NVIDIA H100 80GB HBM3", "FLOPs 75 % known"),
+        ("aten::relu", "Q9", "no peak of bf16, fp8"),
+        ("aten::relu", "NVIDIA A100-SXM4-80GB", "no peak of bf16, fp8"),  # which has no fp8
+    ],
+)
+def test_what_is_not_known_of_nine_tenths_has_no_utilisation_and_says_why(op: str, device: str, why: str) -> None:
+    trace = trace_of(spans(TWO_TYPES.format(op=op)), {"machine": {"devices": [device]}})
+    rows = xsp.analyses.model_flops_utilisation(trace).select("mfu_percent, why_null").fetchall()
+    assert rows[0] == (None, why)
+
+
+def test_a_steps_time_lasts_until_the_next_one_begins_and_the_last_ones_until_its_device_is_done() -> None:
+    first = """
+        step s0                  0-100
+        op aten::mm              10-90 dtype=c10::BFloat16 flops=98940000
+        launch cudaLaunchKernel  20-30 correlation_id=1
+        kernel a                 50-160 correlation_id=1
+    """
+    second = """
+        step s1                  120-200
+        op aten::mm              130-190 dtype=c10::BFloat16 flops=98940000
+        launch cudaLaunchKernel  140-150 correlation_id=2
+        kernel a                 200-360 correlation_id=2
+    """
+    machine = {"machine": {"devices": ["NVIDIA H100 80GB HBM3"]}}
+    trace = trace_of([*spans(first, step=0), *spans(second, step=1)], machine)
+    found = xsp.analyses.model_flops_utilisation(trace).filter("of LIKE '%step%'")
+    rows = found.select("of, name, ms, round(mfu_percent, 4), tflop").fetchall()
+    assert rows == [
+        ("all steps", None, 0.36, 0.0556, 0.00019788),
+        ("step", "s0", 0.12, 0.0833, 0.00009894),
+        ("step", "s1", 0.24, 0.0417, 0.00009894),
+    ]

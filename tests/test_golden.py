@@ -112,7 +112,7 @@ def test_A1_and_A15_over_a_sweep_by_the_same_formulas() -> None:
     machine = {"machine": {"devices": ["Tesla V100-SXM2-16GB"]}}
     traces = [
         trace_of(
-            spans(f"step resnet 0-{ms * 1000} batch_size={batch}\nkernel all 0-{kernel_ms * 1000}"
+            spans(f"step resnet 0-{ms * 1000} batch_size={batch}\nkernel all 0-{kernel_ms * 1000} dtype=float"
                   f" flops={round(gflop * 1e9)} dram_read_bytes={round(read * 2**20)}"
                   f" dram_write_bytes={round(write * 2**20)}"),
             machine,

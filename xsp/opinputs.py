@@ -27,6 +27,7 @@ NO_TENSOR = frozenset(
 SIZES: dict[str, int] = {
     **dict.fromkeys(("bool", "signed char", "unsigned char", "char", "c10::qint8", "c10::quint8"), 1),
     **dict.fromkeys((f"c10::Float8_{kind}" for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")), 1),
+    "c10::Float4_e2m1fn_x2": 1,
     **dict.fromkeys(("c10::Half", "c10::BFloat16", "short", "short int", "unsigned short", "short unsigned int"), 2),
     **dict.fromkeys(("float", "int", "unsigned int", "c10::qint32"), 4),
     **dict.fromkeys(("double", "long", "long int", "long long", "__int64", "unsigned long", "long unsigned int"), 8),
@@ -35,6 +36,9 @@ SIZES: dict[str, int] = {
     "c10::complex<double>": 16,
 }
 """Bytes of an element, by the names that Kineto gives to types."""
+
+PACKED = frozenset(["c10::Float4_e2m1fn_x2"])
+"""Types of which an element holds two numbers."""
 
 NUMBERS = {0: "unsigned char", 1: "signed char", 3: "int", 5: "c10::Half", 6: "float", 7: "double", 15: "c10::BFloat16"}
 """Types by the numbers that ATen gives them."""

@@ -38,7 +38,9 @@ class Traffic(NamedTuple):
 Formula = Callable[[Inputs], Traffic]
 
 
-def traffic(name: str, shapes: Sequence[Any], dtypes: Sequence[str], scalars: Sequence[Any]) -> Traffic | None:
+def traffic(
+    name: str, shapes: Sequence[Any], dtypes: Sequence[str], scalars: Sequence[Any], result: Any = None
+) -> Traffic | None:
     """Return the bytes that an operator must read and write.
 
     Args:
@@ -47,16 +49,26 @@ def traffic(name: str, shapes: Sequence[Any], dtypes: Sequence[str], scalars: Se
         dtypes: of its inputs as Kineto writes them: `float`, `c10::BFloat16`, `long int`; `Scalar` or empty
             where an input is no tensor.
         scalars: the inputs that are no tensors, in the same places, as Kineto writes them (`"[1, 1]"`).
+        result: shape of what it returns, where other operators tell it (see `xsp.flops.flops`).
 
     Returns:
         None for an operator without a formula, or whose inputs are not those that the formula expects; so for
         those that take lists of tensors (`aten::cat`, `aten::_foreach_add_`), whose types Kineto does not tell.
     """
-    formula = FORMULAS.get(name.removeprefix("aten::"))
+    short = name.removeprefix("aten::")
+    formula = FORMULAS.get(short)
     if formula is None:
         return None
+    inputs = Inputs(shapes_of(shapes), dtypes, scalars)
+    found = _told(formula, inputs)
+    if found is None and result is not None and short in BY_RESULT:
+        found = _told(lambda given: _to(given, shapes_of([result])[0]), inputs)
+    return found
+
+
+def _told(formula: Formula, inputs: Inputs) -> Traffic | None:
     try:
-        found = formula(Inputs(shapes_of(shapes), dtypes, scalars))
+        found = formula(inputs)
         known = all(type(each) is int and 0 <= each < LIMIT for each in found) and sum(found) > 0
     except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RecursionError):
         return None
@@ -172,6 +184,17 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int | Non
     return formula
 
 
+def _to(inputs: Inputs, result: Sequence[int]) -> Traffic:
+    """Read all, write a tensor of this shape and of the type of the first one."""
+    first = next(place for place in range(len(inputs.shapes)) if inputs.holds(place))
+    return Traffic(inputs.all(), prod(result) * inputs.size(first))
+
+
+def _gradient(inputs: Inputs) -> Traffic:
+    """Write a gradient whose size is the first input."""
+    return _to(inputs, inputs.list(0))
+
+
 def _convolution_backward(inputs: Inputs) -> Traffic:
     """Read the gradient, and what each gradient that is asked for needs; write those."""
     wanted = inputs.list(10) if len(inputs.scalars) > 10 and inputs.scalars[10] else [True, True, False]
@@ -269,6 +292,12 @@ _BACKWARD = (
 ).split()
 _OVERWRITTEN = "bernoulli_ exponential_ fill_ log_normal_ normal_ random_ uniform_ zero_".split()
 
+_GRADIENTS = [
+    f"{library}_convolution_backward_{which}"
+    for library in ("cudnn", "miopen", "mkldnn")
+    for which in ("input", "weight", "weights")
+]
+
 FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(_UNARY, _elementwise(1)),
     **dict.fromkeys(_BINARY, _elementwise(2)),
@@ -308,6 +337,7 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("mm", "bmm"), _matrix_product()),
     **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), _matrix_product(first=1)),
     **dict.fromkeys(("mkldnn_linear", "_mkl_linear", "mkldnn::_linear_pointwise"), _linear),
+    "_int_mm": lambda inputs: Traffic(inputs.all(), inputs.shapes[0][0] * inputs.shapes[1][1] * SIZES["int"]),
     "_scaled_mm": _scaled_product,
     # convolutions
     "mkldnn_convolution": _convolution(4, 3, 5),
@@ -317,6 +347,7 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("_conv_depthwise2d", "conv_depthwise3d", "slow_conv_dilated2d"), _convolution(4, 5, 6)),
     "mkldnn::_convolution_pointwise": _convolution(4, 3, 5),
     "convolution_backward": _convolution_backward,
+    **dict.fromkeys(_GRADIENTS, _gradient),
     # attention
     **dict.fromkeys(("_flash_attention_forward", "_efficient_attention_forward"), _attention),
     **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu", "_cudnn_attention_forward"), _attention),
@@ -338,3 +369,8 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("avg_pool2d_backward", "_adaptive_avg_pool2d_backward"), _reads(0, writes=[1])),
 }
 """Operator → formula over its inputs."""
+
+BY_RESULT = frozenset(
+    ["cudnn_convolution", "miopen_convolution", "miopen_depthwise_convolution", "mkldnn_convolution", *_GRADIENTS]
+)
+"""Operators of which the shape of the result tells what the source does not: what is written."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from xsp import owntimes
-from xsp.device.ceilings import PRECISIONS, USUAL
-from xsp.device.kernelnames import COMMUNICATION, NAMES
+from xsp.device.ceilings import PRECISIONS
+from xsp.device.kernelnames import COMMUNICATION, NAMES, WITHOUT_PRODUCTS
+from xsp.flops import PRODUCTS
 from xsp.owntimes import NS as NS
 from xsp.span import Kind, Level
 from xsp.trace import Trace
@@ -37,7 +38,8 @@ _ON_DEVICE = f"""
         SELECT span_id, name, kind, type, merged.phase, start_ns, dur_ns, {NS} AS ns, 1 AS calls, true AS computes,
                true_lo_ns, true_hi_ns, layer_id, parent_id AS op_id, true AS carries, 'device' AS library,
                flops AS own_flops, dram_read_bytes AS own_read, dram_write_bytes AS own_write, flops_source,
-               bytes_source, occupancy, occupancy_source, class = '{COMMUNICATION}' AS communication, tensor_cores
+               bytes_source, occupancy, occupancy_source, class = '{COMMUNICATION}' AS communication, tensor_cores,
+               names.precision AS named_precision, dtype AS own_dtype, class AS worked
         FROM merged LEFT JOIN names USING (name) WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}'
     )
 """
@@ -45,7 +47,7 @@ _ON_DEVICE = f"""
 _NOT_COUNTED = """
     NULL::BIGINT AS own_flops, NULL::BIGINT AS own_read, NULL::BIGINT AS own_write, NULL::VARCHAR AS flops_source,
     NULL::VARCHAR AS bytes_source, NULL::DOUBLE AS occupancy, NULL::VARCHAR AS occupancy_source,
-    false AS communication, NULL::VARCHAR AS tensor_cores
+    false AS communication, NULL::VARCHAR AS tensor_cores, NULL::VARCHAR AS named_precision, NULL::VARCHAR AS own_dtype
 """
 
 _ON_HOST = f"""
@@ -56,16 +58,16 @@ _ON_HOST = f"""
                true AS computes, true_lo_ns * coalesce(scale, 1.0) AS true_lo_ns,
                true_hi_ns * coalesce(scale, 1.0) AS true_hi_ns, layer_id, parent_id AS op_id,
                type IS DISTINCT FROM 'reorder' AS carries, json_extract_string(attributes, '$.library') AS library,
-               {_NOT_COUNTED}
+               {_NOT_COUNTED}, type AS worked
         FROM merged LEFT JOIN own_times ON own_times.span_id = merged.parent_id WHERE kind = '{Kind.PRIMITIVE}'
         UNION ALL
         SELECT span_id, name, kind, type, phase, start_ns, dur_ns, own_ns, 1, true,
                CASE WHEN own_ns = {NS} THEN true_lo_ns END, CASE WHEN own_ns = {NS} THEN true_hi_ns END,
-               layer_id, span_id, true, 'unknown', {_NOT_COUNTED}
+               layer_id, span_id, true, 'unknown', {_NOT_COUNTED}, NULL
         FROM operators WHERE computes
         UNION ALL
         SELECT NULL, '{DISPATCH}', '{Kind.OP}', NULL, phase, min(start_ns), NULL, sum(own_ns), count(*), false,
-               NULL, NULL, layer_id, NULL, false, 'framework', {_NOT_COUNTED}
+               NULL, NULL, layer_id, NULL, false, 'framework', {_NOT_COUNTED}, NULL
         FROM operators WHERE NOT computes GROUP BY layer_id, phase
     )
 """
@@ -77,9 +79,22 @@ WHOLE_NS = f"""(
 )"""
 """Time of the outermost operators, and of primitives outside all operators: what kernels without a device add up to."""
 
-_PRECISION = f"""CASE WHEN op.dtype = 'float' AND tensor_cores = 'yes' THEN 'tf32'
-    {" ".join(f"WHEN op.dtype = '{dtype}' THEN '{kind}'" for dtype, kind in PRECISIONS.items())}
-    ELSE '{USUAL}' END"""
+_PRECISION = f"""CASE WHEN coalesce(own_dtype, op.dtype) = 'float' AND tensor_cores = 'yes' THEN 'tf32'
+    {" ".join(f"WHEN coalesce(own_dtype, op.dtype) = '{dtype}' THEN '{kind}'" for dtype, kind in PRECISIONS.items())}
+    ELSE named_precision END"""
+"""The type that the operator states, else what the kernel's name says; null where neither does."""
+
+_OTHER_PRIMITIVES = tuple(
+    "reorder eltwise binary sum concat softmax pooling resampling reduction batch_normalization layer_normalization "
+    "group_normalization lrn shuffle prelu".split()
+)
+
+_NONE_COUNTED = f"""coalesce(
+    worked IN {WITHOUT_PRODUCTS} OR worked IN {_OTHER_PRIMITIVES}
+    OR (worked IS NULL OR worked = 'other') AND starts_with(caller.name, 'aten::')
+       AND NOT regexp_matches(caller.name, '{PRODUCTS}'), false)"""
+"""Whether a kernel does none of the operations that are counted: by its class, oneDNN's kind of primitive, or the
+operator that launched it."""
 
 
 def _figure(own: str, ops: str, counted: str) -> str:
@@ -127,10 +142,12 @@ _KERNELS = f"""
                     WHEN carries AND NOT work.counted_flops THEN op.flops_source END AS flops_source,
                CASE WHEN own_read IS NOT NULL THEN coalesce(calls.bytes_source, 'counter')
                     WHEN carries AND NOT work.counted_bytes THEN op.bytes_source END AS bytes_source,
-               calls.occupancy, calls.occupancy_source
+               calls.occupancy, calls.occupancy_source, {_NONE_COUNTED} AS none_counted
         FROM calls
         LEFT JOIN work USING (op_id)
         LEFT JOIN ops op ON op.span_id = calls.op_id
+        LEFT JOIN (SELECT span_id, name FROM merged WHERE device IS NULL AND level >= {int(Level.OP)}) caller
+            ON caller.span_id = calls.op_id
         LEFT JOIN (SELECT span_id, layer_index, name FROM merged WHERE level = {int(Level.LAYER)}) layer
             ON layer.span_id = calls.layer_id
     )
@@ -144,6 +161,8 @@ def kernels(trace: Trace) -> str:
     of each operator that no operator and no primitive inside it covers, and, where that is no work of its own, a row
     for each layer and phase (`computes` is false, `calls` says of how many operators). So they leave nothing out.
 
+    `none_counted` says that a kernel does none of the operations that `xsp.flops` counts, as element-wise work. The
+    precision is null where neither the operator's type nor the kernel's name tells it.
     A single-precision operator's kernel that uses tensor cores, as far as its name tells, computes in `tf32`.
     Figures are a kernel's own where a counter gave them. Figures from shapes are an operator's, and which of its
     kernels did how much of it is not known. So a kernel has them (`flops`) where it is its operator's only one; the

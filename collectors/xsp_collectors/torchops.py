@@ -217,7 +217,7 @@ def _op(event: Any, threads: dict[int, int]) -> Span:
     sequence = event.sequence_nr()
     backward = event.fwd_thread_id() > 0
     shapes, dtypes, scalars = event.shapes(), event.dtypes(), event.concrete_inputs()
-    operations = flops(event.name(), shapes, scalars) if shapes else None
+    operations = flops(event.name(), shapes, scalars, dtypes) if shapes else None
     moved = traffic(event.name(), shapes, dtypes, scalars) if shapes else None
     return Span(
         level=Level.OP,

@@ -33,12 +33,13 @@ from xsp.analyses.samples import SAMPLES, SAMPLES_TIMELINE, THROTTLING
 from xsp.analyses.stages import STAGES
 from xsp.analyses.sweep import model_roofline, model_sweep
 from xsp.analyses.tensorcores import TENSOR_CORES
+from xsp.analyses.utilisation import MFU
 
 ANALYSES: dict[str, Analysis] = {
     each.id: each
     for each in (
         PHASES, PHASES_OVER_TIME, LOOP, LAYERS_BY_NAME, OPS,
-        A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, STAGES,
+        A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, MFU, STAGES,
         LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND, HEALTH,
         DEVICE_ACTIVITY, STEPS, KERNEL_CLASSES, IDLE_CAUSES, IDLE_GAPS, LAUNCHES, LAUNCH_BOUND,
         TENSOR_CORES, COMMUNICATION, COLLECTIVE_SKEW, STRAGGLERS,
@@ -67,6 +68,7 @@ phases = PHASES
 phases_over_time = PHASES_OVER_TIME
 layers = LAYERS_BY_NAME
 operators = OPS
+model_flops_utilisation = MFU
 stages = STAGES
 program_loop = LOOP
 health_findings = HEALTH
@@ -100,7 +102,8 @@ __all__ = [
     "kernel_information", "kernel_roofline", "kernel_share", "kernels_by_layer", "kernels_by_model", "kernels_by_name",
     "launch_bound", "launch_costs", "layer_information", "layer_latency", "layer_latency_by_type", "layer_memory",
     "layer_memory_by_type", "layer_metrics", "layer_roofline", "layer_types", "layers", "ledger", "ledger_by_kind",
-    "ledger_by_layer", "memory_steps", "memory_timeline", "model_information", "model_roofline", "model_sweep",
+    "ledger_by_layer", "memory_steps", "memory_timeline", "model_flops_utilisation", "model_information",
+    "model_roofline", "model_sweep",
     "operators", "optimal_batch", "phases", "phases_over_time", "program_loop", "samples_summary", "samples_timeline",
     "stages", "tensor_cores", "throttling_reasons",
 ]  # fmt: skip

@@ -4,7 +4,8 @@ On a machine without a device the kernels are what operators took by themselves 
 add up to the time of the outermost operators. Operations and memory traffic are those that a counter gave, else what
 follows from the shapes of the operator's inputs; which of the two, the columns `flops_source` and `bytes_source` say.
 What neither tells is null, and the `…_known_percent` of a sum say of which share of the time of kernels that compute it
-stands; the arithmetic intensity of a sum is null where that is not `ENOUGH`.
+stands; the arithmetic intensity of a sum is null where that is not `ENOUGH`, and so is its throughput. Kernels that do
+none of the counted operations by the convention of `xsp.flops` (element-wise work) count as known.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from xsp.trace import Trace
 from xsp.views import LAYERS, NS, kernels
 
 ENOUGH = 90
-"""Percent of the time of kernels, communication apart, whose traffic is known: below it their sum has no intensity."""
+"""Percent of the time of kernels whose traffic (communication apart) or operations are known: below it their sum has
+no intensity, and no throughput."""
 
 HOST_NS = f"(SELECT max({NS}) FROM merged WHERE kind = '{Kind.STEP}')"
 MODEL_NS = f"""greatest({HOST_NS}, (
@@ -47,20 +49,26 @@ def summed(kind: str = "whole") -> str:
     together = intensity(f"sum({flops}) FILTER ({read} IS NOT NULL)", f"sum({read})", f"sum({write})")
     moving = f"computes AND (NOT communication OR {read} IS NOT NULL)"
     traffic = share(f"sum(ns) FILTER ({read} IS NOT NULL)", f"sum(ns) FILTER ({moving})")
+    known = share(f"sum(ns) FILTER ({flops} IS NOT NULL OR none_counted)", "sum(ns) FILTER (computes)")
+    known = f"coalesce({known}, 0)"
+    precision = "coalesce(precision, 'unknown')"
     return f"""
         coalesce(sum(calls) FILTER (computes), sum(calls))::BIGINT AS calls, sum(ns) AS ns,
         round(sum({flops}))::BIGINT AS flops,
         round(sum({read}))::BIGINT AS dram_read_bytes, round(sum({write}))::BIGINT AS dram_write_bytes,
         {occupancy("occupancy", "ns")} AS occupancy,
         CASE WHEN {traffic} >= {ENOUGH} THEN {together} END AS flop_per_byte,
-        coalesce(arg_max(precision, {flops}), arg_max(precision, ns)) AS precision,
-        {share(f"sum(ns) FILTER ({flops} IS NOT NULL)", "sum(ns) FILTER (computes)")} AS flops_known_percent,
+        nullif(coalesce(arg_max({precision}, {flops}), arg_max({precision}, ns)), 'unknown') AS precision,
+        {known} AS flops_known_percent,
         {traffic} AS bytes_known_percent
     """
 
 
+GFLOP_PER_S = f"CASE WHEN flops_known_percent >= {ENOUGH} THEN {throughput('flops', 'ns')} END"
+"""Throughput of a sum of kernels; null where not enough of their operations is known."""
+
 FIGURES = f"""
-    flops, {throughput("flops", "ns")} AS gflop_per_s, dram_read_bytes, dram_write_bytes, occupancy, flop_per_byte,
+    flops, {GFLOP_PER_S} AS gflop_per_s, dram_read_bytes, dram_write_bytes, occupancy, flop_per_byte,
     {memory_bound("flop_per_byte", "ideal")} AS memory_bound, precision, flops_known_percent, bytes_known_percent
 """
 """Columns of a sum of kernels that was joined with `roofs`."""

@@ -1,15 +1,15 @@
 """A9, A14 and A15: where kernels, layers and the model stand under the roof of the machine.
 
 The roof is the device's peak in the precision of the work, and its memory's bandwidth: quoted from `devices.toml`, or
-measured (see `xsp.device.ceilings`). Work whose element type is not known stands under the peak of single precision, as
-all work does in XSP.
+measured (see `xsp.device.ceilings`). Work whose element type neither its operator nor its kernel's name tells stands
+under no peak; of bandwidth it has its share.
 """
 
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.formulas import attainable, intensity, memory_bound, share, throughput
-from xsp.analyses.kernel import FIGURES, HOST_NS, MODEL_NS, prepared, summed
+from xsp.analyses.kernel import FIGURES, GFLOP_PER_S, HOST_NS, MODEL_NS, prepared, summed
 from xsp.device import ceilings
 from xsp.errors import AnalysisError
 from xsp.span import Kind, Level
@@ -35,11 +35,13 @@ def _without_a_point(trace: Trace) -> str | None:
     )
 
 
+_BANDWIDTH = "(SELECT max(bandwidth_gbyte_per_s) FROM roofs)"
+
 _POINT = f"""
-    precision, peak_gflop_per_s, bandwidth_gbyte_per_s,
+    precision, peak_gflop_per_s, {_BANDWIDTH} AS bandwidth_gbyte_per_s,
     {attainable("flop_per_byte", "peak_gflop_per_s", "bandwidth_gbyte_per_s")} AS roof_gflop_per_s,
     {share("gflop_per_s", attainable("flop_per_byte", "peak_gflop_per_s", "bandwidth_gbyte_per_s"))} AS roof_percent,
-    {share("gbyte_per_s", "bandwidth_gbyte_per_s")} AS bandwidth_percent,
+    {share("gbyte_per_s", _BANDWIDTH)} AS bandwidth_percent,
     {memory_bound("flop_per_byte", "ideal")} AS memory_bound
 """
 
@@ -72,7 +74,8 @@ def A9(trace: Trace) -> Table:
 def A14(trace: Trace) -> Table:
     """Arithmetic intensity and throughput of each layer's kernels together, and the roof over them.
 
-    The precision is that of the layer's largest operation.
+    The precision is that of the layer's largest operation, null where that is not known. Throughput is null where less
+    than 90 % of the time of the layer's kernels has known operations (`flops_known_percent`).
     """
     return trace.sql(
         f"""
@@ -80,7 +83,7 @@ def A14(trace: Trace) -> Table:
             SELECT any_value(layer_index) AS layer_index, any_value(layer_name) AS layer_name, {summed()}
             FROM kernels WHERE layer_id IS NOT NULL GROUP BY layer_id
         ), points AS (
-            SELECT *, {throughput("flops", "ns")} AS gflop_per_s,
+            SELECT *, {GFLOP_PER_S} AS gflop_per_s,
                    {throughput("(dram_read_bytes + dram_write_bytes)", "ns")} AS gbyte_per_s
             FROM groups LEFT JOIN roofs USING (precision)
         )

@@ -34,12 +34,13 @@ PRECISIONS = {
     "c10::BFloat16": "bf16",
     "signed char": "int8",
     "unsigned char": "int8",
+    "c10::Float4_e2m1fn_x2": "fp4",
     **dict.fromkeys((f"c10::Float8_{kind}" for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")), "fp8"),
 }
 """Precision of an element type as Kineto names it."""
 
 USUAL = "fp32"
-"""The precision that counts where none is known; XSP knows no other."""
+"""The precision of XSP's paper, which knows no other."""
 
 _BRANDS = {"NVIDIA", "AMD", "TESLA", "INSTINCT", "GEFORCE"}
 _NEUTRAL = re.compile(r"\d+GI?B|HBM\d?E?|SXM\d?|PCIE|OAM|VF")

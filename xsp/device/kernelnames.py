@@ -3,8 +3,8 @@
 This is the one place that reads names of device kernels. A table holds patterns in the order in which they are
 tried, and the first that is found counts; it stands on how the vendors and libraries name their kernels, given
 beside each. A name that tells nothing is of the class `other`, and its use of tensor cores is null: what a name
-does not tell is not guessed. The patterns are in RE2's language and ignore case; `CLASS`, `TENSOR_CORES` and
-`COLLECTIVE` are the SQL expressions made of them, from a column `name`.
+does not tell is not guessed. The patterns are in RE2's language and ignore case; `CLASS`, `TENSOR_CORES`,
+`PRECISION` and `COLLECTIVE` are the SQL expressions made of them, from a column `name`.
 
 A step launches hundreds of thousands of kernels under some hundred names, so ask over the distinct ones: see
 `NAMES`.
@@ -17,6 +17,9 @@ from xsp.span import Kind, Level
 COMMUNICATION = "communication"
 MATRIX = ("gemm", "convolution", "attention")
 """Classes whose arithmetic tensor cores can do."""
+
+WITHOUT_PRODUCTS = (COMMUNICATION, "normalisation", "elementwise", "reduction", "copy", "triton")
+"""Classes that multiply no matrices: Triton's are Inductor's fusions, whose templates of products are told apart."""
 
 CLASSES = (COMMUNICATION, *MATRIX, "normalisation", "elementwise", "reduction", "copy", "triton", "other")
 
@@ -46,7 +49,8 @@ CLASS_RULES: Rules = (
     # cuBLAS (gemm, gemv, nvjet, xmma, split-K), CUTLASS, Tensile's Cijk_Ailk_Bjlk, DeepGEMM, quantised products
     # (fbgemm is the namespace of embeddings and quantisation, and no product)
     (r"(^|[^b])gemm|(^|[^f])bgemm|gemv|matmul|nvjet|xmma|cijk_|cublas|splitk|(^|_|:)(b|add)?mm_", "gemm"),
-    (r"marlin|machete|gptq|fused_moe_kernel|wvSplitK|LLGemm|tinygemm", "gemm"),
+    (r"marlin|machete|gptq|fused_moe_kernel|wvSplitK|LLGemm|tinygemm|(^|_|:)fmoe|moe_?stage|MoeFlatmm", "gemm"),
+    (r"topk_?gating|moe_align|moe_sum|moe_sort|permute", "other"),
     (r"(Lp|Two|One)Norm|NormTwoOps|NormOneOps|NormOps", "reduction"),
     (r"batch_?norm|layer_?norm|group_?norm|instance_?norm|rms_?norm|weight_?norm|l2_?norm", "normalisation"),
     (r"norm_(fwd|bwd|kernel|forward|backward)|GammaBeta|RowwiseMoments|softmax|(^|_|:)bn_(fw|bw)", "normalisation"),
@@ -100,6 +104,20 @@ COLLECTIVE_RULES: Rules = (
 """Pattern → the collective, where a communication kernel's name says it."""
 
 
+PRECISION_RULES: Rules = (
+    # types in CUTLASS's and cuDNN's names come in the order left, right, sum; Tensile's as a letter each
+    (r"(mx|nv)?fp4|e2m1", "fp4"),
+    (r"fp8|e4m3|e5m2|(^|_)f8|cijk_\w*_F8", "fp8"),
+    (r"tf32|s1688gemm|s1688fprop|s1688[dw]grad|s1688cudnn|cijk_\w*_(S|XF32)_?MX|f32xf32", "tf32"),
+    (r"bf16|bfloat16|cijk_\w*_(BBS|BSS|B_)|nvjet_tst|nvjet_\w*bb[bs]_", "bf16"),
+    (r"(^|_|[^a-z0-9])h(gemm|cudnn)|[hs](884|16816)|f16|__half|half_t|cijk_\w*_(HHS|HSS|HH|H)_|nvjet_hsh|fp16", "fp16"),
+    (r"i8(i8)?|int8|imma|i(8816|16832)", "int8"),
+    (r"dgemm|(^|_)d(884|gemm)|f64|double|cijk_\w*_(DB|D)_", "fp64"),
+    (r"(^|_|[^a-z])s(gemm|cudnn)|gemmk1|sgemm|ffma|f32f32|cijk_\w*_(SB|S)_|<float, ", "fp32"),
+)
+"""Pattern → element type of the factors, where the name of a kernel of one of the classes `MATRIX` says it."""
+
+
 def _case(rules: Rules, otherwise: str) -> str:
     found = " ".join(f"WHEN regexp_matches(name, '{pattern}', 'i') THEN '{answer}'" for pattern, answer in rules)
     return f"CASE {found} ELSE {otherwise} END"
@@ -107,11 +125,13 @@ def _case(rules: Rules, otherwise: str) -> str:
 
 CLASS = _case(CLASS_RULES, "'other'")
 TENSOR_CORES = _case(TENSOR_CORE_RULES, "NULL")
+PRECISION = _case(PRECISION_RULES, "NULL")
 COLLECTIVE = _case(COLLECTIVE_RULES, "NULL")
 
 NAMES = f"""
     names AS MATERIALIZED (
         SELECT *, CASE WHEN class IN {MATRIX} THEN {TENSOR_CORES} END AS tensor_cores,
+               CASE WHEN class IN {MATRIX} THEN {PRECISION} END AS precision,
                CASE WHEN class = '{COMMUNICATION}' THEN {COLLECTIVE} END AS collective
         FROM (
             SELECT name, {CLASS} AS class
@@ -119,4 +139,5 @@ NAMES = f"""
         )
     )
 """
-"""To put behind WITH: each kernel's name with its class, tensor cores ('yes', 'no' or null) and collective."""
+"""To put behind WITH: each kernel's name with its class, tensor cores ('yes', 'no' or null), precision, and
+collective."""

@@ -9,6 +9,7 @@ import duckdb
 
 from xsp import table
 from xsp.importers.contract import FURTHEST, SEEN
+from xsp.opinputs import NO_TENSOR
 from xsp.span import Kind, Level
 
 CATEGORIES = {
@@ -117,7 +118,7 @@ _BACKWARD = f"({_FORWARD} > 0 OR name LIKE 'autograd::engine::%')"
 _SEQUENCE = _OP.whole("Sequence number")
 _TYPES = _OP.text("Input type", "Input types")
 _TENSORS = (
-    f"list_filter(TRY_CAST({_TYPES} AS VARCHAR[]), lambda each: each NOT IN ('', 'Scalar', 'ScalarList', 'TensorList'))"
+    f"list_filter(TRY_CAST({_TYPES} AS VARCHAR[]), lambda each: each NOT IN {(*sorted(NO_TENSOR), 'TensorList')})"
 )
 
 

@@ -1,0 +1,184 @@
+"""Model FLOPs utilisation: of what a device can do, how much the counted operations are.
+
+The operations of each kernel are held against the peak of its own precision, so that work of several types has the peak
+that it could have reached together: operations over the sum of operations / peak. They are those of `xsp.flops`, which
+counts products, convolutions and attention, recomputed ones too (so this is what PaLM's authors call hardware FLOPs
+utilisation where activations are recomputed; Chowdhery et al., arXiv:2204.02311, appendix B).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from xsp.analyses.contract import Table, analysis, values
+from xsp.analyses.kernel import ENOUGH, prepared
+from xsp.iterations import iterations
+from xsp.span import Kind, Level
+from xsp.trace import Trace
+
+STEP, ALL_STEPS, PHASE, MODULE = "step", "all steps", "phase", "module"
+WALL, LOOP, DEVICE, OPERATORS = "wall", "loop", "device time", "operators' time"
+
+_COLUMNS = {
+    "of": "VARCHAR", "name": "VARCHAR", "mfu_percent": "DOUBLE", "why_null": "VARCHAR", "ms": "DOUBLE",
+    "time": "VARCHAR", "tflop_per_s": "DOUBLE", "precision": "VARCHAR", "peak_tflop_per_s": "DOUBLE",
+    "tflop": "DOUBLE", "flops_known_percent": "DOUBLE", "calls": "BIGINT",
+}  # fmt: skip
+
+
+class Work(NamedTuple):
+    """Operations of some kernels: how many, how long the peak would take, in which types, known to which share."""
+
+    flops: float | None
+    peaked_flops: float | None
+    """Those whose type has a known peak."""
+    ideal_ns: float | None
+    """What those would take at the peak."""
+    known_percent: float | None
+    """Percent of the kernels' time whose operations are known."""
+    precision: str | None
+
+
+_WORK = """
+    sum(whole_flops)::DOUBLE AS flops,
+    (sum(whole_flops) FILTER (peak_gflop_per_s IS NOT NULL))::DOUBLE AS peaked_flops,
+    sum(whole_flops / peak_gflop_per_s)::DOUBLE AS ideal_ns,
+    100.0 * coalesce(sum(ns) FILTER (whole_flops IS NOT NULL OR none_counted), 0)
+        / nullif(sum(ns) FILTER (computes), 0) AS known_percent,
+    string_agg(DISTINCT coalesce(precision, 'unknown'), ', ' ORDER BY coalesce(precision, 'unknown'))
+        FILTER (whole_flops > 0) AS precision
+"""
+
+_MODULE = r"regexp_replace(regexp_replace(layer_name, '([._])\d+\b', '\1*', 'g'), '_\*$', '')"
+"""Modules that differ by a number alone, as the layers of a stack, are one: `layers.3.mlp` is `layers.*.mlp`."""
+
+
+@analysis("mfu", "Model FLOPs utilisation", Level.OP)
+def MFU(trace: Trace) -> Table:
+    """Counted operations over time, in percent of the device's peak in their precision: of steps, phases, modules.
+
+    A step's time is the wall time until the next step begins (`wall`), of the last one until its last kernel has
+    ended; of a run of xsp's own, what an iteration of its loop takes where nothing is recorded (`loop`). Time of
+    a phase or a module is that in which its kernels ran (`device time`; `operators' time` without a device), so
+    theirs says how well the kernels do, and the step's how well the program does. A module is the innermost one, and
+    modules that differ by a number alone are one row; of each phase, modules come by their time.
+
+    `mfu_percent` is null, and `why_null` says why, where less than 90 % of the kernels' time has known operations, or
+    of the operations a known peak: a share from a part of the work would not be that of the whole. Peaks are measured
+    or quoted, dense, see docs/rooflines.md; `peak_tflop_per_s` is that of the types in use together.
+    """
+    on_device = trace.has(Level.KERNEL)
+    whole = next((found[1] for found in _work(trace, "1", "true")), Work(None, None, None, None, None))
+    rows = [_row(of, name, work, ns, time, devices, None)
+            for of, name, work, ns, time, devices in _steps(trace, whole)]  # fmt: skip
+    time = DEVICE if on_device else OPERATORS
+    for of, group, where in ((PHASE, "coalesce(phase, 'forward')", "true"), (MODULE, _MODULE, "layer_id IS NOT NULL")):
+        rows += [_row(of, name, work, ns, time, 1, calls) for name, work, ns, calls in _work(trace, group, where)]
+    return values(trace, "model_flops_utilisation", _COLUMNS, rows)
+
+
+def _work(trace: Trace, group: str, where: str) -> list[tuple[str, Work, float, int]]:
+    """Return groups of kernels by name: their work, how long a device ran any of them, and how many there are."""
+    last = "max(start_ns + dur_ns) OVER (PARTITION BY device, named ORDER BY start_ns, span_id "
+    last += "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+    ran = "ns"
+    if trace.has(Level.KERNEL):
+        ran = "ns * greatest(start_ns + dur_ns - greatest(start_ns, coalesce(until_ns, start_ns)), 0)"
+        ran = f"{ran}::DOUBLE / nullif(dur_ns, 0)"
+    rows = trace.sql(
+        f"""
+        WITH {prepared(trace)}, named AS (
+            SELECT kernels.*, {group} AS named, placed.device
+            FROM kernels LEFT JOIN (SELECT span_id, device FROM merged) placed ON placed.span_id = kernels.span_id
+            WHERE computes AND {where}
+        ), ran AS (
+            SELECT *, {last} AS until_ns FROM named
+        )
+        SELECT named, {_WORK}, sum({ran})::DOUBLE AS ran_ns, sum(calls)::BIGINT AS calls
+        FROM ran LEFT JOIN roofs USING (precision) GROUP BY named ORDER BY ran_ns DESC, named
+        """
+    ).fetchall()
+    return [(row[0], Work._make(row[1:6]), row[6] or 0.0, row[7]) for row in rows]
+
+
+_STEPS = f"""
+    WITH begun AS (
+        SELECT rank, step, any_value(name) AS name, min(start_ns) AS start_ns, max(start_ns + dur_ns) AS end_ns
+        FROM spans WHERE kind = '{Kind.STEP}' AND step IS NOT NULL AND timed IS NOT false GROUP BY rank, step
+    ), done AS (
+        SELECT rank, step, max(start_ns + dur_ns) AS done_ns, count(DISTINCT device) AS devices FROM spans
+        WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}' GROUP BY rank, step
+    ), counted AS (
+        SELECT rank, step, sum(flops)::DOUBLE AS flops FROM spans
+        WHERE device IS NULL AND level >= {int(Level.OP)} GROUP BY rank, step
+    )
+    SELECT begun.rank, begun.name,
+           (CASE WHEN lead(begun.step) OVER line = begun.step + 1 THEN lead(start_ns) OVER line
+                 ELSE greatest(end_ns, coalesce(done_ns, end_ns)) END - start_ns)::DOUBLE AS ns,
+           greatest(coalesce(devices, 1), 1) AS devices, flops,
+           (SELECT sum(flops)::DOUBLE FROM merged WHERE device IS NULL AND level >= {int(Level.OP)}) AS merged_flops
+    FROM begun LEFT JOIN done USING (rank, step) LEFT JOIN counted USING (rank, step)
+    WINDOW line AS (PARTITION BY begun.rank ORDER BY begun.step)
+    ORDER BY begun.rank, begun.step
+"""
+
+Step = tuple[str, str | None, Work, float, str, int]
+
+
+def _steps(trace: Trace, whole: Work) -> list[Step]:
+    """Return steps with their work, nanoseconds, what time that is, and how many devices worked.
+
+    A step's operations are to the merged step's as those that its own operators state are to those of the merged one.
+    """
+    rows = trace.sql(_STEPS).fetchall()
+    devices = max((row[3] for row in rows), default=1)
+    loop = next((each for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None)
+    if loop is not None and loop.mean_ns is not None:
+        return [(STEP, None, whole, loop.mean_ns, LOOP, devices)]
+    found: list[Step] = []
+    ranks = len({row[0] for row in rows})
+    for rank, name, ns, on, flops, merged in rows:
+        work = _scaled(whole, flops / merged if flops and merged else 1.0)
+        found.append((STEP, f"rank {rank} {name}" if ranks > 1 else name, work, ns, WALL, on))
+    if len(found) > 1:
+        total = _scaled(whole, sum((each[2].flops or 0.0) / (whole.flops or 1.0) for each in found))
+        found.insert(0, (ALL_STEPS, None, total, sum(each[3] for each in found), WALL, devices))
+    return found
+
+
+def _scaled(work: Work, by: float) -> Work:
+    flops, peaked, ideal = (None if each is None else each * by for each in work[:3])
+    return work._replace(flops=flops, peaked_flops=peaked, ideal_ns=ideal)
+
+
+def _row(
+    of: str, name: str | None, work: Work, ns: float, time: str, devices: int, calls: int | None
+) -> tuple[Any, ...]:
+    why = _why_null(work, ns)
+    known = (work.known_percent or 0.0) >= ENOUGH and work.flops is not None and ns > 0
+    peak = work.peaked_flops / work.ideal_ns / 1e3 if work.peaked_flops and work.ideal_ns else None
+    return (
+        of,
+        name,
+        100 * (work.ideal_ns or 0.0) / (ns * devices) if why is None else None,
+        why,
+        ns / 1e6,
+        time,
+        work.flops / ns / 1e3 if known and work.flops is not None else None,
+        work.precision,
+        None if peak is None else peak * devices,
+        None if work.flops is None else work.flops / 1e12,
+        work.known_percent,
+        calls,
+    )
+
+
+def _why_null(work: Work, ns: float) -> str | None:
+    """Return why a share of the peak cannot be said; None where it can."""
+    if (work.known_percent or 0.0) < ENOUGH:
+        return f"FLOPs {work.known_percent or 0.0:.0f} % known"
+    if not work.flops:
+        return "no FLOPs"
+    if 100 * (work.peaked_flops or 0.0) < ENOUGH * work.flops:
+        return f"no peak of {work.precision}"
+    return None if ns > 0 else "no time"
