@@ -2,7 +2,8 @@
 
 For each size of step, bare stretches of the loop and whole `xsp.profile` blocks of it take turns. Held against each
 other are the step's latency (A1's `latency_ms`, `low_ms`, `high_ms`) and the bare step, and the loop's iteration
-(`loop_ms`) and the bare iteration. The bare loop reads the clock twice a step, as xsp does.
+(`loop_ms`) and the bare iteration. The bare loop reads the clock as seldom as xsp does: around each step from 1 ms on,
+around stretches of some milliseconds of shorter ones, so that what holds the machine up counts alike on both sides.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from parts.turns import Figure
 
 import xsp
 from xsp import summary
+from xsp.recording import quiet
 
 SHORT_MS = 1.0
 GOALS = (0.05, 0.02)
@@ -49,7 +51,7 @@ class Found:
     """What the rounds of one size came to, in nanoseconds."""
 
     bare: list[float] = field(default_factory=list)
-    """Trimmed mean of the steps of each bare stretch."""
+    """Trimmed mean of each bare stretch, over its steps or over parts of it."""
 
     iteration: list[float] = field(default_factory=list)
     xsp: list[Figure] = field(default_factory=list)
@@ -107,14 +109,22 @@ def stretch(step: Callable[[], object], count: int, found: Found) -> None:
     """Run the loop without xsp."""
     for _ in range(max(3, count // 10)):
         step()
+    together = steps_at_once(step)
     times = []
     begin = perf_counter_ns()
-    for _ in range(count):
+    for _ in range(count // together):
         before = perf_counter_ns()
-        step()
-        times.append(perf_counter_ns() - before)
-    found.iteration.append((perf_counter_ns() - begin) / count)
+        for _ in range(together):
+            step()
+        times.append((perf_counter_ns() - before) / together)
+    found.iteration.append((perf_counter_ns() - begin) / (count // together * together))
     found.bare.append(summary.trimmed_mean(times))
+
+
+def steps_at_once(step: Callable[[], object]) -> int:
+    """Return how many steps xsp times together."""
+    taken_ns = turns.time_of(step, 20) * 1e9
+    return max(quiet.LEAST, round(quiet.STRETCH_NS / taken_ns)) if taken_ns < quiet.SHORT_NS else 1
 
 
 def block(step: Callable[[], object], count: int, found: Found) -> None:

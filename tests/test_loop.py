@@ -220,6 +220,19 @@ def test_cold_caches_where_steps_are_recorded_widen_intervals_and_in_the_end_tak
     assert step == pytest.approx(1.001 * MS, rel=0.01), "the step itself is told by steady steps"
 
 
+def test_what_calls_of_modules_take_longer_for_passing_by_a_collector_is_taken_off_steps_of_a_stretch() -> None:
+    layers = "step s 0-100\nforward Net 0-90\n" + "\n".join(f"module l{n} {10 * n}-{10 * n + 9}" for n in range(1, 5))
+    recorded = [span for step in range(5) for span in spans(layers, step=200 + step)]
+    costs = {"modules": {"level": int(Level.LAYER), "ns_per_span": 500.0, "ns_passing": 250.0, "rounds": 7}}
+    in_loop = [{"step": 200 + n, "dur_ns": 100_000.0, "rung": int(Level.LAYER), "steady": False} for n in range(5)]
+    alone = [{**each, "dur_ns": 80_000.0} for each in bare(9)]
+    together = [{**each, "steps": 20} for each in alone]
+    for rows, expected in ((alone, 0.08), (together, 0.079)):
+        trace = with_loop(trace_of(recorded, {"costs": costs}), rows + in_loop)
+        assert A1(trace).select("latency_ms").fetchall() == [(pytest.approx(expected),)]
+        assert trace.rungs[0].step_ns == pytest.approx(expected * MS)
+
+
 def test_a_host_that_runs_ahead_of_a_device_waits_before_the_next_recorded_step() -> None:
     text = "step s 0-2000\nlaunch cudaLaunchKernel 10-20 correlation_id=1\nkernel k 100-1900 correlation_id=1"
     rows = [{**each, "dur_ns": 0.1 * MS} for each in bare(9)]

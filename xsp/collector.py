@@ -192,8 +192,13 @@ class Collector:
     def drop_before(self, time: int) -> None:
         """Forget what ended before a time; it may be on meanwhile. Of collectors with `by_thread`."""
 
-    def hush(self, quiet: bool) -> None:
-        """Note and signal nothing, also between steps, until told otherwise; called between steps."""
+    def hush(self, quiet: bool, but: Signal | None = None) -> None:
+        """Note and signal nothing, also between steps, until told otherwise; called between steps.
+
+        Args:
+            quiet: False for as before.
+            but: the only signal to give meanwhile.
+        """
 
     def forget(self) -> None:
         """Forget what was seen since the last step; called at the end of a step that is not recorded. Hot."""

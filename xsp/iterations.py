@@ -14,6 +14,7 @@ import duckdb
 
 from xsp import summary
 from xsp.loop import BARE
+from xsp.span import Level
 
 ENOUGH = 5
 """Steady steps from which a figure can be had."""
@@ -33,24 +34,44 @@ class BareStep(NamedTuple):
     samples: int | None
 
 
-def steady_steps(con: duckdb.DuckDBPyConnection) -> list[BareStep]:
+def steady_steps(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> list[BareStep]:
     """Return the steps that ran as if nothing were recorded, of the kind and rank of `alike`, in their order.
+
+    What calls of modules took longer because collectors let them pass is taken off where steps ran in a stretch; in
+    longer steps it is nothing.
 
     Args:
         con: holds `loop`, `alike` and `spans`.
+        run: content of `run.json`.
 
     Returns:
         Empty where there are fewer than `ENOUGH`, and where a device works on when the host's step has ended.
     """
     found = con.execute(
         f"""
-        SELECT step, dur_ns, samples FROM loop
+        SELECT step, dur_ns - CASE WHEN steps > 1 THEN least(?, dur_ns / 10) ELSE 0 END, samples FROM loop
         WHERE steady AND rung = {BARE} AND status = 'ok' AND {OF_ALIKE}
           AND NOT EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL)
         ORDER BY step
-        """
+        """,
+        [passing_ns(con, run)],
     ).fetchall()
     return [BareStep(*row) for row in found] if len(found) >= ENOUGH else []
+
+
+def passing_ns(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> float:
+    """Return what a step takes longer because calls of modules pass by a collector that looks at none of them.
+
+    Args:
+        con: holds `alike`.
+        run: content of `run.json`, whose calibration says what one call takes longer.
+    """
+    costs = (run.get("costs") or {}).values()
+    per_call = sum(each.get("ns_passing") or 0.0 for each in costs if each.get("level") == Level.LAYER)
+    ((calls,),) = con.execute(
+        f"SELECT median(on_host[{int(Level.LAYER)}::SMALLINT]) FROM alike WHERE rung >= {int(Level.LAYER)}"
+    ).fetchall()
+    return float(per_call * (calls or 0))
 
 
 OF_ALIKE = """

@@ -75,7 +75,7 @@ def true_trace(
         find_alike(con, kind)
     else:
         merge(con, run, kind)
-    return Trace(con, run, rungs_of(con), path)
+    return Trace(con, run, rungs_of(con, run), path)
 
 
 def _tables(con: duckdb.DuckDBPyConnection) -> set[str]:
@@ -101,16 +101,16 @@ def merge(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any], kind: int | No
     if _is_alone(con):
         _merge_alone(con, chosen)
     else:
-        _merge_leveled(con, chosen)
+        _merge_leveled(con, chosen, run)
     occupancy.fill(con, run)
 
 
-def _merge_leveled(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> None:
+def _merge_leveled(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...], run: Mapping[str, Any]) -> None:
     """Make `merged` of steps that took turns at the rungs: averages, and true times."""
     template = _template(con, chosen)
-    rungs = rungs_of(con)
+    rungs = rungs_of(con, run)
     _count_inside(template, rungs)
-    measured = _measured(con, template, rungs)
+    measured = _measured(con, template, rungs, run)
     cold = iterations.coldness(con) if rungs and rungs[0].level == BARE else None
     described = _described(con, template)
     rows = []
@@ -184,11 +184,12 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
     )
 
 
-def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
+def rungs_of(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> list[Rung]:
     """Return the rungs that have timed steps, outermost first; the first is that of bare steps, if they tell.
 
     Args:
         con: holds `alike` and `loop`.
+        run: content of `run.json`.
     """
     steps: dict[int, list[tuple[int, float]]] = {
         rung: list(zip(numbers, durations, strict=True))
@@ -198,7 +199,7 @@ def rungs_of(con: duckdb.DuckDBPyConnection) -> list[Rung]:
         ).fetchall()
     }
     rungs: list[Rung] = []
-    bare = iterations.steady_steps(con) if steps else []
+    bare = iterations.steady_steps(con, run) if steps else []
     if bare:
         durations = [each.dur_ns for each in bare]
         rungs.append(Rung(BARE, len(bare), summary.trimmed_mean(durations), None, None, 0))
@@ -349,7 +350,9 @@ class _Measured:
         self.shares = tuple(summary.percentile(durations, share) for share in (0.5, 0.9, 0.99))
 
 
-def _measured(con: duckdb.DuckDBPyConnection, template: _Template, rungs: Sequence[Rung]) -> dict[str, _Measured]:
+def _measured(
+    con: duckdb.DuckDBPyConnection, template: _Template, rungs: Sequence[Rung], run: Mapping[str, Any]
+) -> dict[str, _Measured]:
     """Return what the timed steps say of each key of the template."""
     own = {row.key: own_rung(row.level, rungs) for row in template.rows}
     step = next((row.key for row in template.rows if row.kind == Kind.STEP), None)
@@ -367,7 +370,7 @@ def _measured(con: duckdb.DuckDBPyConnection, template: _Template, rungs: Sequen
             if rung == rungs[-1].level:
                 measured[key].raw = summary.trimmed_mean(durations)
     if step is not None and rungs and rungs[0].level == BARE:
-        measured[step].take_bare([each.dur_ns for each in iterations.steady_steps(con)])
+        measured[step].take_bare([each.dur_ns for each in iterations.steady_steps(con, run)])
     return measured
 
 

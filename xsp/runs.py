@@ -205,7 +205,7 @@ def _load_imported(source: str) -> Trace:
         con, run = opened
         find_alike(con)
         weakref.finalize(con, folder.cleanup)
-        return Trace(con, run, rungs_of(con), Path(source))
+        return Trace(con, run, rungs_of(con, run), Path(source))
     found = importing.import_into(Path(folder.name), [source])
     if len(found) > 1:
         names = ", ".join(str(run.get("name", "")) for run in found.values())

@@ -25,8 +25,9 @@ from xsp.span import Kind, Level, Span
 from xsp_collectors import language
 from xsp_collectors.tensors import Sketch, describe, first_shape, sketch, tensor_bytes
 
-_OFF, _INSIDE, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(6)
+_OFF, _INSIDE, _ENDS, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(7)
 # _INSIDE: the one thread of the program is in an outermost call, and no other call is of interest
+# _ENDS: of outermost calls the end alone is signalled
 
 _FORWARD = Kind.FORWARD
 
@@ -94,10 +95,10 @@ class ModuleCalls(Collector):
         """Record nothing; outermost calls are still signalled where a session listens."""
         self._set_mode(_OFF if self.notify is ignore and self.outline is None else _SIGNAL)
 
-    def hush(self, quiet: bool) -> None:
-        """Let calls pass by without a look."""
+    def hush(self, quiet: bool, but: Signal | None = None) -> None:
+        """Let calls pass by without a look, or signal their ends alone."""
         if quiet:
-            self._set_mode(_OFF)
+            self._set_mode(_ENDS if but is Signal.CALL_END else _OFF)
         else:
             self.stop()
 
@@ -224,12 +225,13 @@ def _wrap(
                 inputs = sketch(args, kwargs)
         else:
             outline = collector.outline
-            if outline is not None and outline.thread in (None, here[1]):
-                trains = self.training and grad_enabled()
-                outline.append((_FORWARD, id(self), type(self), trains, first_shape(args, kwargs)))
-            collector.notify(Signal.CALL_BEGIN, self)
-            if mode > _SIGNAL:
-                inputs = sketch(args, kwargs)
+            if mode > _ENDS:
+                if outline is not None and outline.thread in (None, here[1]):
+                    trains = self.training and grad_enabled()
+                    outline.append((_FORWARD, id(self), type(self), trains, first_shape(args, kwargs)))
+                collector.notify(Signal.CALL_BEGIN, self)
+                if mode > _SIGNAL:
+                    inputs = sketch(args, kwargs)
             # in a service (no outline) a thread that starts inside a call serves a request of its own
             if mode <= _OUTERMOST and outline is not None and threads_running() == 1:
                 around, mode = mode, _INSIDE

@@ -31,7 +31,8 @@ class TrainingCalls(Collector):
     levels = (Level.MODEL,)
 
     def __init__(self) -> None:
-        self._on = False
+        self._on = self._hushed = False
+        self._but: Signal | None = None
         self._rows: list[tuple[Kind, str, int, int, int, str]] = []
         self._running: dict[int, tuple[int, int]] = {}
         self._undo: list[Callable[[], None]] = []
@@ -64,6 +65,10 @@ class TrainingCalls(Collector):
         """Record no more."""
         self._on = False
 
+    def hush(self, quiet: bool, but: Signal | None = None) -> None:
+        """Let backward passes and steps of optimizers pass by without a look, or signal their ends alone."""
+        self._hushed, self._but = quiet, but
+
     def spans(self) -> Iterator[Span]:
         """Return one span per backward pass and per optimizer step; one that raised in a hook is unclosed."""
         rows, self._rows = self._rows, []
@@ -87,7 +92,7 @@ class TrainingCalls(Collector):
 
     def _wrap_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or (self._hushed and self._but is not Signal.BACKWARD_END):
                 return original(*args, **kwargs)
             if self.outline is not None:
                 self.outline.append((Kind.BACKWARD, 0))
@@ -108,12 +113,18 @@ class TrainingCalls(Collector):
         return run_backward
 
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._hushed:
+            return
         self.notify(Signal.OPTIMIZER_BEGIN, optimizer)  # which may open a step, so first
         if self.outline is not None:
             self.outline.append((Kind.OPTIMIZER, 0))
         self._running[id(optimizer)] = (threading.get_native_id(), monotonic_ns())
 
     def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._hushed:
+            if self._but is Signal.OPTIMIZER_END:
+                self.notify(Signal.OPTIMIZER_END, optimizer)
+            return
         thread, start = self._running.pop(id(optimizer), (None, None))
         if self._on and thread is not None and start is not None:
             name = type(optimizer).__name__

@@ -208,6 +208,16 @@ def test_a_program_that_becomes_slower_does_not_get_the_best_grade(tmp_path: Pat
     assert grade(health(found.trace)).letter != "A"
 
 
+@pytest.mark.parametrize("options", ["", "--train", "--train --by-hand"])
+def test_short_steps_that_are_found_at_signals_are_counted_though_they_pass_unseen(
+    options: str, tmp_path: Path
+) -> None:
+    found = profiled(f"short_steps.py --iterations 4000 {options}", tmp_path)
+    assert sum(kind["steps"] for kind in found.kinds) == pytest.approx(4000, abs=100 if "--by-hand" in options else 0)
+    ((most,),) = found.trace.sql("SELECT max(steps) FROM loop WHERE steady").fetchall()
+    assert most > 1
+
+
 def test_a_bare_step_at_the_end_of_an_iteration_is_a_step(tmp_path: Path) -> None:
     done = call([sys.executable, str(PROGRAMS / "bare_step.py"), "--out", str(tmp_path / "run")], tmp_path)
     assert done.returncode == 0, done.stderr

@@ -64,7 +64,7 @@ def A1(trace: Trace) -> Table:
 
 def _bare(trace: Trace) -> list[tuple[int | None, list[float]]]:
     """Return the times of steady bare steps by batch size; empty where they do not tell."""
-    found = steady_steps(trace.con)
+    found = steady_steps(trace.con, trace.run)
     if not found:
         return []
     by_size: dict[int | None, list[float]] = defaultdict(list)

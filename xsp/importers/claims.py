@@ -104,7 +104,7 @@ _EXPECTED: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("command", "rungs", "collectors"), _each(_is_text)),
     "steps": _values(is_count),
     "absent": _values(_is_text),
-    "costs": _values(_fields({"ns_per_span": _is_number, "level": is_count})),
+    "costs": _values(_fields({"ns_per_span": _is_number, "ns_passing": _or_null(_is_number), "level": is_count})),
     "notes": _each(_fields({"source": _is_text, "text": _is_text})),
     "machine": _fields({"devices": _or_null(_each(_is_text))}),
     "samples": _or_null(_fields({"absent": _or_null(_values(_is_text))})),

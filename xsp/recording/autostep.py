@@ -61,7 +61,6 @@ class AutoStep:
         self._called = 0
         self._gave_up = False
         self._quiet = session.quiet
-        self._ends = Signal.CALL_END  # of the last step
         self._proof = Proof()
         self._order = Order()
 
@@ -72,8 +71,8 @@ class AutoStep:
         if self._step is not None and threading.get_ident() != self._owner:
             return
         if self._quiet.left:
-            if signal is self._ends:
-                self._quiet.passed()
+            if threading.get_ident() == self._owner:
+                self._quiet.heard(signal)
             return
         if signal is Signal.CALL_BEGIN:
             self._call_begins(subject)
@@ -143,7 +142,10 @@ class AutoStep:
 
     def _end(self) -> None:
         step, self._step = self._step, None
-        self._ends = Signal.OPTIMIZER_END if self._trains else Signal.CALL_END
+        if not self._trains:
+            self._quiet.by_signal = Signal.CALL_END
+        else:
+            self._quiet.by_signal = Signal.BACKWARD_END if self._proof.has_no_optimizer else Signal.OPTIMIZER_END
         if step is not None:
             step.__exit__(None, None, None)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from xsp.clock import monotonic_ns
-from xsp.collector import Collector
+from xsp.collector import Collector, Probe
 from xsp.span import Level
 from xsp.summary import percentile
 
@@ -23,8 +23,8 @@ def cost_per_span(collector: Collector) -> dict[str, Any] | None:
         collector: closed; it is opened and closed here, and its spans are thrown away.
 
     Returns:
-        `ns_per_span` (median over the rounds of the difference, never negative), `level` and `rounds`; None
-        if the collector has no probe.
+        `ns_per_span` (median over the rounds of the difference, never negative), `ns_passing` (the same of the
+        collector hushed and not there at all), `level` and `rounds`; None if the collector has no probe.
     """
     probe = collector.probe()
     if probe is None:
@@ -48,9 +48,25 @@ def cost_per_span(collector: Collector) -> dict[str, Any] | None:
         list(collector.notes())
     return {
         "ns_per_span": max(0.0, percentile(differences, 0.5)),
+        "ns_passing": _passing(collector, probe),
         "level": int(deepest if Level.KERNEL not in collector.levels else min(collector.levels)),
         "rounds": ROUNDS,
     }
+
+
+def _passing(collector: Collector, probe: Probe) -> float:
+    """Return the nanoseconds by which a span's work takes longer where the collector is there and hushed."""
+    differences = []
+    for _ in range(ROUNDS):
+        without = _time(probe.run)
+        collector.open()
+        try:
+            collector.hush(True)
+            probe.run()
+            differences.append((_time(probe.run) - without) / probe.spans)
+        finally:
+            collector.close()
+    return max(0.0, percentile(differences, 0.5))
 
 
 def _time(run: Any) -> int:

@@ -156,10 +156,10 @@ class Collecting:
         for collector in reversed(on):
             self._guard(collector, "stop", collector.stop)
 
-    def hush(self, quiet: bool) -> None:
-        """Have collectors pass everything by between steps, or no longer."""
+    def hush(self, quiet: bool, but: Signal | None = None) -> None:
+        """Have collectors pass everything by between steps, or no longer; but for one signal."""
         for collector in self.collectors:
-            self._guard(collector, "hush", lambda c=collector: c.hush(quiet))  # type: ignore[misc]
+            self._guard(collector, "hush", lambda c=collector: c.hush(quiet, but))  # type: ignore[misc]
 
     def forget(self) -> None:
         """Forget what was seen of a step that is not recorded."""

@@ -8,17 +8,19 @@ steady one.
 
 from __future__ import annotations
 
+from collections import deque
 from types import TracebackType
 from typing import Protocol
 
 from xsp.clock import monotonic_ns
-from xsp.collector import Outline
+from xsp.collector import Outline, Signal
 from xsp.recording.account import Account
 from xsp.recording.blocks import Blocks
 from xsp.recording.collecting import Collecting
 from xsp.recording.kinds import Kinds
 from xsp.recording.loop import UNKNOWN, Loop, Status
 from xsp.recording.schedule import SETTLE, Schedule
+from xsp.summary import percentile
 
 SHORT_NS = 1_000_000
 STRETCH_NS = 2_000_000
@@ -77,14 +79,16 @@ class Quiet:
         self.by_context = False
         """Whether the program names its steps by `with prof.step()`, so that they can be counted there."""
 
-        self.by_signal = False
-        """Whether they are found at signals, and counted by those that end them."""
+        self.by_signal: Signal | None = None
+        """The signal that ends them, and by which they are counted, where they are found at signals."""
 
         self._count = 0
         self._began_ns = 0
         self._kind = self._alike = 0
         self._samples = UNKNOWN
-        self._between = 0.0
+        self._between: deque[float] = deque(maxlen=9)
+        """Shares of an iteration that went by between steps, of the last bare ones."""
+
         self._usual_ns = float("inf")
 
     @property
@@ -98,8 +102,9 @@ class Quiet:
         return self._usual_ns < SHORT_NS and self._alike >= ALIKE and (self.by_context or self._is_counted_by_signals())
 
     def _is_counted_by_signals(self) -> bool:
-        kind = self._steps.kinds.all[self._kind]
-        return self.by_signal and kind.ends == 1
+        if self.by_signal is None:
+            return False
+        return self.by_signal is Signal.BACKWARD_END or self._steps.kinds.all[self._kind].ends == 1
 
     def ended(self, is_bare: bool, dur_ns: int, before_ns: int, kind: int, samples: int) -> None:
         """Take in a step that was not in a stretch, and what it is in the loop."""
@@ -107,7 +112,7 @@ class Quiet:
         self._kind, self._samples = kind, samples
         if is_bare:  # the shortest of the last ones: what another program held up is longer
             self._usual_ns = min(dur_ns, 1.05 * self._usual_ns)
-            self._between = max(0, before_ns) / max(1, dur_ns + max(0, before_ns))
+            self._between.append(max(0, before_ns) / max(1, dur_ns + max(0, before_ns)))
 
     def begin(self) -> None:
         """Begin a stretch, if it is time for one; said after a bare step."""
@@ -117,15 +122,15 @@ class Quiet:
             if count < LEAST:
                 return
             self.left = self._count = count
-            if self.by_context or self._steps.kinds.all[self._kind].trains:
-                self._steps.collecting.hush(True)
+            self._steps.collecting.hush(True, None if self.by_context else self.by_signal)
             self._began_ns = self._steps.left_ns
 
-    def passed(self) -> None:
-        """Take in that a step of the stretch has ended, where signals tell."""
-        self.left -= 1
-        if not self.left:
-            self.end(monotonic_ns(), between=0.0)
+    def heard(self, signal: Signal) -> None:
+        """Take in a signal in a stretch: it may be the end of a step."""
+        if signal is self.by_signal:
+            self.left -= 1
+            if not self.left:
+                self.end(monotonic_ns(), between=0.0)
 
     def end(self, now_ns: int, between: float | None = None) -> None:
         """Take in the stretch that has ended, or was broken off, as a row of the loop.
@@ -143,9 +148,10 @@ class Quiet:
         steps.outline.clear()
         if not count:
             return
-        after = self._between if between is None else between
+        usual = percentile(list(self._between), 0.5)
+        after = usual if between is None else between
         each_ns = round((now_ns - self._began_ns) / (count + after))
-        before_ns = round(self._between * each_ns)
+        before_ns = round(usual * each_ns)
         steps.loop.add((
             steps.rank, steps.seen, count, self._kind, SETTLE.rung, 1, self._began_ns, each_ns - before_ns, before_ns,
             steps.waited_ns // count, 0, self._samples, Status.OK,

@@ -290,7 +290,6 @@ class profile:
         Args:
             by_call: it begins with the call of a module whose beginning was just signalled.
         """
-        self._steps.quiet.by_signal = not self._steps.skipped
         return Step(self._steps, None, by_call)
 
     @property

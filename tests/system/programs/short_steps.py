@@ -14,6 +14,7 @@ parser.add_argument("--width", type=int, default=32)
 parser.add_argument("--layers", type=int, default=2)
 parser.add_argument("--batch", type=int, default=4)
 parser.add_argument("--train", action="store_true")
+parser.add_argument("--by-hand", action="store_true", help="train without an optimizer of torch's")
 options = parser.parse_args()
 
 torch.manual_seed(0)
@@ -28,7 +29,12 @@ with torch.set_grad_enabled(options.train):
         if options.train:
             optimizer.zero_grad()
             said.square().mean().backward()
-            optimizer.step()
+            if options.by_hand:
+                with torch.no_grad():
+                    for parameter in net.parameters():
+                        parameter.sub_(parameter.grad, alpha=1e-3)
+            else:
+                optimizer.step()
             truth.optimizer_steps += 1
         truth.lap("training" if options.train else "inference", options.batch)
 truth.say(total=round(float(said.detach().sum()), 4))
