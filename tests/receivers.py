@@ -32,14 +32,15 @@ def write_run(
     """
     rundir.create(run)
     con = table.connect()
+    own = content.get("otel", about(number)["otel"])
     for step in range(steps):
-        trace = f"{number:032x}" if in_trace else f"{number:016x}{step + 1:016x}"
+        trace = own["trace_id"] if in_trace else f"{number:016x}{step + 1:016x}"
         root = f"{number:04x}{step:04x}{0:08x}"
         common = Span(
             trace_id=trace, process=1, thread=1, step=step, rung=int(Level.LAYER), rank=content.get("rank", 0)
         )
         common = common._replace(timed=step % 2 == 0, start_ns=EPOCH_NS)
-        above = f"{number:016x}" if in_trace else None
+        above = own["span_id"] if in_trace else None
         top = common._replace(
             span_id=root, parent_id=above, level=int(Level.MODEL), kind=Kind.STEP.value, name="step", dur_ns=10**6
         )

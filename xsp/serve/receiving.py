@@ -155,10 +155,10 @@ class Receiving:
         touched = [self._of_run(run) for run in reader.runs]
         conditions = [(self._by_run[run["id"]], f"run = {table.literal(run['id'])}") for run in reader.runs]
         conditions += self._of_others()
-        staged = []
+        staged: list[tuple[_Arriving, Path]] = []
         try:
             for arriving, where in conditions:
-                if path := self._stage(arriving, where):
+                if path := self._stage(arriving, where, len(staged)):
                     staged.append((arriving, path))
             for arriving in self._concerned(touched, [arriving for arriving, _ in staged], reader.losses):
                 rundir.write_run(arriving.place, arriving.content())
@@ -171,14 +171,20 @@ class Receiving:
             arriving.files += 1
             arriving.waiting, arriving.touched = True, time.monotonic()
 
-    def _stage(self, arriving: _Arriving, where: str) -> Path | None:
-        """Write spans of one run beside their place; return the file, None if there are none."""
+    def _stage(self, arriving: _Arriving, where: str, number: int) -> Path | None:
+        """Write spans of one run beside their place; return the file, None if there are none.
+
+        Args:
+            arriving: of which run.
+            where: the condition for its spans.
+            number: of the file among those of this request: several ranks of a job go to one directory.
+        """
         self._con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM arrived WHERE {where}")
         if not self._con.execute("SELECT 1 FROM staged LIMIT 1").fetchall():
             return None
         folder = arriving.place / rundir.WAITING
         folder.mkdir(exist_ok=True)
-        path = folder / f".{arriving.files:09d}-{len(where)}.staged"
+        path = folder / f".{arriving.files:09d}-{number}.staged"
         table.write_parquet(self._con, "staged", path)
         return path
 
