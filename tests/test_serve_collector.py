@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from roundtrip import sent
 from test_serve import Receiver
 
 import xsp
+from xsp.exporters.bodies import as_json
 
 RANKS = 3
 JOB = "ab" * 16
@@ -152,6 +154,28 @@ def test_one_request_with_two_ranks_of_a_job_is_stored_whole(started: list[Any],
     started.append(receiver)
     answer = receiver.post(of_two(of_rank))
     assert (answer.status_code, answer.text) == (200, "")
+    receiver.end()
+    (place,) = receiver.runs()
+    assert found(place) == {0: 1, 1: 1}
+
+
+def test_a_description_of_a_run_that_holds_no_text_does_not_keep_its_job_from_going_on(
+    started: list[Any], tmp_path: Path
+) -> None:
+    receiver = Receiver(tmp_path / "received")
+    started.append(receiver)
+    for rank in (0, 1):
+        request = json.loads(as_json(of_rank(rank).SerializeToString()))
+        (span,) = request["resourceSpans"][0]["scopeSpans"][0]["spans"]
+        said = {"id": f"{rank + 1:016x}", "name": "\ud800", "command": ["\ud800"], "rank": rank, "world_size": 2}
+        described = json.dumps(said)
+        attributes = [{"key": "xsp.kind", "value": {"stringValue": "run"}}]
+        attributes.append({"key": "xsp.run", "value": {"stringValue": described}})
+        own = {**span, "spanId": "ee" * 8, "name": "run \ud800", "attributes": attributes}
+        request["resourceSpans"][0]["scopeSpans"][0]["spans"].append(own)
+        for _ in range(2):
+            body = json.dumps(request).encode()
+            assert receiver.post(body, {"Content-Type": "application/json"}).status_code == 200
     receiver.end()
     (place,) = receiver.runs()
     assert found(place) == {0: 1, 1: 1}

@@ -441,3 +441,25 @@ def test_a_stretch_that_the_block_ends_counts_what_had_passed(tmp_path):
                     pass
         trace = xsp.load(tmp_path / str(steps))
         assert trace.sql("SELECT sum(steps) FROM loop").fetchall() == [(steps,)] == [(trace.run["steps"]["seen"],)]
+
+
+def test_text_that_is_none_neither_ends_the_program_nor_keeps_a_step_from_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "caf\udce9.csv"])
+    net = nn.Sequential()
+    net.add_module("l\udce9", nn.Linear(2, 2))
+    with xsp.profile("caf\udce9", out=tmp_path / "run", samples=False) as prof:
+        for _ in range(prof.schedule.steps_for(repeats=1)):
+            with prof.step(), xsp.span("caf\udce9.csv"):
+                net(torch.ones(1, 2))
+    trace = xsp.load(tmp_path / "run")
+    assert trace.run["steps"]["lost"] == 0
+    assert trace.sql("SELECT DISTINCT name FROM spans WHERE kind = 'user'").fetchall() == [("caf?.csv",)]
+    named = "SELECT DISTINCT name FROM spans WHERE kind = 'module' AND type = 'Linear'"
+    assert trace.sql(named).fetchall() == [("l?",)]
+
+
+def test_a_path_that_is_no_text_is_said_and_the_program_goes_on(tmp_path, capsys):
+    with xsp.profile("p", out=tmp_path / "d\udce9" / "run", samples=False) as prof, prof.step():
+        done = True
+    assert done
+    assert "no UTF-8; choose another directory with --out" in capsys.readouterr().err

@@ -97,7 +97,7 @@ def host() -> str:
     except (OSError, ValueError):
         name = ""
     # containers of one image share the machine id, and have node names of their own
-    return f"host-{hashlib.blake2b(f'{name}/{platform.node()}'.encode(), digest_size=6).hexdigest()}"
+    return f"host-{hashlib.blake2b(os.fsencode(f'{name}/{platform.node()}'), digest_size=6).hexdigest()}"
 
 
 def _trace_of_ranks(environment: Mapping[str, str]) -> str | None:

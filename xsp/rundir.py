@@ -75,6 +75,11 @@ def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
     """
     run = Path(path).expanduser().absolute()
     try:
+        str(run).encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(run).decode("utf-8", "replace")
+        raise UnwritableError(f"{shown}: the path is no UTF-8; choose another directory with --out") from error
+    try:
         if run.exists():
             if not run.is_dir():
                 raise OutputError(f"{run}: a file is in the way; choose another output directory")
@@ -209,9 +214,9 @@ def _remove_empty(directory: Path) -> None:
 
 
 def write_run(run: Path, content: dict[str, Any]) -> None:
-    """Write `run.json` in one piece."""
+    """Write `run.json` in one piece. What is no text (bytes of an argument that are no UTF-8) becomes a question mark."""
     text = json.dumps({"format": FORMAT, **content}, indent=2, sort_keys=False, ensure_ascii=False)
-    write_whole(run / RUN_FILE, text.encode())
+    write_whole(run / RUN_FILE, text.encode("utf-8", "replace"))
 
 
 def write_whole(path: Path, content: bytes) -> None:

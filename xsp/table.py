@@ -67,6 +67,11 @@ def insert(
         con.execute(f"INSERT INTO {name} SELECT {unnested}", values)
 
 
+def text(value: Any) -> Any:
+    """Return a value as the engine takes it: of text that is no UTF-8 what is, and question marks."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
 def write_parquet(con: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
     """Write a table to a file that appears in one piece."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -142,7 +142,7 @@ def _is_in_the_way(place: Path) -> bool:
 def _job(own: identity.Identity) -> str:
     """Return what all ranks of this job say alike, and no rank of another one, as far as the environment tells."""
     said = [own.trace_id if own.shared else "", str(own.world_size), *(os.environ.get(name, "") for name in _OF_A_JOB)]
-    return hashlib.blake2b("\n".join(said).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(os.fsencode("\n".join(said)), digest_size=16).hexdigest()
 
 
 def _is_of_this_job(place: Path, job: str, overwrite: bool) -> bool:
@@ -155,7 +155,7 @@ def _is_of_this_job(place: Path, job: str, overwrite: bool) -> bool:
     try:
         place.mkdir(parents=True, exist_ok=True)
         if overwrite:
-            rundir.write_whole(mark, job.encode())
+            rundir.write_whole(mark, os.fsencode(job))
             return True
         while not mark.exists():
             if any(place.iterdir()):

@@ -60,7 +60,8 @@ class Program:
     @property
     def name(self) -> str:
         """What a run of it is called."""
-        return self.target.removesuffix(".__main__") if self.is_module else Path(self.target).absolute().stem
+        name = self.target.removesuffix(".__main__") if self.is_module else Path(self.target).absolute().stem
+        return name.encode("utf-8", "replace").decode().replace("?", "-")  # bytes that are no text are in no path
 
 
 @dataclass(frozen=True)

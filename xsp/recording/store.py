@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
+
 from xsp import loop, overhead, plugins, rundir, table
 from xsp.correlate import correlate, resolve
 from xsp.samples import sources
@@ -46,11 +48,17 @@ class Store:
 
     def add(self, step: int, spans: Sequence[Span]) -> None:
         """Correlate one step's spans and write them as its segment; return when the program may go on."""
+        try:
+            self._write(step, spans)
+        except (UnicodeError, duckdb.InvalidInputException):  # as of a name that holds what is no text
+            self._write(step, [Span._make(map(table.text, span)) for span in spans])
+        if self._live is not None:
+            self._live.stored(step)
+
+    def _write(self, step: int, spans: Sequence[Span]) -> None:
         table.create(self._con, "segment")
         table.insert(self._con, "segment", correlate(spans))
         table.write_parquet(self._con, "segment", rundir.segment(self._run, step))
-        if self._live is not None:
-            self._live.stored(step)
 
     def add_to_loop(self, rows: bytes, offset_ns: int) -> None:
         """Append rows of the loop; see `xsp.recording.loop`. Those that the disk refuses are counted."""
