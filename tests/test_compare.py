@@ -22,6 +22,7 @@ from xsp.comparison.evidence import RUNS, STEPS
 from xsp.comparison.series import Series
 from xsp.comparison.significance import p_value, ranked
 from xsp.errors import AnalysisError, UsageError
+from xsp.span import Span
 from xsp.testing import spans, trace_of
 from xsp.trace import Trace
 
@@ -33,8 +34,21 @@ def run(text: str, conv: float = 100, repeats: int = 6, name: str = "hand", nois
     rows = []
     for step in range(repeats):
         end = 10 + conv + noise[step % len(noise)]
-        rows += spans(text.format(end=end, fc=end + 50, done=end + 60), step=step, rung=70, timed=True)
+        rows += one_after_the_other(step, text.format(end=end, fc=end + 50, done=end + 60))
     return trace_of(rows, {"name": name})
+
+
+def one_after_the_other(step: int, text: str) -> list[Span]:
+    """Return the spans of a step that begins where no other one goes on, with launches of its own."""
+    found = spans(text, step=step, rung=70, timed=True)
+    later = step * (max(each.start_ns + each.dur_ns for each in found) + 50_000)
+    return [
+        each._replace(
+            start_ns=each.start_ns + later,
+            correlation_id=None if each.correlation_id is None else 1000 * step + each.correlation_id,
+        )
+        for each in found
+    ]
 
 
 NET = """
@@ -70,7 +84,7 @@ def test_the_layer_that_became_slower_is_named_and_its_container_is_not() -> Non
 
 def test_the_same_twice_is_no_evidence_of_change() -> None:
     found = compare(run(NET), run(NET, noise=(1, -2, 3, 0, 2, -1)))
-    assert {row.verdict for row in found.rows} == {"no evidence of change"}
+    assert {row.verdict for row in found.rows if row.section != "phase"} == {"no evidence of change"}
     assert found.step.detectable_percent is not None
     assert 25 < found.step.detectable_percent < 30  # of one run a side, what two starts may differ by is in it
 
@@ -207,7 +221,8 @@ def with_loop(trace: Trace, dur_us: float, before_us: float = 20, steady: bool =
     trace.con.execute(
         f"CREATE OR REPLACE TABLE loop AS SELECT 0 AS rank, k::BIGINT AS step, 1::BIGINT AS steps, 0 AS kind, "
         f"10::SMALLINT AS rung, {steady} AS steady, k::BIGINT AS start_ns, 1e3 * ({dur_us} + k % 3) AS dur_ns, "
-        f"CASE WHEN k > 0 THEN 1e3 * {before_us} END AS before_ns, 0.0 AS data_ns, 0.0 AS own_ns, 'ok' AS status "
+        f"CASE WHEN k > 0 THEN 1e3 * {before_us} END AS before_ns, 0.0 AS data_ns, 0.0 AS own_ns, "
+        "NULL::BIGINT AS samples, 'ok' AS status "
         "FROM range(12) t(k)"
     )
     return trace
@@ -250,6 +265,95 @@ def test_all_runs_are_compared_by_the_same_kind_of_step(monkeypatch: pytest.Monk
     assert [loading.kind_name(trace) for trace in (*a, *b)] == ["critic"] * 4
     a, b = loading.load(["a2", "a1"], ["b1"], kind=0)
     assert [loading.kind_name(trace) for trace in (*a, *b)] == ["generator"] * 3
+
+
+# --- what it concludes ------------------------------------------------------------------------------------
+
+TRAINING = """
+    step train              0-{done}
+    data loader             0-{end}
+    forward Net             {end}-{fc} phase=forward
+    op aten::mm             {end}-{fc} phase=forward
+    launch cudaLaunchKernel {end}-{fc} correlation_id=1
+    kernel sgemm            {fc}-{done} correlation_id=1
+"""
+"""A step whose waiting for data takes so many microseconds."""
+
+
+def test_the_first_sentence_says_the_change_and_what_holds_it() -> None:
+    said = conclusion(compare(run(TRAINING, conv=500), run(TRAINING, conv=5)))
+    assert said[0].startswith("0.495 ms less a step (0.571 ms → 75.5 µs): waiting for data is gone (0.51 ms → 15.5 µs)")
+    assert said[1].startswith("The step: B is faster than A, -86.")
+    assert "Kernels and copies take about the same (10 → 10 µs a step)." in said
+    assert any(each.startswith("The device is idle 0.") for each in said)
+    back = conclusion(compare(run(TRAINING, conv=5), run(TRAINING, conv=500)))
+    assert back[0].startswith("0.495 ms more a step (75.5 µs → 0.571 ms): waiting for data is new")
+
+
+def test_a_part_that_changed_for_certain_is_said_of_a_step_that_did_not() -> None:
+    """Waiting is gone, and something else varies so much that the step as a whole is not certain."""
+    text = TRAINING.replace("0-{done}\n    data", "0-{whole}\n    data")
+
+    def varying(conv: float, others: Sequence[float]) -> Trace:
+        rows = []
+        for step, other in enumerate(others):
+            end = 10 + conv
+            times = {"end": end, "fc": end + 50, "done": end + 60, "whole": end + 60 + other}
+            rows += one_after_the_other(step, text.format(**times))
+        return trace_of(rows, {"name": "hand"})
+
+    a, b = varying(400, [0, 10, -5, 5, 8, 3]), varying(5, [300, 310, 290, 305, 700, 900])
+    found = compare(a, b)
+    assert found.step.verdict == "no evidence of change"
+    said = conclusion(found)
+    assert "waiting for data is gone" in said[0]
+    assert said[1].startswith("The step: no evidence of change as a whole")
+    quiet = conclusion(compare(a, a))
+    assert quiet[0].startswith("No evidence of change: a step takes about the same")
+
+
+def test_on_a_device_classes_operators_causes_of_idling_and_launches_are_named() -> None:
+    more = (
+        TRAINING
+        + """
+    launch cudaLaunchKernel {fc}-{fc} correlation_id=2
+    kernel ncclDevKernel_AllReduce {done}-{done2} correlation_id=2
+    """
+    )
+    texts = TRAINING, more.replace("0-{done}\n", "0-{done2}\n", 1).replace("{done2}", "900")
+    found = compare(run(texts[0]), run(texts[1]))
+    said = " ".join(conclusion(found))
+    assert "communication is new" in said
+    assert "The host launches 2 times a step instead of 1." in said
+    assert {row.name: row.verdict for row in found.section("kernel class")}["communication"] == "only in B"
+    assert [row.name for row in found.section("operator on device")] == ["aten::mm"]
+    assert found.section("launch")[0].b_calls == 2
+
+
+def test_of_several_runs_phases_are_tested_too() -> None:
+    found = compare([run(TRAINING, conv=us) for us in (500, 505, 498)], [run(TRAINING, conv=us) for us in (5, 6, 4)])
+    assert verdicts(found, "phase")["data"] == "faster"
+    assert "waiting for data is gone" in conclusion(found)[0]
+
+
+def test_steps_that_do_different_work_are_not_explained() -> None:
+    said = conclusion(compare(run(NET), run(NET + "    backward backward {fc}-{done}\n")))
+    assert said[0] == "The step: cannot tell (the steps do different work)."
+
+
+def test_workers_of_the_data_loader_are_told_from_none_in_real_traces(
+    shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shared / "traces" / "kineto_nvidia"
+    without, workers = (next(iter(folder.glob(f"*resnet50_workers{n}_*")), None) for n in (0, 4))
+    if without is None or workers is None:
+        pytest.skip("the traces with and without workers are not in shared/traces")
+    assert main(["compare", str(without), str(workers), "--fail-if-slower", "5%", "--format", "json"]) != 1
+    said = json.loads(capsys.readouterr().out)["conclusion"]
+    assert " less a step (176 → 135 ms): waiting for data is gone (" in said[0]
+    assert any("waiting for the data loader is gone" in each for each in said)
+    assert main(["compare", str(workers), str(without), "--fail-if-slower", "5%", "--format", "json"]) == 3
+    assert ": waiting for data is new (" in json.loads(capsys.readouterr().out)["conclusion"][0]
 
 
 # --- the parts --------------------------------------------------------------------------------------------

@@ -108,6 +108,20 @@ def test_without_calls_of_the_model_level_layers_and_operators_tell_and_the_tabl
     ]
 
 
+def test_operators_that_make_a_batch_are_waiting_for_data_and_not_forward() -> None:
+    trace = trace_of(
+        spans("""
+        step ProfilerStep#1  0-1000
+        data loader          0-400
+        op aten::stack       50-350
+        op aten::mm          500-700
+        op aten::elsewhere   100-200 thread=2
+    """)
+    )
+    rows = dict(analyses.phases(trace).select("phase, round(ms, 3)").fetchall())
+    assert (rows["forward"], rows["data"]) == (0.3, 0.3)
+
+
 def test_with_a_device_a_phase_has_the_time_in_which_its_work_ran_there() -> None:
     trace = trace_of(
         spans("""

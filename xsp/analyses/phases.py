@@ -192,8 +192,16 @@ _TIMES = f"start_ns, start_ns + dur_ns, {NS}::DOUBLE"
 
 
 def _told(trace: Trace, told: dict[str, str], what: tuple[str, str], query: str) -> list[Interval]:
-    """Return the intervals of a query, and note by what they are told, if there are any."""
-    found = _intervals(trace, query)
+    """Return the intervals of a query, and note by what they are told, if there are any.
+
+    What runs inside the data loader's call, as operators that make a batch without workers, is waiting for data.
+    """
+    data = f"FROM merged loader WHERE loader.kind = '{DATA}' AND loader.thread IS NOT DISTINCT FROM given.thread"
+    found = _intervals(
+        trace,
+        f"FROM ({query}) given(phase, thread, start_ns, end_ns, ns) WHERE NOT EXISTS (SELECT 1 {data} "
+        "AND loader.start_ns <= given.start_ns AND given.end_ns <= loader.start_ns + loader.dur_ns)",
+    )
     if found:
         phase, source = what
         told[phase] = source

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from xsp.comparison.evidence import FASTER, FASTER_HERE, NO_EVIDENCE, SLOWER, SLOWER_HERE, STARTS
-from xsp.comparison.rows import Comparison
+from collections.abc import Iterator
+
+from xsp.comparison import causes
+from xsp.comparison.evidence import FASTER, FASTER_HERE, NEGLIGIBLE, NO_EVIDENCE, SLOWER, SLOWER_HERE, STARTS
+from xsp.comparison.rows import OTHER_WORK, Comparison
 
 MORE_RUNS = (
     "xsp compare --turns 10 'python before.py' 'python after.py' runs both in turns until it is known; "
@@ -12,12 +15,12 @@ MORE_RUNS = (
 
 
 def conclusion(found: Comparison) -> list[str]:
-    """Return the sentences, the most important one first."""
+    """Return the sentences, the most important one first: the change and what holds it, how sure it is, the details."""
     step = found.step
-    if step.low_percent is None or step.high_percent is None or step.change_percent is None:
-        return [f"The step: {step.verdict}.", *([f"To know more: {MORE_RUNS}."] if _is_a_pair(found) else [])]
-    change = f"{step.change_percent:+.1f} % ({step.low_percent:+.1f} to {step.high_percent:+.1f}; {_of(found)})"
-    said = [f"The step: {_WORDS.get(step.verdict, step.verdict)}, {change}."]
+    said = [_change(found), _how_sure(found)]
+    if step.verdict != OTHER_WORK:
+        said += _other_devices(found)
+        said += [*causes.on_device(found), *causes.layers(found)]
     if _is_a_pair(found):
         said += _of_a_pair(found)
     elif step.detectable_percent is not None:
@@ -25,25 +28,71 @@ def conclusion(found: Comparison) -> list[str]:
             f"The smallest change of the step that would have been seen, four times out of five: "
             f"{step.detectable_percent:.1f} %."
         )
-    return said
+    return [each for each in said if each]
 
 
+def _other_devices(found: Comparison) -> Iterator[str]:
+    for each in found.differences:
+        if each.subject == "devices":
+            a, b = (" and ".join(dict.fromkeys(side.split(", "))) for side in (each.a, each.b))
+            if a != b:
+                yield f"A ran on {a}, B on {b}."
+
+
+def _change(found: Comparison) -> str:
+    """Return the sentence that concludes: the change of a step, and the phases that hold it."""
+    whole, verdict = causes.whole(found), _verdict_of_whole(found)
+    times = causes.both_ms(whole.a_ms, whole.b_ms)
+    said = f"{causes.more_or_less(whole.change_ms)} a step ({times})"
+    if verdict == OTHER_WORK or found.step.a_ms is None or found.step.b_ms is None:
+        return ""
+    changed = abs(whole.change_ms) >= NEGLIGIBLE * whole.a_ms
+    if verdict in _CHANGED or (changed and verdict != NO_EVIDENCE):
+        return _joined(said, causes.sentence(causes.phases(found), whole.change_ms))
+    if verdict != NO_EVIDENCE:
+        return f"A step takes about the same ({times})."
+    certain = causes.certain_phases(found)
+    if not certain:
+        return f"No evidence of change: a step takes about the same ({times})."
+    if certain[0].change_ms * whole.change_ms > 0 and changed:
+        return _joined(said, causes.sentence(causes.phases(found) or certain, whole.change_ms))
+    of_it = causes.sentence(certain[: causes.MOST], certain[0].change_ms)
+    return f"No evidence that the step changed ({times}); but {of_it}."
+
+
+def _joined(change: str, why: str) -> str:
+    return f"{change}: {why}." if why else f"{change}."
+
+
+def _verdict_of_whole(found: Comparison) -> str:
+    return next((row.verdict for row in found.section("loop")), found.step.verdict)
+
+
+def _how_sure(found: Comparison) -> str:
+    step = found.step
+    if None in (step.low_percent, step.high_percent, step.change_percent) or step.verdict == OTHER_WORK:
+        return f"The step: {step.verdict}."
+    change = f"{step.change_percent:+.1f} % ({step.low_percent:+.1f} to {step.high_percent:+.1f}; {_of(found)})"
+    return f"The step: {_WORDS.get(step.verdict, step.verdict)}, {change}."
+
+
+_CHANGED = (SLOWER, FASTER, SLOWER_HERE, FASTER_HERE)
 _WORDS = {
     SLOWER: "B is slower than A",
     FASTER: "B is faster than A",
     SLOWER_HERE: "B was slower than A in these two runs",
     FASTER_HERE: "B was faster than A in these two runs",
-    NO_EVIDENCE: "no evidence of change",
+    NO_EVIDENCE: "no evidence of change as a whole",
 }
 
 
 def _of_a_pair(found: Comparison) -> list[str]:
     seen = found.step.detectable_percent
+    told = f", so nothing below {seen:.0f} % can be told for certain" if seen is not None else ""
     return [
-        "One run a side cannot tell what differs between two starts of the same program from what differs between "
-        f"two programs: two starts may be {100 * STARTS:.0f} % apart"
-        + (f", so nothing below {seen:.0f} % can be told for certain." if seen is not None else "."),
-        f"To know more: {MORE_RUNS}.",
+        "One run a side cannot tell what two starts of one program differ by from what two programs do: starts may be "
+        f"{100 * STARTS:.0f} % apart{told}. "
+        f"To know more: {MORE_RUNS}."
     ]
 
 
@@ -55,7 +104,8 @@ def _of(found: Comparison) -> str:
     """Say what the figures are of."""
     step = found.step
     if _is_a_pair(found):
-        return f"{step.a_steps} steps of A, {step.b_steps} of B"
+        by = f", by {step.test}" if step.test else ""
+        return f"{step.a_steps} steps of A, {step.b_steps} of B{by}"
     spread = [f"{each:.1f} %" for each in (step.a_between_percent, step.b_between_percent) if each is not None]
     runs = f"{found.a_runs} runs of A, {found.b_runs} of B"
     return f"{runs}, which differ among themselves by {' and '.join(spread)}" if spread else runs

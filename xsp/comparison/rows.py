@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 import duckdb
 
 from xsp import table
-from xsp.comparison import evidence, sequential, series
+from xsp.comparison import evidence, parts, sequential, series
 from xsp.comparison.align import Pair, align, by_name
 from xsp.comparison.comparable import Difference, differences, same_work
 from xsp.comparison.evidence import FASTER, FASTER_HERE, NEGLIGIBLE, SLOWER, Evidence, Repeats
@@ -23,13 +23,23 @@ from xsp.trace import Trace
 OTHER_WORK = "cannot tell (the steps do different work)"
 ONLY_A, ONLY_B = "only in A", "only in B"
 
+_PARTS: tuple[tuple[str, Callable[[Trace], list[Series]]], ...] = (
+    ("phase", parts.phases),
+    ("idle", parts.idle),
+    ("launch", parts.launches),
+)
 _SECTIONS: tuple[tuple[str, Callable[[Trace], list[Series]], Align], ...] = (
+    ("kernel class", series.kernel_classes, by_name),
+    ("operator on device", series.operators_on_device, by_name),
     ("call", series.phases, align),
     ("layer", series.layers, align),
     ("layer on device", series.layers_on_device, align),
     ("kernel", series.kernels, by_name),
     ("operator", series.operators, by_name),
 )
+
+_ALIGNED = ("layer", "layer on device", "kernel", "operator")
+"""Sections in which two programs have something in common, if they can be compared at all."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,8 @@ class Comparison:
     differences: list[Difference]
     """In what the runs differ beside their times."""
     rows: list[Row] = field(repr=False)
-    """Of the sections step, loop, call, layer, layer on device, kernel, operator and memory, in this order."""
+    """Of the sections step, loop, phase, idle, launch, kernel class, operator on device, call, layer, layer on device,
+    kernel, operator and memory, in this order."""
 
     @property
     def step(self) -> Row:
@@ -158,9 +169,13 @@ def compare(a: Trace | Sequence[Trace], b: Trace | Sequence[Trace], *, turns: in
     rows = _section("step", whole[: len(of_a)], whole[len(of_a) :], align, repeats, alike)
     if all(loops):
         rows += _section("loop", loops[: len(of_a)], loops[len(of_a) :], align, repeats, alike)
+    for section, figures in _PARTS:
+        rows += _section(
+            section, [figures(run) for run in of_a], [figures(run) for run in of_b], by_name, repeats, alike
+        )
     for section, of, paired in _SECTIONS:
         rows += _section(section, [of(run) for run in of_a], [of(run) for run in of_b], paired, repeats, True)
-    inside = [row for row in rows if row.section not in ("step", "loop", "call")]
+    inside = [row for row in rows if row.section in _ALIGNED]
     if inside and not any(row.aligned for row in inside) and {ONLY_A, ONLY_B} <= {row.verdict for row in inside}:
         raise AnalysisError(
             f"{of_a[0].name!r} and {of_b[0].name!r} have no layer, kernel or operator in common: nothing to compare"
@@ -231,12 +246,18 @@ def _both(
         b_steps=_steps(b),
         a_calls=a.calls,
         b_calls=b.calls,
-        verdict=how.verdict(found, p, min(len(a.values), len(b.values))) if judged else OTHER_WORK,
+        verdict=_verdict(section, found, p, min(len(a.values), len(b.values)), how) if judged else OTHER_WORK,
         a_runs=_runs(a),
         b_runs=_runs(b),
         a_between_percent=_between(a),
         b_between_percent=_between(b),
     )
+
+
+def _verdict(section: str, found: Evidence, p: float | None, repeats: int, how: Repeats) -> str:
+    if found.p is None and section in dict(_PARTS):  # one figure a run, so that one run a side cannot be tested
+        return _more(found.a, found.b)
+    return how.verdict(found, p, repeats)
 
 
 def _alone(section: str, pair: Pair, how: Repeats) -> Row:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from xsp import summary
+from xsp.analyses.devicework import prepare
 from xsp.overhead import own_rung
 from xsp.span import Kind, Level
 from xsp.trace import Trace
@@ -122,8 +123,42 @@ def kernels(trace: Trace) -> list[Series]:
     )
 
 
+def kernel_classes(trace: Trace) -> list[Series]:
+    """Return the device work by class of kernel, as its names tell it, and copies; of several devices the mean."""
+    if not trace.has(Level.KERNEL):
+        return []
+    prepare(trace)
+    return _named(
+        trace,
+        Level.KERNEL,
+        f"""
+        WITH classes AS (SELECT name, any_value(class) AS class FROM device_work WHERE class IS NOT NULL GROUP BY name)
+        SELECT coalesce(class, 'memory copy') AS name, NULL AS type, trace_id, step,
+               dur_ns / (SELECT count(DISTINCT coalesce(device, -1)) FROM timed WHERE level = {int(Level.KERNEL)}) AS ns
+        FROM timed LEFT JOIN classes ON classes.name = timed.name AND timed.kind = '{Kind.KERNEL}'
+        WHERE level = {int(Level.KERNEL)} AND kind IN ('{Kind.KERNEL}', '{Kind.COPY}')
+        """,
+    )
+
+
+def operators_on_device(trace: Trace) -> list[Series]:
+    """Return the operators that launched device work, by name, with the time of that work; empty without a device."""
+    if not trace.has(Level.KERNEL):
+        return []
+    return _named(
+        trace,
+        Level.KERNEL,
+        f"""
+        SELECT op.name, NULL AS type, work.trace_id, work.step, work.dur_ns AS ns
+        FROM timed work JOIN timed op ON op.span_id = work.parent_id AND op.trace_id = work.trace_id
+             AND op.step IS NOT DISTINCT FROM work.step
+        WHERE work.level = {int(Level.KERNEL)} AND op.kind = '{Kind.OP}'
+        """,
+    )
+
+
 def operators(trace: Trace) -> list[Series]:
-    """Return the operators by name, with the sum in a step of their times without the operators inside them."""
+    """Return the operators by name, with the sum in a step of their host times without the operators inside them."""
     return _named(
         trace,
         Level.OP,

@@ -16,11 +16,16 @@ from xsp.report.text import cell
 TITLES = {
     "step": "The step",
     "loop": "The loop: a step with what stands between it and the one before",
+    "phase": "Phases of an iteration",
+    "idle": "Why a device was idle, per step",
+    "launch": "Launches, per step: time of the host",
+    "kernel class": "Device work by class of kernel, per step of a device",
+    "operator on device": "Operators by the time of their device work, per step",
     "call": "Calls of the model level",
     "layer": "Layers: time on the host, without the layers inside",
     "layer on device": "Layers: time of their device work",
     "kernel": "Device work by name, per step",
-    "operator": "Operators by name, per step, without the operators inside",
+    "operator": "Operators by name, per step: time on the host, without the operators inside",
     "memory": "Memory",
 }
 _TIMES = (
@@ -33,7 +38,7 @@ _MOVED = (SLOWER, FASTER, SLOWER_HERE, FASTER_HERE, "more", "less")
 
 
 def tables(found: Comparison, limit: int | None = None) -> RenderableType:
-    """Return what differs, a table for each section, what it says of the step, and the rule of the verdicts.
+    """Return what it says of the step, what differs, a table for each section, and the rule of the verdicts.
 
     Args:
         found: the comparison.
@@ -43,14 +48,15 @@ def tables(found: Comparison, limit: int | None = None) -> RenderableType:
         Text(plain(f"A: {found.a}{_runs(found.a_runs)}"), style="bold"),
         Text(plain(f"B: {found.b}{_runs(found.b_runs)}"), style="bold"),
     ]
+    parts.append(Text())
+    parts += [
+        Text(plain(sentence), style="bold" if place == 0 else "") for place, sentence in enumerate(conclusion(found))
+    ]
     if found.differences:
         parts += [Text(), _table(*_different(found))]
     for title, names, rows, left in _sections(found, limit):
         parts += [Text(), _table(title, names, rows, left)]
-    said = [
-        Text(plain(sentence), style="bold" if place == 0 else "") for place, sentence in enumerate(conclusion(found))
-    ]
-    return Group(*parts, Text(), *said, Text(), Text(found.repeats.rule, style="dim"))
+    return Group(*parts, Text(), Text(found.repeats.rule, style="dim"))
 
 
 def markdown(found: Comparison, limit: int | None = None) -> str:

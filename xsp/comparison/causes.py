@@ -1,0 +1,168 @@
+"""What a change of the step comes from, in words: the phases that hold it, and what the device did in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from xsp.analyses.phases import BETWEEN, DATA, REST
+from xsp.comparison.evidence import FASTER, FASTER_HERE, SLOWER, SLOWER_HERE
+from xsp.comparison.rows import Comparison, Row
+
+WORTH_SAYING = 0.25
+"""A part is named if it changed by that share of what the whole did."""
+
+GONE = 0.05
+"""What takes less than that share of what it took is gone."""
+
+SMALL = 0.05
+"""Of what a step takes in A: a change of the device's work or idle time below it is not one to speak of."""
+
+MANY_LAUNCHES = 0.1
+"""A number of launches that changed by more than that share is said."""
+
+MOST = 3
+"""Parts that are named of each kind."""
+
+PHASES = {DATA: "waiting for data", REST: "the rest of the step", BETWEEN: "what stands between steps"}
+IDLE = {
+    "data loading": "waiting for the data loader",
+    "sync": "waiting for synchronising calls",
+    "host-bound": "waiting for the host to launch",
+    "kernel wait": "waiting of launched work for its turn",
+    "unknown": "idle time without a known cause",
+}
+
+
+class Part(NamedTuple):
+    """A part of the whole, with what it takes on both sides in milliseconds; 0 of what a side does not have."""
+
+    name: str
+    a_ms: float
+    b_ms: float
+
+    @property
+    def change_ms(self) -> float:
+        """How much more B takes."""
+        return self.b_ms - self.a_ms
+
+    def __str__(self) -> str:
+        """Return what became of it."""
+        both = f"({both_ms(self.a_ms, self.b_ms)})"
+        if self.b_ms < GONE * self.a_ms:
+            return f"{self.name} is gone {both}"
+        if self.a_ms < GONE * self.b_ms:
+            return f"{self.name} is new {both}"
+        return f"{self.name} {more_or_less(self.change_ms)} {both}"
+
+
+def parts(rows: Sequence[Row], names: dict[str, str] | None = None) -> list[Part]:
+    """Return the rows of a section as parts."""
+    return [Part((names or {}).get(row.name, row.name), row.a_ms or 0.0, row.b_ms or 0.0) for row in rows]
+
+
+def holding(found: Sequence[Part], change_ms: float) -> list[Part]:
+    """Return the parts that hold a good share of a change, and those that went as far the other way; largest first."""
+    large = [each for each in found if abs(each.change_ms) >= WORTH_SAYING * abs(change_ms)]
+    large.sort(key=lambda each: -abs(each.change_ms))
+    along = [each for each in large if each.change_ms * change_ms > 0]
+    against = [each for each in large if each.change_ms * change_ms <= 0]
+    return [*along[:MOST], *against[: MOST - 1]] if along else []
+
+
+def sentence(found: Sequence[Part], change_ms: float) -> str:
+    """Return the parts in words: those that went with the change, and behind a "but" those that went against it."""
+    along = ", ".join(str(each) for each in found if each.change_ms * change_ms > 0)
+    against = ", ".join(str(each) for each in found if each.change_ms * change_ms <= 0)
+    return ", but ".join(filter(None, (along, against)))
+
+
+def more_or_less(change_ms: float) -> str:
+    """Return a change in words, as `3.2 ms less`."""
+    return f"{ms(abs(change_ms))} {'more' if change_ms > 0 else 'less'}"
+
+
+MOVED = (SLOWER, FASTER, SLOWER_HERE, FASTER_HERE)
+
+
+def whole(found: Comparison) -> Part:
+    """Return what the phases are parts of: an iteration of the loop where both sides tell it, else the step."""
+    return parts([next(iter(found.section("loop")), found.step)])[0]._replace(name="step")
+
+
+def phases(found: Comparison) -> list[Part]:
+    """Return the phases that hold the change of the whole."""
+    return holding(parts(found.section("phase"), PHASES), whole(found).change_ms)
+
+
+def certain_phases(found: Comparison) -> list[Part]:
+    """Return the phases that changed for certain, and by a share of the whole, largest first.
+
+    Several runs a side tell it by the phase itself; one run a side by the calls that the phase is made of.
+    """
+    least = SMALL * whole(found).a_ms
+    moved = {row.name for row in found.section("phase") if row.verdict in MOVED}
+    moved |= {row.name.partition(" ")[0] for row in found.section("call") if row.verdict in MOVED}
+    rows = [row for row in found.section("phase") if row.name in moved]
+    large = [each for each in parts(rows, PHASES) if abs(each.change_ms) >= least]
+    return sorted(large, key=lambda each: -abs(each.change_ms))
+
+
+def on_device(found: Comparison) -> Iterator[str]:
+    """Yield what the device did in it: its work by class and operator, why it was idle, and the launches."""
+    least, rows = SMALL * whole(found).a_ms, found.section("kernel class")
+    if not _on_both(rows):
+        return
+    work = _total("device work", parts(rows))
+    if abs(work.change_ms) < least:
+        yield f"Kernels and copies take about the same ({both_ms(work.a_ms, work.b_ms)} a step)."
+    else:
+        by_class = sentence(holding(parts(rows), work.change_ms), work.change_ms)
+        yield f"Kernels and copies take {_by(work)}" + (f": {by_class}." if by_class else ".")
+        operators = parts(found.section("operator on device"))
+        total = _total("", operators)
+        if by_operator := sentence(holding(operators, total.change_ms), total.change_ms):
+            yield f"By operator: {by_operator}."
+    causes = parts(found.section("idle"), IDLE)
+    idle = _total("idle", causes)
+    if abs(idle.change_ms) >= least:
+        why = sentence(holding(causes, idle.change_ms), idle.change_ms)
+        yield f"The device is idle {_by(idle)}" + (f": {why}." if why else ".")
+    for row in found.section("launch"):
+        if row.a_calls and row.b_calls and abs(row.b_calls - row.a_calls) > MANY_LAUNCHES * row.a_calls:
+            yield f"The host launches {row.b_calls:,.0f} times a step instead of {row.a_calls:,.0f}."
+
+
+def layers(found: Comparison) -> Iterator[str]:
+    """Yield the layers that hold the change of the whole and changed for certain."""
+    change_ms = whole(found).change_ms
+    rows = [row for row in found.section("layer") if row.verdict in MOVED]
+    if said := sentence(holding(parts(rows), change_ms), change_ms):
+        yield f"By layer, on the host: {said}."
+
+
+def _on_both(rows: Sequence[Row]) -> bool:
+    return any(row.a_ms for row in rows) and any(row.b_ms for row in rows)
+
+
+def _total(name: str, found: Sequence[Part]) -> Part:
+    return Part(name, sum(each.a_ms for each in found), sum(each.b_ms for each in found))
+
+
+def _by(part: Part) -> str:
+    return f"{more_or_less(part.change_ms)} a step ({both_ms(part.a_ms, part.b_ms)})"
+
+
+def both_ms(a: float, b: float) -> str:
+    """Return a time of both sides, with the unit once where it is the same."""
+    one, other = ms(a), ms(b)
+    if one.split()[1] == other.split()[1] or not a:
+        one = one.split()[0]
+    return f"{one} → {other}"
+
+
+def ms(value: float) -> str:
+    """Return milliseconds with three digits, or microseconds."""
+    if 0 < abs(value) < 0.1:
+        return f"{1000 * value:.3g} µs"
+    return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.3g} ms"
