@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from xsp import load
 from xsp.analyses import ANALYSES
 from xsp.clocks import Clock, Difference, align
 from xsp.errors import AnalysisError
@@ -21,10 +23,86 @@ def ask(name: str, trace: Trace, columns: str) -> list[tuple[Any, ...]]:
 
 
 def stated(name: str, elements: int, dtype: str = "Float", ranks: int = 4) -> str:
-    said = {"name": name, "communicator": "0", "in_elements": elements, "dtype": dtype, "group_size": ranks}
+    said = {
+        "name": name,
+        "communicator": "0",
+        "in_elements": elements,
+        "out_elements": elements,
+        "dtype": dtype,
+        "group_size": ranks,
+    }
     return "attributes=" + json.dumps(
         {f"xsp.collective.{key}": value for key, value in said.items()}, indent=None
     ).replace(" ", "")
+
+
+TOLD_BY_ANNOTATION = [
+    ("nccl:all_reduce", [[1000], [500]], ["float", "float"], 6000),
+    ("nccl:_all_gather_base", [[1000]], ["c10::BFloat16"], None),  # of which ranks would be needed
+    ("nccl:all_to_all", [[[10, 100]]], ["TensorList"], None),  # whose type is not told
+    ("nccl:reduce_scatter", [], [], None),
+]
+
+
+@pytest.mark.parametrize(("name", "dims", "types", "size"), TOLD_BY_ANNOTATION)
+def test_the_shapes_of_its_annotation_tell_a_collectives_size_in_traces_without_message_sizes(
+    name: str, dims: list[Any], types: list[str], size: int | None, tmp_path: Path
+) -> None:
+    annotation = {"Input Dims": dims, "Input type": types}
+    events = [
+        {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, "ts": 0, "dur": 90, "args": annotation},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 10, "dur": 5,
+         "args": {"correlation": 7}},
+        {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_Generic", "pid": 0, "tid": 20, "ts": 50, "dur": 100,
+         "args": {"device": 0, "stream": 20, "correlation": 7}},
+    ]  # fmt: skip
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert ask("communication", load(str(path)), "bytes") == [(size,)]
+
+
+def test_an_all_gather_whose_input_alone_is_told_is_as_much_larger_as_its_group() -> None:
+    told = stated("_allgather_base", 2500).replace('"xsp.collective.out_elements":2500,', "")
+    trace = trace_of(spans(f"step s 0-900\nkernel ncclDevKernel_Generic 0-100 {told}"))
+    assert ask("communication", trace, "bytes, algorithm_gb_per_s") == [(40_000, 0.4)]
+
+
+def test_two_devices_in_one_file_wait_until_the_later_one_has_come() -> None:
+    trace = trace_of(
+        spans("""
+        step s 0-1000
+        kernel ncclDevKernel_AllReduce_Sum_f32  100-300 device=0 stream=20
+        kernel ncclDevKernel_AllReduce_Sum_f32  250-300 device=1 stream=20
+        kernel ncclDevKernel_AllReduce_Sum_f32  400-440 device=0 stream=20
+        kernel ncclDevKernel_AllReduce_Sum_f32  420-440 device=1 stream=20
+    """)
+    )
+    assert ask("communication", trace, "calls, total_ms, waited_ms, transfer_us") == [(4, 0.31, 0.17, 35.0)]
+
+
+def test_what_does_not_overlap_in_order_did_not_meet() -> None:
+    trace = trace_of(
+        spans("""
+        step s 0-1000
+        kernel ncclDevKernel_AllReduce_Sum_f32  100-300 device=0 stream=20
+        kernel ncclDevKernel_AllReduce_Sum_f32  350-500 device=1 stream=20
+    """)
+    )
+    assert ask("communication", trace, "calls, waited_ms, transfer_us") == [(2, None, None)]
+
+
+def test_ranks_of_a_collective_wait_only_where_all_of_them_are_seen() -> None:
+    def member(rank: int, start: int, group: int) -> str:
+        said = {"name": "allreduce", "communicator": "0", "seq": 5, "in_elements": 1000, "out_elements": 1000,
+                "dtype": "Float", "group_size": group}  # fmt: skip
+        told = json.dumps({f"xsp.collective.{key}": value for key, value in said.items()}).replace(" ", "")
+        return f"step s 0-900 rank={rank}\nkernel ncclDevKernel_Generic {start}-200 rank={rank} attributes={told}"
+
+    columns = "calls, waited_ms, transfer_us, transfer_bus_gb_per_s"
+    whole = trace_of([*spans(member(0, 100, 2)), *spans(member(1, 150, 2))])
+    assert ask("communication", whole, columns) == [(2, 0.05, 50.0, 0.08)]
+    part = trace_of([*spans(member(0, 100, 8)), *spans(member(1, 150, 8))])
+    assert ask("communication", part, columns) == [(2, None, None, None)]
 
 
 # --- one rank ---------------------------------------------------------------------------------------------
@@ -51,7 +129,7 @@ def test_communication_is_hidden_while_its_own_device_computes() -> None:
     ("name", "kind", "algorithm", "bus"),
     [("allreduce", "all_reduce", 0.1, 0.15), ("_allgather_base", "all_gather", 0.1, 0.075),
      ("reduce_scatter", "reduce_scatter", 0.1, 0.075), ("alltoallv", "all_to_all", 0.1, 0.075),
-     ("broadcast", "broadcast", 0.1, 0.1), ("gather", "gather", 0.1, None)],
+     ("broadcast", "broadcast", 0.1, 0.1), ("gather", "gather", 0.1, 0.075), ("barrier", "barrier", 0.1, None)],
 )  # fmt: skip
 def test_bandwidths_follow_the_benchmarks_of_nccl(name: str, kind: str, algorithm: float, bus: float | None) -> None:
     trace = trace_of(spans(f"step s 0-900\nkernel ncclDevKernel_Generic 0-100 {stated(name, 2500)}"))

@@ -8,17 +8,22 @@ that it belongs to; nothing is known of the size where neither tells.
 from __future__ import annotations
 
 from xsp.device.kernelnames import COLLECTIVE, COMMUNICATION, NAMES
+from xsp.opinputs import SIZES
 from xsp.span import Kind, Level
 from xsp.trace import Trace
 
+TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Collectives that end on all ranks together, because each rank needs something of every other."""
+
 ELEMENT_BYTES = {
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "byte", "char", "bool"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "byte", "char", "bool"), 1),
     **dict.fromkeys(("half", "bfloat16", "short"), 2),
     **dict.fromkeys(("float", "int"), 4),
     **dict.fromkeys(("double", "long", "complexfloat"), 8),
     "complexdouble": 16,
+    **{name.lower(): size for name, size in SIZES.items()},
 }
-"""Bytes of an element, by the name that PyTorch gives its type in lower case."""
+"""Bytes of an element, by the name that PyTorch gives its type in lower case, or that Kineto gives it."""
 
 
 def _known(name: str) -> str:
@@ -72,21 +77,27 @@ COLLECTIVES = f"""
                coalesce({_known("name")}, CASE WHEN contains(caller, ':') THEN caller END) AS name,
                {_known("communicator")} AS communicator, {_known("id")} AS id, {_known("seq")} AS seq,
                TRY_CAST({_known("group_size")} AS INTEGER) AS group_size,
-               TRY_CAST(greatest(TRY_CAST({_known("in_elements")} AS BIGINT),
-                                 TRY_CAST({_known("out_elements")} AS BIGINT))::HUGEINT
-                        * CASE lower({_known("dtype")}) {_BYTES} END AS BIGINT) AS bytes
+               TRY_CAST({_known("in_elements")} AS BIGINT) AS sent, TRY_CAST({_known("out_elements")} AS BIGINT) AS got,
+               CASE lower({_known("dtype")}) {_BYTES} END AS element_bytes
         FROM told each
+    ),
+    named AS (
+        SELECT *, coalesce({COLLECTIVE}, by_kernel, trim(split_part(name, ':', -1), '_'), 'unknown') AS collective
+        FROM read
     ),
     collectives AS MATERIALIZED (
         SELECT rank, device, recording, step, span_id, full_name, start_ns, end_ns, communicator, group_size,
-               coalesce({COLLECTIVE}, by_kernel, trim(split_part(name, ':', -1), '_'), 'unknown') AS collective,
-               coalesce(id, communicator || ':' || seq) AS id, nullif(bytes, 0) AS bytes
-        FROM read
+               collective, coalesce(id, communicator || ':' || seq) AS id,
+               nullif(TRY_CAST(element_bytes * CASE WHEN got IS NULL AND collective = 'all_gather'
+                                               THEN sent::HUGEINT * group_size
+                                               ELSE greatest(sent, got)::HUGEINT END AS BIGINT), 0) AS bytes
+        FROM named
     )
 """
 """One row a rank and collective; `id` is the same on all ranks of it, or null where the source does not tell.
 `bytes` is the larger of input and output: the size as the benchmarks of NCCL count it (nccl-tests,
-doc/PERFORMANCE.md)."""
+doc/PERFORMANCE.md); where a source tells the input alone, an all-gather's is as many times larger as the group has
+ranks."""
 
 
 def why_none(trace: Trace) -> str | None:

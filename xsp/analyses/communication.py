@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xsp.analyses.collectives import COLLECTIVES, why_none
+from xsp.analyses.collectives import COLLECTIVES, TOGETHER, why_none
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.devicework import COMPUTATION, prepare
 from xsp.span import Level
@@ -10,9 +10,9 @@ from xsp.trace import Trace
 
 _BUS = """
     CASE WHEN collective = 'all_reduce' THEN 2.0 * (group_size - 1) / nullif(group_size, 0)
-         WHEN collective IN ('all_gather', 'reduce_scatter', 'all_to_all')
+         WHEN collective IN ('all_gather', 'reduce_scatter', 'all_to_all', 'gather', 'scatter')
               THEN (group_size - 1.0) / nullif(group_size, 0)
-         WHEN collective IN ('broadcast', 'reduce', 'send_recv') THEN 1.0 END
+         WHEN collective IN ('broadcast', 'reduce', 'send_recv', 'send', 'recv') THEN 1.0 END
 """
 """From the bandwidth of the algorithm to that of the links, after nccl-tests, doc/PERFORMANCE.md."""
 
@@ -51,34 +51,64 @@ _EXPOSED = f"""
 """How long a device computed while a collective ran: the time it had computed up to its end, less that up to its
 begin. `done_ns` counts all of the kernels that have begun; what of them lies after a moment is taken off."""
 
+_MET = f"""
+    placed AS (
+        SELECT rank, device, span_id, start_ns, end_ns, group_size, id, collective, communicator, full_name,
+               count(*) OVER (PARTITION BY rank, device, id) AS alike,
+               row_number() OVER (PARTITION BY rank, device, collective, communicator, full_name ORDER BY start_ns)
+                   AS place
+        FROM collectives WHERE collective IN {TOGETHER}
+    ),
+    keyed AS (
+        SELECT rank, span_id, start_ns, end_ns, group_size, id,
+               CASE WHEN id IS NULL AND device IS NOT NULL
+                    THEN concat_ws(' ', rank, communicator, collective, split_part(full_name, '(', 1), place)
+                    WHEN alike = 1 THEN id END AS key
+        FROM placed
+    ),
+    met AS (
+        SELECT key, min(end_ns - start_ns) AS transfer_ns FROM keyed WHERE key IS NOT NULL GROUP BY key
+        HAVING count(*) > 1 AND count(*) = coalesce(max(group_size), count(*))
+            AND (max(id) IS NOT NULL OR max(start_ns) < min(end_ns))
+    ),
+    transferred AS (SELECT rank, span_id, transfer_ns FROM keyed JOIN met USING (key))
+"""
+"""The transfer of collectives of which all members are seen: they end together, so the last to come is in it the
+shortest time, and what another is in it longer, it waits. Members are found by the collective's id; of one rank's
+devices, which share a clock, also by their order where they overlap."""
+
 
 @analysis("communication", "Collectives by kind and size", Level.MODEL, unless=why_none, everywhere=True)
 def COMMUNICATION(trace: Trace) -> Table:
     """Collectives of all ranks by kind, communicator and size: how many, their time, how much of it is hidden.
 
     A collective is hidden while its device computes too; null where it ran on the host. Its time begins when
-    its own rank has come, so waiting for others is in it; the shortest one has the least. Bandwidths are
-    10^9 bytes a second, from the mean and from the shortest time, after nccl-tests: of the algorithm, bytes
-    over time; of the bus, what the links carried for it.
+    its own rank has come, so waiting for others is in it; the shortest one has the least. Where all members of a
+    collective are in the trace, `waited_ms` is the time from each one's arrival until the last has come, and
+    `transfer_us` the mean time from then to the end: what the fabric takes. Bandwidths are 10^9 bytes a second, from
+    the mean time, from the transfer and from the shortest time, after nccl-tests: of the algorithm, bytes over time; of
+    the bus, what the links carried for it. They are null where size or group is not known.
     """
     prepare(trace)
     return trace.sql(
         f"""
-        WITH {_EXPOSED},
+        WITH {_EXPOSED}, {_MET},
         sized AS (
-            SELECT collectives.*, hidden.hidden_ns, end_ns - start_ns AS ns
-            FROM collectives LEFT JOIN hidden USING (rank, span_id)
+            SELECT collectives.*, hidden.hidden_ns, end_ns - start_ns AS ns, transfer_ns
+            FROM collectives LEFT JOIN hidden USING (rank, span_id) LEFT JOIN transferred USING (rank, span_id)
         ),
         summed AS (
             SELECT collective, communicator, group_size, bytes, count(*) AS calls, count(DISTINCT rank) AS ranks,
                    sum(ns) AS ns, avg(ns) AS mean_ns, min(ns) AS min_ns, max(ns) AS max_ns, sum(hidden_ns) AS hidden_ns,
-                   {_BUS} AS bus
+                   sum(ns - transfer_ns) AS waited_ns, avg(transfer_ns) AS transfer_ns, {_BUS} AS bus
             FROM sized GROUP BY ALL
         )
         SELECT collective, communicator, group_size, bytes, calls, ranks, ns / 1e6 AS total_ms,
                (ns - hidden_ns) / 1e6 AS exposed_ms, hidden_ns / 1e6 AS hidden_ms,
+               waited_ns / 1e6 AS waited_ms, transfer_ns / 1e3 AS transfer_us,
                mean_ns / 1e3 AS mean_us, min_ns / 1e3 AS shortest_us, max_ns / 1e3 AS longest_us,
                bytes / nullif(mean_ns, 0) AS algorithm_gb_per_s, bus * bytes / nullif(mean_ns, 0) AS bus_gb_per_s,
+               bus * bytes / nullif(transfer_ns, 0) AS transfer_bus_gb_per_s,
                bus * bytes / nullif(min_ns, 0) AS best_bus_gb_per_s
         FROM summed ORDER BY total_ms DESC, collective, communicator, bytes
         """

@@ -7,16 +7,13 @@ their ends then agree; else it refuses. Clocks are aligned from the ends (`xsp.c
 
 from __future__ import annotations
 
-from xsp.analyses.collectives import COLLECTIVES, why_none
+from xsp.analyses.collectives import COLLECTIVES, TOGETHER, why_none
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.devicework import prepare
 from xsp.clocks import Clock, Difference, align
 from xsp.errors import AnalysisError
 from xsp.span import Level
 from xsp.trace import Trace
-
-TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""Collectives that end on all ranks together, because each rank needs something of every other."""
 
 _RANKS = "SELECT DISTINCT rank FROM spans WHERE rank IS NOT NULL ORDER BY rank"
 

@@ -109,6 +109,18 @@ def _collective(given: _Arguments) -> dict[str, str]:
     }
 
 
+def _sized(given: _Arguments) -> dict[str, str]:
+    """Return the SQL of what the shapes of a collective's inputs say of its size, of traces without `In msg nelems`."""
+    dims, kind = given.text("Input Dims", "Input dims"), given.text("Input type", "Input types")
+    sizes = f"coalesce(TRY_CAST({dims} AS HUGEINT[][]), TRY_CAST({dims} ->> '$[0]' AS HUGEINT[][]))"
+    each = "list_aggregate(list_transform(size, lambda one: one::DOUBLE), 'product')"
+    count = f"list_sum(list_transform({sizes}, lambda size: CASE WHEN len(size) > 0 THEN {each} ELSE 0 END))"
+    return {
+        "xsp.collective.in_elements": f"nullif(TRY_CAST({count} AS BIGINT), 0)::VARCHAR",
+        "xsp.collective.dtype": f"CAST(to_json({kind} ->> '$[0]') AS VARCHAR)",
+    }
+
+
 _IS_OP = "sort = 'op'"
 _OP = _Arguments(("Fwd thread id", "Sequence number", "Input Dims", "Input dims", "Input type", "Input types",
                   "Concrete Inputs", "Concrete inputs", "External id", "external id", "Record function id",
@@ -143,6 +155,7 @@ _OPS = f"""
            CASE WHEN category <> 'user_annotation' THEN {_OP.text("Concrete Inputs", "Concrete inputs")} END AS scalars,
            {_OP.whole("External id", "external id")} AS operator,
            CASE WHEN {_OP.text("Collective name")} IS NOT NULL THEN {_object(_collective(_OP))}
+                WHEN name SIMILAR TO '(nccl|rccl|gloo):.*' THEN {_object(_sized(_OP))}
                 WHEN name LIKE '## Call CompiledFxGraph %' THEN
                     json_object('compiled', regexp_extract(name, 'CompiledFxGraph (\\w+)', 1))::VARCHAR
                 WHEN name LIKE 'triton\\_%' ESCAPE '\\' THEN
