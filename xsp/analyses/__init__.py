@@ -17,6 +17,7 @@ from xsp.analyses.communication import COMMUNICATION
 from xsp.analyses.contract import Analysis
 from xsp.analyses.critical import CRITICAL_PATH, CRITICAL_PATH_SUMMARY
 from xsp.analyses.doubts import HEALTH
+from xsp.analyses.fusing import ATTENTION, FUSIBLE_KERNELS
 from xsp.analyses.idle import IDLE_CAUSES, IDLE_GAPS
 from xsp.analyses.kernel import A8, A10, A11, A12, A13
 from xsp.analyses.launches import LAUNCH_BOUND, LAUNCHES
@@ -42,7 +43,7 @@ ANALYSES: dict[str, Analysis] = {
         A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, MFU, STAGES,
         LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND, HEALTH,
         DEVICE_ACTIVITY, STEPS, KERNEL_CLASSES, IDLE_CAUSES, IDLE_GAPS, LAUNCHES, LAUNCH_BOUND,
-        TENSOR_CORES, COMMUNICATION, COLLECTIVE_SKEW, STRAGGLERS,
+        ATTENTION, FUSIBLE_KERNELS, TENSOR_CORES, COMMUNICATION, COLLECTIVE_SKEW, STRAGGLERS,
         CRITICAL_PATH, CRITICAL_PATH_SUMMARY, MEMORY_TIMELINE, MEMORY_STEPS,
         SAMPLES, SAMPLES_TIMELINE, THROTTLING,
     )

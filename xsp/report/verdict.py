@@ -1,55 +1,24 @@
 """What a trace of a device says in three words: verdict, why, next.
 
 The verdict names what to change first. It follows from the device's time alone: how much of it is idle and for which
-cause, how much is communication that nothing hides, and which class of kernel takes most of the rest.
+cause, how much is communication that nothing hides, and which class of kernel takes how much of the rest. A share is
+said as a share, and causes of like size are all said. What to do about it stands in `xsp.report.advice`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from xsp.device.kernelnames import MATRIX
+from xsp.analyses.fusing import EAGER
+from xsp.report.advice import COMMUNICATION, COPIES, HELD, IDLE, WORTH, Loss, Row, advice, held, one_gap
 from xsp.report.answers import Answers
 
-BUSY, EXPOSED = 80.0, 20.0
-"""Percent of the window: from so much on the device is called busy, communication the thing to change."""
+LOST = 20.0
+"""Percent of the window from which on a loss is what to change; below it, it is the device's own work."""
 
-WORTH = 5.0
-"""Percent of the window from which on a loss is worth a line."""
-
-COMMUNICATION, COPIES = "exposed communication", "exposed copies"
-
-NEXT = {
-    "idle, host-bound": "launch less and earlier: CUDA graphs, torch.compile, fused optimisers, a larger batch; "
-    "`launch-bound` names the layers",
-    "idle, sync": "find what waits for the device: .item(), .cpu(), prints, boolean masks; `idle-gaps` names them",
-    "idle, data loading": "more workers, pinned memory, prefetching; `idle-gaps` shows the steps that wait",
-    "idle, kernel wait": "look for streams that wait for each other, and for allocations between kernels: `idle-gaps`",
-    COMMUNICATION: "overlap it with computation, or send less: larger buckets, lower precision; see `communication`",
-    COPIES: "pinned memory and a stream of their own hide copies; what can stay on the device need not be copied",
-}
-"""What helps against each loss (see the analyses `idle-causes` and `device-activity`)."""
-
-CLASS_NEXT = {
-    "gemm": "lower precision and sizes that are multiples of 8 bring tensor cores in: `tensor-cores`",
-    "convolution": "channels-last and lower precision bring tensor cores in: `tensor-cores`",
-    "attention": "a fused attention kernel, if it is not one already: A10 names them",
-    "elementwise": "fusing them saves memory traffic: torch.compile",
-    "normalisation": "fusing them saves memory traffic: torch.compile",
-    "reduction": "fusing them saves memory traffic: torch.compile",
-}
-"""What helps where a class of kernels takes most of the time (see the analysis `kernel-classes`)."""
-
-Row = Mapping[str, Any]
-
-
-class Loss(NamedTuple):
-    """Time of the window that is lost to something."""
-
-    name: str
-    percent: float
-    ms: float
+ALIKE = 0.5
+"""What is at least so much of the largest is named beside it."""
 
 
 class Verdict(NamedTuple):
@@ -68,17 +37,16 @@ def verdict(answers: Answers) -> Verdict | None:
     if not activity or not activity[-1]["window_ms"]:
         return None
     whole = activity[-1]  # of several devices their sum
-    causes = _causes(answers, whole["window_ms"])
     exposed = [
         _loss(COMMUNICATION, whole["exposed_communication_ms"], whole),
         _loss(COPIES, whole["exposed_copy_ms"], whole),
     ]
-    losses = sorted([*causes, *exposed], key=_worst_first)
-    classes = answers["kernel-classes"].dicts()
+    losses = sorted([*_causes(answers, whole["window_ms"]), *exposed], key=_worst_first)
+    work = _work(answers)
     return Verdict(
-        _sentence(whole, causes, exposed, classes),
-        [*_lost(losses), *_classes(classes)],
-        _advice(whole, losses, classes),
+        _sentence(whole, losses, work),
+        [*_lost(answers, losses), *_classes(work)],
+        advice(answers, whole, losses),
         whole["busy_percent"],
         losses,
     )
@@ -93,53 +61,73 @@ def _worst_first(loss: Loss) -> float:
 
 
 def _causes(answers: Answers, window_ms: float) -> list[Loss]:
-    """Return idle time by cause over all devices, the most first."""
+    """Return idle time by cause over all devices."""
     sums: dict[str, float] = {}
     for row in answers["idle-causes"].dicts():
         sums[row["cause"]] = sums.get(row["cause"], 0.0) + row["idle_ms"]
-    return sorted((Loss(f"idle, {cause}", 100 * ms / window_ms, ms) for cause, ms in sums.items()), key=_worst_first)
+    return [Loss(f"{IDLE}{cause}", 100 * ms / window_ms, ms) for cause, ms in sums.items()]
 
 
-def _sentence(whole: Row, causes: Sequence[Loss], exposed: Sequence[Loss], classes: Sequence[Row]) -> str:
-    """Say how busy the device is, and what takes most of the rest or most of the work."""
+def _work(answers: Answers) -> list[tuple[str, float]]:
+    """Return what device work is, with its percent of GPU time, the most first; attention of eager form is one."""
+    shares = {row["class"]: row["percent_of_device_time"] for row in answers["kernel-classes"].dicts()}
+    for row in answers["attention"].dicts():
+        if row["form"] == EAGER:
+            shares[row["class"]] -= row["percent_of_device_time"]
+            shares[_EAGER_ATTENTION] = shares.get(_EAGER_ATTENTION, 0.0) + row["percent_of_device_time"]
+    return sorted(shares.items(), key=lambda item: (-item[1], item[0]))
+
+
+_EAGER_ATTENTION = "eager attention"
+
+
+def _sentence(whole: Row, losses: Sequence[Loss], work: Sequence[tuple[str, float]]) -> str:
+    """Say how busy the device is, and what takes how much of the rest, or of the work."""
     busy = f"The device is busy {whole['busy_percent']:.0f} % of the time"
-    worst, cause = max(exposed, key=lambda loss: loss.ms), next(iter(causes), None)
-    if worst.percent >= EXPOSED and (cause is None or worst.ms >= cause.ms):
-        return f"{busy}. {worst.name.capitalize()}: {worst.percent:.0f} %."
-    if whole["busy_percent"] >= BUSY or cause is None:
-        return f"{busy}" + (f"; most of its work is {classes[0]['class']}." if classes else ".")
-    name = cause.name.removeprefix("idle, ")
-    return f"{busy}. {name.capitalize()}, {cause.percent:.0f} %: {_MEANS.get(name, 'the trace does not tell why')}."
+    if losses and losses[0].percent >= LOST:
+        alike = [loss for loss in losses if loss.percent >= max(WORTH, ALIKE * losses[0].percent)]
+        return f"{busy}. {_joined([_said(loss) for loss in alike])}."
+    if not work:
+        return f"{busy}."
+    alike_work = [(name, percent) for name, percent in work if percent >= ALIKE * work[0][1]]
+    return f"{busy}. Of its work {_joined([f'{percent:.0f} % is {name}' for name, percent in alike_work[:3]])}."
+
+
+def _said(loss: Loss) -> str:
+    name = loss.name.removeprefix(IDLE)
+    means = _MEANS.get(name)
+    return f"{name} {loss.percent:.0f} %" + (f" ({means})" if means else "")
+
+
+def _joined(parts: Sequence[str]) -> str:
+    text = " and ".join(", ".join(parts).rsplit(", ", 1)) if len(parts) > 1 else parts[0]
+    return text[:1].upper() + text[1:]
 
 
 _MEANS = {
     "host-bound": "launches come too late",
     "sync": "the host waits for the device before it launches on",
     "data loading": "the step waits for data",
-    "kernel wait": "what was launched waits for other work",
+    "kernel wait": "what was launched waits",
+    "unknown": "idle, and the trace does not tell why",
 }
 
 
-def _lost(losses: Sequence[Loss]) -> list[str]:
-    worth = [loss for loss in losses if loss.percent >= WORTH]
-    return [f"{loss.percent:.0f} % of the time: {loss.name} ({loss.ms:.4g} ms)" for loss in worth]
+def _lost(answers: Answers, losses: Sequence[Loss]) -> Iterator[str]:
+    """Yield each loss that is worth a line; where one gap or one call is half of it, with that."""
+    for loss in losses:
+        if loss.percent < WORTH:
+            continue
+        text = f"{loss.percent:.0f} % of the time: {loss.name} ({loss.ms:.4g} ms)"
+        if loss.name.startswith(IDLE):
+            what = held(answers, loss.name.removeprefix(IDLE))
+            if what.longest is not None:
+                text += f": {one_gap(what.longest)}"
+            elif what.call is not None and what.call_ms >= HELD * what.ms:
+                text += f": {100 * what.call_ms / what.ms:.0f} % of it in {what.call}"
+        yield text
 
 
-def _classes(classes: Sequence[Row]) -> list[str]:
-    named = [f"{row['class']} {row['percent_of_device_time']:.0f} %" for row in classes[:4]]
-    return [f"device work: {', '.join(named)}"] if named else []
-
-
-def _advice(whole: Row, losses: Sequence[Loss], classes: Sequence[Row]) -> list[str]:
-    """Return what helps against the two largest losses, and what helps the class of most of the work."""
-    worst = sorted((loss for loss in losses if loss.percent >= WORTH and loss.name in NEXT), key=_worst_first)
-    advice = [f"{loss.name}: {NEXT[loss.name]}" for loss in worst[:2]]
-    return advice + (_for_class(classes[0]) if classes and whole["busy_percent"] >= BUSY / 2 else [])
-
-
-def _for_class(row: Row) -> list[str]:
-    """Return what helps a class of kernels, if anything general does; tensor cores that are used need no advice."""
-    name, used = row["class"], row["with_tensor_cores_ms"] or 0.0
-    if name in MATRIX and 2 * used > (row["matrix_ms"] or 0.0):
-        return [f"{name}: it uses tensor cores; the rooflines (A9, A14) say how far it is from the peak"]
-    return [f"{name}: {CLASS_NEXT[name]}"] if name in CLASS_NEXT else []
+def _classes(work: Sequence[tuple[str, float]]) -> list[str]:
+    named = [f"{name} {percent:.0f} %" for name, percent in work[:4]]
+    return [f"device work, of GPU time: {', '.join(named)}"] if named else []

@@ -1,0 +1,127 @@
+"""What fusing kernels could save: attention that runs as products and a softmax, and kernels that only move memory.
+
+Attention of eager form is found in the order of kernels on a stream: a batched product (`aten::bmm` or
+`aten::baddbmm`), a softmax, a batched product, and between them nothing but kernels that move memory (scale, mask,
+dropout, casts). Around a softmax's backward the products before and behind these two belong to it as well. Where a
+trace does not name the operators of kernels nothing is recognised: a softmax behind a linear layer is a router's or
+a classifier's. The softmax of a loss is a logarithmic one and does not count.
+"""
+
+from __future__ import annotations
+
+from xsp.analyses.contract import Table, analysis
+from xsp.analyses.devicework import prepare
+from xsp.span import Kind, Level
+from xsp.trace import Trace
+
+EAGER, FUSED = "eager", "fused"
+PRODUCTS, SOFTMAX, BETWEEN, KERNELS = "products", "softmax", "between", "kernels"
+
+FUSIBLE = ("elementwise", "copy", "normalisation", "reduction")
+"""Classes of kernels that compute little for what they read and write."""
+
+_LANE = "PARTITION BY rank, device, stream ORDER BY start_ns, span_id"
+_BLOCKS = "PARTITION BY rank, device, stream ORDER BY block"
+
+_PARTS = f"""
+    WITH named AS MATERIALIZED (
+        SELECT w.rank, w.device, w.trace_id, w.span_id, w.parent_id, w.start_ns, w.dur_ns, w.class,
+               stream.stream, stream.parent_name AS op,
+               regexp_matches(w.name, 'softmax', 'i') AND class NOT IN ('attention', 'gemm')
+               AND NOT regexp_matches(w.name || ' ' || coalesce(stream.parent_name, ''), 'log_?softmax', 'i') AS softmax,
+               regexp_matches(w.name || ' ' || coalesce(stream.parent_name, ''), 'backward|bwd', 'i') AS backward,
+               class = 'gemm' AND coalesce(stream.parent_name IN ('aten::bmm', 'aten::baddbmm', 'aten::baddbmm_'), false)
+               AS product
+        FROM device_work w JOIN (
+            SELECT s.rank, s.trace_id, s.span_id, s.start_ns, s.stream, op.name AS parent_name
+            FROM spans s LEFT JOIN spans op ON op.rank = s.rank AND op.trace_id = s.trace_id
+                 AND op.span_id = s.parent_id AND op.level = {int(Level.OP)}
+            WHERE s.level = {int(Level.KERNEL)}
+        ) stream ON stream.rank = w.rank AND stream.trace_id = w.trace_id AND stream.span_id = w.span_id
+                AND stream.start_ns = w.start_ns
+        WHERE w.kind = '{Kind.KERNEL}'
+    ),
+    told AS (
+        SELECT *, class IN ('gemm', 'convolution', 'attention', 'communication')
+                  OR (class = 'normalisation' AND NOT softmax) AS ends,
+               lag(parent_id) OVER ({_LANE}) AS before
+        FROM named
+    ),
+    blocks AS MATERIALIZED (  -- a kernel that ends what may be fused, and all until the next one
+        SELECT *, sum(CASE WHEN ends AND (before IS NULL OR parent_id IS NULL OR before <> parent_id) THEN 1 ELSE 0 END)
+                  OVER ({_LANE} ROWS UNBOUNDED PRECEDING) AS block
+        FROM told
+    ),
+    kinds AS (
+        SELECT rank, device, stream, block, bool_or(product) AS product, bool_or(softmax) AS softmax,
+               bool_or(softmax AND backward) AS backward
+        FROM blocks GROUP BY ALL
+    ),
+    neighbours AS (
+        SELECT *, lag(product) OVER ({_BLOCKS}) AS product_before, lead(product) OVER ({_BLOCKS}) AS product_next,
+               lead(product, 2) OVER ({_BLOCKS}) AS product_second
+        FROM kinds
+    ),
+    found AS (SELECT * FROM neighbours WHERE product AND softmax AND product_next),
+    members AS (
+        SELECT rank, device, stream, block, bool_or(own) AS own FROM (
+            SELECT rank, device, stream, block, true AS own FROM found
+            UNION ALL SELECT rank, device, stream, block + 1, false FROM found
+            UNION ALL SELECT rank, device, stream, block - 1, false FROM found WHERE backward AND product_before
+            UNION ALL SELECT rank, device, stream, block + 2, false FROM found WHERE backward AND product_second
+        ) GROUP BY ALL
+    )
+    SELECT blocks.class, blocks.op, blocks.dur_ns,
+           CASE WHEN blocks.class = 'attention' THEN '{KERNELS}' WHEN members.block IS NULL THEN NULL
+                WHEN ends THEN '{PRODUCTS}' WHEN NOT own THEN NULL
+                WHEN softmax THEN '{SOFTMAX}' ELSE '{BETWEEN}' END AS part
+    FROM blocks LEFT JOIN members
+    ON members.rank = blocks.rank AND members.device IS NOT DISTINCT FROM blocks.device
+       AND members.stream IS NOT DISTINCT FROM blocks.stream AND members.block = blocks.block
+"""
+"""Every kernel with its class, its operator, and its part in attention; null where it has none."""
+
+
+def _prepare(trace: Trace) -> None:
+    prepare(trace)
+    trace.once("kernel_parts", _PARTS)
+
+
+@analysis("attention", "Attention by form", Level.KERNEL, everywhere=True)
+def ATTENTION(trace: Trace) -> Table:
+    """Device time of attention: fused kernels, and the products, the softmax and what lies between of eager form.
+
+    Softmax and what lies between write and read the whole matrix of scores, which a fused kernel does not; the
+    arithmetic of the products remains. `class` is what the kernels count as in `kernel-classes`. The share is of the
+    time of all kernels and copies. How eager form is recognised stands in docs/device-time.md.
+    """
+    _prepare(trace)
+    return trace.sql(
+        f"""
+        SELECT CASE WHEN part = '{KERNELS}' THEN '{FUSED}' ELSE '{EAGER}' END AS form, part, class,
+               count(*) AS kernels, sum(dur_ns) / 1e6 AS device_ms,
+               100.0 * sum(dur_ns) / nullif(any_value(whole_ns), 0) AS percent_of_device_time
+        FROM kernel_parts CROSS JOIN (SELECT sum(dur_ns) AS whole_ns FROM device_work)
+        WHERE part IS NOT NULL GROUP BY ALL ORDER BY form, device_ms DESC, part, class
+        """
+    )
+
+
+@analysis("fusible", "Kernels that only move memory, by operator", Level.KERNEL, everywhere=True)
+def FUSIBLE_KERNELS(trace: Trace) -> Table:
+    """Elementwise kernels, copies on the device, normalisations and reductions, by class and operator.
+
+    They compute little for what they read and write; fused with their neighbours they save that traffic, and at most
+    the time that stands here. What is part of attention of eager form stands in `attention` and is left out. The share
+    is of the time of all kernels and copies.
+    """
+    _prepare(trace)
+    return trace.sql(
+        f"""
+        SELECT class, op, count(*) AS kernels, sum(dur_ns) / 1e6 AS device_ms,
+               100.0 * sum(dur_ns) / nullif(any_value(whole_ns), 0) AS percent_of_device_time,
+               median(dur_ns) / 1e3 AS median_us
+        FROM kernel_parts CROSS JOIN (SELECT sum(dur_ns) AS whole_ns FROM device_work)
+        WHERE part IS NULL AND class IN {FUSIBLE} GROUP BY ALL ORDER BY device_ms DESC, class, op
+        """
+    )
