@@ -8,6 +8,7 @@ import pytest
 
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
+from xsp.importers.contract import PYTHON_FRAMES
 from xsp.testing import spans, trace_of
 
 LAUNCHED = """
@@ -63,6 +64,23 @@ def found(text: str, subject: str, **run: Any) -> list[Finding]:
 def test_device_work_is_looked_at(change: str, subject: str, says: str, best: str) -> None:
     (finding,) = found(LAUNCHED + change, subject)
     assert (says in finding.text, finding.best) == (True, best)
+
+
+@pytest.mark.parametrize(
+    ("change", "best"),
+    [
+        ("", "A"),
+        ("launch cudaLaunchKernel 480-485 correlation_id=2\nkernel late 490-900 correlation_id=2", "A"),
+        ("launch cudaLaunchKernel 500-505 correlation_id=2\nkernel late 510-900 correlation_id=2", "B"),
+        ("launch cudaLaunchKernel 700-705 correlation_id=2\nkernel late 710-900 correlation_id=2", "C"),
+        ("launch cudaLaunchKernel 50-55 correlation_id=2\nkernel waits 710-900 correlation_id=2", "A"),
+    ],
+)
+def test_recorded_stacks_cost_the_grade_by_how_long_the_device_waited_for_launches(change: str, best: str) -> None:
+    source = {"skipped": {PYTHON_FRAMES: 14_794}}
+    (finding,) = found(LAUNCHED + change, "stacks", imported={"sources": [source]})
+    assert (finding.best, "14794 frames" in finding.text) == (best, True)
+    assert found(LAUNCHED + change, "stacks", imported={"sources": [{"skipped": {}}]}) == []
 
 
 def test_a_machine_with_devices_that_recorded_no_device_work() -> None:

@@ -83,6 +83,8 @@ idle_causes = IDLE_CAUSES
 idle_gaps = IDLE_GAPS
 launch_costs = LAUNCHES
 launch_bound = LAUNCH_BOUND
+attention_by_form = ATTENTION
+fusible_kernels = FUSIBLE_KERNELS
 tensor_cores = TENSOR_CORES
 collectives_by_kind = COMMUNICATION
 collective_skew = COLLECTIVE_SKEW
@@ -98,8 +100,9 @@ throttling_reasons = THROTTLING
 __all__ = [
     "A1", "A2", "A3", "A4", "A5", "A6", "A7", "A8", "A9", "A10", "A11", "A12", "A13", "A14", "A15",
     "ANALYSES", "Analysis", "Optimum",
-    "collective_skew", "collective_waiting", "collectives_by_kind", "critical_path", "critical_path_summary",
-    "device_activity", "device_steps", "health_findings", "idle_causes", "idle_gaps", "kernel_classes",
+    "attention_by_form", "collective_skew", "collective_waiting", "collectives_by_kind", "critical_path",
+    "critical_path_summary", "device_activity", "device_steps", "fusible_kernels", "health_findings", "idle_causes",
+    "idle_gaps", "kernel_classes",
     "kernel_information", "kernel_roofline", "kernel_share", "kernels_by_layer", "kernels_by_model", "kernels_by_name",
     "launch_bound", "launch_costs", "layer_information", "layer_latency", "layer_latency_by_type", "layer_memory",
     "layer_memory_by_type", "layer_metrics", "layer_roofline", "layer_types", "layers", "ledger", "ledger_by_kind",

@@ -20,6 +20,9 @@ PRODUCTS, SOFTMAX, BETWEEN, KERNELS = "products", "softmax", "between", "kernels
 FUSIBLE = ("elementwise", "copy", "normalisation", "reduction")
 """Classes of kernels that compute little for what they read and write."""
 
+BATCHED = ("aten::bmm", "aten::baddbmm", "aten::baddbmm_")
+_BOTH_NAMES = "w.name || ' ' || coalesce(stream.parent_name, '')"
+
 _LANE = "PARTITION BY rank, device, stream ORDER BY start_ns, span_id"
 _BLOCKS = "PARTITION BY rank, device, stream ORDER BY block"
 
@@ -28,10 +31,9 @@ _PARTS = f"""
         SELECT w.rank, w.device, w.trace_id, w.span_id, w.parent_id, w.start_ns, w.dur_ns, w.class,
                stream.stream, stream.parent_name AS op,
                regexp_matches(w.name, 'softmax', 'i') AND class NOT IN ('attention', 'gemm')
-               AND NOT regexp_matches(w.name || ' ' || coalesce(stream.parent_name, ''), 'log_?softmax', 'i') AS softmax,
-               regexp_matches(w.name || ' ' || coalesce(stream.parent_name, ''), 'backward|bwd', 'i') AS backward,
-               class = 'gemm' AND coalesce(stream.parent_name IN ('aten::bmm', 'aten::baddbmm', 'aten::baddbmm_'), false)
-               AS product
+               AND NOT regexp_matches({_BOTH_NAMES}, 'log_?softmax', 'i') AS softmax,
+               regexp_matches({_BOTH_NAMES}, 'backward|bwd', 'i') AS backward,
+               class = 'gemm' AND coalesce(stream.parent_name IN {BATCHED}, false) AS product
         FROM device_work w JOIN (
             SELECT s.rank, s.trace_id, s.span_id, s.start_ns, s.stream, op.name AS parent_name
             FROM spans s LEFT JOIN spans op ON op.rank = s.rank AND op.trace_id = s.trace_id

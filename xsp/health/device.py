@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from xsp.health.finding import Finding, Severity
+from xsp.importers.contract import PYTHON_FRAMES
 from xsp.span import Grade, Kind, Level
 from xsp.trace import Trace
 
@@ -17,6 +18,10 @@ MOST = 0.50
 
 OVERHEAD = 0.05
 """From this share of the recorded time on, the profiler's own work has changed what it measured."""
+
+STACKS_WEIGH, STACKS_DECIDE = 0.05, 0.20
+"""From these shares of the device's window on that it waited for launches, recorded stacks cost the grade: that time is
+longer for them, and from the second share on it is what the verdict is about."""
 
 EARLY_NS = 1_000
 """A kernel that begins by more than this before its launch tells that clocks disagree."""
@@ -36,6 +41,7 @@ def findings(trace: Trace) -> Iterator[Finding]:
     yield from _levels(trace)
     yield from _clocks(trace)
     yield from _overhead(trace)
+    yield from _stacks(trace)
 
 
 class _Work(NamedTuple):
@@ -146,3 +152,42 @@ def _overhead(trace: Trace) -> Iterator[Finding]:
         )
         heavy = share > OVERHEAD
         yield Finding(Severity.WARNING if heavy else Severity.NOTE, "overhead", text, "C" if heavy else "A")
+
+
+def _stacks(trace: Trace) -> Iterator[Finding]:
+    """Say that Python's stack was recorded, which makes the host slower; it weighs as much as the device waited for it.
+
+    The device waited for the host from the end of its last work to the launch of the next.
+    """
+    sources = [
+        source
+        for run in (trace.run, *trace.run.get("ranks", ()))
+        for source in (run.get("imported") or {}).get("sources") or ()
+    ]
+    frames = max((source.get("skipped", {}).get(PYTHON_FRAMES, 0) for source in sources), default=0)
+    if not frames:
+        return
+    ((waited,),) = trace.con.execute(
+        f"""
+        WITH {_LAUNCHES}, work AS (
+            SELECT spans.rank, device, spans.start_ns, spans.start_ns + dur_ns AS end_ns,
+                   launches.start_ns AS launch_ns,
+                   max(spans.start_ns + dur_ns) OVER (PARTITION BY spans.rank, device ORDER BY spans.start_ns
+                                                      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until_ns
+            FROM spans LEFT JOIN launches ON {_LAUNCHED}
+            WHERE level = {int(Level.KERNEL)} AND kind IN ('{Kind.KERNEL}', '{Kind.COPY}')
+        ),
+        windows AS (
+            SELECT max(end_ns) - min(start_ns) AS ns, sum(greatest(0, least(start_ns, launch_ns) - until_ns)) AS idle_ns
+            FROM work GROUP BY rank, device
+        )
+        SELECT coalesce(sum(idle_ns) / nullif(sum(ns), 0), 0)::DOUBLE FROM windows
+        """
+    ).fetchall()
+    best = "C" if waited >= STACKS_DECIDE else "B" if waited >= STACKS_WEIGH else "A"
+    text = (
+        f"Python's stack was recorded ({frames} frames, with_stack): the host takes a fifth to a third longer for it, "
+        f"and for {100 * waited:.0f} % of the time the device waited for a launch; record without stacks before acting "
+        "on that"
+    )
+    yield Finding(Severity.NOTE if best == "A" else Severity.WARNING, "stacks", text, best)

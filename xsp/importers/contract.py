@@ -36,6 +36,9 @@ _SEEN = (
 FURTHEST = 2**62
 """Nanoseconds since the epoch: a time from it on is damage. The sum of two times below it is one that a table holds."""
 
+PYTHON_FRAMES = "frames of Python that are no module"
+"""What stands under `skipped` for frames of Python's stack; that they were recorded lengthens the host's work."""
+
 _GZIP = b"\x1f\x8b"
 _MOST_REASONS = 100
 """Reasons of losses that are told one by one; a source may have as many as it has spans."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import duckdb
 
-from xsp.importers.contract import Losses
+from xsp.importers.contract import PYTHON_FRAMES, Losses
 from xsp.importers.kineto_rows import BESIDE, STEP
 from xsp.span import Kind, Level
 
 LEFT_OUT = {
-    "python_function": "frames of Python that are no module",
+    "python_function": PYTHON_FRAMES,
     "gpu_user_annotation": "the profiler's own projection of annotations onto the device",
     "cuda_sync": "synchronisation as the device saw it; the calls that waited are kept",
     "trace": "the profiler's own window",

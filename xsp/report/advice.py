@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from xsp.analyses.fusing import BETWEEN, EAGER, SOFTMAX
+from xsp.analyses.fusing import BATCHED, BETWEEN, EAGER, SOFTMAX
 from xsp.device.kernelnames import MATRIX
 from xsp.report.answers import Answers
 from xsp.span import Kind, Level
@@ -24,6 +24,9 @@ RUNNING = 40.0
 
 HELD = 0.5
 """The share of a cause's idle time from which on one call, or one gap, is what to look at."""
+
+NAMED = 0.5
+"""Percent of GPU time from which on an operator is named."""
 
 MOST = 4
 """As many pieces of advice are given."""
@@ -125,20 +128,23 @@ def held(answers: Answers, cause: str) -> Held:
 
 def one_gap(gap: Row) -> str:
     """Return in words where a gap lies, and which call the host was in."""
-    text = f"one gap of {_ms(gap['idle_us'] / 1e3)} at {_ms(gap['begins_at_ms'])}"
+    text = f"one gap of {duration(gap['idle_us'] / 1e3)} at {duration(gap['begins_at_ms'])}"
     if gap["call"] is None:
         return text
     copied = f" of {gap['call_bytes']:,} bytes" if gap["call_bytes"] else ""
-    return f"{text}, the host in {gap['call']}{copied} ({_ms(gap['call_us'] / 1e3)})"
+    return f"{text}, the host in {gap['call']}{copied} ({duration(gap['call_us'] / 1e3)})"
 
 
-def _ms(value: float) -> str:
+def duration(value: float) -> str:
+    """Return milliseconds with a unit that fits."""
+    if value >= 1e4:
+        return f"{value / 1e3:.4g} s"
     return f"{value:.4g} ms" if value >= 0.1 else f"{value * 1e3:.3g} µs"
 
 
 _CALLS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("Malloc", "Free", "HostAlloc", "HostRegister"), "memory is taken from the driver or given back: keep it in the "
-     "caching allocator, and pin buffers once"),
+    (("Malloc", "Free", "HostAlloc", "HostRegister"), "memory is taken from the driver or given back (the first such "
+     "call makes the context): keep it in the caching allocator, pin buffers once, warm up before what is measured"),
     (("Module", "Library", "GetFunction"), "code is loaded: warm up before what is measured"),
     (("GraphInstantiate", "StreamEndCapture", "StreamBeginCapture"), "a graph is made: capture it once, and replay it"),
     (("EventQuery", "StreamQuery"), "the host asks again and again whether the device is done: wait less often"),
@@ -150,7 +156,7 @@ def _host(answers: Answers, already: Done, cause: str) -> str | None:
     what = held(answers, cause)
     if what.longest is not None:
         return f"{one_gap(what.longest)} is {100 * what.longest['idle_us'] / 1e3 / what.ms:.0f} % of it; " + (
-            _of_call(what.longest["call"]) or "`idle-gaps` says what came next"
+            _of_call(what.longest["call"]) or f"{_short(what.longest['next_work'])} came next"
         )
     if what.call is not None and what.call_ms >= HELD * what.ms and (text := _of_call(what.call)):
         return f"{what.call} is {100 * what.call_ms / what.ms:.0f} % of it: {text}"
@@ -162,10 +168,10 @@ def _host(answers: Answers, already: Done, cause: str) -> str | None:
         "a larger batch",
     ]
     cost = sum(row["launch_ms"] or 0.0 for row in launches)
-    text = f"{what.gaps:,} gaps, {count:,} launches whose calls take {_ms(cost)}: fewer launches ({', '.join(ways)}), "
+    text = f"{what.gaps:,} gaps, {count:,} launches whose calls take {duration(cost)}: fewer launches ("
+    text += f"{', '.join(ways)}), or less Python between them; `launch-bound` names the layers"
     here = [word for word, is_so in (("graphs are replayed", already.graphs), ("code is compiled", already.compiled))
             if is_so]  # fmt: skip
-    text += "or less Python between them; `launch-bound` names the layers"
     return text + (f" ({' and '.join(here)} already)" if here else "")
 
 
@@ -204,8 +210,8 @@ def _wait(answers: Answers, already: Done, cause: str) -> str:
     if what.longest is not None:
         gap = what.longest
         return (
-            f"{one_gap(gap)}; what ended it ({_short(gap['next_work'])}) had been launched long before, and nothing of "
-            "this trace ran on the device: look for another device, process or rank that it waited for"
+            f"{one_gap(gap)}; {_short(gap['next_work'])} was launched before it and waited, and nothing in the trace "
+            "ran on the device: another device, process or rank, or the profiler, kept it"
         )
     median = max((row["median_us"] for row in answers["idle-causes"].dicts() if row["cause"] == cause), default=0.0)
     fewer = "fewer and longer kernels" + ("" if already.compiled else " (torch.compile)")
@@ -228,10 +234,8 @@ def _communication(answers: Answers) -> str | None:
         return None
     first = rows[0]
     size = f" of {first['bytes'] / 1e6:.3g} MB" if first["bytes"] else ""
-    text = (
-        f"{first['calls']} × {first['collective']}{size}, {_ms(first['exposed_ms'])} of it: start it earlier, beside "
-    )
-    text += "computation, or send less"
+    text = f"{first['calls']} × {first['collective']}{size}, {duration(first['exposed_ms'])} of it: start it earlier, "
+    text += "beside computation, or send less"
     if (first.get("ranks") or 1) == 1:
         text += "; load all ranks to tell transfer from waiting for another rank (`collective-skew`)"
     return text
@@ -245,7 +249,7 @@ def _copies(answers: Answers) -> str | None:
     if not rows:
         return None
     name, count, ms = rows[0]
-    where = f"{count} × {name}, {_ms(ms)}"
+    where = f"{count} × {name}, {duration(ms)}"
     if "ageable" in name:
         return f"{where}: pinned memory and non_blocking=True hide it behind computation"
     if "DtoD" in name:
@@ -257,15 +261,15 @@ def _for_kernels(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]
     """Yield what helps the kernels themselves."""
 
     def share(ms: float) -> float:
-        return min(100 * ms / whole["window_ms"], whole["busy_percent"])
+        return min(100.0 * float(ms) / float(whole["window_ms"]), float(whole["busy_percent"]))
 
     attention = [row for row in answers["attention"].dicts() if row["form"] == EAGER]
     if attention:
         of = sum(row["percent_of_device_time"] for row in attention)
         saved = sum(row["device_ms"] for row in attention if row["part"] in (SOFTMAX, BETWEEN))
         text = (
-            f"eager attention, {of:.0f} % of GPU time, {_ms(saved)} of it softmax and what stands between the products: "
-            "scaled_dot_product_attention or FlashAttention does not write the scores"
+            f"eager attention, {of:.0f} % of GPU time, {duration(saved)} of it softmax and what stands between the "
+            "products: scaled_dot_product_attention or FlashAttention does not write the scores"
         )
         yield Piece(text, share(saved))
     fusible = answers["fusible"].dicts()
@@ -273,7 +277,9 @@ def _for_kernels(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]
     if fusible and ms:
         of = sum(row["percent_of_device_time"] for row in fusible)
         most = ", ".join(
-            f"{row['op'] or row['class']} {row['percent_of_device_time']:.0f} %" for row in _by_op(fusible)[:3]
+            f"{_short(row['op'] or row['class'], 30)} {row['percent_of_device_time']:.0f} %"
+            for row in _by_op(fusible)[:3]
+            if row["percent_of_device_time"] >= NAMED
         )
         way = "it is compiled already: look for what is not (graph breaks)" if already.compiled else "torch.compile"
         yield Piece(
@@ -283,10 +289,37 @@ def _for_kernels(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]
         slow = row["without_tensor_cores_ms"] or 0.0
         if row["class"] in MATRIX and slow > (row["with_tensor_cores_ms"] or 0.0):
             text = (
-                f"{row['class']}, {row['percent_of_device_time']:.0f} % of GPU time, {_ms(slow)} of it without tensor "
-                "cores: lower precision (TF32, BF16) and sizes in multiples of 8; `tensor-cores` names the layers"
+                f"{row['class']}, {row['percent_of_device_time']:.0f} % of GPU time, {duration(slow)} of it without "
+                "tensor cores: lower precision (TF32, BF16), sizes in multiples of 8; `tensor-cores` names the layers"
             )
             yield Piece(text, share(slow))
+
+    yield from _below_the_roof(answers, share, BATCHED if attention else ())
+
+
+def _below_the_roof(answers: Answers, share: Callable[[float], float], without: Sequence[str] = ()) -> Iterator[Piece]:
+    """Yield the operator that could gain most if its kernels ran as fast as the device can at their intensity."""
+    rows = [
+        row
+        for row in answers["ops"].dicts()
+        if row["device_ms"] and row["tflop_per_s"] and row["percent_of_device_time"] is not None
+        if row["roof_percent"] is not None and row["roof_percent"] < 100 and row["name"] not in without
+    ]
+    if not rows:
+        return
+    whole = float(sum(row["device_ms"] for row in answers["kernel-classes"].dicts()))
+
+    def lost(row: Row) -> float:
+        return float(row["percent_of_device_time"]) / 100 * whole * (1 - float(row["roof_percent"]) / 100)
+
+    row = max(rows, key=lost)
+    shapes = f" {_short(str(row['input_shapes']))}" if row.get("input_shapes") else ""
+    text = (
+        f"{row['name']}{shapes}, {row['percent_of_device_time']:.0f} % of GPU time, runs at "
+        f"{row['roof_percent']:.0f} % of what the device can do there: sizes, layout or another kernel; `ops` has the "
+        "rates"
+    )
+    yield Piece(text, share(lost(row)))
 
 
 def _by_op(rows: Sequence[Row]) -> list[Row]:

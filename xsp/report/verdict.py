@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from xsp.analyses.fusing import EAGER
-from xsp.report.advice import COMMUNICATION, COPIES, HELD, IDLE, WORTH, Loss, Row, advice, held, one_gap
+from xsp.report.advice import COMMUNICATION, COPIES, HELD, IDLE, WORTH, Loss, Row, advice, duration, held, one_gap
 from xsp.report.answers import Answers
 
 LOST = 20.0
@@ -44,7 +44,7 @@ def verdict(answers: Answers) -> Verdict | None:
     losses = sorted([*_causes(answers, whole["window_ms"]), *exposed], key=_worst_first)
     work = _work(answers)
     return Verdict(
-        _sentence(whole, losses, work),
+        _sentence(whole, losses, work, len({(row["rank"], row["device"]) for row in activity[:-1]})),
         [*_lost(answers, losses), *_classes(work)],
         advice(answers, whole, losses),
         whole["busy_percent"],
@@ -81,16 +81,18 @@ def _work(answers: Answers) -> list[tuple[str, float]]:
 _EAGER_ATTENTION = "eager attention"
 
 
-def _sentence(whole: Row, losses: Sequence[Loss], work: Sequence[tuple[str, float]]) -> str:
+def _sentence(whole: Row, losses: Sequence[Loss], work: Sequence[tuple[str, float]], devices: int) -> str:
     """Say how busy the device is, and what takes how much of the rest, or of the work."""
-    busy = f"The device is busy {whole['busy_percent']:.0f} % of the time"
+    who = f"The {devices} devices are" if devices > 1 else "The device is"
+    busy = f"{who} busy {whole['busy_percent']:.0f} % of the time"
     if losses and losses[0].percent >= LOST:
         alike = [loss for loss in losses if loss.percent >= max(WORTH, ALIKE * losses[0].percent)]
         return f"{busy}. {_joined([_said(loss) for loss in alike])}."
     if not work:
         return f"{busy}."
-    alike_work = [(name, percent) for name, percent in work if percent >= ALIKE * work[0][1]]
-    return f"{busy}. Of its work {_joined([f'{percent:.0f} % is {name}' for name, percent in alike_work[:3]])}."
+    whose = "their" if devices > 1 else "its"
+    large = [f"{percent:.0f} % is {name}" for name, percent in work[:3] if percent >= ALIKE * work[0][1]]
+    return f"{busy}. Of {whose} work {_joined(large)}."
 
 
 def _said(loss: Loss) -> str:
@@ -118,7 +120,7 @@ def _lost(answers: Answers, losses: Sequence[Loss]) -> Iterator[str]:
     for loss in losses:
         if loss.percent < WORTH:
             continue
-        text = f"{loss.percent:.0f} % of the time: {loss.name} ({loss.ms:.4g} ms)"
+        text = f"{loss.percent:.0f} % of the time: {loss.name} ({duration(loss.ms)})"
         if loss.name.startswith(IDLE):
             what = held(answers, loss.name.removeprefix(IDLE))
             if what.longest is not None:
