@@ -122,7 +122,7 @@ def test_A8_operations_of_an_operator_that_ran_two_primitives_are_not_guessed_ap
 
 
 def test_A10_kernels_of_one_name_and_their_share_of_the_model(trace: Trace) -> None:
-    assert ask(analyses.A10, trace, "name, library, calls, latency_ms, percent_of_model, flops") == [
+    assert ask(analyses.A10, trace, "name, library, calls, latency_ms, percent_of_wall, flops") == [
         ("conv", "oneDNN", 1, 0.2, 20.0, 8_000_000),
         ("aten::relu", "unknown", 1, 0.16, 16.0, None),
         ("aten::add", "unknown", 1, 0.1, 10.0, 1000),
@@ -133,13 +133,13 @@ def test_A10_kernels_of_one_name_and_their_share_of_the_model(trace: Trace) -> N
 
 
 def test_A11_A12_A13_kernels_by_layer(trace: Trace) -> None:
-    assert ask(analyses.A11, trace, "layer_index, layer_name, calls, latency_ms, percent_of_model") == [
+    assert ask(analyses.A11, trace, "layer_index, layer_name, calls, latency_ms, percent_of_wall") == [
         (0, "net", 1, 0.1, 10.0), (1, "net.conv", 2, 0.28, 28.0), (2, "net.relu", 2, 0.215, 21.5),
     ]  # fmt: skip
     assert ask(analyses.A12, trace, "layer_index, flops, dram_read_bytes") == [
         (0, 1000, None), (1, 8_000_000, None), (2, None, None),
     ]  # fmt: skip
-    assert ask(analyses.A13, trace, "layer_index, latency_ms, kernel_ms, other_ms, kernel_percent") == [
+    assert ask(analyses.A13, trace, "layer_index, latency_ms, kernel_ms, other_ms, kernel_percent_of_wall") == [
         (0, 0.3, 0.1, 0.2, 33.3333), (1, 0.3, 0.21, 0.09, 70.0), (2, 0.2, 0.16, 0.04, 80.0),
     ]  # fmt: skip
 
@@ -160,7 +160,42 @@ def test_A8_and_A11_with_a_device_its_kernels_belong_to_the_layers_that_launched
     assert ask(analyses.A8, trace, "name, layer_name, library, latency_us") == [
         ("gemm", "net.a", "device", 300.0), ("relu", "net.b", "device", 100.0),
     ]  # fmt: skip
-    assert ask(analyses.A11, trace, "layer_name, calls, percent_of_model") == [("net.a", 1, 30.0), ("net.b", 1, 10.0)]
+    assert ask(analyses.A11, trace, "layer_name, calls, percent_of_wall") == [("net.a", 1, 30.0), ("net.b", 1, 10.0)]
+
+
+TWO_DEVICES = """
+    step s                   0-1000
+    op aten::mm              100-150
+    launch cudaLaunchKernel  110-120 correlation_id=1
+    launch cudaLaunchKernel  130-140 correlation_id=2
+    op aten::add             200-250
+    launch cudaLaunchKernel  210-220 correlation_id=3
+    kernel gemm              150-950 correlation_id=1 device=0
+    kernel gemm              150-850 correlation_id=2 device=1
+    kernel gemm              300-900 correlation_id=4 device=1 stream=9
+    kernel relu              900-1000 correlation_id=3 device=1
+"""
+
+
+def test_a_sum_over_devices_is_not_set_beside_the_time_of_a_step() -> None:
+    trace = trace_of(spans(TWO_DEVICES))
+    assert ask(analyses.A10, trace, "name, calls, latency_ms, percent_of_kernel_time, percent_of_wall") == [
+        ("gemm", 3, 2.1, 95.4545, 77.5),  # 800 µs of one, and 750 of the other, where two run at once
+        ("relu", 1, 0.1, 4.5455, 5.0),
+    ]
+    assert ask(analyses.A15, trace, "latency_ms, kernel_ms, kernel_percent_of_wall") == [(1.0, 1.1, 82.5)]
+    assert ask(analyses.operators, trace, "name, device_ms, percent_of_device_time") == [
+        ("aten::mm", 1.5, 68.1818), ("(no operator)", 0.6, 27.2727), ("aten::add", 0.1, 4.5455),
+    ]  # fmt: skip
+
+
+def test_of_several_devices_the_classes_of_each_follow_those_of_all() -> None:
+    columns = "rank, device, class, kernels, device_ms, percent_of_device_time"
+    assert ask(analyses.kernel_classes, trace_of(spans(TWO_DEVICES)), columns) == [
+        (None, None, "gemm", 3, 2.1, 95.4545), (None, None, "elementwise", 1, 0.1, 4.5455),
+        (0, 0, "gemm", 1, 0.8, 100.0),
+        (0, 1, "gemm", 2, 1.3, 92.8571), (0, 1, "elementwise", 1, 0.1, 7.1429),
+    ]  # fmt: skip
 
 
 def test_A13_where_the_host_runs_ahead_a_layer_is_at_work_on_the_host_or_on_the_device() -> None:
@@ -217,7 +252,7 @@ def test_an_operators_figures_belong_to_its_only_kernel_else_to_what_holds_all_o
     assert ask(analyses.A14, trace, "layer_name, flop_per_byte, roof_gflop_per_s, memory_bound") == [
         ("net", 23.3333, 15700.0, False)
     ]
-    assert ask(analyses.A15, trace, "flops, bytes_known_percent, kernel_percent") == [(14000, 98.0392, 20.4)]
+    assert ask(analyses.A15, trace, "flops, bytes_known_percent, kernel_percent_of_wall") == [(14000, 98.0392, 20.4)]
     assert ask(analyses.A9, trace, "roof_percent, bandwidth_percent")[0] == (0.0005, 0.0004)
 
 

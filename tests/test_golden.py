@@ -119,7 +119,7 @@ def test_A1_and_A15_over_a_sweep_by_the_same_formulas() -> None:
         )
         for batch, ms, kernel_ms, gflop, read, write, _ in reversed(A15)
     ]  # fmt: skip
-    rows = model_roofline(traces).select("batch_size, kernel_percent, flop_per_byte, memory_bound").fetchall()
+    rows = model_roofline(traces).select("batch_size, kernel_percent_of_wall, flop_per_byte, memory_bound").fetchall()
     assert [(batch, round(percent, 1), round(at, 2), bound) for batch, percent, at, bound in rows] == [
         (1, 80.7, 19.58, False), (16, 92.0, 16.10, True), (32, 92.8, 16.40, True), (256, 92.4, 30.61, False),
     ]  # fmt: skip

@@ -294,7 +294,7 @@ def test_the_figures_of_the_loop_stand_first_and_are_of_steps_that_ran_as_if_not
     ]  # fmt: skip
     assert figures[0][2].endswith("; steps that ran as if nothing were recorded")
     assert figures[1][2] == "as the program ran, 4 samples a step, a guess"
-    assert figures[2][2] == "of the time of an iteration; 10.0 % is other time between steps"
+    assert figures[2][2] == "of the wall time of an iteration; 10.0 % is other time between steps"
     assert ["profiling made the program", "1.41 times as long", "--budget 2% would cost less"] in figures
 
 

@@ -405,3 +405,15 @@ def test_a_trace_of_hostile_names_runs_nothing(browser, tmp_path):
     assert browser.get_log("browser") == []
     resources = browser.execute_script("return performance.getEntriesByType('resource').length")
     assert resources == 0
+
+
+def test_operators_by_gpu_time_come_first_where_there_is_a_gpu(browser, tmp_path):
+    first = "const one = document.querySelector('main > section:not([hidden])'); return [one.id, one.innerText];"
+    browser.get(html.write(generated(), tmp_path / "gpu.html").as_uri())
+    section, shown = browser.execute_script(first)
+    assert section == "operators"
+    assert "aten::op0" in shown
+    assert browser.get_log("browser") == []
+    browser.get(html.write(trace(*FULL), tmp_path / "host.html").as_uri())
+    assert browser.execute_script(first)[0] != "operators"
+    assert browser.execute_script("return document.querySelector('#tables #table-ops') !== null")

@@ -15,6 +15,8 @@ from xsp.report import html, text, timeline
 from xsp.report.answers import Answers
 from xsp.report.charts import CHARTS
 from xsp.report.verdict import verdict
+from xsp.report.words import devices
+from xsp.testing import spans, trace_of
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,30 @@ def test_parts_that_stand_in_rows_are_put_beside_each_other(data):
 
 def test_a_chart_says_why_it_is_not_there(data):
     assert "memory" in chart(data, "Device memory over")["missing"]
+
+
+@pytest.mark.parametrize(
+    ("held", "used", "said"),
+    [
+        (["NVIDIA B200"] * 8, [0], "NVIDIA B200 (of 8 in the machine)"),
+        (["NVIDIA B200"] * 2, [0, 1], "2 × NVIDIA B200"),
+        (["NVIDIA A100", "NVIDIA V100"], [1], "NVIDIA V100 (of 2 in the machine)"),
+        ([], [0, 1], "2 GPUs"),
+        ([], [3], "1 GPU"),
+        (["NVIDIA B200"], [], "NVIDIA B200 (no work of it in the trace)"),
+        ([], [], ""),
+    ],
+)
+def test_devices_are_those_that_worked_and_not_all_of_the_machine(held, used, said):
+    step = ["step s 0-100", *(f"kernel gemm 10-20 device={device}" for device in used)]
+    assert devices(trace_of(spans("\n".join(step)), {"machine": {"devices": held}})) == said
+
+
+def test_a_figure_of_several_devices_says_so():
+    step = "step s 0-100\nkernel gemm 10-20\nkernel gemm 30-40\nkernel gemm 10-20 device=1\nkernel gemm 60-70 device=1"
+    shown = {what: about for what, _, about in payload(html.render(trace_of(spans(step))))["headline"]}
+    assert shown["device busy"] == "of the wall time from its first work to its last; the mean of 2 GPUs"
+    assert shown["lost most to"].endswith("% of that time, 0.05 ms on 2 GPUs together")
 
 
 @pytest.mark.parametrize("drawn", CHARTS, ids=lambda each: each.title)

@@ -96,14 +96,25 @@ def KERNEL_CLASSES(trace: Trace) -> Table:
     """Kernels and copies by class, as their names tell it: how many, their time, their share of all of it.
 
     Kernels that overlap count each for itself. Of matrix products, convolutions and attention, the time is told
-    apart by whether the name says that tensor cores are used, that they are not, or neither.
+    apart by whether the name says that tensor cores are used, that they are not, or neither. With several devices the
+    rows of each, with the share of its own time, follow those of all, which name no device.
     """
     prepare(trace)
+    figures = f"""
+        coalesce(class, 'memory copy') AS class, count(*) AS kernels, sum(dur_ns) / 1e6 AS device_ms,
+        avg(dur_ns) / 1e3 AS mean_us, max(dur_ns) / 1e3 AS max_us, {TENSOR_TIMES}
+    """
     return trace.sql(
         f"""
-        SELECT coalesce(class, 'memory copy') AS class, count(*) AS kernels, sum(dur_ns) / 1e6 AS device_ms,
-               100.0 * sum(dur_ns) / nullif(sum(sum(dur_ns)) OVER (), 0) AS percent_of_device_time,
-               avg(dur_ns) / 1e3 AS mean_us, max(dur_ns) / 1e3 AS max_us, {TENSOR_TIMES}
-        FROM device_work GROUP BY ALL ORDER BY device_ms DESC, class
+        WITH each AS (SELECT rank, device, {figures} FROM device_work GROUP BY rank, device, class),
+        summed AS (
+            SELECT NULL::INTEGER AS rank, NULL::INTEGER AS device, {figures} FROM device_work GROUP BY class
+            UNION ALL
+            SELECT * FROM each WHERE (SELECT count(*) FROM (SELECT DISTINCT rank, device FROM each)) > 1
+        )
+        SELECT rank, device, class, kernels, device_ms,
+               100.0 * device_ms / nullif(sum(device_ms) OVER (PARTITION BY rank, device), 0) AS percent_of_device_time,
+               mean_us, max_us, matrix_ms, with_tensor_cores_ms, without_tensor_cores_ms, untold_ms, tensor_core_percent
+        FROM summed ORDER BY rank NULLS FIRST, device NULLS FIRST, device_ms DESC, class
         """
     )

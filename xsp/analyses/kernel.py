@@ -103,11 +103,13 @@ def A8(trace: Trace) -> Table:
 
 @analysis("A10", "Kernels by name", Level.OP)
 def A10(trace: Trace) -> Table:
-    """Kernels of the same name together: calls, time, share of the model's latency, throughput.
+    """Kernels of the same name together: calls, time, its shares, throughput.
 
-    The model's latency lasts until its last kernel has ended. Shares add up to more than 100 % where kernels of several
-    streams ran at once. Without a device one row sums up what operators did beside work of their own, and of A15
-    `covered_percent` says what share of the operators' time all rows together hold.
+    `latency_ms` is on all devices together, and `percent_of_kernel_time` its share of the time of all kernels.
+    `percent_of_wall` says in how much of the wall time, until the last kernel has ended, any of them ran: on a device,
+    and as a mean where there are several. Without a device one row sums up what operators did beside work of their
+    own, `percent_of_host_time` is of the time of all rows, and of A15 `covered_percent` says what share of the
+    operators' time they hold.
     """
     return _grouped(
         trace, "name", "name, library", "name, any_value(library) AS library", "name, library", "latency_ms DESC, name"
@@ -116,19 +118,60 @@ def A10(trace: Trace) -> Table:
 
 @analysis("A11", "Kernels by layer", Level.LAYER, Level.OP)
 def A11(trace: Trace) -> Table:
-    """Kernels of the same layer together; those of no layer stand in a row without one."""
+    """Kernels of the same layer together; those of no layer stand in a row without one. Shares are as in A10."""
     named = "any_value(layer_index) AS layer_index, any_value(layer_name) AS layer_name"
     return _grouped(trace, "whole", "layer_id", named, "layer_index, layer_name", "layer_index NULLS LAST")
 
 
 def _grouped(trace: Trace, kind: str, group: str, made: str, shown: str, order: str) -> Table:
+    of_all, none = share("ns", "sum(ns) OVER ()"), "NULL::DOUBLE"
+    of_device, of_host = (of_all, none) if trace.has(Level.KERNEL) else (none, of_all)
     return trace.sql(
         f"""
-        WITH {prepared(trace)}, groups AS (SELECT {made}, {summed(kind)} FROM kernels GROUP BY {group})
-        SELECT {shown}, calls, ns / 1e6 AS latency_ms, {share("ns", MODEL_NS)} AS percent_of_model, {FIGURES}
+        WITH {prepared(trace)}, {spread(trace, group)},
+        groups AS (SELECT {made}, {summed(kind)}, sum(apart_ns) AS apart_ns FROM spread GROUP BY {group})
+        SELECT {shown}, calls, ns / 1e6 AS latency_ms, {of_device} AS percent_of_kernel_time,
+               {of_host} AS percent_of_host_time, {share("apart_ns", wall(trace))} AS percent_of_wall,
+               {FIGURES}
         FROM groups LEFT JOIN roofs USING (precision) ORDER BY {order}
         """
     )
+
+
+def spread(trace: Trace, *group: str) -> str:
+    """Return the SQL of `spread`: `kernels` with `apart_ns`, the time in which none before it in its group ran.
+
+    Of a group the sum is the time in which any of its kernels ran, on each device by itself. Kernels of the host are
+    taken to run one after the other.
+    """
+    if not trace.has(Level.KERNEL):
+        return "spread AS (SELECT *, ns AS apart_ns FROM kernels)"
+    return f"""
+        spread AS (
+            SELECT *, coalesce(ns * greatest(0, start_ns + dur_ns - greatest(start_ns, coalesce(until_ns, start_ns)))
+                               / nullif(dur_ns, 0), 0) AS apart_ns
+            FROM (
+                SELECT kernels.*, max(start_ns + dur_ns) OVER (
+                           PARTITION BY {", ".join((*group, "device"))} ORDER BY start_ns, kernels.span_id
+                           ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until_ns
+                FROM kernels JOIN (SELECT span_id, device FROM merged WHERE level = {int(Level.KERNEL)}) placed
+                ON placed.span_id = kernels.span_id
+            )
+        )
+    """
+
+
+def wall(trace: Trace) -> str:
+    """Return the wall time that all devices together had: the model's latency, for each of them."""
+    return f"({MODEL_NS} * {devices(trace)})"
+
+
+def devices(trace: Trace) -> int:
+    """Return on how many devices the kernels of the merged step ran; 1 without a device."""
+    ((found,),) = trace.con.execute(
+        f"SELECT count(DISTINCT device) FROM merged WHERE level = {int(Level.KERNEL)}"
+    ).fetchall()
+    return max(1, int(found))
 
 
 @analysis("A12", "Metrics by layer", Level.LAYER, Level.OP)
@@ -226,7 +269,7 @@ def A13(trace: Trace) -> Table:
         WITH {LAYERS}, {kernels(trace)}, {at_work(trace)}
         SELECT layer_index, name AS layer_name, type, (kernel_ns + other_ns) / 1e6 AS latency_ms,
                kernel_ns / 1e6 AS kernel_ms, other_ns / 1e6 AS other_ms,
-               {share("kernel_ns", "(kernel_ns + other_ns)")} AS kernel_percent, self_ns / 1e6 AS host_ms
+               {share("kernel_ns", "(kernel_ns + other_ns)")} AS kernel_percent_of_wall, self_ns / 1e6 AS host_ms
         FROM at_work ORDER BY layer_index
         """
     )

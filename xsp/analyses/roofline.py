@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.formulas import attainable, intensity, memory_bound, share, throughput
-from xsp.analyses.kernel import FIGURES, GFLOP_PER_S, HOST_NS, MODEL_NS, prepared, summed
+from xsp.analyses.kernel import FIGURES, GFLOP_PER_S, HOST_NS, MODEL_NS, devices, prepared, spread, summed, wall
 from xsp.device import ceilings
 from xsp.errors import AnalysisError
 from xsp.span import Kind, Level
@@ -98,9 +98,10 @@ def A14(trace: Trace) -> Table:
 def A15(trace: Trace) -> Table:
     """All kernels of the model together: time, operations, memory traffic, and whether memory bounds the model.
 
-    `latency_ms` lasts from the step's begin until its last kernel has ended, `host_ms` is the step's on the host, and
-    `kernel_percent` the kernels' share of the former: XSP's GPU latency percentage, above 100 % where kernels of
-    several streams ran at once. Over the runs of a sweep this is the model roofline, see `xsp.analyses.model_roofline`.
+    `latency_ms` lasts from the step's begin until its last kernel has ended, `host_ms` is the step's on the host.
+    `kernel_ms` adds up the kernels of a device, `kernel_percent_of_wall` is the share of `latency_ms` in which any of
+    them ran: XSP's GPU latency percentage. Of several devices both are the mean. Over the runs of a sweep this is the
+    model roofline, see `xsp.analyses.model_roofline`.
 
     Without a device, `operators_ms` is the time of the outermost operators, and `covered_percent` the kernels' sum in
     percent of it: 100, or more where primitives ran side by side. What is left of the step is Python, and waiting.
@@ -108,10 +109,11 @@ def A15(trace: Trace) -> Table:
     whole = "NULL::DOUBLE" if trace.has(Level.KERNEL) else WHOLE_NS
     return trace.sql(
         f"""
-        WITH {prepared(trace)}, groups AS (SELECT {summed()} FROM kernels)
+        WITH {prepared(trace)}, {spread(trace)},
+        groups AS (SELECT {summed()}, sum(apart_ns) AS apart_ns FROM spread)
         SELECT (SELECT max(batch_size) FROM merged WHERE kind = '{Kind.STEP}') AS batch_size,
-               {MODEL_NS} / 1e6 AS latency_ms, {HOST_NS} / 1e6 AS host_ms, ns / 1e6 AS kernel_ms,
-               {share("ns", MODEL_NS)} AS kernel_percent, {whole} / 1e6 AS operators_ms,
+               {MODEL_NS} / 1e6 AS latency_ms, {HOST_NS} / 1e6 AS host_ms, ns / {devices(trace)} / 1e6 AS kernel_ms,
+               {share("apart_ns", wall(trace))} AS kernel_percent_of_wall, {whole} / 1e6 AS operators_ms,
                {share("ns", whole)} AS covered_percent, calls,
                {FIGURES}
         FROM groups LEFT JOIN roofs USING (precision)

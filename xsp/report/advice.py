@@ -285,7 +285,7 @@ def _for_kernels(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]
         yield Piece(
             f"elementwise kernels, copies and norms, {of:.0f} % of GPU time ({most}): fuse them; {way}", share(ms)
         )
-    for row in answers["kernel-classes"].dicts():
+    for row in answers.classes():
         slow = row["without_tensor_cores_ms"] or 0.0
         if row["class"] in MATRIX and slow > (row["with_tensor_cores_ms"] or 0.0):
             text = (
@@ -307,7 +307,7 @@ def _below_the_roof(answers: Answers, share: Callable[[float], float], without: 
     ]
     if not rows:
         return
-    whole = float(sum(row["device_ms"] for row in answers["kernel-classes"].dicts()))
+    whole = float(sum(row["device_ms"] for row in answers.classes()))
 
     def lost(row: Row) -> float:
         return float(row["percent_of_device_time"]) / 100 * whole * (1 - float(row["roof_percent"]) / 100)

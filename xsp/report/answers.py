@@ -38,6 +38,10 @@ class Answers:
             self._known[identity] = self._ask(identity)
         return self._known[identity]
 
+    def classes(self) -> list[dict[str, Any]]:
+        """Return the classes of kernels of all devices together: `kernel-classes` has those of each device as well."""
+        return [row for row in self["kernel-classes"].dicts() if row["rank"] is None]
+
     def _ask(self, identity: str) -> Answer:
         try:
             relation = ANALYSES[identity](self.trace)

@@ -101,7 +101,7 @@ CHARTS: tuple[Chart, ...] = (
     Chart("steps", "time", "lying", "Steps on the device", "ms", {}, _ACTIVITY, names=("rank", "device", "step")),
     Chart(
         "kernel-classes", "time", "shares", "Device time by class of kernel", "ms",
-        {"name": "class", "value": "device_ms"},
+        {"name": "class", "value": "device_ms"}, where={"rank": None},
     ),
     Chart("A10", "time", "shares", "Kernels by name", "ms", {"name": "name", "value": "latency_ms"}),
     Chart(

@@ -11,6 +11,7 @@ from xsp.report.answers import Answers
 from xsp.report.loop import FROM
 from xsp.report.text import number
 from xsp.report.verdict import Verdict
+from xsp.report.words import used_devices
 from xsp.span import Grade
 
 Row = Mapping[str, Any]
@@ -34,7 +35,7 @@ def headline(answers: Answers, said: Verdict | None, attributed: Sequence[tuple[
     return [
         *_loop([row for row in answers["loop"].dicts() if row["kind"] == answers.trace.kind]),
         *_latency(models),
-        *_device(said, attributed),
+        *_device(said, attributed, len(used_devices(answers.trace))),
         *_profiling(run, models, ledger),
     ]
 
@@ -63,7 +64,7 @@ def _loop(rows: Sequence[Row]) -> list[Figure]:
         about = f"as the program ran, {row['samples']:g} samples a step{_guessed(row)}{of_whom}"
         shown.append(("the loop's throughput", f"{number(row['samples_per_s'])} samples/s", about))
     data, between = (100 * row[part] / whole if whole else 0.0 for part in ("data_ms", "between_ms"))
-    about = f"of the time of an iteration; {between:.1f} % is other time between steps"
+    about = f"of the wall time of an iteration; {between:.1f} % is other time between steps"
     return [*shown, ("waiting for data", f"{data:.1f} %", about)]
 
 
@@ -86,18 +87,20 @@ def _latency(models: Sequence[Row]) -> list[Figure]:
     return shown
 
 
-def _device(said: Verdict | None, attributed: Sequence[tuple[str, int, float]]) -> list[Figure]:
+def _device(said: Verdict | None, attributed: Sequence[tuple[str, int, float]], devices: int) -> list[Figure]:
     """Return how busy the devices are, what is lost most, and how much of their time has a layer."""
     if said is None:
         return []
-    shown = [("device busy", f"{said.busy_percent:.1f} %", "of the time from its first work to its last")]
+    mean = f"; the mean of {devices} GPUs" if devices > 1 else ""
+    shown = [("device busy", f"{said.busy_percent:.1f} %", f"of the wall time from its first work to its last{mean}")]
     if said.losses and said.losses[0].ms:
         worst = said.losses[0]
-        shown.append(("lost most to", worst.name, f"{worst.percent:.1f} % of that time, {worst.ms:.4g} ms"))
+        together = f" on {devices} GPUs together" if devices > 1 else ""
+        shown.append(("lost most to", worst.name, f"{worst.percent:.1f} % of that time, {worst.ms:.4g} ms{together}"))
     whole = sum(ms for _, _, ms in attributed)
     if whole:
         known = sum(ms for grade, _, ms in attributed if grade != Grade.UNKNOWN)
-        shown.append(("device time with a layer", f"{100 * known / whole:.1f} %", "see below how surely"))
+        shown.append(("device time with a layer", f"{100 * known / whole:.1f} %", "of GPU time; see below how surely"))
     return shown
 
 

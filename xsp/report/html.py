@@ -9,7 +9,6 @@ import json
 import math
 import re
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -25,7 +24,7 @@ from xsp.report.charts import charts
 from xsp.report.headline import headline, phases
 from xsp.report.loop import loop
 from xsp.report.verdict import verdict
-from xsp.report.words import explained
+from xsp.report.words import devices, explained
 from xsp.trace import Trace
 
 MOST_ROWS = 1000
@@ -73,7 +72,7 @@ def render(trace: Trace, others: Sequence[Trace] = ()) -> str:
         room = max(LEAST_SPANS, room - pages[-1]["timeline"]["count"])
     common = {
         "name": trace.name,
-        "facts": _facts(trace.run),
+        "facts": _facts(trace),
         "loop": loop(trace),
         "kinds": kinds.listed(trace, shown),
     }
@@ -141,8 +140,9 @@ def _sayable(value: Any) -> Any:
     return value if value is None or isinstance(value, (str, int)) else str(value)
 
 
-def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(trace: Trace) -> list[tuple[str, str]]:
     """Return when, where and with what the run was made."""
+    run: Mapping[str, Any] = trace.run
     machine = run.get("machine") or {}
     system = " ".join(str(machine[part]) for part in ("system", "kernel", "machine") if machine.get(part))
     versions = {"xsp": run.get("xsp"), "Python": machine.get("python"), **(machine.get("packages") or {})}
@@ -150,18 +150,11 @@ def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("recorded", str(run.get("created") or "").replace("T", " ").replace("Z", " UTC")),
         ("what steps took turns at", explained(run.get("rungs") or ()) or str(run.get("levels") or "")),
         ("processor", f"{machine['cpu']}, {machine.get('cores', '?')} cores" if machine.get("cpu") else ""),
-        ("devices", _counted(machine.get("devices") or [])),
+        ("devices", devices(trace)),
         ("system", system),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
     ]
     return [(what, text) for what, text in facts if text]
-
-
-def _counted(names: Sequence[Any]) -> str:
-    """Return names with how many times they occur: `8 × NVIDIA A100`."""
-    return ", ".join(
-        f"{count} × {name}" if count > 1 else str(name) for name, count in Counter(map(str, names)).items()
-    )
 
 
 def _table(trace: Trace, name: str, answer: Answer) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from xsp.report.answers import Answer, Answers, rows_of
 from xsp.report.fitting import FittingColumn, FittingTable, plain
 from xsp.report.trust import attributed
 from xsp.report.verdict import Verdict, verdict
+from xsp.report.words import devices, used_devices
 from xsp.trace import Trace
 
 MISSING = "–"
@@ -154,9 +155,11 @@ def _of_devices(answers: Answers, said: Verdict) -> RenderableType:
     findings = health(answers.trace)
     grid.add_row("grade", f"{grade(findings).letter} (from A to F: how far these figures can be believed)")
     parts: list[RenderableType] = [Text(plain(_named(answers)), style="bold"), grid, Text()]
+    count = len(used_devices(answers.trace))
+    together = f", on {count} GPUs together" if count > 1 else ""
     for identity, title, columns in _MOST:
         if answers[identity].rows:
-            parts += [_most(answers[identity], title, columns)]
+            parts += [_most(answers[identity], f"{title}{together} ({identity})", columns)]
     warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
     if warnings:
         parts += [_findings(warnings)]
@@ -166,15 +169,15 @@ def _of_devices(answers: Answers, said: Verdict) -> RenderableType:
 _TOP = 5
 _NO_LAYER = "(of no layer)"
 _MOST = (
-    ("A11", "Layers whose kernels take most", ("layer_name", "calls", "latency_ms", "percent_of_model")),
-    ("A10", "Kernels that take most", ("name", "calls", "latency_ms", "percent_of_model")),
+    ("ops", "Operators by GPU time", ("name", "shapes", "device_ms", "percent_of_device_time", "roof_percent")),
+    ("A11", "Layers whose kernels take most", ("layer_name", "calls", "latency_ms", "percent_of_kernel_time")),
+    ("A10", "Kernels that take most", ("name", "calls", "latency_ms", "percent_of_kernel_time")),
 )
 
 
 def _named(answers: Answers) -> str:
     """Return the trace's name, its devices, and what a step takes."""
-    devices = dict.fromkeys(map(str, (answers.trace.run.get("machine") or {}).get("devices") or []))
-    parts = [answers.trace.name, *devices]
+    parts = [answers.trace.name, *filter(None, [devices(answers.trace)])]
     for row in answers["A1"].dicts()[:1]:
         parts.append(f"{row['steps']} step{'s' * (row['steps'] > 1)} of {number(row['latency_ms'])} ms")
     return ", ".join(parts)
@@ -189,12 +192,20 @@ def _known(trace: Trace) -> list[str]:
 
 
 def _most(answer: Answer, title: str, columns: Sequence[str]) -> RenderableType:
-    """Return the rows that take most time, in a few columns."""
-    rows = sorted(answer.dicts(), key=lambda row: -(row["latency_ms"] or 0))[:_TOP]
-    held = [[_NO_LAYER if row[column] is None else row[column] for row in rows] for column in columns]
-    made = [_column(name, values, len(rows)) for name, values in zip(columns, held, strict=True)]
-    made[0].main = made[2].main = True
-    return FittingTable(title, made)
+    """Return the rows that take most time, in a few columns, those of them that hold anything."""
+    measure = next(column for column in columns if column.endswith("_ms"))
+    rows = sorted(answer.dicts(), key=lambda row: -(row[measure] or 0))[:_TOP]
+    if "layer_name" in columns:
+        rows = [{**row, "layer_name": row["layer_name"] or _NO_LAYER} for row in rows]
+    held = {column: [row[column] for row in rows] for column in columns}
+    made = {
+        name: _column(name, values, len(rows))
+        for name, values in held.items()
+        if any(value is not None for value in values)
+    }
+    for name, column in made.items():
+        column.main = name in (columns[0], measure)
+    return FittingTable(title, list(made.values()))
 
 
 def _of(

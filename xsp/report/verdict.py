@@ -70,7 +70,7 @@ def _causes(answers: Answers, window_ms: float) -> list[Loss]:
 
 def _work(answers: Answers) -> list[tuple[str, float]]:
     """Return what device work is, with its percent of GPU time, the most first; attention of eager form is one."""
-    shares = {row["class"]: row["percent_of_device_time"] for row in answers["kernel-classes"].dicts()}
+    shares = {row["class"]: row["percent_of_device_time"] for row in answers.classes()}
     for row in answers["attention"].dicts():
         if row["form"] == EAGER:
             shares[row["class"]] -= row["percent_of_device_time"]

@@ -92,19 +92,27 @@ function tableOf(found) {
   return whole;
 }
 
-function homeOf(id) { return document.querySelector(id.startsWith("ledger") ? "#ledger .holder" : "#tables .holder"); }
+// Where a table stands: operators come first where a GPU took their time.
+function homeOf(found) {
+  if (found.id === "ops" && found.columns.includes("device_ms")) return document.querySelector("#operators .holder");
+  return document.querySelector(found.id.startsWith("ledger") ? "#ledger .holder" : "#tables .holder");
+}
 
 function drawTables() {
   for (const holder of document.querySelectorAll(".holder")) holder.replaceChildren();
   for (const found of data.tables) {
     const details = make("details"), summary = make("summary", found.title);
     details.id = "table-" + found.id;
-    details.open = OPEN.includes(found.id) || found.id === "ledger";
+    const home = homeOf(found), first = home.parentNode.id === "operators";
+    details.open = OPEN.includes(found.id) || found.id === "ledger" || first;
     summary.append(make("span", ` ${found.id}, ${number(found.total)} row${found.total === 1 ? "" : "s"}`, "quiet"));
     details.append(summary);
     const build = () => { if (details.open && !details.querySelector(".inside")) details.append(tableOf(found)); };
     details.addEventListener("toggle", build);
     build();
-    homeOf(found.id).append(details);
+    home.append(details);
   }
+  const operators = document.querySelector("#operators");
+  operators.hidden = !operators.querySelector("details");
+  document.querySelector('nav a[href="#operators"]').hidden = operators.hidden;
 }
