@@ -463,3 +463,98 @@ def test_a_path_that_is_no_text_is_said_and_the_program_goes_on(tmp_path, capsys
         done = True
     assert done
     assert "no UTF-8; choose another directory with --out" in capsys.readouterr().err
+
+
+def left_out(tmp_path, **wrong):
+    """Return the run of a program with a collector that is wrong in a way, beside one that is right."""
+    fitting = Span(level=Level.LAYER, kind="module", name="x", start_ns=time.perf_counter_ns(), collector="wrong")
+
+    class Wrong(Collector):
+        name = "wrong"
+        levels = (Level.LAYER,)
+
+        def spans(self):
+            return [fitting._replace(**wrong)]
+
+    trace = record(tmp_path / "run", lambda: nn.Linear(2, 2)(torch.ones(1, 2)), collectors=[Wrong(), "modules"])
+    assert trace.run["collectors"] == ["modules"]
+    assert trace.run["steps"]["lost"] == 0
+    assert trace.sql("SELECT count(*) > 0 FROM spans WHERE kind = 'module'").fetchall() == [(True,)]
+    return trace.run
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"thread": "one"}, {"start_ns": "now"}, {"name": None}, {"flops": object()}, {"stream": 1 << 70}, {"dur_ns": 0.5}],
+    ids=str,
+)
+def test_a_collector_whose_spans_hold_what_no_column_does_loses_its_rows_and_no_step(tmp_path, wrong):
+    run = left_out(tmp_path, **wrong)
+    assert [note["text"] for note in run["notes"] if note["source"] == "wrong" and "left out" in note["text"]]
+
+
+@pytest.mark.parametrize("seen", [[1], "spans", None, 5])
+def test_a_collector_that_hands_over_no_spans_is_left_out(tmp_path, seen):
+    class Wrong(Collector):
+        name = "wrong"
+        levels = (Level.LAYER,)
+
+        def spans(self):
+            return seen
+
+    trace = record(tmp_path / "run", lambda: None, levels="M/L", collectors=[Wrong()])
+    assert trace.run["steps"]["lost"] == 0
+    assert "left out" in str(trace.run["notes"])
+
+
+PLUGINS = {
+    "raises_made": "class Made:\n    def __init__(self): raise RuntimeError('no luck')",
+    "raises_asked": "from xsp.collector import Collector, Level\nclass Made(Collector):\n    name, levels = 'x', "
+    "(Level.LAYER,)\n    def available(self): raise RuntimeError('no luck')",
+    "no_levels": "from xsp.collector import Collector\nclass Made(Collector):\n    name = 'x'",
+    "exits_imported": "import sys\nsys.exit('no luck')",
+    "exits_asked": "from xsp.collector import Collector, Level\nclass Made(Collector):\n    name, levels = 'x', "
+    "(Level.LAYER,)\n    def spans(self): raise SystemExit('no luck')",
+    "none": "class Made:\n    pass",
+}
+
+
+def test_no_broken_plugin_ends_a_program_that_is_profiled(tmp_path):
+    site = tmp_path / "site"
+    (site / "broken-1.dist-info").mkdir(parents=True)
+    (site / "broken-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    points = ["[xsp.collectors]", *(f"{name} = {name}_plugin:Made" for name in PLUGINS)]
+    points += ["[xsp.importers]", "raises = raises_plugin:Made"]
+    (site / "broken-1.dist-info" / "entry_points.txt").write_text("\n".join(points))
+    for name, text in PLUGINS.items():
+        (site / f"{name}_plugin.py").write_text(text)
+    importer = "class Made:\n    def recognises(self, head, source): raise RuntimeError('no luck')\n"
+    (site / "raises_plugin.py").write_text(importer)
+    (tmp_path / "train.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(2, 2)\nfor _ in range(60): model(torch.ones(1, 2))\nprint('done')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *filter(None, sys.path)])}
+    command = [sys.executable, "-m", "xsp.cli", "run", "--quiet", "--out", "run", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    run = xsp.load(tmp_path / "run").run
+    assert "modules" in run["collectors"]
+    said = {**run["absent"], **{note["source"]: note["text"] for note in run["notes"]}}
+    assert set(PLUGINS) - {"exits_asked"} <= said.keys()
+    assert "no luck" in str([note for note in run["notes"] if note["source"] == "x"])
+    doctor = subprocess.run(
+        [sys.executable, "-m", "xsp.cli", "doctor"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in doctor.stderr
+    assert "no luck" in doctor.stdout
+    (tmp_path / "strange.bin").write_bytes(b"strange")
+    loaded = subprocess.run(
+        [sys.executable, "-m", "xsp.cli", "import", "strange.bin", "-o", "x"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "importer 'raises' cannot be used: RuntimeError: no luck" in loaded.stderr

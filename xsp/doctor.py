@@ -47,9 +47,9 @@ def collectors() -> Iterator[Finding]:
     """Yield every collector that is installed, with the reason why it cannot work here, if so."""
     for name in plugins.names("xsp.collectors"):
         try:
-            collector = plugins.load("xsp.collectors", name)()
+            collector, reason = plugins.collector(name)
             levels = ", ".join(level.name.lower() for level in collector.levels)
-            yield Finding(name, levels, collector.available(), collector.on_request)
+            yield Finding(name, levels, reason, collector.on_request)
         except PluginError as error:
             missing = error.__cause__.name if isinstance(error.__cause__, ImportError) else None
             hint = _HINTS.get((missing or "").partition(".")[0])
@@ -72,7 +72,7 @@ def device_work() -> Iterator[tuple[str, str]]:
     """
     for name in plugins.names("xsp.collectors"):
         try:
-            collector = plugins.load("xsp.collectors", name)()
+            collector, reason = plugins.collector(name)
         except PluginError:
             continue  # said among the collectors
         if collector.device_work is None:
@@ -80,7 +80,7 @@ def device_work() -> Iterator[tuple[str, str]]:
         if not _a_device_is_in_use():
             return
         told = {key.replace("_", " "): value for key, value in collector.details().items()}
-        if collector.available() is None:
+        if reason is None:
             told["trial"] = collector.trial() or "passed"
         if told:
             said = (f"{key}: {value if value is not None else 'unknown'}" for key, value in told.items())

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from xsp.collector import Collector
 from xsp.errors import PluginError, nearest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+MAY_BREAK = (Exception, SystemExit)
+"""What a third party's code may raise without ending the program that is measured."""
 
 
 def names(group: str) -> list[str]:
@@ -36,9 +40,35 @@ def load(group: str, name: str) -> Any:
     point = _find(group, name)
     try:
         return point.load()
-    except Exception as error:  # a third party's module may raise anything when it is imported
+    except MAY_BREAK as error:  # a third party's module may raise anything when it is imported
         reason = f"{type(error).__name__}: {error}"
         raise PluginError(f"{group} plugin {name!r} ({point.value}) cannot be imported: {reason}") from error
+
+
+def collector(item: str | Collector) -> tuple[Collector, str | None]:
+    """Return a collector, and why it cannot work in this process; None if it can.
+
+    Args:
+        item: name of an entry point, or an instance.
+
+    Raises:
+        PluginError: it cannot be loaded, made or asked, or is no collector; the message names it and says why.
+    """
+    made: Any = load("xsp.collectors", item) if isinstance(item, str) else lambda: item
+    try:
+        found: Collector = made()
+        lacks = [name for name in vars(Collector) if not name.startswith("_") and not hasattr(found, name)]
+        lacks += [name for name in ("name", "levels") if not getattr(found, name, None)]
+        if lacks:
+            raise TypeError(
+                f"has no {', '.join(dict.fromkeys(lacks))}; a collector is a subclass of {Collector.__name__}"
+            )
+        min(found.levels), str(found.name)
+        reason = found.available()
+    except MAY_BREAK as error:
+        what = item if isinstance(item, str) else getattr(item, "name", type(item).__name__)
+        raise PluginError(f"collector {what!r} cannot be used: {type(error).__name__}: {error}") from error
+    return found, None if reason is None else str(reason)
 
 
 def _entry_points(group: str) -> Sequence[EntryPoint]:

@@ -214,7 +214,7 @@ def _remove_empty(directory: Path) -> None:
 
 
 def write_run(run: Path, content: dict[str, Any]) -> None:
-    """Write `run.json` in one piece. What is no text (bytes of an argument that are no UTF-8) becomes a question mark."""
+    """Write `run.json` in one piece; bytes of an argument, or of another text, that are no UTF-8 are question marks."""
     text = json.dumps({"format": FORMAT, **content}, indent=2, sort_keys=False, ensure_ascii=False)
     write_whole(run / RUN_FILE, text.encode("utf-8", "replace"))
 

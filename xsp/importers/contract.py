@@ -194,10 +194,14 @@ def find(source: str) -> Any:
     for name in plugins.names(GROUP):
         try:
             importer: Any = plugins.load(GROUP, name)()
+            recognised = importer.recognises(head, source)
         except PluginError as error:
             unusable.append(str(error))
             continue
-        if importer.recognises(head, source):
+        except plugins.MAY_BREAK as error:  # a third party's: the others are asked
+            unusable.append(f"importer {name!r} cannot be used: {type(error).__name__}: {error}")
+            continue
+        if recognised:
             return importer
     if unusable:
         raise PluginError(f"{without_credentials(source)}: no importer recognises it; {'; '.join(unusable)}")

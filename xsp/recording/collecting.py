@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 from xsp import clock, plugins
 from xsp.collector import Collector, Kernels, Outline, Signal, ignore
 from xsp.errors import PluginError
 from xsp.recording.calibrate import cost_per_span
 from xsp.recording.kernelsource import KernelSource
-from xsp.span import Level, Span
+from xsp.span import COLUMNS, Level, Span
 
 Listener = Callable[[Signal, object], None]
 
@@ -53,15 +54,16 @@ class Collecting:
         found = []
         for item in names:
             try:
-                collector = plugins.load("xsp.collectors", item)() if isinstance(item, str) else item
+                collector, reason = plugins.collector(item)
             except PluginError as error:
                 if wanted is not None:
                     raise
                 self.absent[str(item)] = str(error)
+                if not isinstance(error.__cause__, ImportError):  # a package that is missing is none's fault
+                    self.note(str(item), f"{error}; it was left out")
                 continue
             if wanted is None and collector.on_request:
                 continue
-            reason = collector.available()
             if reason is not None:
                 self.absent[collector.name] = reason
             elif min(collector.levels) <= deepest:
@@ -170,12 +172,23 @@ class Collecting:
         """Take what they saw, on the epoch, and what they have to say of it; `by_thread` as in `start`."""
         rows: list[Span] = []
         for collector in self._those(by_thread):
-            seen = self._guard(collector, "spans", lambda c=collector: list(c.spans())) or []  # type: ignore[misc]
+            seen = self._guard(collector, "spans", lambda c=collector: _checked(c.spans())) or []  # type: ignore[misc]
             rows += seen if collector.epoch else [clock.on_epoch(span, anchor) for span in seen]
             self._collect_notes(collector)
         if (change := self.device_work.replace()) is not None:
             self.note("xsp", change)
         return rows
+
+    def without_misfits(self, rows: Sequence[Span]) -> list[Span]:
+        """Return rows without those of collectors of which one holds a value of another type than its column.
+
+        These collectors are left out from then on, and noted.
+        """
+        wrong = {row.collector: text for row in rows if (text := _misfit(row)) is not None}
+        for collector in list(self.collectors):
+            if collector.name in wrong:
+                self._guard(collector, "spans", partial(_raise, TypeError(wrong[collector.name])))
+        return [row for row in rows if row.collector not in wrong]
 
     def rows_during(self, anchor: clock.Anchor, start: int, end: int, thread: int | None = None) -> list[Span]:
         """Return what those saw that can tell recordings apart, on the epoch.
@@ -214,7 +227,7 @@ class Collecting:
     def _guard(self, collector: Collector, verb: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except Exception as error:
+        except plugins.MAY_BREAK as error:
             self.note(collector.name, f"{verb} failed and the collector was left out: {type(error).__name__}: {error}")
             if collector.is_device_source and collector.gave_up is None:
                 collector.gave_up = f"{verb} failed: {type(error).__name__}: {error}"
@@ -226,6 +239,43 @@ class Collecting:
                     with contextlib.suppress(Exception):
                         collector.close()
             return None
+
+
+def _checked(seen: Iterable[Any]) -> list[Span]:
+    """Return the spans that a collector hands over.
+
+    Raises:
+        TypeError: something among them is no span, or a value of one has another type than its column.
+    """
+    rows = list(seen)
+    for row in rows:
+        if not isinstance(row, Span):
+            raise TypeError(f"{type(row).__name__} is no Span")
+        if not (isinstance(row.name, str) and isinstance(row.start_ns, int) and isinstance(row.dur_ns, int)):
+            raise TypeError(f"a span without a name or times: {tuple(row)[:10]}")
+    return rows
+
+
+def _misfit(row: Span) -> str | None:
+    """Return what does not fit its column, None if all does."""
+    for column, value in zip(COLUMNS, row, strict=True):
+        if value is not None and not isinstance(value, _PYTHON[column.type.partition("(")[0]]):
+            return f"{column.name} = {str(value)[:100]!r} is no {column.type}"
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            return f"{column.name} = {str(value)[:100]} is out of range"
+    return None
+
+
+_PYTHON: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("VARCHAR",), str),
+    **dict.fromkeys(("SMALLINT", "INTEGER", "BIGINT"), int),
+    "BOOLEAN": bool,
+    "DOUBLE": (int, float),
+}
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _in_order(collectors: Iterable[Collector]) -> list[Collector]:

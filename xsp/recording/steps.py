@@ -155,10 +155,18 @@ class Steps:
             rung=int(step.turn.rung),
             timed=step.turn.timed,
         )
-        if self._writer.store(step.number, rows, self.loop.take(), step.anchor.offset_ns):
+        if self._is_stored(step, rows):
             self.stored += 1
         else:
             self.lost += 1
+
+    def _is_stored(self, step: Step, rows: list[Span]) -> bool:
+        """Have a step stored, in need without the rows of a collector that holds what no column does."""
+        offset_ns = step.anchor.offset_ns
+        if self._writer.store(step.number, rows, self.loop.take(), offset_ns):
+            return True
+        fitting = self.collecting.without_misfits(rows)
+        return len(fitting) < len(rows) and self._writer.store(step.number, fitting, b"", offset_ns)
 
     def store_rest(self) -> None:
         """Store what is left of the loop, and named blocks that belong to no step, around several for instance."""

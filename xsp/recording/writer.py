@@ -157,7 +157,11 @@ class Writer:
     def _ask(self, message: tuple[Any, ...], patience_s: float | None = None) -> dict[str, Any] | None:
         if self.gone or os.getpid() != self._owner:
             return None
-        content = marshal.dumps(message)
+        try:
+            content = marshal.dumps(message)
+        except ValueError as error:
+            self.failed = f"a value that is no text and no number ({error})"
+            return None
         with self._turn:
             self._number += 1
             number = self._number
