@@ -88,6 +88,20 @@ class Reading:
         holding = [(end - start, name) for start, end, name in self.nested.get(thread, ()) if start <= at < end]
         return min(holding)[1] if holding else None
 
+    def gaps(self, device: int) -> list[tuple[int, int | None]]:
+        """Return how long each gap of a device is, and how much of it lies before the launch of what ended it.
+
+        The second is None where the file holds no launch of it, or one that begins after it.
+        """
+        found, until = [], None
+        for each in sorted(self.on(device), key=lambda each: each.start):
+            if until is not None and each.start > until:
+                _, at = self.places.get(each.launch[1], (None, None)) if each.launch[1] else (None, None)
+                known = at is not None and at <= each.start
+                found.append((each.start - until, max(0, at - until) if known else None))
+            until = each.end if until is None else max(until, each.end)
+        return found
+
     def launched(self) -> int:
         """Count the device work whose launch stands in the file."""
         return sum(each.launch in self.calls for each in self.work if each.launch[1])

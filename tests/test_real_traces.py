@@ -107,6 +107,28 @@ def test_device_time_idle_time_and_communication_of_each_device(both: Both) -> N
     assert found == expected
 
 
+def test_idle_time_is_split_at_launches(both: Both) -> None:
+    if not both.plain.places:
+        pytest.skip("the plain reader knows no times of launches of this format")
+    for device in both.plain.devices():
+        gaps = both.plain.gaps(device)
+        xsp.analyses.ANALYSES["idle-causes"](both.trace)
+        ((idle, unknown, late, hosts),) = ask(
+            both.trace,
+            f"""
+            SELECT sum(idle_ns), sum(idle_ns) FILTER (cause = 'unknown'),
+                   (SELECT sum(greatest(0, late_ns)) FROM (SELECT DISTINCT idle_from, late_ns, cause = 'unknown' AS u
+                    FROM idle_causes WHERE device = {device}) WHERE NOT u),
+                   sum(idle_ns) FILTER (cause NOT IN ('unknown', 'kernel wait'))
+            FROM idle_causes WHERE device = {device}
+            """,
+        )
+        assert (idle or 0) == sum(gap for gap, _ in gaps)
+        assert (unknown or 0) == sum(gap for gap, before in gaps if before is None)
+        assert (late or 0) == sum(before for _, before in gaps if before is not None)
+        assert (hosts or 0) >= (late or 0)
+
+
 def test_device_time_by_the_name_of_the_kernel(both: Both) -> None:
     expected: dict[str, int] = {}
     for kernel in both.plain.kernels():
