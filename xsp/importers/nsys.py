@@ -19,6 +19,7 @@ from xsp.errors import TraceError
 from xsp.importers import claims, nsys_activities, nsys_ranges
 from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, fitting
 from xsp.importers.nsys_tables import Export
+from xsp.importers.rocprof import is_rocpd
 from xsp.span import Level
 
 SQLITE = b"SQLite format 3\0"
@@ -50,7 +51,7 @@ class Nsys:
 
     def recognises(self, head: bytes, source: str) -> bool:
         """Return whether it is an SQLite file, or a report of nsys that must be exported first."""
-        return head.startswith(SQLITE) or source.lower().endswith(REPORTS)
+        return (head.startswith(SQLITE) and not is_rocpd(head, source)) or source.lower().endswith(REPORTS)
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
         """Make the table `seen`, see `xsp.importers.contract.TableImporter.fill`.

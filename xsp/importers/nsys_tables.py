@@ -26,19 +26,20 @@ MOST_IN_VALUE = 1 << 26
 
 
 class Export:
-    """An SQLite file of nsys."""
+    """An SQLite file of nsys, or of another profiler."""
 
-    def __init__(self, source: str, folder: Path) -> None:
+    def __init__(self, source: str, folder: Path, remedy: str = "export it again from the .nsys-rep") -> None:
         """Open it.
 
         Args:
             source: path of the file.
             folder: where files for the time between may lie.
+            remedy: what to do where it cannot be read.
 
         Raises:
             TraceError: it is no SQLite file, or damaged.
         """
-        self._source, self._folder = source, folder
+        self._source, self._folder, self._remedy = source, folder, remedy
         try:
             self._file = sqlite3.connect(f"{Path(source).absolute().as_uri()}?mode=ro&immutable=1", uri=True)
             self._file.execute("PRAGMA trusted_schema = OFF")
@@ -138,9 +139,7 @@ class Export:
             between.unlink(missing_ok=True)
 
     def _broken(self, error: sqlite3.Error, place: str = "") -> TraceError:
-        return TraceError(
-            f"{self._source}{place}: not readable as SQLite ({error}); export it again from the .nsys-rep"
-        )
+        return TraceError(f"{self._source}{place}: not readable as SQLite ({error}); {self._remedy}")
 
 
 def _text(value: bytes) -> str:

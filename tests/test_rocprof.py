@@ -1,0 +1,154 @@
+"""What rocprofv3 writes: the same program as a rocpd database and as JSON, written out here."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xsp
+from xsp.analyses import ANALYSES
+from xsp.errors import TraceError
+from xsp.trace import Trace
+
+SUFFIX = "_00000aaa_bbbb_7ccc"
+GPU, CPU = 5, 1
+
+SCHEMA = {
+    "rocpd_info_agent": "id, type, absolute_index, type_index, name, product_name, extdata",
+    "rocpd_info_process": "id, pid, command, environment",
+    "rocpd_info_thread": "id, tid",
+    "rocpd_info_kernel_symbol": "id, kernel_name, display_name, arch_vgpr_count",
+    "rocpd_string": "id, string",
+    "rocpd_event": "id, category_id, stack_id, extdata",
+    "rocpd_region": "id, pid, tid, start, end, name_id, event_id",
+    "rocpd_kernel_dispatch": "id, pid, tid, agent_id, kernel_id, queue_id, stream_id, start, end, workgroup_size_x, "
+    "workgroup_size_y, workgroup_size_z, grid_size_x, grid_size_y, grid_size_z, group_segment_size, event_id",
+    "rocpd_memory_copy": "id, pid, tid, start, end, name_id, dst_agent_id, src_agent_id, size, stream_id, event_id",
+}
+CONTENT: dict[str, list[tuple[Any, ...]]] = {
+    "rocpd_info_agent": [(CPU, "CPU", 0, 0, "EPYC", "EPYC", "{}"),
+                         (GPU, "GPU", 1, 0, "gfx942", "AMD Instinct MI300X", '{"cu_count": 304}')],
+    "rocpd_info_process": [(7, 4242, "secret command", "secret environment")],
+    "rocpd_info_thread": [(8, 4243)],
+    "rocpd_info_kernel_symbol": [(1, "gemm.kd", "Cijk_Ailk_Bljk_BBS_BH_MT128x128x32_MI16x16x16x1", 64)],
+    "rocpd_string": [(1, "hipLaunchKernel"), (2, "hipMemcpyAsync"), (3, "MEMORY_COPY_HOST_TO_DEVICE"),
+                     (4, "HIP_RUNTIME_API"), (5, "MARKER_CORE_API"), (6, "roctxRangePushA"),
+                     (7, "hipDeviceSynchronize")],
+    "rocpd_event": [(1, 4, 11, "{}"), (2, 4, 12, "{}"), (3, None, 11, "{}"), (4, None, 12, "{}"),
+                    (5, 5, 13, '{"message": "model.layers.0"}'), (6, 4, 14, "{}")],
+    "rocpd_region": [(1, 7, 8, 1010, 1020, 1, 1), (2, 7, 8, 1030, 1040, 2, 2), (3, 7, 8, 1000, 1050, 6, 5),
+                     (4, 7, 8, 1060, 1500, 7, 6)],
+    "rocpd_kernel_dispatch": [(1, 7, 8, GPU, 1, 3, 2, 1100, 1400, 256, 1, 1, 1024, 2, 1, 4096, 3)],
+    "rocpd_memory_copy": [(1, 7, 8, 1400, 1450, 3, GPU, CPU, 512, 2, 4)],
+}  # fmt: skip
+
+
+def database(path: Path) -> Path:
+    con = sqlite3.connect(path)
+    for name, columns in SCHEMA.items():
+        quoted = ", ".join(f'"{each}"' for each in columns.split(", "))
+        con.execute(f'CREATE TABLE "{name}{SUFFIX}" ({quoted})')
+        places = ", ".join("?" * len(columns.split(", ")))
+        con.executemany(f'INSERT INTO "{name}{SUFFIX}" VALUES ({places})', CONTENT[name])
+        con.execute(f'CREATE VIEW {name} AS SELECT * FROM "{name}{SUFFIX}"')
+    con.commit()
+    con.close()
+    return path
+
+
+def document(path: Path) -> Path:
+    def call(kind: int, operation: int, correlation: int, start: int, end: int, **more: Any) -> dict[str, Any]:
+        return {"kind": kind, "operation": operation, "thread_id": 4243, "start_timestamp": start,
+                "end_timestamp": end, "correlation_id": {"internal": correlation, "external": 0}, **more}  # fmt: skip
+
+    info = {"agent_id": {"handle": 900}, "queue_id": {"handle": 3}, "kernel_id": 1, "group_segment_size": 4096,
+            "workgroup_size": {"x": 256, "y": 1, "z": 1}, "grid_size": {"x": 1024, "y": 2, "z": 1}}  # fmt: skip
+    tool = {
+        "metadata": {"pid": 4242, "command": "secret command"},
+        "agents": [
+            {"id": {"handle": 800}, "type": 1, "name": "EPYC", "node_id": 0},
+            {"id": {"handle": 900}, "type": 2, "name": "gfx942", "product_name": "AMD Instinct MI300X", "node_id": 1,
+             "cu_count": 304},
+        ],
+        "strings": {
+            "buffer_records": [
+                {"kind": "NONE", "operations": []},
+                {"kind": "HIP_RUNTIME_API",
+                 "operations": ["hipLaunchKernel", "hipMemcpyAsync", "hipDeviceSynchronize"]},
+                {"kind": "MEMORY_COPY", "operations": ["MEMORY_COPY_HOST_TO_DEVICE"]},
+                {"kind": "MARKER_CORE_API", "operations": ["roctxRangePushA"]},
+                {"kind": "KERNEL_DISPATCH", "operations": ["COMPLETE"]},
+            ],
+            "marker_api": [{"key": 13, "value": "model.layers.0"}],
+        },
+        "kernel_symbols": [{"kernel_id": 1, "kernel_name": "gemm.kd", "arch_vgpr_count": 64,
+                            "formatted_kernel_name": CONTENT["rocpd_info_kernel_symbol"][0][2]}],
+        "buffer_records": {
+            "hip_api": [call(1, 0, 11, 1010, 1020), call(1, 1, 12, 1030, 1040), call(1, 2, 14, 1060, 1500)],
+            "marker_api": [call(3, 0, 13, 1000, 1050)],
+            "kernel_dispatch": [call(4, 0, 11, 1100, 1400, dispatch_info=info, stream_id={"handle": 2})],
+            "memory_copy": [call(2, 0, 12, 1400, 1450, dst_agent_id={"handle": 900}, src_agent_id={"handle": 800},
+                                 stream_id={"handle": 2}, bytes=512)],
+        },
+    }  # fmt: skip
+    path.write_text(json.dumps({"rocprofiler-sdk-tool": [tool]}))
+    return path
+
+
+@pytest.fixture(params=[database, document], ids=["rocpd", "JSON"])
+def trace(request: pytest.FixtureRequest, tmp_path: Path) -> Trace:
+    return xsp.load(str(request.param(tmp_path / "results.file")))
+
+
+def test_kernels_copies_calls_and_ranges_are_spans_joined_by_their_correlation(trace: Trace) -> None:
+    rows = trace.sql(
+        "SELECT kind, name, device, stream, start_ns, dur_ns, process FROM spans WHERE kind <> 'step' ORDER BY start_ns"
+    ).fetchall()
+    assert rows == [
+        ("module", "model.layers.0", None, None, 1000, 50, 4242),
+        ("launch", "hipLaunchKernel", None, None, 1010, 10, 4242),
+        ("launch", "hipMemcpyAsync", None, None, 1030, 10, 4242),
+        ("sync", "hipDeviceSynchronize", None, None, 1060, 440, 4242),
+        ("kernel", "Cijk_Ailk_Bljk_BBS_BH_MT128x128x32_MI16x16x16x1", 0, 2, 1100, 300, 4242),
+        ("copy", "Memcpy HtoD", 0, 2, 1400, 50, 4242),
+    ]
+    layers = trace.sql("SELECT layer.name FROM spans k JOIN spans layer ON k.layer_id = layer.span_id "
+                       "WHERE k.kind IN ('kernel', 'copy')").fetchall()  # fmt: skip
+    assert layers == [("model.layers.0",)] * 2
+
+
+def test_what_is_known_of_the_device_and_of_the_launch_comes_along(trace: Trace) -> None:
+    assert trace.run["machine"]["devices"] == ["AMD Instinct MI300X"]
+    ((told,),) = trace.sql("SELECT attributes FROM spans WHERE kind = 'kernel'").fetchall()
+    assert json.loads(told) == {"grid": [4, 2, 1], "block": [256, 1, 1], "registers": 64, "shared_bytes": 4096}
+    ((told,),) = trace.sql("SELECT attributes FROM spans WHERE kind = 'copy'").fetchall()
+    assert json.loads(told) == {"bytes": 512, "copy": "HtoD"}
+    assert "secret" not in json.dumps(trace.run)
+    assert ANALYSES["device-activity"](trace).select("busy_ms, kernels, copies").fetchall() == [(0.00035, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [('{"rocprofiler-sdk-tool": [', "JSON|Expecting"),
+     ('{"rocprofiler-sdk-tool": [{"agents": 3}]}', "rocprofv3 writes"),
+     ('{"rocprofiler-sdk-tool": [{"buffer_records": {"kernel_dispatch": [{}]}}]}', "rocprofv3 writes")],
+)  # fmt: skip
+def test_damaged_json_is_one_clear_error(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=said):
+        xsp.load(str(path))
+
+
+def test_a_schema_that_is_not_known_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    con = sqlite3.connect(path)
+    con.execute("CREATE TABLE rocpd_kernel_dispatch_x (id, start_id, end_id)")
+    con.commit()
+    con.close()
+    with pytest.raises(TraceError, match="--output-format json"):
+        xsp.load(str(path))

@@ -1,0 +1,380 @@
+"""Reads what rocprofv3 writes: rocpd databases (SQLite, schema 3) and its own JSON.
+
+Both hold the same: kernels, copies, calls of HIP, HSA and RCCL, and ranges of roctx, joined by a correlation id
+within a process. One file is one rank. Ranges are read as those of NVTX are (`xsp.importers.nsys_ranges`). What the
+files say of people and machines (command line, environment, host) stays behind.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from xsp import table
+from xsp.errors import TraceError
+from xsp.importers import claims, nsys_ranges
+from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, broken, fitting, opened
+from xsp.importers.nsys_tables import Export
+from xsp.span import Column, Kind, Level
+
+SQLITE = b"SQLite format 3\0"
+KEY = "rocprofiler-sdk-tool"
+MOST_JSON = 1 << 30
+"""Bytes of a JSON document that are read at once; a rocpd database is read in bounded memory."""
+
+_TIMES = {"start": "BIGINT", "end": "BIGINT"}
+_OF = {"pid": "BIGINT", "tid": "BIGINT", "event_id": "BIGINT"}
+_SIZES = [f"{what}_size_{axis}" for what in ("workgroup", "grid") for axis in "xyz"]
+READ = {
+    "rocpd_kernel_dispatch": _TIMES | _OF | dict.fromkeys(
+        ("agent_id", "kernel_id", "queue_id", "stream_id", "group_segment_size", *_SIZES), "BIGINT"),
+    "rocpd_memory_copy": _TIMES | _OF | dict.fromkeys(
+        ("name_id", "dst_agent_id", "src_agent_id", "size", "queue_id", "stream_id"), "BIGINT"),
+    "rocpd_region": _TIMES | _OF | {"name_id": "BIGINT"},
+    "rocpd_event": dict.fromkeys(("id", "category_id", "stack_id"), "BIGINT") | {"extdata": "VARCHAR"},
+    "rocpd_string": {"id": "BIGINT", "string": "VARCHAR"},
+    "rocpd_info_kernel_symbol": {"id": "BIGINT", "kernel_name": "VARCHAR", "display_name": "VARCHAR",
+                                 "arch_vgpr_count": "BIGINT"},
+    "rocpd_info_agent": {"id": "BIGINT", "type": "VARCHAR", "type_index": "BIGINT", "absolute_index": "BIGINT",
+                         "product_name": "VARCHAR", "name": "VARCHAR", "extdata": "VARCHAR"},
+    "rocpd_info_process": {"id": "BIGINT", "pid": "BIGINT"},
+    "rocpd_info_thread": {"id": "BIGINT", "tid": "BIGINT"},
+}  # fmt: skip
+"""Tables of rocpd and the columns of them that are read. Each stands once for every process, with its id behind it."""
+
+ROWS = {
+    "roc_kernels": {"name": "VARCHAR", "agent": "BIGINT", "stream": "BIGINT", "grid": "BIGINT[]", "block": "BIGINT[]",
+                    "registers": "BIGINT", "shared": "BIGINT"},
+    "roc_copies": {"name": "VARCHAR", "target": "BIGINT", "source": "BIGINT", "stream": "BIGINT", "bytes": "BIGINT"},
+    "roc_calls": {"name": "VARCHAR", "category": "VARCHAR", "text": "VARCHAR", "thread": "BIGINT"},
+}  # fmt: skip
+"""What both formats become before `seen`; each also has the columns of `_WHERE`."""
+
+_WHERE = {"process": "BIGINT", "correlation": "BIGINT", "start_ns": "BIGINT", "end_ns": "BIGINT"}
+_MARKERS = "category LIKE 'MARKER%'"
+
+
+class Rocprof:
+    """rocprofv3's rocpd databases and JSON."""
+
+    name = "rocprof"
+
+    def recognises(self, head: bytes, source: str) -> bool:
+        """Return whether it is a rocpd database, or JSON of rocprofv3."""
+        return (head.lstrip()[:1] == b"{" and f'"{KEY}"'.encode() in head) or is_rocpd(head, source)
+
+    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
+        """Make the table `seen`, see `xsp.importers.contract.TableImporter.fill`.
+
+        Raises:
+            TraceError: it is damaged, too large, or of a schema that is not known.
+        """
+        losses = Losses(self.name)
+        for name, columns in ROWS.items():
+            table.create(con, name, _columns(columns | _WHERE))
+        with open(source, "rb") as file:
+            whole = file.read(len(SQLITE)) == SQLITE
+        with fitting(source):
+            agents = _from_database(con, source) if whole else _from_json(con, source)
+            _fill(con, agents, losses)
+        losses.note("times count from the start of the machine, not from 1970")
+        run: dict[str, Any] = {"profiler": {"name": "rocprofv3"}}
+        if agents:
+            properties = [claims.device(each.name, each.units, None, None, None, each.wave) for each in agents]
+            run["machine"] = {"devices": [each.name for each in agents], "device_properties": properties}
+        return Seen(run, losses)
+
+
+def is_rocpd(head: bytes, source: str) -> bool:
+    """Return whether a file is a rocpd database; nsys exports SQLite too."""
+    if not head.startswith(SQLITE):
+        return False
+    try:
+        file = sqlite3.connect(f"{Path(source).absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+        try:
+            found = file.execute("SELECT 1 FROM sqlite_master WHERE name LIKE 'rocpd_%' LIMIT 1").fetchall()
+        finally:
+            file.close()
+    except (sqlite3.Error, ValueError):
+        return False
+    return bool(found)
+
+
+def _columns(columns: Mapping[str, str]) -> list[Column]:
+    return [Column(name, kind, "") for name, kind in columns.items()]
+
+
+class _Agent:
+    """A GPU; its place in the list is the number of the device."""
+
+    def __init__(self, identity: Any, name: Any, more: Mapping[str, Any]) -> None:
+        self.id = identity if isinstance(identity, int) else -1
+        self.name = name if isinstance(name, str) and name else "unknown"
+        self.units = more.get("cu_count") if claims.is_count(more.get("cu_count")) else None
+        self.wave = more.get("wave_front_size") if claims.is_count(more.get("wave_front_size")) else None
+
+
+# --- rocpd --------------------------------------------------------------------------------------------------
+
+
+def _from_database(con: duckdb.DuckDBPyConnection, source: str) -> list[_Agent]:
+    with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
+        export = Export(source, Path(folder), "record it again with rocprofv3")
+        try:
+            places = [name for name in sorted(export.tables) if name.startswith("rocpd_kernel_dispatch")]
+            if not places:
+                raise TraceError(
+                    f"{source}: holds no kernels (no table rocpd_kernel_dispatch); record with --kernel-trace"
+                )
+            agents: list[_Agent] = []
+            for name in places:
+                if not {"start", "end"} <= export.tables[name]:
+                    raise TraceError(
+                        f"{source}: has an unknown schema of rocpd; record with rocprofv3 --output-format json"
+                    )
+                suffix = name.removeprefix("rocpd_kernel_dispatch")
+                for wanted, columns in READ.items():
+                    export.copy(con, wanted + suffix, wanted, columns)
+                agents = agents or _agents_of(con)
+                for into, query in _FROM_ROCPD.items():
+                    con.execute(f"INSERT INTO {into} BY NAME {query}")
+        finally:
+            export.close()
+    for wanted in READ:
+        con.execute(f"DROP TABLE IF EXISTS {wanted}")
+    return agents
+
+
+def _agents_of(con: duckdb.DuckDBPyConnection) -> list[_Agent]:
+    rows = con.execute(
+        "SELECT id, coalesce(nullif(product_name, ''), name), extdata FROM rocpd_info_agent WHERE type = 'GPU' "
+        "ORDER BY coalesce(type_index, absolute_index, id), id"
+    ).fetchall()
+    return [_Agent(identity, name, _object(extra)) for identity, name, extra in rows]
+
+
+def _object(text: Any) -> dict[str, Any]:
+    try:
+        found = json.loads(text) if isinstance(text, str) else {}
+    except (ValueError, RecursionError):
+        found = {}
+    return found if isinstance(found, dict) else {}
+
+
+_PLACED = """
+    coalesce(p.pid, r.pid) AS process, nullif(e.stack_id, 0) AS correlation, r."start" AS start_ns, r."end" AS end_ns
+"""
+_WITH = "LEFT JOIN rocpd_event e ON e.id = r.event_id LEFT JOIN rocpd_info_process p ON p.id = r.pid"
+
+_FROM_ROCPD = {
+    "roc_kernels": f"""
+        SELECT coalesce(nullif(k.display_name, ''), k.kernel_name, 'unnamed kernel') AS name, r.agent_id AS agent,
+               coalesce(r.stream_id, r.queue_id) AS stream, k.arch_vgpr_count AS registers,
+               r.group_segment_size AS shared, [r.workgroup_size_x, r.workgroup_size_y, r.workgroup_size_z] AS block,
+               [ceil(r.grid_size_x / nullif(r.workgroup_size_x, 0)),
+                ceil(r.grid_size_y / nullif(r.workgroup_size_y, 0)),
+                ceil(r.grid_size_z / nullif(r.workgroup_size_z, 0))]::BIGINT[] AS grid, {_PLACED}
+        FROM rocpd_kernel_dispatch r {_WITH} LEFT JOIN rocpd_info_kernel_symbol k ON k.id = r.kernel_id
+    """,
+    "roc_copies": f"""
+        SELECT coalesce(n.string, 'MEMORY_COPY') AS name, r.dst_agent_id AS target, r.src_agent_id AS source,
+               coalesce(r.stream_id, r.queue_id) AS stream, r.size AS bytes, {_PLACED}
+        FROM rocpd_memory_copy r {_WITH} LEFT JOIN rocpd_string n ON n.id = r.name_id
+    """,
+    "roc_calls": f"""
+        SELECT coalesce(n.string, 'unnamed call') AS name, coalesce(c.string, '') AS category,
+               CASE WHEN json_valid(e.extdata) THEN json_extract_string(e.extdata, '$.message') END AS text,
+               coalesce(t.tid, r.tid) AS thread, {_PLACED}
+        FROM rocpd_region r {_WITH} LEFT JOIN rocpd_string n ON n.id = r.name_id
+        LEFT JOIN rocpd_string c ON c.id = e.category_id LEFT JOIN rocpd_info_thread t ON t.id = r.tid
+    """,
+}
+
+
+# --- JSON ---------------------------------------------------------------------------------------------------
+
+
+def _from_json(con: duckdb.DuckDBPyConnection, source: str) -> list[_Agent]:
+    try:
+        with opened(Path(source)) as file:
+            text = file.read(MOST_JSON + 1)
+        if len(text) > MOST_JSON:
+            raise TraceError(f"{source}: has more than 1 GiB; record with rocprofv3 --output-format rocpd")
+        tools = json.loads(text)[KEY]
+    except TraceError:
+        raise
+    except (EOFError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise broken(source, error) from error
+    agents: list[_Agent] = []
+    for tool in tools if isinstance(tools, list) else [tools]:
+        try:
+            agents = agents or _json_agents(tool)
+            for into, rows in _json_rows(tool).items():
+                table.insert(con, into, rows, _columns(ROWS[into] | _WHERE))
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise TraceError(f"{source}: is not as rocprofv3 writes it ({type(error).__name__}: {error})") from error
+    return agents
+
+
+def _json_agents(tool: Mapping[str, Any]) -> list[_Agent]:
+    gpus = [each for each in tool.get("agents", []) if each.get("type") in (2, "GPU")]
+    gpus.sort(key=lambda each: (each.get("logical_node_type_id", 0), each.get("node_id", 0)))
+    return [_Agent(each["id"]["handle"], each.get("product_name") or each.get("name"), each) for each in gpus]
+
+
+def _json_rows(tool: Mapping[str, Any]) -> dict[str, Iterator[tuple[Any, ...]]]:
+    """Return rows in the order of the columns of `ROWS` and `_WHERE`."""
+    process = tool.get("metadata", {}).get("pid", 0)
+    records = tool.get("buffer_records", {})
+    names = {kind: (each.get("kind", ""), each.get("operations", []))
+             for kind, each in enumerate(tool.get("strings", {}).get("buffer_records", []))}  # fmt: skip
+    texts = {each.get("key"): each.get("value") for each in tool.get("strings", {}).get("marker_api", [])}
+    symbols = {each.get("kernel_id"): each for each in tool.get("kernel_symbols", [])}
+
+    def where(each: Mapping[str, Any]) -> tuple[Any, ...]:
+        return process, _internal(each), each["start_timestamp"], each["end_timestamp"]
+
+    def kernels() -> Iterator[tuple[Any, ...]]:
+        for each in records.get("kernel_dispatch", []):
+            info = each["dispatch_info"]
+            symbol = symbols.get(info.get("kernel_id"), {})
+            named = (symbol.get(f"{how}kernel_name") for how in ("formatted_", "demangled_", ""))
+            block, threads = (_axes(info.get(f"{what}_size", {})) for what in ("workgroup", "grid"))
+            grid = [-(-all_ // size) if size else 0 for all_, size in zip(threads, block, strict=True)]
+            stream = _handle(each.get("stream_id")) or _handle(info.get("queue_id"))
+            yield (next(filter(None, named), "unnamed kernel"), _handle(info["agent_id"]), stream, grid, block,
+                   symbol.get("arch_vgpr_count"), info.get("group_segment_size"), *where(each))  # fmt: skip
+
+    def copies() -> Iterator[tuple[Any, ...]]:
+        for each in records.get("memory_copy", []):
+            yield (_operation(names, each)[1], _handle(each.get("dst_agent_id")), _handle(each.get("src_agent_id")),
+                   _handle(each.get("stream_id")), each.get("bytes"), *where(each))  # fmt: skip
+
+    def calls() -> Iterator[tuple[Any, ...]]:
+        for api, those in records.items():
+            for each in those if api.endswith("_api") else ():
+                category, name = _operation(names, each)
+                yield name, category, texts.get(_internal(each)), each.get("thread_id"), *where(each)
+
+    return {"roc_kernels": kernels(), "roc_copies": copies(), "roc_calls": calls()}
+
+
+def _operation(names: Mapping[int, tuple[str, list[str]]], each: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the kind and the name of a call."""
+    kind, operations = names.get(each.get("kind", -1), ("", []))
+    place = each.get("operation", -1)
+    return kind, operations[place] if 0 <= place < len(operations) else "unnamed call"
+
+
+def _internal(each: Mapping[str, Any]) -> Any:
+    return each.get("correlation_id", {}).get("internal")
+
+
+def _handle(value: Any) -> Any:
+    """Return an id, which stands by itself or in an object; handles of 64 bits do not all fit a signed column."""
+    found = value.get("handle") if isinstance(value, Mapping) else value
+    return found - (1 << 64) if isinstance(found, int) and found >= 1 << 63 else found
+
+
+def _axes(sizes: Mapping[str, Any]) -> list[int]:
+    return [int(sizes.get(axis, 1)) for axis in "xyz"]
+
+
+# --- the table ----------------------------------------------------------------------------------------------
+
+
+def _fill(con: duckdb.DuckDBPyConnection, agents: Iterable[_Agent], losses: Losses) -> None:
+    table.create(con, "seen", SEEN)
+    placed = [(each.id - (1 << 64) if each.id >= 1 << 63 else each.id, place) for place, each in enumerate(agents)]
+    table.create(con, "roc_devices", _columns({"agent": "BIGINT", "device": "INTEGER"}))
+    table.insert(con, "roc_devices", placed, _columns({"agent": "BIGINT", "device": "INTEGER"}))
+    for name in ROWS:
+        ((gone,),) = con.execute(
+            f"DELETE FROM {name} WHERE coalesce(start_ns < 0 OR end_ns < start_ns OR end_ns >= {FURTHEST}, true)"
+        ).fetchall()
+        if gone:
+            losses.skipped[f"{name.removeprefix('roc_')}: no time, or an end before the start"] += gone
+    for query in (_KERNELS, _COPIES, _CALLS):
+        con.execute(f"INSERT INTO seen BY NAME {query}")
+    _ranges(con, losses)
+    con.execute(
+        """
+        CREATE OR REPLACE TABLE seen AS SELECT * REPLACE (
+            row_number() OVER (ORDER BY start_ns, level, dur_ns DESC) - 1 AS number, coalesce(status, 'ok') AS status,
+            coalesce(replayed, false) AS replayed, 'rocprof' AS collector
+        ) FROM seen
+        """
+    )
+    ((losses.spans,),) = con.execute("SELECT count(*) FROM seen").fetchall()
+    for name in (*ROWS, "roc_devices"):
+        con.execute(f"DROP TABLE {name}")
+
+
+def _ranges(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+    """Read ranges of roctx as those of NVTX: identifiers of process and thread are packed as nsys packs them."""
+    con.execute("CREATE OR REPLACE MACRO pid_of(packed) AS (packed >> 24) & 16777215")
+    con.execute("CREATE OR REPLACE MACRO tid_of(packed) AS packed & 16777215")
+    con.execute("CREATE OR REPLACE TABLE nsys_strings (id BIGINT, value VARCHAR)")
+    con.execute(
+        f"""
+        CREATE OR REPLACE TABLE nsys_nvtx AS
+        SELECT start_ns AS "start", end_ns AS "end",
+               CASE WHEN name LIKE '%Mark%' THEN 34 WHEN name LIKE '%Start%' THEN 60 ELSE 59 END::BIGINT AS "eventType",
+               coalesce(text, name) AS text, NULL::BIGINT AS "textId",
+               ((process & 16777215) << 24) | (thread & 16777215) AS "globalTid", NULL::BIGINT AS "endGlobalTid",
+               NULL::BIGINT AS "domainId", NULL::VARCHAR AS "binaryData"
+        FROM roc_calls WHERE {_MARKERS} AND (text IS NOT NULL OR NOT starts_with(name, 'roctx'))
+        """
+    )
+    nsys_ranges.fill(con, losses)
+    for (name,) in con.execute(
+        "SELECT table_name FROM duckdb_tables() WHERE starts_with(table_name, 'nsys_')"
+    ).fetchall():
+        con.execute(f"DROP TABLE {name}")
+
+
+_ON_DEVICE = (
+    f"{int(Level.KERNEL)} AS level, process, correlation AS correlation_id, start_ns, end_ns - start_ns AS dur_ns"
+)
+
+_KERNELS = f"""
+    SELECT {_ON_DEVICE}, '{Kind.KERNEL}' AS kind, name, coalesce(device, 0) AS device, stream, json_merge_patch(
+               '{{}}', json_object('grid', grid, 'block', block, 'registers', registers, 'shared_bytes', shared)
+           ) AS attributes
+    FROM roc_kernels LEFT JOIN roc_devices USING (agent)
+"""
+
+_COPIES = f"""
+    SELECT {_ON_DEVICE}, '{Kind.COPY}' AS kind, coalesce(onto.device, off.device, 0) AS device,
+           coalesce(stream, -1) AS stream,
+           CASE WHEN onto.device IS NULL AND off.device IS NULL THEN 'HtoH' WHEN off.device IS NULL THEN 'HtoD'
+                WHEN onto.device IS NULL THEN 'DtoH' WHEN onto.device = off.device THEN 'DtoD' ELSE 'PtoP'
+                END AS direction,
+           'Memcpy ' || direction AS name, json_object('bytes', bytes, 'copy', direction) AS attributes
+    FROM roc_copies LEFT JOIN roc_devices onto ON onto.agent = target LEFT JOIN roc_devices off ON off.agent = source
+"""
+_COPIES = f"SELECT * EXCLUDE (direction) FROM ({_COPIES})"
+
+_CALLS = f"""
+    SELECT name, CASE WHEN category LIKE 'RCCL%' THEN {int(Level.LIBRARY)} ELSE {int(Level.RUNTIME)} END AS level,
+           process, thread, start_ns, end_ns - start_ns AS dur_ns,
+           CASE WHEN category LIKE 'RCCL%' THEN NULL ELSE correlation END AS correlation_id,
+           CASE WHEN category LIKE 'RCCL%' THEN '{Kind.CALL}'
+                WHEN regexp_matches(name, 'Synchronize|signal_wait') THEN '{Kind.SYNC}'
+                WHEN regexp_matches(name, 'Launch|Memcpy|Memset|MemcpyAsync') OR started.correlation IS NOT NULL
+                THEN '{Kind.LAUNCH}' ELSE '{Kind.CALL}' END AS kind,
+           CASE WHEN regexp_matches(name, 'Synchronize|signal_wait') THEN json_object('sync', CASE
+                WHEN contains(name, 'Stream') THEN 'stream' WHEN contains(name, 'Event') THEN 'event'
+                ELSE 'device' END) END AS attributes
+    FROM roc_calls LEFT JOIN (
+        SELECT DISTINCT process, correlation FROM (
+            SELECT process, correlation FROM roc_kernels UNION ALL SELECT process, correlation FROM roc_copies)
+    ) started USING (process, correlation)
+    WHERE NOT ({_MARKERS})
+"""
