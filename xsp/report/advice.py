@@ -25,6 +25,9 @@ RUNNING = 40.0
 HELD = 0.5
 """The share of a cause's idle time from which on one call, or one gap, is what to look at."""
 
+AT_BEGIN = 0.01
+"""A gap before which less than so much of its length was recorded stands at the begin of the trace."""
+
 NAMED = 0.5
 """Percent of GPU time from which on an operator is named."""
 
@@ -83,19 +86,20 @@ def advice(answers: Answers, whole: Row, losses: Sequence[Loss]) -> list[str]:
         losses: of the window, the largest first.
     """
     already = done(answers.trace)
-    pieces = [piece for loss in losses if loss.percent >= WORTH for piece in _for_loss(answers, loss, already)]
+    pieces = [piece for loss in losses if loss.percent >= WORTH for piece in _for_loss(answers, whole, loss, already)]
     if whole["busy_percent"] >= RUNNING:
         pieces += _for_kernels(answers, whole, already)
     best = sorted((piece for piece in pieces if piece.percent >= WORTH), key=lambda piece: -piece.percent)
     return [f"{piece.text} (at most {piece.percent:.0f} % of the time)" for piece in best[:MOST]]
 
 
-def _for_loss(answers: Answers, loss: Loss, already: Done) -> Iterator[Piece]:
+def _for_loss(answers: Answers, whole: Row, loss: Loss, already: Done) -> Iterator[Piece]:
     if loss.name.startswith(IDLE):
         cause = loss.name.removeprefix(IDLE)
         text = _IDLE[cause](answers, already, cause) if cause in _IDLE else None
     else:
-        text = _communication(answers) if loss.name == COMMUNICATION else _copies(answers)
+        hidden = whole["computation_ms"] >= loss.ms  # what computes for less time cannot hide it
+        text = _communication(answers, hidden) if loss.name == COMMUNICATION else _copies(answers, hidden)
     if text is not None:
         yield Piece(f"{loss.name}: {text}", loss.percent)
 
@@ -209,9 +213,11 @@ def _wait(answers: Answers, already: Done, cause: str) -> str:
     what = held(answers, cause)
     if what.longest is not None:
         gap = what.longest
+        begins = gap["begins_at_ms"] * 1e3 < AT_BEGIN * gap["idle_us"]
         return (
             f"{one_gap(gap)}; {_short(gap['next_work'])} was launched before it and waited, and nothing in the trace "
             "ran on the device: another device, process or rank, or the profiler, kept it"
+            + ("; it stands at the trace's begin: record longer, and see whether it comes again" if begins else "")
         )
     median = max((row["median_us"] for row in answers["idle-causes"].dicts() if row["cause"] == cause), default=0.0)
     fewer = "fewer and longer kernels" + ("" if already.compiled else " (torch.compile)")
@@ -227,21 +233,24 @@ def _short(name: str, most: int = 40) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def _communication(answers: Answers) -> str | None:
+def _communication(answers: Answers, can_hide: bool) -> str | None:
     """Return which collective is exposed most; one rank alone does not tell waiting for others from transfer."""
     rows = sorted(answers["communication"].dicts(), key=lambda row: -(row["exposed_ms"] or 0))
     if not rows or not rows[0]["exposed_ms"]:
         return None
     first = rows[0]
     size = f" of {first['bytes'] / 1e6:.3g} MB" if first["bytes"] else ""
-    text = f"{first['calls']} × {first['collective']}{size}, {duration(first['exposed_ms'])} of it: start it earlier, "
-    text += "beside computation, or send less"
+    text = f"{first['calls']} × {first['collective']}{size}, {duration(first['exposed_ms'])} of it: "
+    text += "start it earlier, beside computation, or send less" if can_hide else _TOO_MUCH + "send less, or less often"
     if (first.get("ranks") or 1) == 1:
         text += "; load all ranks to tell transfer from waiting for another rank (`collective-skew`)"
     return text
 
 
-def _copies(answers: Answers) -> str | None:
+_TOO_MUCH = "computation is too short to hide it: "
+
+
+def _copies(answers: Answers, can_hide: bool) -> str | None:
     rows = answers.trace.con.execute(
         "SELECT name, count(*), sum(dur_ns) / 1e6 AS ms FROM device_work WHERE kind = "
         f"'{Kind.COPY}' GROUP BY name ORDER BY ms DESC, name LIMIT 1"
@@ -251,10 +260,12 @@ def _copies(answers: Answers) -> str | None:
     name, count, ms = rows[0]
     where = f"{count} × {name}, {duration(ms)}"
     if "ageable" in name:
-        return f"{where}: pinned memory and non_blocking=True hide it behind computation"
+        way = "hide it behind computation" if can_hide else "make it faster; computation is too short to hide it"
+        return f"{where}: pinned memory and non_blocking=True {way}"
     if "DtoD" in name:
         return f"{where}: copies on the device itself, of .clone(), .contiguous() or slices that are written"
-    return f"{where}: a stream of its own hides it behind computation; what can stay on the device need not be copied"
+    way = "a stream of its own hides it behind computation; " if can_hide else _TOO_MUCH
+    return f"{where}: {way}what can stay on the device need not be copied"
 
 
 def _for_kernels(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]:
