@@ -1,0 +1,223 @@
+"""Reads what PyTorch writes of memory alone: snapshots of the caching allocator, and timelines of its profiler.
+
+A snapshot (`torch.cuda.memory._dump_snapshot`) is a pickle, and a pickle is a program. It is read by an unpickler that
+makes dictionaries, lists, tuples, texts and numbers and refuses to name any class or function, which is all that a
+snapshot needs; nothing of the file is ever run. Timelines (`prof.export_memory_timeline`) are JSON.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import Any, NoReturn
+
+import duckdb
+
+from xsp import table
+from xsp.errors import TraceError
+from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, broken, fitting, opened
+from xsp.span import Column, Kind, Level
+
+MOST = 1 << 30
+"""Bytes that are read at once; PyTorch holds a snapshot in memory too."""
+
+CATEGORIES = (
+    "parameter",
+    "optimizer state",
+    "input",
+    "temporary",
+    "activation",
+    "gradient",
+    "autograd detail",
+    "unknown",
+)
+"""What a timeline divides memory into, in its order (torch/profiler/_memory_profiler.py, `_CATEGORY_TO_INDEX`)."""
+
+LATEST = FURTHEST - 1000
+"""Nanoseconds: a microsecond more fits as well, in which the last change is seen."""
+
+_ROWS = [Column(name, kind, "") for name, kind in
+         {"number": "BIGINT", "start_ns": "BIGINT", "type": "VARCHAR", "alloc_bytes": "BIGINT",
+          "attributes": "VARCHAR"}.items()]  # fmt: skip
+
+Rows = Iterator[tuple[int, str | None, int, dict[str, Any]]]
+"""Nanoseconds, what the memory is for, how many bytes more or less there are, and attributes."""
+
+
+class TorchMemory:
+    """PyTorch's snapshots of memory, and its memory timelines."""
+
+    name = "torch-memory"
+
+    def recognises(self, head: bytes, source: str) -> bool:
+        """Return whether it is a pickle, or an array of arrays of numbers."""
+        start = bytes(head[:64]).translate(None, b" \t\r\n")
+        return _is_pickle(head) or (start[:2] == b"[[" and start[2:3] in b"-0123456789" and len(start) > 2)
+
+    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
+        """Make the table `seen`, see `xsp.importers.contract.TableImporter.fill`.
+
+        Raises:
+            TraceError: it is damaged, too large, would run code, or holds something else.
+        """
+        losses = Losses(self.name)
+        with opened(Path(source)) as file:
+            try:
+                content = file.read(MOST + 1)
+            except (EOFError, OSError) as error:
+                raise broken(source, error) from error
+        if len(content) > MOST:
+            raise TraceError(f"{source}: has more than 1 GiB; record fewer allocations (max_entries)")
+        try:
+            rows = _snapshot(source, content, losses) if _is_pickle(content) else _timeline(source, content, losses)
+            found = [
+                (place, start_ns, kind, size, json.dumps(more))
+                for place, (start_ns, kind, size, more) in enumerate(rows)
+            ]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise TraceError(f"{source}: is not as PyTorch writes it ({type(error).__name__}: {error})") from error
+        with fitting(source):
+            table.create(con, "seen", SEEN)
+            table.create(con, "memory_rows", _ROWS)
+            table.insert(con, "memory_rows", found, _ROWS)
+            con.execute(
+                f"INSERT INTO seen BY NAME SELECT number, start_ns, 0 AS dur_ns, 'memory' AS name, type, "
+                f"{int(Level.OP)} AS level, '{Kind.ALLOC}' AS kind, alloc_bytes, attributes, 'ok' AS status, "
+                f"false AS replayed, 'torch-memory' AS collector FROM memory_rows WHERE start_ns BETWEEN 0 AND {LATEST}"
+            )
+            con.execute(
+                f"INSERT INTO seen BY NAME SELECT max(number) + 1 AS number, min(start_ns) AS start_ns, "
+                f"max(start_ns) + 1000 - min(start_ns) AS dur_ns, 'recorded memory' AS name, 'ok' AS status, "
+                f"{int(Level.APPLICATION)} AS level, '{Kind.USER}' AS kind, false AS replayed, "
+                "'torch-memory' AS collector FROM seen HAVING count(*) > 0"
+            )
+            con.execute("DROP TABLE memory_rows")
+        ((losses.spans,),) = con.execute("SELECT count(*) FROM seen").fetchall()
+        if not losses.spans:
+            raise TraceError(f"{source}: holds no allocations; call torch.cuda.memory._record_memory_history() first")
+        return Seen({"profiler": {"name": "PyTorch's memory"}}, losses)
+
+
+# --- snapshots ----------------------------------------------------------------------------------------------
+
+
+def _is_pickle(head: bytes) -> bool:
+    """Return whether bytes are a pickle of protocol 2 or later, as PyTorch writes it."""
+    return head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 2
+
+
+class _Plain(pickle.Unpickler):
+    """Makes plain values and refuses everything that a pickle could run."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module[:80]}.{name[:80]}, which a snapshot of memory does not")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise pickle.UnpicklingError("it refers to objects outside of the file")
+
+
+def _snapshot(source: str, content: bytes, losses: Losses) -> Rows:
+    try:
+        found = _Plain(io.BytesIO(content)).load()
+    except (pickle.UnpicklingError, EOFError, MemoryError, RecursionError, ValueError, TypeError, LookupError,
+            AttributeError, OverflowError) as error:  # fmt: skip
+        raise TraceError(f"{source}: not read, nothing of it was run: {error or type(error).__name__}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("device_traces"), list):
+        raise TraceError(f"{source}: is a pickle, but no snapshot of memory (torch.cuda.memory._dump_snapshot)")
+    return _changes(found, losses)
+
+
+def _changes(found: dict[str, Any], losses: Losses) -> Rows:
+    """Yield the changes of each device; totals follow from what is taken at the end, which the segments say."""
+    for device, trace in enumerate(found["device_traces"]):
+        taken = held = 0
+        for segment in found.get("segments", []):
+            if segment.get("device", 0) == device:
+                held += segment["total_size"]
+                taken += sum(each["size"] for each in segment["blocks"] if each["state"] == "active_allocated")
+                taken += sum(each["size"] for each in segment["blocks"] if each["state"] == "active_pending_free")
+        signs = [(each, _TAKES.get(each["action"], 0), _HOLDS.get(each["action"], 0)) for each in trace]
+        taken -= sum(sign * each["size"] for each, sign, _ in signs)
+        held -= sum(sign * each["size"] for each, _, sign in signs)
+        if trace and "time_us" not in trace[0]:
+            losses.note("the snapshot has no times: its events stand in their order, a microsecond apart")
+        for place, (each, takes, holds) in enumerate(signs):
+            taken, held = taken + takes * each["size"], held + holds * each["size"]
+            if each["action"] == "oom":
+                losses.note(f"device {device} ran out of memory: {each['size']} bytes were asked for")
+            if not takes:
+                if not holds:
+                    losses.skipped[f"events {_text(each['action'])}"] += 1
+                continue
+            told = {"device_type": "1", "device": str(device), "address": _number(each["addr"]),
+                    "total_allocated_bytes": taken, "total_reserved_bytes": held, "frame": _frame(each)}  # fmt: skip
+            start_ns = int(each.get("time_us", place)) * 1000
+            yield start_ns, None, takes * each["size"], {key: value for key, value in told.items() if value is not None}
+
+
+_TAKES = {"alloc": 1, "free_completed": -1}
+_HOLDS = {"segment_alloc": 1, "segment_free": -1, "segment_map": 1, "segment_unmap": -1}
+"""Events that change what is allocated, and what the allocator holds."""
+
+
+def _frame(each: dict[str, Any]) -> str | None:
+    """Return where memory was asked for: the innermost frame of Python outside of torch, without directories."""
+    frames = [frame for frame in each.get("frames") or [] if _text(frame.get("filename")).endswith(".py")]
+    own = [frame for frame in frames if "torch" not in PurePath(frame["filename"]).parts]
+    found = next(iter(own or frames), None)
+    if found is None:
+        return None
+    return f"{_text(found.get('name'))} ({PurePath(found['filename']).name}:{_number(found.get('line'))})"
+
+
+def _text(value: Any) -> str:
+    """Return a text of the file; a value of another type may be larger, written out, than memory."""
+    return value[:1024] if isinstance(value, str) else "of no name"
+
+
+def _number(value: Any) -> str:
+    return str(value) if isinstance(value, int) else "?"
+
+
+# --- timelines ----------------------------------------------------------------------------------------------
+
+
+def _timeline(source: str, content: bytes, losses: Losses) -> Rows:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise broken(source, error) from error
+    losses.note("a memory timeline does not say of which device it is; it is taken as that of device 0")
+    if len(found) == 2 and isinstance(found[1], list) and found[1] and isinstance(found[1][0], list):
+        return _by_category(*found)
+    return _raw(found)
+
+
+def _by_category(times: Sequence[int], sizes: Sequence[Sequence[int]]) -> Rows:
+    """Yield how much more or less of each category there is; sizes begin with a column of zeros."""
+    before = [0] * (len(CATEGORIES) + 1)
+    for time, row in zip(times, sizes, strict=True):
+        for place, category in enumerate(CATEGORIES, 1):
+            if place < len(row) and row[place] != before[place]:
+                before_total = sum(before)
+                change, before[place] = row[place] - before[place], row[place]
+                yield time * 1000, category, change, _of_device(before_total + change)
+
+
+def _raw(rows: Sequence[Sequence[int]]) -> Rows:
+    """Yield the changes of a raw timeline: nanoseconds, action, bytes more or less, category.
+
+    What was there before the recording has the time -1. Memory that changes its category is let go and taken again.
+    """
+    taken, first = 0, min((row[0] for row in rows if row[0] >= 0), default=0)
+    for time, _, change, category in rows:
+        taken += change
+        kind = CATEGORIES[category] if 0 <= category < len(CATEGORIES) else CATEGORIES[-1]
+        yield max(time, first), kind, change, _of_device(taken)
+
+
+def _of_device(total: int) -> dict[str, Any]:
+    return {"device_type": "1", "device": "0", "total_allocated_bytes": total}
