@@ -140,7 +140,7 @@ def of_rank(rank: int) -> ExportTraceServiceRequest:
         else:
             pair.value.int_value = value
     span = resource.scope_spans.add().spans.add(
-        trace_id=bytes.fromhex(JOB), span_id=bytes([rank + 1] * 8), name="step", start_time_unix_nano=10**18
+        trace_id=bytes.fromhex(JOB), span_id=(rank + 1).to_bytes(8, "big"), name="step", start_time_unix_nano=10**18
     )
     span.end_time_unix_nano = 10**18 + 1000
     span.attributes.add(key="xsp.kind").value.string_value = "step"

@@ -7,10 +7,20 @@ import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from xsp.errors import XspError
 
 CHUNK = 1 << 16
+
+SMALL = 2 << 20
+"""Bytes of a message in protobuf that is decoded uncounted: empty objects take two bytes, and a hundred in memory."""
+
+OBJECTS = 1_000_000
+"""Messages, or objects of JSON, in one request: from some 20,000 spans with their attributes on."""
+
+VALUES = 4 * OBJECTS
+"""Values of JSON in one request."""
 
 
 class TooLarge(XspError):
@@ -107,3 +117,72 @@ def unzipped(content: bytes, most: int, share: Share) -> bytes:
             share.take(len(piece))
         rest = stream.unused_data
     return bytes(found)
+
+
+# --- what is inside ---------------------------------------------------------------------------------------------
+
+_ANY: dict[int, Any] = {}
+_PAIR = {2: _ANY}
+_ANY |= {5: {1: _ANY}, 6: {1: _PAIR}}
+_SPAN = {9: _PAIR, 11: {3: _PAIR}, 13: {4: _PAIR}, 15: {}}
+_REQUEST = {1: {1: {1: _PAIR}, 2: {1: {3: _PAIR}, 2: _SPAN}}}
+"""Numbers of the fields that hold messages, in an `ExportTraceServiceRequest`: what they hold in turn."""
+
+
+def check_protobuf(body: bytes) -> None:
+    """Count the messages in a request before they become objects.
+
+    Raises:
+        TooLarge: there are more than `OBJECTS`.
+    """
+    if len(body) <= SMALL:
+        return
+    count = 0
+    pending: list[tuple[int, int, dict[int, Any]]] = [(0, len(body), _REQUEST)]
+    try:
+        while pending:
+            place, end, known = pending.pop()
+            while place < end:
+                tag, place = _varint(body, place)
+                kind = tag & 7
+                if kind == 2:
+                    size, place = _varint(body, place)
+                    inside = known.get(tag >> 3)
+                    if inside is not None:
+                        count += 1
+                        if size:
+                            pending.append((place, min(place + size, end), inside))
+                    place += size
+                elif kind == 0:
+                    _, place = _varint(body, place)
+                else:
+                    place += {1: 8, 5: 4}.get(kind, end)
+                if count > OBJECTS:
+                    raise TooLarge(f"more than {OBJECTS} spans and attributes; send smaller requests")
+    except IndexError:
+        return  # cut off: decoding says where
+
+
+def _varint(body: bytes, place: int) -> tuple[int, int]:
+    """Return a number and where it ends."""
+    byte = body[place]
+    if byte < 0x80:
+        return byte, place + 1
+    value = shift = 0
+    while True:
+        byte = body[place]
+        value |= (byte & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 0x80 or shift > 63:
+            return value, place
+
+
+def check_json(body: bytes) -> None:
+    """Count the objects and values in a request before they are made; text that holds braces and commas counts too.
+
+    Raises:
+        TooLarge: there are more than `OBJECTS` or `VALUES`.
+    """
+    objects = body.count(b"{") + body.count(b"[")
+    if objects > OBJECTS or objects + body.count(b",") > VALUES:
+        raise TooLarge(f"more than {OBJECTS} spans and attributes; send smaller requests")

@@ -40,6 +40,9 @@ from xsp.span import COLUMNS
 QUIET_S = 2.0
 """Seconds without a span after which a run that said it is finished is put in order."""
 
+MOST_RUNS = 64
+"""Of one request: each gets files of its own, and the others wait meanwhile."""
+
 REMEMBERED = 200_000
 """Traces of runs that are known by heart, so that other programs' spans in them find the run."""
 
@@ -152,6 +155,10 @@ class Receiving:
 
     def _store(self, reader: Reader) -> None:
         """Write each run's spans beside their place, then let all take their places."""
+        if len(reader.runs) > MOST_RUNS:
+            raise TraceError(
+                f"{len(reader.runs)} runs in one request; at most {MOST_RUNS} are taken, send smaller ones"
+            )
         touched = [self._of_run(run) for run in reader.runs]
         conditions = [(self._by_run[run["id"]], f"run = {table.literal(run['id'])}") for run in reader.runs]
         conditions += self._of_others()

@@ -8,10 +8,9 @@ import grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from xsp.errors import OutputError, TraceError
-from xsp.importers import otlp_proto
-from xsp.serve.limits import Full, Limits, Room
+from xsp.serve.limits import Full, Limits, Room, TooLarge
 from xsp.serve.receiving import Receiving
-from xsp.serve.web import response_of
+from xsp.serve.web import PROTOBUF, parts_of, response_of
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 THREADS = 4
@@ -30,8 +29,9 @@ def server(address: str, receiving: Receiving, room: Room, limits: Limits) -> tu
         try:
             with room.share() as share:
                 share.take(len(request))
-                parts = otlp_proto.parts_of(otlp_proto.decoded(request, "the request"))
-                return response_of(receiving.take(parts))
+                return response_of(receiving.take(parts_of(PROTOBUF, request)))
+        except TooLarge as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except TraceError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except (Full, OutputError) as error:

@@ -18,7 +18,7 @@ from xsp.errors import OutputError, TraceError
 from xsp.importers import otlp_json, otlp_proto
 from xsp.importers.otlp import Part
 from xsp.serve.doors import LOOPBACK, RETRY_AFTER_S, Door, Prompt, asks_for_loopback
-from xsp.serve.limits import CHUNK, Broken, Full, Limits, Room, Share, TooLarge, unzipped
+from xsp.serve.limits import CHUNK, Broken, Full, Limits, Room, Share, TooLarge, check_json, check_protobuf, unzipped
 from xsp.serve.receiving import Answer, Receiving
 
 PATH = "/v1/traces"
@@ -142,7 +142,9 @@ class _Request(Prompt):
 
     def _take(self, kind: str, body: bytes) -> Answer:
         try:
-            return self.server.receiving.take(_parts(kind, body))
+            return self.server.receiving.take(parts_of(kind, body))
+        except TooLarge as error:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
         except TraceError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
         except OutputError as error:
@@ -179,10 +181,18 @@ class _Request(Prompt):
             self.wfile.write(body)
 
 
-def _parts(kind: str, body: bytes) -> Iterator[Part]:
+def parts_of(kind: str, body: bytes) -> Iterator[Part]:
+    """Yield the parts of a request, which is decoded when they are asked for.
+
+    Raises:
+        TooLarge: it holds more than is taken.
+        TraceError: it cannot be decoded.
+    """
     if kind == PROTOBUF:
+        check_protobuf(body)
         yield from otlp_proto.parts_of(otlp_proto.decoded(body, "the request"))
     else:
+        check_json(body)
         yield from otlp_json.parts_of(otlp_json.parsed(body, "the request"), "the request")
 
 

@@ -1,0 +1,100 @@
+"""Small requests that would fill a receiver's memory, or hold all others up."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
+
+import grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from test_serve import EXPORT, JSON, PROTOBUF, Receiver, body
+from test_serve_collector import of_rank
+
+from xsp.exporters.wire import block
+from xsp.serve import limits
+
+EMPTY = 20_000_000
+SPANS = block(1, block(2, b"\x12\x00" * EMPTY))
+VALUES = block(1, block(2, block(2, block(9, block(2, block(5, b"\x0a\x00" * EMPTY))))))
+OBJECTS = b'{"resourceSpans":[' + b"{}," * EMPTY + b"{}]}"
+LISTS = b'{"resourceSpans":' + b"[" * 2 * EMPTY
+MOST_MB = 600
+
+
+@pytest.fixture
+def receiver(tmp_path: Path) -> Iterator[Receiver]:
+    started = Receiver(tmp_path / "received")
+    yield started
+    started.process.kill()
+    started.process.communicate()
+
+
+def peak_mb(receiver: Receiver) -> float:
+    status = Path(f"/proc/{receiver.process.pid}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+)", status)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+@pytest.mark.parametrize(
+    ("content", "headers"),
+    [(SPANS, PROTOBUF), (VALUES, PROTOBUF), (OBJECTS, JSON), (LISTS, JSON)],
+    ids=["spans", "values", "objects", "lists"],
+)
+def test_a_small_request_of_many_empty_things_is_refused_before_they_are_made(
+    receiver: Receiver, content: bytes, headers: dict[str, str]
+) -> None:
+    answer = receiver.post(gzip.compress(content, 1), {**headers, "Content-Encoding": "gzip"})
+    assert answer.status_code == 413
+    assert peak_mb(receiver) < MOST_MB
+    assert receiver.post(body()).status_code == 200
+    began = time.monotonic()
+    receiver.end(signal.SIGTERM)
+    assert time.monotonic() - began < 30, "it ends when it is asked to"
+
+
+def test_over_grpc_as_well(receiver: Receiver) -> None:
+    with grpc.insecure_channel(receiver.grpc.removeprefix("grpc://")) as channel:
+        export = channel.unary_unary(EXPORT)
+        with pytest.raises(grpc.RpcError) as refused:
+            export(SPANS, timeout=60)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert peak_mb(receiver) < MOST_MB
+
+
+def test_a_request_of_many_runs_is_refused_and_leaves_nothing(receiver: Receiver) -> None:
+    request = ExportTraceServiceRequest()
+    for rank in range(200):
+        request.MergeFrom(of_rank(rank))
+    assert receiver.post(request.SerializeToString()).status_code == 400
+    assert receiver.runs() == []
+
+
+def test_what_a_request_holds_is_counted_as_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = ExportTraceServiceRequest()
+    for rank in range(20):
+        request.MergeFrom(of_rank(rank))
+    content = request.SerializeToString()
+    monkeypatch.setattr(limits, "SMALL", 0)
+    # of each: resource spans, resource, 4 attributes with values; scope spans, span, 3 attributes with values
+    held = 20 * (2 + 8 + 2 + 6)
+    monkeypatch.setattr(limits, "OBJECTS", held)
+    limits.check_protobuf(content)
+    monkeypatch.setattr(limits, "OBJECTS", held - 1)
+    with pytest.raises(limits.TooLarge):
+        limits.check_protobuf(content)
+
+
+@pytest.mark.parametrize("place", [1, 7, 20, 60])
+def test_what_is_cut_off_is_left_to_what_decodes_it(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    monkeypatch.setattr(limits, "SMALL", 0)
+    limits.check_protobuf(of_rank(0).SerializeToString()[:-place])
