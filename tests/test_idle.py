@@ -108,10 +108,10 @@ def test_the_call_that_held_the_thread_while_a_launched_kernel_waited_is_named()
         copy MemcpyDtoH             900-902 correlation_id=3
         """)
     )
-    rows = ask("idle-gaps", trace, "cause, idle_us, call, call_us, launched_after_us, next_work")[:2]
+    rows = ask("idle-gaps", trace, "cause, idle_us, call, call_at_ms, call_us, launched_after_us, next_work")[:2]
     assert rows == [
-        ("kernel wait", 820.0, "hipMemcpyWithStream", 825.0, 30.0, "second"),
-        ("host-bound", 40.0, None, None, 30.0, "second"),
+        ("kernel wait", 820.0, "hipMemcpyWithStream", 0.06, 825.0, 30.0, "second"),
+        ("host-bound", 40.0, None, None, None, 30.0, "second"),
     ]
     assert ask("idle-causes", trace, "cause, call, round(call_ms, 3)")[0] == (
         "kernel wait",

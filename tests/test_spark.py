@@ -78,7 +78,7 @@ def on_spark(run: Path, cluster: str) -> Trace:
 @pytest.mark.parametrize("name", EVERYWHERE if ALL else FEW)
 def test_answers_are_those_of_duckdb(name: str, run: Path, on_spark: Trace) -> None:
     ours = ANALYSES[name](xsp.load(run))
-    assert len(ours) > 0
+    assert len(ours) > 0 or name == "attention"  # the written job has none
     assert differences(ours, ANALYSES[name](on_spark)) == []
 
 

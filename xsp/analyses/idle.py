@@ -179,9 +179,9 @@ def IDLE_GAPS(trace: Trace) -> Table:
 
     A gap that is split at its launch has two rows: before it (the host) and behind it. `call` is what the launching
     thread was in for half of that time or more: a call of the runtime, else the innermost operator, module or block
-    that is about as long; `call_us` is how long that took in all, and `call_bytes` what it copied. `launched_after_us`
-    is the time from the begin of the gap to the launch of what ended it; it is negative where the launch came before
-    the device was idle.
+    that is about as long; `call_at_ms` is when that began, on the axis of `begins_at_ms` (from the first device work
+    on), `call_us` how long it took in all, and `call_bytes` what it copied. `launched_after_us` is the time from the
+    begin of the gap to the launch of what ended it; it is negative where the launch came before the device was idle.
     """
     _prepare(trace)
     return trace.sql(
@@ -198,7 +198,7 @@ def IDLE_GAPS(trace: Trace) -> Table:
         ),
         within AS (
             SELECT longest.rank, longest.device, longest.begins_ns, arg_min(s.name, s.dur_ns) AS name,
-                   min(s.dur_ns) AS dur_ns
+                   arg_min(s.start_ns, s.dur_ns) AS start_ns, min(s.dur_ns) AS dur_ns
             FROM longest JOIN spans s
             ON s.rank = longest.rank AND coalesce(s.process, -1) = longest.on_process
                AND coalesce(s.thread, -1) = longest.on_thread AND s.start_ns <= middle_ns
@@ -223,6 +223,7 @@ def IDLE_GAPS(trace: Trace) -> Table:
         )
         SELECT next.rank, next.device, next.step, (next.begins_ns - first_ns) / 1e6 AS begins_at_ms,
                idle_ns / 1e3 AS idle_us, cause, coalesce(call, within.name) AS call,
+               (coalesce(call_from, within.start_ns) - first_ns) / 1e6 AS call_at_ms,
                coalesce(call_to - call_from, within.dur_ns) / 1e3 AS call_us, copied.bytes AS call_bytes,
                late_ns / 1e3 AS launched_after_us, next.name AS next_work, op.name AS next_op, layer.name AS next_layer
         FROM next CROSS JOIN (SELECT min(start_ns) AS first_ns FROM device_work)
