@@ -45,6 +45,8 @@ with torch.no_grad():
 """
 
 TYPED = "xsp run --step work steps.py"
+SHORT, LONG = 0.002, 0.1
+"""Seconds of a step before and after: so far apart that no load of the machine hides it in a few turns."""
 
 
 @pytest.fixture
@@ -126,26 +128,24 @@ def test_options_that_do_not_go_together_are_refused(
 
 
 @pytest.mark.slow
-def test_a_slower_program_is_found_after_three_turns_and_its_runs_are_kept(
+def test_a_slower_program_is_found_after_a_few_turns_and_its_runs_are_kept(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed = ["compare", "--turns", "5", f"{TYPED} 0.002", f"{TYPED} 0.03", "--levels", "M", "--fail-if-slower", "5%"]
+    before, after = f"{TYPED} {SHORT}", f"{TYPED} {LONG}"
+    typed = ["compare", "--turns", "5", before, after, "--levels", "M", "--fail-if-slower", "5%"]
     assert main([*typed, "--format", "json"]) == 1
     printed = capsys.readouterr()
     found = json.loads(printed.out)
-    assert (found["repeats"], found["runs"]) == ("turn", {"a": 3, "b": 3})
+    turns = found["runs"]["a"]  # three, unless the machine is so loaded that they do not tell
+    assert (found["repeats"], found["runs"]) == ("turn", {"a": turns, "b": turns})
+    assert 3 <= turns <= 5
     assert found["rows"][0]["verdict"] == "slower"
-    assert "known after 3 turns" in printed.err
+    assert f"known after {turns} turns" in printed.err
     out = here / "runs" / "compare-steps"
-    assert sorted(path.name for path in out.glob("[ab]-*")) == ["a-01", "a-02", "a-03", "b-01", "b-02", "b-03"]
-    assert json.loads((out / "run.json").read_text())["sides"]["b"] == f"{TYPED} 0.03"
-    again = [
-        "compare",
-        *(str(out / f"a-0{k}") for k in (1, 2, 3)),
-        "--with",
-        *(str(out / f"b-0{k}") for k in (1, 2, 3)),
-    ]
-    assert main([*again, "--fail-if-slower", "5%"]) == 1
+    of_a, of_b = ([str(out / f"{side}-{k:02d}") for k in range(1, turns + 1)] for side in "ab")
+    assert sorted(str(path) for path in out.glob("[ab]-*")) == [*of_a, *of_b]
+    assert json.loads((out / "run.json").read_text())["sides"]["b"] == after
+    assert main(["compare", *of_a, "--with", *of_b, "--fail-if-slower", "5%"]) == 1
 
 
 def test_a_program_that_fails_ends_it_with_the_end_of_what_it_printed(
@@ -215,7 +215,7 @@ def test_two_revisions_run_in_trees_of_their_own_and_the_checkout_stays_as_it_is
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The module that the program imports is that of the revision, also where the checkout stands in the path."""
-    (here / "slowness.py").write_text("SECONDS = 0.002\n", encoding="utf-8")
+    (here / "slowness.py").write_text(f"SECONDS = {SHORT}\n", encoding="utf-8")
     text = STEPS.replace("import sys, time", "import sys, time, slowness").replace(
         "float(sys.argv[1])", "slowness.SECONDS"
     )
@@ -224,7 +224,7 @@ def test_two_revisions_run_in_trees_of_their_own_and_the_checkout_stays_as_it_is
     git(here, "init", "-q", "-b", "main")
     git(here, "add", "slowness.py", "bench")
     git(here, "commit", "-qm", "before")
-    (here / "slowness.py").write_text("SECONDS = 0.03\n", encoding="utf-8")
+    (here / "slowness.py").write_text(f"SECONDS = {LONG}\n", encoding="utf-8")
     git(here, "commit", "-qam", "after")
     (here / "slowness.py").write_text("SECONDS = 'not this one'\n", encoding="utf-8")
     monkeypatch.chdir(here / "bench")
@@ -254,8 +254,8 @@ def test_what_is_no_revision_or_no_repository_is_said(here: Path, capsys: pytest
 def test_a_planted_slow_layer_is_found_by_name_in_turns(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     (here / "net.py").write_text(NET, encoding="utf-8")
-    typed = ["compare", "--turns", "5", "python net.py 0.002", "python net.py 0.03", "--format", "json", "-q"]
+    typed = ["compare", "--turns", "5", f"python net.py {SHORT}", f"python net.py {LONG}", "--format", "json", "-q"]
     assert main(typed) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    slow = [row for row in rows if row["section"] == "layer" and row["verdict"] == "slower" and row["change_ms"] > 1]
+    slow = [row for row in rows if row["section"] == "layer" and row["verdict"] == "slower" and row["change_ms"] > 50]
     assert [(row["name"], row["type"]) for row in slow] == [("1", "Slow")]
