@@ -15,7 +15,7 @@ import pytest
 
 import xsp
 from xsp.cli import main
-from xsp.comparison import Comparison, compare, loading
+from xsp.comparison import Comparison, causes, compare, loading
 from xsp.comparison.align import align, common
 from xsp.comparison.conclusion import conclusion
 from xsp.comparison.evidence import RUNS, STEPS
@@ -339,6 +339,17 @@ def test_of_several_runs_phases_are_tested_too() -> None:
 def test_steps_that_do_different_work_are_not_explained() -> None:
     said = conclusion(compare(run(NET), run(NET + "    backward backward {fc}-{done}\n")))
     assert said[0] == "The step: cannot tell (the steps do different work)."
+
+
+def test_times_are_said_in_a_unit_that_fits_and_as_all_that_was_recorded_where_no_step_is_told() -> None:
+    assert [causes.ms(each) for each in (0, 0.0123, 1.2345, 123.4, 43_425.0)] == [
+        "0 ms", "12.3 µs", "1.23 ms", "123 ms", "43.4 s",
+    ]  # fmt: skip
+    assert (causes.both_ms(2, 1), causes.both_ms(0, 0.05), causes.both_ms(2, 0.05)) == (
+        "2 → 1 ms", "0 → 50 µs", "2 ms → 50 µs",
+    )  # fmt: skip
+    a, b = run(NET.replace("predict", "window"), repeats=1), run(NET.replace("predict", "window"), conv=150, repeats=1)
+    assert conclusion(compare(a, b))[0].startswith("50 µs more in all that was recorded (0.17 → 0.22 ms)")
 
 
 def test_workers_of_the_data_loader_are_told_from_none_in_real_traces(

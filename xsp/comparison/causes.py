@@ -8,6 +8,7 @@ from typing import NamedTuple
 from xsp.analyses.phases import BETWEEN, DATA, REST
 from xsp.comparison.evidence import FASTER, FASTER_HERE, SLOWER, SLOWER_HERE
 from xsp.comparison.rows import Comparison, Row
+from xsp.intake.placing import WINDOW
 
 WORTH_SAYING = 0.25
 """A part is named if it changed by that share of what the whole did."""
@@ -90,6 +91,12 @@ def whole(found: Comparison) -> Part:
     return parts([next(iter(found.section("loop")), found.step)])[0]._replace(name="step")
 
 
+def of_what(found: Comparison) -> str:
+    """Return what the figures are of: a step, or all that was recorded where a side tells no steps."""
+    no_step = WINDOW in found.step.name.split()
+    return "in all that was recorded" if no_step else "a step"
+
+
 def phases(found: Comparison) -> list[Part]:
     """Return the phases that hold the change of the whole."""
     return holding(parts(found.section("phase"), PHASES), whole(found).change_ms)
@@ -110,15 +117,15 @@ def certain_phases(found: Comparison) -> list[Part]:
 
 def on_device(found: Comparison) -> Iterator[str]:
     """Yield what the device did in it: its work by class and operator, why it was idle, and the launches."""
-    least, rows = SMALL * whole(found).a_ms, found.section("kernel class")
+    least, rows, of = SMALL * whole(found).a_ms, found.section("kernel class"), of_what(found)
     if not _on_both(rows):
         return
     work = _total("device work", parts(rows))
     if abs(work.change_ms) < least:
-        yield f"Kernels and copies take about the same ({both_ms(work.a_ms, work.b_ms)} a step)."
+        yield f"Kernels and copies take about the same ({both_ms(work.a_ms, work.b_ms)} {of})."
     else:
         by_class = sentence(holding(parts(rows), work.change_ms), work.change_ms)
-        yield f"Kernels and copies take {_by(work)}" + (f": {by_class}." if by_class else ".")
+        yield f"Kernels and copies take {_by(work, of)}" + (f": {by_class}." if by_class else ".")
         operators = parts(found.section("operator on device"))
         total = _total("", operators)
         if by_operator := sentence(holding(operators, total.change_ms), total.change_ms):
@@ -127,10 +134,10 @@ def on_device(found: Comparison) -> Iterator[str]:
     idle = _total("idle", causes)
     if abs(idle.change_ms) >= least:
         why = sentence(holding(causes, idle.change_ms), idle.change_ms)
-        yield f"The device is idle {_by(idle)}" + (f": {why}." if why else ".")
+        yield f"The device is idle {_by(idle, of)}" + (f": {why}." if why else ".")
     for row in found.section("launch"):
         if row.a_calls and row.b_calls and abs(row.b_calls - row.a_calls) > MANY_LAUNCHES * row.a_calls:
-            yield f"The host launches {row.b_calls:,.0f} times a step instead of {row.a_calls:,.0f}."
+            yield f"The host launches {row.b_calls:,.0f} times {of} instead of {row.a_calls:,.0f}."
 
 
 def layers(found: Comparison) -> Iterator[str]:
@@ -149,8 +156,8 @@ def _total(name: str, found: Sequence[Part]) -> Part:
     return Part(name, sum(each.a_ms for each in found), sum(each.b_ms for each in found))
 
 
-def _by(part: Part) -> str:
-    return f"{more_or_less(part.change_ms)} a step ({both_ms(part.a_ms, part.b_ms)})"
+def _by(part: Part, of: str) -> str:
+    return f"{more_or_less(part.change_ms)} {of} ({both_ms(part.a_ms, part.b_ms)})"
 
 
 def both_ms(a: float, b: float) -> str:
@@ -162,7 +169,9 @@ def both_ms(a: float, b: float) -> str:
 
 
 def ms(value: float) -> str:
-    """Return milliseconds with three digits, or microseconds."""
+    """Return milliseconds with three digits, or seconds or microseconds."""
+    if abs(value) >= 10_000:
+        return f"{value / 1000:.3g} s"
     if 0 < abs(value) < 0.1:
         return f"{1000 * value:.3g} µs"
     return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.3g} ms"

@@ -43,7 +43,7 @@ def _change(found: Comparison) -> str:
     """Return the sentence that concludes: the change of a step, and the phases that hold it."""
     whole, verdict = causes.whole(found), _verdict_of_whole(found)
     times = causes.both_ms(whole.a_ms, whole.b_ms)
-    said = f"{causes.more_or_less(whole.change_ms)} a step ({times})"
+    said = f"{causes.more_or_less(whole.change_ms)} {causes.of_what(found)} ({times})"
     if verdict == OTHER_WORK or found.step.a_ms is None or found.step.b_ms is None:
         return ""
     changed = abs(whole.change_ms) >= NEGLIGIBLE * whole.a_ms
