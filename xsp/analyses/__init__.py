@@ -32,6 +32,7 @@ from xsp.analyses.ranks import COLLECTIVE_SKEW, STRAGGLERS
 from xsp.analyses.roofline import A9, A14, A15
 from xsp.analyses.samples import SAMPLES, SAMPLES_TIMELINE, THROTTLING
 from xsp.analyses.stages import STAGES
+from xsp.analyses.streams import KERNEL_SEQUENCES, QUEUES
 from xsp.analyses.sweep import model_roofline, model_sweep
 from xsp.analyses.tensorcores import TENSOR_CORES
 from xsp.analyses.utilisation import MFU
@@ -43,6 +44,7 @@ ANALYSES: dict[str, Analysis] = {
         A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, MFU, STAGES,
         LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND, HEALTH,
         DEVICE_ACTIVITY, STEPS, KERNEL_CLASSES, IDLE_CAUSES, IDLE_GAPS, LAUNCHES, LAUNCH_BOUND,
+        QUEUES, KERNEL_SEQUENCES,
         ATTENTION, FUSIBLE_KERNELS, TENSOR_CORES, COMMUNICATION, COLLECTIVE_SKEW, STRAGGLERS,
         CRITICAL_PATH, CRITICAL_PATH_SUMMARY, MEMORY_TIMELINE, MEMORY_STEPS,
         SAMPLES, SAMPLES_TIMELINE, THROTTLING,
@@ -83,6 +85,8 @@ idle_causes = IDLE_CAUSES
 idle_gaps = IDLE_GAPS
 launch_costs = LAUNCHES
 launch_bound = LAUNCH_BOUND
+stream_queues = QUEUES
+kernel_sequences = KERNEL_SEQUENCES
 attention_by_form = ATTENTION
 fusible_kernels = FUSIBLE_KERNELS
 tensor_cores = TENSOR_CORES
@@ -103,11 +107,11 @@ __all__ = [
     "attention_by_form", "collective_skew", "collective_waiting", "collectives_by_kind", "critical_path",
     "critical_path_summary", "device_activity", "device_steps", "fusible_kernels", "health_findings", "idle_causes",
     "idle_gaps", "kernel_classes",
-    "kernel_information", "kernel_roofline", "kernel_share", "kernels_by_layer", "kernels_by_model", "kernels_by_name",
-    "launch_bound", "launch_costs", "layer_information", "layer_latency", "layer_latency_by_type", "layer_memory",
-    "layer_memory_by_type", "layer_metrics", "layer_roofline", "layer_types", "layers", "ledger", "ledger_by_kind",
-    "ledger_by_layer", "memory_steps", "memory_timeline", "model_flops_utilisation", "model_information",
-    "model_roofline", "model_sweep",
+    "kernel_information", "kernel_roofline", "kernel_sequences", "kernel_share", "kernels_by_layer", "kernels_by_model",
+    "kernels_by_name", "launch_bound", "launch_costs", "layer_information", "layer_latency", "layer_latency_by_type",
+    "layer_memory", "layer_memory_by_type", "layer_metrics", "layer_roofline", "layer_types", "layers", "ledger",
+    "ledger_by_kind", "ledger_by_layer", "memory_steps", "memory_timeline", "model_flops_utilisation",
+    "model_information", "model_roofline", "model_sweep",
     "operators", "optimal_batch", "phases", "phases_over_time", "program_loop", "samples_summary", "samples_timeline",
-    "stages", "tensor_cores", "throttling_reasons",
+    "stages", "stream_queues", "tensor_cores", "throttling_reasons",
 ]  # fmt: skip

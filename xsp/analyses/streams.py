@@ -1,0 +1,166 @@
+"""Streams of a device: how long their queues are, and which sequences of kernels come again and again."""
+
+from __future__ import annotations
+
+from xsp.analyses.contract import Table, analysis
+from xsp.analyses.devicework import COPY, prepare
+from xsp.span import Kind, Level
+from xsp.trace import Trace
+
+LENGTHS = range(2, 9)
+"""Kernels in a sequence."""
+
+MOST = 200
+"""Sequences of each length that are held against the longer ones."""
+
+_STREAMS = f"""
+    SELECT work.*, placed.stream FROM device_work work JOIN (
+        SELECT rank, trace_id, span_id, stream FROM spans WHERE level = {int(Level.KERNEL)}
+    ) placed USING (rank, trace_id, span_id)
+"""
+
+
+def _prepare(trace: Trace) -> None:
+    prepare(trace)
+    trace.once("stream_work", _STREAMS)
+
+
+@analysis("queues", "Queue length of each stream", Level.KERNEL, everywhere=True)
+def QUEUES(trace: Trace) -> Table:
+    """Of each stream: how many kernels and copies were launched and had not begun, over time.
+
+    Quantiles are by time, from the first launch on the stream to the last begin: `p50` is the length that half of that
+    time did not exceed. `empty_percent` is the share of it in which nothing waited: there the host's next launch is
+    what the stream waits for, unless work of it is running. Of work without a launch in the trace, and of work that
+    begins before its launch, nothing is known; `without_launch` counts both.
+    """
+    _prepare(trace)
+    return trace.sql(
+        f"""
+        WITH launches AS (
+            SELECT rank, on_process, correlation_id, min(start_ns) AS launch_ns FROM runtime_calls
+            WHERE kind <> '{Kind.SYNC}' AND correlation_id IS NOT NULL AND timed IS NOT false GROUP BY ALL
+        ), work AS (
+            SELECT s.rank, device, stream, recording, start_ns, launch_ns, launch_ns <= start_ns AS sound
+            FROM stream_work s LEFT JOIN launches USING (rank, on_process, correlation_id)
+        ), edges AS (
+            SELECT rank, device, stream, recording, launch_ns AS time_ns, 1 AS change FROM work WHERE sound
+            UNION ALL SELECT rank, device, stream, recording, start_ns, -1 FROM work WHERE sound
+        ), moments AS (
+            SELECT rank, device, stream, sum(change) OVER line AS waiting, lead(time_ns) OVER line - time_ns AS ns
+            FROM edges WINDOW line AS (PARTITION BY rank, device, stream, recording ORDER BY time_ns, change
+                                       ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
+        ), lasting AS (
+            SELECT rank, device, stream, greatest(waiting, 0) AS waiting, sum(ns) AS ns FROM moments
+            WHERE ns > 0 GROUP BY rank, device, stream, greatest(waiting, 0)
+        ), summed AS (
+            SELECT *, sum(ns) OVER (PARTITION BY rank, device, stream ORDER BY waiting
+                                    ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS so_far_ns,
+                   sum(ns) OVER (PARTITION BY rank, device, stream) AS whole_ns FROM lasting
+        ), lengths AS (
+            SELECT rank, device, stream, sum(waiting * ns) / max(whole_ns) AS mean_waiting,
+                   min(CASE WHEN so_far_ns >= 0.5 * whole_ns THEN waiting END)::BIGINT AS p50,
+                   min(CASE WHEN so_far_ns >= 0.9 * whole_ns THEN waiting END)::BIGINT AS p90,
+                   min(CASE WHEN so_far_ns >= 0.99 * whole_ns THEN waiting END)::BIGINT AS p99,
+                   max(waiting)::BIGINT AS most,
+                   100.0 * sum(CASE WHEN waiting = 0 THEN ns ELSE 0 END) / max(whole_ns) AS empty_percent
+            FROM summed GROUP BY rank, device, stream
+        ), counted AS (
+            SELECT rank, device, stream, count(*) AS kernels_and_copies,
+                   count(*) FILTER (WHERE sound IS NOT true) AS without_launch
+            FROM work GROUP BY rank, device, stream
+        )
+        SELECT counted.rank, counted.device, counted.stream, kernels_and_copies, mean_waiting, p50, p90, p99, most,
+               empty_percent, without_launch
+        FROM counted LEFT JOIN lengths ON lengths.rank = counted.rank
+            AND lengths.device IS NOT DISTINCT FROM counted.device
+            AND lengths.stream IS NOT DISTINCT FROM counted.stream
+        ORDER BY counted.rank, counted.device, kernels_and_copies DESC, counted.stream
+        """
+    )
+
+
+_LINE = "PARTITION BY rank, device, stream, recording ORDER BY place"
+
+
+def _windows(length: int) -> str:
+    """Return the SQL of all runs of so many kernels; `head` and `tail` are without the last and the first one."""
+    ids, names = (
+        [name, *(f"lead({name}, {ahead}) OVER line" for ahead in range(1, length))] for name in ("id", "short")
+    )
+    return f"""
+        SELECT {length} AS length, rank, device, stream, recording, place, concat_ws(' ', {", ".join(ids)}) AS key,
+               concat_ws(' ', {", ".join(ids[:-1])}) AS head, concat_ws(' ', {", ".join(ids[1:])}) AS tail,
+               concat_ws(' → ', {", ".join(names)}) AS sequence,
+               sum(dur_ns) OVER ({_LINE} ROWS BETWEEN CURRENT ROW AND {length - 1} FOLLOWING) AS ns,
+               lead(end_ns, {length - 1}) OVER line - start_ns AS whole_ns
+        FROM ordered WINDOW line AS ({_LINE})
+    """
+
+
+_SHORT = r"""regexp_replace(regexp_replace(regexp_replace(
+    name, '^void |\(anonymous namespace\)::|cutlass\w*::Kernel2?<', '', 'g'), '[<(].*$', ''), '^.*::', '')"""
+"""A kernel's name without namespaces and template arguments; of CUTLASS, whose kernels all have one, the argument."""
+
+
+@analysis("kernel-sequences", "Repeated sequences of kernels", Level.KERNEL, everywhere=True)
+def KERNEL_SEQUENCES(trace: Trace) -> Table:
+    """Sequences of two to eight kernels that come more than once on a stream: how often, how long, with which gaps.
+
+    Kernels count in the order in which they begin on their stream, copies aside; of occurrences that overlap one
+    another only those that do not are counted. `gap_us` is the mean time of a sequence in which none of its kernels
+    runs: a graph or a fusion saves at most that, and a fusion the memory traffic between them. A sequence that only
+    comes inside a longer one of the list is left out, and so is one that is another of as many kernels, shifted by
+    one. `percent_of_device_time` is of the time of all kernels; sequences share kernels, so it does not add up. Names
+    are cut at their template arguments.
+    """
+    _prepare(trace)
+    windows = " UNION ALL ".join(f"SELECT * FROM ({_windows(length)}) WHERE whole_ns IS NOT NULL" for length in LENGTHS)
+    return trace.sql(
+        f"""
+        WITH kinds AS (
+            SELECT name, row_number() OVER (ORDER BY name) AS id, coalesce(nullif({_SHORT}, ''), name) AS short
+            FROM (SELECT DISTINCT name FROM stream_work WHERE purpose <> '{COPY}')
+        ), ordered AS (
+            SELECT rank, device, stream, recording, start_ns, end_ns, dur_ns, id, short, row_number() OVER (
+                       PARTITION BY rank, device, stream, recording ORDER BY start_ns, span_id) AS place
+            FROM stream_work JOIN kinds USING (name) WHERE purpose <> '{COPY}'
+        ), windows AS ({windows}
+        ), islands AS (
+            SELECT *, sum(apart) OVER (PARTITION BY key, rank, device, stream, recording ORDER BY place
+                                       ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS island
+            FROM (
+                SELECT *, CASE WHEN place - lag(place) OVER (PARTITION BY key, rank, device, stream, recording
+                                                             ORDER BY place) < length THEN 0 ELSE 1 END AS apart
+                FROM windows
+            )
+        ), places AS (
+            SELECT *, place - min(place) OVER held AS offset_, count(*) OVER held AS many,
+                   max(place) OVER held - min(place) OVER held AS width
+            FROM islands WINDOW held AS (PARTITION BY key, rank, device, stream, recording, island)
+        ), alone AS (  -- of occurrences that overlap, p apart, each ceil(length / p)-th
+            SELECT * FROM places
+            WHERE many = 1 OR offset_ % (ceil(length * (many - 1.0) / width) * width / (many - 1.0))::BIGINT = 0
+        ), counted AS (
+            SELECT length, key, head, tail, sequence, count(*) AS times, sum(ns) AS ns,
+                   avg(greatest(whole_ns - ns, 0)) AS gap_ns
+            FROM alone GROUP BY length, key, head, tail, sequence HAVING count(*) > 1
+        ), ranked AS (
+            SELECT * FROM (
+                SELECT *, row_number() OVER (PARTITION BY length ORDER BY ns DESC, key) AS standing FROM counted
+            ) WHERE standing <= {MOST}
+        ), whole AS (
+            SELECT * FROM ranked inner_ WHERE NOT EXISTS (
+                SELECT 1 FROM ranked outer_ WHERE outer_.times >= inner_.times AND (
+                    outer_.length > inner_.length
+                    AND contains(concat(' ', outer_.key, ' '), concat(' ', inner_.key, ' '))
+                    OR outer_.length = inner_.length AND (outer_.head = inner_.tail OR outer_.tail = inner_.head)
+                    AND (outer_.ns > inner_.ns OR outer_.ns = inner_.ns AND outer_.key < inner_.key))
+            )
+        )
+        SELECT times, length AS kernels, ns / 1e6 AS device_ms,
+               100.0 * ns / nullif((SELECT sum(dur_ns) FROM ordered), 0) AS percent_of_device_time,
+               ns / 1e3 / times AS mean_us, gap_ns / 1e3 AS gap_us, sequence
+        FROM whole ORDER BY device_ms DESC, kernels DESC, sequence
+        """
+    )
