@@ -70,7 +70,8 @@ def test_the_calls_of_a_module_are_one_row_of_layers_with_their_sums() -> None:
         module net.a        310-410 type=Linear depth=1 param_bytes=1048576
         alloc alloc         320-320 alloc_bytes=1048576
     """))  # fmt: skip
-    assert ask(analyses.layers, trace, "name, calls, self_ms, percent_of_layers, latency_ms, alloc_mib, param_mib") == [
+    columns = "name, calls, host_self_ms, percent_of_host_time, host_ms, alloc_mib, param_mib"
+    assert ask(analyses.layers, trace, columns) == [
         ("net", 2, 0.2, 50.0, 0.4, 0.0, None), ("net.a", 2, 0.2, 50.0, 0.2, 2.0, 1.0),
     ]  # fmt: skip
     assert len(analyses.A2(trace).fetchall()) == 4, "A2 has a row for each call, in the order of execution"
@@ -187,6 +188,60 @@ def test_a_sum_over_devices_is_not_set_beside_the_time_of_a_step() -> None:
     assert ask(analyses.operators, trace, "name, device_ms, percent_of_device_time") == [
         ("aten::mm", 1.5, 68.1818), ("(no operator)", 0.6, 27.2727), ("aten::add", 0.1, 4.5455),
     ]  # fmt: skip
+
+
+STACKED = """
+    step s                   0-1000
+    module net               0-500 type=Net depth=0
+    module net.layers.0      0-200 type=Block depth=1
+    module net.layers.0.mm   20-120 type=Linear depth=2
+    op aten::mm              30-110
+    launch cudaLaunchKernel  40-50 correlation_id=1
+    op aten::add             150-190
+    launch cudaLaunchKernel  160-170 correlation_id=2
+    module net.layers.1      200-400 type=Block depth=1
+    module net.layers.1.mm   220-320 type=Linear depth=2
+    op aten::mm              230-310
+    launch cudaLaunchKernel  240-250 correlation_id=3
+    op aten::adam            600-700
+    launch cudaLaunchKernel  610-620 correlation_id=4
+    kernel gemm              200-500 correlation_id=1
+    kernel add               500-550 correlation_id=2
+    kernel gemm              550-850 correlation_id=3
+    kernel adam              850-1000 correlation_id=4
+"""
+
+
+def test_modules_have_the_device_time_of_what_is_inside_them_over_all_instances() -> None:
+    trace = trace_of(spans(STACKED))
+    columns = "type, modules, calls, device_ms, percent_of_device_time, self_device_ms, kernels, host_ms, host_self_ms"
+    assert ask(analyses.modules_by_path, trace, f"path, {columns}") == [
+        ("net", "Net", 1, 1, 0.65, 81.25, None, 3, 0.5, 0.1),
+        ("net.layers.*", "Block", 2, 2, 0.65, 81.25, 0.05, 3, 0.4, 0.2),
+        ("net.layers.*.mm", "Linear", 2, 2, 0.6, 75.0, 0.6, 2, 0.2, 0.2),
+        ("(no module)", None, None, None, 0.15, 18.75, 0.15, 1, None, None),
+    ]
+    rows = ask(analyses.modules_by_class, trace, "class, device_ms, self_percent_of_device_time, percent_of_host_time")
+    assert rows == [
+        ("Net", 0.65, None, 100.0), ("Block", 0.65, 6.25, 80.0), ("Linear", 0.6, 75.0, 40.0),
+        ("(no module)", 0.15, 18.75, None),
+    ]  # fmt: skip
+
+
+def test_modules_that_are_named_by_class_and_instance_have_the_path_of_the_classes_around_them() -> None:
+    trace = trace_of(spans("""
+        step s                0-1000
+        module Net_0          0-900 type=Net depth=0
+        module Block_0        0-400 type=Block depth=1
+        module Block_2        100-300 type=Block depth=2
+        module Linear_0       150-250 type=Linear depth=3
+        module Block_1        400-800 type=Block depth=1
+    """))  # fmt: skip
+    assert ask(analyses.modules_by_path, trace, "path, modules, host_ms, device_ms") == [
+        ("Net", 1, 0.9, None), ("Net.Block", 2, 0.8, None), ("Net.Block.Block", 1, 0.2, None),
+        ("Net.Block.Block.Linear", 1, 0.1, None),
+    ]  # fmt: skip
+    assert ask(analyses.modules_by_class, trace, "class, modules, host_ms, host_self_ms")[1] == ("Block", 3, 0.8, 0.7)
 
 
 def test_of_several_devices_the_classes_of_each_follow_those_of_all() -> None:

@@ -99,7 +99,7 @@ def test_analyze_writes_several_tables_so_that_each_can_be_read(run_directory, t
         command = ["analyze", str(run_directory), "A5", "health", "--format", form, "--out", f"{tmp_path}/{form}"]
         assert main(command) == 0
         assert sorted(path.name for path in (tmp_path / form).iterdir()) == [f"A5.{form}", f"health.{form}"]
-    assert (tmp_path / "csv" / "A5.csv").read_text().startswith("type,layers,percent\n")
+    assert (tmp_path / "csv" / "A5.csv").read_text().startswith("type,layers,percent_of_layers\n")
     assert json.loads((tmp_path / "json" / "A5.json").read_text()) == found["A5"]
     capfd.readouterr()
 

@@ -174,6 +174,20 @@ def test_ops_hold_all_device_time_each_in_the_operator_around_its_launch(both: B
     assert rows == pytest.approx(expected)
 
 
+def test_the_own_device_time_of_modules_adds_up_to_all_device_work(both: Both) -> None:
+    if not both.trace.has(Level.LAYER):
+        return
+    for each in (analyses.modules_by_path, analyses.modules_by_class):
+        found = each(both.trace)
+        own, percent, most = found.aggregate(
+            "sum(self_device_ms), sum(self_percent_of_device_time), max(percent_of_device_time)"
+        ).fetchall()[0]
+        held = analyses.operators(both.trace).aggregate("sum(device_ms)").fetchall()[0][0]
+        assert own == (None if held is None else pytest.approx(held))
+        assert percent == (None if held is None else pytest.approx(100))
+        assert (most or 0) <= 100 + 1e-9
+
+
 def test_modules_steps_and_rank(both: Both) -> None:
     ((modules, steps),) = ask(
         both.trace,

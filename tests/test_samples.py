@@ -432,7 +432,7 @@ def test_the_line_of_a_figure_has_so_many_points_and_their_steps() -> None:
 def test_time_and_steps_in_which_clocks_were_held_down() -> None:
     # steps 0-100, 100-200, 200-300 ms; a reading stands for the time up to the next one
     trace = beside(held(0x1, 0x1, 0x4, 0x44, 0x0, 0x800, 0x0))
-    columns = ("device", "reason", "held_down", "time_ms", "percent", "timed_steps", "first_steps")
+    columns = ("device", "reason", "held_down", "time_ms", "percent_of_sampled_time", "timed_steps", "first_steps")
     assert found(trace, "throttling", *columns) == [
         (0, "power cap", True, 100.0, pytest.approx(100 / 3), 1, "1"),
         (0, "too hot, hardware", True, 50.0, pytest.approx(50 / 3), 1, "1"),

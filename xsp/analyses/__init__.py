@@ -26,6 +26,7 @@ from xsp.analyses.ledger import LEDGER, LEDGER_BY_KIND, LEDGER_BY_LAYER
 from xsp.analyses.loop import LOOP
 from xsp.analyses.memory import MEMORY_STEPS, MEMORY_TIMELINE
 from xsp.analyses.model import A1, Optimum, optimal_batch
+from xsp.analyses.modules import MODULE_CLASSES, MODULES
 from xsp.analyses.ops import OPS
 from xsp.analyses.phases import PHASES, PHASES_OVER_TIME
 from xsp.analyses.ranks import COLLECTIVE_SKEW, STRAGGLERS
@@ -40,7 +41,7 @@ from xsp.analyses.utilisation import MFU
 ANALYSES: dict[str, Analysis] = {
     each.id: each
     for each in (
-        PHASES, PHASES_OVER_TIME, LOOP, LAYERS_BY_NAME, OPS,
+        PHASES, PHASES_OVER_TIME, LOOP, LAYERS_BY_NAME, OPS, MODULES, MODULE_CLASSES,
         A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, MFU, STAGES,
         LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND, HEALTH,
         DEVICE_ACTIVITY, STEPS, KERNEL_CLASSES, IDLE_CAUSES, IDLE_GAPS, LAUNCHES, LAUNCH_BOUND,
@@ -71,6 +72,8 @@ phases = PHASES
 phases_over_time = PHASES_OVER_TIME
 layers = LAYERS_BY_NAME
 operators = OPS
+modules_by_path = MODULES
+modules_by_class = MODULE_CLASSES
 model_flops_utilisation = MFU
 stages = STAGES
 program_loop = LOOP

@@ -43,7 +43,13 @@ _PATH = f"""
 """
 """The table of the path: its segments, and what they are labelled with; few labels stand for many segments."""
 
-_BY = {"grouped_by": "VARCHAR", "name": "VARCHAR", "segments": "BIGINT", "dur_ms": "DOUBLE", "percent": "DOUBLE"}
+_BY = {
+    "grouped_by": "VARCHAR",
+    "name": "VARCHAR",
+    "segments": "BIGINT",
+    "dur_ms": "DOUBLE",
+    "percent_of_path": "DOUBLE",
+}
 _OTHER_STEP = "(another step)"
 
 
@@ -114,13 +120,13 @@ def CRITICAL_PATH_SUMMARY(trace: Trace) -> Table:
     CRITICAL_PATH(trace)
     parts = " UNION ALL ".join(
         f"SELECT {place} AS place, '{column}' AS grouped_by, {column} AS name, count(*) AS segments, "
-        "sum(dur_ms) AS dur_ms, 100 * sum(dur_ms) / nullif(sum(sum(dur_ms)) OVER (), 0) AS percent "
+        "sum(dur_ms) AS dur_ms, 100 * sum(dur_ms) / nullif(sum(sum(dur_ms)) OVER (), 0) AS percent_of_path "
         f"FROM path GROUP BY {column}"
         for place, column in enumerate(("what", "layer", "name"))
     )
     rows = trace.con.execute(
         f"WITH path AS MATERIALIZED ({_PATH}) "
-        f"SELECT grouped_by, name, segments, dur_ms, percent FROM ({parts}) ORDER BY place, dur_ms DESC, name"
+        f"SELECT grouped_by, name, segments, dur_ms, percent_of_path FROM ({parts}) ORDER BY place, dur_ms DESC, name"
     ).fetchall()
     return values(trace, "critical_path_summary", _BY, rows)
 

@@ -15,7 +15,7 @@ from xsp.views import LAYERS, NS
 
 @analysis("A2", "Layer information", Level.LAYER)
 def A2(trace: Trace) -> Table:
-    """Each executed layer: index, name, type, input shapes, latency with its interval, memory.
+    """Each executed layer: index, name, type, input shapes, latency on the host with its interval, memory.
 
     `kernel_ms` is the time of the device's kernels that the layer itself launched in its forward pass; where the host
     does not wait for them they are not in `latency_ms`, and A13 says more. `backward_ms` is the time of the backward
@@ -51,32 +51,35 @@ _AROUND = f"""
 """The backward operators and the device's kernels of each layer."""
 
 
-@analysis("layers", "Layers by self time", Level.LAYER)
+@analysis("layers", "Layers by their own time on the host", Level.LAYER)
 def LAYERS_BY_NAME(trace: Trace) -> Table:
     """The calls of each module together: how many a step makes, and their times and memory added up.
 
     A module is called several times in a step where gradients are accumulated over several batches, where it stands in
-    a recurrent loop, or where a model uses it twice. A2 has a row for each call. `percent_of_layers` is of the self
-    time of all layers together, which is the forward pass of the model. `shape` is of the first call.
+    a recurrent loop, or where a model uses it twice. A2 has a row for each call. `percent_of_host_time` is of
+    the host's time in all layers together, which is the forward pass of the model; `host_self_ms` is without the layers
+    inside, `host_ms` with them. `kernel_ms` is device time of the forward pass. `modules` has the device's time, of all
+    instances together. `shape` is of the first call.
     """
     return trace.sql(
         f"""
         WITH {LAYERS}, {_AROUND}
         SELECT layers.name, type, count(*) AS calls, arg_min(input_shapes, layer_index) AS shape,
-               sum(self_ns) / 1e6 AS self_ms, 100.0 * sum(self_ns) / sum(sum(self_ns)) OVER () AS percent_of_layers,
-               sum(layers.ns) / 1e6 AS latency_ms, sum(device_work.ns) / 1e6 AS kernel_ms,
+               sum(self_ns) / 1e6 AS host_self_ms,
+               100.0 * sum(self_ns) / nullif(sum(sum(self_ns)) OVER (), 0) AS percent_of_host_time,
+               sum(layers.ns) / 1e6 AS host_ms, sum(device_work.ns) / 1e6 AS kernel_ms,
                sum(backward.ns) / 1e6 AS backward_ms, sum(self_alloc_bytes) / 1048576 AS alloc_mib,
                max(param_bytes) / 1048576 AS param_mib
         FROM layers LEFT JOIN backward ON backward.parent_id = layers.span_id
         LEFT JOIN device_work ON device_work.layer_id = layers.span_id
-        GROUP BY layers.name, type ORDER BY self_ms DESC, min(layer_index)
+        GROUP BY layers.name, type ORDER BY host_self_ms DESC, min(layer_index)
         """
     )
 
 
-@analysis("A3", "Layer latency", Level.LAYER)
+@analysis("A3", "Layer latency on the host", Level.LAYER)
 def A3(trace: Trace) -> Table:
-    """Latency of each layer in execution order, without the layers inside it."""
+    """Latency of each layer on the host, in execution order, without the layers inside it."""
     return trace.sql(
         f"WITH {LAYERS} SELECT layer_index, name, type, self_ns / 1e6 AS latency_ms FROM layers ORDER BY layer_index"
     )
@@ -97,31 +100,34 @@ def A5(trace: Trace) -> Table:
     return trace.sql(
         f"""
         WITH {LAYERS}
-        SELECT type, count(*) AS layers, 100.0 * count(*) / sum(count(*)) OVER () AS percent
+        SELECT type, count(*) AS layers, 100.0 * count(*) / sum(count(*)) OVER () AS percent_of_layers
         FROM layers WHERE leaf GROUP BY type ORDER BY layers DESC, type
         """
     )
 
 
-@analysis("A6", "Layer latency by type", Level.LAYER)
+@analysis("A6", "Host time by type of layer", Level.LAYER)
 def A6(trace: Trace) -> Table:
-    """Time by type of layer; a container's row is what it does between the calls of its children."""
-    return _by_type(trace, "sum(self_ns) / 1e6", "latency_ms")
+    """Time on the host by type of layer; a container's row is what it does between the calls of its children.
+
+    Where a device works on behind the host, `module-classes` has the device's time.
+    """
+    return _by_type(trace, "sum(self_ns) / 1e6", "host_ms", "percent_of_host_time")
 
 
 @analysis("A7", "Layer memory allocation by type", Level.LAYER)
 def A7(trace: Trace) -> Table:
     """MiB allocated by type of layer; a container's row is what it allocates by itself."""
-    return _by_type(trace, "sum(self_alloc_bytes) / 1048576", "alloc_mib")
+    return _by_type(trace, "sum(self_alloc_bytes) / 1048576", "alloc_mib", "percent_of_memory")
 
 
-def _by_type(trace: Trace, metric: str, name: str) -> Table:
+def _by_type(trace: Trace, metric: str, name: str, percent: str) -> Table:
     return trace.sql(
         f"""
         WITH {LAYERS}, summed AS (
             SELECT type, count(*) AS layers, {metric} AS {name} FROM layers GROUP BY type
         )
-        SELECT type, layers, {name}, 100.0 * {name} / nullif(sum({name}) OVER (), 0) AS percent
+        SELECT type, layers, {name}, 100.0 * {name} / nullif(sum({name}) OVER (), 0) AS {percent}
         FROM summed ORDER BY {name} DESC NULLS LAST, type
         """
     )

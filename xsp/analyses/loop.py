@@ -19,7 +19,7 @@ _COLUMNS = {
     "name": "VARCHAR",
     "steps": "BIGINT",
     "recorded": "BIGINT",
-    **dict.fromkeys(("iteration_ms", "step_ms", "data_ms", "between_ms", "samples_per_s", "percent"), "DOUBLE"),
+    **dict.fromkeys(("iteration_ms", "step_ms", "data_ms", "between_ms", "samples_per_s", "percent_of_loop"), "DOUBLE"),
     **dict.fromkeys(("low_ms", "high_ms", "samples"), "DOUBLE"),
     "samples_from": "VARCHAR",
     "figures_from": "VARCHAR",
@@ -31,7 +31,8 @@ def LOOP(trace: Trace) -> Table:
     """What an iteration takes as the program really ran, by kind of step: from steps that were not recorded.
 
     An iteration is a step and what stands between it and the one before: waiting for data, moving it, logging.
-    `percent` is of the time of the whole loop, `steps` are all that ran, `low_ms` and `high_ms` are of the iteration.
+    `percent_of_loop` is of the wall time of the whole loop, `steps` are all that ran, `low_ms` and `high_ms` are of the
+    iteration.
     Of a distributed program there is a row for each rank, and one for the job, whose throughput is that of all ranks
     together. `samples_from` says how the samples of a step are known: stated, the first dimension of its one input, or
     a guess from several calls. `figures_from` says which steps tell: steady ones ran as if nothing were recorded.

@@ -99,8 +99,9 @@ def SAMPLES_TIMELINE(trace: Trace) -> Table:
 def THROTTLING(trace: Trace) -> Table:
     """For how long each device gave a reason for lower clocks, whether it held them down, and in which timed steps.
 
-    `percent` is of the time that was sampled; several reasons can hold at once. An idle device and clocks that somebody
-    set are reasons that hold nothing down. `first_steps` names up to 10 of the `timed_steps` that ran meanwhile.
+    `percent_of_sampled_time` is of the time that was sampled; several reasons can hold at once. An idle device and
+    clocks that somebody set are reasons that hold nothing down. `first_steps` names up to 10 of the `timed_steps` that
+    ran meanwhile.
     """
     return trace.sql(
         f"""
@@ -113,7 +114,7 @@ def THROTTLING(trace: Trace) -> Table:
         ),
         whole AS (SELECT rank, device, sum(to_ns - from_ns) AS ns FROM readings GROUP BY ALL)
         SELECT r.rank, r.device, reason, held AS held_down, sum(to_ns - from_ns) / 1e6 AS time_ms,
-               100.0 * sum(to_ns - from_ns) / any_value(whole.ns) AS percent, count(*) AS samples,
+               100.0 * sum(to_ns - from_ns) / any_value(whole.ns) AS percent_of_sampled_time, count(*) AS samples,
                coalesce(any_value(timed_steps), 0) AS timed_steps,
                array_to_string(any_value(first_steps), ', ') AS first_steps
         FROM reasons r JOIN whole USING (rank, device) LEFT JOIN touched USING (rank, device, reason)

@@ -113,7 +113,7 @@ CHARTS: tuple[Chart, ...] = (
         {"launch_ms": "launching it on the host", "device_ms": "the work on the device"}, most=16,
     ),
     Chart(
-        "A2", "time", "layers", "Layer latency", "ms",
+        "A2", "time", "layers", "Layer latency on the host", "ms",
         {**_LAYER, "value": "self_ms", "whole": "latency_ms", "low": "latency_low_ms", "high": "latency_high_ms"},
     ),
     Chart("A11", "time", "layers", "Kernels by layer", "ms", {**_METRIC, "value": "latency_ms"}),
@@ -121,7 +121,11 @@ CHARTS: tuple[Chart, ...] = (
         "A13", "time", "stack", "Kernel against other latency", "ms", _METRIC,
         {"kernel_ms": "kernels", "other_ms": "other"},
     ),
-    Chart("A6", "time", "shares", "Layer latency by type", "ms", {**_TYPE, "value": "latency_ms"}),
+    Chart(
+        "module-classes", "time", "shares", "GPU time by class of module, of its own", "ms",
+        {"name": "class", "value": "self_device_ms"},
+    ),
+    Chart("A6", "time", "shares", "Host time by type of layer", "ms", {**_TYPE, "value": "host_ms"}),
     Chart("stages", "time", "shares", "Latency by third of the layers", "ms", {"name": "stage", "value": "latency_ms"}),
     Chart("A5", "time", "shares", "Layer type distribution", "layers", {**_TYPE, "value": "layers"}),
     Chart(

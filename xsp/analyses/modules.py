@@ -1,0 +1,156 @@
+"""Time of modules by their path and by their class, over all instances: on the device, and beside it on the host.
+
+A path is that of a module in the model, with `*` in place of numbers: `layers.*.attn` holds the attention of every
+layer. Traces of torch.profiler name modules by class and instance (`Attention_3`), so there the path is made of the
+classes around it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from xsp import table
+from xsp.analyses.contract import Table, analysis
+from xsp.analyses.formulas import share
+from xsp.span import Column, Kind, Level
+from xsp.trace import Trace
+from xsp.views import LAYERS, NS
+
+NO_MODULE = "(no module)"
+"""Name of the row of device work of no module: the optimizer's, the loss's, or where modules were not recorded."""
+
+_MADE = "module_chains"
+_CHAINS = [Column("layer_id", "VARCHAR", "a call of a module"), Column("chain", "BIGINT", "what is around it")]
+_MEMBERS = [
+    Column("chain", "BIGINT", "a module's call and those around it, as one sees them"),
+    Column("member", "VARCHAR", "path or class of one of them"),
+    Column("of_type", "VARCHAR", "its class"),
+    Column("grouped_by", "VARCHAR", "path or class"),
+    Column("own", "BOOLEAN", "whether it is the call itself"),
+]
+
+_PATH, _CLASS = "path", "class"
+
+Chain = tuple[tuple[str, str | None], ...]
+"""Path and class of a module's call and of those around it, the outermost first."""
+
+
+@analysis("modules", "Modules by GPU time, else by host time", Level.LAYER)
+def MODULES(trace: Trace) -> Table:
+    """Modules of one path together, `layers.*.attn`: time on the device with what is inside them, and on the host.
+
+    Of one step. `device_ms` is the time of all kernels and copies that were launched inside the modules, forward and
+    backward, `self_device_ms` without those of the modules inside; the latter adds up to all device work, of which
+    `percent_of_device_time` and `self_percent_of_device_time` are. Device work of no module stands in a row of its own.
+    `host_ms` and `host_self_ms` are the host's time in the forward calls, and `percent_of_host_time` of that of all
+    modules. `modules` counts instances, `calls` their calls. Without a device the rows are by the host's time.
+    """
+    return _grouped(trace, _PATH, {"path": "member", "type": "of_type"})
+
+
+@analysis("module-classes", "Classes of modules by GPU time, else by host time", Level.LAYER)
+def MODULE_CLASSES(trace: Trace) -> Table:
+    """Modules of one class together: time on the device with what is inside them, and on the host.
+
+    Columns are those of `modules`. What is inside several modules of a class counts once.
+    """
+    return _grouped(trace, _CLASS, {"class": "member"})
+
+
+def _grouped(trace: Trace, by: str, of: Mapping[str, str]) -> Table:
+    _make(trace)
+    named, group = ", ".join(f"{made} AS {name}" for name, made in of.items()), ", ".join(of)
+    missing = ", ".join([f"'{NO_MODULE}'", *["NULL"] * (len(of) - 1)])
+    return trace.sql(
+        f"""
+        WITH {LAYERS},
+        work AS (
+            SELECT layer_id, sum({NS})::DOUBLE AS ns, sum({NS}) FILTER (phase = 'backward')::DOUBLE AS backward_ns,
+                   count(*) FILTER (kind = '{Kind.KERNEL}') AS kernels
+            FROM merged WHERE level = {int(Level.KERNEL)} AND kind IN ('{Kind.KERNEL}', '{Kind.COPY}')
+            GROUP BY layer_id
+        ),
+        each_call AS (
+            SELECT {named}, own, layers.name, self_ns, work.ns, work.backward_ns, work.kernels
+            FROM layers JOIN module_chains ON module_chains.layer_id = layers.span_id
+            JOIN chain_members ON chain_members.chain = module_chains.chain AND chain_members.grouped_by = '{by}'
+            LEFT JOIN work ON work.layer_id = layers.span_id
+        ),
+        summed AS (
+            SELECT {group}, count(DISTINCT name) FILTER (own) AS modules, count(*) FILTER (own) AS calls,
+                   sum(ns) AS device_ns, sum(ns) FILTER (own) AS self_device_ns, sum(backward_ns) AS backward_ns,
+                   sum(kernels)::BIGINT AS kernels, sum(self_ns) AS host_ns, sum(self_ns) FILTER (own) AS host_self_ns
+            FROM each_call GROUP BY {group}
+            UNION ALL
+            SELECT {missing}, NULL, NULL, sum(work.ns), sum(work.ns), sum(backward_ns), sum(kernels)::BIGINT, NULL, NULL
+            FROM work LEFT JOIN layers ON layers.span_id = work.layer_id WHERE layers.span_id IS NULL
+            HAVING count(*) > 0
+        )
+        SELECT {group}, modules, device_ns / 1e6 AS device_ms,
+               {share("device_ns", "(SELECT sum(ns) FROM work)")} AS percent_of_device_time,
+               self_device_ns / 1e6 AS self_device_ms,
+               {share("self_device_ns", "(SELECT sum(ns) FROM work)")} AS self_percent_of_device_time,
+               calls, kernels, host_ns / 1e6 AS host_ms,
+               {share("host_ns", "(SELECT sum(self_ns) FROM layers)")} AS percent_of_host_time,
+               host_self_ns / 1e6 AS host_self_ms, backward_ns / 1e6 AS backward_device_ms
+        FROM summed ORDER BY device_ms DESC NULLS LAST, host_ms DESC NULLS LAST, {group}
+        """
+    )
+
+
+def _make(trace: Trace) -> None:
+    """Make the tables `module_chains` and `chain_members`, unless this trace has them."""
+    if trace.has_made(_MADE):
+        return
+    calls = trace.sql(
+        f"""
+        SELECT called.span_id, up.layer_id, called.name, called.type
+        FROM merged called LEFT JOIN merged up ON up.span_id = called.parent_id
+        WHERE called.level = {int(Level.LAYER)} ORDER BY called.start_ns, called.dur_ns DESC, called.depth
+        """
+    ).fetchall()
+    chains: dict[str, Chain] = {}
+    names: dict[str, str] = {}
+    numbers: dict[Chain, int] = {}
+    for span_id, around_id, name, kind in calls:
+        around = chains.get(around_id, ())
+        path = _path(name, kind, names.get(around_id), around[-1][0] if around else None)
+        chains[span_id], names[span_id] = (*around, (path, kind)), name
+        numbers.setdefault(chains[span_id], len(numbers))
+    members = [row for chain, number in numbers.items() for row in _members(chain, number)]
+    for made, columns, rows in (
+        ("module_chains_found", _CHAINS, [(span_id, numbers[chain]) for span_id, chain in chains.items()]),
+        ("chain_members", _MEMBERS, members),
+    ):
+        table.create(trace.con, made, columns)
+        table.insert(trace.con, made, rows, columns)
+    trace.once(_MADE, "SELECT * FROM module_chains_found")
+
+
+def _members(chain: Chain, number: int) -> list[tuple[int, str, str | None, str, bool]]:
+    """Return what the call at the end of a chain counts for, each path and each class once."""
+    path, kind = chain[-1]
+    paths = dict.fromkeys(chain)
+    classes = dict.fromkeys(each or "" for _, each in chain)
+    return [
+        *((number, each, of, _PATH, (each, of) == (path, kind)) for each, of in paths),
+        *((number, each, each, _CLASS, each == (kind or "")) for each in classes),
+    ]
+
+
+_NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
+_INSTANCE = re.compile(r"_\d+$")
+
+
+def _path(name: str, kind: str | None, around: str | None, around_path: str | None) -> str:
+    """Return a module's path: its own name, if that is one already, else its class behind the path around it."""
+    instance = _is_instance(name, kind)
+    own = _INSTANCE.sub("", name) if instance else _NUMBER.sub("*", name)
+    whole = around_path is None or around is None or (not instance and (name.startswith(f"{around}.") or "." in name))
+    return own if whole else f"{around_path}.{own}"
+
+
+def _is_instance(name: str, kind: str | None) -> bool:
+    """Return whether a name is a class with a number, as Kineto gives it."""
+    return kind is not None and _INSTANCE.sub("", name) == kind and name != kind
