@@ -487,7 +487,7 @@ def test_the_command_finds_the_layer_that_sleeps(real: Path, capsys: pytest.Capt
     printed = capsys.readouterr()
     assert "the step is slower by" in printed.err
     rows = json.loads(printed.out)["rows"]
-    slow = [row for row in rows if row["section"] == "layer" and row["verdict"] == "slower" and row["change_ms"] > 1]
+    slow = [row for row in rows if row["section"] == "layer" and row["verdict"] == "slower" and row["change_ms"] > 10]
     assert [(row["name"], row["type"]) for row in slow] == [("1", "Slow")]
     assert main(["compare", b, a, "--fail-if-slower", "20"]) == 0
 
@@ -598,7 +598,7 @@ def test_every_format_has_the_verdict(real: Path, tmp_path: Path, capsys: pytest
 
 def test_in_python_it_is_a_relation(real: Path) -> None:
     found = xsp.compare(xsp.load(real / "before"), xsp.load(real / "after"))
-    assert found.relation("layer").filter("verdict = 'slower' AND change_ms > 1").select("name").fetchall() == [("1",)]
+    assert found.relation("layer").filter("verdict = 'slower' AND change_ms > 10").select("name").fetchall() == [("1",)]
 
 
 @pytest.mark.parametrize("percent", ["fast", "-1", "nan"])

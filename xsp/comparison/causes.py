@@ -143,8 +143,11 @@ def on_device(found: Comparison) -> Iterator[str]:
 def layers(found: Comparison) -> Iterator[str]:
     """Yield the layers that hold the change of the whole and changed for certain."""
     change_ms = whole(found).change_ms
-    rows = [row for row in found.section("layer") if row.verdict in MOVED]
-    if said := sentence(holding(parts(rows), change_ms), change_ms):
+    moved = [
+        Part(f"{row.name} ({row.type})" if row.type else row.name, row.a_ms or 0.0, row.b_ms or 0.0)
+        for row in found.section("layer") if row.verdict in MOVED
+    ]  # fmt: skip
+    if said := sentence(holding(moved, change_ms), change_ms):
         yield f"By layer, on the host: {said}."
 
 
