@@ -48,7 +48,10 @@ class Export:
                 self._file.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_IN_VALUE)
             names = [name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             self.tables = {name: self._columns(name) for name in names}
-        except sqlite3.Error as error:
+        except (
+            sqlite3.Error,
+            UnicodeDecodeError,
+        ) as error:  # the latter of SQLite's own message, which quotes the file
             raise self._broken(error) from error
 
     def close(self) -> None:
@@ -138,7 +141,7 @@ class Export:
         finally:
             between.unlink(missing_ok=True)
 
-    def _broken(self, error: sqlite3.Error, place: str = "") -> TraceError:
+    def _broken(self, error: Exception, place: str = "") -> TraceError:
         return TraceError(f"{self._source}{place}: not readable as SQLite ({error}); {self._remedy}")
 
 
