@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
     {"errors", "opinputs", "span", "version"},
-    {"clock", "clocks", "collector", "device.kernelnames", "flops", "forks", "health.finding", "identity", "plugins"}
+    {"clock", "clocks", "collector", "device.kernelnames", "flops", "forks", "health.finding", "identity"}
     | {"recording.liveline", "recording.saying", "recording.schedule", "scrub", "semconv", "summary", "traffic"},
-    {"device.ceilings", "testing", "xsp_collectors"},
+    {"device.ceilings", "plugins", "testing", "xsp_collectors"},
     {"correlate", "device", "layers", "recording.account", "recording.blocks", "recording.calibrate"}
     | {"recording.kernelsource", "recording.kinds", "recording.loop", "rundir", "table"},
     {"loop", "recording.budget", "recording.placing", "recording.underway", "samples", "trace"},

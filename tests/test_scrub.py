@@ -4,7 +4,64 @@ from __future__ import annotations
 
 import pytest
 
-from xsp.scrub import command
+from xsp.scrub import HIDDEN, KEEP, command, plain, plain_within
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        "train.py --epochs 3 --lr=1e-3 --amp --warmup 10% --shape 3x224x224",
+        "xsp profile torchvision:resnet50 --levels M/L --batch-size 8",
+        "xsp run train.py --device cuda:0 --dtype bf16",
+        "train.py model=resnet50 ++opt.lr=0.1",
+    ],
+)
+def test_of_a_command_line_is_kept_what_is_plainly_no_secret(plain: str) -> None:
+    assert " ".join(command(plain.split())) == plain
+    assert " ".join(command(f"/home/ada/work/{plain}".split())) == plain
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("--data /mnt/ada/sets/cats cats.csv", "--data *** ***"),
+        ("--pwd X1 --pass X2 --passphrase X3", "--pwd *** --pass *** --passphrase ***"),
+        ("--private-key X4", "--private-key ***"),
+        ("--wandb_key=X --jwt=X --bearer X --sas X -p X", "--wandb_key=*** --jwt=*** --bearer *** --sas *** -p ***"),
+        ("-pS3CRET -XPOST", "-p*** -X***"),
+        ("http://ada:p/w@host/x hf_abcdefgh12 sk-abcdefgh12", "*** *** ***"),
+        ("HF_TOKEN=abc ghp_abcdefgh12 AKIAABCDEFGH12", "HF_TOKEN=*** *** ***"),
+    ],
+)
+def test_every_other_value_is_hidden_whatever_its_option_is_called(given: str, kept: str) -> None:
+    assert " ".join(command(["train.py", *given.split()])) == f"train.py {kept}"
+
+
+def test_a_value_that_is_json_is_hidden_whole() -> None:
+    assert command(["train.py", "--config", '{"token": "abc"}']) == ["train.py", "--config", HIDDEN]
+
+
+def test_other_values_are_kept_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEEP, "1")
+    assert command(["train.py", "cats.csv", "--pwd", "X"]) == ["train.py", "cats.csv", "--pwd", HIDDEN]
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["hf_abcdefgh12", "sk-abcdefgh12", "ghp_abcdefgh12", "AKIAABCDEFGH12", "eyJhbGciOi.eyJzdWIi.abc"],
+)
+def test_tokens_of_known_forms_are_hidden_wherever_they_stand(secret: str) -> None:
+    assert secret not in str(command(["train.py", secret, f"--x={secret}", f'{{"a": "{secret}"}}'], keep=True))
+
+
+def test_a_password_with_a_slash_and_one_in_json_are_hidden() -> None:
+    assert command(["http://ada:p/w@host/x"], keep=True) == ["http://***@host/x"]
+    assert "abc" not in str(command(['--config={"token": "abc"}', "{'password': 'abc'}"], keep=True))
+
+
+def test_a_terminal_gets_signs_for_what_it_would_do() -> None:
+    assert plain("a\x1b[2Jb\u202ec\x9bd") == "a␛[2Jb\ufffdc\ufffdd"
+    assert plain_within({"a\n": ["b\x07", 5, None, {"c": "\x1b"}]}) == {"a␊": ["b␇", 5, None, {"c": "␛"}]}
 
 
 @pytest.mark.parametrize(
@@ -26,15 +83,17 @@ from xsp.scrub import command
     ],
 )
 def test_a_command_line_is_kept_without_secrets_and_directories(given: str, kept: str) -> None:
-    assert " ".join(command(given.split())) == kept
+    assert " ".join(command(given.split(), keep=True)) == kept
 
 
 def test_headers_do_not_give_their_secret_away() -> None:
-    kept = command(["--header", "Authorization: Bearer S3CRET", "-H", "X-Api-Key: S3CRET", "-H", "Accept: text/html"])
+    kept = command(
+        ["--header", "Authorization: Bearer S3CRET", "-H", "X-Api-Key: S3CRET", "-H", "Accept: text/html"], keep=True
+    )
     assert kept == ["--header", "Authorization: ***", "-H", "X-Api-Key: ***", "-H", "Accept: text/html"]
 
 
 def test_no_secret_is_no_secret() -> None:
     assert command([]) == []
-    assert command(["", "/", "a=b=c", "--flag="]) == ["", "/", "a=b=c", "--flag="]
+    assert command(["", "/", "a=b=c", "--flag="], keep=True) == ["", "/", "a=b=c", "--flag="]
     assert command(["--token"]) == ["--token"]

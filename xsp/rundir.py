@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from xsp.errors import OutputError, TraceError, UnwritableError
+from xsp.scrub import plain_within
 
 FORMAT = 1
 MOST_OF_A_RUN = 256 << 20
@@ -263,7 +264,7 @@ def read_run(run: Path) -> dict[str, Any]:
     wrong = [name for name, fits in _SHAPES.items() if content.get(name) is not None and not fits(content[name])]
     if wrong:
         raise TraceError(f"{path}: damaged ({', '.join(wrong)}: not what xsp writes there)")
-    return dict(content)
+    return dict(plain_within(content))  # it may be somebody else's, and is shown in terminals
 
 
 def _text(path: Path) -> str:

@@ -1,14 +1,26 @@
-"""Take secrets and persons out of what a run keeps of its command line."""
+"""What of others' text is kept and shown: of a command line no secret and no person, in a terminal no control."""
 
 from __future__ import annotations
 
+import os
 import re
+import unicodedata
 from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
 
-_WORDS = "token(?!iz)|secret|passw|credential|api[-_]?key|access[-_]?key|auth|cookie"
+KEEP = "XSP_KEEP_ARGUMENTS"
+"""Variable that, set to 1, has values of arguments kept but for those that speak of a secret."""
+
+_WORDS = (
+    "token(?!iz)|secret|passw|passphrase|pwd|(?<![a-z])pass(?![a-z])|credential|[-_]key(?![a-z])|api[-_]?key|access[-_]?key"
+    "|auth|cookie|jwt|bearer|(?<![a-z])sas(?![a-z])"
+)
 _SECRET = re.compile(rf"(?i)(?:{_WORDS})")
 _HEADER = re.compile(rf"(?i)^([\w-]*(?:{_WORDS})[\w-]*:\s*)(?!//)\S.*")
-_IN_URL = re.compile(r"(?i)(://)[^/@\s]+@")
+_IN_URL = re.compile(r"(?i)(://)[^@\s]+@")
+_KNOWN = re.compile(r"\b(?:hf_|sk-|gh[opsu]_|github_pat_|xox[abp]-|AKIA|ASIA|eyJ)[\w.-]{8,}")
+_IN_JSON = re.compile(rf"(?i)([\"'][^\"']*(?:{_WORDS})[^\"']*[\"']\s*:\s*)(?:\"[^\"]*\"|'[^']*'|[^,}}\s]+)")
 _QUERY = re.compile(r"(?i)([?&][^=&\s]*(?:token|secret|passw|key|sig|auth)[^=&\s]*=)[^&\s]+")
 _BEFORE_PATH = r"(^-\w(?=/)|^|[=:,;'\"(\[]|file://)"
 _HOME = re.compile(_BEFORE_PATH + r"/(?:home|Users)/[^/\s:,;'\"]+/?(?=$|[\s:,;'\"])")
@@ -16,12 +28,67 @@ _DIRECTORIES = re.compile(_BEFORE_PATH + r"/(?:[^/\s:,;'\"]+/)*(?=[^/\s:,;'\"])"
 HIDDEN = "***"
 
 
-def command(argv: Sequence[str]) -> list[str]:
-    """Return a command line without secrets, and with file names instead of absolute paths.
+_OPTION = re.compile(r"--[A-Za-z][\w.-]{0,60}|-[a-z]{1,3}|-[A-Za-z]")
+_NAME = re.compile(r"[A-Za-z_][\w.-]{0,60}")
+_PLAIN = re.compile(
+    r"(?i)[-+]?(\d{1,15}(\.\d*)?|\.\d+)(e[-+]?\d{1,3})?(%|[a-z]{1,3})?|\d{1,6}([x,]\d{1,6})*"
+    r"|true|false|yes|no|on|off|none|null|auto|all|cpu|mps|(cuda|xpu|hip)(:\d+)?|b?float\d*|[bft][fp]\d+|u?int\d+|amp"
+    r"|adamw?|sgd|lion|lamb|train|eval|test|cosine|linear|m(/l(/(op|g))?)?"
+)
+"""Numbers with their unit, shapes, switches, devices, types: what holds no secret."""
+
+_MODEL = re.compile(
+    r"(?:(?:torchvision|timm|transformers):[\w./-]{1,60}|(?i:resne|vgg|vit|bert|gpt|llama|swin|convnext|efficientnet"
+    r"|mobilenet|densenet|inception|t5|unet|deit|squeezenet|alexnet)[\w.-]{0,40})"
+)
+_OWN = re.compile(r"profile|run|sweep|serve|torchrun|accelerate|deepspeed|launch|python[\d.]*|pytest")
+
+
+def command(argv: Sequence[str], keep: bool | None = None) -> list[str]:
+    """Return a command line as it may be passed on.
+
+    Kept are the program's name, the names of options, and values that are plainly a number, a switch, a device, a type
+    or the name of a model. Every other value becomes `***`, whatever its option is called: secrets have many names.
+
+    Args:
+        argv: the program and its arguments.
+        keep: keep other values too, but for those that speak of a secret; as the variable `KEEP` says unless told
+            otherwise.
+    """
+    if keep is None:
+        keep = os.environ.get(KEEP) == "1"
+    if keep:
+        return _without_suspects(argv)
+    return [PurePath(argv[0]).name or argv[0], *map(_allowed, argv[1:])] if argv else []
+
+
+def _allowed(part: str) -> str:
+    """Return an argument, or of it what is none's secret."""
+    name, equals, value = part.partition("=")
+    is_option = _OPTION.fullmatch(name) is not None
+    if equals:
+        kept = name if is_option or _NAME.fullmatch(name.lstrip("+")) else HIDDEN
+        return f"{kept}={value if not value or _is_plain(value) else HIDDEN}"
+    if is_option or part in ("", "-", "--", HIDDEN) or _is_plain(part) or _is_program(part):
+        return part if not _is_program(part) else PurePath(part).name
+    return f"{part[:2]}{HIDDEN}" if re.match(r"-[A-Za-z]", part) else HIDDEN
+
+
+def _is_plain(value: str) -> bool:
+    return any(form.fullmatch(value) for form in (_PLAIN, _MODEL, _OWN))
+
+
+def _is_program(part: str) -> bool:
+    """Return whether an argument is itself a program's file: of `xsp run train.py`, say."""
+    return part.endswith((".py", ".pyz")) and _NAME.fullmatch(PurePath(part).name) is not None
+
+
+def _without_suspects(argv: Sequence[str]) -> list[str]:
+    """Return a command line without what speaks of a secret, and with file names instead of absolute paths.
 
     Hidden are the values of options and headers whose name speaks of a secret (`--api-key X`, `--token=X`,
-    `Authorization: X`), credentials in URLs, the query of `--otlp`, and the directories of absolute
-    paths, which often name a person.
+    `Authorization: X`), credentials in URLs, tokens of well-known forms, the query of `--otlp`, and the directories of
+    absolute paths, which often name a person.
     """
     shown: list[str] = []
     hide_next = False
@@ -37,6 +104,7 @@ def command(argv: Sequence[str]) -> list[str]:
             shown.append(f"{name}={HIDDEN}" if equals else part)
             hide_next = not equals and name.startswith("-")
             continue
+        part = _IN_JSON.sub(rf'\g<1>"{HIDDEN}"', _KNOWN.sub(HIDDEN, part))
         part = _HEADER.sub(rf"\g<1>{HIDDEN}", _IN_URL.sub(rf"\g<1>{HIDDEN}@", part))
         shown.append(_without_directories(_QUERY.sub(rf"\g<1>{HIDDEN}", part)))
     return shown
@@ -44,3 +112,26 @@ def command(argv: Sequence[str]) -> list[str]:
 
 def _without_directories(part: str) -> str:
     return _DIRECTORIES.sub(r"\g<1>", _HOME.sub(r"\g<1>~", part))
+
+
+# --- in a terminal ----------------------------------------------------------------------------------------------
+
+
+def plain(text: str) -> str:
+    """Return text that a terminal only shows: control characters and changes of direction become signs."""
+    return text if text.isprintable() else "".join(map(_sign, text))
+
+
+def _sign(letter: str) -> str:
+    if ord(letter) < 0x20:
+        return chr(0x2400 + ord(letter))
+    return "\N{REPLACEMENT CHARACTER}" if unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") else letter
+
+
+def plain_within(content: Any) -> Any:
+    """Return what JSON said with all of its texts as `plain` has them."""
+    if isinstance(content, str):
+        return plain(content)
+    if isinstance(content, dict):
+        return {plain(key): plain_within(each) for key, each in content.items()}
+    return [plain_within(each) for each in content] if isinstance(content, list) else content

@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.typed = list(typed)
         return int(options.command.run(options))
     except XspError as error:
-        from xsp.report.fitting import plain
+        from xsp.scrub import plain
 
         # what it quotes of a trace or of a file's name is somebody else's text
         print("xsp: error: " + "\n".join(map(plain, str(error).split("\n"))), file=sys.stderr)

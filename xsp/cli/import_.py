@@ -42,7 +42,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _say(place: Path, run: dict[str, Any]) -> None:
-    from xsp.report.fitting import plain
+    from xsp.scrub import plain
 
     imported = run["imported"]
     read = sum(source["spans"] for source in imported["sources"])

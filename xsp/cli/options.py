@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from xsp import scrub
 from xsp.collector import Kernels
 from xsp.errors import UsageError
 from xsp.exporters import endpoint
@@ -17,6 +19,16 @@ from xsp.span import Level
 if TYPE_CHECKING:
     from xsp.models import Settings
     from xsp.recording.measure import Recording
+
+
+class _KeepArguments(argparse.Action):
+    """Says it to all processes that are started: every rank writes its own run."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **others: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **others)
+
+    def __call__(self, *_: Any) -> None:
+        os.environ[scrub.KEEP] = "1"
 
 
 def recording(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +42,11 @@ def recording(parser: argparse.ArgumentParser) -> None:
         help="run directory (default: runs/<name>, or the next free name, runs/<name>-2)",
     )
     group.add_argument("--overwrite", action="store_true", help="replace a run that is there")
+    group.add_argument(
+        "--keep-arguments",
+        action=_KeepArguments,
+        help="keep values of the program's arguments in the run; numbers, switches and models are kept without it",
+    )
     group.add_argument(
         "--levels",
         default="M/L/G",

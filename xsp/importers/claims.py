@@ -93,6 +93,19 @@ def _fields(expected: Mapping[str, Callable[[Any], bool]]) -> Callable[[Any], bo
     return lambda value: isinstance(value, dict) and all(fits(value.get(name)) for name, fits in expected.items())
 
 
+_BY_RUNG = ("taken", "cost_ns", "left_out")
+
+
+def _is_of_budget(field: tuple[str, Any]) -> bool:
+    """Return whether a field of `budget` is what it is: numbers by rung, a flag, or a number; or unknown."""
+    name, value = field
+    if value is None:
+        return True
+    if name in _BY_RUNG:
+        return isinstance(value, dict) and all(each is None or _is_number(each) for each in value.values())
+    return _is_flag(value) if name == "kept" else _is_number(value)
+
+
 _EXPECTED: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("xsp", "name", "created", "host", "levels", "kind"), _is_text),
     **dict.fromkeys(("finished", "settle"), _is_flag),
@@ -102,12 +115,18 @@ _EXPECTED: Mapping[str, Callable[[Any], bool]] = {
     "batch_size": _or_null(is_count),
     "otel": _fields({"trace_id": _is_id, "span_id": _is_id, "parent_id": _or_null(_is_id)}),
     **dict.fromkeys(("command", "rungs", "collectors"), _each(_is_text)),
-    "steps": _values(is_count),
+    "steps": lambda value: _values(is_count)(value) and {"seen", "stored"} <= value.keys(),
+    "budget": _or_null(lambda value: isinstance(value, dict) and all(map(_is_of_budget, value.items()))),
+    "kinds": _each(_fields({"kind": is_count, "name": _is_text, "batch_source": _or_null(_is_text)})),
+    "delivery": _each(_fields({"endpoint": _is_text, "messages": _or_null(_each(_is_text))})),
+    "empty": _or_null(_is_text),
     "absent": _values(_is_text),
     "costs": _values(_fields({"ns_per_span": _is_number, "ns_passing": _or_null(_is_number), "level": is_count})),
     "notes": _each(_fields({"source": _is_text, "text": _is_text})),
     "machine": _fields({"devices": _or_null(_each(_is_text))}),
-    "samples": _or_null(_fields({"absent": _or_null(_values(_is_text))})),
+    "samples": _or_null(
+        _fields({"absent": _or_null(_values(_is_text)), "readings": _or_null(is_count), "missed": _or_null(is_count)})
+    ),
     "clock": lambda value: isinstance(value, dict),
 }
 """What the readers of a run rely on. A field that is not named here is taken as it is, and relied on by none."""

@@ -10,8 +10,9 @@ from rich.text import Text
 from xsp.comparison import Comparison, Row
 from xsp.comparison.conclusion import conclusion
 from xsp.comparison.evidence import FASTER, FASTER_HERE, SLOWER, SLOWER_HERE
-from xsp.report.fitting import FittingColumn, FittingTable, plain
+from xsp.report.fitting import FittingColumn, FittingTable
 from xsp.report.text import cell
+from xsp.scrub import plain
 
 TITLES = {
     "step": "The step",

@@ -8,7 +8,6 @@ Where even that is not enough columns are left out, the last ones first, and the
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,21 +18,12 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from xsp.scrub import plain
+
 LEAST_NAME, LEAST_MAIN_NAME = 14, 24
 """Names are not shortened below this, nor is the one that a table is about below that: columns go first."""
 
 _BETWEEN, _EDGES = 3, 2
-
-
-def plain(text: str) -> str:
-    """Return text that a terminal only shows: control characters and changes of direction become signs."""
-    return "".join(_sign(letter) for letter in text)
-
-
-def _sign(letter: str) -> str:
-    if ord(letter) < 0x20:
-        return chr(0x2400 + ord(letter))
-    return "\N{REPLACEMENT CHARACTER}" if unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") else letter
 
 
 def shortened(text: str, width: int) -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xsp.analyses import A1, optimal_batch
-from xsp.report.fitting import plain
+from xsp.scrub import plain
 from xsp.trace import Trace
 
 

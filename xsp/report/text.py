@@ -20,10 +20,11 @@ from xsp.errors import AnalysisError
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
 from xsp.report.answers import Answer, Answers, rows_of
-from xsp.report.fitting import FittingColumn, FittingTable, plain
+from xsp.report.fitting import FittingColumn, FittingTable
 from xsp.report.trust import attributed
 from xsp.report.verdict import Verdict, verdict
 from xsp.report.words import devices, used_devices
+from xsp.scrub import plain
 from xsp.trace import Trace
 
 MISSING = "–"

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from xsp.recording.underway import overhead
 from xsp.recording.watching import Figures
-from xsp.report.fitting import plain
+from xsp.scrub import plain
 
 
 def watched(figures: Figures) -> Text:

@@ -1,0 +1,82 @@
+"""Every field of a run's `run.json` may be somebody else's: each is replaced by what it is not, one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from roundtrip import record
+
+from xsp import cli
+
+SEED = int(os.environ.get("XSP_FUZZ_SEED", "0")) or random.randrange(1, 1 << 30)
+TIMES = int(os.environ.get("XSP_FUZZ_TIMES", "1"))
+ESCAPES = "\x1b[2J\x9b1A\u202e"
+ODD = [None, True, -1, 0, 1 << 80, 1e308, "", ESCAPES, [], [None], {}, {ESCAPES: ESCAPES}, [[]], "\ud800", "x" * 10_000]
+COMMANDS = (["analyze"], ["analyze", "A1", "loop", "phases", "health", "ledger"], ["report"])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("fields") / "run", repeats=2)
+
+
+def places(content: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the way to each value, and to what holds it."""
+    if before:
+        yield before
+    each = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in each:
+        yield from places(value, (*before, key))
+
+
+def changed(content: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """Return a copy with another value in a place."""
+    copied = copy.deepcopy(content)
+    at: Any = copied
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    return copied
+
+
+def said(command: list[str], run: Path) -> tuple[int, str]:
+    """Return how a command ended on a run, and all that it printed."""
+    printed = io.StringIO()
+    more = ["--out", str(run / "report.html")] if command == ["report"] else []
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = cli.main([command[0], str(run), *command[1:], *more])
+    return code, printed.getvalue()
+
+
+def test_no_field_of_a_run_ends_a_command_with_more_than_a_line_or_reaches_the_terminal(
+    run: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "run"
+    shutil.copytree(run, place)
+    content = json.loads((run / "run.json").read_text())
+    chance = random.Random(SEED)
+    cases = [(way, odd) for way in places(content) for odd in ODD]
+    for way, odd in chance.sample(cases, k=min(len(cases), 60 * TIMES)):
+        (place / "run.json").write_text(json.dumps(changed(content, way, odd)))
+        command = chance.choice(COMMANDS)
+        case = f"seed {SEED}: {'/'.join(map(str, way))} = {str(odd)[:40]!r}, xsp {' '.join(command)}"
+        try:
+            code, printed = said(command, place)
+        except Exception as error:
+            raise AssertionError(case) from error
+        assert code in (0, 1, 2), case
+        assert not set("\x1b\x9b\u202e") & set(printed), case
+        assert code == 0 or len(printed.splitlines()) <= 2, f"{case}\n{printed}"
