@@ -32,9 +32,9 @@ _SENTENCES = "finding"
 """The column that holds sentences, in whichever table."""
 
 _PHASES = ("phase", "calls", "ms", "percent_of_iteration")
-_LOOP = ("name", "steps", "iteration_ms", "step_ms", "data_ms", "between_ms", "samples_per_s", "percent")
+_LOOP = ("name", "steps", "iteration_ms", "step_ms", "data_ms", "between_ms", "samples_per_s", "percent_of_loop")
 _A1 = ("batch_size", "latency_ms", "low_ms", "high_ms", "p90_ms", "samples_per_s", "steps")
-_LAYERS = ("name", "type", "calls", "shape", "self_ms", "percent_of_layers", "alloc_mib")
+_LAYERS = ("name", "type", "calls", "shape", "host_self_ms", "percent_of_host_time", "alloc_mib")
 _LEDGER = ("deepest", "steps", "step_ms", "added_ms", "low_ms", "high_ms", "added_percent", "ns_per_span")
 _COLOURS = {Severity.WARNING: "yellow", Severity.NOTE: "dim", Severity.GOOD: "green"}
 
@@ -168,10 +168,13 @@ def _of_devices(answers: Answers, said: Verdict) -> RenderableType:
 
 
 _TOP = 5
-_NO_LAYER = "(of no layer)"
 _MOST = (
     ("ops", "Operators by GPU time", ("name", "shapes", "device_ms", "percent_of_device_time", "roof_percent")),
-    ("A11", "Layers whose kernels take most", ("layer_name", "calls", "latency_ms", "percent_of_kernel_time")),
+    (
+        "modules",
+        "Modules by GPU time of their own",
+        ("path", "modules", "calls", "self_device_ms", "self_percent_of_device_time"),
+    ),
     ("A10", "Kernels that take most", ("name", "calls", "latency_ms", "percent_of_kernel_time")),
 )
 
@@ -196,8 +199,6 @@ def _most(answer: Answer, title: str, columns: Sequence[str]) -> RenderableType:
     """Return the rows that take most time, in a few columns, those of them that hold anything."""
     measure = next(column for column in columns if column.endswith("_ms"))
     rows = sorted(answer.dicts(), key=lambda row: -(row[measure] or 0))[:_TOP]
-    if "layer_name" in columns:
-        rows = [{**row, "layer_name": row["layer_name"] or _NO_LAYER} for row in rows]
     held = {column: [row[column] for row in rows] for column in columns}
     made = {
         name: _column(name, values, len(rows))
