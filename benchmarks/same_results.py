@@ -108,9 +108,9 @@ def _caught(built: list[Any]) -> Iterator[None]:
 
     whole = models._step
 
-    def step(torch: Any, made: Any, settings: Any) -> Any:
+    def step(torch: Any, spec: str, made: Any, settings: Any) -> Any:
         built.append(made.model)
-        return whole(torch, made, settings)
+        return whole(torch, spec, made, settings)
 
     models._step = step
     try:
