@@ -9,6 +9,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,7 +71,7 @@ def test_no_field_of_a_run_ends_a_command_with_more_than_a_line_or_reaches_the_t
     content = json.loads((run / "run.json").read_text())
     chance = random.Random(SEED)
     cases = [(way, odd) for way in places(content) for odd in ODD]
-    for way, odd in chance.sample(cases, k=min(len(cases), 60 * TIMES)):
+    for way, odd in chance.sample(cases, k=min(len(cases), 25 * TIMES)):
         (place / "run.json").write_text(json.dumps(changed(content, way, odd)))
         command = chance.choice(COMMANDS)
         case = f"seed {SEED}: {'/'.join(map(str, way))} = {str(odd)[:40]!r}, xsp {' '.join(command)}"
@@ -80,3 +82,12 @@ def test_no_field_of_a_run_ends_a_command_with_more_than_a_line_or_reaches_the_t
         assert code in (0, 1, 2), case
         assert not set("\x1b\x9b\u202e") & set(printed), case
         assert code == 0 or len(printed.splitlines()) <= 2, f"{case}\n{printed}"
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_terminal_that_is_not_utf_8_gets_question_marks_and_no_traceback(run: Path, encoding: str) -> None:
+    command = [sys.executable, "-m", "xsp.cli", "analyze", str(run), "A2"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"?" in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -19,8 +20,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from test_serve import EXPORT, JSON, PROTOBUF, Receiver, body
 from test_serve_collector import of_rank
 
+import xsp
 from xsp.exporters.wire import block
-from xsp.serve import limits
+from xsp.importers import otlp_proto
+from xsp.serve import limits, receiving
 
 EMPTY = 20_000_000
 SPANS = block(1, block(2, b"\x12\x00" * EMPTY))
@@ -98,3 +101,40 @@ def test_what_a_request_holds_is_counted_as_it_is_decoded(monkeypatch: pytest.Mo
 def test_what_is_cut_off_is_left_to_what_decodes_it(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
     monkeypatch.setattr(limits, "SMALL", 0)
     limits.check_protobuf(of_rank(0).SerializeToString()[:-place])
+
+
+@pytest.mark.parametrize("door", ["resource", "span"])
+def test_attributes_that_are_nested_too_deeply_are_said(receiver: Receiver, door: str) -> None:
+    request = of_rank(0)
+    resource = request.resource_spans[0]
+    holder = resource.resource if door == "resource" else resource.scope_spans[0].spans[0]
+    value = holder.attributes.add(key="deep").value
+    for _ in range(40):
+        value = value.array_value.values.add()
+    value.string_value = "bottom"
+    answer = receiver.post(request.SerializeToString())
+    assert answer.status_code == (400 if door == "resource" else 200)
+    assert b"nested too deeply" in answer.content
+    assert receiver.post(body()).status_code == 200
+
+
+def test_a_directory_that_was_removed_is_made_again(receiver: Receiver) -> None:
+    for number in (1, 2):
+        assert receiver.post(body(span_id=number.to_bytes(8, "big"))).status_code == 200
+        if number == 1:
+            shutil.rmtree(receiver.out / "services")
+    receiver.end(signal.SIGTERM)
+    assert xsp.load(receiver.out / "services").sql("SELECT count(*) FROM spans").fetchall() == [(1,)]
+
+
+def test_many_small_requests_become_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "TOGETHER", 10)
+    open_one = receiving.Receiving(tmp_path, print)
+    for number in range(1, 96):
+        message = ExportTraceServiceRequest.FromString(body(span_id=number.to_bytes(8, "big")))
+        assert open_one.take(otlp_proto.parts_of(message, "the request")).spans == 1
+    assert len(list((tmp_path / "services" / "arrived").glob("*"))) < 12
+    open_one.close()
+    trace = xsp.load(tmp_path / "services")
+    assert trace.sql("SELECT count(*), count(DISTINCT span_id) FROM spans").fetchall() == [(95, 95)]
+    assert trace.run["received"]["doubled"] == 0

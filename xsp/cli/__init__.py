@@ -81,6 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not typed:
         parser.print_help()
         return 2
+    from xsp.cli import progress
+
+    if typed[0] != "run":  # whose streams are its program's
+        progress.take_any_letter()
     try:
         if not typed[0].startswith("-") and typed[0] not in COMMANDS:
             hint = nearest(typed[0], COMMANDS) or "; `xsp --help` lists them"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,8 +36,16 @@ def shown(quiet: bool) -> Iterator[Progress]:
         yield show
 
 
+def take_any_letter() -> None:
+    """Have stdout and stderr print a question mark for what a terminal's encoding does not have, as Latin-1 lines."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def show_result(out: Path) -> None:
     """Print a run's first tables, and what to type next."""
+    take_any_letter()
     from rich.console import Console
 
     from xsp import runs

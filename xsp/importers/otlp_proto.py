@@ -40,7 +40,7 @@ class OtlpProto:
 
         def parts() -> Iterator[Part]:
             for place, body in _bodies(source):
-                yield from parts_of(decoded(body, place))
+                yield from parts_of(decoded(body, place), place)
             reader.close()
 
         return Imported(reader.rows(parts()), losses, reader.runs)
@@ -134,10 +134,17 @@ def decoded(body: bytes, place: str) -> Any:
     return message
 
 
-def parts_of(message: Any) -> Iterator[Part]:
-    """Yield the parts of a message."""
+def parts_of(message: Any, place: str) -> Iterator[Part]:
+    """Yield the parts of a message.
+
+    Raises:
+        TraceError: attributes of a resource are nested too deeply.
+    """
     for resource in message.resource_spans:
-        attributes = {pair.key: value_of(pair.value) for pair in resource.resource.attributes}
+        try:
+            attributes = {pair.key: value_of(pair.value) for pair in resource.resource.attributes}
+        except Unfit as unfit:
+            raise TraceError(f"{place}: attributes of a resource: {unfit}") from None
         for group in resource.scope_spans:
             yield Part(attributes, group.scope.name, map(spoken, group.spans))
 

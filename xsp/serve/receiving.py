@@ -40,6 +40,12 @@ from xsp.span import COLUMNS
 QUIET_S = 2.0
 """Seconds without a span after which a run that said it is finished is put in order."""
 
+TOGETHER = 256
+"""Requests after which small files that wait become one."""
+
+SMALL_FILE = 4 << 20
+"""Bytes of a file that is put together with others."""
+
 MOST_RUNS = 64
 """Of one request: each gets files of its own, and the others wait meanwhile."""
 
@@ -168,6 +174,7 @@ class Receiving:
                 if path := self._stage(arriving, where, len(staged)):
                     staged.append((arriving, path))
             for arriving in self._concerned(touched, [arriving for arriving, _ in staged], reader.losses):
+                arriving.place.mkdir(exist_ok=True)
                 rundir.write_run(arriving.place, arriving.content())
         except BaseException:
             for _, path in staged:
@@ -177,6 +184,23 @@ class Receiving:
             os.replace(path, path.with_name(f"{arriving.files:09d}.parquet"))
             arriving.files += 1
             arriving.waiting, arriving.touched = True, time.monotonic()
+            if arriving.files % TOGETHER == 0:
+                self._put_together(arriving)
+
+    def _put_together(self, arriving: _Arriving) -> None:
+        """Make one file of the small ones that wait: what never ends, other programs' spans, is a file a request else.
+
+        A kill in between leaves spans twice, which count once. Where the disk refuses, the files stay as they are.
+        """
+        small = [file for file in (arriving.place / rundir.WAITING).glob("[0-9]*.parquet") if _size(file) < SMALL_FILE]
+        whole = arriving.place / rundir.WAITING / f".{arriving.files:09d}-whole.staged"
+        with contextlib.suppress(duckdb.Error, OSError):
+            self._con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM {table.parquet(small)}")
+            table.write_parquet(self._con, "staged", whole)
+            os.replace(whole, whole.with_name(f"{arriving.files:09d}.parquet"))
+            arriving.files += 1
+            for file in small:
+                file.unlink(missing_ok=True)
 
     def _stage(self, arriving: _Arriving, where: str, number: int) -> Path | None:
         """Write spans of one run beside their place; return the file, None if there are none.
@@ -190,6 +214,8 @@ class Receiving:
         if not self._con.execute("SELECT 1 FROM staged LIMIT 1").fetchall():
             return None
         folder = arriving.place / rundir.WAITING
+        if not arriving.place.is_dir():  # somebody removed it: what arrives from now on is kept all the same
+            rundir.create(arriving.place)
         folder.mkdir(exist_ok=True)
         path = folder / f".{arriving.files:09d}-{number}.staged"
         table.write_parquet(self._con, "staged", path)
@@ -356,6 +382,13 @@ def _counted(place: Path, run: dict[str, Any]) -> str:
         ((steps, spans),) = con.execute(query).fetchall()
     ranks = f", {len(run['ranks'])} ranks" if run.get("ranks") else ""
     return f"{steps} steps, {spans} spans{ranks}"
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return SMALL_FILE
 
 
 def _remove_if_empty(place: Path) -> None:

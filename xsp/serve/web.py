@@ -190,7 +190,7 @@ def parts_of(kind: str, body: bytes) -> Iterator[Part]:
     """
     if kind == PROTOBUF:
         check_protobuf(body)
-        yield from otlp_proto.parts_of(otlp_proto.decoded(body, "the request"))
+        yield from otlp_proto.parts_of(otlp_proto.decoded(body, "the request"), "the request")
     else:
         check_json(body)
         yield from otlp_json.parts_of(otlp_json.parsed(body, "the request"), "the request")
