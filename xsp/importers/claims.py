@@ -100,7 +100,7 @@ def _is_of_budget(field: tuple[str, Any]) -> bool:
     """Return whether a field of `budget` is what it is: numbers by rung, a flag, or a number; or unknown."""
     name, value = field
     if value is None:
-        return True
+        return not name.endswith("_ns") or name == "bare_step_ns"
     if name in _BY_RUNG:
         return isinstance(value, dict) and all(each is None or _is_number(each) for each in value.values())
     return _is_flag(value) if name == "kept" else _is_number(value)
