@@ -218,6 +218,8 @@ def test_other_launchers_are_read_by_their_own_parsers_too(
 
 
 def test_a_launcher_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "accelerate"]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(UsageError, match=r"accelerate launch: not installed in .*; pip install accelerate"):
         launchers.found_in(["accelerate", "launch", "train.py"])

@@ -186,8 +186,8 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int | Non
 
 def _to(inputs: Inputs, result: Sequence[int]) -> Traffic:
     """Read all, write a tensor of this shape and of the type of the first one."""
-    first = next(place for place in range(len(inputs.shapes)) if inputs.holds(place))
-    return Traffic(inputs.all(), prod(result) * inputs.size(first))
+    held = [place for place in range(len(inputs.shapes)) if inputs.holds(place)]
+    return Traffic(inputs.all(), prod(result) * inputs.size(held[0]))
 
 
 def _gradient(inputs: Inputs) -> Traffic:
