@@ -14,6 +14,7 @@ from xsp.scrub import HIDDEN, KEEP, command, plain, plain_within
         "xsp profile torchvision:resnet50 --levels M/L --batch-size 8",
         "xsp run train.py --device cuda:0 --dtype bf16",
         "train.py model=resnet50 ++opt.lr=0.1",
+        "xsp run --step work --model my-net steps.py 0.1",
     ],
 )
 def test_of_a_command_line_is_kept_what_is_plainly_no_secret(plain: str) -> None:

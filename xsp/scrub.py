@@ -41,6 +41,10 @@ _MODEL = re.compile(
     r"(?:(?:torchvision|timm|transformers):[\w./-]{1,60}|(?i:resne|vgg|vit|bert|gpt|llama|swin|convnext|efficientnet"
     r"|mobilenet|densenet|inception|t5|unet|deit|squeezenet|alexnet)[\w.-]{0,40})"
 )
+_OF_NAMES = ("--step", "--model", "--arch", "--net", "--backbone", "--levels", "--collectors")
+_CALLED = re.compile(r"[A-Za-z_][\w.:/-]{0,60}")
+"""Options whose value is a name: of a function, a model, a level."""
+
 _OWN = re.compile(r"profile|run|sweep|serve|torchrun|accelerate|deepspeed|launch|python[\d.]*|pytest")
 
 
@@ -59,16 +63,21 @@ def command(argv: Sequence[str], keep: bool | None = None) -> list[str]:
         keep = os.environ.get(KEEP) == "1"
     if keep:
         return _without_suspects(argv)
-    return [PurePath(argv[0]).name or argv[0], *map(_allowed, argv[1:])] if argv else []
+    if not argv:
+        return []
+    return [PurePath(argv[0]).name or argv[0], *map(_allowed, argv[1:], argv)]
 
 
-def _allowed(part: str) -> str:
-    """Return an argument, or of it what is none's secret."""
+def _allowed(part: str, before: str) -> str:
+    """Return an argument, or of it what is none's secret; `before` is the one before it."""
     name, equals, value = part.partition("=")
     is_option = _OPTION.fullmatch(name) is not None
     if equals:
         kept = name if is_option or _NAME.fullmatch(name.lstrip("+")) else HIDDEN
-        return f"{kept}={value if not value or _is_plain(value) else HIDDEN}"
+        is_named = name in _OF_NAMES and _CALLED.fullmatch(value)
+        return f"{kept}={value if not value or is_named or _is_plain(value) else HIDDEN}"
+    if before in _OF_NAMES and _CALLED.fullmatch(part) and not _KNOWN.search(part):
+        return part
     if is_option or part in ("", "-", "--", HIDDEN) or _is_plain(part) or _is_program(part):
         return part if not _is_program(part) else PurePath(part).name
     return f"{part[:2]}{HIDDEN}" if re.match(r"-[A-Za-z]", part) else HIDDEN

@@ -20,10 +20,10 @@ examples:
   xsp compare runs/before runs/after --format csv > rows.csv
 
 exit codes:
-  0  compared; with --fail-if-slower: the step is known not to be slower by that much
+  0  compared; with --fail-if-slower: the step is known not to be slower so much
   1  it is slower by that much or more
   2  a program failed, there is nothing to compare, or a wrong call
-  3  it cannot be told whether it is slower by that much; --if-cannot-tell chooses another code
+  3  whether it is slower so much cannot be told; --if-cannot-tell: another code
 """
 
 from __future__ import annotations
