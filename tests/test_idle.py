@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import xsp
 from xsp.analyses import ANALYSES
 from xsp.analyses.idle import LAUNCH_NS
 from xsp.testing import spans, trace_of
@@ -113,11 +114,19 @@ def test_the_call_that_held_the_thread_while_a_launched_kernel_waited_is_named()
         ("kernel wait", 820.0, "hipMemcpyWithStream", 0.06, 825.0, 30.0, "second"),
         ("host-bound", 40.0, None, None, None, 30.0, "second"),
     ]
+    assert name_of_call(trace) == [("hipMemcpyWithStream",), (None,)]
     assert ask("idle-causes", trace, "cause, call, round(call_ms, 3)")[0] == (
         "kernel wait",
         "hipMemcpyWithStream",
         0.82,
     )
+
+
+def name_of_call(trace: xsp.Trace) -> list[tuple[str | None]]:
+    """Return the names of the spans that the two longest gaps say held the host."""
+    gaps = ask("idle-gaps", trace, "call_span_id")[:2]
+    names = dict(trace.sql("SELECT span_id, name FROM spans").fetchall())
+    return [(names.get(identity),) for (identity,) in gaps]
 
 
 def test_the_operator_that_a_gap_is_spent_in_is_named_and_what_lies_around_it_all_is_not() -> None:

@@ -180,8 +180,9 @@ def IDLE_GAPS(trace: Trace) -> Table:
     A gap that is split at its launch has two rows: before it (the host) and behind it. `call` is what the launching
     thread was in for half of that time or more: a call of the runtime, else the innermost operator, module or block
     that is about as long; `call_at_ms` is when that began, on the axis of `begins_at_ms` (from the first device work
-    on), `call_us` how long it took in all, and `call_bytes` what it copied. `launched_after_us` is the time from the
-    begin of the gap to the launch of what ended it; it is negative where the launch came before the device was idle.
+    on), `call_us` how long it took in all, `call_bytes` what it copied, and `call_span_id` its span in `spans`.
+    `launched_after_us` is the time from the begin of the gap to the launch of what ended it; it is negative where
+    the launch came before the device was idle.
     """
     _prepare(trace)
     return trace.sql(
@@ -198,7 +199,8 @@ def IDLE_GAPS(trace: Trace) -> Table:
         ),
         within AS (
             SELECT longest.rank, longest.device, longest.begins_ns, arg_min(s.name, s.dur_ns) AS name,
-                   arg_min(s.start_ns, s.dur_ns) AS start_ns, min(s.dur_ns) AS dur_ns
+                   arg_min(s.start_ns, s.dur_ns) AS start_ns, arg_min(s.span_id, s.dur_ns) AS span_id,
+                   min(s.dur_ns) AS dur_ns
             FROM longest JOIN spans s
             ON s.rank = longest.rank AND coalesce(s.process, -1) = longest.on_process
                AND coalesce(s.thread, -1) = longest.on_thread AND s.start_ns <= middle_ns
@@ -209,6 +211,12 @@ def IDLE_GAPS(trace: Trace) -> Table:
             WHERE longest.call IS NULL AND longest.cause = 'host-bound' AND s.level < {int(Level.KERNEL)}
               AND s.kind NOT IN ('{Kind.RUN}', '{Kind.STEP}', '{Kind.OVERHEAD}', '{Kind.ALLOC}')
             GROUP BY ALL
+        ),
+        called AS (
+            SELECT s.rank, s.name, s.start_ns, min(s.span_id) AS span_id
+            FROM spans s JOIN (SELECT DISTINCT rank, call, call_from FROM longest) held
+            ON held.rank = s.rank AND held.call = s.name AND held.call_from = s.start_ns
+            WHERE s.device IS NULL GROUP BY ALL
         ),
         copied AS (
             SELECT calls.rank, calls.on_process, calls.on_thread, calls.start_ns,
@@ -225,6 +233,7 @@ def IDLE_GAPS(trace: Trace) -> Table:
                idle_ns / 1e3 AS idle_us, cause, coalesce(call, within.name) AS call,
                (coalesce(call_from, within.start_ns) - first_ns) / 1e6 AS call_at_ms,
                coalesce(call_to - call_from, within.dur_ns) / 1e3 AS call_us, copied.bytes AS call_bytes,
+               coalesce(called.span_id, within.span_id) AS call_span_id,
                late_ns / 1e3 AS launched_after_us, next.name AS next_work, op.name AS next_op, layer.name AS next_layer
         FROM next CROSS JOIN (SELECT min(start_ns) AS first_ns FROM device_work)
         LEFT JOIN around op
@@ -233,6 +242,7 @@ def IDLE_GAPS(trace: Trace) -> Table:
           ON layer.rank = next.rank AND layer.trace_id = next.trace_id AND layer.span_id = next.layer_id
         LEFT JOIN within
           ON within.rank = next.rank AND within.device = next.device AND within.begins_ns = next.begins_ns
+        LEFT JOIN called ON called.rank = next.rank AND called.name = next.call AND called.start_ns = next.call_from
         LEFT JOIN copied
           ON copied.rank = next.rank AND copied.on_process = next.on_process AND copied.on_thread = next.on_thread
          AND copied.start_ns = next.call_from
