@@ -348,9 +348,9 @@ def test_a_step_is_delivered_before_the_next_one_begins(tmp_path: Path) -> None:
             assert len(receiver.ids) == done
             with prof.step():
                 pass
-    assert [span.name for span in receiver.spans] == ["live", "live", "live", "run live"]
+    assert [span.name for span in receiver.spans] == ["live", "live", "live", "run live", "steps 0 to 2"]
     run = rundir.read_run(tmp_path / "run")
-    assert receiver.spans[-1].end_time_unix_nano == run["end_ns"]
+    assert receiver.spans[3].end_time_unix_nano == run["end_ns"]
     assert [(each["steps"], each["left"]) for each in run["delivery"]] == [(3, 0)]
 
 
@@ -358,13 +358,14 @@ def test_what_sends_does_not_load_in_the_measured_process(tmp_path: Path) -> Non
     with Receiver() as receiver:
         code = f"""
 import sys, xsp
-with xsp.profile("live", levels="M", out="run", collectors=[], otlp={receiver.url!r}):
-    pass
+with xsp.profile("live", levels="M", out="run", collectors=[], warmup=0, otlp={receiver.url!r}) as prof:
+    with prof.step():
+        pass
 print(*(name for name in ("requests", "grpc", "google", "duckdb", "numpy") if name in sys.modules))
 """
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
         assert (done.stdout, done.stderr) == ("\n", "")
-        assert [span.name for span in receiver.spans] == ["run live"]
+        assert [span.name for span in receiver.spans] == ["live", "run live", "steps 0 to 0"]
 
 
 def test_what_is_left_at_the_end_is_said_with_what_to_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -377,7 +378,7 @@ def test_what_is_left_at_the_end_is_said_with_what_to_type(tmp_path: Path, capsy
         assert "4 traces were not delivered" in str(health(xsp.load(tmp_path / "run")))
         receiver.answers = [TAKEN]
         assert main(["export", str(tmp_path / "run"), "--resume", "-q"]) == 0
-    assert len(receiver.ids) == 4
+    assert len(receiver.ids) == 5, "three steps, the run, and its loop"
     assert "delivery" not in [f.subject for f in health(xsp.load(tmp_path / "run")) if f.severity == Severity.WARNING]
 
 
@@ -410,7 +411,7 @@ def test_steps_that_are_shed_are_whole_and_counted(tmp_path: Path) -> None:
         first.set()
         assert rundir.read_run(tmp_path / "run")["delivery"][0]["left"] == 6
         assert main(["export", str(tmp_path / "run"), "--resume", "-q"]) == 0
-    assert len(receiver.ids) == 6
+    assert len(receiver.ids) == 7, "five steps, the run, and its loop"
 
 
 def test_no_secret_of_an_endpoint_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
