@@ -358,7 +358,7 @@ def test_what_sends_does_not_load_in_the_measured_process(tmp_path: Path) -> Non
     with Receiver() as receiver:
         code = f"""
 import sys, xsp
-with xsp.profile("live", levels="M", out="run", collectors=[], warmup=0, otlp={receiver.url!r}) as prof:
+with xsp.profile("live", levels="M", out="run", collectors=[], warmup=0, settle=False, otlp={receiver.url!r}) as prof:
     with prof.step():
         pass
 print(*(name for name in ("requests", "grpc", "google", "duckdb", "numpy") if name in sys.modules))
