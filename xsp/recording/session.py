@@ -335,7 +335,8 @@ class profile:
             )
             return f"{paid}: allow a larger budget (--budget 20%, or off)"
         if steps.seen and not self.schedule.warmup:
-            return f"{steps.seen} ran, so short that they settled before one could be recorded; run more, or say settle=0"
+            settled = f"{steps.seen} ran, so short that they settled before one could be recorded"
+            return f"{settled}; run more, or say settle=0"
         if steps.seen:
             few = f"{steps.seen} ran, the first {self.schedule.warmup} of them to warm up"
             return f"{few}; run more, or say warmup=0 (--warmup 0)"
