@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from xsp import rundir
 from xsp.cli import counters, options
 from xsp.errors import UsageError
+from xsp.recording.saying import say
 
 if TYPE_CHECKING:
     from xsp.recording.launchers import Job
@@ -114,13 +115,13 @@ def run(given: argparse.Namespace) -> int:
         return code
     if given.resolve and code == 0:
         found, code = resolve(how, run)
-        print(f"xsp: the serialised re-run decided {found} parents", file=sys.stderr)
+        say(f"the serialised re-run decided {found} parents")
     if given.counters and code == 0:
         counters.once_more(lambda: count(how, run))
     if not given.quiet:
         _show(run)
     elif reason := rundir.read_job(run).get("empty"):
-        print(f"xsp: {run}: no step was stored: {reason}", file=sys.stderr)
+        say(f"{run}: no step was stored: {reason}")
     return code
 
 
@@ -165,4 +166,4 @@ def _show(out: Path) -> None:
     try:
         progress.show_result(out)
     except TraceError as error:
-        print(f"xsp: {error}", file=sys.stderr)
+        say(str(error))
