@@ -22,8 +22,8 @@ from xsp.recording.loop import UNKNOWN, Loop, Status
 from xsp.recording.schedule import SETTLE, Schedule
 from xsp.summary import percentile
 
-SHORT_NS = 1_000_000
-STRETCH_NS = 2_000_000
+SHORT_NS = 3_000_000
+STRETCH_NS = 8_000_000
 LEAST = 5
 """Steps of a stretch."""
 

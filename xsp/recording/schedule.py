@@ -7,9 +7,9 @@ rungs alike. Each kind of step has blocks of its own.
 
 Storing the spans of a step empties caches and lets clocks fall, and the steps after it are slow: the first one by some
 hundred microseconds, those of the next milliseconds by a few percent. So before each recorded step some run bare, at
-least one and for `SETTLE_NS`. A bare step is **steady** once `STEADY_STEPS` of them and `STEADY_NS` have passed since
-anything was stored; steady steps are what the program does without xsp. Which step is recorded next is drawn at random,
-so that a program that does the same in every second step, or every tenth, does not hide from it.
+least one and for `SETTLE_NS`. A bare step is **steady** once so many of them and so much time have passed since
+anything was stored (`STEADY_NS`); steady steps are what the program does without xsp. Which step is recorded next is
+drawn at random, so that a program that does the same in every second step, or every tenth, does not hide from it.
 """
 
 from __future__ import annotations
@@ -142,8 +142,11 @@ SETTLE = Turn(Level.APPLICATION, timed=False, describe=False)
 SETTLE_NS = 2_000_000
 """Bare time before a recorded step: see benchmarks/short_steps.py for what remains."""
 
-STEADY_NS = 10_000_000
-STEADY_STEPS = 2
+STEADY_NS, SURELY_NS = 50_000_000, 150_000_000
+STEADY_STEPS, SURELY_STEPS = 2, 4
+"""Bare time and bare steps after a recorded one in which steps are slower, as caches that the pause has emptied fill
+again: of 4.6 ms by 25, 11, 8, 4, 4, 2, 3 and 1 %, one after the other; of 18 ms (training) by 16, 7, 6 and 6 %. Either
+both of the first and `SURELY_STEPS`, or `SURELY_NS`, must have passed."""
 
 FIRST = 3
 """Timed steps of each rung that any program is to have: from so many an interval can be had."""
@@ -259,7 +262,9 @@ class Schedule:
     @property
     def is_steady(self) -> bool:
         """Whether the next bare step runs as if nothing had been recorded."""
-        return self._since >= STEADY_STEPS and self._since_ns >= STEADY_NS
+        if self._since < STEADY_STEPS or self._since_ns < STEADY_NS:
+            return False
+        return self._since >= SURELY_STEPS or self._since_ns >= SURELY_NS
 
     def next(self, kind: int | None = None) -> Turn:
         """Return the turn of the next step.
@@ -348,7 +353,8 @@ class Schedule:
         begins = turn.timed and len(plan.block) == len(self._in_use()) and not self._is_first
         if begins and self._steady < self._stretch:
             return True
-        return self._bare < self._gap and not (self._bare >= self._gaps[0] and self._lags(plan))
+        hurries = self._is_first or self._lags(plan)
+        return self._bare < self._gap and not (self._bare >= self._gaps[0] and hurries)
 
     def _is_settled(self) -> bool:
         if self._bare < self._gaps[0]:
