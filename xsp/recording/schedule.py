@@ -8,7 +8,7 @@ rungs alike. Each kind of step has blocks of its own.
 Storing the spans of a step empties caches and lets clocks fall, and the steps after it are slow: the first one by some
 hundred microseconds, those of the next milliseconds by a few percent. So before each recorded step some run bare, at
 least one and for `SETTLE_NS`. A bare step is **steady** once so many of them and so much time have passed since
-anything was stored (`STEADY_NS`); steady steps are what the program does without xsp. Which step is recorded next is
+anything was stored (`STEADY`); steady steps are what the program does without xsp. Which step is recorded next is
 drawn at random, so that a program that does the same in every second step, or every tenth, does not hide from it.
 """
 
@@ -142,11 +142,10 @@ SETTLE = Turn(Level.APPLICATION, timed=False, describe=False)
 SETTLE_NS = 2_000_000
 """Bare time before a recorded step: see benchmarks/short_steps.py for what remains."""
 
-STEADY_NS, SURELY_NS = 50_000_000, 150_000_000
-STEADY_STEPS, SURELY_STEPS = 2, 4
-"""Bare time and bare steps after a recorded one in which steps are slower, as caches that the pause has emptied fill
-again: of 4.6 ms by 25, 11, 8, 4, 4, 2, 3 and 1 %, one after the other; of 18 ms (training) by 16, 7, 6 and 6 %. Either
-both of the first and `SURELY_STEPS`, or `SURELY_NS`, must have passed."""
+STEADY = ((20, 10_000_000), (4, 50_000_000), (2, 150_000_000))
+"""Bare steps, and their time, after which the next ones are steady: one pair of them must be reached. Until then caches
+that the pause has emptied fill again: steps of 4.6 ms are slower by 25, 11, 8, 4, 4, 2, 3 and 1 %, one after the other,
+of 18 ms (training) by 16, 7, 6 and 6 %; of 1.3 ms the fourth is as all that follow."""
 
 FIRST = 3
 """Timed steps of each rung that any program is to have: from so many an interval can be had."""
@@ -262,9 +261,7 @@ class Schedule:
     @property
     def is_steady(self) -> bool:
         """Whether the next bare step runs as if nothing had been recorded."""
-        if self._since < STEADY_STEPS or self._since_ns < STEADY_NS:
-            return False
-        return self._since >= SURELY_STEPS or self._since_ns >= SURELY_NS
+        return any(self._since >= steps and self._since_ns >= taken_ns for steps, taken_ns in STEADY)
 
     def next(self, kind: int | None = None) -> Turn:
         """Return the turn of the next step.
