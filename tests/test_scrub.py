@@ -31,6 +31,7 @@ def test_of_a_command_line_is_kept_what_is_plainly_no_secret(plain: str) -> None
         ("--wandb_key=X --jwt=X --bearer X --sas X -p X", "--wandb_key=*** --jwt=*** --bearer *** --sas *** -p ***"),
         ("-pS3CRET -XPOST", "-p*** -X***"),
         ("http://ada:p/w@host/x hf_abcdefgh12 sk-abcdefgh12", "*** *** ***"),
+        ("--model=hf_abcdefgh12 --model hf_abcdefgh12", "--model=*** --model ***"),
         ("HF_TOKEN=abc ghp_abcdefgh12 AKIAABCDEFGH12", "HF_TOKEN=*** *** ***"),
     ],
 )

@@ -74,13 +74,17 @@ def _allowed(part: str, before: str) -> str:
     is_option = _OPTION.fullmatch(name) is not None
     if equals:
         kept = name if is_option or _NAME.fullmatch(name.lstrip("+")) else HIDDEN
-        is_named = name in _OF_NAMES and _CALLED.fullmatch(value)
-        return f"{kept}={value if not value or is_named or _is_plain(value) else HIDDEN}"
-    if before in _OF_NAMES and _CALLED.fullmatch(part) and not _KNOWN.search(part):
+        return f"{kept}={value if not value or _is_named(name, value) or _is_plain(value) else HIDDEN}"
+    if _is_named(before, part):
         return part
     if is_option or part in ("", "-", "--", HIDDEN) or _is_plain(part) or _is_program(part):
         return part if not _is_program(part) else PurePath(part).name
     return f"{part[:2]}{HIDDEN}" if re.match(r"-[A-Za-z]", part) else HIDDEN
+
+
+def _is_named(option: str, value: str) -> bool:
+    """Return whether an option takes a name, and the value is one."""
+    return option in _OF_NAMES and _CALLED.fullmatch(value) is not None and not _KNOWN.search(value)
 
 
 def _is_plain(value: str) -> bool:
