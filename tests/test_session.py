@@ -480,6 +480,7 @@ def left_out(tmp_path, **wrong):
     assert trace.run["collectors"] == ["modules"]
     assert trace.run["steps"]["lost"] == 0
     assert trace.sql("SELECT count(*) > 0 FROM spans WHERE kind = 'module'").fetchall() == [(True,)]
+    assert trace.sql("SELECT sum(steps) FROM loop").fetchall() == [(trace.run["steps"]["seen"],)]
     return trace.run
 
 

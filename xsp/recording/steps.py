@@ -162,11 +162,14 @@ class Steps:
 
     def _is_stored(self, step: Step, rows: list[Span]) -> bool:
         """Have a step stored, in need without the rows of a collector that holds what no column does."""
-        offset_ns = step.anchor.offset_ns
-        if self._writer.store(step.number, rows, self.loop.take(), offset_ns):
+        offset_ns, of_loop = step.anchor.offset_ns, self.loop.take()
+        if self._writer.store(step.number, rows, of_loop, offset_ns):
             return True
         fitting = self.collecting.without_misfits(rows)
-        return len(fitting) < len(rows) and self._writer.store(step.number, fitting, b"", offset_ns)
+        if len(fitting) < len(rows) and self._writer.store(step.number, fitting, of_loop, offset_ns):
+            return True
+        self._writer.add_to_loop(of_loop, offset_ns)  # the step is lost, not that it ran
+        return False
 
     def store_rest(self) -> None:
         """Store what is left of the loop, and named blocks that belong to no step, around several for instance."""
