@@ -171,6 +171,7 @@ def letters(of: xsp.Trace) -> tuple[str, set[str]]:
         (bare(60, before_ns=21 * MS, data_ns=20 * MS), "data"),
         (bare(60, before_ns=2 * MS), "loop"),
         ([*bare(40), *bare(40, dur_ms=1.5, first=40)], "drift"),
+        ([*bare(6), *bare(9, dur_ms=1.5, first=40)], "drift"),
         ([*bare(40), *bare(20, first=100, kind=1)], "kinds"),
         ([], "loop"),
     ],
