@@ -163,9 +163,7 @@ def compare(a: Trace | Sequence[Trace], b: Trace | Sequence[Trace], *, turns: in
     repeats = sequential.repeats(turns) if turns is not None else evidence.RUNS if several else evidence.STEPS
     found = differences(of_a, of_b)
     alike = same_work([*of_a, *of_b])
-    steps = [series.steps(run) for run in (*of_a, *of_b)]
-    whole = series.alike(steps)
-    loops = [[run.iterations] if run.iterations is not None else [] for run in steps]
+    whole, loops = series.alike([series.steps(run) for run in (*of_a, *of_b)])
     rows = _section("step", whole[: len(of_a)], whole[len(of_a) :], align, repeats, alike)
     if all(loops):
         rows += _section("loop", loops[: len(of_a)], loops[len(of_a) :], align, repeats, alike)

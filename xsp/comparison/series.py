@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from xsp import summary
 from xsp.analyses.devicework import prepare
+from xsp.loop import BARE
 from xsp.overhead import own_rung
 from xsp.span import Kind, Level
 from xsp.trace import Trace
@@ -40,14 +41,22 @@ ENOUGH = 3
 """Bare steps that tell how long one takes."""
 
 
-class Steps(NamedTuple):
-    """The steps of a run: those that were recorded at the rung of the model, and those that ran bare."""
+class Bare(NamedTuple):
+    """Bare steps of a run."""
 
-    recorded: Series | None
-    bare: Series | None
-    """Steady ones, see `loop` in the trace; None where there are too few, as in what others recorded."""
-    iterations: Series | None
+    alone: Series
+    iterations: Series
     """The same with what stands between a step and the one before it: what the program's loop takes."""
+
+
+class Steps(NamedTuple):
+    """The steps of a run: those that ran bare, and those that were recorded at the rung of the model."""
+
+    steady: Bare | None
+    """Steady ones, see `loop` in the trace; None where there are too few, as in what others recorded."""
+    followed: Bare | None
+    """Those that followed a bare one, steady or not: a short run has more of them. A few percent slower."""
+    recorded: Series | None
 
 
 def steps(trace: Trace) -> Steps:
@@ -56,24 +65,41 @@ def steps(trace: Trace) -> Steps:
     recorded = rows[0]._replace(key="step") if rows else None
     of_kind = "true" if (kind := getattr(trace, "kind", None)) is None else f"kind = {int(kind)}"
     if not trace.con.execute("SELECT 1 FROM duckdb_columns() WHERE table_name = 'loop' LIMIT 1").fetchall():
-        return Steps(recorded, None, None)
+        return Steps(None, None, recorded)
     found = trace.con.execute(
-        f"SELECT dur_ns, before_ns + dur_ns FROM loop WHERE steady AND status = 'ok' AND dur_ns IS NOT NULL "
-        f"AND {of_kind} AND rank = (SELECT min(rank) FROM loop) ORDER BY start_ns"
+        f"""
+        WITH followed AS (
+            SELECT *, lag(rung) OVER (ORDER BY step) IS NOT DISTINCT FROM {BARE} AS after_bare FROM loop
+            WHERE rank = (SELECT min(rank) FROM loop)
+        )
+        SELECT dur_ns, before_ns + dur_ns, steady FROM followed
+        WHERE rung = {BARE} AND (steady OR after_bare) AND status = 'ok' AND dur_ns IS NOT NULL AND {of_kind}
+        ORDER BY start_ns
+        """
     ).fetchall()
-    alone, whole = [each for each, _ in found], [each for _, each in found if each is not None]
     name = recorded.name if recorded is not None else "step"
-    return Steps(
-        recorded,
-        Series("step", name, None, alone, 1) if len(alone) >= ENOUGH else None,
-        Series("iteration", "iteration", None, whole, 1) if len(whole) >= ENOUGH else None,
-    )
+    return Steps(_bare(name, [row for row in found if row[2]]), _bare(name, found), recorded)
 
 
-def alike(runs: Sequence[Steps]) -> list[list[Series]]:
-    """Return the step of each run: of all from bare steps where all have them, else of all from recorded ones."""
-    bare = all(run.bare is not None for run in runs)
-    return [[each] if (each := run.bare if bare else run.recorded) is not None else [] for run in runs]
+def _bare(name: str, found: Sequence[tuple[float, float | None, bool]]) -> Bare | None:
+    """Return bare steps as rows of a comparison; None where they are too few to tell."""
+    alone = [step for step, _, _ in found]
+    whole = [each for _, each, _ in found if each is not None]
+    if min(len(alone), len(whole)) < ENOUGH:
+        return None
+    return Bare(Series("step", name, None, alone, 1), Series("iteration", "iteration", None, whole, 1))
+
+
+def alike(runs: Sequence[Steps]) -> tuple[list[list[Series]], list[list[Series]]]:
+    """Return the step of each run, and its loop's iteration: of all from the best steps that all of them have.
+
+    Those are steady ones, else bare ones that followed a bare one, else recorded ones; which tell of no loop.
+    """
+    for tier in ([run.steady for run in runs], [run.followed for run in runs]):
+        bare = [each for each in tier if each is not None]
+        if len(bare) == len(runs):
+            return [[each.alone] for each in bare], [[each.iterations] for each in bare]
+    return [[run.recorded] if run.recorded is not None else [] for run in runs], [[] for _ in runs]
 
 
 def phases(trace: Trace) -> list[Series]:

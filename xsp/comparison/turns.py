@@ -113,7 +113,8 @@ def take(
             if turn == 1 and not same_work(list(first.values())):
                 raise AnalysisError("the two do different work: one trains and the other only predicts")
             if turn >= sequential.FIRST:
-                figures = [series.figure(each[0]) for each in series.alike([*a, *b])]
+                whole, _ = series.alike([*a, *b])
+                figures = [series.figure(each) for each, *_ in whole]
                 turns.known = sequential.look(how, figures[:turn], figures[turn:], threshold)
                 if turns.known.enough:
                     break
