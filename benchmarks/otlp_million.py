@@ -20,7 +20,7 @@ from parts import fabricated, turns
 
 from xsp import rundir
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from realparts import Jaeger, until
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -92,7 +92,7 @@ class TrainingCalls(Collector):
 
     def _wrap_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or (self._hushed and self._but is not Signal.BACKWARD_END):
+            if (self._hushed and self._but is not Signal.BACKWARD_END) or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
             if self.outline is not None:
                 self.outline.append((Kind.BACKWARD, 0))

@@ -16,7 +16,7 @@ from xsp.importers.chakra import Chakra
 from xsp.importers.contract import Losses
 from xsp.importers.kineto import Kineto
 
-PAIR = Path(__file__).resolve().parents[1].parent / "shared" / "traces" / "et_pair"
+PAIR = Path(__file__).resolve().parents[2].parent / "shared" / "traces" / "et_pair"
 
 
 @pytest.fixture

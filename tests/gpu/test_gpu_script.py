@@ -10,8 +10,8 @@ from pathlib import Path
 import entry_points
 import pytest
 
-GPU = Path(__file__).parent / "gpu"
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+GPU = Path(__file__).parent
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def test_a_checkout_has_its_plugins_without_being_installed(tmp_path):

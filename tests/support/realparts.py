@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-_REPOSITORY = Path(__file__).resolve().parents[1]
+_REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = _REPOSITORY / "deploy"
 PATIENCE_S = 60
 

@@ -19,7 +19,7 @@ from xsp.errors import AnalysisError, XspError
 from xsp.span import Level
 from xsp.trace import Trace
 
-FOLDER = Path(__file__).resolve().parents[2] / "shared" / "traces"
+FOLDER = Path(__file__).resolve().parents[3] / "shared" / "traces"
 FILES = sorted(each for each in FOLDER.rglob("*") if each.name.endswith((".json", ".json.gz", ".sqlite")))
 pytestmark = pytest.mark.skipif(not FILES, reason="no traces of GPUs lie in ../shared/traces")
 

@@ -87,7 +87,7 @@ def test_without_the_device_there_is_no_estimate() -> None:
     assert trace.sql("SELECT count(occupancy) FROM merged").fetchall() == [(0,)]
 
 
-TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces" / "kineto_nvidia"
+TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "kineto_nvidia"
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="real traces are not beside the repository")

@@ -18,7 +18,7 @@ from xsp.errors import TraceError
 from xsp.importers.contract import Seen
 from xsp.importers.nsys import Nsys
 
-SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "traces" / "nsys_sqlite"
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "traces" / "nsys_sqlite"
 REAL = sorted(SHARED.glob("*.sqlite")) or [pytest.param(None, marks=pytest.mark.skip("../shared/traces is not there"))]
 
 

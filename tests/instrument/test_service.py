@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from realparts import free_ports
+import services
 from services import Service, X, model
 from torch import nn
 
@@ -383,7 +384,7 @@ def test_without_the_collector_of_calls_it_says_so(service: Service) -> None:
 
 def test_a_forked_worker_goes_on_by_itself() -> None:
     """As with gunicorn and a preloaded application: instrumented before the fork, called after it."""
-    program = Path(__file__).with_name("forking_service.py")
+    program = Path(services.__file__).with_name("forking_service.py")
     run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == ["child", "shop.layer,0", "child", "shop.layer,0", "parent", "shop.layer,0"]

@@ -25,7 +25,7 @@ from xsp.clock import monotonic_ns
 from xsp.recording import underway
 from xsp.recording.watching import look
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from xsp.exporters.contract import Choice, Weight
 from xsp.testing import spans, trace_of
 from xsp.trace import Trace
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "traces"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 STEP = """
     step train 1000-1100 step=0
       forward Net 1002.001-1050 batch_size=8
