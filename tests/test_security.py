@@ -318,7 +318,7 @@ MODULES = {"pickle", "shelve", "dill", "joblib", "cloudpickle", "yaml"}
 def test_nothing_that_is_read_is_run() -> None:
     """Only `xsp run` executes code: its script. What the storing process unmarshals is its parent's, through a pipe.
 
-    A snapshot of memory is read by an unpickler that makes plain values alone, see `tests/importers/test_torchmemory.py`.
+    A snapshot of memory is read by an unpickler that makes plain values alone: `tests/importers/test_torchmemory.py`.
     """
     found = set()
     root = Path(xsp.__file__).parent

@@ -60,7 +60,7 @@ bench() {
 part machine 60 "$python" -c 'import torch; assert torch.cuda.is_available(), "no CUDA device"; print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name(0))'
 part doctor 60 "$python" -m xsp.cli doctor
 part fixtures 130 "$python" tests/gpu/record.py "$out/fixtures"
-part pytest 120 "$python" -m pytest -m gpu -p no:cacheprovider -rs $(grep -rl 'mark\.gpu' tests)
+part pytest 120 "$python" -m pytest -m gpu -p no:cacheprovider -rs $(grep -rl --include='test_*.py' 'mark\.gpu' tests)
 bench gpu_drops 45
 bench gpu_kineto 60 --rounds 3
 bench gpu_attribution 75 --rounds 3

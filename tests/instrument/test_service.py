@@ -17,13 +17,13 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("opentelemetry.sdk")
 
+import services
 import torch
 from opentelemetry import trace
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from realparts import free_ports
-import services
 from services import Service, X, model
 from torch import nn
 

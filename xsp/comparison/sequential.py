@@ -2,8 +2,9 @@
 
 Looking often finds by chance what is not there. So each look tests at a level below 5 %, the same for all looks, as
 Pocock (1977) does: the level at which, of programs that do not differ, one in twenty is called changed in any of the
-looks. The levels were simulated for Yuen's test of normal figures (120,000 courses each); `tests/comparison/test_compare_rates.py`
-simulates some of them again. They belong to a maximum that is stated before the first turn.
+looks. The levels were simulated for Yuen's test of normal figures (120,000 courses each);
+`tests/comparison/test_compare_rates.py` simulates some of them again. They belong to a maximum that is stated before
+the first turn.
 """
 
 from __future__ import annotations
