@@ -1,4 +1,4 @@
-"""Write docs/dependencies.md: what pyproject.toml declares, why, how large it is, and under which licence.
+"""Write what pyproject.toml declares into docs/understand/guarantees.md: why, how large, under which licence.
 
 python docs/dependencies.py            write it; licences and sizes are those of what is installed here
 python docs/dependencies.py --audit    look for known vulnerabilities with pip-audit, if it is here and finds its data
@@ -17,19 +17,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from generate import with_part
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "dependencies.md"
+PAGE = ROOT / "docs" / "understand" / "guarantees.md"
 NOTICE = "<!-- Written by docs/dependencies.py from pyproject.toml and what is installed. Run `make audit`. -->"
-ABOUT = """# Dependencies
-
-What `pyproject.toml` declares. The core, which analyses, needs the rows of `core` and nothing else; what profiles a
-program or speaks to others is in extras. Licences and sizes are those of the versions that were installed when this
-page was written; of sizes, what a package holds itself, without what it needs in turn."""
 
 WHY = {
     "duckdb": "the table engine: SQL over Parquet, in place",
@@ -75,7 +72,7 @@ WHY = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page or audit, and return the exit code."""
-    made = argparse.ArgumentParser(description="Write docs/dependencies.md from pyproject.toml.")
+    made = argparse.ArgumentParser(description="Write the dependencies into docs/understand/guarantees.md.")
     made.add_argument("--audit", action="store_true", help="look for known vulnerabilities instead")
     if made.parse_args(argv).audit:
         return audit()
@@ -95,7 +92,7 @@ def declared() -> Iterator[tuple[str, str, str]]:
 
 
 def written() -> str:
-    """Return the page."""
+    """Return the page with its part on dependencies."""
     missing = {name for _, name, _ in declared()} - WHY.keys()
     if missing:
         raise SystemExit(f"say in WHY what they are for: {', '.join(sorted(missing))}")
@@ -106,7 +103,8 @@ def written() -> str:
     vendored = (
         "Apache ECharts (Apache-2.0, BSD-3-Clause in parts) is in the report: `xsp/report/assets/` has its licence."
     )
-    return "\n\n".join([ABOUT, NOTICE, "\n".join(lines), vendored]) + "\n"
+    part = "\n\n".join(["\n".join(lines), vendored])
+    return with_part(PAGE.read_text(encoding="utf-8"), "dependencies", part, NOTICE)
 
 
 def _installed(name: str) -> tuple[str, str, str]:

@@ -55,81 +55,97 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def pages() -> dict[Path, str]:
     """Return what each page with a generated part is to contain."""
-    table, cli, analysing = DOCS / "table.md", DOCS / "cli.md", DOCS / "analyses.md"
-    names = DOCS / "attributes.md"
+    table, analysing = DOCS / "understand" / "table.md", DOCS / "understand" / "analyses.md"
+    with_columns = with_part(table.read_text(encoding="utf-8"), "table", table_part())
     return {
-        table: table_page(),
-        names: names_page(),
-        cli: cli_page(),
-        analysing: with_part(analysing, "analyses", analyses_part()),
+        DOCS / "use" / "cli.md": cli_page(),
+        table: with_part(with_columns, "names", names_part()),
+        DOCS / "adr" / "README.md": decisions_page(),
+        analysing: with_part(analysing.read_text(encoding="utf-8"), "analyses", analyses_part()),
     }
 
 
-def with_part(page: Path, name: str, part: str) -> str:
-    """Return a hand-written page with what stands between its marks replaced."""
+def with_part(page: str, name: str, part: str, notice: str = NOTICE) -> str:
+    """Return the text of a hand-written page with what stands between the marks of a part replaced."""
     begin, end = f"<!-- begin generated: {name} -->", f"<!-- end generated: {name} -->"
-    before, marked, rest = page.read_text(encoding="utf-8").partition(begin)
+    before, marked, rest = page.partition(begin)
     _, closed, after = rest.partition(end)
     if not marked or not closed:
-        raise SystemExit(f"{page}: the marks {begin} and {end} are missing")
-    return f"{before}{begin}\n{NOTICE}\n\n{part}\n{end}{after}"
+        raise SystemExit(f"the marks {begin} and {end} are missing")
+    return f"{before}{begin}\n{notice}\n\n{part}\n{end}{after}"
+
+
+# --- the decisions ------------------------------------------------------------------------------------
+
+
+def decisions_page() -> str:
+    """Return the index of the decisions: number, title and the first sentence of each."""
+    lines = [
+        NOTICE,
+        "",
+        "# Decisions",
+        "",
+        "Why xsp is built the way it is, one decision per file. A decision is not edited; a later decision says",
+        "which one it replaces.",
+        "",
+    ]
+    body = []
+    for path in sorted(DOCS.glob("adr/[0-9]*.md")):
+        text = path.read_text(encoding="utf-8")
+        title = text.partition("\n")[0].removeprefix(f"# {path.name[:3]} ")
+        body.append((f"[{path.name[:3]}]({path.name})", title, first_sentence(text.partition("**Decision.**")[2])))
+    return "\n".join([*lines, *rows(("number", "title", "decision"), body), ""])
+
+
+def first_sentence(text: str, least: int = 50) -> str:
+    """Return the first sentence of a paragraph or list; the next one too while it is shorter than `least`."""
+    paragraph = " ".join(text.partition("**Consequences")[0].split()).removeprefix("- ")
+    ends = (end.end() for end in re.finditer(r"[.:](?= |$)", paragraph))
+    end = next((end for end in ends if end >= least), len(paragraph))
+    return re.sub(r"[:.]$", ".", paragraph[:end])
 
 
 # --- the table ----------------------------------------------------------------------------------------
 
 
-def table_page() -> str:
-    """Return the page on the span table."""
+def table_part() -> str:
+    """Return the part on the columns, levels, kinds and rules of the span table."""
     return "\n".join(
         [
-            NOTICE,
+            f"The version of this schema is {SCHEMA_VERSION}. It rises when a column changes its meaning, not when a",
+            "column is added.",
             "",
-            "# The span table",
-            "",
-            "Everything that xsp records is a row of one table. It is stored as Parquet, a file per step (see",
-            "[run-directory.md](run-directory.md)), and queried with SQL under two names (see [python.md](python.md)):",
-            "",
-            "- `spans`: every span of every recorded step;",
-            "- `merged`: one step with true times, made of all steps (see [leveled.md](leveled.md)).",
-            "",
-            "Two tables stand beside it: `loop` has a row for each step that the program ran, recorded or not, and",
-            "`samples` what was read meanwhile of devices and machine.",
-            "",
-            "Units stand in the names: `_ns` is nanoseconds, `_bytes` is bytes. What was not measured is null, never",
-            f"0. The version of this schema is {SCHEMA_VERSION}; it rises when a column changes its meaning, not when",
-            "columns are added.",
-            "",
-            "## Columns of `spans` and `merged`",
+            "### Columns of `spans` and `merged`",
             "",
             *columns(COLUMNS),
             "",
-            "## Columns of `merged` alone",
+            "### Columns of `merged` alone",
             "",
             *columns(MERGED_COLUMNS),
             "",
-            "## Columns of `loop`",
+            "### Columns of `loop`",
             "",
             "See [concepts.md](concepts.md#the-loop).",
             "",
             *columns(LOOP_COLUMNS),
             "",
-            "## Columns of `samples`",
+            "### Columns of `samples`",
             "",
-            "See [samples.md](samples.md).",
+            "See [gpu.md](../use/gpu.md#power-clocks-memory-and-utilisation).",
             "",
             *columns(SAMPLE_COLUMNS),
             "",
-            "## Levels",
+            "### Levels",
             "",
-            "`level` and `rung` hold these numbers. They leave gaps for levels of others.",
+            "`level` and `rung` hold these numbers. The gaps are for levels of third parties.",
             "",
             *rows(("number", "level"), ((str(int(level)), level.name) for level in Level)),
             "",
-            "## Kinds",
+            "### Kinds",
             "",
             *rows(("kind", "what it is an interval of"), meanings(Kind)),
             "",
-            "## Rules",
+            "### Rules",
             "",
             "`parent_rule` holds one of these, strongest first (see [correlation.md](correlation.md)).",
             "",
@@ -166,36 +182,28 @@ def meanings(choices: type[enum.Enum]) -> Iterator[tuple[str, str]]:
 # --- the names in OpenTelemetry -----------------------------------------------------------------------
 
 
-def names_page() -> str:
-    """Return the page on the attributes of spans and resources."""
+def names_part() -> str:
+    """Return the part on the attributes of spans and resources."""
     named = [c for c in COLUMNS if c.attribute is not None]
     fields = ", ".join(f"`{c.name}`" for c in COLUMNS if c.attribute is None)
     return "\n".join(
         [
-            NOTICE,
-            "",
-            "# Names in OpenTelemetry",
-            "",
-            "How a span of xsp's looks to a receiver of OpenTelemetry's protocol (see [otlp.md](otlp.md)). Names are",
-            "those of the semantic conventions where they have one; the rest is under `xsp.`, and under `cuda.` what",
-            "only device work has. What was not measured has no attribute.",
-            "",
             f"These columns have a field of a span of their own: {fields}.",
             "The end is `start_ns` plus `dur_ns`; a `status` other than `ok` is the status ERROR with its text.",
             "",
-            "## On spans, from columns",
+            "### On spans, from columns",
             "",
             *rows(("attribute", "column", "meaning"), ((f"`{c.attribute}`", f"`{c.name}`", c.about) for c in named)),
             "",
             "`xsp.level` has the name of the level, not its number. What `attributes` holds is sent key by key: a key",
-            f"with a dot under its own name, another one under `{semconv.OWN}`. `process.pid` and `xsp.rank` stand on",
-            "the resource.",
+            f"with a dot under its own name, another one under `{semconv.OWN}`. `process.pid` and `xsp.rank` are",
+            "attributes of the resource.",
             "",
-            "## On spans, from elsewhere",
+            "### On spans, from elsewhere",
             "",
             *rows(("attribute", "meaning"), ((f"`{name}`", about) for name, about in semconv.EXTRA.items())),
             "",
-            "## On resources",
+            "### On resources",
             "",
             "A resource is one level of one process.",
             "",

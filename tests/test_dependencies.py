@@ -13,14 +13,14 @@ ROW = re.compile(r"^\| (\S+) \| `([^`]+)` \| ([^|]*) \|[^|]*\|[^|]*\| ([^|]+) \|
 
 
 def test_the_page_names_what_is_declared() -> None:
-    rows = ROW.findall((ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8"))
+    rows = ROW.findall(dependencies.PAGE.read_text(encoding="utf-8"))
     named = [(extra, name, wanted.strip()) for extra, name, wanted, _, _ in rows]
     assert named == [(extra, name, wanted.strip()) for extra, name, wanted in dependencies.declared()], "make audit"
     assert all(why.strip() for *_, why in rows)
 
 
 def test_no_licence_asks_more_of_us_than_to_be_named() -> None:
-    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    page = dependencies.PAGE.read_text(encoding="utf-8")
     for _, name, _, licence, _ in ROW.findall(page):
         assert not re.search(r"(?<!L)GPL|AGPL|proprietary|commercial", licence, re.IGNORECASE) or name == "cupti-python"
 

@@ -38,7 +38,7 @@ def test_a_notebook_shows_a_picture_and_explains_it(path: Path) -> None:
     notebook = read(path)
     assert any("image/png" in out.get("data", {}) for cell in code(notebook) for out in cell.outputs)
     assert notebook.cells[0].source.startswith("# ")
-    assert f"{path.name})" in (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")
+    assert f"{path.name})" in (ROOT / "docs" / "use" / "python.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

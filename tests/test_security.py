@@ -1,4 +1,4 @@
-"""What comes from others runs nothing, leaves no directory, and is shown as text; see docs/security.md."""
+"""What comes from others runs nothing, leaves no directory, and is shown as text; see docs/understand/guarantees.md."""
 
 from __future__ import annotations
 

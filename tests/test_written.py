@@ -1,4 +1,4 @@
-"""What is written holds no secret, and nothing that names a person, a machine or a place; see docs/security.md."""
+"""What is written holds no secret and names no person, machine or place; see docs/understand/guarantees.md."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def load(
 
     Args:
         path: what `--out` named; a `.parquet` file with the columns of `xsp.span.COLUMNS`; a file or a URL that
-            one of the importers recognises (see docs/importing.md).
+            one of the importers recognises (see docs/use/importing.md).
         skip_damaged: leave damaged segments out, and say so in `run["notes"]`, instead of raising.
         trace_id: of the trace to fetch, where the URL is that of a whole Jaeger.
         kind: of step that the figures are to be of, by its number or by (a part of) its name, where the program ran

@@ -192,7 +192,7 @@ SAMPLE_COLUMNS: tuple[Column, ...] = (
     Column("time_ns", "BIGINT", "nanoseconds since the epoch, the middle of the reading"),
     Column("rank", "INTEGER", "number of the process whose run it belongs to; 0 where it is alone"),
     Column("device", "INTEGER", "device index as in the spans; null for the host"),
-    Column("name", "VARCHAR", "what was read, see samples.md"),
+    Column("name", "VARCHAR", "what was read, see gpu.md"),
     Column("unit", "VARCHAR", "unit of the value"),
     Column("value", "DOUBLE", "the figure"),
 )

@@ -1,4 +1,4 @@
-"""The page of figures, docs/figures.md: all that is saved, and first the ratios against peers."""
+"""The saved figures in docs/understand/benchmarks.md, and first the ratios against peers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "figures.md"
+PAGE = ROOT / "docs" / "understand" / "benchmarks.md"
 
+BEGIN, END = "<!-- begin generated: figures -->", "<!-- end generated: figures -->"
 NOTICE = "<!-- Written from benchmarks/results/*.json. Run `make figures`. -->"
-ABOUT = """# All saved figures
-
-What the scripts of `benchmarks/` wrote with `--save`, as they wrote it. [benchmarks.md](benchmarks.md) says how they
-measure and what the figures mean. Only ratios mean anything beyond the machine that a table names."""
 
 
 class Ratio(NamedTuple):
@@ -40,11 +37,12 @@ def results() -> dict[str, dict[str, Any]]:
 
 
 def written(saved: dict[str, dict[str, Any]]) -> str:
-    """Return the page."""
+    """Return the page with what is saved between its marks."""
     lines = ["question", "peer", "ratio [95 %]", "script", "date"]
     ratios = _table(lines, [list(ratio) for ratio in against_peers(saved)])
-    parts = [ABOUT, NOTICE, "## Ratios against peers", ratios, *map(_section, saved.values())]
-    return "\n\n".join(parts) + "\n"
+    parts = [f"{BEGIN}\n{NOTICE}", "### Ratios against peers", ratios, *map(_section, saved.values())]
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    return before + "\n\n".join(parts) + "\n" + END + rest.partition(END)[2]
 
 
 def against_peers(saved: dict[str, dict[str, Any]]) -> Iterator[Ratio]:
@@ -93,7 +91,7 @@ def _section(found: dict[str, Any]) -> str:
     )
     rows = found["table"]
     table = _table(list(rows[0]), [list(row.values()) for row in rows]) if rows else "No rows."
-    return "\n\n".join([f"## {found['benchmark']}", about, table, *found["notes"]])
+    return "\n\n".join([f"### {found['benchmark']}", about, table, *found["notes"]])
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -121,7 +121,7 @@ def test_a_real_server_delivers_all_spans_before_it_ends() -> None:
 
 
 def test_the_page_on_services_runs() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "service.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "use" / "services.md"
     blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     request = "from fastapi.testclient import TestClient\nassert TestClient(app).get('/predict/2').json()\n"
     nobody = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_ports(1)[0]}", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}

@@ -1,4 +1,4 @@
-"""Who is whose parent, found by trying every pair: the rules of docs/correlation.md, word by word, and slow."""
+"""The parent of each span, found by trying every pair: the rules of docs/understand/correlation.md, and slow."""
 
 from __future__ import annotations
 

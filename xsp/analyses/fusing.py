@@ -95,7 +95,7 @@ def ATTENTION(trace: Trace) -> Table:
 
     Softmax and what lies between write and read the whole matrix of scores, which a fused kernel does not; the
     arithmetic of the products remains. `class` is what the kernels count as in `kernel-classes`. The share is of the
-    time of all kernels and copies. How eager form is recognised stands in docs/device-time.md.
+    time of all kernels and copies. How eager form is recognised stands in docs/understand/device-time.md.
     """
     _prepare(trace)
     return trace.sql(

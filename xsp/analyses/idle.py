@@ -144,7 +144,7 @@ def IDLE_CAUSES(trace: Trace) -> Table:
     A gap is split at the launch of what ended it: before it the host is the cause, behind it what the work waited for.
     The causes of a device add up to its idle time, as `device-activity` has it. `call` is the call that the launching
     thread was in for most of a cause's time, and `call_ms` that idle time; both are null where no call held half of any
-    gap. The rule stands in docs/device-time.md.
+    gap. The rule stands in docs/understand/device-time.md.
     """
     _prepare(trace)
     return trace.sql(

@@ -84,7 +84,7 @@ def A8(trace: Trace) -> Table:
     at memory in another way, its time is in one row for each layer and phase, of library `framework`.
 
     Figures from shapes are an operator's: where it has several kernels they stand in the sums (A10 to A15), and are
-    null here. `memory_bound` is null without a ceiling of the device (see docs/rooflines.md).
+    null here. `memory_bound` is null without a ceiling of the device (see docs/understand/rooflines.md).
     """
     at = intensity("flops", "dram_read_bytes", "dram_write_bytes")
     return trace.sql(

@@ -52,7 +52,7 @@ def A9(trace: Trace) -> Table:
 
     `roof_gflop_per_s` is the roof's height at the kernel's intensity, `roof_percent` how much of it is reached;
     `bandwidth_percent` how much of the memory's bandwidth. Kernels without counted operations (element-wise work,
-    see docs/rooflines.md) or without known traffic have null there.
+    see docs/understand/rooflines.md) or without known traffic have null there.
     """
     return trace.sql(
         f"""

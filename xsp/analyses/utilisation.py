@@ -65,7 +65,7 @@ def MFU(trace: Trace) -> Table:
 
     `mfu_percent` is null, and `why_null` says why, where less than 90 % of the kernels' time has known operations, or
     of the operations a known peak: a share from a part of the work would not be that of the whole. Peaks are measured
-    or quoted, dense, see docs/rooflines.md; `peak_tflop_per_s` is that of the types in use together.
+    or quoted, dense, see docs/understand/rooflines.md; `peak_tflop_per_s` is that of the types in use together.
     """
     on_device = trace.has(Level.KERNEL)
     whole = next((found[1] for found in _work(trace, "1", "true")), Work(None, None, None, None, None))

@@ -61,7 +61,7 @@ def check(con: duckdb.DuckDBPyConnection, source: str) -> None:
             what = words.format(repr(value)) if "{" in words else f"{words} is missing"
             raise TraceError(
                 f"{source}: {count} spans cannot go out as OpenTelemetry's, first {name!r}: {what}; "
-                "docs/table.md says what the columns hold"
+                "docs/understand/table.md says what the columns hold"
             )
 
 

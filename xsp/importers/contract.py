@@ -207,8 +207,8 @@ def find(source: str) -> Any:
         raise PluginError(f"{without_credentials(source)}: no importer recognises it; {'; '.join(unusable)}")
     known = ", ".join(plugins.names(GROUP))
     raise TraceError(
-        f"{without_credentials(source)}: no importer recognises it; there are: {known}. docs/importing.md says what "
-        "each reads"
+        f"{without_credentials(source)}: no importer recognises it; there are: {known}. docs/use/importing.md says "
+        "what each reads"
     )
 
 

@@ -1,7 +1,7 @@
 """The analyses on Spark, over the Parquet files of a run: for jobs of more ranks than one machine should read.
 
 An analysis is SQL; `dialect` writes DuckDB's SQL as Spark's, `session` finds or starts a cluster, `trace` has the
-methods of `xsp.trace.Trace` that analyses use. See docs/scale.md.
+methods of `xsp.trace.Trace` that analyses use. See docs/use/ranks.md.
 """
 
 from __future__ import annotations

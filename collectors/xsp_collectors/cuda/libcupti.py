@@ -41,7 +41,7 @@ def parts() -> Parts:
 def reason_against(found: Parts) -> str | None:
     """Return why these parts cannot work together and what to do, or None."""
     if found.binding is None:
-        return "cupti-python is not installed: pip install --no-deps cupti-python (docs/gpu.md says which version)"
+        return "cupti-python is not installed: pip install --no-deps cupti-python (docs/use/gpu.md says which version)"
     if found.driver is None:
         return "there is no NVIDIA driver (libcuda.so.1 cannot be loaded)"
     if found.library is None:
