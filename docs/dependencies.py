@@ -33,7 +33,7 @@ WHY = {
     "rich": "tables that fit a terminal",
     "tomli": "reads devices.toml where Python has no tomllib",
     "torch": "what is profiled",
-    "numpy": "records of collectors and OTLP requests as arrays",
+    "numpy": "columns of spans as arrays: correlation, storing, OTLP requests",
     "cupti-python": "device work through CUPTI",
     "nvidia-ml-py": "power, clocks and memory of a GPU",
     "torchvision": "models by name",

@@ -25,8 +25,13 @@ def test_no_licence_asks_more_of_us_than_to_be_named() -> None:
         assert not re.search(r"(?<!L)GPL|AGPL|proprietary|commercial", licence, re.IGNORECASE) or name == "cupti-python"
 
 
-def test_the_core_has_three_dependencies() -> None:
-    assert [name for extra, name, _ in dependencies.declared() if extra == "core"] == ["duckdb", "rich", "tomli"]
+def test_the_core_has_few_dependencies() -> None:
+    assert [name for extra, name, _ in dependencies.declared() if extra == "core"] == [
+        "duckdb",
+        "numpy",
+        "rich",
+        "tomli",
+    ]
 
 
 def test_what_could_not_be_audited_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import array
+import contextlib
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 
 from xsp.errors import OutputError, TraceError
 from xsp.span import COLUMNS, Column, Span
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _PATTERN = re.compile(r"[*?\[]")
 _FORMULA = r"^[=+@\-\t\r]"
@@ -61,10 +66,79 @@ def insert(
     columns: Sequence[Column] = COLUMNS,
 ) -> None:
     """Append rows, a column at a time (per row, DuckDB is a hundred times slower)."""
-    values = [list(column) for column in zip(*rows, strict=True)]
-    if values:
+    values = list(zip(*rows, strict=True))
+    if not values:
+        return
+    try:
+        arrays = _arrays(columns, values)
+    except (KeyError, OverflowError, TypeError):  # a value that the engine has to convert, or to refuse
         unnested = ", ".join(f"unnest(?::{column.type}[])" for column in columns)
-        con.execute(f"INSERT INTO {name} SELECT {unnested}", values)
+        con.execute(f"INSERT INTO {name} SELECT {unnested}", [list(each) for each in values])
+        return
+    with _objects_are_text(con):
+        con.execute(f"INSERT INTO {name} ({', '.join(arrays)}) SELECT * FROM arrays")  # the engine finds the variable
+
+
+def write_rows(rows: Iterable[Sequence[Any]], path: Path, con: duckdb.DuckDBPyConnection) -> None:
+    """Write spans to a Parquet file that appears in one piece, without a table on the way: in a third of the time.
+
+    Args:
+        rows: values of `COLUMNS`, in their order.
+        path: of the file.
+        con: an engine.
+    """
+    rows = list(rows)
+    try:
+        arrays = _arrays(COLUMNS, list(zip(*rows, strict=True)))
+    except (KeyError, OverflowError, TypeError):
+        create(con, "rows_to_convert")
+        insert(con, "rows_to_convert", rows)
+        write_parquet(con, "rows_to_convert", path)
+        return
+    columns = (each.name if each.name in arrays else f"NULL::{each.type} AS {each.name}" for each in COLUMNS)
+    with _whole(path) as beside, _objects_are_text(con):
+        con.execute(f"COPY (SELECT {', '.join(columns)} FROM arrays) TO {literal(str(beside))} {_FORMAT}")
+
+
+_CODES = {"BIGINT": "q", "BOOLEAN": "b", "DOUBLE": "d", "INTEGER": "i", "SMALLINT": "h"}
+"""The codes of `array.array` of a column's values; it refuses what NumPy would cut off."""
+
+
+def _arrays(columns: Sequence[Column], values: Sequence[Sequence[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the values of columns as arrays, which the engine reads without a look at each value.
+
+    None is masked; columns that hold nothing else are left out, but for the first.
+
+    Raises:
+        KeyError, OverflowError, TypeError: a column's values are of another type, or too large for it.
+    """
+    import numpy as np
+
+    found: dict[str, NDArray[Any]] = {}
+    for column, each in zip(columns, values, strict=True):
+        missing = [value is None for value in each]
+        if found and all(missing):
+            continue
+        if column.type == "VARCHAR":
+            text = np.empty(len(each), dtype=object)
+            text[:] = each
+            found[column.name] = text
+            continue
+        filled = [0 if value is None else value for value in each] if any(missing) else each
+        array_ = np.asarray(array.array(_CODES[column.type], filled))
+        array_ = array_.astype(bool) if column.type == "BOOLEAN" else array_
+        found[column.name] = np.ma.MaskedArray(array_, missing) if any(missing) else array_
+    return found
+
+
+@contextlib.contextmanager
+def _objects_are_text(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Let the engine take arrays of objects for text, without a look at a sample of them: it may hold None alone."""
+    con.execute("SET pandas_analyze_sample = 0")
+    try:
+        yield
+    finally:
+        con.execute("RESET pandas_analyze_sample")
 
 
 def text(value: Any) -> Any:
@@ -74,9 +148,19 @@ def text(value: Any) -> Any:
 
 def write_parquet(con: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
     """Write a table to a file that appears in one piece."""
+    with _whole(path) as beside:
+        con.execute(f"COPY {name} TO {literal(str(beside))} {_FORMAT}")
+
+
+_FORMAT = "(FORMAT parquet, COMPRESSION zstd)"
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Give a place beside a file to write to; what was written there is the file once it is on the disk."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        con.execute(f"COPY {name} TO {literal(str(beside))} (FORMAT parquet, COMPRESSION zstd)")
+        yield beside
         with open(beside, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(beside, path)

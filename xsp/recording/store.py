@@ -56,9 +56,7 @@ class Store:
             self._live.stored(step)
 
     def _write(self, step: int, spans: Sequence[Span]) -> None:
-        table.create(self._con, "segment")
-        table.insert(self._con, "segment", correlate(spans))
-        table.write_parquet(self._con, "segment", rundir.segment(self._run, step))
+        table.write_rows(correlate(spans), rundir.segment(self._run, step), self._con)
 
     def add_to_loop(self, rows: bytes, offset_ns: int) -> None:
         """Append rows of the loop; see `xsp.recording.loop`. Those that the disk refuses are counted."""
@@ -139,9 +137,7 @@ def resolve_run(run: Path, serialised: Path) -> int:
         gained = sum(span.parent_rule == Rule.SERIALISED for span in after)
         if gained:
             found += gained
-            table.create(con, "segment")
-            table.insert(con, "segment", after)
-            table.write_parquet(con, "segment", segment)
+            table.write_rows(after, segment, con)
     if found:
         Store(run).finish(rundir.read_run(run))
     return found
