@@ -13,7 +13,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
     {"errors", "opinputs", "span", "version"},
-    {"clock", "clocks", "collector", "device.kernelnames", "flops", "forks", "health.finding", "identity"}
+    {
+        "clock",
+        "clocks",
+        "collector",
+        "counters.metrics",
+        "device.kernelnames",
+        "flops",
+        "forks",
+        "health.finding",
+        "identity",
+    }
     | {"recording.liveline", "recording.saying", "recording.schedule", "scrub", "semconv", "summary", "traffic"},
     {"device.ceilings", "plugins", "testing", "xsp_collectors"},
     {"correlate", "device", "layers", "recording.account", "recording.blocks", "recording.calibrate"}

@@ -190,16 +190,3 @@ def test_what_is_broken_is_one_error_with_the_file(tmp_path: Path, content: byte
         importing.import_whole(tmp_path / "run", [str(path)])
     assert says in str(caught.value) or "no importer recognises it" in str(caught.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_counters_of_the_range_profiler_stand_in_for_kernels(tmp_path: Path) -> None:
-    counted = {
-        "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum": 50.0,
-        "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum": 7.0,
-        "dram__bytes_read.sum": 64.0,
-    }
-    trace = load(tmp_path, box("cuda_profiler_range", "gemm", 0, 5, **counted))
-    query = (
-        "SELECT name, flops, flops_source, dram_read_bytes, dram_write_bytes, bytes_source FROM spans WHERE level = 70"
-    )
-    assert told(trace, query) == [("gemm", 107, "counter", 64, None, "counter")]

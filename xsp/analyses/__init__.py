@@ -15,6 +15,7 @@ from __future__ import annotations
 from xsp.analyses.activity import DEVICE_ACTIVITY, KERNEL_CLASSES, STEPS
 from xsp.analyses.communication import COMMUNICATION
 from xsp.analyses.contract import Analysis
+from xsp.analyses.counted import COUNTERS, OP_COUNTERS
 from xsp.analyses.critical import CRITICAL_PATH, CRITICAL_PATH_SUMMARY
 from xsp.analyses.doubts import HEALTH
 from xsp.analyses.fusing import ATTENTION, FUSIBLE_KERNELS
@@ -46,7 +47,7 @@ ANALYSES: dict[str, Analysis] = {
         LEDGER, LEDGER_BY_LAYER, LEDGER_BY_KIND, HEALTH,
         DEVICE_ACTIVITY, STEPS, KERNEL_CLASSES, IDLE_CAUSES, IDLE_GAPS, LAUNCHES, LAUNCH_BOUND,
         QUEUES, KERNEL_SEQUENCES,
-        ATTENTION, FUSIBLE_KERNELS, TENSOR_CORES, COMMUNICATION, COLLECTIVE_SKEW, STRAGGLERS,
+        ATTENTION, FUSIBLE_KERNELS, TENSOR_CORES, COUNTERS, OP_COUNTERS, COMMUNICATION, COLLECTIVE_SKEW, STRAGGLERS,
         CRITICAL_PATH, CRITICAL_PATH_SUMMARY, MEMORY_TIMELINE, MEMORY_STEPS,
         SAMPLES, SAMPLES_TIMELINE, THROTTLING,
     )
@@ -93,6 +94,8 @@ kernel_sequences = KERNEL_SEQUENCES
 attention_by_form = ATTENTION
 fusible_kernels = FUSIBLE_KERNELS
 tensor_cores = TENSOR_CORES
+counters_by_kernel = COUNTERS
+counters_by_operator = OP_COUNTERS
 collectives_by_kind = COMMUNICATION
 collective_skew = COLLECTIVE_SKEW
 collective_waiting = STRAGGLERS

@@ -132,14 +132,16 @@ def missing(values: Values) -> list[str]:
     return instructions + ([] if _needed(values) is not None or PIPE in values else tensor)
 
 
-def _flops(values: Values, capability: tuple[int, int] | None) -> int | None:
+def ordinary(values: Values) -> int | None:
+    """Return the operations of one kernel outside of tensor cores; None unless all its instructions were counted."""
     if not INSTRUCTIONS.keys() <= values.keys():
         return None
-    tensor = _tensor(values, capability)
-    if tensor is None:
-        return None
-    ordinary = sum(weight * values.get(name, 0) for name, weight in {**INSTRUCTIONS, **PACKED}.items())
-    return round(ordinary + tensor)
+    return round(sum(weight * values.get(name, 0) for name, weight in {**INSTRUCTIONS, **PACKED}.items()))
+
+
+def _flops(values: Values, capability: tuple[int, int] | None) -> int | None:
+    apart, tensor = ordinary(values), _tensor(values, capability)
+    return None if apart is None or tensor is None else round(apart + tensor)
 
 
 def _tensor(values: Values, capability: tuple[int, int] | None) -> float | None:

@@ -32,7 +32,10 @@ def findings(trace: Trace) -> Iterator[Finding]:
     devices = trace.run.get("machine", {}).get("devices") or []
     work = _work(trace)
     if not work.spans:
-        if devices:
+        if trace.run.get("counters"):
+            text = "kernels were replayed for their counters, not timed: of the GPU there are `counters`, `op-counters`"
+            yield Finding(Severity.WARNING, "device", text, "D")
+        elif devices:
             text = f"no work of a device was recorded, on a machine with {len(devices)} ({devices[0]})"
             yield Finding(Severity.WARNING, "device", text, "D")
         return

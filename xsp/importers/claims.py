@@ -93,6 +93,10 @@ def _fields(expected: Mapping[str, Callable[[Any], bool]]) -> Callable[[Any], bo
     return lambda value: isinstance(value, dict) and all(fits(value.get(name)) for name, fits in expected.items())
 
 
+_COUNTED = _fields({"kernel": _is_text, "metric": _is_text, "kernels": lambda value: is_count(value) and value > 0,
+                    "sum": _is_number, "least": _is_number, "most": _is_number})  # fmt: skip
+"""What `xsp.importers.kineto_counters` says of kernels whose counters belong to no span."""
+
 _BY_RUNG = ("taken", "cost_ns", "left_out")
 
 
@@ -123,6 +127,7 @@ _EXPECTED: Mapping[str, Callable[[Any], bool]] = {
     "absent": _values(_is_text),
     "costs": _values(_fields({"ns_per_span": _is_number, "ns_passing": _or_null(_is_number), "level": is_count})),
     "notes": _each(_fields({"source": _is_text, "text": _is_text})),
+    "counters": lambda value: isinstance(value, dict) and _each(_COUNTED)(value.get("apart") or []),
     "machine": _fields({"devices": _or_null(_each(_is_text))}),
     "samples": _or_null(
         _fields({"absent": _or_null(_values(_is_text)), "readings": _or_null(is_count), "missed": _or_null(is_count)})

@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 
 from xsp.errors import TraceError
-from xsp.importers import claims, kineto_rows, kineto_whole, traceevents
+from xsp.importers import claims, kineto_counters, kineto_rows, kineto_whole, traceevents
 from xsp.importers.contract import Losses, Seen
 from xsp.importers.kineto_rows import whole
 
@@ -44,13 +44,15 @@ class Kineto:
         losses = Losses(self.name)
         if around.open:
             losses.note("the list of trace events is not closed: the program that wrote it ended early")
+        run = _run(around.keys)
+        counters = kineto_counters.attach(con, run["machine"]["device_properties"], losses)
         base_ns = whole(around.keys.get(kineto_rows.BASE)) or 0
         kineto_whole.finish(con, base_ns - rows.base_ns, losses)
         losses.spans = con.execute("SELECT count(*) FROM seen").fetchall()[0][0]
         if not losses.spans:
             raise TraceError("; ".join([f"{source}: holds no operator, call or kernel", *losses.sentences()]))
         private = {key: value for key, value in around.keys.items() if key not in PUBLIC and "version" not in key}
-        return Seen(_run(around.keys), losses, _resolution(con), private)
+        return Seen(run | counters, losses, _resolution(con), private)
 
 
 def is_kineto(head: bytes) -> bool:

@@ -247,33 +247,14 @@ _OVERHEAD = f"""
 """
 
 
-_FLOPS = {
-    f"smsp__sass_thread_inst_executed_op_{kind}{operation}_pred_on.sum": lanes * each
-    for kind, lanes in (("d", 1), ("f", 1), ("h", 2))
-    for operation, each in (("add", 1), ("mul", 1), ("fma", 2))
-}
-"""Counters of executed instructions, and the operations that one of them is, halves being packed by two (see
-`xsp.counters.metrics`); tensor cores are not among them."""
-
-_COUNTED = _Arguments((*_FLOPS, "dram__bytes_read.sum", "dram__bytes_write.sum"))
-_COUNTED_FLOPS = " + ".join(
-    f"{weight} * coalesce(TRY_CAST({_COUNTED.text(name)} AS DOUBLE), 0)" for name, weight in _FLOPS.items()
-)
-_ANY_FLOPS = f"coalesce({', '.join(_COUNTED.text(name) for name in _FLOPS)}) IS NOT NULL"
-_READ, _WRITTEN = (f"TRY_CAST(TRY_CAST({_COUNTED.text(name)} AS DOUBLE) AS BIGINT)" for name in _COUNTED.names[-2:])
-
-_RANGES = f"""
-    SELECT number, ts_ns AS start_ns, dur_ns, name, {int(Level.KERNEL)} AS level, '{Kind.KERNEL}' AS kind, 0 AS device,
-           CASE WHEN {_ANY_FLOPS} THEN TRY_CAST({_COUNTED_FLOPS} AS BIGINT) END AS flops,
-           CASE WHEN {_ANY_FLOPS} THEN 'counter' END AS flops_source,
-           {_READ} AS dram_read_bytes, {_WRITTEN} AS dram_write_bytes,
-           CASE WHEN coalesce({_READ}, {_WRITTEN}) IS NOT NULL THEN 'counter' END AS bytes_source,
-           CAST(args AS VARCHAR) AS attributes
-    FROM {_COUNTED.rows("sort = 'range'")}
+_RANGES = """
+    SELECT number, name, coalesce(pid, 0) AS device, ts_ns AS start_ns, dur_ns, CAST(args AS VARCHAR) AS args
+    FROM rows WHERE sort = 'range'
 """
 
 
 BESIDE = {
+    "ranges": "number BIGINT, name VARCHAR, device BIGINT, start_ns BIGINT, dur_ns BIGINT, args VARCHAR",
     "arrows": "id VARCHAR, ph VARCHAR, pid BIGINT, tid BIGINT, ts_ns BIGINT",
     "left_out": "phase VARCHAR, category VARCHAR, number BIGINT",
     "portions": "place BIGINT, number BIGINT, untimed BIGINT, first_untimed BIGINT",
@@ -293,7 +274,7 @@ def _spans(*selects: str) -> str:
 
 _TAKE = {
     "seen": _spans(_OPS, _MODULES, _RUNTIME, _DEVICE, _MEMORY, _OVERHEAD),
-    "ranges": _spans(_RANGES),
+    "ranges": f"SELECT * REPLACE (start_ns + {_BASE_NS} AS start_ns) FROM ({_RANGES})",
     "arrows": f"SELECT id, ph, pid, tid, ts_ns + {_BASE_NS} AS ts_ns FROM rows "
     f"WHERE category IN ('fwdbwd', 'fwd_bwd') AND ts_ns BETWEEN 0 AND {LONGEST}",
     "left_out": "SELECT left(ph, 60) AS phase, left(category, 60) AS category, count(*) AS number FROM rows "
@@ -318,9 +299,9 @@ def whole(value: Any, below: int = FURTHEST) -> int | None:
 class Rows:
     """Takes trace events of Kineto into `seen`, without what only all together tell (`xsp.importers.kineto_whole`).
 
-    Other tables say what else was there: `ranges` (of the range profiler, as rows of `seen`), `arrows` (between forward
-    and backward operators), `left_out` (events that are not kept), `portions`, and `operators` (with what execution
-    traces number them by, see `xsp.importers.chakra`).
+    Other tables say what else was there: `ranges` (of the range profiler, see `xsp.importers.kineto_counters`),
+    `arrows` (between forward and backward operators), `left_out` (events that are not kept), `portions`, and
+    `operators` (with what execution traces number them by, see `xsp.importers.chakra`).
     """
 
     args: ClassVar[str] = "args"
@@ -329,8 +310,7 @@ class Rows:
     def begin(self, con: duckdb.DuckDBPyConnection, before: Mapping[str, Any]) -> None:
         """Make the tables."""
         self.base_ns = whole(before.get(BASE)) or 0
-        for name in ("seen", "ranges"):
-            table.create(con, name, SEEN)
+        table.create(con, "seen", SEEN)
         for name, columns in BESIDE.items():
             con.execute(f"CREATE OR REPLACE TABLE {name} ({columns})")
 

@@ -33,11 +33,10 @@ def finish(con: duckdb.DuckDBPyConnection, shift_ns: int, losses: Losses) -> Non
     _count_left_out(con, losses)
     _forward_threads(con)
     _layers(con, losses)
-    _ranges(con, losses)
     _once(con, losses)
     if shift_ns:
         con.execute(f"UPDATE seen SET start_ns = start_ns + {shift_ns}")
-    for name in ("ranges", *(set(BESIDE) - {"operators"})):
+    for name in set(BESIDE) - {"operators"}:
         con.execute(f"DROP TABLE {name}")
 
 
@@ -70,17 +69,6 @@ def _layers(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         losses.note(
             f"no module was recorded (with_stack=True, with_modules=True): {blocks} named blocks stand for layers"
         )
-
-
-def _ranges(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Let the range profiler's ranges stand in for kernels where there are none."""
-    ((ranges, kernels),) = con.execute(
-        f"SELECT (SELECT count(*) FROM ranges), (SELECT count(*) FROM seen WHERE kind = '{Kind.KERNEL}')"
-    ).fetchall()
-    if ranges and kernels:
-        losses.skipped["counters of the range profiler, beside kernels"] += ranges
-    elif ranges:
-        con.execute("INSERT INTO seen FROM ranges")
 
 
 def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:

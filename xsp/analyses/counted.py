@@ -1,0 +1,205 @@
+"""What hardware counters say, by kernel and by operator: of CUPTI's range profiler, and of Nsight Compute."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from xsp.analyses.contract import Table, analysis, values
+from xsp.analyses.ops import NO_OPERATOR
+from xsp.span import Kind, Level
+from xsp.trace import Trace
+
+UNNAMED = "(unnamed)"
+"""A kernel that the profiler had no name of."""
+
+_MADE = {
+    "flops": "FLOPs",
+    "flops_without_tensor_cores": "non-tensor FLOPs",
+    "sm__inst_executed_pipe_tensor.sum": "tensor instr.",
+    "dram_read_bytes": "DRAM bytes read",
+    "dram__bytes_read.sum": "DRAM bytes read",
+    "dram__bytes_op_read.sum": "DRAM bytes read",
+    "dram_write_bytes": "DRAM bytes written",
+    "dram__bytes_write.sum": "DRAM bytes written",
+    "dram__bytes_op_write.sum": "DRAM bytes written",
+    "occupancy": "occupancy",
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy, %",
+}
+"""What a reader calls a metric; in the order in which they are shown, before those that have no such name."""
+
+_INSTRUCTIONS = re.compile(r"smsp__sass_thread_inst_executed_op_([dfh])(add|mul|fma)_pred_on\.sum")
+_HALF_TO_DOUBLE = {"h": "fp16", "f": "fp32", "d": "fp64"}
+
+_OPERATOR = f"""
+    CASE WHEN up.kind = '{Kind.OP}' THEN up.name WHEN above.kind = '{Kind.OP}' THEN above.name END AS operator,
+    CASE WHEN up.kind = '{Kind.OP}' THEN up.span_id WHEN above.kind = '{Kind.OP}' THEN above.span_id END AS call
+"""
+"""The operator around work, or around the library's call that launched it."""
+
+_ADDITIVE = ("flops", "flops_without_tensor_cores", "dram_read_bytes", "dram_write_bytes")
+
+
+class _Count(NamedTuple):
+    """What was counted of some kernels of one name, of one operator."""
+
+    kernel: str | None
+    operator: str | None
+    call: str | None
+    """Span id of the operator's call."""
+
+    metric: str
+    kernels: int
+    total: float
+    least: float
+    most: float
+
+
+def _why_none(trace: Trace) -> str | None:
+    """Say why a trace has no counters."""
+    if next(_counts(trace), None) is not None:
+        return None
+    return (
+        f"{trace.name!r} holds no hardware counters: record with `xsp run --counters`, join a report with "
+        "`xsp counters`, or give torch.profiler profiler_metrics (docs/counters.md)"
+    )
+
+
+@analysis("counters", "Hardware counters by kernel", unless=_why_none)
+def COUNTERS(trace: Trace) -> Table:
+    """What hardware counters say of the kernels of each name: one row a kernel and metric.
+
+    `kernels` were counted, of all steps and ranks of a trace of CUPTI's range profiler, of one step of a run that
+    Nsight Compute counted. `total` is their sum, and `percent_of_total` the share of it in all kernels; both are null
+    of a metric that is no sum (a share of a peak, a rate, a ratio). `metric` is a plain name where xsp knows one, else
+    the counter's own, which stands in `counter`. `FLOPs` are there where those of tensor cores are known;
+    `non-tensor FLOPs` are those of the other units alone. Metrics that were zero throughout stand last.
+    """
+    return _table(trace, "counters", lambda each: each.kernel or UNNAMED)
+
+
+@analysis("op-counters", "Hardware counters by operator", unless=_why_none)
+def OP_COUNTERS(trace: Trace) -> Table:
+    """What hardware counters say of the kernels that each operator launched: one row an operator and metric.
+
+    As in `counters`. An operator is the innermost one around the launch; what none launched, or was not joined to its
+    launch, stands under `(no operator)`. `calls` are those of the operator that launched counted kernels.
+    """
+    return _table(trace, "op_counters", lambda each: each.operator or NO_OPERATOR, by_call=True)
+
+
+def _table(trace: Trace, name: str, key: Callable[[_Count], str], by_call: bool = False) -> Table:
+    """Return counts by what `key` says of them and by metric."""
+    groups: dict[tuple[str, str], list[_Count]] = defaultdict(list)
+    wholes: dict[str, float] = defaultdict(float)
+    highest: dict[str, float] = defaultdict(float)
+    for each in _counts(trace):
+        groups[key(each), each.metric].append(each)
+        wholes[each.metric] += each.total
+        highest[each.metric] = max(highest[each.metric], abs(each.most), abs(each.least))
+    known = list(_MADE)
+
+    def place(group: tuple[str, str]) -> tuple[object, ...]:
+        metric = group[1]
+        rank = known.index(metric) if metric in known else len(known)
+        return highest[metric] == 0, rank, metric, -sum(each.total for each in groups[group]), group[0]
+
+    rows = [
+        _row(title, metric, groups[title, metric], wholes[metric], by_call)
+        for title, metric in sorted(groups, key=place)
+    ]
+    columns = {
+        "name": "VARCHAR",
+        "metric": "VARCHAR",
+        **({"calls": "BIGINT"} if by_call else {}),
+        "kernels": "BIGINT",
+        "total": "DOUBLE",
+        "percent_of_total": "DOUBLE",
+        "mean": "DOUBLE",
+        "least": "DOUBLE",
+        "most": "DOUBLE",
+        "counter": "VARCHAR",
+    }
+    return values(trace, name, columns, rows)
+
+
+def _row(title: str, metric: str, counts: Iterable[_Count], whole: float, by_call: bool) -> tuple[object, ...]:
+    counts = list(counts)
+    number, total = sum(each.kernels for each in counts), sum(each.total for each in counts)
+    adds_up = metric.endswith(".sum") or metric in _ADDITIVE
+    calls = {each.call for each in counts if each.call is not None}
+    return (
+        title,
+        called(metric),
+        *((len(calls) or None,) if by_call else ()),
+        number,
+        total if adds_up else None,
+        100 * total / whole if adds_up and whole else None,
+        total / number,
+        min(each.least for each in counts),
+        max(each.most for each in counts),
+        metric,
+    )
+
+
+def called(metric: str) -> str:
+    """Return what a reader calls a metric, else its own name.
+
+    >>> called("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum")
+    'fp32 fma instr.'
+    """
+    if (found := _INSTRUCTIONS.fullmatch(metric)) is not None:
+        return f"{_HALF_TO_DOUBLE[found[1]]} {found[2]} instr."
+    return _MADE.get(metric, metric)
+
+
+def _counts(trace: Trace) -> Iterator[_Count]:
+    """Yield what was counted of each launch and kernel, what was joined to none, and Nsight Compute's figures."""
+    rows = trace.con.execute(
+        f"""
+        SELECT CASE WHEN work.level = {int(Level.KERNEL)} THEN work.name END AS kernel, work.attributes, {_OPERATOR}
+        FROM spans work LEFT JOIN spans up ON up.trace_id = work.trace_id AND up.span_id = work.parent_id
+        LEFT JOIN spans above ON above.trace_id = up.trace_id AND above.span_id = up.parent_id
+        WHERE work.level IN ({int(Level.RUNTIME)}, {int(Level.KERNEL)}) AND work.attributes LIKE '%"counters"%'
+        """
+    ).fetchall()
+    for kernel, attributes, operator, call in rows:
+        told = json.loads(attributes)
+        counted = told.get("counted") if isinstance(told.get("counted"), dict) else {}
+        for metric, value in (told.get("counters") or {}).items():
+            if isinstance(value, (int, float)):
+                yield _Count(kernel or counted.get("kernel"), operator, call, metric, 1, value, value, value)
+    for each in (trace.run.get("counters") or {}).get("apart") or ():
+        kernel = each["kernel"] if each["kernel"] != NAMELESS else None
+        yield _Count(
+            kernel, None, None, each["metric"], each["kernels"], each["sum"], each["least"], each["most"]
+        )
+    yield from _of_ncu(trace)
+
+
+_FIGURES = {"flops": "flops", "dram_read_bytes": "bytes", "dram_write_bytes": "bytes", "occupancy": "occupancy"}
+"""Columns of kernels that counters may have filled, and which source says so."""
+
+
+def _of_ncu(trace: Trace) -> Iterator[_Count]:
+    sources = " OR ".join(f"work.{source}_source = 'counter'" for source in sorted(set(_FIGURES.values())))
+    figures = ", ".join(
+        f"CASE WHEN work.{source}_source = 'counter' THEN work.{name} END AS {name}"
+        for name, source in _FIGURES.items()
+    )
+    rows = trace.con.execute(
+        f"""
+        SELECT work.name, {_OPERATOR}, {figures}
+        FROM merged work LEFT JOIN merged up ON up.span_id = work.parent_id
+        LEFT JOIN merged above ON above.span_id = up.parent_id
+        WHERE work.level = {int(Level.KERNEL)} AND ({sources})
+          AND (work.attributes IS NULL OR work.attributes NOT LIKE '%"counters"%')
+        """
+    ).fetchall()
+    for kernel, operator, call, *found in rows:
+        for metric, value in zip(_FIGURES, found, strict=True):
+            if value is not None:
+                yield _Count(kernel, operator, call, metric, 1, value, value, value)

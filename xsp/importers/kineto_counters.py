@@ -1,0 +1,251 @@
+"""Counters that Kineto's range profiler took of kernels, joined to what launched them.
+
+With `profiler_metrics` in its experimental configuration, PyTorch's profiler had CUPTI replay each kernel
+(`profiler_measure_per_kernel`), or the whole window, until all metrics were counted, and wrote an event
+`cuda_profiler_range` for each, with the metrics among its arguments. Such an event has a kernel's name and place in the
+order of a device's launches, and **no time**: the profiler cuts the window into pieces of one length
+(`CuptiRangeProfilerSession::addRangeEvents`). So it is no kernel: what was counted becomes attributes of the launch,
+`counters` (metric → value) and `counted` (kernel and device).
+
+What fits no launch is summed up by kernel and metric, under `counters` in `run.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import duckdb
+
+from xsp import table
+from xsp.counters import metrics
+from xsp.importers.contract import Losses
+from xsp.span import COLUMNS, Column, Kind, Level
+
+TOOL = "cupti range profiler"
+"""What stands under `tool` in `counters` of `run.json`."""
+
+FLOPS, ORDINARY = "flops", "flops_without_tensor_cores"
+"""Metrics that are made of others, see `xsp.counters.metrics`."""
+
+NAMELESS = "__missing__"
+"""The name of a kernel that the profiler did not know."""
+
+_LONGEST_NAME, _MOST_METRICS, _MOST_SUMS = 256, 256, 2000
+"""A file may hold anything; a profiler has a few dozen metrics of some hundred kernels."""
+
+
+class _Range(NamedTuple):
+    number: int
+    name: str | None
+    device: int
+    values: Mapping[str, float]
+
+
+def attach(con: duckdb.DuckDBPyConnection, devices: Sequence[Mapping[str, Any]], losses: Losses) -> dict[str, Any]:
+    """Give the rows of `seen` the counters of the table `ranges`.
+
+    Args:
+        con: after `xsp.importers.kineto_rows.Rows` took all events.
+        devices: properties of the devices, as `run.json` has them.
+        losses: what was joined, and what this does to times, is said there.
+
+    Returns:
+        What is to stand in `run.json`: `counters`, or nothing where no range was recorded.
+    """
+    ranges = _ranges(con, devices)
+    if not ranges:
+        return {}
+    kernels = con.execute(
+        f"SELECT device, name, number FROM seen WHERE kind = '{Kind.KERNEL}' ORDER BY correlation_id, start_ns, number"
+    ).fetchall()
+    if kernels:
+        joined = _by_name(kernels, ranges)
+        fitting = f"{len(joined)} of {len(ranges)} ranges of the range profiler were joined to kernels by their names"
+        losses.note(fitting)
+    else:
+        joined = _by_order(con, ranges, losses)
+        losses.note("the range profiler replayed kernels to count: their times are not in the trace, and the host "
+                    "waited for the replays")  # fmt: skip
+    _write(con, [each for each in ranges if each.number in joined], joined, devices)
+    ((spans,),) = con.execute("SELECT count(*) FROM seen").fetchall()
+    if not spans:
+        _window(con)
+    sums = _sums(each for each in ranges if each.number not in joined)
+    return {
+        "counters": {
+            "tool": TOOL,
+            "ranges": len(ranges),
+            "ranges_joined": len(joined),
+            "kernels_timed": bool(kernels),
+            "apart": sums[:_MOST_SUMS],
+            "apart_left_out": max(0, len(sums) - _MOST_SUMS),
+        }
+    }
+
+
+def _ranges(con: duckdb.DuckDBPyConnection, devices: Sequence[Mapping[str, Any]]) -> list[_Range]:
+    """Return what was counted, in the order of each device's launches."""
+    rows = con.execute("SELECT number, name, device, args FROM ranges ORDER BY device, start_ns, number").fetchall()
+    return [
+        _Range(
+            number, None if name == NAMELESS else name, device, _with_flops(_values(args), _capability(devices, device))
+        )
+        for number, name, device, args in rows
+    ]
+
+
+def _values(args: str | None) -> dict[str, float]:
+    """Return the metrics of an event: those of its arguments that are numbers."""
+    try:
+        found = json.loads(args or "{}")
+    except (ValueError, RecursionError):
+        found = {}
+    values: dict[str, float] = {}
+    for name, value in list(found.items())[:_MOST_METRICS] if isinstance(found, dict) else ():
+        number = _number(value)
+        if number is not None and len(name) <= _LONGEST_NAME:
+            values[name] = number
+    return values
+
+
+def _number(value: Any) -> float | None:
+    """Return a number that may stand there as text, as old profilers write it; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _with_flops(values: dict[str, float], capability: tuple[int, int] | None) -> dict[str, float]:
+    """Add the operations that instructions tell of."""
+    made = {FLOPS: metrics.figures(values, capability).flops, ORDINARY: metrics.ordinary(values)}
+    return {**{name: float(value) for name, value in made.items() if value is not None}, **values}
+
+
+def _capability(devices: Sequence[Mapping[str, Any]], device: int) -> tuple[int, int] | None:
+    known = devices[device].get("compute") if 0 <= device < len(devices) else None
+    parts = str(known or "").split(".")
+    return (int(parts[0]), int(parts[1])) if len(parts) == 2 and all(part.isdigit() for part in parts) else None
+
+
+def _by_name(kernels: Iterable[tuple[int, str, int]], ranges: Iterable[_Range]) -> dict[int, int]:
+    """Return row of `seen` by range, where the trace has kernels too: the k-th of a device and name is the k-th.
+
+    Where a device has more ranges than kernels of a name, or fewer, none of that name is joined.
+    """
+    timed: dict[tuple[int, str | None], list[int]] = defaultdict(list)
+    counted: dict[tuple[int, str | None], list[int]] = defaultdict(list)
+    for device, name, number in kernels:
+        timed[device, name].append(number)
+    for each in ranges:
+        counted[each.device, each.name].append(each.number)
+    return {
+        number: kernel
+        for group, numbers in counted.items()
+        if len(numbers) == len(timed[group])
+        for number, kernel in zip(numbers, timed[group], strict=True)
+    }
+
+
+def _by_order(con: duckdb.DuckDBPyConnection, ranges: Sequence[_Range], losses: Losses) -> dict[int, int]:
+    """Return launch in `seen` by range: the k-th is the k-th where there are as many, all of one device."""
+    launches = [
+        number
+        for (number,) in con.execute(
+            f"""
+            WITH launches AS (
+                SELECT number, process, thread, start_ns, start_ns + dur_ns AS end_ns FROM seen
+                WHERE level = {int(Level.RUNTIME)} AND kind = '{Kind.LAUNCH}'
+                  AND regexp_matches(name, '^(cuda|cu).*Launch.*Kernel')
+            ), nested AS (  -- a call of the runtime may show the driver's call that it makes
+                SELECT number, start_ns, coalesce(end_ns <= max(end_ns) OVER (
+                           PARTITION BY process, thread ORDER BY start_ns, end_ns DESC, number
+                           ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false) AS inside
+                FROM launches
+            )
+            SELECT number FROM nested WHERE NOT inside ORDER BY start_ns, number
+            """
+        ).fetchall()
+    ]
+    devices = {each.device for each in ranges}
+    if len(devices) == 1 and len(launches) == len(ranges):
+        losses.note(f"{len(ranges)} ranges of the range profiler were joined to as many launches by their order")
+        return {each.number: launch for each, launch in zip(ranges, launches, strict=True)}
+    why = f"of {len(devices)} GPUs" if len(devices) > 1 else f"beside {len(launches)} launches"
+    losses.note(f"{len(ranges)} ranges of the range profiler, {why}, are known by kernel, and of no operator")
+    return {}
+
+
+def _write(
+    con: duckdb.DuckDBPyConnection,
+    counted: Iterable[_Range],
+    joined: Mapping[int, int],
+    devices: Sequence[Mapping[str, Any]],
+) -> None:
+    """Write what was counted into the rows of `seen`: as attributes, and of a kernel into its own columns too."""
+    rows = []
+    for each in counted:
+        told = {"counters": each.values, "counted": {"kernel": each.name, "device": each.device}}
+        figures = metrics.figures(each.values, _capability(devices, each.device))
+        rows.append((joined[each.number], json.dumps(told), *figures))
+    columns = (
+        Column("number", "BIGINT", "of the row in `seen`"),
+        Column("told", "VARCHAR", "attributes, as JSON"),
+        *(column for name in metrics.Figures._fields for column in COLUMNS if column.name == name),
+    )
+    table.create(con, "counted", columns)
+    table.insert(con, "counted", rows, columns)
+    con.execute(
+        """
+        UPDATE seen SET attributes = json_merge_patch(coalesce(seen.attributes, '{}'), counted.told)::VARCHAR
+        FROM counted WHERE seen.number = counted.number
+        """
+    )
+    con.execute(
+        f"""
+        UPDATE seen SET
+            flops = coalesce(counted.flops, seen.flops),
+            flops_source = CASE WHEN counted.flops IS NULL THEN seen.flops_source ELSE 'counter' END,
+            dram_read_bytes = coalesce(counted.dram_read_bytes, seen.dram_read_bytes),
+            dram_write_bytes = coalesce(counted.dram_write_bytes, seen.dram_write_bytes),
+            bytes_source = CASE WHEN coalesce(counted.dram_read_bytes, counted.dram_write_bytes) IS NULL
+                           THEN seen.bytes_source ELSE 'counter' END,
+            occupancy = coalesce(counted.occupancy, seen.occupancy),
+            occupancy_source = CASE WHEN counted.occupancy IS NULL THEN seen.occupancy_source ELSE 'counter' END
+        FROM counted WHERE seen.number = counted.number AND seen.kind = '{Kind.KERNEL}'
+        """
+    )
+    con.execute("DROP TABLE counted")
+
+
+def _window(con: duckdb.DuckDBPyConnection) -> None:
+    """Give a trace that holds nothing but ranges a span: the window that they were cut out of."""
+    con.execute(
+        f"""
+        INSERT INTO seen BY NAME
+        SELECT 0 AS number, min(start_ns) AS start_ns, max(start_ns + dur_ns) - min(start_ns) AS dur_ns,
+               'window of the range profiler' AS name, {int(Level.APPLICATION)} AS level, '{Kind.USER}' AS kind,
+               'ok' AS status, 'kineto' AS collector
+        FROM ranges
+        """
+    )
+
+
+def _sums(apart: Iterable[_Range]) -> list[dict[str, Any]]:
+    """Return what was counted of each kernel by name, device and metric."""
+    found: dict[tuple[str, int, str], list[float]] = defaultdict(list)
+    for each in apart:
+        for metric, value in each.values.items():
+            found[each.name or NAMELESS, each.device, metric].append(value)
+    return [
+        {"kernel": kernel, "device": device, "metric": metric, "kernels": len(values), "sum": sum(values),
+         "least": min(values), "most": max(values)}
+        for (kernel, device, metric), values in sorted(found.items())
+    ]  # fmt: skip
