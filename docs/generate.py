@@ -34,7 +34,7 @@ STEP = f"""
           op aten::addmm 20-40 flops=1000 flops_source=shapes dram_read_bytes=99 dram_write_bytes=9 bytes_source=shapes
             launch cudaLaunchKernel 25-35 correlation_id=1
             alloc memory 36-36 alloc_bytes=64
-    kernel sm90_xmma_gemm 40-60 correlation_id=1
+    kernel sm90_xmma_gemm 40-60 correlation_id=1 attributes={{"counters":{{"dram__bytes_read.sum":64}}}}
     kernel ncclDevKernel_AllReduce_Sum_f32 70-80 attributes={COLLECTIVE}
 """
 """A step in which every analysis finds what it needs."""

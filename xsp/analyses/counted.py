@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from xsp.analyses.contract import Table, analysis, values
 from xsp.analyses.ops import NO_OPERATOR
+from xsp.importers.kineto_counters import NAMELESS
 from xsp.span import Kind, Level
 from xsp.trace import Trace
 
@@ -174,9 +175,7 @@ def _counts(trace: Trace) -> Iterator[_Count]:
                 yield _Count(kernel or counted.get("kernel"), operator, call, metric, 1, value, value, value)
     for each in (trace.run.get("counters") or {}).get("apart") or ():
         kernel = each["kernel"] if each["kernel"] != NAMELESS else None
-        yield _Count(
-            kernel, None, None, each["metric"], each["kernels"], each["sum"], each["least"], each["most"]
-        )
+        yield _Count(kernel, None, None, each["metric"], each["kernels"], each["sum"], each["least"], each["most"])
     yield from _of_ncu(trace)
 
 
