@@ -1,0 +1,143 @@
+"""What a recorded step costs a program, beside torch.profiler's own cycle.
+
+A loop runs bare, under `xsp.profile(every=N)`, and under `torch.profiler.profile` with `schedule(wait=N - 2, warmup=1,
+active=1)`, which records as often: once as it comes (`torch`), and once with the trace of each cycle written to disk
+by `export_chrome_trace`, as xsp writes its own (`torch + file`). The three take turns. What the loop takes longer than
+the bare ones around it, over the steps that were recorded, is the cost of one: switching collectors on and off,
+recording, handing over and storing, and the slower steps after it. Entering and leaving the block is not in it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter_ns
+from typing import NamedTuple
+
+import torch
+from parts import turns
+from short_steps import SIZES, Size, workload
+from torch.profiler import ProfilerActivity, profile, schedule
+
+import xsp
+
+EVERY = 10
+COLUMNS = ("step", "rounds", "bare ms", "xsp ms", "torch ms", "torch + file ms", "xsp / torch", "xsp / torch + file")
+
+
+class Loop(NamedTuple):
+    """A loop that was run under a profiler."""
+
+    taken_ns: int
+    steps: int
+    recorded: int
+
+    def cost_ns(self, bare_ns: float) -> float:
+        """Return what a recorded step cost, given what a bare one takes."""
+        return (self.taken_ns - self.steps * bare_ns) / self.recorded
+
+
+def bare(step: Callable[[], object], count: int) -> float:
+    """Return the nanoseconds of a step without any profiler."""
+    begin = perf_counter_ns()
+    for _ in range(count):
+        step()
+    return (perf_counter_ns() - begin) / count
+
+
+def under_xsp(step: Callable[[], object], recorded: int) -> Loop:
+    """Run the loop under xsp."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        xsp.profile("loop", out=Path(folder) / "run", every=EVERY, samples=False) as prof,
+    ):
+        while prof.steps_stored < 2:
+            with prof.step():
+                step()
+        steps, before = 0, prof.steps_stored
+        begin = perf_counter_ns()
+        while prof.steps_stored < before + recorded:
+            with prof.step():
+                step()
+            steps += 1
+        return Loop(perf_counter_ns() - begin, steps, recorded)
+
+
+def under_torch(step: Callable[[], object], recorded: int, write: bool) -> Loop:
+    """Run the loop under torch.profiler."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def ready(prof: profile) -> None:
+            if write:
+                prof.export_chrome_trace(str(Path(folder) / "trace.json"))
+
+        with profile(
+            activities=[ProfilerActivity.CPU],
+            schedule=schedule(wait=EVERY - 2, warmup=1, active=1),
+            on_trace_ready=ready,
+            record_shapes=True,
+        ) as prof:
+            for _ in range(2 * EVERY):
+                step()
+                prof.step()
+            begin = perf_counter_ns()
+            for _ in range(recorded * EVERY):
+                step()
+                prof.step()
+            return Loop(perf_counter_ns() - begin, recorded * EVERY, recorded)
+
+
+def measure(size: Size, rounds: int, recorded: int) -> tuple[list[float], dict[str, list[float]]]:
+    """Return the bare step of each round and what a recorded one costs there, in nanoseconds."""
+    step = workload(size, train=True)
+    ways: dict[str, Callable[[], Loop]] = {
+        "xsp": lambda: under_xsp(step, recorded),
+        "torch": lambda: under_torch(step, recorded, write=False),
+        "torch + file": lambda: under_torch(step, recorded, write=True),
+    }
+    draw = random.Random(0)
+    times, costs = [], dict[str, list[float]]((name, []) for name in ways)
+    for _ in range(rounds):
+        before = bare(step, EVERY * recorded)
+        for name in draw.sample(list(ways), k=len(ways)):
+            loop = ways[name]()
+            after = bare(step, EVERY * recorded)
+            costs[name].append(loop.cost_ns((before + after) / 2))
+            before = after
+        times.append(before)
+    return times, costs
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    options = turns.parse(turns.parser(__doc__), arguments)
+    torch.set_num_threads(1)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes two lines to stderr in each cycle
+    rounds = options.rounds or (3 if options.quick else 7)
+    report = turns.Report("step_cost", "What a recorded step costs the program, ms [95 %]", COLUMNS)
+    for size in SIZES[2:5:2] if options.quick else SIZES[2:7]:
+        times, costs = measure(size, rounds, 10 if options.quick else 20)
+        ratios = [
+            turns.middle([ours / theirs for ours, theirs in zip(costs["xsp"], costs[name], strict=True)])
+            for name in ("torch", "torch + file")
+        ]
+        report.add(
+            [
+                f"training ~{size.ms:g} ms",
+                str(rounds),
+                f"{turns.median(times) / 1e6:.2f}",
+                *(turns.middle(costs[name]).shown(1, 1e-6) for name in costs),
+                *(each.shown(2) for each in ratios),
+            ],
+            bare=times,
+            costs=costs,
+            ratios=ratios,
+        )
+    report.finish(options)
+
+
+if __name__ == "__main__":
+    main()
