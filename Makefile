@@ -49,7 +49,7 @@ $(VENV)/bin/uv:
 	@$(BIN)/python -m pip install --quiet uv
 
 $(VENV)/.models: $(VENV)/bin/uv pyproject.toml
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[models]'
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[models,otel]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/uv pyproject.toml

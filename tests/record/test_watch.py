@@ -163,12 +163,12 @@ def test_of_a_script_that_fails_under_xsp_run_the_traceback_alone_is_left(tmp_pa
     script = tmp_path / "script.py"
     script.write_text(
         "import time, torch\nm = torch.nn.Linear(4, 4).eval()\n"
-        "for _ in range(30): m(torch.ones(1, 4)); time.sleep(0.1)\nraise ValueError('as ever')\n"
+        "for _ in range(10): m(torch.ones(1, 4)); time.sleep(0.1)\nraise ValueError('as ever')\n"
     )
     run = ["-m", "xsp.cli", "run", "--no-samples", "--levels", "M", "-o", str(tmp_path / "run"), str(script)]
     written, code = in_terminal(run, 60)
     assert code == 1
-    assert written.count(b"xsp: step ") >= 2
+    assert b"xsp: step " in written, "how often depends on how long the drawing takes"
     shown = left_on_screen(written)
     assert shown.startswith(f'Traceback (most recent call last):\n  File "{script}", line 4')
     assert "xsp: step" not in shown

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 SUMMARY = "watch a run while it goes on"
@@ -45,9 +44,15 @@ def run(given: argparse.Namespace) -> int:
     if given.once or not sys.stdout.isatty():
         console.print(watched(figures), end="", soft_wrap=True)
         return 0
-    with Live(watched(figures), console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
+    live = Live(watched(figures), console=console, auto_refresh=False)
+    try:  # around the start too: who sees the first figures may interrupt before it has returned
+        live.start(refresh=True)
         while not figures.finished:
             time.sleep(given.interval)
             figures = look(given.run)
             live.update(watched(figures), refresh=True)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        live.stop()
     return 0
