@@ -298,7 +298,7 @@ def analyses_part() -> str:
     )
     lines: list[str] = []
     for each in ANALYSES.values():
-        needs = ", ".join(level.name for level in each.needs)
+        needs = ", ".join(level.name for level in each.needs) or "no level"
         lines += [
             f"### {each.id}: {each.title}",
             "",

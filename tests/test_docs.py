@@ -14,7 +14,7 @@ import pytest
 import xsp
 from xsp import rundir
 from xsp.analyses import ANALYSES
-from xsp.cli import COMMANDS
+from xsp.cli import COMMANDS, main
 from xsp.recording.schedule import RUNG_NAMES
 from xsp.span import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Kind, Level, Rule
 
@@ -134,6 +134,27 @@ def test_blocks_of_python_are_python() -> None:
     for page in PAGES:
         for block in blocks(name_of(page), "python"):
             compile(block, name_of(page), "exec")
+
+
+SHOWN = re.compile(r"^<!-- output of: (\S+)(.*?) -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("trace", "arguments", "shown"), [found.groups() for found in SHOWN.finditer(read("docs/use/gpu-trace.md"))]
+)
+def test_outputs_of_public_traces_are_those_of_today(
+    trace: str, arguments: str, shown: str, shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    source = shared / "traces" / trace
+    if not source.is_file():
+        pytest.skip(f"{trace} is not in the folder of sample traces")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["analyze", str(source), *arguments.split()]) == 0
+    rest = " ".join(capsys.readouterr().out.split())
+    for part in (" ".join(part.split()) for part in re.split(r"(?<!\S)…", shown)):
+        _, found, rest = rest.partition(part)
+        assert found == part, f"docs/use/gpu-trace.md shows this of {trace}, and it is not printed (any more): {part}"
 
 
 # --- nothing leads astray -----------------------------------------------------------------------------
