@@ -17,7 +17,7 @@ from parts import gpu_workloads, turns
 import xsp
 from xsp.collector import Kernels
 from xsp.models import Workload
-from xsp.span import Grade, Level
+from xsp.schema import Grade, Level
 
 GOAL = 0.99
 COLUMNS = ("model, phase", "source", "steps", "device ms", "exact %", "inferred %", "unknown %", "≥ 99 % exact")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from parts import gpu_workloads, turns
 from parts.levels import Levels
 
-from xsp.span import Kind, Level
+from xsp.schema import Kind, Level
 
 GOAL_PER_S = 200_000
 NODES = 1000

@@ -13,7 +13,7 @@ from parts import gpu_workloads, turns
 from parts.levels import Levels
 
 from xsp.models import Workload
-from xsp.span import Kind, Level, Span
+from xsp.schema import Kind, Level, Span
 
 COLUMNS = (
     "model", "rounds", "kernels: cupti", "kernels: kineto", "same names", "same order", "sum: cupti / kineto",

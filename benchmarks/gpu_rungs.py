@@ -14,7 +14,7 @@ from parts.levels import Levels
 from parts.turns import Condition, Group
 
 from xsp.models import Workload
-from xsp.span import Level
+from xsp.schema import Level
 
 LAYER_GOAL = 1.02
 COLUMNS = (

@@ -20,7 +20,7 @@ from parts import gpu_workloads, turns
 
 import xsp
 from xsp.models import Workload
-from xsp.span import Level
+from xsp.schema import Level
 
 GOAL = 0.02
 LEAST_NS = 50_000

@@ -14,7 +14,7 @@ from parts.levels import Levels
 from parts.turns import Condition, Group
 
 from xsp.models import Workload
-from xsp.span import Level
+from xsp.schema import Level
 
 GOAL = 1.03
 COLUMNS = ("model", "layers", "rounds", "bare ms", "off %", "M %", "M/L %", "ns per layer", "≤ 3 %")

@@ -14,7 +14,7 @@ from parts.levels import Levels
 from parts.turns import Condition, Group
 
 from xsp.models import Workload
-from xsp.span import Level
+from xsp.schema import Level
 
 COLUMNS = (
     "model", "layers + ops", "rounds", "bare ms", "xsp adds %", "torch.profiler adds %", "without shapes adds %",

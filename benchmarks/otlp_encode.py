@@ -34,8 +34,8 @@ from parts import turns
 from parts.turns import Condition, Group
 
 from xsp import semconv, table
-from xsp.exporters import encode
-from xsp.exporters.ordered import Ordered
+from xsp.otlp import encode
+from xsp.otlp.ordered import Ordered
 
 GOAL = 100
 STEP = 10_000

@@ -1,7 +1,7 @@
 """Parents for five million spans (more with --sizes): how long the bulk placement takes, and does it grow linearly?
 
 The spans are fabricated: steps on four threads in turn, layers in them, operators in the layers, launches in the
-operators, and a kernel for each launch. What is measured is `xsp.intake.placing.place`: identities, parents, steps,
+operators, and a kernel for each launch. What is measured is `xsp.correlate.columns.place`: identities, parents, steps,
 layers and keys. Up to 200 thousand spans, `xsp.correlate` takes turns with it on the same spans.
 """
 
@@ -23,10 +23,11 @@ from kineto_scale import slope
 from parts import turns
 
 from xsp import table
-from xsp.correlate import correlate
+from xsp.correlate import columns as placing
+from xsp.correlate.evidence import correlate
 from xsp.importers.contract import SEEN, Losses, Seen
-from xsp.intake import placing, tables
-from xsp.span import Kind, Level, Span
+from xsp.ingest import tables
+from xsp.schema import Kind, Level, Span
 
 SIZES = (200_000, 1_000_000, 2_000_000, 5_000_000)
 SMALL = 200_000

@@ -82,7 +82,7 @@ def _add(report: turns.Report, count: int, each: Sequence[dict[str, Any]]) -> No
 def _turn(source: Path, run: Path | None = None) -> None:
     """Import a folder into a run directory, or ask a run directory, in this process; print what it took."""
     import xsp
-    from xsp.intake.importing import import_into
+    from xsp.ingest.sources import import_into
 
     begin, spans = time.perf_counter(), 0
     if run is not None:

@@ -23,8 +23,8 @@ from parts.turns import Condition, Group
 
 from xsp import models, rundir
 from xsp.device import machine as device
-from xsp.recording import measure
-from xsp.recording.writer import Writer
+from xsp.launch import models as measure
+from xsp.record.writer import Writer
 from xsp.samples.host import Host
 
 GOAL = 1.01

@@ -22,7 +22,7 @@ from parts.turns import Figure
 
 import xsp
 from xsp import summary
-from xsp.recording import quiet
+from xsp.record import quiet
 
 SHORT_MS = 1.0
 GOALS = (0.05, 0.02)

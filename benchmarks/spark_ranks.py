@@ -22,7 +22,7 @@ from parts.rank_traces import Job, write
 from parts.spark_cluster import differences, two_executors
 
 if TYPE_CHECKING:
-    from xsp.trace import Trace
+    from xsp.store.trace import Trace
 
 RANKS = (8, 64)
 ASKED = ("stragglers", "steps", "device-activity", "idle-causes")
@@ -65,7 +65,7 @@ def measure(options: argparse.Namespace, ranks: Sequence[int], engine: str, plac
 
 def _imported(place: Path, ranks: int, options: argparse.Namespace) -> Path:
     """Write a job and import it; return the run directory."""
-    from xsp.intake.importing import import_into
+    from xsp.ingest.sources import import_into
 
     size = FEW if options.quick else MANY
     write(place, Job(ranks, size.steps, size.layers, size.kernels, stragglers={1: 1.5}, seed=options.seed))

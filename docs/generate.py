@@ -20,8 +20,8 @@ from xsp import analyses, semconv, testing
 from xsp.analyses import ANALYSES, Analysis
 from xsp.cli import _parser
 from xsp.errors import AnalysisError
-from xsp.span import COLUMNS, LOOP_COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, SCHEMA_VERSION, Column, Kind, Level, Rule
-from xsp.trace import Trace
+from xsp.schema import COLUMNS, LOOP_COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, SCHEMA_VERSION, Column, Kind, Level, Rule
+from xsp.store.trace import Trace
 
 DOCS = Path(__file__).resolve().parent
 NOTICE = "<!-- Written by docs/generate.py from the source. Change the source, then run `make docs`. -->"

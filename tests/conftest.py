@@ -9,7 +9,7 @@ import pytest
 from realparts import Collector, Jaeger, to_file
 
 from xsp import testing
-from xsp.recording import session
+from xsp.record import session
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _OURS = ("ONEDNN_VERBOSE_TIMESTAMP", "KINETO_LOG_LEVEL", "NVTX_INJECTION64_PATH", "CUBLAS_NVTX_LEVEL")

@@ -15,8 +15,8 @@ import xsp
 from xsp import rundir
 from xsp.analyses import ANALYSES
 from xsp.cli import COMMANDS, main
-from xsp.recording.schedule import RUNG_NAMES
-from xsp.span import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Kind, Level, Rule
+from xsp.levels import RUNG_NAMES
+from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Kind, Level, Rule
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("xsp", "tests", "benchmarks", "collectors", "deploy", "docs", "notebooks")

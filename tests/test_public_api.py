@@ -105,7 +105,7 @@ def test_every_error_is_an_xsp_error_and_stands_in_the_tree() -> None:
 
 
 def test_the_columns_of_the_table_are_the_fields_of_a_span() -> None:
-    from xsp.span import COLUMNS, MERGED_COLUMNS, Span
+    from xsp.schema import COLUMNS, MERGED_COLUMNS, Span
 
     assert [column.name for column in COLUMNS] == list(Span._fields)
     names = [column.name for column in (*COLUMNS, *MERGED_COLUMNS)]

@@ -11,11 +11,11 @@ import pytest
 
 import xsp
 from xsp import rundir, table
-from xsp.correlate import correlate
+from xsp.correlate.evidence import correlate
 from xsp.errors import OutputError, TraceError, UnwritableError
-from xsp.recording.store import Store
-from xsp.runs import parts
-from xsp.span import Level
+from xsp.ingest.load import parts
+from xsp.schema import Level
+from xsp.store.write import Store
 from xsp.testing import spans
 
 

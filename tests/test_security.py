@@ -18,9 +18,9 @@ import xsp
 from xsp import cli, rundir, table
 from xsp.analyses import ANALYSES
 from xsp.errors import AnalysisError, TraceError, XspError
-from xsp.intake import jobs
+from xsp.ingest import jobs
 from xsp.report import html
-from xsp.span import COLUMNS
+from xsp.schema import COLUMNS
 from xsp.testing import spans, trace_of
 
 HOSTILE = (
@@ -332,5 +332,5 @@ def test_nothing_that_is_read_is_run() -> None:
             found.update({(path.name, "shell")} if is_shell else set())
             reads = isinstance(node, ast.Attribute) and ast.unparse(node) in ("marshal.load", "marshal.loads")
             found.update({(path.name, "marshal")} if reads else set())
-    pipe = {("correlating.py", "marshal"), ("writer.py", "marshal")}
+    pipe = {("worker.py", "marshal"), ("writer.py", "marshal")}
     assert found <= {("script.py", "exec"), ("script.py", "compile"), ("torchmemory.py", "pickle"), *pipe}

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from xsp.collector import Collector
-from xsp.span import Kind, Level, Span
+from xsp.schema import Kind, Level, Span
 from xsp.testing import FakeClock, check_collector, spans, trace_of, tree
 
 

@@ -17,8 +17,8 @@ from test_security import run_of_others
 
 import xsp
 from xsp import cli, table
+from xsp.receiver import loopback
 from xsp.report import html
-from xsp.serve import doors
 
 PROGRAM = """
 import torch, xsp
@@ -48,7 +48,7 @@ os.uname, socket.gethostname, platform.node = lambda: named, lambda: host, lambd
 """
 
 
-class _Collector(doors.Prompt):
+class _Collector(loopback.Prompt):
     """Takes what is sent."""
 
     bodies: ClassVar[list[str]] = []
@@ -61,7 +61,7 @@ class _Collector(doors.Prompt):
 
 @pytest.fixture
 def collector() -> Iterator[int]:
-    with doors.Door(("127.0.0.1", 0), _Collector, connections=8) as door:
+    with loopback.Door(("127.0.0.1", 0), _Collector, connections=8) as door:
         threading.Thread(target=door.serve_forever, args=(0.05,), daemon=True).start()
         yield door.server_port
         door.shutdown()

@@ -15,17 +15,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from xsp.errors import XspError
-from xsp.recording.blocks import span
-from xsp.recording.session import profile
-from xsp.span import Kind, Level, Rule, Span
+from xsp.record.blocks import span
+from xsp.record.session import profile
+from xsp.schema import Kind, Level, Rule, Span
 from xsp.version import __version__
 
 if TYPE_CHECKING:
     from xsp import analyses
     from xsp.comparison import compare
-    from xsp.runs import load
-    from xsp.service.instrumented import instrument
-    from xsp.trace import Trace
+    from xsp.ingest.load import load
+    from xsp.instrumentation.instrument import instrument
+    from xsp.store.trace import Trace
 
 __all__ = [
     "Kind",
@@ -45,11 +45,12 @@ __all__ = [
 
 # The table engine must not enter the measured process: these load when somebody first asks for them.
 _LAZY = {
-    "Trace": "xsp.trace",
+    "Trace": "xsp.store.trace",
     "analyses": "xsp.analyses",
     "compare": "xsp.comparison",
-    "instrument": "xsp.service.instrumented",
-    "load": "xsp.runs",
+    "instrument": "xsp.instrumentation.instrument",
+    "load": "xsp.ingest.load",
+    "runs": "xsp.ingest.load",
 }
 
 
@@ -57,7 +58,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'xsp' has no attribute {name!r}")
     module = import_module(_LAZY[name])
-    return module if name == "analyses" else getattr(module, name)
+    return module if name in {"analyses", "runs"} else getattr(module, name)
 
 
 def __dir__() -> list[str]:

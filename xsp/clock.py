@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from xsp.span import Span
+from xsp.schema import Span
 
 monotonic_ns = time.perf_counter_ns
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from xsp.errors import UsageError
-from xsp.span import Kind, Level, Span
+from xsp.schema import Kind, Level, Span
 
 
 class Signal(enum.Enum):

@@ -2,16 +2,16 @@
 
 ```
 RUN/
-  run.json             what was run, where, with which settings, and what is missing; see `xsp.recording.runfile`
-  steps/000004.parquet one segment a step, columns as in `xsp.span.COLUMNS`
-  samples/000000.parquet power, clocks, memory meanwhile, in portions; columns `xsp.span.SAMPLE_COLUMNS`
-  loop.parquet         a row for each step that ran, recorded or not; columns `xsp.span.LOOP_COLUMNS`
+  run.json             what was run, where, with which settings, and what is missing; see `xsp.record.description`
+  steps/000004.parquet one segment a step, columns as in `xsp.schema.COLUMNS`
+  samples/000000.parquet power, clocks, memory meanwhile, in portions; columns `xsp.schema.SAMPLE_COLUMNS`
+  loop.parquet         a row for each step that ran, recorded or not; columns `xsp.schema.LOOP_COLUMNS`
   loop.rows            the same while the run goes on: 64-bit numbers, see `xsp.loop`
   merged.parquet       the leveled steps merged into one true step; written when the run ends
-  progress.json        how far the run is, while it goes on; see `xsp.recording.underway`
-  delivery.json        which steps were delivered to which endpoint; see `xsp.exporters.delivery`
+  progress.json        how far the run is, while it goes on; see `xsp.record.progress`
+  delivery.json        which steps were delivered to which endpoint; see `xsp.otlp.delivery`
   rank-0000/           a run for each process of a distributed program
-  job.txt              which job's ranks these are, where no launcher of xsp's says it; see `xsp.recording.placing`
+  job.txt              which job's ranks these are, where no launcher of xsp's says it; see `xsp.record.output`
   arrived/             what `xsp serve` received and has not put in order yet
   serialised/          a re-run with one thing at a time, where parents were ambiguous (`xsp run --resolve`)
 ```
@@ -47,7 +47,7 @@ RANKS = "ranks"
 STEPS = "steps"
 SAMPLES = "samples"
 WAITING = "arrived"
-"""Folder with what a receiver took and has not put in order yet (`xsp.intake`)."""
+"""Folder with what a receiver took and has not put in order yet (`xsp.ingest`)."""
 
 MERGED_FILE = "merged.parquet"
 LOOP_FILE = "loop.parquet"

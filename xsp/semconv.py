@@ -2,7 +2,7 @@
 
 Names come from OpenTelemetry's semantic conventions where they have one (`service.*`, `host.*`, `process.*`,
 `thread.*`, `code.*`, `hw.*`, `gen_ai.*`); what they do not name is under `xsp.*`, and under `cuda.*` what only
-device work has. The attribute of a column stands with the column, in `xsp.span.COLUMNS`; here is the rest:
+device work has. The attribute of a column stands with the column, in `xsp.schema.COLUMNS`; here is the rest:
 what a resource says, and how the JSON of the column `attributes` becomes single attributes and back.
 """
 
@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from xsp.span import COLUMNS, Kind, Level
+from xsp.schema import COLUMNS, Kind, Level
 from xsp.version import __version__
 
 SERVICE = "xsp"
@@ -25,7 +25,7 @@ RUN = "xsp.run"
 """Attribute of a run's span: the content of its `run.json`, as text."""
 
 LOOP = "xsp.loop"
-"""Attribute of a loop's span: rows of the table `loop`, as JSON text; see `xsp.loop.spans`."""
+"""Attribute of a loop's span: rows of the table `loop`, as JSON text; see `xsp.store.loop.spans`."""
 
 RUN_ID = "xsp.run.id"
 RUN_NAME = "xsp.run.name"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from xsp.errors import OutputError, TraceError
-from xsp.span import COLUMNS, Column, Span
+from xsp.schema import COLUMNS, Column, Span
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

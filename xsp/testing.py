@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from xsp.collector import Collector
-from xsp.span import Kind, Level, Span
+from xsp.schema import Kind, Level, Span
 
 if TYPE_CHECKING:
-    from xsp.trace import Trace
+    from xsp.store.trace import Trace
 
 LEVELS = {
     Kind.RUN: Level.APPLICATION, Kind.LOOP: Level.APPLICATION, Kind.USER: Level.APPLICATION,
@@ -81,7 +81,7 @@ def _value(text: str) -> Any:
 
 def tree(step: Iterable[Span]) -> str:
     """Correlate the spans of a step and draw them, each under its parent: `kind name`."""
-    from xsp.correlate import correlate
+    from xsp.correlate.evidence import correlate
 
     rows = correlate(step)
     known = {row.span_id for row in rows}
@@ -104,8 +104,8 @@ def trace_of(rows: Iterable[Span], run: dict[str, Any] | None = None) -> Trace:
     span, and timed unless it says otherwise.
     """
     from xsp import table
-    from xsp.correlate import correlate
-    from xsp.overhead import true_trace
+    from xsp.correlate.evidence import correlate
+    from xsp.store.merge import true_trace
 
     steps = defaultdict(list)
     for row in rows:
@@ -141,8 +141,8 @@ def with_loop(trace: Trace, rows: Iterable[dict[str, Any]], kind: int | None = N
         kind: of the steps that the figures are to be of; the heaviest unless told otherwise.
     """
     from xsp import table
-    from xsp.overhead import true_trace
-    from xsp.span import LOOP_COLUMNS
+    from xsp.schema import LOOP_COLUMNS
+    from xsp.store.merge import true_trace
 
     table.create(trace.con, "loop", LOOP_COLUMNS)
     filled = [{**_IN_LOOP, **row} for row in rows]

@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 
 from xsp import identity, rundir, table
-from xsp.span import Kind, Level, Span
+from xsp.schema import Kind, Level, Span
 
 EPOCH_NS = 1_790_000_000_000_000_000
 KERNELS = [f"void implicit_gemm_{kind}_{size}x{size}x32_stage{stage}<float, 128, 3>(float const*, float const*, float*)"

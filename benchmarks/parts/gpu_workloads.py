@@ -10,7 +10,7 @@ from dataclasses import replace
 from parts import turns, workloads
 from xsp import models
 from xsp.collector import Kernels
-from xsp.recording import measure
+from xsp.launch import models as measure
 
 BILLION = (
     "transformers:LlamaForCausalLM?num_hidden_layers=16&hidden_size=2048&intermediate_size=8192"

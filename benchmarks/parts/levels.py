@@ -10,7 +10,7 @@ from time import perf_counter_ns
 from parts import turns
 from xsp import plugins
 from xsp.collector import Collector
-from xsp.span import Level, Span
+from xsp.schema import Level, Span
 
 
 class Levels:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from parts import turns
 from xsp import models
-from xsp.recording import measure
+from xsp.launch import models as measure
 
 TEN = (
     "torchvision:mobilenet_v3_large",

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from xsp.span import Kind, Level, Span
+from xsp.schema import Kind, Level, Span
 
 NAME = "xsp.collective.name"
 COMMUNICATOR = "xsp.collective.communicator"

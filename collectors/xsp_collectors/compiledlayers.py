@@ -6,7 +6,7 @@ of layers: the time from the first to the last operator in a row that belongs to
 operator goes to the layer whose call the forward pass of the same graph showed.
 
 An operator that was fused from several layers belongs to the innermost layer around all of them, which is weaker
-evidence (`xsp.span.Rule.PROVENANCE`); its attributes name the layers and the nodes.
+evidence (`xsp.schema.Rule.PROVENANCE`); its attributes name the layers and the nodes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from xsp.span import Kind, Level, Rule, Span
-from xsp_collectors.layerrows import Path, Rows, common, identifier
+from xsp.schema import Kind, Level, Rule, Span
+from xsp_collectors.layercalls import Path, Rows, common, identifier
 from xsp_collectors.provenance import CompiledGraphs, Graph, Site
 
 _CALL = re.compile(r"^## Call CompiledFxGraph (\S+) ##$")

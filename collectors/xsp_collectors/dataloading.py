@@ -14,7 +14,7 @@ from torch.utils.data import dataloader
 
 from xsp.clock import monotonic_ns
 from xsp.collector import Collector, Signal
-from xsp.span import Kind, Level, Span
+from xsp.schema import Kind, Level, Span
 
 
 class DataLoading(Collector):

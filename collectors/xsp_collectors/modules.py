@@ -21,7 +21,7 @@ from torch import nn
 
 from xsp.clock import monotonic_ns
 from xsp.collector import Collector, Probe, Signal, ignore
-from xsp.span import Kind, Level, Span
+from xsp.schema import Kind, Level, Span
 from xsp_collectors import language
 from xsp_collectors.tensors import Sketch, describe, first_shape, sketch, tensor_bytes
 

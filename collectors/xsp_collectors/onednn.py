@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 
 from xsp.collector import Collector, Probe
-from xsp.span import Kind, Level, Span
+from xsp.schema import Kind, Level, Span
 from xsp_collectors.cstdout import CapturedStdout
 
 _PREFIX = b"onednn_verbose,"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from xsp_collectors.layerrows import Layer, Path
+from xsp_collectors.layercalls import Layer, Path
 
 
 class Site(NamedTuple):

@@ -2,7 +2,7 @@
 
 Recording the shapes of an operator's inputs costs more than recording its time, and they are the same in
 every step that has the same inputs. So timed steps record times, and the step that describes records shapes
-and memory; `xsp.overhead` joins the two by structure.
+and memory; `xsp.store.merge` joins the two by structure.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler as autograd_profiler
 
 from xsp.collector import Collector, Kernels, Probe
-from xsp.flops import flops
-from xsp.span import Kind, Level, Span
-from xsp.traffic import traffic
+from xsp.cost.flops import flops
+from xsp.cost.traffic import traffic
+from xsp.schema import Kind, Level, Span
 from xsp_collectors import collectives, compiledlayers, kinetolaunches, kinetouse
 from xsp_collectors.cuda.calls import kind_of
 from xsp_collectors.provenance import CompiledGraphs

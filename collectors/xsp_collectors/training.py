@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 
 from xsp.clock import monotonic_ns
 from xsp.collector import Collector, Signal
-from xsp.span import Kind, Level, Span
+from xsp.schema import Kind, Level, Span
 
 _ENGINE = "_engine_run_backward"
 

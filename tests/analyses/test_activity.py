@@ -9,9 +9,9 @@ import pytest
 
 from xsp.analyses import ANALYSES
 from xsp.errors import AnalysisError
-from xsp.span import Span
+from xsp.schema import Span
+from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
-from xsp.trace import Trace
 
 # two streams and a copy, in µs: 100-200 computes, 150-300 communicates, 290-320 copies, 400-500 computes
 DEVICE = """

@@ -11,9 +11,9 @@ import pytest
 from xsp import analyses
 from xsp.analyses import ANALYSES, Analysis, optimal_batch
 from xsp.errors import AnalysisError
-from xsp.span import Level, Span
+from xsp.schema import Level, Span
+from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
-from xsp.trace import Trace
 
 # One training step on a CPU, in µs. `net` adds by itself after its two children.
 STEP = """

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from xsp import analyses
-from xsp.span import Span
+from xsp.schema import Span
 from xsp.testing import spans, trace_of
 from xsp_collectors import collectives
 

@@ -10,11 +10,11 @@ import pytest
 
 from xsp import load
 from xsp.analyses import ANALYSES
-from xsp.clocks import Clock, Difference, align
+from xsp.analyses.alignment import Clock, Difference, align
 from xsp.errors import AnalysisError
-from xsp.span import Span
+from xsp.schema import Span
+from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
-from xsp.trace import Trace
 
 
 def ask(name: str, trace: Trace, columns: str) -> list[tuple[Any, ...]]:

@@ -10,7 +10,7 @@ import pytest
 
 from xsp.analyses.critical import CRITICAL_PATH, CRITICAL_PATH_SUMMARY
 from xsp.errors import AnalysisError
-from xsp.span import Span
+from xsp.schema import Span
 from xsp.testing import spans, trace_of
 
 

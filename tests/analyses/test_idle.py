@@ -10,8 +10,8 @@ import pytest
 import xsp
 from xsp.analyses import ANALYSES
 from xsp.analyses.idle import LAUNCH_NS
+from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
-from xsp.trace import Trace
 
 
 def ask(name: str, trace: Trace, columns: str) -> list[tuple[Any, ...]]:

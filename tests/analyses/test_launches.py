@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from xsp.analyses import ANALYSES
+from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
-from xsp.trace import Trace
 
 STEP = """
     step s                      0-2000

@@ -10,11 +10,11 @@ import pytest
 from xsp.analyses.contract import Analysis
 from xsp.analyses.memory import MEMORY_STEPS, MEMORY_TIMELINE, MIB, NO_FREES, OF_DEVICES, SUMMED, TOTALS
 from xsp.errors import AnalysisError
-from xsp.overhead import true_trace
-from xsp.span import Span
+from xsp.schema import Span
+from xsp.store.merge import true_trace
+from xsp.store.trace import Trace
 from xsp.table import connect, create, insert
 from xsp.testing import spans, trace_of
-from xsp.trace import Trace
 
 # (µs, MiB, address, total MiB after it, layer): conv's output stays, its workspace goes; relu's output stays.
 CHANGES = [

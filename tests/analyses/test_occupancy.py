@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from xsp import runs
 from xsp.device.occupancy import LIMITS, estimate, resident_blocks
+from xsp.ingest import load
 from xsp.testing import spans, trace_of
 
 
@@ -97,7 +97,7 @@ TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "kineto_nvi
 )
 def test_on_real_launches_it_is_what_pytorch_estimates(name: str) -> None:
     """PyTorch writes whole percent, and 0 for blocks with more than 48 KiB of shared memory."""
-    trace = runs.load(TRACES / f"{name}.json.gz")
+    trace = load.load(TRACES / f"{name}.json.gz")
     device = trace.run["machine"]["device_properties"][0]
     launches = trace.sql(
         "SELECT DISTINCT attributes, occupancy FROM spans WHERE kind = 'kernel' AND occupancy IS NOT NULL"

@@ -13,10 +13,10 @@ import pytest
 import xsp
 from xsp import analyses
 from xsp.health import health
-from xsp.span import Level
+from xsp.schema import Level
+from xsp.store.trace import Trace
+from xsp.store.views import NS
 from xsp.testing import spans, trace_of
-from xsp.trace import Trace
-from xsp.views import NS
 
 torch = pytest.importorskip("torch")
 

@@ -12,8 +12,8 @@ import xsp
 from xsp import analyses
 from xsp.analyses.phases import Interval, each_once
 from xsp.report import text
+from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of, with_loop
-from xsp.trace import Trace
 
 
 def phases(trace: Trace) -> dict[str, tuple[Any, ...]]:

@@ -13,7 +13,7 @@ import xsp
 from xsp.analyses import ANALYSES
 from xsp.health import health
 from xsp.health.finding import Severity
-from xsp.trace import Trace
+from xsp.store.trace import Trace
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from realparts import Jaeger, fetched  # noqa: E402
 import xsp  # noqa: E402
 from xsp.cli import main  # noqa: E402
 from xsp.health import health  # noqa: E402
-from xsp.span import Kind, Level, Span  # noqa: E402
+from xsp.schema import Kind, Level, Span  # noqa: E402
 from xsp.testing import spans, trace_of  # noqa: E402
 from xsp_collectors import collectives  # noqa: E402
 

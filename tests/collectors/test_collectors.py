@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 
 from xsp import plugins  # noqa: E402
 from xsp.doctor import collectors  # noqa: E402
-from xsp.recording.calibrate import cost_per_span  # noqa: E402
-from xsp.span import Level  # noqa: E402
+from xsp.record.calibration import cost_per_span  # noqa: E402
+from xsp.schema import Level  # noqa: E402
 from xsp.testing import check_collector  # noqa: E402
 from xsp_collectors.dataloading import DataLoading  # noqa: E402
 from xsp_collectors.modules import ModuleCalls  # noqa: E402
@@ -159,7 +159,7 @@ def test_primitives_come_with_the_programs_own_output_passed_on(capfd):
 PRIMITIVES = """
     import json, torch
     from xsp_collectors.onednn import OneDnnPrimitives
-    from xsp.span import Level
+    from xsp.schema import Level
     from xsp.testing import check_collector
     layer, x = torch.nn.Conv2d(16, 32, 3), torch.randn(4, 16, 32, 32)
     with torch.no_grad():

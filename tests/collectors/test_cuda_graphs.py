@@ -14,11 +14,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import xsp  # noqa: E402
-from xsp.correlate import correlate  # noqa: E402
-from xsp.span import Span  # noqa: E402
+from xsp.correlate.evidence import correlate  # noqa: E402
+from xsp.schema import Span  # noqa: E402
 from xsp.testing import spans  # noqa: E402
 from xsp_collectors.cuda.graphs import Captures, place  # noqa: E402
-from xsp_collectors.layerrows import Layer  # noqa: E402
+from xsp_collectors.layercalls import Layer  # noqa: E402
 
 CREATED, CLONED = 13, 20
 

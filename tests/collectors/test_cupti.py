@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 import xsp  # noqa: E402
 from xsp.errors import PluginError, UsageError  # noqa: E402
-from xsp.span import Level  # noqa: E402
+from xsp.schema import Level  # noqa: E402
 from xsp.testing import check_collector  # noqa: E402
 from xsp_collectors import kinetouse  # noqa: E402
 from xsp_collectors.cuda import claim, cupti, cuptitrial, hostclock, injection, libcupti  # noqa: E402

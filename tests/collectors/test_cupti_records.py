@@ -22,8 +22,8 @@ from fakecupti import (
     record,
 )
 
-from xsp.correlate import correlate
-from xsp.span import Level, Span
+from xsp.correlate.evidence import correlate
+from xsp.schema import Level, Span
 from xsp.testing import spans, tree
 from xsp_collectors.cuda import calls
 from xsp_collectors.cuda.activities import Activity, ApiCall

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import xsp  # noqa: E402
-from xsp.correlate import correlate  # noqa: E402
+from xsp.correlate.evidence import correlate  # noqa: E402
 from xsp.testing import spans  # noqa: E402
 from xsp_collectors.torchops import _spans_of  # noqa: E402
 

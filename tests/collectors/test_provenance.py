@@ -16,11 +16,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import xsp  # noqa: E402
-from xsp.correlate import correlate  # noqa: E402
-from xsp.span import Span  # noqa: E402
+from xsp.correlate.evidence import correlate  # noqa: E402
+from xsp.schema import Span  # noqa: E402
 from xsp.testing import spans  # noqa: E402
 from xsp_collectors.compiledlayers import place  # noqa: E402
-from xsp_collectors.layerrows import Layer, Path, common  # noqa: E402
+from xsp_collectors.layercalls import Layer, Path, common  # noqa: E402
 from xsp_collectors.provenance import CompiledGraphs, Graph, Site, paths_of_lowered, sites_of  # noqa: E402
 
 needs_a_compiler = pytest.mark.skipif(

@@ -22,9 +22,9 @@ from xsp.comparison.evidence import RUNS, STEPS
 from xsp.comparison.series import Series
 from xsp.comparison.significance import p_value, ranked
 from xsp.errors import AnalysisError, UsageError
-from xsp.span import Span
+from xsp.schema import Span
+from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
-from xsp.trace import Trace
 
 NOISE = (0, 3, -2, 1, -1, 2)
 
@@ -263,7 +263,7 @@ def test_all_runs_are_compared_by_the_same_kind_of_step(monkeypatch: pytest.Monk
         trace.con.execute(f"UPDATE alike SET step_kind = {heaviest if kind is None else kind}")
         return trace
 
-    monkeypatch.setattr("xsp.runs.load", two_kinds)
+    monkeypatch.setattr("xsp.ingest.load.load", two_kinds)
     a, b = loading.load(["a1", "a2"], ["b1", "b2"])
     assert [loading.kind_name(trace) for trace in (*a, *b)] == ["critic"] * 4
     a, b = loading.load(["a2", "a1"], ["b1"], kind=0)
@@ -520,7 +520,7 @@ def test_a_gate_says_where_the_runs_cannot_tell_and_the_code_can_be_chosen(
         "one": run(NET, repeats=1),
         "half": run(NET, conv=30),
     }
-    monkeypatch.setattr("xsp.runs.load", lambda place, **_: of[str(place)])
+    monkeypatch.setattr("xsp.ingest.load.load", lambda place, **_: of[str(place)])
     for after, said in (("b", "+8.8 %"), ("same", "+0.0 %"), ("one", "no repeats")):
         assert main(["compare", "a", after, "--fail-if-slower", "5%"]) == 3
         told = capsys.readouterr().err
@@ -541,7 +541,7 @@ def test_a_gate_over_several_runs_passes_only_what_is_known(monkeypatch: pytest.
     of = {f"a{k}": each for k, each in enumerate(starts(100, 101, 99, 100))}
     of |= {f"b{k}": each for k, each in enumerate(starts(101, 100, 99, 102))}
     of |= {f"c{k}": each for k, each in enumerate(starts(100, 140, 90, 120))}
-    monkeypatch.setattr("xsp.runs.load", lambda place, **_: of[str(place)])
+    monkeypatch.setattr("xsp.ingest.load.load", lambda place, **_: of[str(place)])
     a, b, c = ([f"{letter}{k}" for k in range(4)] for letter in "abc")
     assert main(["compare", *a, "--with", *b, "--fail-if-slower", "5%"]) == 0
     assert main(["compare", *a, "--with", *c, "--fail-if-slower", "5%"]) == 3

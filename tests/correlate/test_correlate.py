@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xsp.correlate import TOLERANCE_NS, _Node, correlate
-from xsp.span import Kind, Level, Rule, Span
+from xsp.correlate.evidence import TOLERANCE_NS, _Node, correlate
+from xsp.schema import Kind, Level, Rule, Span
 from xsp.testing import spans, tree
 
 

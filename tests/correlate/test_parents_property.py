@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xsp import table
-from xsp.correlate import correlate
+from xsp.correlate import columns
+from xsp.correlate.evidence import correlate
 from xsp.importers.contract import SEEN, Losses, Seen
-from xsp.intake import placing
-from xsp.span import Kind, Level, Span
+from xsp.schema import Kind, Level, Span
 
 KINDS = {Kind.USER: Level.APPLICATION, Kind.MODULE: Level.LAYER, Kind.OP: Level.OP, Kind.LAUNCH: Level.RUNTIME}
 """What a host does; device work comes beside it."""
@@ -57,14 +57,14 @@ def one_step(spans: Sequence[Span]) -> Parents:
 
 
 def in_bulk(spans: Sequence[Span]) -> Parents:
-    """As `xsp.intake` finds them in the table that an importer filled."""
+    """As `xsp.ingest` finds them in the table that an importer filled."""
     con = table.connect()
     table.create(con, "seen", SEEN)
     step = Span(level=Level.MODEL, kind="step", name="step", start_ns=0, dur_ns=9000, process=7, thread=0)
     for number, span in enumerate([*spans, step]):
         values = {**span._asdict(), "number": number}
         con.execute(f"INSERT INTO seen VALUES ({', '.join('?' * len(SEEN))})", [values.get(each.name) for each in SEEN])
-    placing.place(con, Seen({}, Losses(), brute_force.TOLERANCE_NS), "0")
+    columns.place(con, Seen({}, Losses(), brute_force.TOLERANCE_NS), "0")
     rows = con.execute(
         "SELECT own.name, up.name, own.parent_rule FROM placed own LEFT JOIN placed up ON up.span_id = own.parent_id"
     ).fetchall()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import xsp
-from xsp.correlate import correlate
-from xsp.flops import PRODUCTS, flops
-from xsp.span import Kind, Level, Span
+from xsp.correlate.evidence import correlate
+from xsp.cost.flops import PRODUCTS, flops
+from xsp.schema import Kind, Level, Span
 from xsp.testing import spans, trace_of
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xsp import flops as operations
-from xsp.traffic import FORMULAS, Traffic, traffic
+from xsp.cost import flops as operations
+from xsp.cost.traffic import FORMULAS, Traffic, traffic
 
 FLOAT, HALF, LONG, BOOL = "float", "c10::BFloat16", "long int", "bool"
 

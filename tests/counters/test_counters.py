@@ -12,12 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ncureports import BF16, FFMA, FULL, OCCUPANCY, READ, WRITTEN, ZEROS, raw, report, run_of_kernels
 
-from xsp import rundir, runs
+from xsp import rundir
 from xsp.analyses import ANALYSES
 from xsp.cli import main
-from xsp.counters import joining, metrics, reading, storing
+from xsp.counters import joining, reading, storing
+from xsp.device import metrics
 from xsp.errors import TraceError, UsageError
-from xsp.trace import Trace
+from xsp.ingest import load
+from xsp.store.trace import Trace
 
 # --- reading ------------------------------------------------------------------------------------------
 
@@ -231,9 +233,9 @@ def rows(trace: Trace, identity: str, *columns: str) -> list[tuple[object, ...]]
 
 
 def test_analyses_stand_on_counters(run: Path, tmp_path: Path) -> None:
-    assert rows(runs.load(run), "A8", "flops", "flops_source")[1:] == [(None, None), (100, "shapes")]
+    assert rows(load.load(run), "A8", "flops", "flops_source")[1:] == [(None, None), (100, "shapes")]
     said = storing.attach(run, [report(tmp_path, FULL)])
-    trace = runs.load(run)
+    trace = load.load(run)
     columns = (
         "flops",
         "flops_source",
@@ -265,18 +267,18 @@ def test_analyses_stand_on_counters(run: Path, tmp_path: Path) -> None:
 
 def test_times_stay_as_they_were(run: Path, tmp_path: Path) -> None:
     query = "SELECT step, span_id, parent_id, name, start_ns, dur_ns, attributes FROM spans ORDER BY ALL"
-    before = runs.load(run).sql(query).fetchall()
+    before = load.load(run).sql(query).fetchall()
     storing.attach(run, [report(tmp_path, FULL)])
-    assert runs.load(run).sql(query).fetchall() == before
+    assert load.load(run).sql(query).fetchall() == before
 
 
 def test_bytes_alone_leave_operations_to_the_shapes(run: Path, tmp_path: Path) -> None:
     storing.attach(run, [report(tmp_path, raw({"name": "gemm", READ: "1"}, {"name": "gemm", READ: "2"}))])
-    found = rows(runs.load(run), "A8", "flops", "flops_source", "dram_read_bytes", "bytes_source")
+    found = rows(load.load(run), "A8", "flops", "flops_source", "dram_read_bytes", "bytes_source")
     assert (100, "shapes", 2, "counter") in found
     storing.attach(run, [report(tmp_path, FULL)])
     assert (1000, "counter", 2000, "counter") in rows(
-        runs.load(run), "A8", "flops", "flops_source", "dram_read_bytes", "bytes_source"
+        load.load(run), "A8", "flops", "flops_source", "dram_read_bytes", "bytes_source"
     )
 
 
@@ -286,7 +288,7 @@ def test_several_reports_complete_each_other(run: Path, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         paths.append(report(tmp_path / name, raw({"name": "prepare", name: value})))
     storing.attach(run, paths)
-    trace = runs.load(run)
+    trace = load.load(run)
     found = rows(trace, "A8", "name", "dram_read_bytes", "occupancy", "occupancy_source")
     assert ("prepare", 7, 0.25, "counter") in found
     assert trace.run["notes"][-1]["text"].startswith("operations are not known from counters where there is no s")

@@ -15,15 +15,18 @@ import pytest
 from ncureports import FULL, raw, run_of_kernels
 
 import xsp
-from xsp import doctor, models, rundir, runs
+from xsp import doctor, models, rundir
 from xsp.cli import main
-from xsp.counters import joining, metrics, ncu, reading, storing
+from xsp.counters import joining, ncu, reading, storing
+from xsp.device import metrics
 from xsp.errors import CounterError
-from xsp.recording import measure
-from xsp.recording.again import count
-from xsp.recording.launch import Launch
-from xsp.recording.program import Program
-from xsp.recording.schedule import DescribeOnce, parse_levels
+from xsp.ingest import load
+from xsp.launch import models as measure
+from xsp.launch.program import Program
+from xsp.launch.rerun import count
+from xsp.launch.run import Launch
+from xsp.levels import parse_levels
+from xsp.record.schedule import DescribeOnce
 from xsp.testing import installed
 
 torch = pytest.importorskip("torch")
@@ -144,7 +147,7 @@ def test_doctor_says_that_ncu_is_there(fake_ncu: Callable[..., Path]) -> None:
 def test_counters_of_a_second_run_join_the_first(fake_ncu: Callable[..., Path], run: Path) -> None:
     asked = fake_ncu()
     assert count(Launch(Program("train.py", ("--epochs", "1")), run), run)["with_counters"] == 3
-    assert runs.load(run).run["counters"]["rows_joined"] == 3
+    assert load.load(run).run["counters"]["rows_joined"] == 3
     again = asked.read_text().splitlines()[1]
     assert all(option in again for option in ("--counting", "--no-samples", "--kernels kineto"))
     assert again.endswith("train.py --epochs 1")
@@ -278,7 +281,7 @@ def test_real_counters_join_a_real_run(tmp_path: Path) -> None:
     )
     options = ["run", "-q", "--counters", "--out", str(tmp_path / "run"), str(script)]
     assert subprocess.run([sys.executable, "-m", "xsp.cli", *options], check=False).returncode == 0
-    trace = runs.load(tmp_path / "run")
+    trace = load.load(tmp_path / "run")
     assert trace.run["absent"].get("counters") is None
     assert trace.run["counters"]["device_time_percent"] > 99
     products = trace.sql(

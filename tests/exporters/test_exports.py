@@ -16,8 +16,8 @@ from xsp.cli import main
 from xsp.errors import OutputError, UsageError
 from xsp.exporters import chrome, flame, speedscope, tables, tracks
 from xsp.exporters.contract import Choice, Weight
+from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
-from xsp.trace import Trace
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 STEP = """

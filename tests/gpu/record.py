@@ -29,8 +29,8 @@ import torch
 import xsp
 from xsp import plugins
 from xsp.counters import ncu
-from xsp.recording import measure
-from xsp.span import Level
+from xsp.launch import models
+from xsp.schema import Level
 
 SOURCES = ("cupti", "kineto")
 STEPS = 2
@@ -110,7 +110,7 @@ def _user() -> str:
 def main(out: Path) -> int:
     """Record everything that can be had; return 1 if something could not."""
     failures: dict[str, str] = {}
-    measure.before_the_first_use_of_libraries("auto")
+    models.before_the_first_use_of_libraries("auto")
 
     def attempt(name: str, record: Callable[[], object]) -> None:
         try:

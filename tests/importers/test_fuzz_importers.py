@@ -25,12 +25,12 @@ from small_traces import CHROME, EXECUTION, KINETO, STEP, nsys
 import xsp
 from xsp import table
 from xsp.analyses import ANALYSES
+from xsp.correlate.sweep import sweep
 from xsp.errors import AnalysisError, PluginError, TraceError
 from xsp.importers import contract
 from xsp.importers.chakra import Chakra
 from xsp.importers.kineto import Kineto
-from xsp.intake.sweep import sweep
-from xsp.span import DEEPEST
+from xsp.schema import DEEPEST
 
 JSON = {"kineto": KINETO, "chrome": CHROME}
 

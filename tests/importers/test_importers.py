@@ -220,10 +220,10 @@ def test_no_value_leads_to_another_error(tmp_path: Path, document: dict[str, Any
 PEAK = """
 import resource, sys, xsp
 from pathlib import Path
-from xsp.intake import importing
+from xsp.ingest import sources
 xsp.load(sys.argv[1]).spans  # what is imported and warmed counts in both
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-importing.import_into(Path(sys.argv[3]), [sys.argv[2]])
+sources.import_into(Path(sys.argv[3]), [sys.argv[2]])
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 

@@ -12,7 +12,7 @@ import xsp
 from xsp.analyses import COUNTERS, OP_COUNTERS, OPS  # type: ignore[attr-defined]
 from xsp.errors import AnalysisError
 from xsp.health.checks import health
-from xsp.trace import Trace
+from xsp.store.trace import Trace
 
 ADD, FMA = (f"smsp__sass_thread_inst_executed_op_f{kind}_pred_on.sum" for kind in ("add", "fma"))
 

@@ -20,8 +20,8 @@ from roundtrip import Whole, record, request, rows, sent, spans_of, tables, whol
 import xsp
 from xsp import cli, rundir
 from xsp.errors import TraceError
-from xsp.exporters.bodies import as_json
 from xsp.health import health
+from xsp.otlp.bodies import as_json
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from plain_reading import Reading
 import xsp
 from xsp import analyses
 from xsp.errors import AnalysisError, XspError
-from xsp.span import Level
-from xsp.trace import Trace
+from xsp.schema import Level
+from xsp.store.trace import Trace
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "traces"
 FILES = sorted(each for each in FOLDER.rglob("*") if each.name.endswith((".json", ".json.gz", ".sqlite")))

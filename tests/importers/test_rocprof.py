@@ -12,7 +12,7 @@ import pytest
 import xsp
 from xsp.analyses import ANALYSES
 from xsp.errors import TraceError
-from xsp.trace import Trace
+from xsp.store.trace import Trace
 
 SUFFIX = "_00000aaa_bbbb_7ccc"
 GPU, CPU = 5, 1

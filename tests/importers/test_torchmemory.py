@@ -14,7 +14,7 @@ import pytest
 import xsp
 from xsp.analyses import ANALYSES
 from xsp.errors import TraceError
-from xsp.trace import Trace
+from xsp.store.trace import Trace
 
 MIB = 1 << 20
 BEGAN_US = 1_700_000_000_000_000

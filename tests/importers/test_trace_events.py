@@ -10,7 +10,7 @@ import pytest
 
 from xsp import table
 from xsp.errors import TraceError
-from xsp.importers import around as beside
+from xsp.importers import outside as beside
 from xsp.importers import traceevents
 
 EVENTS = [{"ph": "X", "ts": i, "dur": 1, "name": "]},{ [", "args": {"a": [1, {"b": [2]}], "c": {}}} for i in range(99)]

@@ -28,9 +28,9 @@ from services import Service, X, model
 from torch import nn
 
 import xsp
-import xsp.service.instrumented as service_module
 from xsp.errors import PluginError, UsageError
-from xsp.service.correlating import Called, Recorded, _Sending, spans_of
+from xsp.instrumentation import instrument as service_module
+from xsp.instrumentation.worker import Called, Recorded, _Sending, spans_of
 from xsp.testing import spans
 
 HALF = 1 << 63

@@ -20,8 +20,8 @@ from services import Service, X, model
 from torch import nn
 
 import xsp
-import xsp.service.instrumented as service_module
-from xsp.service.correlating import Called, Recorded, spans_of
+from xsp.instrumentation import instrument as service_module
+from xsp.instrumentation.worker import Called, Recorded, spans_of
 from xsp.testing import spans
 
 
@@ -246,7 +246,7 @@ def test_calls_at_the_same_time_each_have_their_own_layers_and_operators(service
 def test_a_call_that_comes_when_a_window_takes_nobody_in_has_layers_and_says_what_is_missing(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xsp.service.windows.OPEN_NS", 0)
+    monkeypatch.setattr("xsp.instrumentation.windows.OPEN_NS", 0)
     net, waits = model(), Waits()
     with xsp.instrument(net, waits, sample=1.0, provider=service.provider) as traced:
         thread = threading.Thread(target=requested, args=(service, waits))

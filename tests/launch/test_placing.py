@@ -13,8 +13,8 @@ import pytest
 import xsp
 from xsp import rundir
 from xsp.errors import OutputError
-from xsp.recording import placing
-from xsp.recording.session import profile
+from xsp.record import output
+from xsp.record.session import profile
 
 BARE: dict[str, Any] = {"levels": "M", "warmup": 0, "settle": False, "collectors": [], "samples": False}
 SCRIPT = "def train():\n    pass\nfor _ in range(12):\n    train()\n"
@@ -134,7 +134,7 @@ def test_a_program_that_is_run_once_per_level_takes_the_next_free_name_as_a_whol
 
 
 def test_a_set_of_runs_that_came_to_nothing_leaves_no_directory(tmp_path: Path) -> None:
-    several = placing.claimed_for_several(tmp_path / "runs", False, True)
+    several = output.claimed_for_several(tmp_path / "runs", False, True)
     rundir.write_run(several.__enter__(), {"parts": []})
     assert not several.__exit__(ValueError, ValueError("no model"), None)
     assert list(tmp_path.iterdir()) == []
@@ -190,4 +190,4 @@ def test_a_process_of_its_own_does_not_join_a_job(tmp_path: Path) -> None:
     job(tmp_path, 2)
     assert recorded(out=tmp_path / "own") == tmp_path / "own-2"
     with pytest.raises(OutputError):
-        placing.claim(tmp_path / "own", rundir.hold)
+        output.claim(tmp_path / "own", rundir.hold)

@@ -14,8 +14,8 @@ import pytest
 import xsp
 from xsp.cli import __main__ as entry
 from xsp.errors import UsageError
-from xsp.recording import launchers
-from xsp.recording.program import Elsewhere, Program, read
+from xsp.launch import ranks
+from xsp.launch.program import Elsewhere, Program, read
 
 PROGRAM = """
 import json, sys
@@ -194,7 +194,7 @@ def test_an_interpreter_without_xsp_is_said_and_another_with_it_is_taken(
 )
 def test_a_launchers_options_end_where_its_own_parser_says(words: str, options: str, program: Program) -> None:
     pytest.importorskip("torch")
-    job = launchers.found_in(words.split())
+    job = ranks.found_in(words.split())
     assert job is not None
     assert (list(job.options), job.program) == (options.split(), program)
 
@@ -211,7 +211,7 @@ def test_other_launchers_are_read_by_their_own_parsers_too(
     words: str, module: str, options: str, program: tuple[str, ...]
 ) -> None:
     pytest.importorskip(module.split(".")[0])
-    job = launchers.found_in(words.split())
+    job = ranks.found_in(words.split())
     assert job is not None
     assert (job.module, list(job.options)) == (module, [*options.split(), "--module"])
     assert job.program == Program("train.py", program)
@@ -222,7 +222,7 @@ def test_a_launcher_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatc
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(UsageError, match=r"accelerate launch: not installed in .*; pip install accelerate"):
-        launchers.found_in(["accelerate", "launch", "train.py"])
+        ranks.found_in(["accelerate", "launch", "train.py"])
 
 
 @pytest.mark.parametrize("spelling", ["--local_rank=1", "--local-rank=1"])

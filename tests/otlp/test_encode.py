@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from xsp import semconv, table
 from xsp.errors import TraceError
-from xsp.span import COLUMNS, Column, Level, Span
+from xsp.schema import COLUMNS, Column, Level, Span
 
 pytest.importorskip("opentelemetry.proto", reason="the extra `otel` is not installed")
 
@@ -24,8 +24,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from xsp.exporters import encode, ordered
-from xsp.exporters.encode import Request, requests
+from xsp.otlp import encode, ordered
+from xsp.otlp.encode import Request, requests
 
 LINKS = Column("links", "VARCHAR", "")
 TRACE, OTHER = "0af7651916cd43dd8448eb211c80319c", "0000000000000000000000000000000f"

@@ -33,9 +33,9 @@ from receivers import TAKEN, Answer, Receiver, spans_in, write_run
 from xsp import plugins, rundir
 from xsp.cli import main
 from xsp.errors import DeliveryError, PluginError, UsageError
-from xsp.exporters import delivery, endpoint
-from xsp.exporters.courier import Counts
-from xsp.exporters.export import Export, export
+from xsp.otlp import delivery, endpoint
+from xsp.otlp.export import Export, export
+from xsp.otlp.send import Counts
 
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 

@@ -29,12 +29,12 @@ import xsp
 from xsp import rundir
 from xsp.cli import main
 from xsp.errors import UsageError
-from xsp.exporters import delivery, live
-from xsp.exporters.courier import Counts
-from xsp.exporters.endpoint import Options, endpoint
-from xsp.exporters.export import Export, endpoint_to_resume, export
 from xsp.health import health
 from xsp.health.finding import Severity
+from xsp.otlp import delivery, live
+from xsp.otlp.endpoint import Options, endpoint
+from xsp.otlp.export import Export, endpoint_to_resume, export
+from xsp.otlp.send import Counts
 
 
 def silent(what: str, done: int, total: int) -> None:

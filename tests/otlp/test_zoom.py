@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from xsp import table
 from xsp.errors import UsageError
-from xsp.span import COLUMNS, Kind, Level, Span
+from xsp.schema import COLUMNS, Kind, Level, Span
 
 pytest.importorskip("numpy", reason="the extra `otel` is not installed")
 
-from xsp.exporters import zoom
+from xsp.otlp import zoom
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "00000000deadbeef"

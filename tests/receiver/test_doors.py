@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from xsp.receiver import loopback
 from xsp.report import serve
-from xsp.serve import doors
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from xsp.serve import doors
     ],
 )
 def test_only_loopback_is_asked_for(host: str | None, fits: bool) -> None:
-    assert doors.asks_for_loopback(host) is fits
+    assert loopback.asks_for_loopback(host) is fits
 
 
 def answer(port: int, sent: bytes) -> bytes:
@@ -40,7 +40,7 @@ def answer(port: int, sent: bytes) -> bytes:
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-class _Hasty(doors.Prompt):
+class _Hasty(loopback.Prompt):
     """Says yes, to whoever asks within a fifth of a second."""
 
     seconds = 0.2
@@ -51,7 +51,7 @@ class _Hasty(doors.Prompt):
 
 
 def test_a_door_is_bounded_in_connections_headers_and_time() -> None:
-    with doors.Door(("127.0.0.1", 0), _Hasty, connections=2) as door:
+    with loopback.Door(("127.0.0.1", 0), _Hasty, connections=2) as door:
         threading.Thread(target=door.serve_forever, args=(0.05,), daemon=True).start()
         assert answer(door.server_port, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.0 200")
         assert b" 431 " in answer(door.server_port, b"GET / HTTP/1.0\r\n" + b"A: b\r\n" * 200 + b"\r\n")

@@ -29,9 +29,9 @@ from roundtrip import Whole, record, request, rows, sent, spans_of, tables, whol
 
 import xsp
 from xsp import cli, rundir
-from xsp.exporters.bodies import as_json
 from xsp.health import health
-from xsp.serve.receiving import Receiving
+from xsp.otlp.bodies import as_json
+from xsp.receiver.journal import Receiving
 
 PROTOBUF, JSON = {"Content-Type": "application/x-protobuf"}, {"Content-Type": "application/json"}
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
@@ -421,8 +421,8 @@ def test_of_two_receivers_of_one_directory_one_is_refused(
 
 
 def test_an_open_door_is_warned_of(tmp_path: Path) -> None:
-    from xsp.serve.limits import Limits
-    from xsp.serve.server import Server, address
+    from xsp.receiver.limits import Limits
+    from xsp.receiver.server import Server, address
 
     said: list[str] = []
     server = Server(tmp_path / "received", address("0.0.0.0:0"), None, Limits(), said.append)

@@ -21,9 +21,9 @@ from test_serve import EXPORT, JSON, PROTOBUF, Receiver, body
 from test_serve_collector import of_rank
 
 import xsp
-from xsp.exporters.wire import block
 from xsp.importers import otlp_proto
-from xsp.serve import limits, receiving
+from xsp.otlp.wire import block
+from xsp.receiver import journal, limits
 
 EMPTY = 20_000_000
 SPANS = block(1, block(2, b"\x12\x00" * EMPTY))
@@ -128,8 +128,8 @@ def test_a_directory_that_was_removed_is_made_again(receiver: Receiver) -> None:
 
 
 def test_many_small_requests_become_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiving, "TOGETHER", 10)
-    open_one = receiving.Receiving(tmp_path, print)
+    monkeypatch.setattr(journal, "TOGETHER", 10)
+    open_one = journal.Receiving(tmp_path, print)
     for number in range(1, 96):
         message = ExportTraceServiceRequest.FromString(body(span_id=number.to_bytes(8, "big")))
         assert open_one.take(otlp_proto.parts_of(message, "the request")).spans == 1

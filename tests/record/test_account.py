@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from xsp.clock import monotonic_ns
-from xsp.recording.account import Account, Differences
-from xsp.recording.schedule import SETTLE, Turn
-from xsp.span import Level
+from xsp.record.overhead import Account, Differences
+from xsp.record.schedule import SETTLE, Turn
+from xsp.schema import Level
 
 M = Turn(Level.MODEL, timed=True, describe=False)
 MS = 1_000_000

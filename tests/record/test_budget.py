@@ -13,11 +13,12 @@ from xsp.clock import monotonic_ns
 from xsp.errors import UsageError
 from xsp.health import health
 from xsp.health.finding import Severity
-from xsp.recording import budget
-from xsp.recording.account import Account
-from xsp.recording.budget import UNASKED, Budgeted
-from xsp.recording.schedule import FIRST, SETTLE, Turn, parse_levels, rung_name
-from xsp.span import Level
+from xsp.levels import parse_levels, rung_name
+from xsp.record import budget
+from xsp.record.budget import UNASKED, Budgeted
+from xsp.record.overhead import Account
+from xsp.record.schedule import FIRST, SETTLE, Turn
+from xsp.schema import Level
 
 MS = 1_000_000
 

@@ -6,8 +6,8 @@ import pytest
 
 from xsp.collector import Collector, Kernels
 from xsp.errors import PluginError
-from xsp.recording.kernelsource import KernelSource
-from xsp.span import Level
+from xsp.record.kernelsource import KernelSource
+from xsp.schema import Level
 
 
 def collector(source: Kernels, refuses: str | None = None) -> Collector:

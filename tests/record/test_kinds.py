@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from xsp.recording.kinds import MOST_KINDS, OTHER, Batch, Kinds
-from xsp.span import Kind
+from xsp.record.kinds import MOST_KINDS, OTHER, Batch, Kinds
+from xsp.schema import Kind
 
 
 class Net: ...

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import xsp
-from xsp import loop, table
+from xsp import table
 from xsp.analyses import A1, program_loop
 from xsp.health import grade, health
-from xsp.iterations import coldness, iterations
-from xsp.recording.loop import FOLDED_NS, UNKNOWN, WHOLE, Loop, Row, Status
-from xsp.span import Level, Span
+from xsp.record.loop import FOLDED_NS, UNKNOWN, WHOLE, Loop, Row, Status
+from xsp.schema import Level, Span
+from xsp.store import loop
+from xsp.store.iterations import coldness, iterations
 from xsp.testing import spans, trace_of, with_loop
 
 MS = 1_000_000

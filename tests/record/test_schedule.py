@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xsp.errors import LevelError, UsageError
-from xsp.recording.schedule import NEW, SETTLE, SETTLE_NS, Schedule, Turn, parse_levels, rung_name
-from xsp.span import Level
+from xsp.levels import parse_levels, rung_name
+from xsp.record.schedule import NEW, SETTLE, SETTLE_NS, Schedule, Turn
+from xsp.schema import Level
 
 M, LAYER, OP, G = Level.MODEL, Level.LAYER, Level.OP, Level.KERNEL
 

@@ -20,8 +20,9 @@ from xsp import identity  # noqa: E402
 from xsp.collector import Collector  # noqa: E402
 from xsp.errors import LevelError, UsageError  # noqa: E402
 from xsp.health import health  # noqa: E402
-from xsp.recording.schedule import Schedule, parse_levels  # noqa: E402
-from xsp.span import Level, Span  # noqa: E402
+from xsp.levels import parse_levels  # noqa: E402
+from xsp.record.schedule import Schedule  # noqa: E402
+from xsp.schema import Level, Span  # noqa: E402
 
 nn = torch.nn
 

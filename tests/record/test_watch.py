@@ -22,8 +22,8 @@ import torch
 import xsp
 from xsp import cli, rundir
 from xsp.clock import monotonic_ns
-from xsp.recording import underway
-from xsp.recording.watching import look
+from xsp.record import progress
+from xsp.report.watch import look
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,7 +61,7 @@ def test_in_the_middle_there_are_steps_by_rung_layers_and_what_it_costs(looks: l
 def test_in_the_end_the_run_says_it_and_nothing_else_is_left(looks: list) -> None:
     last, out = looks[2:]
     assert (last.finished, last.seen) == (True, 30)
-    assert not (out / underway.PROGRESS_FILE).exists()
+    assert not (out / progress.PROGRESS_FILE).exists()
 
 
 def test_the_command_prints_once_where_there_is_no_terminal(looks: list, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,18 +82,18 @@ def test_what_is_no_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_a_progress_file_that_is_damaged_is_no_progress(tmp_path: Path) -> None:
     for content in ("", "[1]", '{"seen": '):
-        (tmp_path / underway.PROGRESS_FILE).write_text(content)
-        assert underway.read(tmp_path) == {}
+        (tmp_path / progress.PROGRESS_FILE).write_text(content)
+        assert progress.read(tmp_path) == {}
 
 
 def test_progress_is_written_once_a_second_and_goes_away(tmp_path: Path) -> None:
-    shown = underway.Underway()
+    shown = progress.Underway()
     shown.begin(tmp_path)
     now_ns = monotonic_ns()
     assert shown.is_due(now_ns)
     shown.show({"seen": 12_000, "stored": 31})
-    assert not shown.is_due(now_ns + underway.PAUSE_NS), "not again for a second"
-    assert json.loads((tmp_path / underway.PROGRESS_FILE).read_text())["stored"] == 31
+    assert not shown.is_due(now_ns + progress.PAUSE_NS), "not again for a second"
+    assert json.loads((tmp_path / progress.PROGRESS_FILE).read_text())["stored"] == 31
     shown.end()
     assert list(tmp_path.iterdir()) == []
 
@@ -130,7 +130,7 @@ def left_on_screen(written: bytes) -> str:
 LINES = """
 import sys
 from pathlib import Path
-from xsp.recording.underway import Underway
+from xsp.record.progress import Underway
 shown = Underway()
 shown.draws = True
 shown.begin(Path(sys.argv[1]))
@@ -184,7 +184,7 @@ def test_xsp_watch_goes_on_in_a_terminal_until_it_is_interrupted(looks: list, tm
 
 
 def test_a_disk_that_is_full_stops_nobody(tmp_path: Path) -> None:
-    shown = underway.Underway()
+    shown = progress.Underway()
     shown.begin(tmp_path / "gone")
     shown.show({"seen": 1})
     shown.end()

@@ -22,7 +22,7 @@ from xsp.analyses import ANALYSES
 from xsp.errors import OutputError
 from xsp.report import headline, html, lanes, loop, optimum, packed, text, timeline
 from xsp.report.fitting import shortened, told_apart
-from xsp.span import Level
+from xsp.schema import Level
 from xsp.testing import spans, trace_of, with_loop
 
 HOSTILE = "</script><script>window.hacked=1</script>[red]"

@@ -14,7 +14,7 @@ from test_security import HOSTILE as NAMES
 from test_security import hostile_trace
 
 from xsp.report import html
-from xsp.span import Level
+from xsp.schema import Level
 from xsp.testing import spans, trace_of
 
 pytestmark = pytest.mark.browser

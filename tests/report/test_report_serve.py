@@ -21,7 +21,7 @@ from xsp import semconv
 from xsp.cli import main
 from xsp.errors import UsageError
 from xsp.report import serve
-from xsp.span import COLUMNS, Level
+from xsp.schema import COLUMNS, Level
 from xsp.testing import spans, trace_of
 
 

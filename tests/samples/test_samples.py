@@ -27,7 +27,6 @@ from xsp import rundir, table
 from xsp.exporters import chrome
 from xsp.exporters.contract import Choice
 from xsp.health import samples as samplehealth
-from xsp.recording.store import Store
 from xsp.report.answers import Answers
 from xsp.report.charts import charts
 from xsp.samples import numbering, sampler, sources
@@ -35,7 +34,8 @@ from xsp.samples.host import Host
 from xsp.samples.nvml import MOST_FAILURES, Nvml
 from xsp.samples.sampler import Sample, Sampler
 from xsp.samples.source import Reading, Source
-from xsp.span import SAMPLE_COLUMNS
+from xsp.schema import SAMPLE_COLUMNS
+from xsp.store.write import Store
 from xsp.testing import spans, trace_of
 
 # --- the process and the machine --------------------------------------------------------------------------

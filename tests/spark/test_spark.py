@@ -20,12 +20,12 @@ import xsp  # noqa: E402
 from xsp import spark, table  # noqa: E402
 from xsp.analyses import ANALYSES  # noqa: E402
 from xsp.errors import AnalysisError, PluginError, TraceError  # noqa: E402
-from xsp.intake.importing import import_into  # noqa: E402
+from xsp.ingest.sources import import_into  # noqa: E402
 from xsp.samples.reasons import MASK  # noqa: E402
-from xsp.span import Kind  # noqa: E402
+from xsp.schema import Kind  # noqa: E402
 from xsp.spark import dialect, session  # noqa: E402
 from xsp.spark.trace import Queries  # noqa: E402
-from xsp.trace import Trace  # noqa: E402
+from xsp.store.trace import Trace  # noqa: E402
 
 EVERYWHERE = [name for name, each in ANALYSES.items() if each.everywhere]
 OF_RUNGS = ["A1", "ledger"]

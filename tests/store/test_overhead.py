@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from xsp.health import health
-from xsp.recording.schedule import Schedule, parse_levels
-from xsp.span import Kind, Level, Span
+from xsp.levels import parse_levels
+from xsp.record.schedule import Schedule
+from xsp.schema import Kind, Level, Span
+from xsp.store.trace import Trace
 from xsp.testing import LEVELS, spans, trace_of
-from xsp.trace import Trace
 
 US = 1_000
 COST = {Level.MODEL: 0, Level.LAYER: 4 * US, Level.OP: 2 * US, Level.RUNTIME: 3 * US}

@@ -8,7 +8,7 @@ import duckdb
 import pytest
 
 from xsp import table
-from xsp.span import COLUMNS, Column
+from xsp.schema import COLUMNS, Column
 
 MIXED = [
     Column("whole", "BIGINT", ""),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xsp.span import Kind, Level, Rule, Span
+from xsp.schema import Kind, Level, Rule, Span
 
 TOLERANCE_NS = 500
 """By how much a span may end after its parent, and an operator begin before its layer."""

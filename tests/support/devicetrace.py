@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from xsp import table
-from xsp.overhead import true_trace
-from xsp.trace import Trace
+from xsp.store.merge import true_trace
+from xsp.store.trace import Trace
 
 NAMES = [
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int)",

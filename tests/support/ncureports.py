@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from xsp import rundir
-from xsp.counters import metrics
-from xsp.recording.store import Store
+from xsp.device import metrics
+from xsp.store.write import Store
 from xsp.testing import spans
 
 RANGES = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"

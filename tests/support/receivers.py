@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 from xsp import rundir, table
-from xsp.span import Kind, Level, Span
+from xsp.schema import Kind, Level, Span
 
 Answer = tuple[int, dict[str, str], bytes] | Callable[[BaseHTTPRequestHandler], None]
 

@@ -14,8 +14,8 @@ import xsp
 from xsp import cli
 from xsp.analyses import ANALYSES, Analysis
 from xsp.errors import AnalysisError
-from xsp.span import COLUMNS
-from xsp.trace import Trace
+from xsp.schema import COLUMNS
+from xsp.store.trace import Trace
 
 
 class Whole(NamedTuple):

@@ -24,7 +24,7 @@ import pytest
 import xsp
 from xsp import rundir, table
 from xsp.errors import OutputError
-from xsp.recording.session import profile
+from xsp.record.session import profile
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 

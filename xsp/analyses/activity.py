@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.devicework import COPY, TENSOR_TIMES, prepare, shares
-from xsp.span import Kind, Level
-from xsp.trace import Trace
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
 
 _SHOWN = """
     busy_ns / 1e6 AS busy_ms, computation_ns / 1e6 AS computation_ms,

@@ -7,10 +7,10 @@ that it belongs to; nothing is known of the size where neither tells.
 
 from __future__ import annotations
 
+from xsp.cost.inputs import SIZES
 from xsp.device.kernelnames import COLLECTIVE, COMMUNICATION, NAMES
-from xsp.opinputs import SIZES
-from xsp.span import Kind, Level
-from xsp.trace import Trace
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
 
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives that end on all ranks together, because each rank needs something of every other."""

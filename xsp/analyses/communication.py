@@ -5,8 +5,8 @@ from __future__ import annotations
 from xsp.analyses.collectives import COLLECTIVES, TOGETHER, why_none
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.devicework import COMPUTATION, prepare
-from xsp.span import Level
-from xsp.trace import Trace
+from xsp.schema import Level
+from xsp.store.trace import Trace
 
 _BUS = """
     CASE WHEN collective = 'all_reduce' THEN 2.0 * (group_size - 1) / nullif(group_size, 0)

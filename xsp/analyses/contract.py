@@ -10,8 +10,8 @@ import duckdb
 
 from xsp import table
 from xsp.errors import AnalysisError
-from xsp.span import Column, Level
-from xsp.trace import Trace
+from xsp.schema import Column, Level
+from xsp.store.trace import Trace
 
 Table = duckdb.DuckDBPyRelation
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from xsp.analyses.contract import Table, analysis, values
 from xsp.analyses.ops import NO_OPERATOR
 from xsp.importers.kineto_counters import NAMELESS
-from xsp.span import Kind, Level
-from xsp.trace import Trace
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
 
 UNNAMED = "(unnamed)"
 """A kernel that the profiler had no name of."""

@@ -19,9 +19,9 @@ from xsp.analyses.contract import Table, analysis, values
 from xsp.analyses.waiting import Seen, Thread, Walk
 from xsp.device.kernelnames import COMMUNICATION, NAMES
 from xsp.errors import AnalysisError
-from xsp.span import Kind, Level
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
 from xsp.table import literal
-from xsp.trace import Trace
 
 _LABELS = {
     "label": "INTEGER",

@@ -9,8 +9,8 @@ Within a window each moment is either idle or busy, and what overlaps counts onc
 from __future__ import annotations
 
 from xsp.device.kernelnames import COMMUNICATION, MATRIX, NAMES
-from xsp.span import Kind, Level
-from xsp.trace import Trace
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
 
 COMPUTATION = "computation"
 COPY = "copy"

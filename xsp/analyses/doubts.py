@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis, values
 from xsp.health import health
-from xsp.trace import Trace
+from xsp.store.trace import Trace
 
 _COLUMNS = {"severity": "VARCHAR", "subject": "VARCHAR", "finding": "VARCHAR", "best_grade": "VARCHAR"}
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.devicework import prepare
-from xsp.span import Kind, Level
-from xsp.trace import Trace
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
 
 EAGER, FUSED = "eager", "fused"
 PRODUCTS, SOFTMAX, BETWEEN, KERNELS = "products", "softmax", "between", "kernels"

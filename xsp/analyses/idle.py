@@ -27,8 +27,8 @@ from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.devicework import prepare
-from xsp.span import Kind, Level
-from xsp.trace import Trace
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
 
 LAUNCH_NS = 10_000
 """How long a launch takes to reach an idle device: some 3 to 10 µs on today's machines. What begins so long after its

@@ -1,11 +1,11 @@
 """A8 and A10 to A13: kernels, one by one, by name and by layer.
 
-On a machine without a device the kernels are what operators took by themselves (see `xsp.views.kernels`), so that they
-add up to the time of the outermost operators. Operations and memory traffic are those that a counter gave, else what
-follows from the shapes of the operator's inputs; which of the two, the columns `flops_source` and `bytes_source` say.
-What neither tells is null, and the `…_known_percent` of a sum say of which share of the time of kernels that compute it
-stands; the arithmetic intensity of a sum is null where that is not `ENOUGH`, and so is its throughput. Kernels that do
-none of the counted operations by the convention of `xsp.flops` (element-wise work) count as known.
+On a machine without a device the kernels are what operators took by themselves (see `xsp.store.views.kernels`), so that
+they add up to the time of the outermost operators. Operations and memory traffic are those that a counter gave, else
+what follows from the shapes of the operator's inputs; which of the two, the columns `flops_source` and `bytes_source`
+say. What neither tells is null, and the `…_known_percent` of a sum say of which share of the time of kernels that
+compute it stands; the arithmetic intensity of a sum is null where that is not `ENOUGH`, and so is its throughput.
+Kernels that do none of the counted operations by the convention of `xsp.flops` (element-wise work) count as known.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from xsp.analyses.formulas import intensity, memory_bound, occupancy, roofs, sha
 from xsp.device import ceilings
 from xsp.device.ceilings import Ceiling
 from xsp.errors import AnalysisError
-from xsp.span import Kind, Level
-from xsp.trace import Trace
-from xsp.views import LAYERS, NS, kernels
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
+from xsp.store.views import LAYERS, NS, kernels
 
 ENOUGH = 90
 """Percent of the time of kernels whose traffic (communication apart) or operations are known: below it their sum has
@@ -44,7 +44,7 @@ def prepared(trace: Trace) -> str:
 
 
 def summed(kind: str = "whole") -> str:
-    """Return the columns that sum up kernels; of which of `xsp.views.kernels`' shares, `kind` says."""
+    """Return the columns that sum up kernels; of which of `xsp.store.views.kernels`' shares, `kind` says."""
     flops, read, write = (f"{kind}_{figure}" for figure in ("flops", "dram_read_bytes", "dram_write_bytes"))
     together = intensity(f"sum({flops}) FILTER ({read} IS NOT NULL)", f"sum({read})", f"sum({write})")
     moving = f"computes AND (NOT communication OR {read} IS NOT NULL)"

@@ -8,9 +8,9 @@ took without the calls inside it. Sums and shares are over the latter, which add
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.span import Kind, Level, Rule
-from xsp.trace import Trace
-from xsp.views import LAYERS, NS
+from xsp.schema import Kind, Level, Rule
+from xsp.store.trace import Trace
+from xsp.store.views import LAYERS, NS
 
 
 @analysis("A2", "Layer information", Level.LAYER)

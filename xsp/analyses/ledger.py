@@ -1,7 +1,7 @@
 """The overhead ledger: measured = true + overhead, and what of the overhead remains unexplained.
 
 Two independent measurements meet here. Leveled experimentation says what a level added to whole steps. The
-calibration says what one span of a collector costs on its own (`xsp.recording.calibrate`); times the number of spans
+calibration says what one span of a collector costs on its own (`xsp.record.calibration`); times the number of spans
 it explains what should have been added. The residual is the difference: caches, memory, and chance.
 """
 
@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from xsp.analyses.contract import Table, analysis, values
-from xsp.recording.schedule import depth, rung_name
-from xsp.span import Level
-from xsp.trace import Trace
-from xsp.views import LAYERS
+from xsp.levels import depth, rung_name
+from xsp.schema import Level
+from xsp.store.trace import Trace
+from xsp.store.views import LAYERS
 
 _COLUMNS = {
     "deepest": "VARCHAR",

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from xsp.analyses.contract import Table, analysis, values
-from xsp.iterations import Iteration, iterations
-from xsp.trace import Trace
+from xsp.store.iterations import Iteration, iterations
+from xsp.store.trace import Trace
 
 FROM = ("steady", "bare", "after recorded ones")
 """Which steps the figures of a row are from, by how much profiling may have disturbed them."""

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from xsp.analyses.contract import Table, analysis, values
 from xsp.errors import AnalysisError
-from xsp.span import Kind, Level
-from xsp.trace import Trace
-from xsp.views import LAYERS
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
+from xsp.store.views import LAYERS
 
 MIB = 1048576
 

@@ -11,9 +11,9 @@ from xsp import summary
 from xsp.analyses.contract import Table, analysis, values
 from xsp.analyses.loop import kinds_of
 from xsp.errors import AnalysisError
-from xsp.iterations import iterations, steady_steps
-from xsp.span import Kind, Level
-from xsp.trace import Trace
+from xsp.schema import Kind, Level
+from xsp.store.iterations import iterations, steady_steps
+from xsp.store.trace import Trace
 
 PLATEAU = 0.05
 """Doubling the batch size must gain more throughput than this to be worth it (XSP, section III-D)."""

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from xsp import table
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.formulas import share
-from xsp.span import Column, Kind, Level
-from xsp.trace import Trace
-from xsp.views import LAYERS, NS
+from xsp.schema import Column, Kind, Level
+from xsp.store.trace import Trace
+from xsp.store.views import LAYERS, NS
 
 NO_MODULE = "(no module)"
 """Name of the row of device work of no module: the optimizer's, the loss's, or where modules were not recorded."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from xsp import owntimes
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.formulas import attainable, memory_bound, share, throughput
 from xsp.analyses.kernel import prepared
 from xsp.device.ceilings import PRECISIONS
-from xsp.span import Kind, Level
-from xsp.trace import Trace
-from xsp.views import NS
+from xsp.schema import Kind, Level
+from xsp.store import selftimes
+from xsp.store.trace import Trace
+from xsp.store.views import NS
 
 NO_OPERATOR = "(no operator)"
 """Name of the row of device work that no operator in the trace launched: replayed graphs, work cut off from its
@@ -111,7 +111,7 @@ def OPS(trace: Trace) -> Table:
     device time are null, rates are over `host_self_ms`, and that is what the rows are sorted by. `flops` are those of
     the operators themselves, all calls together. Shapes are null where no step was described.
     """
-    owntimes.make(trace)
+    selftimes.make(trace)
     on_device = trace.has(Level.KERNEL)
     spent = _ON_DEVICE if on_device else _ON_HOST
     of_device, of_host = (

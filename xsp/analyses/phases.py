@@ -11,13 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from xsp import owntimes, summary
+from xsp import summary
 from xsp.analyses.contract import Table, analysis, values
-from xsp.iterations import OF_ALIKE, UNDISTURBED, iterations
-from xsp.overhead import own_rung
-from xsp.span import Kind, Level
-from xsp.trace import Trace
-from xsp.views import NS
+from xsp.schema import Kind, Level
+from xsp.store import selftimes
+from xsp.store.iterations import OF_ALIKE, UNDISTURBED, iterations
+from xsp.store.merge import own_rung
+from xsp.store.trace import Trace
+from xsp.store.views import NS
 
 FORWARD, BACKWARD, OPTIMIZER, DATA = (str(each) for each in (Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER, Kind.DATA))
 REST, BETWEEN, ITERATION = "rest of the step", "between steps", "the iteration"
@@ -177,7 +178,7 @@ def _of_merged(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
         )
     for phase, of_phase in sides.items():
         if phase not in told:
-            owntimes.make(trace)
+            selftimes.make(trace)
             found += _told(
                 trace,
                 told,

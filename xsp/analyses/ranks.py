@@ -2,18 +2,18 @@
 
 A collective is found on all of its ranks by its id (communicator and number). Where the source tells no ids, the
 n-th collective of a name on one rank is the n-th of that name on the others, if all ranks hold equally many and
-their ends then agree; else it refuses. Clocks are aligned from the ends (`xsp.clocks`).
+their ends then agree; else it refuses. Clocks are aligned from the ends (`xsp.analyses.alignment`).
 """
 
 from __future__ import annotations
 
+from xsp.analyses.alignment import Clock, Difference, align
 from xsp.analyses.collectives import COLLECTIVES, TOGETHER, why_none
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.devicework import prepare
-from xsp.clocks import Clock, Difference, align
 from xsp.errors import AnalysisError
-from xsp.span import Level
-from xsp.trace import Trace
+from xsp.schema import Level
+from xsp.store.trace import Trace
 
 _RANKS = "SELECT DISTINCT rank FROM spans WHERE rank IS NOT NULL ORDER BY rank"
 

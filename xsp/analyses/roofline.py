@@ -12,9 +12,9 @@ from xsp.analyses.formulas import attainable, intensity, memory_bound, share, th
 from xsp.analyses.kernel import FIGURES, GFLOP_PER_S, HOST_NS, MODEL_NS, devices, prepared, spread, summed, wall
 from xsp.device import ceilings
 from xsp.errors import AnalysisError
-from xsp.span import Kind, Level
-from xsp.trace import Trace
-from xsp.views import WHOLE_NS, kernels
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
+from xsp.store.views import WHOLE_NS, kernels
 
 
 def _without_a_point(trace: Trace) -> str | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
 from xsp.samples.reasons import MASK, WHILE
-from xsp.span import Kind
-from xsp.trace import Trace
+from xsp.schema import Kind
+from xsp.store.trace import Trace
 
 POINTS = 300
 """Points of a figure's line over the run; more readings than that are averaged."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.kernel import at_work
-from xsp.span import Level
-from xsp.trace import Trace
-from xsp.views import LAYERS, kernels
+from xsp.schema import Level
+from xsp.store.trace import Trace
+from xsp.store.views import LAYERS, kernels
 
 NAMES = ("begin", "middle", "end")
 METRICS = ("latency_ms", "alloc_mib", "flops", "dram_bytes")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.devicework import COPY, prepare
-from xsp.span import Kind, Level
-from xsp.trace import Trace
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
 
 LENGTHS = range(2, 9)
 """Kernels in a sequence."""

@@ -9,7 +9,7 @@ from xsp.analyses.contract import Table, values
 from xsp.analyses.model import A1, optimal_batch
 from xsp.analyses.roofline import A15
 from xsp.errors import AnalysisError
-from xsp.trace import Trace
+from xsp.store.trace import Trace
 
 
 def model_sweep(traces: Sequence[Trace], target_ms: float | None = None) -> Table:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.devicework import LEVEL_NAMES, NAMED, TENSOR_TIMES, prepare
 from xsp.device.kernelnames import MATRIX
-from xsp.span import Level
-from xsp.trace import Trace
+from xsp.schema import Level
+from xsp.store.trace import Trace
 
 
 @analysis("tensor-cores", "Tensor cores by layer", Level.KERNEL, everywhere=True)

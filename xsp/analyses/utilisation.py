@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from xsp.analyses.contract import Table, analysis, values
 from xsp.analyses.kernel import ENOUGH, prepared
-from xsp.iterations import iterations
-from xsp.span import Kind, Level
-from xsp.trace import Trace
+from xsp.schema import Kind, Level
+from xsp.store.iterations import iterations
+from xsp.store.trace import Trace
 
 STEP, ALL_STEPS, PHASE, MODULE = "step", "all steps", "phase", "module"
 WALL, LOOP, DEVICE, OPERATORS = "wall", "loop", "device time", "operators' time"

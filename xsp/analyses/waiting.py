@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from xsp.span import Kind
+from xsp.schema import Kind
 
 LATENCY_NS = 10_000
 """A launch reaches an idle device in less than this; a longer wait has another cause."""

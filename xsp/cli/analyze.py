@@ -31,7 +31,7 @@ from xsp.errors import AnalysisError, UsageError, nearest
 if TYPE_CHECKING:
     from xsp.analyses import Analysis
     from xsp.report.tablefiles import Answer, Answers
-    from xsp.trace import Trace
+    from xsp.store.trace import Trace
 
 SUMMARY = "print tables of a run"
 WIDTH_OF_A_FILE = 160
@@ -182,10 +182,10 @@ def _put(content: str, out: Path | None) -> None:
 
 
 def _here(given: argparse.Namespace) -> list[Trace]:
-    from xsp import runs
+    from xsp.ingest import load
 
-    places: Sequence[str | Path] = runs.parts(given.path) if Path(given.path).is_dir() else [given.path]
-    return [runs.load(place, skip_damaged=given.skip_damaged, kind=given.kind) for place in places]
+    places: Sequence[str | Path] = load.parts(given.path) if Path(given.path).is_dir() else [given.path]
+    return [load.load(place, skip_damaged=given.skip_damaged, kind=given.kind) for place in places]
 
 
 def _on_spark(given: argparse.Namespace) -> list[Trace]:

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING
 
 from xsp.cli import options
 from xsp.errors import UsageError
-from xsp.recording import placing
+from xsp.record import output
 
 if TYPE_CHECKING:
     from xsp.comparison import Comparison
@@ -123,7 +123,7 @@ def run(given: argparse.Namespace) -> int:
         print(f"xsp: interrupted{_kept(taken)}", file=sys.stderr)
         return INTERRUPTED
     _show(found, given)
-    print(f"xsp: the runs are in {placing.shown(taken.out)}", file=sys.stderr)
+    print(f"xsp: the runs are in {output.shown(taken.out)}", file=sys.stderr)
     return 0 if percent is None else _gate(found, percent, given.if_cannot_tell)
 
 
@@ -199,7 +199,7 @@ def _kept(taken: Turns) -> str:
     """Say where the runs of an interrupted comparison are, and what they can be used for."""
     if not taken.a or not taken.b:
         return ""
-    a, b = (" ".join(placing.shown(path) for path in paths) for paths in (taken.a, taken.b))
+    a, b = (" ".join(output.shown(path) for path in paths) for paths in (taken.a, taken.b))
     return f"; compare what was recorded with: xsp compare {a} --with {b}"
 
 

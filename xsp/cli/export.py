@@ -30,10 +30,10 @@ from xsp.cli import options
 from xsp.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from xsp.exporters.courier import Counts
-    from xsp.exporters.endpoint import Endpoint
-    from xsp.exporters.endpoint import Options as EndpointOptions
-    from xsp.trace import Trace
+    from xsp.otlp.endpoint import Endpoint
+    from xsp.otlp.endpoint import Options as EndpointOptions
+    from xsp.otlp.send import Counts
+    from xsp.store.trace import Trace
 
 SUMMARY = "write a run for Perfetto, speedscope and others, or send it to Jaeger or to a Collector"
 
@@ -103,10 +103,10 @@ def run(given: argparse.Namespace) -> int:
         return _write(given)
     _refuse(given, ("out", "table", "weight"), "only with --format")
     from xsp.cli import progress
-    from xsp.exporters import endpoint
+    from xsp.otlp import endpoint
 
     endpoint.check_installed()
-    from xsp.exporters import export
+    from xsp.otlp import export
 
     target = given.to or (export.endpoint_to_resume(given.run) if given.resume else endpoint.FROM_ENVIRONMENT)
     to = endpoint.endpoint(target, _options(given))
@@ -130,8 +130,9 @@ def run(given: argparse.Namespace) -> int:
 
 def _write(given: argparse.Namespace) -> int:
     """Write a file, and say what is in it and what is not."""
-    from xsp import plugins, runs
+    from xsp import plugins
     from xsp.exporters import contract
+    from xsp.ingest import load
 
     _refuse(given, _OF_SENDING, "of sending, not with --format")
     if given.out is None:
@@ -143,7 +144,7 @@ def _write(given: argparse.Namespace) -> int:
         hint = nearest(given.format, known) or f"; there are {', '.join(known)}"
         raise UsageError(f"--format {given.format}: there is no such format{hint}")
     write: contract.Exporter = plugins.load(contract.GROUP, given.format)
-    trace = runs.load(given.run)
+    trace = load.load(given.run)
     choice = contract.Choice(
         options.steps(given.steps), contract.Weight(given.weight or "host"), _rows(trace, given.table or "spans")
     )
@@ -176,7 +177,7 @@ def _refuse(given: argparse.Namespace, names: tuple[str, ...], why: str) -> None
 
 
 def _options(given: argparse.Namespace) -> EndpointOptions:
-    from xsp.exporters import endpoint
+    from xsp.otlp import endpoint
 
     return endpoint.Options(
         protocol=given.protocol,
@@ -193,13 +194,13 @@ def _options(given: argparse.Namespace) -> EndpointOptions:
 
 def _say(counts: Counts, to: Endpoint, given: argparse.Namespace) -> None:
     """Print what was sent; what was not goes to stderr with the reason and what to type."""
-    from xsp.exporters import otlp
+    from xsp.otlp import request
 
     print(
         f"{counts.spans:,} spans of {counts.steps} steps in {counts.requests} requests, {counts.bytes / 1e6:.3g} MB, "
         f"{counts.seconds:.3g} s to {to.name}"
     )
-    page = otlp.jaeger_page(to, counts.trace_id) if counts.trace_id else None
+    page = request.jaeger_page(to, counts.trace_id) if counts.trace_id else None
     if page:
         print(f"one of them: {page}")
     for message in counts.messages:

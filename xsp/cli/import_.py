@@ -33,9 +33,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Import beside the place, move it there whole, say what was lost."""
-    from xsp.intake import importing
+    from xsp.ingest import sources
 
-    written = importing.import_whole(given.out, given.sources, given.overwrite, names=given.keep_names)
+    written = sources.import_whole(given.out, given.sources, given.overwrite, names=given.keep_names)
     for place, content in written.items():
         _say(place, content)
     return 0

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from xsp import scrub
 from xsp.collector import Kernels
 from xsp.errors import UsageError
-from xsp.exporters import endpoint
-from xsp.recording.budget import UNASKED
-from xsp.recording.schedule import parse_levels
-from xsp.span import Level
+from xsp.levels import parse_levels
+from xsp.otlp import endpoint
+from xsp.record.budget import UNASKED
+from xsp.schema import Level
 
 if TYPE_CHECKING:
+    from xsp.launch.models import Recording
     from xsp.models import Settings
-    from xsp.recording.measure import Recording
 
 
 class _KeepArguments(argparse.Action):
@@ -200,7 +200,7 @@ def shape(text: str | None) -> tuple[int, ...] | None:
 def settings(given: argparse.Namespace, batch: int) -> Settings:
     """Return how the model is to be run, from the options of `modelling`."""
     from xsp import models
-    from xsp.recording import measure
+    from xsp.launch import models as measure
 
     return models.Settings(
         batch=batch,
@@ -219,7 +219,7 @@ def how(given: argparse.Namespace, name: str) -> Recording:
         given: the command's options.
         name: of the run directory, if none was given.
     """
-    from xsp.recording import measure
+    from xsp.launch import models as measure
 
     return measure.Recording(
         out=given.out or Path("runs") / name,

@@ -32,21 +32,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Profile, print the first tables, say what to type next."""
-    from xsp.recording import measure
+    from xsp.launch import models
 
     sizes = options.batches(given.batch)
     options.check_counting(given)
     if given.counters and len(sizes) > 1:
         raise UsageError("--counters goes with one batch size: leave the others away")
     settings = options.settings(given, sizes[0])
-    how = options.how(given, measure.short_name(given.model))
+    how = options.how(given, models.short_name(given.model))
     with progress.shown(given.quiet) as show:
         if len(sizes) == 1:
-            out = measure.measure(given.model, settings, how, show)
+            out = models.measure(given.model, settings, how, show)
         else:
-            out = measure.sweep(given.model, settings, sizes, how, show)
+            out = models.sweep(given.model, settings, sizes, how, show)
     if given.counters:
-        counters.once_more(lambda: measure.count(given.model, settings, how, out))
+        counters.once_more(lambda: models.count(given.model, settings, how, out))
     if not given.quiet:
         progress.show_result(out)
     return 0

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from xsp.recording.measure import Progress, show_nothing
-from xsp.recording.placing import shown as shown_path
+from xsp.launch.models import Progress, show_nothing
+from xsp.record.output import shown as shown_path
 
 
 @contextmanager
@@ -48,15 +48,15 @@ def show_result(out: Path) -> None:
     take_any_letter()
     from rich.console import Console
 
-    from xsp import runs
+    from xsp.ingest import load
     from xsp.report import optimum, text
 
     console = Console()
-    found = runs.parts(out)
+    found = load.parts(out)
     if len(found) > 1:
-        console.print(optimum.sweep([runs.load(run) for run in found]))
+        console.print(optimum.sweep([load.load(run) for run in found]))
     else:
-        console.print(text.overview(runs.load(out)))
+        console.print(text.overview(load.load(out)))
     console.print(f"\nstored in {shown_path(out)}; next:", highlight=False)
     first = shown_path(found[0])
     console.print(f"  xsp report {first}            timeline, charts and tables in one page", highlight=False)

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING
 from xsp import rundir
 from xsp.cli import counters, options
 from xsp.errors import UsageError
-from xsp.recording.saying import say
+from xsp.record.terminal import say
 
 if TYPE_CHECKING:
-    from xsp.recording.launchers import Job
-    from xsp.recording.program import Elsewhere, Program
+    from xsp.launch.program import Elsewhere, Program
+    from xsp.launch.ranks import Job
 
 SUMMARY = "profile a program as it is"
 
@@ -69,23 +69,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Run the program, print the first tables, return the program's exit code."""
-    from xsp.recording import launchers
-    from xsp.recording.again import count, once_each, resolve
-    from xsp.recording.launch import Launch, launch
-    from xsp.recording.program import Elsewhere
-    from xsp.span import Level
+    from xsp.launch import ranks
+    from xsp.launch.program import Elsewhere
+    from xsp.launch.rerun import count, once_each, resolve
+    from xsp.launch.run import Launch, launch
+    from xsp.schema import Level
 
     if given.levels == "once-each":  # as the decision on leveled steps writes it (ADR 006)
         given.once_each, given.levels = True, "M/L/G"
     _refuse_what_does_not_go_together(given)
     meant = _meant(given)
-    job = meant if isinstance(meant, launchers.Job) else None
+    job = meant if isinstance(meant, ranks.Job) else None
     if job is not None:
         _refuse_what_does_not_go_with(job, given)
     if isinstance(meant, Elsewhere):
         own = given.typed[1 : len(given.typed) - len(given.words)]
         meant.go_on(own[:-1] if own[-1:] == ["--"] else own)
-    program = meant.program if isinstance(meant, launchers.Job) else meant
+    program = meant.program if isinstance(meant, ranks.Job) else meant
     how = Launch(
         program=replace(program, args=(*given.for_program, *program.args)),
         out=given.out or Path("runs") / program.name,
@@ -108,7 +108,7 @@ def run(given: argparse.Namespace) -> int:
         otlp_policy=given.otlp_policy,
     )
     if job is not None:
-        code, run = launchers.launch(how, job)
+        code, run = ranks.launch(how, job)
     else:
         code, run = once_each(how) if given.once_each else launch(how)
     if run is None:
@@ -127,16 +127,16 @@ def run(given: argparse.Namespace) -> int:
 
 def _meant(given: argparse.Namespace) -> Program | Elsewhere | Job:
     """Return what is to be run: a launcher's job, a program, or a program that wants another interpreter."""
-    from xsp.recording import launchers, program
+    from xsp.launch import program, ranks
 
     words = given.words[1:] if given.words[0] == "--" else given.words
     if not words:
         raise UsageError("say which program: xsp run train.py")
-    if not given.module and (found := launchers.found_in(words)) is not None:
+    if not given.module and (found := ranks.found_in(words)) is not None:
         return found
     meant = program.read(words, given.module)
     plain = meant if isinstance(meant, program.Program) else meant.program
-    if plain.is_module and (found := launchers.found_in(plain.words)) is not None:
+    if plain.is_module and (found := ranks.found_in(plain.words)) is not None:
         return found if plain is meant else meant
     return meant
 

@@ -43,8 +43,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Receive until a signal, then put everything in order."""
-    from xsp.serve.limits import Limits
-    from xsp.serve.server import Server, address
+    from xsp.receiver.limits import Limits
+    from xsp.receiver.server import Server, address
 
     if given.connections < 1 or not 0 < given.timeout < float("inf"):
         raise UsageError("--connections and --timeout must be above 0")

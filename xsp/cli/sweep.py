@@ -30,14 +30,14 @@ def run(given: argparse.Namespace) -> int:
     """Measure each size, print A1 and the optimum."""
     from rich.console import Console
 
-    from xsp import runs
-    from xsp.recording import measure
+    from xsp.ingest import load
+    from xsp.launch import models
     from xsp.report import optimum
 
     sizes = options.batches(given.batch)
     settings = options.settings(given, sizes[0])
-    how = options.how(given, f"{measure.short_name(given.model)}-sweep")
+    how = options.how(given, f"{models.short_name(given.model)}-sweep")
     with progress.shown(False) as show:
-        out = measure.sweep(given.model, settings, sizes, how, show)
-    Console().print(optimum.sweep([runs.load(run) for run in runs.parts(out)], given.latency_target))
+        out = models.sweep(given.model, settings, sizes, how, show)
+    Console().print(optimum.sweep([load.load(run) for run in load.parts(out)], given.latency_target))
     return 0

@@ -34,7 +34,7 @@ def run(given: argparse.Namespace) -> int:
     from rich.live import Live
 
     from xsp.errors import UsageError
-    from xsp.recording.watching import look
+    from xsp.report.watch import look
     from xsp.report.watched import watched
 
     if given.interval <= 0:

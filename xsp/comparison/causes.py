@@ -8,7 +8,7 @@ from typing import NamedTuple
 from xsp.analyses.phases import BETWEEN, DATA, REST
 from xsp.comparison.evidence import FASTER, FASTER_HERE, SLOWER, SLOWER_HERE
 from xsp.comparison.rows import Comparison, Row
-from xsp.intake.placing import WINDOW
+from xsp.correlate.columns import WINDOW
 
 WORTH_SAYING = 0.25
 """A part is named if it changed by that share of what the whole did."""

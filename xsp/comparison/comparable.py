@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from xsp.comparison.loading import kind_name
 from xsp.errors import AnalysisError
-from xsp.recording.schedule import rung_name
-from xsp.span import Kind, Level
-from xsp.trace import Trace
+from xsp.levels import rung_name
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
 
 
 class Difference(NamedTuple):

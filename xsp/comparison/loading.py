@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from xsp import runs
 from xsp.errors import UsageError
-from xsp.trace import Trace
+from xsp.ingest import load as runs
+from xsp.store.trace import Trace
 
 Path = str | os.PathLike[str]
 

@@ -12,8 +12,8 @@ from xsp.analyses.launches import LAUNCHES
 from xsp.analyses.phases import ITERATION, PHASES
 from xsp.comparison.series import Series
 from xsp.errors import AnalysisError
-from xsp.span import Level
-from xsp.trace import Trace
+from xsp.schema import Level
+from xsp.store.trace import Trace
 
 NS_PER_MS = 1e6
 

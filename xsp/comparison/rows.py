@@ -17,8 +17,8 @@ from xsp.comparison.series import Series
 from xsp.comparison.sides import Align, side
 from xsp.comparison.taken import memory
 from xsp.errors import AnalysisError, UsageError
-from xsp.span import Column
-from xsp.trace import Trace
+from xsp.schema import Column
+from xsp.store.trace import Trace
 
 OTHER_WORK = "cannot tell (the steps do different work)"
 ONLY_A, ONLY_B = "only in A", "only in B"

@@ -1,7 +1,7 @@
 """The times of a run, over its repeats, of what another run can be compared in; and of several runs, a figure each.
 
 The times are those of the timed steps at the own rung of each level, in which it is the deepest one on (see
-`xsp.overhead`), so that no deeper level's cost is in them. A run without timed steps has one time for each row.
+`xsp.store.merge`), so that no deeper level's cost is in them. A run without timed steps has one time for each row.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from xsp import summary
 from xsp.analyses.devicework import prepare
-from xsp.loop import BARE
-from xsp.overhead import own_rung
-from xsp.span import Kind, Level
-from xsp.trace import Trace
-from xsp.views import LAYERS, NS
+from xsp.schema import Kind, Level
+from xsp.store.loop import BARE
+from xsp.store.merge import own_rung
+from xsp.store.trace import Trace
+from xsp.store.views import LAYERS, NS
 
 
 class Series(NamedTuple):

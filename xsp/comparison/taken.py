@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from xsp.analyses.memory import MEMORY_STEPS
 from xsp.errors import AnalysisError
-from xsp.trace import Trace
-from xsp.views import LAYERS
+from xsp.store.trace import Trace
+from xsp.store.views import LAYERS
 
 Taken = dict[tuple[str, str | None], float]
 

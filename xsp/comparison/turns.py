@@ -22,7 +22,7 @@ from xsp.comparison.revisions import Place
 from xsp.comparison.sequential import Known
 from xsp.comparison.series import Steps
 from xsp.errors import AnalysisError, ProgramError, RunError
-from xsp.trace import Trace
+from xsp.store.trace import Trace
 
 Progress = Callable[[str, int, int], None]
 """Called before each run with what runs and what is known, runs done, and runs in all."""

@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from xsp.counters import metrics
+from xsp.device import metrics
 from xsp.errors import CounterError
 
 PROGRAM = "ncu"

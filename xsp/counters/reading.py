@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from xsp.counters import metrics
+from xsp.device import metrics
 from xsp.errors import TraceError
 
 Size = tuple[int, int, int]

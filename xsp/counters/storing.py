@@ -12,15 +12,17 @@ from typing import Any
 
 import duckdb
 
-from xsp import rundir, runs, table
-from xsp.counters import joining, metrics, reading
+from xsp import rundir, table
+from xsp.counters import joining, reading
 from xsp.counters.joining import Joined, Kernel
-from xsp.counters.metrics import Figures
+from xsp.device import metrics
+from xsp.device.metrics import Figures
 from xsp.errors import TraceError, UsageError
-from xsp.recording.store import Store
-from xsp.span import COLUMNS, Column, Grade, Kind, Level
-from xsp.trace import Trace
-from xsp.views import NS
+from xsp.ingest import load
+from xsp.schema import COLUMNS, Column, Grade, Kind, Level
+from xsp.store.trace import Trace
+from xsp.store.views import NS
+from xsp.store.write import Store
 
 SOURCE = "counters"
 """Of notes on counters in `run.json`, and where the reason stands why there are none."""
@@ -53,7 +55,7 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
     if content.get("parts") or not rundir.segments(run):
         names = ", ".join(str(run / str(part)) for part in content.get("parts", []))
         raise UsageError(f"{run}: has no steps of its own; name the run that the report is of ({names or 'none here'})")
-    trace = runs.load(run)
+    trace = load.load(run)
     kernels = kernels_of(trace)
     if not kernels:
         how = "record it with --levels M/L/G on a machine with an NVIDIA GPU"

@@ -12,7 +12,7 @@ A step launches hundreds of thousands of kernels under some hundred names, so as
 
 from __future__ import annotations
 
-from xsp.span import Kind, Level
+from xsp.schema import Kind, Level
 
 COMMUNICATION = "communication"
 MATRIX = ("gemm", "convolution", "attention")

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xsp.span import Kind, Level
+from xsp.schema import Kind, Level
 
 if TYPE_CHECKING:
     import duckdb

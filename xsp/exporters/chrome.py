@@ -21,8 +21,8 @@ from xsp import table
 from xsp.exporters import counters, traceevents, tracks
 from xsp.exporters.contract import Choice, Written, check_steps, whole
 from xsp.exporters.tracks import Placed, Track
-from xsp.span import Column
-from xsp.trace import Trace
+from xsp.schema import Column
+from xsp.store.trace import Trace
 from xsp.version import __version__
 
 FORMAT = 1

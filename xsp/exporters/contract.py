@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Protocol, cast
 
 from xsp.errors import OutputError, UsageError
-from xsp.trace import Trace
+from xsp.store.trace import Trace
 
 GROUP = "xsp.exporters"
 OTLP = "otlp"

@@ -9,7 +9,7 @@ import duckdb
 from xsp import table
 from xsp.exporters.tracks import Track
 from xsp.samples.reasons import HELD, MASK
-from xsp.span import Column
+from xsp.schema import Column
 
 _OWNERS = (Column("rank", "INTEGER", ""), Column("device", "INTEGER", ""), Column("pid", "BIGINT", ""))
 _MEANWHILE = "time_ns BETWEEN (SELECT min(at_ns) FROM placed) AND (SELECT max(at_ns + for_ns) FROM placed)"

@@ -21,9 +21,9 @@ from xsp.errors import UsageError
 from xsp.exporters import flamegraph, tracks
 from xsp.exporters.contract import Choice, Weight, Written, check_steps, whole
 from xsp.exporters.flamegraph import Frame
-from xsp.span import Column, Kind, Level
-from xsp.trace import Trace
-from xsp.views import NS
+from xsp.schema import Column, Kind, Level
+from xsp.store.trace import Trace
+from xsp.store.views import NS
 
 ORPHANS = "(no parent)"
 """Frame around spans whose parent is not known."""

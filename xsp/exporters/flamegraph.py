@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from xsp.span import Level
+from xsp.schema import Level
 
 WIDTH = 1200
 """Pixels that stand for all time."""

@@ -17,8 +17,8 @@ import duckdb
 
 from xsp.exporters import tracks
 from xsp.exporters.contract import Choice, Written, check_steps, whole
-from xsp.span import Kind
-from xsp.trace import Trace
+from xsp.schema import Kind
+from xsp.store.trace import Trace
 from xsp.version import __version__
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 from xsp import table
 from xsp.errors import UsageError
 from xsp.exporters.contract import Choice, Written, check_steps
-from xsp.trace import Trace
+from xsp.store.trace import Trace
 
 
 def csv(trace: Trace, path: Path, choice: Choice) -> Written:

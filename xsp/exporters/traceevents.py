@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import duckdb
 
-from xsp.span import COLUMNS, Column, Kind, Level
+from xsp.schema import COLUMNS, Column, Kind, Level
 
 _CATEGORIES = {
     Kind.MODULE: "python_function", Kind.OP: "cpu_op", Kind.LAUNCH: "cuda_runtime", Kind.SYNC: "cuda_runtime",

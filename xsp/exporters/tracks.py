@@ -18,7 +18,7 @@ import duckdb
 
 from xsp import table
 from xsp.exporters.contract import Written
-from xsp.span import Column, Kind
+from xsp.schema import Column, Kind
 
 CUT_NS = 2_000
 """How far two spans may cross and be taken for nested: a microsecond's rounding of start and of duration."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from xsp.health.finding import Finding, Severity
-from xsp.recording.schedule import recording
-from xsp.trace import Trace
+from xsp.levels import recording
+from xsp.store.trace import Trace
 
 
 def findings(trace: Trace) -> Iterator[Finding]:

@@ -11,10 +11,10 @@ from xsp.health import device as devicehealth
 from xsp.health import headline
 from xsp.health import samples as samplehealth
 from xsp.health.finding import Finding, Severity
-from xsp.recording.schedule import depth, recording, rung_name
-from xsp.span import Kind, Level
-from xsp.trace import Trace
-from xsp.views import WHOLE_NS, kernels
+from xsp.levels import depth, recording, rung_name
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
+from xsp.store.views import WHOLE_NS, kernels
 
 
 class Grade(NamedTuple):

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from xsp.health.finding import Finding, Severity
 from xsp.importers.contract import PYTHON_FRAMES
-from xsp.span import Grade, Kind, Level
-from xsp.trace import Trace
+from xsp.schema import Grade, Kind, Level
+from xsp.store.trace import Trace
 
 MANY = 0.10
 """From this share of device work on without evidence, figures by layer or by operator say little."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from xsp import iterations, summary
+from xsp import summary
 from xsp.health.finding import Finding, Severity
-from xsp.iterations import OF_ALIKE, UNDISTURBED
-from xsp.loop import BARE
-from xsp.recording.schedule import depth
-from xsp.trace import Trace
+from xsp.levels import depth
+from xsp.store import iterations
+from xsp.store.iterations import OF_ALIKE, UNDISTURBED
+from xsp.store.loop import BARE
+from xsp.store.trace import Trace
 
 BOUND = 0.2
 """From this share of the loop's time on that is not the step's, the step's throughput is not the program's."""

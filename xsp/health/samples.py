@@ -7,8 +7,8 @@ from typing import Any
 
 from xsp.health.finding import Finding, Severity
 from xsp.samples.reasons import WHILE
-from xsp.span import Kind
-from xsp.trace import Trace
+from xsp.schema import Kind
+from xsp.store.trace import Trace
 
 BUSY_CORES = 0.5
 """From so many cores on that others kept busy, times on the host may be longer for it."""

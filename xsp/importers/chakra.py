@@ -19,7 +19,7 @@ from xsp import table
 from xsp.errors import TraceError
 from xsp.importers.contract import Losses
 from xsp.importers.jsonstream import elements
-from xsp.span import Column, Level
+from xsp.schema import Column, Level
 
 MARKS = (b'"rf_id"', b"execution_trace|", b"chakra")
 """Of these, one in the first bytes tells an execution trace from other JSON with nodes."""

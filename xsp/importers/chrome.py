@@ -17,7 +17,7 @@ from xsp.importers import traceevents
 from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen
 from xsp.importers.kineto import Kineto, is_kineto
 from xsp.importers.kineto_rows import CATEGORIES
-from xsp.span import Kind, Level
+from xsp.schema import Kind, Level
 
 PROTOBUF = (".pftrace", ".perfetto-trace")
 _FIRST_FIELDS = (0x18, 0x32, 0x40, 0x50, 0x8A)

@@ -3,7 +3,7 @@
 An importer is a class without arguments, named by an entry point in `xsp.importers`. Rows are a stream, so that
 memory is bounded whatever the size of the file; what is known only at the end (the runs, the losses) is filled in while
 the rows are read. Every row has a trace id and a span id, by which a span that is read twice counts once. Rows of
-a source without steps may leave `step`, `rung` and `key` out: `xsp.intake` makes a step of each trace.
+a source without steps may leave `step`, `rung` and `key` out: `xsp.ingest` makes a step of each trace.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import duckdb
 
 from xsp import plugins
 from xsp.errors import PluginError, TraceError
-from xsp.span import COLUMNS, Column, Span
+from xsp.schema import COLUMNS, Column, Span
 
 GROUP = "xsp.importers"
 HEAD = 1 << 16
@@ -136,7 +136,7 @@ class Seen:
 
 
 class TableImporter(Protocol):
-    """Reads a format of spans without parents, of any size, into a table of the engine; `xsp.intake` places them."""
+    """Reads a format of spans without parents, of any size, into a table of the engine; `xsp.ingest` places them."""
 
     name: str
 
@@ -181,7 +181,7 @@ class Importer(Protocol):
 
 
 def find(source: str) -> Any:
-    """Return what recognises a source: an `Importer`, a `TableImporter`, or an enricher (see `xsp.intake.tables`).
+    """Return what recognises a source: an `Importer`, a `TableImporter`, or an enricher (see `xsp.ingest.tables`).
 
     Raises:
         TraceError: there is no such file, or no importer recognises it.

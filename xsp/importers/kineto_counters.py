@@ -21,15 +21,15 @@ from typing import Any, NamedTuple
 import duckdb
 
 from xsp import table
-from xsp.counters import metrics
+from xsp.device import metrics
 from xsp.importers.contract import Losses
-from xsp.span import COLUMNS, Column, Kind, Level
+from xsp.schema import COLUMNS, Column, Kind, Level
 
 TOOL = "cupti range profiler"
 """What stands under `tool` in `counters` of `run.json`."""
 
 FLOPS, ORDINARY = "flops", "flops_without_tensor_cores"
-"""Metrics that are made of others, see `xsp.counters.metrics`."""
+"""Metrics that are made of others, see `xsp.device.metrics`."""
 
 NAMELESS = "__missing__"
 """The name of a kernel that the profiler did not know."""

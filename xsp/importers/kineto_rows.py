@@ -8,9 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 import duckdb
 
 from xsp import table
+from xsp.cost.inputs import NO_TENSOR
 from xsp.importers.contract import FURTHEST, SEEN
-from xsp.opinputs import NO_TENSOR
-from xsp.span import Kind, Level
+from xsp.schema import Kind, Level
 
 CATEGORIES = {
     "op": ("cpu_op", "operator", "user_annotation"),

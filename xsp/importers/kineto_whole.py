@@ -6,7 +6,7 @@ import duckdb
 
 from xsp.importers.contract import PYTHON_FRAMES, Losses
 from xsp.importers.kineto_rows import BESIDE, STEP
-from xsp.span import Kind, Level
+from xsp.schema import Kind, Level
 
 LEFT_OUT = {
     "python_function": PYTHON_FRAMES,

@@ -20,7 +20,7 @@ from xsp.importers import claims, nsys_activities, nsys_ranges
 from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, fitting
 from xsp.importers.nsys_tables import Export
 from xsp.importers.rocprof import is_rocpd
-from xsp.span import Level
+from xsp.schema import Level
 
 SQLITE = b"SQLite format 3\0"
 REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")

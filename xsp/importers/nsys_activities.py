@@ -10,7 +10,7 @@ import duckdb
 
 from xsp.importers.contract import FURTHEST, Losses
 from xsp.importers.nsys_tables import Export
-from xsp.span import Kind, Level
+from xsp.schema import Kind, Level
 
 _TIMES = {"start": "BIGINT", "end": "BIGINT"}
 _ON_DEVICE = dict.fromkeys(

@@ -19,7 +19,7 @@ from xsp import table
 from xsp.importers.contract import FURTHEST, Losses
 from xsp.importers.nsys_activities import listed
 from xsp.importers.nsys_tables import Export
-from xsp.span import Kind, Level
+from xsp.schema import Kind, Level
 
 _COLUMNS = {
     "start": "BIGINT", "end": "BIGINT", "eventType": "BIGINT", "text": "VARCHAR", "textId": "BIGINT",

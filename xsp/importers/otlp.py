@@ -1,7 +1,7 @@
 """Decoded OTLP spans → rows: xsp's own go back into the columns that they came from, others come in as they are.
 
 A span is xsp's own if it carries `xsp.kind`; its attributes return by `xsp.semconv`. One of kind `run` is no
-row: it describes the run. A trace that was delivered in parts (see `xsp.exporters.zoom`) is put together again:
+row: it describes the run. A trace that was delivered in parts (see `xsp.otlp.zoom`) is put together again:
 folded spans stand for others and are left out, and spans of a detail trace name the trace that they are from.
 
 A span of another program is a row of level APPLICATION and kind user, with its scope as its collector.
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from xsp import semconv
 from xsp.importers import claims
 from xsp.importers.contract import Losses, Row
-from xsp.span import COLUMNS, Kind, Level, Span
+from xsp.schema import COLUMNS, Kind, Level, Span
 
 LARGEST = 256 << 20
 """Bytes of the largest line, document or message that is taken: it is decoded in memory."""

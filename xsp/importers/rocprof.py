@@ -21,7 +21,7 @@ from xsp.errors import TraceError
 from xsp.importers import claims, nsys_ranges
 from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, broken, fitting, opened
 from xsp.importers.nsys_tables import Export
-from xsp.span import Column, Kind, Level
+from xsp.schema import Column, Kind, Level
 
 SQLITE = b"SQLite format 3\0"
 KEY = "rocprofiler-sdk-tool"

@@ -19,7 +19,7 @@ import duckdb
 from xsp import table
 from xsp.errors import TraceError
 from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, broken, fitting, opened
-from xsp.span import Column, Kind, Level
+from xsp.schema import Column, Kind, Level
 
 MOST = 1 << 30
 """Bytes that are read at once; PyTorch holds a snapshot in memory too."""

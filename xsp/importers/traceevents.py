@@ -26,9 +26,9 @@ import duckdb
 
 from xsp import table
 from xsp.errors import TraceError
-from xsp.importers import around
-from xsp.importers.around import CHUNK, Around
+from xsp.importers import outside
 from xsp.importers.contract import broken, fitting, opened
+from xsp.importers.outside import CHUNK, Around
 
 PIECE = 1 << 25
 """Bytes of a piece, about; the first ones are smaller, so that all cores are soon at work."""
@@ -253,11 +253,11 @@ class _Reading:
             with mmap.mmap(file.fileno(), 0) as text:
                 start = 0
                 if piece.first:
-                    start, self.around.keys = around.before(self._source, text)
+                    start, self.around.keys = outside.before(self._source, text)
                     self._bare = text[:start].strip(b"\xef\xbb\xbf \t\r\n") == b""
                 end = self._end(text, start) if piece.last else len(text)
                 text[:start] = b" " * start
-            file.seek(end if end is not None else around.last(self._source, piece.path))
+            file.seek(end if end is not None else outside.last(self._source, piece.path))
             file.truncate()
             if end is None:
                 self.around.open = True
@@ -265,7 +265,7 @@ class _Reading:
 
     def _end(self, text: mmap.mmap, start: int) -> int | None:
         """Return where the array ends, None if it is not closed; keep the keys after it."""
-        end, keys = around.after(self._source, text, start, self._bare)
+        end, keys = outside.after(self._source, text, start, self._bare)
         self.around.keys |= keys
         return end
 

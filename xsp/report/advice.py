@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from xsp.analyses.fusing import BATCHED, BETWEEN, EAGER, SOFTMAX
 from xsp.device.kernelnames import MATRIX
 from xsp.report.answers import Answers
-from xsp.span import Kind, Level
-from xsp.trace import Trace
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
 
 WORTH = 5.0
 """Percent of the window from which on a loss, or what a change could gain at most, is worth a line."""

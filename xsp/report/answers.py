@@ -9,7 +9,7 @@ import duckdb
 
 from xsp.analyses import ANALYSES
 from xsp.errors import AnalysisError
-from xsp.trace import Trace
+from xsp.store.trace import Trace
 
 
 class Answer(NamedTuple):

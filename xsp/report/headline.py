@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xsp.analyses.loop import FROM as TOLD_BY
-from xsp.recording.schedule import depth
+from xsp.levels import depth
 from xsp.report.answers import Answers
 from xsp.report.loop import FROM
 from xsp.report.text import number
 from xsp.report.verdict import Verdict
 from xsp.report.words import used_devices
-from xsp.span import Grade
+from xsp.schema import Grade
 
 Row = Mapping[str, Any]
 

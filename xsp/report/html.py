@@ -17,7 +17,7 @@ from typing import Any
 from xsp import rundir
 from xsp.analyses import ANALYSES
 from xsp.analyses.loop import kinds_of
-from xsp.recording.schedule import depth
+from xsp.levels import depth
 from xsp.report import kinds, timeline, trust
 from xsp.report.answers import Answer, Answers
 from xsp.report.charts import charts
@@ -25,7 +25,7 @@ from xsp.report.headline import headline, phases
 from xsp.report.loop import loop
 from xsp.report.verdict import verdict
 from xsp.report.words import devices, explained
-from xsp.trace import Trace
+from xsp.store.trace import Trace
 
 MOST_ROWS = 1000
 """Rows of a table; below it stands the command that prints the others."""

@@ -8,11 +8,11 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from xsp import runs
 from xsp.analyses.loop import kinds_of
 from xsp.errors import UsageError
+from xsp.ingest import load as runs
 from xsp.report.loop import weights
-from xsp.trace import Trace
+from xsp.store.trace import Trace
 
 MOST = 4
 """Kinds whose figures stand on one page."""

@@ -13,9 +13,9 @@ from typing import Any
 import duckdb
 
 from xsp.analyses.loop import kinds_of
-from xsp.iterations import UNDISTURBED, iterations
-from xsp.loop import BARE
-from xsp.trace import Trace
+from xsp.store.iterations import UNDISTURBED, iterations
+from xsp.store.loop import BARE
+from xsp.store.trace import Trace
 
 MOST_POINTS = 4_000
 """Steps that are drawn at most."""

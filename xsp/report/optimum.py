@@ -11,7 +11,7 @@ from rich.text import Text
 
 from xsp.analyses import A1, optimal_batch
 from xsp.scrub import plain
-from xsp.trace import Trace
+from xsp.store.trace import Trace
 
 
 def sweep(traces: Sequence[Trace], target_ms: float | None = None) -> RenderableType:

@@ -6,8 +6,8 @@ from typing import Any
 
 from xsp.device import ceilings
 from xsp.errors import AnalysisError
-from xsp.span import Level
-from xsp.trace import Trace
+from xsp.schema import Level
+from xsp.store.trace import Trace
 
 SHOWN = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
 """Precisions whose peaks are drawn, as far as they are known; of several with one peak, one line."""

@@ -11,9 +11,9 @@ from http import HTTPStatus
 from urllib.parse import quote, unquote
 
 from xsp.errors import UsageError
+from xsp.receiver.loopback import Door, Prompt, asks_for_loopback
 from xsp.report.html import render
-from xsp.serve.doors import Door, Prompt, asks_for_loopback
-from xsp.trace import Trace
+from xsp.store.trace import Trace
 
 PORT = 8600
 """Where the links of `deploy/ui.json` lead."""

@@ -25,7 +25,7 @@ from xsp.report.trust import attributed
 from xsp.report.verdict import Verdict, verdict
 from xsp.report.words import devices, used_devices
 from xsp.scrub import plain
-from xsp.trace import Trace
+from xsp.store.trace import Trace
 
 MISSING = "–"
 _SENTENCES = "finding"

@@ -14,9 +14,9 @@ import duckdb
 from xsp.device.kernelnames import NAMES
 from xsp.report.lanes import MOST_LANES, Bar, Lane, lanes
 from xsp.report.packed import pack
-from xsp.span import COLUMNS, MERGED_COLUMNS, Column, Kind, Level
+from xsp.schema import COLUMNS, MERGED_COLUMNS, Column, Kind, Level
+from xsp.store.trace import Trace
 from xsp.table import literal
-from xsp.trace import Trace
 
 MOST_SPANS = 200_000
 """Of more, the steps around the merged one are shown that fit, and of a single longer step its longest spans; the

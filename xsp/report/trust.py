@@ -7,8 +7,8 @@ from typing import Any
 
 from xsp.health import grade, health
 from xsp.health.finding import Finding
-from xsp.span import Grade, Level
-from xsp.trace import Trace
+from xsp.schema import Grade, Level
+from xsp.store.trace import Trace
 
 
 def trust(trace: Trace) -> dict[str, Any]:

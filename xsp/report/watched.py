@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from xsp.recording.underway import overhead
-from xsp.recording.watching import Figures
+from xsp.record.progress import overhead
+from xsp.report.watch import Figures
 from xsp.scrub import plain
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from xsp.recording.schedule import depth
-from xsp.span import Level
-from xsp.trace import Trace
+from xsp.levels import depth
+from xsp.schema import Level
+from xsp.store.trace import Trace
 
 
 def explained(rungs: Iterable[str]) -> str:

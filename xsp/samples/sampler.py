@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from xsp import rundir, table
 from xsp.samples.source import Source
-from xsp.span import SAMPLE_COLUMNS
+from xsp.schema import SAMPLE_COLUMNS
 
 PORTION_NS = 5_000_000_000
 SELDOM_NS = 1_000_000_000
@@ -30,7 +30,7 @@ PATIENCE_S = 10.0
 
 
 class Sample(NamedTuple):
-    """A row; its fields are those of `xsp.span.SAMPLE_COLUMNS`."""
+    """A row; its fields are those of `xsp.schema.SAMPLE_COLUMNS`."""
 
     time_ns: int
     rank: int

@@ -1,7 +1,7 @@
 """The analyses on Spark, over the Parquet files of a run: for jobs of more ranks than one machine should read.
 
 An analysis is SQL; `dialect` writes DuckDB's SQL as Spark's, `session` finds or starts a cluster, `trace` has the
-methods of `xsp.trace.Trace` that analyses use. See docs/use/ranks.md.
+methods of `xsp.store.trace.Trace` that analyses use. See docs/use/ranks.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from xsp.spark.session import start
 
 if TYPE_CHECKING:
-    from xsp.trace import Trace
+    from xsp.store.trace import Trace
 
 
 def load(place: str, engine: str) -> Trace:

@@ -16,10 +16,10 @@ import duckdb
 from xsp import table
 from xsp.errors import AnalysisError, TraceError
 from xsp.rundir import MERGED_FILE, RANKS, RUN_FILE, STEPS
-from xsp.span import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Column
+from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Column
 from xsp.spark import dialect
 from xsp.spark.session import reason_of
-from xsp.trace import Rung, Trace
+from xsp.store.trace import Rung, Trace
 
 TYPES = {"tinyint": "TINYINT", "smallint": "SMALLINT", "int": "INTEGER", "bigint": "BIGINT", "double": "DOUBLE",
          "float": "FLOAT", "string": "VARCHAR", "boolean": "BOOLEAN", "void": "INTEGER"}  # fmt: skip
@@ -27,7 +27,7 @@ TYPES = {"tinyint": "TINYINT", "smallint": "SMALLINT", "int": "INTEGER", "bigint
 
 
 OF_RUNGS = {"alike", "alike_spans"}
-"""What `xsp.overhead` finds out from the steps of a run, beside its spans."""
+"""What `xsp.store.merge` finds out from the steps of a run, beside its spans."""
 
 NO_RUNGS = "this asks what the rungs of a run say, which Spark does not compare; leave --engine away"
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from xsp.span import Kind, Level, Span
+from xsp.schema import Kind, Level, Span
 from xsp_collectors.cuda.activities import COLLECTOR, Activity, ApiCall, Overhead, Wait, thread_of
 
 Name = Callable[[Activity, int], str]

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from xsp.span import Kind, Level, Span
+from xsp.schema import Kind, Level, Span
 from xsp_collectors.cuda.activities import COLLECTOR, Copy, Kernel, Memset
 from xsp_collectors.cuda.demangling import demangled
 from xsp_collectors.cuda.kernellibraries import library_by_name

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from xsp.span import Rule, Span
-from xsp_collectors.layerrows import Layer, Path, Rows
+from xsp.schema import Rule, Span
+from xsp_collectors.layercalls import Layer, Path, Rows
 
 UNSEEN = (
     "kernels and copies of replayed CUDA graphs whose capture was not seen, because it was before the profile, or "

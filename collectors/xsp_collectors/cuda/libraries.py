@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from xsp.span import Kind, Level, Span
+from xsp.schema import Kind, Level, Span
 from xsp_collectors.cuda.activities import COLLECTOR, Marker, thread_of
 from xsp_collectors.cuda.calls import Thread
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from xsp.collector import Collector
-from xsp.span import Kind, Level, Span
+from xsp.schema import Kind, Level, Span
 
 Hear = Callable[[str, bytes], None]
 """Takes a library and a text of its log."""

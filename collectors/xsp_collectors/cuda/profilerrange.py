@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from xsp.collector import Collector
-from xsp.span import Level
+from xsp.schema import Level
 
 
 class ProfilerRange(Collector):

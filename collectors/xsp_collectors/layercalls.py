@@ -1,0 +1,88 @@
+"""Calls of layers that nobody saw being called, made of the work that is known to be theirs.
+
+Where code does not call its modules (compiled code, a replayed graph), work is still known to be of layers. Work in
+a row that is of one layer is a call of it; it lasts from the first piece to the last, and lies in the calls of the
+layers around it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from xsp.schema import Kind, Level, Span
+
+
+class Layer(NamedTuple):
+    """A call of a module."""
+
+    call: str
+    """Tells two calls of one module apart, as far as that is known."""
+
+    name: str
+    type: str
+
+
+Path = tuple[Layer, ...]
+"""Calls of modules, outermost first; without any, the work is that of whoever called the code."""
+
+
+def common(paths: Iterable[Path]) -> Path:
+    """Return the innermost layer, with those around it, that all paths lie in."""
+    first, *others = paths
+    length = 0
+    while length < len(first) and all(path[: length + 1] == first[: length + 1] for path in others):
+        length += 1
+    return first[:length]
+
+
+class Rows:
+    """The calls of layers that pieces of work, given in the order of their starts, make up."""
+
+    def __init__(self, evidence: str) -> None:
+        """Begin; `evidence` stands in the spans' attributes."""
+        self.calls: list[Span] = []
+        self.by_path: dict[Path, list[Span]] = defaultdict(list)
+        """Calls of each layer, as they began: their durations are in `calls`."""
+
+        self._evidence = json.dumps({"evidence": evidence})
+        self._open: list[int] = []  # places in self.calls, outermost first
+        self._path: Path = ()
+
+    def add(self, work: Span, path: Path) -> Span | None:
+        """Count a piece of work to a layer, and return the call that it belongs to; None if it is of no layer."""
+        shared = len(common([self._path, path]))
+        del self._open[shared:]
+        for depth in range(shared, len(path)):
+            inside = self.calls[self._open[-1]].span_id if self._open else None
+            self._open.append(len(self.calls))
+            self.calls.append(self._begin(path[depth], work)._replace(parent_id=inside))
+            self.by_path[path[: depth + 1]].append(self.calls[-1])
+        self._path = path
+        for place in self._open:
+            call = self.calls[place]
+            self.calls[place] = call._replace(dur_ns=max(call.end_ns, work.end_ns) - call.start_ns)
+        return self.calls[self._open[-1]] if self._open else None
+
+    def _begin(self, layer: Layer, first: Span) -> Span:
+        return Span(
+            span_id=identifier(),
+            level=Level.LAYER,
+            kind=Kind.MODULE.value,
+            name=layer.name or layer.type,
+            type=layer.type,
+            phase="forward",
+            start_ns=first.start_ns,
+            process=first.process,
+            thread=first.thread,
+            collector=first.collector,
+            attributes=self._evidence,
+        )
+
+
+def identifier() -> str:
+    """Return a new span's id."""
+    return os.urandom(8).hex()

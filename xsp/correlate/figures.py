@@ -1,0 +1,159 @@
+"""Operations and traffic of spans: from counters, else from shapes, and for which of nested ones they count."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import islice
+
+import duckdb
+
+from xsp.cost.flops import flops
+from xsp.cost.traffic import traffic
+from xsp.schema import Kind
+
+BATCH = 1 << 16
+"""Rows that are in Python at a time."""
+
+
+def count(con: duckdb.DuckDBPyConnection) -> None:
+    """Count operations and traffic of operators from their shapes, once for all that are alike: table `priced`."""
+    con.execute(f"CREATE OR REPLACE TEMP TABLE results AS {_RESULTS}")
+    alike = "name, input_shapes, dtypes, scalars, result"
+    rows = con.execute(
+        f"SELECT DISTINCT {alike} FROM seen LEFT JOIN results USING (number) "
+        f"WHERE kind = '{Kind.OP}' AND input_shapes IS NOT NULL AND flops IS NULL"
+    ).fetchall()
+    con.execute(
+        "CREATE OR REPLACE TABLE counted (name VARCHAR, input_shapes VARCHAR, dtypes VARCHAR, scalars VARCHAR, "
+        "result VARCHAR, flops BIGINT, read_bytes BIGINT, write_bytes BIGINT)"
+    )
+    counted = (row + figures for row, figures in ((row, _figures(*row)) for row in rows) if any(figures))
+    while batch := list(islice(counted, BATCH)):
+        columns = [list(column) for column in zip(*batch, strict=True)]
+        con.execute(
+            "INSERT INTO counted SELECT unnest($1::VARCHAR[]), unnest($2::VARCHAR[]), unnest($3::VARCHAR[]), "
+            "unnest($4::VARCHAR[]), unnest($5::VARCHAR[]), unnest($6::BIGINT[]), unnest($7::BIGINT[]), "
+            "unnest($8::BIGINT[])",
+            columns,
+        )
+    con.execute(
+        f"""
+        CREATE OR REPLACE TABLE priced AS
+        SELECT seen.number, counted.flops, counted.read_bytes, counted.write_bytes
+        FROM seen LEFT JOIN results USING (number)
+        JOIN counted ON seen.name = counted.name AND seen.input_shapes = counted.input_shapes
+            AND seen.dtypes IS NOT DISTINCT FROM counted.dtypes AND seen.scalars IS NOT DISTINCT FROM counted.scalars
+            AND results.result IS NOT DISTINCT FROM counted.result
+        WHERE seen.kind = '{Kind.OP}' AND seen.flops IS NULL
+        """
+    )
+    for name in ("counted", "results"):
+        con.execute(f"DROP TABLE {name}")
+
+
+_CONVOLUTION = (
+    f"kind = '{Kind.OP}' AND input_shapes IS NOT NULL AND coalesce(scalars, '[]') NOT LIKE '%[%[%' "
+    "AND thread IS NOT NULL"
+)
+_BACKWARD = r"^aten::\w+_convolution_backward$"
+
+_RESULTS = rf"""
+    WITH bare AS (
+        SELECT number, name, process, thread, start_ns, start_ns + dur_ns AS end_ns, sequence_nr,
+               input_shapes
+        FROM seen WHERE {_CONVOLUTION} AND contains(name, 'conv')
+    ), forward AS (
+        SELECT name, process, thread, sequence_nr, any_value(number) AS number FROM bare
+        WHERE sequence_nr IS NOT NULL AND NOT contains(name, 'ackward') GROUP BY ALL HAVING count(*) = 1
+    ), gradients AS (
+        SELECT process, forward_thread AS thread, sequence_nr, any_value(input_shapes) AS input_shapes
+        FROM seen WHERE kind = '{Kind.OP}' AND phase = 'backward' AND sequence_nr IS NOT NULL
+            AND forward_thread IS NOT NULL AND regexp_matches(name, '^\w*Conv\w*Backward\d*$')
+            AND input_shapes IS NOT NULL
+        GROUP BY ALL HAVING count(*) = 1
+    ), around AS (
+        SELECT process, thread, start_ns, end_ns, input_shapes FROM bare WHERE regexp_matches(name, '{_BACKWARD}')
+    ), inside AS (
+        SELECT number, name, process, thread, start_ns, end_ns FROM bare
+        WHERE regexp_matches(name, '^aten::\w+_convolution_backward_(input|weights?)$')
+    )
+    SELECT number, CAST(json_extract(gradients.input_shapes, '$[0]') AS VARCHAR) AS result
+    FROM forward JOIN gradients USING (process, thread, sequence_nr)
+    UNION ALL
+    SELECT number, CAST(json_extract(around.input_shapes,
+               CASE WHEN contains(name, 'weight') THEN '$[2]' ELSE '$[0]' END) AS VARCHAR)
+    FROM inside ASOF JOIN around ON around.process = inside.process AND around.thread = inside.thread
+        AND around.start_ns <= inside.start_ns
+    WHERE inside.end_ns <= around.end_ns
+"""
+"""Shapes of what convolutions return, where they state no options but other operators tell: the output of a forward
+one has the shape of the gradient that comes to its backward node, which has its sequence number; the gradients of input
+and weight have the shapes of these in the operator around (before 2022 PyTorch's profiler wrote no options)."""
+
+
+def _figures(
+    name: str, shapes: str, dtypes: str | None, scalars: str | None, result: str | None
+) -> tuple[int | None, ...]:
+    """Return operations, bytes read and bytes written of an operator; None for what its inputs do not tell."""
+    try:
+        given = [json.loads(text) if text else [] for text in (shapes, dtypes, scalars)]
+    except (ValueError, RecursionError):
+        return None, None, None
+    if not all(isinstance(each, list) for each in given):
+        return None, None, None
+    shape = json.loads(result) if result else None
+    moved = traffic(name, given[0], given[1], given[2], shape)
+    read, written = moved if moved is not None else (None, None)
+    return tuple(_held(each) for each in (flops(name, given[0], given[2], given[1], shape), read, written))
+
+
+def _held(value: int | None) -> int | None:
+    """Return a count if the table holds such numbers: shapes are what a file says they are."""
+    return value if value is not None and 0 <= value < 2**63 else None
+
+
+def choose(con: duckdb.DuckDBPyConnection) -> None:
+    """Decide for whom figures count: table `figures`. Of spans inside one another one alone has them."""
+    con.execute(
+        f"""
+        CREATE OR REPLACE TABLE figures AS
+        WITH known AS (
+            SELECT seen.*, priced.flops AS counted_flops, read_bytes, write_bytes
+            FROM seen LEFT JOIN priced USING (number)
+            WHERE seen.flops IS NOT NULL OR dram_read_bytes IS NOT NULL OR dram_write_bytes IS NOT NULL
+                OR priced.number IS NOT NULL
+        ), launching AS (
+            SELECT DISTINCT parent AS number FROM down JOIN seen USING (number)
+            WHERE seen.kind = '{Kind.KERNEL}' AND parent IN (SELECT number FROM known)
+        )
+        SELECT number, {", ".join(f"{value} AS {name}" for name, value in FIGURES.items())}
+        FROM known LEFT JOIN up USING (number) LEFT JOIN launching USING (number)
+        """
+    )
+    con.execute("DROP TABLE priced")
+
+
+def _from_shapes(sort: str, columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the SQL of what is counted from shapes where the source has no counter, and of how it is known.
+
+    It counts for the innermost operator that has it, and for one that launched kernels itself, whatever it called
+    besides.
+
+    Args:
+        sort: flops or bytes.
+        columns: what is counted, by the columns of the table that they are for.
+    """
+    first, price = next(iter(columns.items()))
+    counts = f"(NOT coalesce(up.{sort}, false) OR launching.number IS NOT NULL)"
+    return {
+        **{name: f"CASE WHEN {counts} THEN coalesce(known.{name}, {each}) END" for name, each in columns.items()},
+        f"{sort}_source": f"CASE WHEN {counts} THEN CASE WHEN known.{first} IS NULL AND {price} IS NOT NULL "
+        f"THEN 'shapes' ELSE known.{sort}_source END END",
+    }
+
+
+FIGURES = {
+    **_from_shapes("flops", {"flops": "counted_flops"}),
+    **_from_shapes("bytes", {"dram_read_bytes": "read_bytes", "dram_write_bytes": "write_bytes"}),
+}

@@ -1,0 +1,1 @@
+"""Operations and bytes of an operator, from its name and its inputs."""

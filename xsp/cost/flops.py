@@ -1,0 +1,326 @@
+"""Floating-point operations from shapes: one dictionary, one convention.
+
+Convention: a multiply-add is two operations; matrix products, convolutions and attention are counted,
+element-wise work, reductions and normalisation are not (as in fvcore and torch.utils.flop_counter). Dense
+work is counted whether or not masks make parts of it superfluous. A product of 8 or 4 bit numbers counts as one of
+any other: an operation is an operation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from xsp.cost.inputs import LIMIT, PACKED, Shape, convolution_output, is_true, per_dimension, shapes_of
+
+Formula = Callable[[Sequence[Shape], Sequence[Any]], int]
+
+
+def flops(
+    name: str,
+    shapes: Sequence[Shape],
+    scalars: Sequence[Any],
+    dtypes: Sequence[str] = (),
+    result: Shape | None = None,
+) -> int | None:
+    """Return the operations that an operator does.
+
+    Args:
+        name: ATen's name, `aten::addmm`.
+        shapes: of its inputs in ATen's order, empty where an input is no tensor.
+        scalars: the inputs that are no tensors, in the same places, as Kineto writes them (`"[1, 1]"`).
+        dtypes: of its inputs as Kineto writes them, where they are known: two numbers of 4 bits are one element.
+        result: shape of what it returns, where other operators tell it: it stands in for the options of a convolution
+            that the source does not state.
+
+    Returns:
+        None for an operator without a formula, or whose inputs are not those that the formula expects.
+    """
+    short = name.removeprefix("aten::")
+    formula = FORMULAS.get(short)
+    if formula is None:
+        return None
+    given = shapes_of(shapes)
+    found = _counted(formula, given, scalars)
+    if found is None and result is not None and short in BY_RESULT:
+        found = _counted(lambda *_: BY_RESULT[short](given, shapes_of([result])[0]), given, scalars)
+    if found is not None and short in _PACKABLE and dtypes and dtypes[0] in PACKED:
+        found *= 2
+    return found
+
+
+def _counted(formula: Formula, shapes: Sequence[Shape], scalars: Sequence[Any]) -> int | None:
+    try:
+        found = formula(shapes, scalars)
+        return found if type(found) is int and 0 <= found < LIMIT // 2 else None
+    except (LookupError, ValueError, TypeError, ArithmeticError, RecursionError):
+        return None
+
+
+def _mm(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
+    (n, k), (_, m) = shapes[first], shapes[first + 1]
+    return 2 * n * k * m
+
+
+def _bmm(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
+    (b, n, k), (_, _, m) = shapes[first], shapes[first + 1]
+    return 2 * b * n * k * m
+
+
+def _mv(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
+    (n, k), (_,) = shapes[first], shapes[first + 1]
+    return 2 * n * k
+
+
+def _by_rows(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
+    """A product with a weight that lies row by row, (columns of the result, k), of one or many experts."""
+    left, right = shapes[first], shapes[first + 1]
+    return 2 * prod(left) * right[-2]
+
+
+def _experts(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """A mixture of experts, from (tokens, weights in, weights out, the share of each chosen expert).
+
+    Tokens are (tokens, width), weights (experts, columns, width) and (experts, width, hidden); with a gate the first
+    has twice as many columns as the second takes. Packed weights have fewer elements than the tokens' width tells.
+    """
+    (tokens, width), (experts, columns, held), (also, back, hidden) = shapes[:3]
+    (rows, chosen) = shapes[3]
+    if experts != also or rows != tokens or back != width or not held or width % held:
+        raise ValueError("not the weights of a mixture of experts")
+    hidden *= width // held
+    if columns not in (hidden, 2 * hidden):
+        raise ValueError("the weights do not follow one another")
+    return 2 * tokens * chosen * width * (columns + hidden)
+
+
+def _linear(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    return 2 * prod(shapes[0]) * shapes[1][0]
+
+
+def _attention(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
+    """Query times key, then weights times value: (batch, heads, length, width) each."""
+    query, key, value = shapes[first : first + 3]
+    batch, heads, length, width = query
+    return 2 * batch * heads * length * key[2] * (width + value[3])
+
+
+def _attention_by_length(shapes: Sequence[Shape], scalars: Sequence[Any], first: int = 0) -> int:
+    """Attention whose inputs are (batch, length, heads, width) each."""
+    query, key, value = ((b, h, n, w) for b, n, h, w in shapes[first : first + 3])
+    return _attention([query, key, value], scalars)
+
+
+def _backward(attention: Callable[..., int]) -> Formula:
+    """Return five products where attention has two: weights again, and two gradients of each product."""
+    return lambda shapes, scalars: 5 * attention(shapes, scalars, first=1) // 2
+
+
+def _grouped(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """A product for each group: of all the groups' rows, of all their columns, or of a batch."""
+    left, right = shapes[:2]
+    if len(left) == len(right) == 3:
+        return _bmm(shapes, scalars)
+    return 2 * prod(left[-2:]) * right[-1]
+
+
+def _convolution(stride: int, padding: int, dilation: int, transposed: int | None = None) -> Formula:
+    """Return the formula for an operator whose options stand at these places."""
+
+    def formula(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+        image, weight = shapes[0], shapes[1]
+        if transposed is not None and is_true(scalars[transposed]):
+            return _transposed(shapes, scalars)
+        out = convolution_output(image, weight, scalars[stride], scalars[padding], scalars[dilation])
+        return 2 * image[0] * prod(out) * prod(weight)
+
+    return formula
+
+
+def _transposed(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """Each element of the image goes to all places of the kernel."""
+    return 2 * prod(shapes[0]) * prod(shapes[1][1:])
+
+
+def _of_image(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """The gradient of a convolution's input, from (its size, gradient, weight)."""
+    return 2 * prod(shapes[1]) * prod(shapes[2][1:])
+
+
+def _of_weight(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """The gradient of a convolution's weight, from (its size, gradient, image)."""
+    return 2 * prod(shapes[1]) * prod(per_dimension(scalars[0], 4)[1:])
+
+
+def _undilated(stride: int, padding: int) -> Formula:
+    """Return the formula for an operator (input, weight, kernel size, …) that knows no dilation."""
+    formula = _convolution(stride, padding, dilation=2)
+    return lambda shapes, scalars: formula(shapes, [*scalars[:2], "1", *scalars[3:]])
+
+
+def _of_transposed_weight(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """The gradient of a transposed convolution's weight, from (its size, gradient, image)."""
+    return 2 * prod(shapes[2]) * prod(per_dimension(scalars[0], 4)[1:])
+
+
+def _both(image: int, gradient: int, weight: int, mask: int, transposed: bool = False) -> Formula:
+    """Return the formula of a convolution's backward pass whose inputs stand at these places.
+
+    It is one forward pass for each gradient that is asked for, of input and of weight.
+    """
+
+    def formula(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+        wanted = json.loads(str(scalars[mask]).lower())
+        if not isinstance(wanted, list) or len(wanted) < 2:
+            raise ValueError("not the gradients that are asked for")
+        one = 2 * prod(shapes[image if transposed else gradient]) * prod(shapes[weight][1:])
+        return one * sum(bool(each) for each in wanted[:2])
+
+    return formula
+
+
+def _convolution_backward(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """Return one forward pass for each gradient that is asked for, of input and of weight."""
+    gradient, image, weight = shapes[:3]
+    forward = 2 * prod(image if is_true(scalars[7]) else gradient) * prod(weight[1:])
+    wanted = json.loads(str(scalars[10]).lower()) if len(scalars) > 10 and scalars[10] else [True, True]
+    return forward * sum(bool(each) for each in wanted[:2])
+
+
+def _at(place: int, formula: Callable[..., int]) -> Formula:
+    """Return a formula for operators whose inputs stand further on."""
+    return lambda shapes, scalars: formula(shapes, scalars, first=place)
+
+
+def _kinds(names: str, *libraries: str) -> list[str]:
+    """Return names with each of the libraries that have such an operator before them."""
+    return [f"{library}_{name}" for name in names.split() for library in libraries]
+
+
+_DILATED = ("slow_conv_dilated2d", "slow_conv_dilated3d")
+
+FORMULAS: dict[str, Formula] = {
+    **dict.fromkeys(("mm", "_int_mm", "_scaled_mm", "_scaled_mm_v2"), _mm),
+    **dict.fromkeys(("addmm", "addmm_", "_addmm_activation"), _at(1, _mm)),
+    "bmm": _bmm,
+    **dict.fromkeys(("baddbmm", "baddbmm_", "addbmm", "addbmm_"), _at(1, _bmm)),
+    "mv": _mv,
+    **dict.fromkeys(("addmv", "addmv_"), _at(1, _mv)),
+    **dict.fromkeys(("dot", "vdot"), lambda shapes, scalars: 2 * prod(shapes[0])),
+    **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"), _grouped),
+    # weights of 8 and 4 bits: (columns, k); those of 4 bits are packed in tiles of eight columns
+    "_weight_int8pack_mm": _by_rows,
+    "_weight_int4pack_mm": lambda shapes, scalars: 2 * prod(shapes[0]) * shapes[1][0] * 8,
+    "_weight_int4pack_mm_for_cpu": lambda shapes, scalars: 2 * prod(shapes[0]) * shapes[1][0],
+    # FBGEMM's products of 8 bit floats: (rows, k) and (columns, k), the latter for each expert where it is grouped
+    **dict.fromkeys(
+        (
+            *(f"fbgemm::f8f8bf16{kind}" for kind in ("", "_rowwise", "_tensorwise", "_blockwise", "_cublas")),
+            *(f"fbgemm::f8f8bf16_rowwise{kind}" for kind in ("_batched", "_grouped_stacked")),
+            *("fbgemm::bf16bf16bf16_grouped_stacked", "fbgemm::i8i8bf16", "fbgemm::f8i4bf16_rowwise"),
+        ),
+        _by_rows,
+    ),
+    # vLLM: the result stands first
+    **dict.fromkeys(("_C::cutlass_scaled_mm", "_C::cutlass_scaled_mm_azp"), _at(1, _mm)),
+    "_C::cutlass_scaled_fp4_mm": lambda shapes, scalars: 2 * _by_rows(shapes, scalars, first=1),
+    # mixtures of experts of vLLM, SGLang and AITER
+    **dict.fromkeys(
+        (
+            *(f"{library}::{kind}_fused_experts" for library in ("vllm", "sglang") for kind in ("inplace", "outplace")),
+            *("vllm::rocm_aiter_fused_moe", "aiter::fused_moe_", "aiter::fused_moe"),
+        ),
+        _experts,
+    ),
+    **dict.fromkeys(("linear", "mkldnn_linear", "_mkl_linear", "mkldnn::_linear_pointwise"), _linear),
+    "conv1d": _convolution(3, 4, 5),
+    "conv2d": _convolution(3, 4, 5),
+    "conv3d": _convolution(3, 4, 5),
+    "convolution": _convolution(3, 4, 5, transposed=6),
+    "_convolution": _convolution(3, 4, 5, transposed=6),
+    "mkldnn_convolution": _convolution(4, 3, 5),
+    **dict.fromkeys(("miopen_convolution", "miopen_depthwise_convolution"), _convolution(4, 3, 5)),
+    "mkldnn::_convolution_pointwise": _convolution(4, 3, 5),
+    "cudnn_convolution": _convolution(3, 2, 4),
+    **dict.fromkeys(("cudnn_convolution_relu", "cudnn_convolution_add_relu"), _convolution(3, 4, 5)),
+    **dict.fromkeys(
+        ("_conv_depthwise2d", "thnn_conv_depthwise2d_forward", "conv_depthwise3d", *_DILATED),
+        _convolution(4, 5, 6),
+    ),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed),
+    **dict.fromkeys((*_kinds("convolution_transpose", "cudnn", "miopen"), "slow_conv_transpose2d"), _transposed),
+    **dict.fromkeys(("thnn_conv2d", "thnn_conv2d_forward", "_slow_conv2d_forward"), _undilated(4, 5)),
+    "slow_conv3d_forward": _undilated(4, 5),
+    # backward: one operator since 2021, before it one for each library
+    "convolution_backward": _convolution_backward,
+    "cudnn_convolution_backward": _both(0, 1, 2, mask=10),
+    **dict.fromkeys(_kinds("convolution_backward depthwise_convolution_backward", "miopen"), _both(0, 1, 2, mask=9)),
+    "mkldnn_convolution_backward": _both(0, 1, 2, mask=7),
+    "thnn_conv2d_backward": _both(1, 0, 2, mask=8),
+    "_slow_conv2d_backward": _both(1, 0, 2, mask=6),
+    **dict.fromkeys(("thnn_conv_depthwise2d_backward", "_conv_depthwise2d_backward"), _both(1, 0, 2, mask=7)),
+    **dict.fromkeys(("slow_conv_dilated2d_backward", "slow_conv_dilated3d_backward"), _both(1, 0, 2, mask=7)),
+    "cudnn_convolution_transpose_backward": _both(0, 1, 2, mask=11, transposed=True),
+    "miopen_convolution_transpose_backward": _both(0, 1, 2, mask=10, transposed=True),
+    **dict.fromkeys(_kinds("convolution_backward_input", "cudnn", "miopen", "mkldnn"), _of_image),
+    **dict.fromkeys(_kinds("convolution_backward_weight", "cudnn", "miopen"), _of_weight),
+    "mkldnn_convolution_backward_weights": _of_weight,
+    "miopen_depthwise_convolution_backward_input": _of_image,
+    "miopen_depthwise_convolution_backward_weight": _of_weight,
+    **dict.fromkeys(_kinds("convolution_transpose_backward_input", "cudnn", "miopen"), _convolution(3, 2, 4)),
+    **dict.fromkeys(_kinds("convolution_transpose_backward_weight", "cudnn", "miopen"), _of_transposed_weight),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention": _attention,
+    "_scaled_dot_product_efficient_attention": _attention,
+    "_scaled_dot_product_cudnn_attention": _attention,
+    "_cudnn_attention_forward": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _backward(_attention),
+    "_scaled_dot_product_flash_attention_backward": _backward(_attention),
+    "_scaled_dot_product_efficient_attention_backward": _backward(_attention),
+    "_scaled_dot_product_cudnn_attention_backward": _backward(_attention),
+    "_flash_attention_forward": _attention_by_length,
+    "_efficient_attention_forward": _attention_by_length,
+    "_flash_attention_backward": _backward(_attention_by_length),
+    "_efficient_attention_backward": _backward(_attention_by_length),
+    "flash_attn::_flash_attn_forward": _attention_by_length,
+    "flash_attn::_flash_attn_backward": _backward(_attention_by_length),
+    **dict.fromkeys(("flash_attn_3::fwd", "flash_attn_3::_flash_attn_forward"), _attention_by_length),
+    **dict.fromkeys(("flash_attn_3::bwd", "flash_attn_3::_flash_attn_backward"), _backward(_attention_by_length)),
+}
+"""Operator → formula over its inputs; only operators that do the work themselves or stand right above it.
+
+Where several nested operators have one, `xsp.correlate` keeps the innermost, so that a sum counts once.
+"""
+
+
+_PACKABLE = frozenset(["_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"])
+"""Operators that take packed types; of their first input the last dimension is summed over."""
+
+
+def _as_forward(shapes: Sequence[Shape], result: Shape) -> int:
+    """A convolution of which the result's shape is known, and not how it was asked for."""
+    image, weight = shapes[:2]
+    if len(result) != len(image) or result[0] != image[0] or result[1] != weight[0] or image[1] % weight[1]:
+        raise ValueError("not the result of this convolution")
+    return 2 * prod(result) * prod(weight[1:])
+
+
+BY_RESULT: dict[str, Callable[[Sequence[Shape], Shape], int]] = {
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution", "_convolution", "thnn_conv2d"), _as_forward),
+    **dict.fromkeys((*_kinds("convolution", "cudnn", "miopen", "mkldnn"), "_slow_conv2d_forward"), _as_forward),
+    **dict.fromkeys(
+        (*_kinds("convolution_backward_weight", "cudnn", "miopen"), "mkldnn_convolution_backward_weights"),
+        lambda shapes, result: 2 * prod(shapes[1]) * prod(result[1:]),
+    ),
+}
+"""Operator → formula over its inputs and the shape of its result, for sources that state no options."""
+
+PRODUCTS = (
+    r"mm([^a-z]|$)|conv|attention|[_:]linear(_|$)|:_?(bi|tri)linear$|matmul|gemm|dot|[_:](add)?mv_?$|einsum|lstm|gru|"
+    r"rnn|cdist|fft|kron|[_:](moe|experts?)(_|$)|[_:](multi_head|cholesky|lu|qr|geqrf|ormqr|svd|eigh?|inverse|inv|solve|"
+    r"triangular|lstsq|matrix|det|slogdet|pinv|householder)(_|$)"
+)
+"""RE2 pattern of ATen's operators that may multiply matrices. All others of ATen's do none of the operations that are
+counted here, by the convention: theirs are known to be none."""

@@ -1,0 +1,376 @@
+"""Bytes to and from memory, from shapes: one dictionary, one convention; the sibling of `xsp.flops`.
+
+Convention: **compulsory traffic**. Each input is read once and each output is written once, whatever the caches do
+and however often a kernel comes back to it; what an operator changes in place it reads and writes. It is the least
+that the operator can move, so an arithmetic intensity from it is the most that there can be. Left out as small: the
+statistics that normalisations and attention keep for the backward pass, and the indices of a pooling's window.
+
+Only operators that move the bytes themselves are here; what passes the work on (`aten::linear`, `aten::contiguous`,
+`aten::embedding`) is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from xsp.cost.inputs import (
+    LIMIT,
+    NUMBERS,
+    SIZES,
+    Inputs,
+    broadcast,
+    convolution_output,
+    is_true,
+    per_dimension,
+    shapes_of,
+)
+
+
+class Traffic(NamedTuple):
+    """Bytes that an operator must read and write."""
+
+    read_bytes: int
+    write_bytes: int
+
+
+Formula = Callable[[Inputs], Traffic]
+
+
+def traffic(
+    name: str, shapes: Sequence[Any], dtypes: Sequence[str], scalars: Sequence[Any], result: Any = None
+) -> Traffic | None:
+    """Return the bytes that an operator must read and write.
+
+    Args:
+        name: ATen's name, `aten::addmm`.
+        shapes: of its inputs in ATen's order, empty where an input is no tensor.
+        dtypes: of its inputs as Kineto writes them: `float`, `c10::BFloat16`, `long int`; `Scalar` or empty
+            where an input is no tensor.
+        scalars: the inputs that are no tensors, in the same places, as Kineto writes them (`"[1, 1]"`).
+        result: shape of what it returns, where other operators tell it (see `xsp.cost.flops.flops`).
+
+    Returns:
+        None for an operator without a formula, or whose inputs are not those that the formula expects; so for
+        those that take lists of tensors (`aten::cat`, `aten::_foreach_add_`), whose types Kineto does not tell.
+    """
+    short = name.removeprefix("aten::")
+    formula = FORMULAS.get(short)
+    if formula is None:
+        return None
+    inputs = Inputs(shapes_of(shapes), dtypes, scalars)
+    found = _told(formula, inputs)
+    if found is None and result is not None and short in BY_RESULT:
+        found = _told(lambda given: _to(given, shapes_of([result])[0]), inputs)
+    return found
+
+
+def _told(formula: Formula, inputs: Inputs) -> Traffic | None:
+    try:
+        found = formula(inputs)
+        known = all(type(each) is int and 0 <= each < LIMIT for each in found) and sum(found) > 0
+    except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RecursionError):
+        return None
+    return found if known else None
+
+
+# --- formulas -----------------------------------------------------------------------------------------
+
+
+def _elementwise(arity: int, size: int | None = None) -> Formula:
+    """Return the formula of an operator on this many tensors, which writes their common shape.
+
+    A result has the widest type of what has dimensions, unless `size` says what an element takes. One tensor more
+    than the operator's own is that which it is told to write to.
+    """
+
+    def formula(inputs: Inputs) -> Traffic:
+        places = [place for place in range(len(inputs.shapes)) if inputs.holds(place)][:arity]
+        together = broadcast(*(inputs.shapes[place] for place in places))
+        dimensioned = [place for place in places if inputs.shapes[place]] or places
+        each = size or max(inputs.size(place) for place in dimensioned)
+        return Traffic(sum(inputs.bytes(place) for place in places), prod(together) * each)
+
+    return formula
+
+
+def _like(*places: int) -> Formula:
+    """Return the formula of an operator that reads all tensors and writes as many bytes as these have."""
+    return lambda inputs: Traffic(inputs.all(), sum(inputs.bytes(place) for place in places))
+
+
+def _reads(*places: int, writes: Sequence[int]) -> Formula:
+    """Return the formula of an operator that reads these tensors and writes as many bytes as those have."""
+    return lambda inputs: Traffic(
+        sum(inputs.bytes(place) for place in places), sum(inputs.bytes(place) for place in writes)
+    )
+
+
+def _dropout(inputs: Inputs) -> Traffic:
+    """Write the values, and a mask of a byte each."""
+    return Traffic(inputs.bytes(0), inputs.bytes(0) + prod(inputs.shapes[0]))
+
+
+def _softmax(inputs: Inputs) -> Traffic:
+    """Write single precision where half is to become float."""
+    size = SIZES["float"] if is_true(inputs.scalars[2]) else inputs.size(0)
+    return Traffic(inputs.bytes(0), prod(inputs.shapes[0]) * size)
+
+
+def _reduction(dims: int, size: int | None = None, keep: int = 1) -> Formula:
+    """Return the formula of a reduction.
+
+    Args:
+        dims: place of the dimensions to reduce; all are where there are none.
+        size: bytes of an element of the result; those of the input unless told otherwise.
+        keep: how many results there are (a maximum comes with its place).
+    """
+
+    def formula(inputs: Inputs) -> Traffic:
+        shape = inputs.shapes[0]
+        left = 1
+        if len(inputs.shapes) > dims + 1:  # else dimensions are not among them
+            gone = _dimensions(inputs, dims, len(shape))
+            left = prod(length for place, length in enumerate(shape) if place not in gone)
+        each = inputs.size(0) if size is None else size
+        return Traffic(inputs.bytes(0), left * (each + (keep - 1) * SIZES["long"]))
+
+    return formula
+
+
+def _dimensions(inputs: Inputs, place: int, rank: int) -> set[int]:
+    """Return the dimensions that an input names; all of them where it names none."""
+    if inputs.holds(place):
+        raise ValueError("another tensor")
+    found = inputs.list(place) if inputs.scalars[place] != "" or inputs.dtypes[place] else []
+    named = found if isinstance(found, list) else [found]
+    return {int(each) % rank for each in named} if named and rank else set(range(rank))
+
+
+def _matrix_product(first: int = 0) -> Formula:
+    """Return the formula of a product of the inputs at `first` and after it; one before them is added."""
+
+    def formula(inputs: Inputs) -> Traffic:
+        left, right = inputs.shapes[first], inputs.shapes[first + 1]
+        if left[-1] != right[-2]:
+            raise ValueError("not the factors of a product")
+        return Traffic(inputs.all(), prod(left[:-1]) * right[-1] * inputs.size(first))
+
+    return formula
+
+
+def _linear(inputs: Inputs) -> Traffic:
+    return Traffic(inputs.all(), prod(inputs.shapes[0][:-1]) * inputs.shapes[1][0] * inputs.size(0))
+
+
+def _scaled_product(inputs: Inputs) -> Traffic:
+    """Write the type that is asked for, which Kineto states by its number."""
+    (rows, _), (_, columns) = inputs.shapes[:2]
+    asked = [NUMBERS[int(value)] for value in inputs.scalars[6:7] if str(value).isdigit()]
+    return Traffic(inputs.all(), rows * columns * (SIZES[asked[0]] if asked else inputs.size(0)))
+
+
+def _convolution(stride: int, padding: int, dilation: int, transposed: int | None = None) -> Formula:
+    """Return the formula for an operator whose options stand at these places."""
+
+    def formula(inputs: Inputs) -> Traffic:
+        image, weight = inputs.shapes[:2]
+        if transposed is not None and is_true(inputs.scalars[transposed]):
+            raise ValueError("the size of a transposed convolution depends on more than is known here")
+        out = convolution_output(image, weight, *(inputs.scalars[place] for place in (stride, padding, dilation)))
+        return Traffic(inputs.all(), image[0] * weight[0] * prod(out) * inputs.size(0))
+
+    return formula
+
+
+def _to(inputs: Inputs, result: Sequence[int]) -> Traffic:
+    """Read all, write a tensor of this shape and of the type of the first one."""
+    held = [place for place in range(len(inputs.shapes)) if inputs.holds(place)]
+    return Traffic(inputs.all(), prod(result) * inputs.size(held[0]))
+
+
+def _gradient(inputs: Inputs) -> Traffic:
+    """Write a gradient whose size is the first input."""
+    return _to(inputs, inputs.list(0))
+
+
+def _convolution_backward(inputs: Inputs) -> Traffic:
+    """Read the gradient, and what each gradient that is asked for needs; write those."""
+    wanted = inputs.list(10) if len(inputs.scalars) > 10 and inputs.scalars[10] else [True, True, False]
+    to_image, to_weight = bool(wanted[0]), bool(wanted[1])
+    read = inputs.bytes(0) + to_image * inputs.bytes(2) + to_weight * inputs.bytes(1)
+    return Traffic(read, to_image * inputs.bytes(1) + to_weight * inputs.bytes(2))
+
+
+def _attention(inputs: Inputs) -> Traffic:
+    """Read query, key and value, write as many rows as there are queries; heads may stand before or after lengths."""
+    query, _, value = inputs.shapes[:3]
+    if len(query) != 4 or len(value) != 4:
+        raise ValueError("sequences of different lengths in one")
+    return Traffic(inputs.all(), prod(query[:3]) * value[3] * inputs.size(0))
+
+
+def _selected(inputs: Inputs) -> Traffic:
+    """Read and write the slices that the indices name along one dimension."""
+    shape, along = inputs.shapes[0], int(inputs.list(1))
+    moved = inputs.bytes(0) // shape[along] * prod(inputs.shapes[2])
+    return Traffic(moved + inputs.bytes(2), moved)
+
+
+def _picked(inputs: Inputs) -> Traffic:
+    """Read and write an element for each index."""
+    moved = prod(inputs.shapes[2]) * inputs.size(0)
+    return Traffic(moved + inputs.bytes(2), moved)
+
+
+def _added_at(inputs: Inputs) -> Traffic:
+    """Read the source and the indices; read and write the places that they name."""
+    moved = prod(inputs.shapes[3]) * inputs.size(0)
+    return Traffic(inputs.bytes(2) + inputs.bytes(3) + moved, moved)
+
+
+def _embedding_backward(inputs: Inputs) -> Traffic:
+    rows = int(inputs.list(2))
+    return Traffic(inputs.bytes(0) + inputs.bytes(1), rows * inputs.shapes[0][-1] * inputs.size(0))
+
+
+def _pooled(inputs: Inputs) -> Traffic:
+    """Read all, write one element a window. Arguments: input, kernel size, stride, padding, and so on."""
+    image = inputs.shapes[0]
+    kernel = inputs.list(1)
+    rank = len(kernel) if isinstance(kernel, list) else 2
+    sizes = per_dimension(inputs.scalars[1], rank)
+    steps = per_dimension(inputs.scalars[2], rank) if inputs.list(2) else sizes
+    pads = per_dimension(inputs.scalars[3], rank)
+    out = [
+        (length + 2 * pad - size) // step + 1
+        for length, pad, size, step in zip(image[-rank:], pads, sizes, steps, strict=True)
+    ]
+    return Traffic(inputs.bytes(0), prod(image[:-rank]) * prod(out) * inputs.size(0))
+
+
+def _resized(inputs: Inputs) -> Traffic:
+    """Read all, write the spatial size that is asked for."""
+    asked = per_dimension(inputs.scalars[1], 2)
+    return Traffic(inputs.bytes(0), prod(inputs.shapes[0][: -len(asked)]) * prod(asked) * inputs.size(0))
+
+
+def _losses(inputs: Inputs) -> Traffic:
+    """Read two tensors, write a number unless each loss is to stay."""
+    stays = int(inputs.list(2)) == 0
+    return Traffic(inputs.all(), inputs.bytes(0) if stays else inputs.size(0))
+
+
+def _likelihood(inputs: Inputs) -> Traffic:
+    """Read the likelihood of each target, write a number."""
+    moved = prod(inputs.shapes[1]) * inputs.size(0)
+    return Traffic(moved + inputs.bytes(1), inputs.size(0))
+
+
+def _sorted(inputs: Inputs) -> Traffic:
+    return Traffic(inputs.bytes(0), inputs.bytes(0) + prod(inputs.shapes[0]) * SIZES["long"])
+
+
+# --- tables -------------------------------------------------------------------------------------------
+
+_UNARY = (
+    "abs acos asin atan bitwise_not ceil celu clamp clamp_max clamp_min cos cosh cumprod cumsum elu erf exp expm1 flip "
+    "floor frac gelu hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 logit mish nan_to_num neg "
+    "reciprocal relu roll round rsqrt rsub sigmoid sign silu sin sinh softplus sqrt square tan tanh threshold tril "
+    "triu trunc"
+).split()
+_BINARY = (
+    "add atan2 bitwise_and bitwise_or bitwise_xor div floor_divide fmod logaddexp masked_fill maximum minimum mul pow "
+    "prelu _prelu_kernel remainder sub xlogy"
+).split()
+_TERNARY = "addcdiv addcmul lerp where".split()
+_COMPARED = "eq ge gt isfinite isinf isnan le logical_and logical_not logical_or logical_xor lt ne signbit".split()
+_BACKWARD = (
+    "elu gelu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid logit mish native_dropout sigmoid silu softplus "
+    "tanh threshold"
+).split()
+_OVERWRITTEN = "bernoulli_ exponential_ fill_ log_normal_ normal_ random_ uniform_ zero_".split()
+
+_GRADIENTS = [
+    f"{library}_convolution_backward_{which}"
+    for library in ("cudnn", "miopen", "mkldnn")
+    for which in ("input", "weight", "weights")
+]
+
+FORMULAS: dict[str, Formula] = {
+    **dict.fromkeys(_UNARY, _elementwise(1)),
+    **dict.fromkeys(_BINARY, _elementwise(2)),
+    **dict.fromkeys(_TERNARY, _elementwise(3)),
+    **dict.fromkeys(_COMPARED, _elementwise(2, size=1)),
+    **{f"{name}_": _like(0) for name in (*_UNARY, *_BINARY, *_TERNARY, *_COMPARED)},
+    **{f"{name}_backward": _like(0) for name in _BACKWARD},
+    **dict.fromkeys(_OVERWRITTEN, _reads(writes=[0])),
+    "copy_": _reads(1, writes=[0]),
+    "native_dropout": _dropout,
+    "_fused_dropout": _dropout,
+    # reductions
+    **dict.fromkeys(("sum", "nansum", "prod", "amax", "amin", "logsumexp"), _reduction(1)),
+    **dict.fromkeys(("mean", "var", "std", "var_mean"), _reduction(1)),
+    **dict.fromkeys(("norm", "linalg_vector_norm"), _reduction(2)),
+    **dict.fromkeys(("max", "min"), _reduction(1, keep=2)),
+    **dict.fromkeys(("argmax", "argmin"), _reduction(1, size=8)),
+    **dict.fromkeys(("any", "all"), _reduction(1, size=1)),
+    "sort": _sorted,
+    # softmax and losses
+    **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _reads(0, 1, writes=[0])),
+    **dict.fromkeys(("mse_loss", "smooth_l1_loss", "l1_loss"), _losses),
+    **dict.fromkeys(("mse_loss_backward", "smooth_l1_loss_backward"), _like(1)),
+    "nll_loss_forward": _likelihood,
+    "nll_loss_backward": _reads(0, 2, writes=[1]),
+    # normalisation
+    **dict.fromkeys(("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm"), _like(0)),
+    **dict.fromkeys(("cudnn_batch_norm", "miopen_batch_norm", "batch_norm_elemt"), _like(0)),
+    **dict.fromkeys(("_native_batch_norm_legit", "_native_batch_norm_legit_no_training"), _like(0)),
+    "_batch_norm_with_update": _like(0),
+    "native_layer_norm_backward": _like(1, 5, 6),
+    "native_group_norm_backward": _like(1, 4, 4),
+    **dict.fromkeys(("native_batch_norm_backward", "batch_norm_backward"), _like(1, 2, 2)),
+    **dict.fromkeys(("cudnn_batch_norm_backward", "miopen_batch_norm_backward"), _like(0, 2, 2)),
+    # matrix products
+    **dict.fromkeys(("mm", "bmm"), _matrix_product()),
+    **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), _matrix_product(first=1)),
+    **dict.fromkeys(("mkldnn_linear", "_mkl_linear", "mkldnn::_linear_pointwise"), _linear),
+    "_int_mm": lambda inputs: Traffic(inputs.all(), inputs.shapes[0][0] * inputs.shapes[1][1] * SIZES["int"]),
+    "_scaled_mm": _scaled_product,
+    # convolutions
+    "mkldnn_convolution": _convolution(4, 3, 5),
+    "cudnn_convolution": _convolution(3, 2, 4),
+    **dict.fromkeys(("miopen_convolution", "miopen_depthwise_convolution"), _convolution(4, 3, 5)),
+    **dict.fromkeys(("cudnn_convolution_relu", "cudnn_convolution_add_relu"), _convolution(3, 4, 5)),
+    **dict.fromkeys(("_conv_depthwise2d", "conv_depthwise3d", "slow_conv_dilated2d"), _convolution(4, 5, 6)),
+    "mkldnn::_convolution_pointwise": _convolution(4, 3, 5),
+    "convolution_backward": _convolution_backward,
+    **dict.fromkeys(_GRADIENTS, _gradient),
+    # attention
+    **dict.fromkeys(("_flash_attention_forward", "_efficient_attention_forward"), _attention),
+    **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu", "_cudnn_attention_forward"), _attention),
+    "_scaled_dot_product_cudnn_attention": _attention,
+    **dict.fromkeys(("_flash_attention_backward", "_efficient_attention_backward"), _like(1, 2, 3)),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _like(1, 2, 3),
+    "_scaled_dot_product_cudnn_attention_backward": _like(1, 2, 3),
+    "flash_attn::_flash_attn_forward": _attention,
+    # look-ups
+    "embedding_dense_backward": _embedding_backward,
+    "index_select": _selected,
+    "gather": _picked,
+    **dict.fromkeys(("index_add_", "scatter_add_"), _added_at),
+    # pooling and resizing
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d"), _pooled),
+    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d"), _resized),
+    **dict.fromkeys(("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d"), _resized),
+    "max_pool2d_with_indices_backward": _reads(0, 7, writes=[1]),
+    **dict.fromkeys(("avg_pool2d_backward", "_adaptive_avg_pool2d_backward"), _reads(0, writes=[1])),
+}
+"""Operator → formula over its inputs."""
+
+BY_RESULT = frozenset(
+    ["cudnn_convolution", "miopen_convolution", "miopen_depthwise_convolution", "mkldnn_convolution", *_GRADIENTS]
+)
+"""Operators of which the shape of the result tells what the source does not: what is written."""

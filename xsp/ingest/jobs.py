@@ -1,0 +1,159 @@
+"""What arrived, each span once, and the jobs that it is of.
+
+Rows arrive in a table `arrived`: the columns of `xsp.schema.COLUMNS`, and `run`, the id of the run that a span is of.
+A span that arrived twice (the same trace and span id) counts once. The ranks of a distributed program, which share
+a trace, are one **job**.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import duckdb
+
+from xsp import rundir, table
+from xsp.errors import TraceError
+from xsp.importers.contract import Imported, Losses, Row
+from xsp.schema import COLUMNS, Column, Kind
+
+ARRIVED = (*COLUMNS, Column("run", "VARCHAR", "id of the run that the span is of; empty where it does not say"))
+
+OTHERS = "services"
+"""Directory of spans in traces without a run of xsp's: services' own, and what `xsp.instrument` sees in them."""
+
+RUNS = "runs"
+"""Kind of a directory that holds several runs that were imported together."""
+
+MEMORY = "1GB"
+"""Of the engine; what does not fit lies on the disk."""
+
+BATCH = 8192
+"""Rows that are in Python at a time."""
+
+
+class Job(NamedTuple):
+    """Runs that belong together: one, or the ranks of a distributed program."""
+
+    run: dict[str, Any]
+    """Content of its `run.json`; with `ranks`, if it is several."""
+
+    ids: tuple[str, ...]
+    """Of its runs; empty for spans of no run."""
+
+
+def connect(folder: Path) -> duckdb.DuckDBPyConnection:
+    """Return an engine whose tables lie in a file, so that memory does not grow with them."""
+    con = table.spilling(folder, MEMORY)
+    con.execute(f"ATTACH {table.literal(str(folder / 'arrived.duckdb'))} AS arrived")
+    con.execute("USE arrived")
+    con.execute("SET threads = 2")
+    return con
+
+
+def take(con: duckdb.DuckDBPyConnection, rows: Iterable[Row]) -> None:
+    """Append rows to the table `arrived`, a batch at a time, making it if need be.
+
+    Raises:
+        TraceError: a value that the engine does not hold.
+    """
+    columns = ", ".join(f"{column.name} {column.type}" for column in ARRIVED)
+    con.execute(f"CREATE TABLE IF NOT EXISTS arrived ({columns})")
+    pending = iter(rows)
+    while batch := list(islice(pending, BATCH)):
+        try:
+            table.insert(con, "arrived", [(*row.span, row.run) for row in batch], ARRIVED)
+        except (duckdb.Error, UnicodeError, OverflowError) as error:
+            raise TraceError(f"values that do not fit the span table ({str(error).splitlines()[0]})") from error
+
+
+def read(con: duckdb.DuckDBPyConnection, sources: Sequence[Imported]) -> tuple[list[dict[str, Any]], list[Losses]]:
+    """Take all rows of some sources.
+
+    Returns:
+        What they say of their runs, the latest of each, and what each source lost.
+    """
+    runs: dict[str, dict[str, Any]] = {}
+    for source in sources:
+        take(con, source.rows)
+        for run in source.runs:
+            if run.get("end_ns", 0) >= runs.get(run["id"], {}).get("end_ns", 0):
+                runs[run["id"]] = run
+    return list(runs.values()), [source.losses for source in sources]
+
+
+def once(con: duckdb.DuckDBPyConnection, source: str = "arrived") -> int:
+    """Make the table `distinct_spans` of what arrived, each span once.
+
+    Returns:
+        How many came again.
+    """
+    con.execute(
+        f"""
+        CREATE OR REPLACE TABLE distinct_spans AS
+        SELECT * EXCLUDE (place) FROM (SELECT *, row_number() OVER () AS place FROM {source})
+        QUALIFY row_number() OVER (PARTITION BY trace_id, span_id ORDER BY place) = 1
+        """
+    )
+    (arrived,), (kept,) = (
+        con.execute(f"SELECT count(*) FROM {name} WHERE kind <> '{Kind.LOOP}'").fetchall()[0]
+        for name in (source, "distinct_spans")
+    )
+    return int(arrived - kept)
+
+
+def jobs(con: duckdb.DuckDBPyConnection, runs: Iterable[Mapping[str, Any]]) -> list[Job]:
+    """Return the jobs that the distinct spans are of, and give spans of no run to the job whose trace they are in.
+
+    Args:
+        con: holds `distinct_spans`, after `once`.
+        runs: what is known of the runs.
+    """
+    known = {str(run["id"]): dict(run) for run in runs}
+    traces = dict(con.execute("SELECT run, min(trace_id) FROM distinct_spans WHERE run <> '' GROUP BY run").fetchall())
+    members: dict[str, list[str]] = defaultdict(list)
+    for identity in dict.fromkeys([*known, *traces]):
+        members[job_of(identity, known.get(identity, {}), traces.get(identity, ""))].append(identity)
+    found = [as_one([known.get(identity, {"id": identity}) for identity in ids]) for ids in members.values()]
+    con.execute(
+        "UPDATE distinct_spans SET run = own.run FROM "
+        "(SELECT trace_id, min(run) AS run FROM distinct_spans WHERE run <> '' GROUP BY trace_id) own "
+        "WHERE distinct_spans.run = '' AND distinct_spans.trace_id = own.trace_id"
+    )
+    (others,) = con.execute("SELECT count(*) FROM distinct_spans WHERE run = ''").fetchall()[0]
+    if others and len(found) == 1:
+        con.execute("UPDATE distinct_spans SET run = ?", [found[0].ids[0]])
+    elif others:
+        found.append(Job({}, ("",)))
+    return found
+
+
+def job_of(identity: str, run: Mapping[str, Any], trace_id: str) -> str:
+    """Return what the runs of one job have in common: a distributed program's trace, else the run itself."""
+    together = run.get("world_size", 1) > 1 or run.get("kind") == rundir.RANKS
+    return str(run.get("otel", {}).get("trace_id") or trace_id or identity) if together else identity
+
+
+def as_one(runs: Sequence[dict[str, Any]]) -> Job:
+    """Return runs as one: of the ranks the lowest speaks for all, and what the launcher says stands above it."""
+    ranks = sorted((run for run in runs if run.get("kind") != rundir.RANKS), key=lambda run: run.get("rank", 0))
+    ids = tuple(str(run["id"]) for run in (*ranks, *runs))
+    content = {name: value for run in (*ranks[:1], *runs) if run in ranks[:1] or run not in ranks
+               for name, value in run.items() if name != "kind"}  # fmt: skip
+    if len(ranks) > 1:
+        content["ranks"] = ranks
+        content["finished"] = all(run.get("finished", False) for run in ranks)
+        content["notes"] = rundir.different(note for run in ranks for note in run.get("notes", ()))
+    return Job(content, tuple(dict.fromkeys(ids)))
+
+
+def name_of(run: Mapping[str, Any]) -> str:
+    """Return a name for a run's directory: what the run is called, and the start of its id."""
+    name, identity = (
+        "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in str(run.get(part, "")))
+        for part in ("name", "id")
+    )
+    return "-".join(filter(None, (name[:60].strip("-"), identity[:8]))) or OTHERS

@@ -1,0 +1,296 @@
+"""Load what was recorded: run directories, programs that were run once per level, Parquet files of spans; and
+what others give back, through the importers."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from xsp import rundir, table
+from xsp.correlate import layers
+from xsp.errors import TraceError, UsageError
+from xsp.importers import claims, contract
+from xsp.ingest import jobs, received, sources
+from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS
+from xsp.store import loop
+from xsp.store.merge import find_alike, rungs_of, true_trace
+from xsp.store.trace import Trace
+
+SETS = ("sweep", jobs.RUNS)
+"""Kinds of directories that hold several runs."""
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    skip_damaged: bool = False,
+    trace_id: str | None = None,
+    kind: int | str | None = None,
+) -> Trace:
+    """Load a run directory, a Parquet file of spans, or what an importer reads.
+
+    Args:
+        path: what `--out` named; a `.parquet` file with the columns of `xsp.schema.COLUMNS`; a file or a URL that
+            one of the importers recognises (see docs/use/importing.md).
+        skip_damaged: leave damaged segments out, and say so in `run["notes"]`, instead of raising.
+        trace_id: of the trace to fetch, where the URL is that of a whole Jaeger.
+        kind: of step that the figures are to be of, by its number or by (a part of) its name, where the program ran
+            several; the one that takes most of its time unless told otherwise.
+
+    Returns:
+        The trace. A run that was interrupted loads with the steps that were stored.
+
+    Raises:
+        TraceError: there is nothing, it is no run, it is damaged, or a newer xsp wrote it.
+        PluginError: it needs a package that is not installed.
+        UsageError: no step of that kind was recorded.
+    """
+    if contract.is_url(os.fspath(path)):
+        _refuse_kind(kind, path)
+        return _load_imported(contract.of_trace(os.fspath(path), trace_id))
+    place = Path(path).expanduser()
+    if not rundir.is_one(place):
+        _refuse_kind(kind, path)
+    if place.is_file():
+        return _load_files([place], {"name": place.stem}, place) if _is_parquet(place) else _load_imported(str(place))
+    if place.is_dir() and not rundir.is_one(place):
+        return _load_imported(str(place))
+    if received.is_waiting(place):
+        return _load_waiting(place)
+    run = _believable(rundir.read_job(place))
+    parts = run.get("parts")
+    if parts:
+        return _load_parts(place, run, [str(part) for part in parts], skip_damaged, kind)
+    segments, alike = _whole(place, rundir.segments(place), run, skip_damaged)
+    if not segments:
+        raise TraceError(f"{place}: the run holds no step; {_why_empty(run)}")
+    return _load_files(segments, run, place, alike, kind)
+
+
+def _refuse_kind(kind: int | str | None, path: object) -> None:
+    if kind is not None:
+        raise UsageError(f"{path}: tells no kinds of steps; only runs that xsp recorded do: leave the kind away")
+
+
+def _number_of(kind: int | str | None, run: dict[str, Any]) -> int | None:
+    """Return the number of a kind of step.
+
+    Raises:
+        UsageError: there is none of that number or name, or several have it in theirs.
+    """
+    if kind is None:
+        return None
+    kinds = {each["kind"]: str(each["name"]) for each in run.get("kinds") or ()}
+    text = str(kind).strip()
+    found = [number for number in kinds if text == str(number)] or [
+        number for number, name in kinds.items() if text == name
+    ]
+    found = found or [number for number, name in kinds.items() if text and text.lower() in name.lower()]
+    if len(found) == 1:
+        return int(found[0])
+    named = "; ".join(f"{number} {name}" for number, name in list(kinds.items())[:10]) or "none is known"
+    raise UsageError(f"{'several kinds' if found else 'no kind'} of step called {text!r}; there are: {named}")
+
+
+def _why_empty(run: dict[str, Any]) -> str:
+    """Return what may be the reason why a run holds no step, and what helps."""
+    if isinstance(run.get("empty"), str):
+        return str(run["empty"])
+    if run.get("finished") is False:
+        return "it was interrupted before the first one was stored: let it run longer"
+    budget = run.get("budget")
+    asked = budget.get("asked_percent") if isinstance(budget, dict) else None
+    if isinstance(asked, (int, float)):
+        return f"its steps are so short, or so few, that {asked:g} % of them pay for none: allow a larger budget"
+    return f"was prof.step() called more often than the warm-up ({run.get('warmup', 0)} steps)?"
+
+
+def parts(path: str | os.PathLike[str]) -> list[Path]:
+    """Return the run directories in a directory of runs (a sweep), or the one that it is."""
+    place = Path(path).expanduser()
+    run = rundir.read_job(place)
+    if run.get("kind") in SETS:
+        return [_inside(place, str(part)) for part in run.get("parts", [])]
+    return [place]
+
+
+def _load_parts(
+    place: Path, run: dict[str, Any], names: list[str], skip_damaged: bool, kind: int | str | None
+) -> Trace:
+    """Load a program that was run once per level, or by several ranks, as the one run that it stands for."""
+    if run.get("kind") in SETS:
+        raise TraceError(f"{place}: holds several runs; load one of them: {', '.join(names)}")
+    segments = [file for name in names for file in rundir.segments(_inside(place, name))]
+    segments, alike = _whole(place, segments, run, skip_damaged)
+    if not segments:
+        raise TraceError(f"{place}: none of its parts holds a step")
+    return _load_files(segments, run, place, alike, kind)
+
+
+def _inside(place: Path, name: str) -> Path:
+    """Return a part's path; a name that leads out of the directory is refused."""
+    part = (place / name).resolve()
+    if place.resolve() not in part.parents:
+        raise TraceError(f"{place / rundir.RUN_FILE}: the part {name!r} lies outside the run directory")
+    return part
+
+
+def _believable(run: dict[str, Any]) -> dict[str, Any]:
+    """Return a run without the fields that are not of our types, which a note says; others may have written it."""
+    wrong = claims.misfits(run)
+    notes = [{"source": "load", "text": f"field {name} of run.json left out: not of the type that it has"}
+             for name in wrong]  # fmt: skip
+    kept = {name: value for name, value in run.items() if name not in wrong}
+    if run.get("ranks"):
+        kept["ranks"] = [_believable(rank) for rank in run["ranks"]]
+    return {**kept, "notes": [*kept.get("notes", ()), *notes]} if notes else kept
+
+
+def _whole(place: Path, segments: list[Path], run: dict[str, Any], skip_damaged: bool) -> tuple[list[Path], bool]:
+    """Return the segments that can be read, and whether they are known to have the same columns.
+
+    Raises:
+        TraceError: one is damaged, or lies outside the run directory.
+    """
+    rundir.check_inside(place, segments)
+    con = table.connect()
+    as_written = {segment for segment in segments if _is_as_written(segment, run)}
+    if segments and table.are_whole_and_alike(con, segments, [each for each in segments if each not in as_written]):
+        table.check_parquet(con, segments[0], COLUMNS, whole=True)
+        return segments, True
+    whole = []
+    for segment in segments:
+        try:
+            table.check_parquet(con, segment, COLUMNS, whole=segment in as_written)
+        except TraceError as error:
+            if not skip_damaged:
+                raise TraceError(
+                    f"{error}; {len(segments) - 1} other segments are there: "
+                    "load with skip_damaged=True (--skip-damaged) to go on without this one"
+                ) from error
+            _note(run, place, f"left out: {error}")
+        else:
+            whole.append(segment)
+    return whole, False
+
+
+def _note(run: dict[str, Any], place: Path, text: str) -> None:
+    """Add what was left out to a run's notes, which a report shows: with the names of files, not where they lie."""
+    run.setdefault("notes", []).append({"source": "load", "text": text.replace(f"{place}{os.sep}", "")})
+
+
+def _is_as_written(file: Path, run: dict[str, Any]) -> bool:
+    """Return whether a file has the checksum that the `run.json` of its run states."""
+    for content in (run, *(run.get("ranks") or ())):
+        stated = content.get("checksums") or {}
+        for name in (file.name, f"{file.parent.name}/{file.name}"):
+            if name in stated and rundir.checksum(file) == stated[name]:
+                return True
+    return False
+
+
+def _is_parquet(file: Path) -> bool:
+    return file.suffix == ".parquet" or contract.first_bytes(file).startswith(b"PAR1")
+
+
+def _load_imported(source: str) -> Trace:
+    """Import into a directory that lasts as long as the trace."""
+    folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
+    opened = sources.open_whole(Path(folder.name), [source])
+    if opened is not None:
+        con, run = opened
+        find_alike(con)
+        weakref.finalize(con, folder.cleanup)
+        return Trace(con, run, rungs_of(con, run), Path(source))
+    found = sources.import_into(Path(folder.name), [source])
+    if len(found) > 1:
+        names = ", ".join(str(run.get("name", "")) for run in found.values())
+        raise TraceError(
+            f"{contract.without_credentials(source)}: holds {len(found)} runs ({names}); "
+            "`xsp import FILE -o DIR` makes a directory of each"
+        )
+    return _kept(folder, next(iter(found)))
+
+
+def _load_waiting(place: Path) -> Trace:
+    """Load what a receiver took and has not put in order, because it was killed or is still at it."""
+    folder = tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True)
+    received.put_in_order(place, Path(folder.name), finished=False)
+    return _kept(folder, Path(folder.name))
+
+
+def _kept(folder: tempfile.TemporaryDirectory[str], place: Path) -> Trace:
+    trace = load(place)
+    weakref.finalize(trace.con, folder.cleanup)
+    return trace
+
+
+def _load_files(
+    files: list[Path], run: dict[str, Any], place: Path, alike: bool = False, kind: int | str | None = None
+) -> Trace:
+    con, number = table.connect(), _number_of(kind, run)
+    _show_samples(con, place, files, run)
+    for text in loop.show(con, _folders(files)):
+        _note(run, place, text)
+    found = {name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, whole=place.is_dir())}
+    _view(con, "spans", files, found, COLUMNS, alike)
+    if "layer_id" not in found:  # xsp wrote none before version 0.2
+        con.execute("CREATE TABLE with_layers AS FROM spans")
+        layers.fill(con, "with_layers")
+        con.execute("CREATE OR REPLACE VIEW spans AS FROM with_layers")
+    merged = place / rundir.MERGED_FILE if place.is_dir() else None
+    if merged is not None and merged.is_file() and run.get("finished") and number is None:
+        rundir.check_inside(place, [merged])
+        try:
+            whole = _is_as_written(merged, run)
+            held = set(table.check_parquet(con, merged, (*COLUMNS, *MERGED_COLUMNS), whole))
+        except TraceError as error:
+            _note(run, place, f"merged again from the steps: {error}")
+        else:
+            if "layer_id" in held:  # else it is merged again, from spans that have one now
+                _view(con, "merged", [merged], held, (*COLUMNS, *MERGED_COLUMNS))
+    trace = true_trace(con, run, place, number)
+    if number is not None and not con.execute("SELECT 1 FROM merged LIMIT 1").fetchall():
+        raise UsageError(f"{place}: no step of the kind {kind!r} was recorded; `xsp analyze {place} kinds` lists them")
+    return trace
+
+
+def _folders(files: list[Path]) -> list[Path]:
+    """Return the run directories that segments lie in."""
+    return list(dict.fromkeys(file.parent.parent for file in files if file.parent.name == rundir.STEPS))
+
+
+def _show_samples(con: duckdb.DuckDBPyConnection, place: Path, segments: list[Path], run: dict[str, Any]) -> None:
+    """Show what was sampled beside these segments as the view `samples`; a portion that is damaged is left out."""
+    folders = _folders(segments)
+    names, whole = ", ".join(f"{column.name}::{column.type} AS {column.name}" for column in SAMPLE_COLUMNS), []
+    portions = [each for folder in folders for each in rundir.portions(folder)]
+    rundir.check_inside(place, portions)
+    for portion in portions:
+        try:
+            con.execute(f"SELECT count(hash(read)) FROM (SELECT {names} FROM {table.parquet(portion)}) read").fetchall()
+        except duckdb.Error as error:
+            reason = str(error).splitlines()[0]
+            _note(run, place, f"left out: {portion}: damaged ({reason})")
+        else:
+            whole.append(portion)
+    if whole:
+        con.execute(f"CREATE VIEW samples AS SELECT {names} FROM {table.parquet(whole)}")
+
+
+def _view(
+    con: duckdb.DuckDBPyConnection,
+    name: str,
+    files: list[Path],
+    found: set[str],
+    columns: Sequence[Any],
+    alike: bool = False,
+) -> None:
+    """Show files as a view with all columns; those that an older xsp did not write hold their default."""
+    con.execute(f"CREATE VIEW {name} AS SELECT {table.shown(columns, found)} FROM {table.parquet(files, alike)}")

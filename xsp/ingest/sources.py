@@ -1,0 +1,164 @@
+"""Files and URLs become run directories."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from xsp import rundir
+from xsp.errors import OutputError, TraceError
+from xsp.importers import contract
+from xsp.importers.contract import Imported, Losses
+from xsp.ingest.jobs import RUNS, Job, connect, jobs, name_of, once, read
+from xsp.ingest.tables import import_tables, open_table
+from xsp.ingest.write import noted, write
+
+
+def import_into(out: Path, sources: Sequence[str], names: bool = False) -> dict[Path, dict[str, Any]]:
+    """Import files and URLs into run directories.
+
+    Args:
+        out: an empty directory. One job is written into it; of several, each into a directory of its own in it.
+        sources: what importers recognise; of a folder, the files in it.
+        names: keep what tells of people, machines and paths, where a file has such.
+
+    Returns:
+        The run directories with the content of their `run.json`.
+
+    Raises:
+        TraceError: a source cannot be read, or holds no span.
+        PluginError: an importer needs a package that is not installed.
+        OutputError: the disk refuses.
+    """
+    by_source = {source: contract.find(source) for source in _files(sources)}
+    if _are_tables(by_source):
+        called = Path(sources[0]).name if len(sources) == 1 else out.name
+        return import_tables(out, by_source, called, names)
+    return _import_rows(out, sources, [each.read(source) for source, each in by_source.items()])
+
+
+def open_whole(folder: Path, sources: Sequence[str]) -> tuple[duckdb.DuckDBPyConnection, dict[str, Any]] | None:
+    """Read files into an engine without writing a run directory, where that can be: see `tables.open_table`."""
+    by_source = {source: contract.find(source) for source in _files(sources)}
+    return open_table(folder, by_source) if _are_tables(by_source) else None
+
+
+def _are_tables(by_source: Mapping[str, Any]) -> bool:
+    """Return whether sources hold spans that find their parents here, and not spans that have parents."""
+    tables = [source for source, importer in by_source.items() if not hasattr(importer, "read")]
+    if tables and len(tables) < len(by_source):
+        rest = ", ".join(_shown(source) for source in by_source if source not in tables)
+        raise TraceError(f"{rest}: spans with parents do not go together with {', '.join(map(_shown, tables))}")
+    return bool(tables)
+
+
+def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported]) -> dict[Path, dict[str, Any]]:
+    """Import spans that have identities and parents."""
+    with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
+        con = connect(Path(folder))
+        try:
+            runs, losses = read(con, importing)
+            doubled = once(con)
+            found = jobs(con, runs)
+            if not con.execute("SELECT 1 FROM distinct_spans LIMIT 1").fetchall():
+                raise TraceError("; ".join([f"{_named(sources)}: no span in it", *_sentences(losses)]))
+            places = {_place(out, job, len(found)): job for job in found}
+            for place, job in places.items():
+                job.run.setdefault("name", Path(_shown(sources[0])).stem)
+                lost(job.run, list(zip(map(_shown, sources), losses, strict=True)), doubled)
+                (place / rundir.STEPS).mkdir(parents=True, exist_ok=True)
+            written = {place: write(con, job, place) for place, job in places.items()}
+            if len(found) > 1:
+                rundir.write_run(
+                    out, {"kind": RUNS, "name": out.name, "finished": True, "parts": [p.name for p in places]}
+                )
+        finally:
+            con.close()
+    return written
+
+
+def _files(sources: Sequence[str]) -> list[str]:
+    """Return sources with folders replaced by the files in them, but for hidden ones.
+
+    Raises:
+        TraceError: a folder holds no file.
+    """
+    found = []
+    for source in sources:
+        place = Path(source)
+        if contract.is_url(source) or not place.is_dir():
+            found.append(source)
+            continue
+        inside = sorted(str(each) for each in place.iterdir() if each.is_file() and not each.name.startswith("."))
+        if not inside:
+            raise TraceError(f"{source}: not a run directory, and no file in it to import")
+        found += inside
+    return found
+
+
+def import_whole(
+    out: Path, sources: Sequence[str], overwrite: bool = False, names: bool = False
+) -> dict[Path, dict[str, Any]]:
+    """Import files and URLs into run directories that appear when all of it is done, or not at all.
+
+    Args:
+        out: where, as in `import_into`.
+        sources: what importers recognise.
+        overwrite: replace a run that is there already.
+        names: as in `import_into`.
+
+    Raises:
+        TraceError, PluginError, OutputError: as `import_into` and `xsp.rundir.create`; nothing was written.
+    """
+    out = out.expanduser().absolute()
+    beside = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        beside.mkdir(parents=True)
+        written = import_into(beside, sources, names)
+        with rundir.created_for_several(out, overwrite):
+            os.replace(beside, out)
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return {out / place.relative_to(beside): run for place, run in written.items()}
+
+
+def _place(out: Path, job: Job, count: int) -> Path:
+    """Return the directory of a job: the one that was named, or one in it."""
+    return out if count == 1 else out / name_of(job.run)
+
+
+def _named(sources: Sequence[str]) -> str:
+    return ", ".join(map(contract.without_credentials, sources))
+
+
+def _sentences(losses: Iterable[Losses]) -> list[str]:
+    return [text for each in losses for text in each.sentences()]
+
+
+def _shown(source: str) -> str:
+    """Return what a source is called in a run: the name of a file, the trace id of a URL, neither place nor host."""
+    return Path(contract.without_credentials(source)).name
+
+
+def lost(run: dict[str, Any], reports: Sequence[tuple[str, Losses]], doubled: int) -> None:
+    """Say in a run what its sources lost: all of it under `imported`, in sentences among the notes.
+
+    Args:
+        run: content of `run.json`, which is changed.
+        reports: of each source with its name, which has neither directories nor credentials.
+        doubled: spans that arrived again.
+    """
+    run["imported"] = {
+        "sources": [{"source": name, **losses.report()} for name, losses in reports],
+        "doubled": doubled,
+    }
+    texts = [f"{name}: {text}" for name, losses in reports for text in losses.sentences()]
+    run["notes"] = noted(run, texts, doubled)

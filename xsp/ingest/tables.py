@@ -1,0 +1,216 @@
+"""Files that a table importer reads become run directories: one file a run, and the files of ranks a job."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import duckdb
+
+from xsp import rundir, table
+from xsp.correlate.columns import place
+from xsp.errors import OutputError, TraceError
+from xsp.importers import contract
+from xsp.importers.contract import Losses, Seen, TableImporter
+from xsp.ingest.jobs import RUNS, name_of
+from xsp.ingest.write import noted
+from xsp.schema import Level
+from xsp.store import merge
+
+_RANK = re.compile(r"rank[-_ ]?(\d{1,6})", re.IGNORECASE)
+
+_SUFFIXES = re.compile(r"(\.(json|jsonl|gz|sqlite|db|trace|pt))+$", re.IGNORECASE)
+
+MEMORY = "500MB"
+"""Of the engine; what does not fit lies on the disk."""
+
+MANY = 500_000
+"""Spans that need so much room that the engine keeps them in a file, compressed, from the start."""
+
+
+def connect(folder: Path) -> duckdb.DuckDBPyConnection:
+    """Return an engine in bounded memory that spills into a folder."""
+    con = table.spilling(folder, MEMORY)
+    con.execute(f"ATTACH {table.literal(str(folder / 'placed.duckdb'))} AS work")
+    return con
+
+
+class Enricher(Protocol):
+    """Adds to what another file says: it recognises its own format, and changes the table `seen` of the other."""
+
+    def enrich(self, con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
+        """Add what a file says to the spans of `seen`; what does not match is counted."""
+        ...
+
+
+def import_tables(
+    out: Path, sources: Mapping[str, Any], called: str, names: bool = False
+) -> dict[Path, dict[str, Any]]:
+    """Import files into run directories: one into `out`; the ranks of a job, or several runs, into folders in it.
+
+    Args:
+        out: an empty directory.
+        sources: importer by path: those that fill a table, and enrichers of a single one.
+        called: name of what several files are together.
+        names: keep what tells of people, machines and paths, under `names` in `run.json`.
+
+    Returns:
+        The content of `run.json` of each run.
+
+    Raises:
+        TraceError: one cannot be read, or they do not go together.
+        OutputError: the disk refuses.
+    """
+    files = {source: each for source, each in sources.items() if hasattr(each, "fill")}
+    beside = {source: each for source, each in sources.items() if source not in files}
+    if not files or (beside and len(files) > 1):
+        raise TraceError(
+            f"{', '.join(beside)}: an execution trace has no times; give it together with the one trace "
+            "that was recorded beside it"
+        )
+    if len(files) == 1:
+        return {out: _import(out, sources, names)}
+    runs: dict[Path, dict[str, Any]] = {}
+    for number, (source, importer) in enumerate(files.items()):
+        runs[out / f"{number:04d}"] = _import(out / f"{number:04d}", {source: importer}, names)
+    return _as_ranks(out, runs, called) if _are_ranks(runs.values()) else _as_runs(out, runs, called)
+
+
+def open_table(folder: Path, sources: Mapping[str, Any]) -> tuple[duckdb.DuckDBPyConnection, dict[str, Any]] | None:
+    """Read one file into an engine, without writing a run directory.
+
+    Args:
+        folder: for the engine's own files; it must last as long as the engine.
+        sources: as in `import_tables`.
+
+    Returns:
+        An engine with the tables `spans` and `merged`, and the content of a `run.json`; None if the sources hold
+        several runs.
+
+    Raises:
+        TraceError, OutputError: as `import_tables`.
+    """
+    if sum(hasattr(each, "fill") for each in sources.values()) != 1:
+        return None
+    return _merged(folder, *_split(sources))
+
+
+def _split(sources: Mapping[str, Any]) -> tuple[TableImporter, str, Mapping[str, Enricher]]:
+    """Return the importer that fills a table, its source, and what is read beside it."""
+    ((source, importer),) = ((source, each) for source, each in sources.items() if hasattr(each, "fill"))
+    return importer, source, {other: each for other, each in sources.items() if other != source}
+
+
+def _merged(
+    folder: Path, importer: TableImporter, source: str, beside: Mapping[str, Enricher], names: bool = False
+) -> tuple[duckdb.DuckDBPyConnection, dict[str, Any]]:
+    con = connect(folder)
+    try:
+        seen = importer.fill(con, source)
+        for other, enricher in beside.items():
+            enricher.enrich(con, other, seen.losses)
+        if "rank" not in seen.run and (named := _RANK.search(Path(source).name)):
+            seen.run["rank"] = int(named.group(1))
+        identity = _identity(source)
+        if seen.losses.spans > MANY:
+            con.execute("SET search_path = 'work,memory'")
+        with contract.fitting(source):
+            place(con, seen, identity)
+            con.execute("DROP TABLE seen")
+            con.execute("ALTER VIEW placed RENAME TO spans")
+            merge.merge(con, seen.run)
+        return con, _run(con, seen, source, identity, names)
+    except duckdb.OutOfMemoryException as error:
+        con.close()
+        raise OutputError(f"{source}: needs more room than {tempfile.gettempdir()} has ({error})") from error
+    except BaseException:
+        con.close()
+        raise
+
+
+def _import(out: Path, sources: Mapping[str, Any], names: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
+        con, run = _merged(Path(folder), *_split(sources), names)
+        try:
+            (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
+            table.write_parquet(con, "spans", rundir.segment(out, 0))
+            table.write_parquet(con, "merged", out / rundir.MERGED_FILE)
+        except (duckdb.IOException, OSError) as error:
+            raise OutputError(f"{out}: cannot be written ({str(error).splitlines()[0]})") from error
+        finally:
+            con.close()
+    rundir.write_run(out, {**run, "checksums": rundir.checksums(out)})
+    return run
+
+
+def _are_ranks(runs: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether runs are those of the ranks of one job: each says another rank."""
+    ranks = [run.get("rank") for run in runs]
+    return None not in ranks and len(set(ranks)) == len(ranks)
+
+
+def _as_ranks(out: Path, runs: Mapping[Path, dict[str, Any]], called: str) -> dict[Path, dict[str, Any]]:
+    """Make a job of the runs of its ranks."""
+    for folder, run in runs.items():
+        folder.rename(out / rundir.rank_part(run["rank"]))
+    parts = rundir.rank_parts(out)
+    rundir.write_run(out, {"kind": rundir.RANKS, "name": called, "finished": True})
+    job = rundir.read_job(out)
+    con = table.connect()
+    con.execute(f"CREATE VIEW spans AS FROM {table.parquet([s for part in parts for s in rundir.segments(part)])}")
+    merge.merge(con, job)
+    table.write_parquet(con, "merged", out / rundir.MERGED_FILE)
+    job["imported"] = {
+        "sources": [each for run in runs.values() for each in run["imported"]["sources"]],
+        "doubled": 0,
+    }
+    rundir.write_run(out, {"kind": rundir.RANKS, "name": called, "finished": True, "imported": job["imported"]})
+    return {out: job}
+
+
+def _as_runs(out: Path, runs: Mapping[Path, dict[str, Any]], called: str) -> dict[Path, dict[str, Any]]:
+    """Name the folders of runs that do not belong together."""
+    placed = {}
+    for folder, run in runs.items():
+        named = out / name_of(run)
+        folder.rename(named)
+        placed[named] = run
+    rundir.write_run(out, {"kind": RUNS, "name": called, "finished": True, "parts": [p.name for p in placed]})
+    return placed
+
+
+def _identity(source: str) -> str:
+    """Return what ids are made of: the same for the same file, wherever it lies."""
+    digest = hashlib.blake2b(str(os.path.getsize(source)).encode(), digest_size=8)
+    with open(source, "rb") as file:
+        digest.update(file.read(contract.HEAD))
+        file.seek(max(0, os.path.getsize(source) - contract.HEAD))
+        digest.update(file.read(contract.HEAD))
+    return digest.hexdigest()
+
+
+def _run(con: duckdb.DuckDBPyConnection, seen: Seen, source: str, identity: str, names: bool) -> dict[str, Any]:
+    """Return the content of a `run.json`."""
+    ((start, end, levels),) = con.execute(
+        "SELECT min(start_ns), max(start_ns + dur_ns), list(DISTINCT level) FROM spans"
+    ).fetchall()
+    name = Path(source).name
+    run = {
+        "id": identity,
+        "name": _SUFFIXES.sub("", name) or name,
+        "start_ns": start,
+        "end_ns": end,
+        **seen.run,
+        "levels": "/".join(level.name.lower() for level in Level if level in levels),
+        "finished": True,
+        "imported": {"sources": [{"source": name, **seen.losses.report()}], "doubled": 0},
+    }
+    if names:
+        run["names"] = seen.private
+    run["notes"] = noted(run, [f"{name}: {text}" for text in seen.losses.sentences()], 0)
+    return run

@@ -1,0 +1,194 @@
+"""A job becomes a run directory.
+
+Each step becomes a segment, parents before children, so that merging gives what it gave at the source. Spans of other
+programs lie beside the steps whose trace they are in. Where a job has no step of xsp's, each trace is one, and its root
+is the step, so that the tables work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from xsp import rundir, table
+from xsp.correlate import layers
+from xsp.correlate.evidence import TOLERANCE_NS
+from xsp.errors import OutputError
+from xsp.ingest.jobs import BATCH, Job, name_of
+from xsp.schema import COLUMNS, Column, Kind, Level, Rule
+from xsp.store import loop
+from xsp.store.write import Store
+
+SINGLE = 500
+"""Steps that have a segment each; beyond that a segment holds several, of `BATCH` spans together."""
+
+NAMES = ", ".join(column.name for column in COLUMNS)
+NO_STEPS = "no step of xsp's is in it: each trace counts as one, and its root as the step itself"
+
+_OUTER_FIRST = f"""
+    start_ns + CASE WHEN level >= {int(Level.OP)} THEN {TOLERANCE_NS} ELSE 0 END, level, -(start_ns + dur_ns),
+    CASE WHEN kind = '{Kind.STEP}' THEN -1 ELSE coalesce(depth, 0) END, span_id
+"""
+"""The order of siblings; it is that of `xsp.correlate`, so that sums come out the same to the last bit."""
+
+
+def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | None = None) -> dict[str, Any]:
+    """Write a job's steps, its merged step and `run.json`.
+
+    Args:
+        con: holds `distinct_spans`, after `jobs`.
+        job: which.
+        out: a run directory, see `xsp.rundir.create`. Segments that are there are replaced, each in one piece.
+        finished: whether the run ended; as the run itself says, unless told otherwise.
+
+    Returns:
+        The content of `run.json`.
+
+    Raises:
+        OutputError: the disk refuses.
+    """
+    run = {"name": name_of(job.run), **job.run}
+    run["finished"] = run.get("finished", True) if finished is None else finished
+    try:
+        con.execute(
+            "CREATE OR REPLACE TABLE job AS SELECT * FROM distinct_spans "
+            "WHERE run IN (SELECT unnest(?::VARCHAR[])) ORDER BY step, rank",
+            [list(job.ids)],
+        )
+        _take_loop(con, out, run)
+        if not con.execute("SELECT 1 FROM job WHERE step IS NOT NULL LIMIT 1").fetchall():
+            _make_steps(con)
+            run["notes"] = rundir.different([*run.get("notes", []), {"source": "import", "text": NO_STEPS}])
+        written = {_write_segment(con, rundir.segment(out, number), where) for number, where in _segments(con)}
+        for stale in set(rundir.segments(out)) - written:
+            stale.unlink()
+        Store(out).finish(run)
+    except (duckdb.Error, OSError) as error:
+        raise OutputError(f"{out}: cannot be written ({str(error).splitlines()[0]})") from error
+    return run
+
+
+def _take_loop(con: duckdb.DuckDBPyConnection, out: Path, run: dict[str, Any]) -> None:
+    """Write the loop that the job's spans brought, together with what is there already, and forget those spans."""
+    loop.show(con, [out])
+    if wrong := loop.take(con, "job"):
+        text = f"{wrong} spans of the loop hold no rows of it, and were left out"
+        run["notes"] = rundir.different([*run.get("notes", []), {"source": "import", "text": text}])
+    loop.write(con, out)
+    con.execute(f"DELETE FROM job WHERE kind = '{Kind.LOOP}'")
+
+
+def _make_steps(con: duckdb.DuckDBPyConnection) -> None:
+    """Make each trace of the job a step: number it by its start, its root the step, keys from the names."""
+    marks = [c for c in COLUMNS if c.name in ("trace_id", "span_id", "step", "rung", "key")]
+    marks.append(Column("root", "BOOLEAN", "whether it is the step itself"))
+    table.create(con, "placed", marks)
+    rows = con.execute(
+        "SELECT trace_id, span_id, parent_id, name, rung FROM (SELECT * EXCLUDE (rung) FROM job) JOIN "
+        f"(SELECT trace_id, min(start_ns) AS began, greatest(max(level), {int(Level.MODEL)}) AS rung "
+        "FROM job GROUP BY trace_id) USING (trace_id) "
+        "ORDER BY began, trace_id, start_ns, dur_ns DESC, span_id"
+    )
+    placed = _placed(iter(rows.fetchone, None))
+    with con.cursor() as other:  # the first one is still giving rows
+        other.execute("USE arrived")
+        while batch := list(islice(placed, BATCH)):
+            table.insert(other, "placed", batch, marks)
+    con.execute(
+        f"""
+        CREATE OR REPLACE TABLE job AS SELECT job.* REPLACE (
+            placed.step AS step, coalesce(job.key, placed.key) AS key, placed.rung AS rung, true AS timed,
+            CASE WHEN placed.root THEN {int(Level.MODEL)}::SMALLINT ELSE job.level END AS level,
+            CASE WHEN placed.root THEN '{Kind.STEP}' ELSE job.kind END AS kind,
+            CASE WHEN job.parent_rule IS NULL AND job.parent_id IN (SELECT span_id FROM job) THEN '{Rule.EXPLICIT}'
+                 ELSE job.parent_rule END AS parent_rule
+        ) FROM job JOIN placed USING (trace_id, span_id) ORDER BY placed.step
+        """
+    )
+
+
+def _placed(rows: Iterable[tuple[str, str, str | None, str, int]]) -> Iterator[tuple[str, str, int, int, str, bool]]:
+    """Yield trace id, span id, step, rung, key, and whether it is the root, of spans that come a trace at a time."""
+    for step, (trace_id, group) in enumerate(groupby(rows, key=itemgetter(0))):
+        family = list(group)
+        keys = _keys([(row[1], row[2]) for row in family], {row[1]: row[3] for row in family})
+        root, rung = next(iter(keys)), family[0][4]
+        yield from ((trace_id, span_id, step, rung, key, span_id == root) for span_id, key in keys.items())
+
+
+def _keys(family: Sequence[tuple[str, str | None]], names: Mapping[str, str]) -> dict[str, str]:
+    """Return each span's key, parents first, the root of the earliest start foremost.
+
+    A key is made of the parent's key, the name, and the ordinal among siblings of that name.
+    """
+    parents = dict(family)
+    seen: dict[str, int] = defaultdict(int)
+    keys: dict[str, str] = {}
+    for span_id in _parents_first(family):
+        text = f"{keys.get(parents[span_id] or '', '')}/{names[span_id]}"
+        seen[text] += 1
+        keys[span_id] = hashlib.blake2b(f"{text}#{seen[text]}".encode(), digest_size=8).hexdigest()
+    return keys
+
+
+def _parents_first(family: Iterable[tuple[str, str | None]]) -> list[str]:
+    """Return ids so that parents stand before children, siblings in their order; spans that are their own
+    ancestors stand last.
+
+    Args:
+        family: each span's id and its parent's, siblings in their order.
+    """
+    parents = dict(family)
+    children: dict[str | None, list[str]] = defaultdict(list)
+    for span_id, parent_id in parents.items():
+        children[parent_id if parent_id in parents else None].append(span_id)
+    ordered: list[str] = []
+    pending = [children[None]]
+    while pending:
+        for span_id in pending.pop():
+            ordered.append(span_id)
+            if span_id in children:
+                pending.append(children[span_id])
+    return ordered if len(ordered) == len(parents) else [*ordered, *sorted(parents.keys() - set(ordered))]
+
+
+def _segments(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[int, str]]:
+    """Yield the number of each segment and the condition for its spans; what is in no step comes last."""
+    steps = con.execute("SELECT step, count(*) FROM job WHERE step IS NOT NULL GROUP BY step ORDER BY step").fetchall()
+    most = 1 if len(steps) <= SINGLE else BATCH
+    held: list[int] = []
+    filled = 0
+    for step, spans in steps:
+        held.append(step)
+        filled += spans
+        if filled >= most or step == steps[-1][0]:
+            yield held[0], f"step BETWEEN {held[0]} AND {step}"
+            held, filled = [], 0
+    if con.execute("SELECT 1 FROM job WHERE step IS NULL LIMIT 1").fetchall():
+        yield (steps[-1][0] + 1 if steps else 0), "step IS NULL"
+
+
+def _write_segment(con: duckdb.DuckDBPyConnection, path: Path, where: str) -> Path:
+    con.execute(f"CREATE OR REPLACE TABLE step AS SELECT * FROM job WHERE {where}")
+    layers.fill(con, "step")
+    family = con.execute(f"SELECT span_id, parent_id FROM step ORDER BY {_OUTER_FIRST}").fetchall()
+    con.execute(
+        f"CREATE OR REPLACE TABLE segment AS SELECT {NAMES} FROM step "
+        "JOIN (SELECT unnest($1::VARCHAR[]) AS span_id, unnest($2::BIGINT[]) AS place) USING (span_id) ORDER BY place",
+        [_parents_first(family), list(range(len(family)))],
+    )
+    table.write_parquet(con, "segment", path)
+    return path
+
+
+def noted(run: Mapping[str, Any], texts: Sequence[str], doubled: int) -> list[Any]:
+    """Return a run's notes with what was lost on the way."""
+    twice = [f"{doubled} spans arrived twice and count once"] if doubled else []
+    return rundir.different([*run.get("notes", ()), *({"source": "import", "text": text} for text in (*texts, *twice))])

@@ -1,0 +1,315 @@
+"""The calls of all instrumented models of a process: recorded side by side, read after the request, handed on.
+
+Layers are recorded for as many calls at once as there are, each by its own thread; what is deeper in windows, see
+`windows`. All of this is made anew in a forked process: locks, counts, queues and threads do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from xsp import clock
+from xsp.instrumentation.sampling import Call, Model
+from xsp.instrumentation.windows import Window, Windows
+from xsp.instrumentation.worker import Called, Recorded, attributes
+from xsp.record.collecting import Collecting, Listener
+from xsp.schema import Kind, Level, Span
+
+if TYPE_CHECKING:
+    from xsp.instrumentation.provider import Handover
+
+REQUEST_S = 0.05
+"""How long a request may take to answer after the model's call before rows are read beside it."""
+
+MOST_NOTES = 100
+"""A service runs for months, and what collectors have to say may hold numbers."""
+
+MOST_UNREAD = 256
+"""Calls and windows that have ended and whose rows were not read; calls that come on top are not recorded."""
+
+BEHIND = "calls came faster than they could be delivered"
+
+
+class Calls:
+    """What becomes of the calls of this process, from a call's begin until its spans are in the queue."""
+
+    def __init__(self, collecting: Collecting) -> None:
+        """Make what one process needs; threads start with the first recorded call."""
+        from xsp.instrumentation.provider import Handover
+
+        self.open: dict[int, Call] = {}
+        """The calls in chosen requests that go on, by thread."""
+
+        self.rung = Level.MODEL
+        """The deepest that a model asks for."""
+
+        self._collecting = collecting
+        self._windows = Windows(collecting, lambda: self.rung, self.drain)
+        self._handover: Handover = Handover()
+        self._switching, self._draining = threading.Lock(), threading.Lock()
+        self._under_way: set[Call] = set()
+        """Recorded calls that go on."""
+
+        self._needed: set[Call] = set()
+        """Recorded calls whose rows were not taken."""
+
+        self._ended: queue.SimpleQueue[Call | Window | None] = queue.SimpleQueue()
+        self._reader: threading.Thread | None = None
+
+    # --- in the request -------------------------------------------------------------------------------------
+
+    def begin(self, call: Call) -> None:
+        """Record a call that begins on this thread, as deep as can be. Never raises."""
+        try:
+            call.outer, call.thread = sys.exc_info()[1], threading.get_native_id()
+            self.open[threading.get_ident()] = call
+            call.anchor = clock.anchor()
+            call.start = clock.monotonic_ns()  # rows that are older are not needed
+            if self._ended.qsize() < MOST_UNREAD:
+                self._record(call)
+            else:
+                call.left_out = BEHIND
+            call.start = clock.monotonic_ns()
+        except Exception as error:
+            self.fail(call.model, error)
+
+    def _record(self, call: Call) -> None:
+        with self._switching:
+            if self._reader is None:
+                self._read_in_background()
+            if not self._under_way:
+                self._collecting.start(self.rung, describe=False, by_thread=True)
+            self._under_way.add(call)
+            self._needed.add(call)
+        call.recorded = True
+        if call.model.settings.whole_process:
+            call.left_out = f"operators: {BEHIND}" if self._handover.is_half_full else self._windows.join(call)
+
+    def end(self) -> None:
+        """End this thread's call, if it has one. Never raises."""
+        end = clock.monotonic_ns()
+        call = self.open.get(threading.get_ident())
+        if call is None:
+            return
+        try:
+            call.end = end
+            self._start_span(call)
+        except Exception as error:
+            self.fail(call.model, error)
+        try:
+            if call.recorded:
+                self._stop(call)
+        except Exception as error:
+            self.fail(call.model, error)
+        finally:
+            self.open.pop(threading.get_ident(), None)
+
+    def _stop(self, call: Call) -> None:
+        """Let a recorded call, and with it possibly its window, be read."""
+        if call.span is not None:
+            call.model.tally.begin()
+        ended = self._windows.leave(call) if call.window is not None else call
+        with self._switching:
+            self._under_way.discard(call)
+            if not self._under_way:
+                layers = [each for each in self._collecting.collectors if each.by_thread]
+                self._collecting.stop(layers)
+        if ended is not None:
+            self._ended.put(ended)
+
+    def _start_span(self, call: Call) -> None:
+        """Make the model's span; that of a recorded call is ended when its rows are there."""
+        from opentelemetry.trace import Status, StatusCode
+
+        settings, tally = call.model.settings, call.model.tally
+        span = settings.tracing.tracer.start_span(
+            call.name, call.context, links=call.links, start_time=call.start + call.anchor.offset_ns
+        )
+        for request in call.live:
+            request.add_link(span.get_span_context())
+        tally.add("sampled")
+        span.set_attribute("xsp.sample", settings.sample)
+        error = sys.exc_info()[1]
+        if error is not None and error is not call.outer:
+            # without its message, which may hold what the request held
+            span.set_status(Status(StatusCode.ERROR, f"error:{type(error).__name__}"))
+            span.set_attribute("error.type", type(error).__name__)
+        call.outer = None
+        if call.left_out is not None:
+            span.set_attribute("xsp.left_out", call.left_out)
+            tally.lose(call.left_out, expected=True)
+        if call.recorded:
+            call.span = span
+        else:
+            span.end(call.end + call.anchor.offset_ns)
+
+    def fail(self, model: Model, error: Exception, on_its_way: bool = False) -> None:
+        """Count a call whose spans are lost by a fault of xsp's."""
+        reason = f"xsp failed: {type(error).__name__}: {error}"
+        if on_its_way:
+            model.tally.finish(reason)
+        else:
+            model.tally.lose(reason)
+
+    # --- after the request ----------------------------------------------------------------------------------
+
+    def _read_in_background(self) -> None:
+        """Start the threads with the first recorded call: a service may fork its workers before it."""
+        self._handover.start()
+        self._reader = threading.Thread(target=self._read, name="xsp reads", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while (ended := self._ended.get()) is not None:
+            self._wait_for_the_requests(ended.calls if isinstance(ended, Window) else [ended])
+            self.drain(ended)
+
+    def _wait_for_the_requests(self, calls: Sequence[Call]) -> None:
+        """Let the requests end first: rows are read in Python, and hold up the threads that answer them."""
+        from opentelemetry.trace import get_current_span
+
+        end = time.monotonic() + REQUEST_S
+        waiting = [call.context for call in calls]
+        while waiting and self._ended.empty() and time.monotonic() < end:
+            waiting = [context for context in waiting if get_current_span(context).is_recording()]
+            if waiting:
+                time.sleep(0.002)
+
+    def drain(self, ended: Call | Window) -> None:
+        """Take the rows of what has ended from the collectors, if nobody did, and hand them on."""
+        with self._draining:
+            if isinstance(ended, Call):
+                calls = [ended] if ended in self._needed else []
+            else:
+                calls = [] if ended.read else ended.calls
+                ended.read = True
+            made = [call for call in calls if call.span is not None]
+            try:
+                if made:
+                    self._hand_over(made, self._rows(ended))
+                    del self._collecting.notes[MOST_NOTES:]
+            except Exception as error:
+                for call in made:
+                    self.fail(call.model, error, on_its_way=True)
+            finally:
+                for call in made:
+                    call.span.end(call.end + call.anchor.offset_ns)
+                self._forget(calls)
+
+    def _rows(self, ended: Call | Window) -> list[Span]:
+        """Return what was seen of a call; of a window also what other threads did, which may hold doubtful work."""
+        if isinstance(ended, Call):
+            return self._collecting.rows_during(ended.anchor, ended.start, ended.end, ended.thread)
+        layers = self._collecting.rows_during(ended.anchor, ended.start, ended.end)
+        return layers + self._collecting.rows(ended.anchor, by_thread=False)
+
+    def _forget(self, calls: Sequence[Call]) -> None:
+        """Have the collectors forget what no call needs any more."""
+        now = clock.monotonic_ns()
+        with self._switching:
+            self._needed.difference_update(calls)
+            oldest = min((call.start for call in self._needed), default=now)
+        self._collecting.drop_before(oldest)
+
+    def _hand_over(self, calls: Sequence[Call], rows: list[Span]) -> None:
+        """Complete the models' spans, and put the rest into the queue of what is to be delivered."""
+        known: list[Call] = []
+        told: list[Called] = []
+        for call in calls:
+            place = _own_row(call, rows)
+            if place is None or not call.span.is_recording():
+                refused = "the service's sampler refused the model's span"
+                call.model.tally.finish("no collector saw the call" if place is None else refused)
+                continue
+            settings, context = call.model.settings, call.span.get_span_context()
+            rung = settings.rung if call.left_out is None else min(settings.rung, Level.LAYER)
+            own = rows[place]._replace(rung=int(rung), dur_ns=call.end - call.start)
+            call.span.set_attributes(attributes(own))
+            known.append(call)
+            told.append(
+                Called(
+                    row=place,
+                    trace_id=f"{context.trace_id:032x}",
+                    span_id=f"{context.span_id:016x}",
+                    rung=int(rung),
+                    collectors=sorted(settings.collectors),
+                    otlp=settings.otlp,
+                    resource=settings.tracing.resource,
+                )
+            )
+        if not known:
+            return
+        plain = [tuple(row._replace(level=int(row.level))) for row in rows]
+        taken = self._handover.put(Recorded(os.getpid(), told, plain), [call.model for call in known])
+        for call in known:
+            if not taken:
+                call.model.tally.finish(BEHIND)
+                continue
+            call.model.tally.add("recorded")
+            if call.left_out is not None:
+                call.model.tally.add("layers_only")
+
+    # --- the models -----------------------------------------------------------------------------------------
+
+    def widen(self, more: Collecting, notify: Listener) -> None:
+        """Take more collectors in, at a moment when nothing that sees the whole process is on."""
+        with self._windows.none(), self._draining:
+            self._collecting.widen(more, notify)
+
+    def look(self, rung: Level) -> None:
+        """Look as deep as a rung from now on."""
+        with self._switching:
+            layers = [each for each in self._collecting.collectors if each.by_thread]
+            if rung != self.rung and self._under_way:
+                self._collecting.stop(layers)
+                self._collecting.start(rung, describe=False, by_thread=True)
+            self.rung = rung
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def wait_until_ended(self, models: set[Model], end: float) -> None:
+        """Wait for calls of some models that go on, but not beyond a time of `time.monotonic`."""
+        while any(call.model in models for call in list(self.open.values())) and time.monotonic() < end:
+            time.sleep(0.001)
+
+    def drain_all(self) -> None:
+        """Read what has ended."""
+        for ended in self._taken():
+            self.drain(ended)
+
+    def _taken(self) -> list[Call | Window]:
+        found: list[Call | Window] = []
+        while not self._ended.empty():
+            try:
+                ended = self._ended.get_nowait()
+            except queue.Empty:
+                break
+            if ended is not None:
+                found.append(ended)
+        return found
+
+    def close(self) -> None:
+        """End the threads."""
+        self._ended.put(None)
+        self._handover.close()
+
+    def forget(self) -> bool:
+        """Let go in a forked child, where others take their place; return whether a call was being recorded."""
+        self._handover.forget()
+        self.open.clear()
+        return bool(self._under_way) or self._windows.is_open
+
+
+def _own_row(call: Call, rows: Sequence[Span]) -> int | None:
+    """Return the place of the row of a call itself."""
+    start, end = call.start + call.anchor.offset_ns, call.end + call.anchor.offset_ns
+    for place, row in enumerate(rows):
+        if row.kind == Kind.FORWARD and row.thread == call.thread and start <= row.start_ns and row.end_ns <= end:
+            return place
+    return None

@@ -1,0 +1,338 @@
+"""`xsp.instrument(model)`: the spans of a model's calls under the spans of a service's requests.
+
+A request that the service's own OpenTelemetry samples may be chosen here too, by its trace id. During the
+call of the model in such a request collectors are on; afterwards the model's span is made by the service's
+own tracer, and the spans beneath it follow, made by a thread and a second process at their leisure. For all
+other requests there is a look at the current span, and nothing else.
+
+A process has one set of collectors, however many models are instrumented in it, one by one or together: they are
+installed with the first handle and taken out with the last.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from xsp import clock, identity
+from xsp.collector import Collector, Signal
+from xsp.errors import PluginError, UsageError
+from xsp.instrumentation.calls import Calls
+from xsp.instrumentation.counts import Counts, added
+from xsp.instrumentation.sampling import Model, Models, Settings, bound_of, chosen
+from xsp.levels import parse_levels
+from xsp.otlp.endpoint import endpoint
+from xsp.record.collecting import Collecting
+from xsp.schema import Level
+
+if TYPE_CHECKING:
+    from xsp.instrumentation.provider import Tracing
+
+CLOSING_S = 10.0
+_FOR_TRAINING = ("training", "dataloading")
+_SEES_CALLS = "modules"
+_active: _Process | None = None
+_changing = threading.RLock()
+"""Held while handles come and go."""
+
+_logger = logging.getLogger("xsp")
+_serving: ContextVar[tuple[Any, ...] | None] = ContextVar("xsp_serving", default=None)
+
+
+def instrument(
+    model: Any,
+    *others: Any,
+    sample: float = 0.01,
+    levels: str = "M/L/G",
+    provider: Any = None,
+    otlp: str | None = None,
+    collectors: Sequence[str | Collector] | None = None,
+) -> Instrumented:
+    """Hang the layers, operators and kernels of a model under the requests of a service that has OpenTelemetry.
+
+    >>> traced = xsp.instrument(model, sample=0.01)     # doctest: +SKIP
+
+    It can be called again, for models that come later or need other settings. A model belongs to the handle that named
+    it last. It is not kept alive: when the service lets go of it, it is instrumented no longer.
+
+    Args:
+        model: a `torch.nn.Module`; a call of a module that contains it counts as its call, and a call of one that
+            contains several as that of the outermost.
+        others: more models with the same settings.
+        sample: share of requests that are recorded, of those that the service itself samples. All services
+            that see a trace decide alike, by its id.
+        levels: how deep to look, as in `profile`.
+        provider: the tracer provider; the global one unless told otherwise.
+        otlp: where the second process is to send the spans below the model's, as in `xsp export --to`; unless
+            it is given they go through the provider's own processors.
+        collectors: names of entry points, or instances; all that are of use to a service unless told otherwise.
+
+    Returns:
+        A handle with the counts; close it, or use it in a `with` block, to take everything out again.
+
+    Raises:
+        UsageError: no tracer provider, not a module, a share or target that is none.
+        PluginError: OpenTelemetry's SDK or a collector is missing.
+    """
+    return Instrumented((model, *others), sample, levels, provider, otlp, collectors)
+
+
+class Instrumented:
+    """Models that are instrumented with the same settings, until `close`."""
+
+    def __init__(
+        self,
+        models: tuple[Any, ...],
+        sample: float,
+        levels: str,
+        provider: Any,
+        otlp: str | None,
+        collectors: Sequence[str | Collector] | None,
+    ) -> None:
+        """Install what is not installed yet; see `instrument`."""
+        for model in models:
+            if not isinstance(model, getattr(sys.modules.get("torch.nn"), "Module", ())):
+                raise UsageError(f"xsp.instrument() takes a torch.nn.Module, and {type(model).__name__} is none")
+        rung = parse_levels(levels)[-1]
+        self._tracing = _tracing(provider)
+        bound = bound_of(sample)
+        if otlp is not None and endpoint(otlp).is_file:
+            raise UsageError(f"otlp={otlp!r}: a service sends to a receiver, such as http://localhost:4318")
+        found = _found(collectors, rung)
+        names = frozenset(found.names)
+        whole = any(not each.by_thread for each in found.collectors)
+        settings = Settings(sample, bound, rung, names, whole, self._tracing, otlp)
+        self._models = [Model(model, name, settings) for model, name in zip(models, _names(models), strict=True)]
+        self._closed = False
+        with _changing:
+            self._process = _active or _Process(found)
+            self._process.add(self._models, found)
+        atexit.register(self.close)
+
+    # --- the handle -----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Instrumented:
+        """Return the handle."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    @property
+    def counts(self) -> Counts:
+        """What became of the calls so far, of all models of this handle."""
+        return added(model.counts for model in self._models)
+
+    @property
+    def models(self) -> dict[str, Counts]:
+        """What became of the calls of each model, by the name of its class, with a number where several share it."""
+        return {model.name: model.counts for model in self._models}
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what collectors could not see in this process, and on those that cannot work here."""
+        collecting = self._process.collecting
+        said = [f"{note['source']}: {note['text']}" for note in collecting.notes]
+        return said + [f"{name}: {reason}" for name, reason in sorted(collecting.absent.items())]
+
+    @contextlib.contextmanager
+    def batch(self, requests: Iterable[Any]) -> Iterator[None]:
+        """Say which requests the model's calls in this block serve.
+
+        A call is recorded if any of them is chosen. The model's span links to each of them, and those whose
+        spans are still open link back to it. It is a child of the current span, if that is sampled; else of
+        the first chosen request.
+
+        Args:
+            requests: OpenTelemetry contexts, spans or span contexts.
+        """
+        token = _serving.set(tuple(requests))
+        try:
+            yield
+        finally:
+            _serving.reset(token)
+
+    def flush(self, timeout: float = 30.0) -> bool:
+        """Wait until all that was recorded is delivered or lost; False if that took more than `timeout` seconds."""
+        end = time.monotonic() + timeout
+        arrived = [model.tally.wait(max(0.0, end - time.monotonic())) for model in self._models]
+        return all(arrived) and bool(self._tracing.flush(max(0.0, end - time.monotonic())))
+
+    def close(self, timeout: float = CLOSING_S) -> None:
+        """Take these models out again, deliver what was recorded, and log what was lost; others go on."""
+        with _changing:
+            if self._closed:
+                return
+            self._closed = True
+            atexit.unregister(self.close)
+            end = time.monotonic() + timeout
+            last = self._process.remove(self._models, end)
+        for model in self._models:
+            if not model.tally.wait(max(0.0, end - time.monotonic())):
+                model.tally.give_up("not delivered when the handle was closed")
+        with contextlib.suppress(Exception):  # spans of the service's own go with them, and fail in its exporter
+            self._tracing.flush(max(0.0, end - time.monotonic()))
+        if last:
+            self._process.calls.close()
+        counts = self.counts
+        if counts.lost:
+            _logger.warning("of %d sampled calls these miss spans: %s", counts.sampled, counts.lost)
+
+
+class _Process:
+    """What the handles of a process share: the collectors, and what becomes of the calls."""
+
+    def __init__(self, collecting: Collecting) -> None:
+        global _active
+        self.collecting, self._models = collecting, Models()
+        self.calls = Calls(collecting)
+        self._handles: list[list[Model]] = []
+        collecting.open(self._listener())
+        _active = self
+        identity.in_children(_begin_anew)
+
+    def add(self, models: list[Model], found: Collecting) -> None:
+        """Instrument models.
+
+        Args:
+            models: of one handle.
+            found: the collectors that it needs.
+        """
+        if found is not self.collecting:
+            self.calls.widen(found, self._listener())
+        self._handles.append(models)
+        self._models.add(models)
+        self.calls.look(self._rung())
+
+    def remove(self, models: list[Model], end: float) -> bool:
+        """Let go of the models of a handle when their calls have ended; return whether it was the last one.
+
+        Args:
+            models: of the handle.
+            end: until when to wait, of `time.monotonic`.
+        """
+        global _active
+        self._models.remove(models)
+        self._handles = [each for each in self._handles if each is not models]
+        self.calls.wait_until_ended(set(models), end)
+        self.calls.drain_all()
+        if self._handles:
+            self.calls.look(self._rung())
+            return False
+        self.collecting.close(calibrate=False)
+        _active = None
+        return True
+
+    def _rung(self) -> Level:
+        return max(model.settings.rung for models in self._handles for model in models)
+
+    # --- in the request -------------------------------------------------------------------------------------
+
+    def _listener(self) -> Callable[[Signal, object], None]:
+        """Return what collectors signal to. A request that is not chosen pays for its first lines alone."""
+        from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
+        from opentelemetry.trace import get_current_span
+
+        begin, call_end, serving = Signal.CALL_BEGIN, Signal.CALL_END, _serving.get
+        own, around = self._models.own, self._models.around
+        low_bits, still_open, end = TraceIdRatioBased.TRACE_ID_LIMIT, self.calls.open, self.calls.end
+
+        def listen(signal: Signal, subject: Any) -> None:
+            if signal is begin:
+                model = own.get(id(subject)) or around(subject)
+                if model is None:
+                    return
+                next(model.seen)
+                requests = serving()
+                if requests is None:
+                    context = get_current_span().get_span_context()
+                    if not context.trace_flags & 1 or context.trace_id & low_bits >= model.bound:
+                        return
+                self._begin(model, subject, requests)
+            elif signal is call_end and still_open:
+                end()
+
+        return listen
+
+    def _begin(self, model: Model, module: Any, requests: tuple[Any, ...] | None) -> None:
+        try:
+            call = chosen(model, module, requests)
+        except Exception as error:
+            self.calls.fail(model, error)
+            return
+        if call is not None and _active is self:
+            self.calls.begin(call)
+
+    # --- forks ----------------------------------------------------------------------------------------------
+
+    def go_on_in_child(self) -> None:
+        """Begin anew in a forked process: threads and the second process stayed with the parent."""
+        global _active
+        was_recording = self.calls.forget()
+        self.calls = Calls(self.collecting)
+        for model in (model for models in self._handles for model in models):
+            model.renew()
+            if was_recording:
+                reason = "the process was forked in the middle of a recording; xsp is off in the child"
+                model.tally.lose(reason, expected=model is not self._handles[0][0])
+        if was_recording:
+            self._models.remove(self._models.own.values())
+            _active = None
+            return
+        # files that collectors hold open are shared with the parent
+        self.collecting.close(calibrate=False)
+        self.collecting.open(self._listener())
+        self.collecting.rows(clock.anchor())
+        self.calls.look(self._rung())
+
+
+def _found(wanted: Sequence[str | Collector] | None, rung: Level) -> Collecting:
+    """Return the collectors that a service needs."""
+    collecting = Collecting()
+    collecting.find(wanted, rung)
+    if wanted is None:
+        collecting.collectors = [each for each in collecting.collectors if each.name not in _FOR_TRAINING]
+    if not any(each.name == _SEES_CALLS for each in collecting.collectors):
+        reason = collecting.absent.get(_SEES_CALLS, "name it among the collectors")
+        raise PluginError(f"the collector {_SEES_CALLS!r}, which sees the calls of models, is missing: {reason}")
+    return collecting
+
+
+def _names(models: Sequence[Any]) -> list[str]:
+    """Name models by their classes, and number those that share one."""
+    seen: Counter[str] = Counter()
+    names = []
+    for model in models:
+        name = type(getattr(model, "_orig_mod", model)).__name__
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name} {seen[name]}")
+    return names
+
+
+def _tracing(provider: Any) -> Tracing:
+    try:
+        from opentelemetry.trace import get_tracer_provider
+
+        from xsp.instrumentation.provider import Tracing
+    except ImportError as error:
+        raise PluginError(f"xsp.instrument() needs OpenTelemetry's SDK ({error}): pip install 'xsp[otel]'") from error
+    return Tracing(provider if provider is not None else get_tracer_provider())
+
+
+def _begin_anew() -> None:
+    global _changing
+    _changing = threading.RLock()
+    if _active is not None:
+        _active.go_on_in_child()

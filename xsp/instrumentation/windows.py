@@ -1,0 +1,149 @@
+"""Times in which the collectors that see the whole process are on, and the calls that lie in them.
+
+Operators, primitives and device work are recorded for all threads at once, or for none. So calls that go on at the
+same time share a window: it opens with the first of them, takes in those that begin while it is young, and closes
+with the last. What was recorded is handed to each call by thread and time afterwards. A call that begins when the
+window takes in nobody any more, or while its rows are read, is left with its layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from xsp import clock
+from xsp.collector import Collector
+from xsp.instrumentation.sampling import Call
+from xsp.record.collecting import Collecting
+from xsp.schema import Level
+
+OPEN_NS = 250_000_000
+"""How long a window takes in calls: while one is open the whole process pays for it, and its rows pile up."""
+
+MOST_CALLS = 32
+STARTING_S = 0.05
+"""How long a call waits for a window that another one is opening."""
+
+CHANGING_S = 60.0
+"""How long a change of the collectors waits for a call that goes on."""
+
+BUSY = "operators: the collectors were busy with earlier calls"
+_ONE_THREAD = "operators: this version of torch records those of one thread at a time"
+
+
+class Window:
+    """One such time."""
+
+    __slots__ = ("anchor", "calls", "closed", "end", "going_on", "on", "opened", "read", "ready", "start")
+    anchor: clock.Anchor
+    end: int
+
+    def __init__(self, call: Call) -> None:
+        """Begin with a call."""
+        self.calls = [call]
+        self.going_on = 1
+        self.on: list[Collector] = []
+        self.start = 0
+        self.opened = clock.monotonic_ns()
+        self.closed = self.read = False
+        self.ready = threading.Event()
+
+
+class Windows:
+    """The window of a process, of which there is one at a time."""
+
+    def __init__(self, collecting: Collecting, rung: Callable[[], Level], read: Callable[[Window], None]) -> None:
+        """Make what one process needs.
+
+        Args:
+            collecting: the collectors.
+            rung: how deep to look.
+            read: takes the rows of a window that has ended, if nobody did.
+        """
+        self._collecting, self._rung, self._read = collecting, rung, read
+        self._now: Window | None = None
+        self._last: Window | None = None
+        self._lock = threading.Lock()
+        self._held = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether collectors that see the whole process are on."""
+        return self._now is not None
+
+    def join(self, call: Call) -> str | None:
+        """Let a call that is about to begin take part in a window; return why it cannot, or None."""
+        with self._lock:
+            window = self._now
+            opens = window is None
+            if self._held:
+                return BUSY
+            if window is None:
+                window = self._now = Window(call)
+            elif reason := self._takes_nobody(window):
+                return reason
+            else:
+                window.calls.append(call)
+                window.going_on += 1
+        call.window = window
+        if opens:
+            self._open(window)
+        elif not window.ready.wait(STARTING_S) or not window.start:
+            with self._lock:  # whoever opens it is still in it, so it goes on
+                window.calls.remove(call)
+                window.going_on -= 1
+            call.window = None
+            return BUSY
+        call.anchor = window.anchor
+        return None
+
+    def leave(self, call: Call) -> Window | None:
+        """Let a call that has ended go; return the window if it ended with it."""
+        window = call.window
+        if window is None:
+            return None
+        with self._lock:
+            window.going_on -= 1
+            if window.going_on:
+                return None
+            window.closed = True
+        try:
+            self._collecting.settle(self._collecting.collectors)
+            self._collecting.stop(window.on)
+        finally:
+            window.end = clock.monotonic_ns()
+            with self._lock:
+                self._now, self._last = None, window
+        return window
+
+    @contextlib.contextmanager
+    def none(self) -> Iterator[None]:
+        """Keep windows from opening; waits for the one that is open, for a minute at most."""
+        end = time.monotonic() + CHANGING_S
+        with self._lock:
+            self._held = True
+        try:
+            while self._now is not None and time.monotonic() < end:
+                time.sleep(0.001)
+            yield
+        finally:
+            with self._lock:
+                self._held = False
+
+    def _takes_nobody(self, window: Window) -> str | None:
+        if any(each.on_one_thread for each in self._collecting.collectors):
+            return _ONE_THREAD
+        young = clock.monotonic_ns() - window.opened < OPEN_NS and len(window.calls) < MOST_CALLS
+        return None if young and not window.closed else BUSY
+
+    def _open(self, window: Window) -> None:
+        try:
+            if self._last is not None:
+                self._read(self._last)  # collectors are read before they are switched on again
+            window.anchor = clock.anchor()
+            window.on = self._collecting.start(self._rung(), describe=False, by_thread=False)
+            window.start = window.opened = clock.monotonic_ns()
+        finally:
+            window.ready.set()

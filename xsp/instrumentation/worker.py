@@ -1,0 +1,371 @@
+"""A second process that gives a service's spans their parents, so that the service's threads do not.
+
+What was recorded during one call of a model goes there as raw rows and comes back as the spans of that call
+alone, in the shape that OpenTelemetry wants them; or they are sent on from there over OTLP, and only their
+number comes back. Both ends are the same Python, so messages travel as `marshal`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import marshal
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xsp import identity, semconv
+from xsp.correlate.evidence import correlate
+from xsp.errors import XspError
+from xsp.schema import COLUMNS, Span
+
+_CODE = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from xsp.instrumentation.worker import main; main(int(sys.argv[2]))"
+)
+START_S = 60.0
+NICE = 10
+"""By how much the second process stands back behind the service's."""
+
+PATIENCE_S = 30.0
+"""How long a receiver of spans is tried again."""
+
+_SIMPLE = (str, bool, int, float)
+_HOSTS = ("host.id", "host.ip", "host.name")
+
+
+class Called(NamedTuple):
+    """A call of a model: whose it is, and what it is to have."""
+
+    row: int
+    """Of the recorded rows, the call's own."""
+
+    trace_id: str
+    span_id: str
+    """Of the model's span, which the service's own tracer made."""
+
+    rung: int
+    """The deepest level that it is to have, of the collectors that are named."""
+
+    collectors: list[str]
+    otlp: str | None
+    """Where its spans are sent, as in `xsp.otlp.endpoint`; None to have them back."""
+
+    resource: dict[str, Any]
+    """The attributes of the service's resource."""
+
+
+class Recorded(NamedTuple):
+    """What the collectors saw while some calls went on."""
+
+    process: int
+    calls: list[Called]
+    rows: list[tuple[Any, ...]]
+
+
+class Finished(NamedTuple):
+    """A span with its parent, as an OpenTelemetry span has it."""
+
+    name: str
+    level: int
+    span_id: str
+    parent_id: str
+    start_ns: int
+    end_ns: int
+    status: str
+    """As in the table: `ok`, `error:<exception type>`, …"""
+
+    attributes: dict[str, Any]
+
+
+class Answer(NamedTuple):
+    """What became of one call's rows."""
+
+    spans: list[Finished]
+    """To be given to the service's own processors; empty if they were sent from here."""
+
+    sent: int = 0
+    strangers: int = 0
+    """Spans that were recorded at the same time and do not belong to any of the calls, as far as evidence goes; they
+    are counted with the first."""
+
+    ambiguous: int = 0
+    """Of those, spans that may be of this call as of another."""
+
+    problem: str | None = None
+    """Why spans are missing."""
+
+
+class CorrelatorError(XspError):
+    """The second process did not start, or ended."""
+
+
+def pack(recorded: Recorded) -> bytes:
+    """Return calls in the form in which they travel, a tenth of the size of their rows."""
+    return marshal.dumps((recorded.process, [tuple(call) for call in recorded.calls], recorded.rows))
+
+
+# --- in the service -------------------------------------------------------------------------------------
+
+
+class Correlator:
+    """The service's end of the pipe."""
+
+    def __init__(self) -> None:
+        """Start the second process.
+
+        Raises:
+            CorrelatorError: it does not start.
+        """
+        self._pipe, theirs = Pipe()
+        package = str(Path(__file__).resolve().parents[2])
+        command = [sys.executable, "-c", _CODE, package, str(theirs.fileno())]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                cwd="/",  # the service's own directory may hold a file called duckdb.py
+                start_new_session=True,  # an interrupt in the terminal is for the service
+            )
+        except OSError as error:
+            raise CorrelatorError(f"the process that correlates did not start ({error})") from error
+        finally:
+            theirs.close()
+        self._ask(marshal.dumps(None), START_S)
+
+    def correlate(self, packed: bytes) -> list[Answer]:
+        """Return what became of each call; waits for it.
+
+        Args:
+            packed: what `pack` made of the calls.
+
+        Raises:
+            CorrelatorError: the process is gone.
+        """
+        return [Answer([Finished(*span) for span in spans], *rest) for spans, *rest in self._ask(packed)]
+
+    def close(self) -> None:
+        """End the second process."""
+        self._pipe.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it now; whoever waits for an answer gets an error."""
+        self._process.kill()
+        self._process.wait()
+
+    def forget(self) -> None:
+        """Let go of the pipe in a forked child, whose parent goes on using it."""
+        self._pipe.close()
+        self._process.returncode = 0  # it is no child of this process
+
+    def _ask(self, message: bytes, timeout_s: float | None = None) -> Any:
+        try:
+            self._pipe.send_bytes(message)
+            if not self._pipe.poll(timeout_s):
+                raise CorrelatorError(f"the process that correlates did not start within {timeout_s:.0f} s")
+            return marshal.loads(self._pipe.recv_bytes())
+        except (OSError, EOFError) as error:
+            raise CorrelatorError("the process that correlates is gone; it starts again with the next call") from error
+
+
+# --- in the second process --------------------------------------------------------------------------------
+
+
+def main(descriptor: int) -> None:
+    """Answer until the pipe ends."""
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    pipe = Connection(descriptor)
+    answers = _Answers()
+    with contextlib.suppress(EOFError, OSError):  # the service has ended, or needs no more answers
+        while True:
+            message = marshal.loads(pipe.recv_bytes())
+            pipe.send_bytes(marshal.dumps(message and answers.to(message)))
+
+
+class _Answers:
+    """What is done with calls, each with its own target."""
+
+    def __init__(self) -> None:
+        self._sending: dict[str, _Sending] = {}
+
+    def to(self, message: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Return the answers to calls that were packed. Never raises: the service must hear of it and go on."""
+        process, calls, rows = message
+        called = [Called(*call) for call in calls]
+        try:
+            own = spans_of(Recorded(process, called, rows))
+        except Exception as error:
+            return [([], 0, 0, 0, f"spans could not be correlated: {type(error).__name__}: {error}")] * len(called)
+        return [self._tried(call, each) for call, each in zip(called, own, strict=True)]
+
+    def _tried(self, call: Called, own: Own) -> tuple[Any, ...]:
+        counted = own.strangers, own.ambiguous
+        try:
+            if call.otlp is None:
+                return [tuple(finished(span)) for span in own.spans], 0, *counted, None
+            sent, problem = self._to(call.otlp, call.resource)(own.spans)
+            return [], sent, *counted, problem
+        except XspError as error:
+            return [], 0, *counted, str(error)
+        except Exception as error:
+            return [], 0, *counted, f"spans could not be sent: {type(error).__name__}: {error}"
+
+    def _to(self, otlp: str, resource: dict[str, Any]) -> _Sending:
+        target = json.dumps([otlp, resource], sort_keys=True, default=str)
+        if target not in self._sending:
+            self._sending[target] = _Sending(otlp, resource)
+        return self._sending[target]
+
+
+class _Sending:
+    """Sends calls over OTLP; the table engine and the encoder load here and never in the service."""
+
+    def __init__(self, target: str, resource: Mapping[str, Any]) -> None:
+        from xsp import table
+        from xsp.otlp.endpoint import endpoint
+        from xsp.otlp.send import Courier
+
+        self._resource = resource
+        self._con = table.connect()
+        self._con.execute("SET threads = 1")
+        self._courier = Courier(endpoint(target), PATIENCE_S)
+
+    def __call__(self, spans: Iterable[Span]) -> tuple[int, str | None]:
+        """Send the spans of a call; return how many were sent, and why some were not."""
+        from xsp import table
+        from xsp.otlp import zoom
+        from xsp.otlp.encode import requests
+
+        before, problem = self._courier.counts.spans, None
+        table.create(self._con, "spans")
+        table.insert(self._con, "spans", spans)
+        for part in zoom.split(self._con, "spans"):
+            for request in requests(self._con, part, self._resource_of, max_bytes=self._courier.max_bytes):
+                if not self._courier.bring(request):
+                    problem = "; ".join(self._courier.counts.messages)
+        return self._courier.counts.spans - before, problem
+
+    def _resource_of(self, level: int, rank: int, process: int | None) -> dict[str, Any]:
+        return level_resource(self._resource, level)
+
+
+def level_resource(resource: Mapping[str, Any], level: int) -> dict[str, Any]:
+    """Return the resource of a deeper level: the service's, as a service of its own called `name.level`.
+
+    Viewers give services colours and filters. Where the service does not tell its host, a pseudonym stands
+    in: viewers doubt the clocks of spans whose hosts they do not know.
+    """
+    host = {} if any(name in resource for name in _HOSTS) else {"host.id": identity.host()}
+    name = f"{resource.get('service.name', 'unknown_service')}.{semconv.level_name(level)}"
+    return {**resource, **host, "service.name": name}
+
+
+class Own(NamedTuple):
+    """What is a call's own."""
+
+    spans: list[Span]
+    """Beneath the model's span, parents first."""
+
+    strangers: int
+    """As in `Answer`."""
+
+    ambiguous: int
+
+
+def spans_of(recorded: Recorded) -> list[Own]:
+    """Return what belongs to each call.
+
+    All threads are recorded at the same time, those of other requests too. All is correlated together: work that
+    tells no thread is a call's only if it cannot be another's.
+    """
+    rows = _rows(recorded)
+    roots = {call.span_id: place for place, call in enumerate(recorded.calls)}
+    owner: dict[str | None, int] = {}
+    keys: dict[str | None, int] = {}
+    doubtful: list[str] = []
+    for span in correlate(rows):  # parents come first
+        place = roots.get(span.span_id or "", owner.get(span.parent_id))
+        if place is not None:
+            owner[span.span_id], keys[span.key] = place, place
+        elif span.attributes and '"candidates"' in span.attributes:
+            doubtful.append(span.attributes)
+    ambiguous = _candidates(doubtful, keys)
+    found = []
+    for place, call in enumerate(recorded.calls):
+        mine = [row for row in rows if owner.get(row.span_id) == place]
+        asked = [
+            row._replace(trace_id=call.trace_id, rung=call.rung)
+            for row in mine
+            if row.level <= call.rung and row.collector in (None, *call.collectors)
+        ]
+        # once more without the others, whose rows would take part in the numbering of layers and in the keys
+        spans = [span for span in correlate(asked) if span.span_id != call.span_id]
+        found.append(Own(spans, 0 if place else len(rows) - len(owner), ambiguous[place]))
+    return found
+
+
+def _candidates(doubtful: Iterable[str], keys: Mapping[str | None, int]) -> Counter[int]:
+    """Count by call the spans that may be its as another's, by the keys of the spans that they may be of."""
+    counted: Counter[int] = Counter()
+    for attributes in doubtful:
+        counted.update({keys[key] for key in json.loads(attributes)["candidates"] if key in keys})
+    return counted
+
+
+def _rows(recorded: Recorded) -> list[Span]:
+    """Return the rows with ids, the models' own with those of their OpenTelemetry spans."""
+    models = {call.row: call for call in recorded.calls}
+    rows = []
+    for place, row in enumerate(map(Span._make, recorded.rows)):
+        call = models.get(place)
+        identifier = call.span_id if call is not None else row.span_id or os.urandom(8).hex()
+        rows.append(row._replace(process=recorded.process, span_id=identifier, timed=True))
+    return rows
+
+
+def finished(span: Span) -> Finished:
+    """Return a span as OpenTelemetry has it."""
+    return Finished(
+        name=span.name,
+        level=span.level,
+        span_id=span.span_id or "",
+        parent_id=span.parent_id or "",
+        start_ns=span.start_ns,
+        end_ns=span.end_ns,
+        status=span.status,
+        attributes=attributes(span),
+    )
+
+
+def attributes(span: Span) -> dict[str, Any]:
+    """Return the attributes of a span; what the SDK's attributes cannot hold is JSON."""
+    found: dict[str, Any] = {}
+    value: Any
+    for column, value in zip(COLUMNS, span, strict=True):
+        if value is None or column.attribute is None or column.attribute in semconv.ON_RESOURCES:
+            continue
+        if column.name == "attributes":
+            found |= {name: _plain(each) for name, each in semconv.flat(value).items() if each is not None}
+        else:
+            found[column.attribute] = semconv.level_name(value) if column.name == "level" else value
+    if span.status.startswith("error:"):
+        found["error.type"] = span.status.removeprefix("error:")
+    return found
+
+
+def _plain(value: Any) -> Any:
+    simple = isinstance(value, _SIMPLE)
+    alike = isinstance(value, list) and value and {type(each) for each in value} in [{kind} for kind in _SIMPLE]
+    return value if simple or alike else json.dumps(value)

@@ -1,0 +1,94 @@
+"""Processes that xsp starts and waits for, which take seconds to end when they are told to; and how xsp itself ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from xsp import rundir
+from xsp.record.output import shown
+from xsp.record.terminal import say
+
+
+def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+    """Run a command to its end, pass on the signals that are meant for it, and return its exit code.
+
+    Raises:
+        KeyboardInterrupt: there was one; the command has ended of itself by now.
+    """
+    process = subprocess.Popen(command, env=environment)
+    with _passing_on(signal.SIGTERM, process):
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            if not _is_from_terminal():  # which tells all processes of its group
+                process.send_signal(signal.SIGINT)
+            while process.returncode is None:
+                with contextlib.suppress(KeyboardInterrupt):
+                    process.wait()
+            raise
+
+
+def _is_from_terminal() -> bool:
+    try:
+        with open("/dev/tty", "rb", buffering=0) as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _passing_on(number: signal.Signals, process: subprocess.Popen[bytes]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def tell(_number: int, _frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    before = signal.signal(number, tell)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@contextlib.contextmanager
+def says_where(run: Path | None = None, *, shows: bool = False) -> Iterator[list[Path]]:
+    """Say, where an interrupt ends this process, in which directory the run is. Python's exit status stays.
+
+    Args:
+        run: the directory; what is put into the list takes its place.
+        shows: let Python show the interrupt's traceback before: it is that of somebody's program.
+    """
+    place = [run] if run is not None else []
+    try:
+        yield place
+    except KeyboardInterrupt:
+        before = sys.excepthook
+
+        def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            if shows or not issubclass(kind, KeyboardInterrupt):
+                before(kind, error, trace)
+            say(_where(place[-1]))
+
+        if place:
+            sys.excepthook = show
+        raise
+
+
+def _where(run: Path) -> str:
+    try:
+        has_steps = any(run.glob(f"**/{rundir.STEPS}/[0-9]*.parquet"))
+    except OSError:
+        has_steps = False
+    if not has_steps:
+        return f"interrupted before the first step was stored: there is nothing in {shown(run)} to be shown"
+    return f"interrupted; what was recorded is in {shown(run)}: `xsp report {shown(run)}`"

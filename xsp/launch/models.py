@@ -1,0 +1,166 @@
+"""Profile models by name: build them, run the steps that the schedule needs, show progress."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from xsp import models, plugins, rundir
+from xsp.collector import Kernels
+from xsp.counters import secondrun
+from xsp.errors import PluginError, UsageError
+from xsp.launch import children
+from xsp.record import output
+from xsp.record.session import profile
+
+Progress = Callable[[str, int, int], None]
+"""Called between steps with what is being profiled, steps done, and steps in all."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """How a run is to be recorded."""
+
+    out: Path
+    levels: str = "M/L/G"
+    repeats: int = 12
+    warmup: int | None = None
+    seed: int = 0
+    overwrite: bool = False
+    next_free: bool = False
+    """Take the next free name where `out` is taken."""
+
+    samples: bool = True
+    otlp: str | None = None
+    otlp_policy: str = "wait"
+    kernels: str = Kernels.AUTO.value
+    counting: bool = False
+    """See `xsp.counters.secondrun`."""
+
+
+def measure(spec: str, settings: models.Settings, how: Recording, progress: Progress) -> Path:
+    """Profile one model at one batch size, and return its run directory.
+
+    Raises:
+        ModelError: the model cannot be built.
+        UsageError: fewer than one repeat, or levels that make no sense.
+        OutputError: the run directory exists, and `next_free` was not said; or it cannot be written.
+    """
+    if how.repeats < 1:
+        raise UsageError(f"--repeats {how.repeats}: at least one timed step per level is needed")
+    session = profile(
+        short_name(spec),
+        levels=how.levels,
+        out=how.out,
+        overwrite=how.overwrite,
+        warmup=how.warmup,
+        seed=how.seed,
+        batch_size=settings.batch,
+        spread=False,
+        samples=how.samples,
+        otlp=how.otlp,
+        otlp_policy=how.otlp_policy,
+        kernels=how.kernels,
+        collectors=secondrun.collectors() if how.counting else None,
+    )
+    before_the_first_use_of_libraries(how.kernels)
+    workload = models.load(spec, settings)
+    session.needs_run, session.takes_next = True, how.next_free
+    total = session.schedule.steps_for(0 if how.counting else how.repeats)
+    if how.counting:
+        session.describe_once()
+    done, repeats = 0, session.schedule.repeats
+    what = f"{short_name(spec)} batch {settings.batch}"
+    with children.says_where() as place, session:
+        place.append(session.out)
+        while done < total or (not how.counting and min(repeats.values()) < how.repeats):  # short steps settle longer
+            progress(what, min(done, total), total)
+            with session.step():
+                workload.step()
+            done += 1
+        progress(what, total, total)
+    return session.out
+
+
+def sweep(spec: str, settings: models.Settings, sizes: Sequence[int], how: Recording, progress: Progress) -> Path:
+    """Profile one model at several batch sizes into a directory of runs, and return that directory.
+
+    Raises:
+        As `measure`.
+    """
+    parts: list[str] = []
+    content = {"kind": "sweep", "name": short_name(spec), "levels": how.levels, "parts": parts, "finished": False}
+    with output.claimed_for_several(how.out, how.overwrite, how.next_free) as out:
+        for size in sizes:
+            name = f"batch-{size:04d}"
+            parts.append(name)
+            rundir.write_run(out, content)
+            measure(
+                spec,
+                replace(settings, batch=size),
+                replace(how, out=out / name, overwrite=False, next_free=False),
+                progress,
+            )
+        rundir.write_run(out, {**content, "finished": True})
+    return out
+
+
+def count(spec: str, settings: models.Settings, how: Recording, out: Path) -> dict[str, Any]:
+    """Profile once more under Nsight Compute, and join the counters of one step to the run.
+
+    Args:
+        spec, settings, how: as of the run.
+        out: the run's directory.
+
+    Returns:
+        How much was joined, see `xsp.counters.storing.attach`.
+
+    Raises:
+        CounterError: there are none; the run is as it was, and says why.
+    """
+    kernels = Kernels.KINETO.value  # CUPTI is ncu's
+    command = [sys.executable, "-m", "xsp.cli", "profile", spec, "--quiet", "--counting", "--no-samples"]
+    command += ["--levels", how.levels, "--seed", str(settings.seed), "--kernels", kernels]
+    command += ["--batch", str(settings.batch), "--sequence", str(settings.sequence), "--device", settings.device]
+    command += ["--warmup", str(how.warmup)] if how.warmup is not None else []
+    command += ["--train"] if settings.train else []
+    command += ["--input", "x".join(map(str, settings.shape))] if settings.shape is not None else []
+    return secondrun.count(out, lambda run: [*command, "--out", str(run)])
+
+
+def before_the_first_use_of_libraries(kernels: str = Kernels.KINETO.value) -> None:
+    """Set what libraries read once, when they are first used; see `xsp_collectors.onednn` and its `cuda`.
+
+    Args:
+        kernels: where device work is to come from; CUPTI has the GPU's libraries name their calls.
+    """
+    os.environ.setdefault("ONEDNN_VERBOSE_TIMESTAMP", "1")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    if Kernels.parse(kernels) is not Kernels.KINETO:
+        try:
+            os.environ.update(plugins.load("xsp.collectors", Kernels.CUPTI.value)().environment())
+        except PluginError:
+            return  # said again, with its consequences, when the profile looks for its collectors
+
+
+def default_device() -> str:
+    """Return `cuda` if torch is installed and sees one, else `cpu`."""
+    try:
+        import torch
+    except ImportError:
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def show_nothing(what: str, done: int, total: int) -> None:
+    """Be a `Progress` that is silent."""
+
+
+def short_name(spec: str) -> str:
+    """Return what a run of a model is called: the model's name, or the file's."""
+    source, _, name = spec.partition(":")
+    return Path(source).stem if source.endswith(".py") else name.partition("?")[0].replace("/", "-")

@@ -1,0 +1,272 @@
+"""What is to be run, read from words as one would type them after `xsp run`.
+
+```
+train.py ARGS                   a script; also a directory or a zip file with a __main__.py, and a script without .py
+-m package.module ARGS          a module, as `python -m` runs it
+python [OPTIONS] train.py ARGS  either of them, by an interpreter and with its options
+pytest ARGS                     a command of this environment that is a Python script
+torchrun, accelerate launch, deepspeed    see `xsp.launch.ranks`
+```
+
+What is no Python program, or starts one by itself, is refused with what to type instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from xsp.errors import UsageError
+from xsp.record.terminal import say
+
+_PYTHON = re.compile(r"(?:python|pypy)(\d+(?:\.\d+)?t?)?")
+_VALUED = "WX"
+_BARE = "bBdEIOPqRsSuv"
+"""Python's own options of one letter: those that take a value, and those that take none and run a program."""
+
+_LONG = "--check-hash-based-pycs"
+_ASK = "import sys, importlib.util; print(sys.prefix); print(importlib.util.find_spec('xsp') is not None)"
+
+_STARTERS = frozenset(
+    "bash conda env hatch ipython jupyter mamba micromamba mpiexec mpirun nice nohup numactl pdm pipenv pixi poetry "
+    "ray rye sh srun stdbuf taskset time uv uvx zsh".split()
+)
+"""Commands that start the program as a process of its own."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A Python program with its arguments."""
+
+    target: str
+    """Path of a script, a directory or a zip file; or the name of a module."""
+
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """What to type after `xsp run` and its options."""
+        return [*(["-m"] if self.is_module else []), self.target, *self.args]
+
+    @property
+    def name(self) -> str:
+        """What a run of it is called."""
+        name = self.target.removesuffix(".__main__") if self.is_module else Path(self.target).absolute().stem
+        return name.encode("utf-8", "replace").decode().replace("?", "-")  # bytes that are no text are in no path
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A program that wants an interpreter, or options of an interpreter's, other than this process has."""
+
+    interpreter: str
+    options: tuple[str, ...]
+    program: Program
+
+    def go_on(self, xsp: Sequence[str]) -> NoReturn:
+        """Let that interpreter take the place of this process, with xsp's own options as they were typed."""
+        words = [self.interpreter, *self.options, "-m", "xsp.cli", "run", *xsp, *self.program.words]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(self.interpreter, words)
+
+
+def read(words: Sequence[str], is_module: bool = False) -> Program | Elsewhere:
+    """Read a program from words, which are no launcher's.
+
+    Args:
+        words: at least one.
+        is_module: the first one names a module.
+
+    Raises:
+        UsageError: they name no Python program; the message says what to type.
+    """
+    first, rest = words[0], tuple(words[1:])
+    if is_module:
+        return Program(_module(first), rest, is_module=True)
+    if _PYTHON.fullmatch(Path(first).name) and not Path(first).is_dir():
+        return _interpreted(first, rest)
+    if Path(first).exists():
+        _refuse_what_is_no_python(Path(first))
+        return Program(first, rest)
+    if Path(first).name in _STARTERS:
+        raise UsageError(f"{first} starts a program of its own; type `{_behind(words)}`")
+    if re.match(r"\w+=", first):
+        raise UsageError(f"{first}: variables stand before xsp: `{first} xsp run {shlex.join(rest)}`")
+    found = shutil.which(first) if os.sep not in first else None
+    if found is None:
+        raise UsageError(
+            f"{first}: cannot be read (no such file or directory){_as_module(first)}; give the path of a Python file"
+        )
+    return _command(first, Path(found), rest)
+
+
+def _module(name: str) -> str:
+    if name.endswith(".py") and Path(name).is_file():
+        raise UsageError(f"-m {name}: this is a file; type `xsp run {name}`, or -m with the name of a module")
+    return name
+
+
+def _as_module(name: str) -> str:
+    """Return a hint, where a name is one of a module in this directory."""
+    place = Path(*name.split("."))
+    there = os.sep not in name and (place.with_name(f"{place.name}.py").is_file() or place.is_dir())
+    return f"; for a module type `xsp run -m {name}`" if there else ""
+
+
+def _behind(words: Sequence[str]) -> str:
+    """Return a command with `xsp run` where its Python program begins."""
+    for place, word in enumerate(words[1:], 1):
+        if (
+            _PYTHON.fullmatch(Path(word).name)
+            or word.endswith(".py")
+            or word in ("torchrun", "accelerate", "deepspeed")
+        ):
+            return shlex.join([*words[:place], "xsp", "run", *words[place:]])
+    return f"{words[0]} … xsp run train.py"
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def _refuse_what_is_no_python(path: Path) -> None:
+    if path.suffix == ".ipynb":
+        raise UsageError(
+            f"{path}: a notebook; put `with xsp.profile(…)` into a cell, or make a script of it with "
+            f"`jupyter nbconvert --to script {path}`"
+        )
+    interpreter = _shebang(path)
+    if (interpreter is not None and "python" not in interpreter) or path.suffix == ".sh":
+        raise UsageError(f"{path}: for {interpreter or 'a shell'}, not Python; put `xsp run` before the Python in it")
+
+
+def _command(name: str, path: Path, rest: tuple[str, ...]) -> Program:
+    """Return the program that a command of this environment is."""
+    interpreter = _shebang(path)
+    if interpreter is None or "python" not in interpreter:
+        raise UsageError(
+            f"{path} is no Python program; if it starts one, put `xsp run` before that: `{name} … xsp run train.py`"
+        )
+    if not os.path.isabs(interpreter) or _asked(interpreter)[0] != os.path.realpath(sys.prefix):
+        raise UsageError(f"{path} runs in {interpreter}, and xsp in {sys.executable}; install xsp there as well")
+    return Program(str(path), rest)
+
+
+def _shebang(path: Path) -> str | None:
+    """Return the interpreter that a file's first lines name, None where they name none."""
+    if not path.is_file():  # what a pipe gives can be read once
+        return None
+    try:
+        with open(path, "rb") as file:
+            lines = [line.decode("utf-8", "replace").split() for line in (file.readline(512), file.readline(512))]
+    except OSError:
+        return None
+    if not lines[0] or not lines[0][0].startswith("#!"):
+        return None
+    if lines[1] and lines[1][0] == "'''exec'":  # how installers write paths that are too long, or have a blank
+        return shlex.split(lines[1][1])[0]
+    named = [lines[0][0][2:], *lines[0][1:]]
+    words = [word for word in named if word and not word.startswith("-")]
+    return words[1] if len(words) > 1 and Path(words[0]).name == "env" else words[0]
+
+
+# --- interpreters -----------------------------------------------------------------------------------------
+
+
+def _interpreted(name: str, rest: tuple[str, ...]) -> Program | Elsewhere:
+    """Read an interpreter's own options and the program after them."""
+    options, program = _split(name, rest)
+    interpreter = _interpreter(name, program)
+    if interpreter == sys.executable and not options:
+        return program
+    return Elsewhere(interpreter, options, program)
+
+
+def _split(name: str, rest: tuple[str, ...]) -> tuple[tuple[str, ...], Program]:
+    options: list[str] = []
+    words = list(rest)
+    while words and words[0].startswith("-") and words[0] != "-":
+        word = words.pop(0)
+        if word == "--":
+            break
+        if word == _LONG and words:
+            options += [word, words.pop(0)]
+            continue
+        for flag, value in _letters(word):
+            if flag == "m" and (value or words):
+                return tuple(options), Program(_module(value or words.pop(0)), tuple(words), is_module=True)
+            if flag in _VALUED and (value or words):
+                options.append(f"-{flag}{value or words.pop(0)}")
+            elif flag in _BARE:
+                options.append(f"-{flag}")
+            elif not word.startswith(_LONG):
+                raise UsageError(
+                    f"{name} {word}: there is no program in this to be profiled; write a file, and run that"
+                )
+        if word.startswith(f"{_LONG}="):
+            options.append(word)
+    if not words or words[0] == "-":
+        raise UsageError(f"{name}: say which program, `xsp run {name} train.py`")
+    found = read(words)
+    assert isinstance(found, Program)
+    return tuple(options), found
+
+
+def _letters(word: str) -> Iterator[tuple[str, str]]:
+    """Take `-uOm` apart into its letters, each with what follows in the same word where it takes a value."""
+    if word.startswith("--"):
+        yield word, ""
+        return
+    for place, letter in enumerate(word[1:], 2):
+        takes = letter in _VALUED + "m"
+        yield letter, word[place:] if takes else ""
+        if takes:
+            return
+
+
+def _interpreter(name: str, program: Program) -> str:
+    """Return the path of an interpreter in which xsp can run, this one where the name means it.
+
+    Raises:
+        UsageError: there is none of that name, or xsp is not installed in it.
+    """
+    found = shutil.which(name)
+    if found is None:
+        if os.sep in name:
+            raise UsageError(f"{name}: there is no such interpreter")
+        prefix, has_xsp = "", False
+    else:
+        prefix, has_xsp = _asked(found)
+    if prefix == os.path.realpath(sys.prefix):
+        return sys.executable
+    if has_xsp:
+        return os.path.abspath(str(found))
+    version = _PYTHON.fullmatch(Path(name).name)[1]  # type: ignore[index]
+    mine = (None, str(sys.version_info[0]), f"{sys.version_info[0]}.{sys.version_info[1]}")
+    if os.sep in name or version not in mine:
+        typed = shlex.join(["xsp", "run", *program.words])
+        raise UsageError(f"{name} has no xsp; install it there, or type `{typed}`, which runs in {sys.executable}")
+    if found is not None:
+        say(f"{found} has no xsp: the program runs in {sys.executable}")
+    return sys.executable
+
+
+def _asked(interpreter: str) -> tuple[str, bool]:
+    """Return the environment of an interpreter, and whether xsp is there; nothing where it does not answer."""
+    if os.path.abspath(interpreter) == os.path.abspath(sys.executable):
+        return os.path.realpath(sys.prefix), True
+    try:
+        done = subprocess.run([interpreter, "-c", _ASK], capture_output=True, text=True, timeout=60, check=True)
+        prefix, has_xsp = done.stdout.splitlines()[-2:]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return "", False
+    return os.path.realpath(prefix), has_xsp == "True"

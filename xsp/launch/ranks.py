@@ -1,0 +1,192 @@
+"""Run a program on several ranks by its launcher, each rank inside a profile of its own, all in one trace.
+
+The launcher is told to start `xsp run` with the program, in place of the program: so it does not matter how it starts
+its processes. Its own parser says where its options end and the program begins.
+
+xsp is the root of the trace: it names itself to the ranks in `TRACEPARENT`, and its own span lasts from before the
+first rank starts until after the last one ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xsp import identity, plugins, rundir, scrub
+from xsp.errors import UnwritableError, UsageError
+from xsp.launch import children, rerun
+from xsp.launch.program import Program, read
+from xsp.launch.run import Launch
+from xsp.record import output
+from xsp.record.terminal import say
+from xsp.version import __version__
+
+
+class _Launcher(NamedTuple):
+    """How a launcher is started, and what reads its command line."""
+
+    module: str
+    package: str
+    parser: str
+    """A function of the module: of a command line, or that returns a parser."""
+
+
+_TORCHRUN = _Launcher("torch.distributed.run", "torch", "get_args_parser")
+_OLD = _Launcher("torch.distributed.launch", "torch", "parse_args")
+_ACCELERATE = _Launcher("accelerate.commands.launch", "accelerate", "launch_command_parser")
+_DEEPSPEED = _Launcher("deepspeed.launcher.runner", "deepspeed", "parse_args")
+
+_COMMANDS: dict[tuple[str, ...], _Launcher] = {
+    ("torchrun",): _TORCHRUN,
+    ("accelerate", "launch"): _ACCELERATE,
+    ("accelerate-launch",): _ACCELERATE,
+    ("deepspeed",): _DEEPSPEED,
+    ("-m", "accelerate.commands.accelerate_cli", "launch"): _ACCELERATE,
+    **{("-m", each.module): each for each in (_TORCHRUN, _OLD, _ACCELERATE, _DEEPSPEED)},
+}
+_REFUSED = ("no_python", "run_path", "tpu")
+"""Options with which a launcher does not start `python -m` for each rank."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A launcher with what it was given."""
+
+    name: str
+    """As it was typed."""
+
+    module: str
+    options: tuple[str, ...]
+    program: Program
+
+
+def found_in(words: Sequence[str]) -> Job | None:
+    """Return the job that words after `xsp run` are, None where they begin with no launcher.
+
+    Args:
+        words: with `-m` before a module.
+
+    Raises:
+        UsageError: the launcher is not installed, does not take its options, or does not start Python programs.
+    """
+    typed = [Path(words[0]).name, *words[1:]]
+    for command, launcher in _COMMANDS.items():
+        if tuple(typed[: len(command)]) == command:
+            return _read(" ".join(command), launcher, list(words[len(command) :]))
+    if typed[0] == "accelerate":
+        raise UsageError("xsp run accelerate: only `accelerate launch … train.py` runs a program")
+    return None
+
+
+def _read(name: str, launcher: _Launcher, words: list[str]) -> Job:
+    given = _parsed(name, launcher, words)
+    refused = [option for option in _REFUSED if getattr(given, option, False)]
+    if refused:
+        option = "--" + refused[0].replace("_", "-")
+        raise UsageError(f"xsp run {name}: {option} is not supported; give a Python file, or -m and a module")
+    target, args = (
+        (given.user_script, given.user_args)
+        if hasattr(given, "user_script")
+        else (given.training_script, given.training_script_args)
+    )
+    for place, word in enumerate(words):
+        rest = words[place + 1 :]
+        if word == target and (rest == list(args) or rest == ["--", *args]):
+            options = words[: place - 1] if place and words[place - 1] == "--" else words[:place]
+            if not given.module:
+                options = [*options, "--module"]  # of what it is to start
+            return Job(name, launcher.module, tuple(options), Program(target, tuple(rest), bool(given.module)))
+    raise UsageError(f"xsp run {name}: it is not clear where its options end; write them before the script")
+
+
+def _parsed(name: str, launcher: _Launcher, words: list[str]) -> Any:
+    """Have a launcher's own parser read its command line."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # what it says when it is imported it will say again
+            function = getattr(importlib.import_module(launcher.module), launcher.parser)
+    except ImportError as error:
+        raise UsageError(
+            f"{name}: not installed in {sys.executable} ({error}); pip install {launcher.package}"
+        ) from error
+    with contextlib.redirect_stderr(sys.stdout), contextlib.suppress(SystemExit):
+        found = function(words) if launcher.parser == "parse_args" else function().parse_args(words)
+        if (getattr(found, "user_script", None) or getattr(found, "training_script", None)) is not None:
+            return found
+    raise UsageError(f"xsp run {name}: {name} does not take these options; `{name} --help` lists its own")
+
+
+def launch(how: Launch, job: Job) -> tuple[int, Path | None]:
+    """Run a launcher's job, and return its exit code, and the run directory if there is a run.
+
+    Where the disk or another process lets no run be written, a line on stderr says so, and the job runs without xsp.
+
+    Args:
+        how: `program` is the job's.
+        job: from `found_in`.
+
+    Raises:
+        UsageError: `otlp` is no endpoint; the program is no Python file.
+        PluginError: what `otlp` needs is not there.
+        OutputError: there is something in the run directory already, and `next_free` was not said.
+        KeyboardInterrupt: it was interrupted; what was recorded until then is whole.
+    """
+    if how.otlp is not None:
+        plugins.load("xsp.exporters", "otlp").check(how.otlp, how.otlp_policy)
+    if not job.program.is_module:
+        read([job.program.target])  # here it is one line, and not one of each rank
+    own = identity.of_this_process()
+    content = _content(how, own)
+    command = [sys.executable, *rerun.python_options(), "-m", job.module, *job.options]
+    with contextlib.ExitStack() as held:
+        try:
+            out = held.enter_context(output.claimed_for_several(how.out, how.overwrite, how.next_free))
+            rundir.write_run(out, {**content, "finished": False})
+        except UnwritableError as error:
+            say(f"{error}. The job runs without a profile.")
+            options = command if job.program.is_module else command[:-1]
+            return children.run([*options, job.program.target, *job.program.args]), None
+        environment = {**os.environ, **rerun.otlp_environment(how), output.JOB_VARIABLE: str(out)}
+        environment["TRACEPARENT"] = identity.traceparent(own.trace_id, own.span_id)
+        command += ["xsp.cli", "run", *rerun.options(how, out), *job.program.words]
+        code = None
+        try:
+            with children.says_where(out):
+                code = children.run(command, environment)
+        finally:
+            _finish(how, out, content, code)
+    return code, out
+
+
+def _finish(how: Launch, out: Path, content: dict[str, Any], code: int | None) -> None:
+    parts = [part.name for part in rundir.rank_parts(out)]
+    try:
+        rundir.write_run(out, {**content, "parts": parts, "finished": code == 0, "end_ns": time.time_ns()})
+    except UnwritableError as error:  # the job has come to its end, and ends as it would have
+        say(f"{error}; what its ranks wrote is kept")
+    if how.otlp is not None:
+        plugins.load("xsp.exporters", "otlp")(out, how.otlp, how.otlp_policy).finish()  # the job's own span
+
+
+def _content(how: Launch, own: identity.Identity) -> dict[str, Any]:
+    """Return what `run.json` says of the job as a whole."""
+    return {
+        "xsp": __version__,
+        "kind": rundir.RANKS,
+        "id": own.id,
+        "name": how.program.name,
+        "start_ns": time.time_ns(),
+        "otel": own.otel,
+        "process": own.process,
+        "host": own.host,
+        "command": scrub.command(sys.argv),
+        "levels": how.levels,
+        "parts": [],
+    }

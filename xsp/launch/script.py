@@ -1,0 +1,246 @@
+"""A program's main module as Python would run it, and the function of its own, or of another, whose calls are steps."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from xsp.errors import UsageError
+from xsp.launch.program import Program
+from xsp.record.session import profile
+
+_STEP = "__xsp_step__"
+"""Name of the decorator, among the built-in ones while the program runs."""
+
+
+@dataclass(frozen=True)
+class Main:
+    """A main module that is ready to be executed."""
+
+    code: CodeType
+    argument: str
+    """What stands first in `sys.argv`."""
+
+    function: str | None
+    """Whose calls are steps: a function of this module, or `module:function` of another one."""
+
+    spec: ModuleSpec | None = None
+    """None for a script in a file, as Python has it."""
+
+
+def prepared(program: Program, function: str | None) -> Main:
+    """Find and compile a program's main module, and let imports find what they find for it under Python.
+
+    A function of its own whose calls are to be steps gets a decorator.
+
+    Raises:
+        UsageError: it is not there, cannot be read, is not Python, or has no such function.
+        Exception: what the package of a module raises when it is imported.
+    """
+    if program.is_module:
+        _import_first_from(os.getcwd())
+        sys.argv = ["-m", *program.args]  # as Python has it while it looks for the module
+        spec = _spec_of(program.target)
+        function = _own(function, spec.name, program.target)
+        return Main(_code_of(spec, function, program.target), str(spec.origin), function, spec)
+    path = Path(program.target)
+    if path.is_dir() or (path.is_file() and zipfile.is_zipfile(path)):
+        _import_first_from(str(path.absolute()))
+        found = PathFinder.find_spec("__main__", [str(path.absolute())])
+        if found is None:
+            raise UsageError(f"{path}: has no __main__.py; give the path of a Python file")
+        return Main(_code_of(found, function, program.target), program.target, function, found)
+    _import_first_from(str(path.resolve().parent))
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror}); give the path of a Python file") from error
+    function = _own(function, path.stem)
+    return Main(_compiled(source, str(path.absolute()), program.target, function), program.target, function)
+
+
+def _import_first_from(place: str) -> None:
+    """Put a place first in `sys.path`, where Python put that of xsp's own command."""
+    if getattr(sys.flags, "safe_path", sys.flags.isolated):
+        return
+    main = sys.modules["__main__"]
+    started = getattr(getattr(main, "__spec__", None), "name", "") or Path(sys.argv[0]).stem
+    if started in ("xsp", "xsp.cli.__main__") and sys.path:
+        sys.path[0] = place
+    else:
+        sys.path.insert(0, place)
+
+
+def _spec_of(name: str) -> ModuleSpec:
+    """Find a module, or the `__main__` of a package, as `python -m` does."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # its package needs another one
+        raise UsageError(f"-m {name}: {error}; modules are looked for from {os.getcwd()}") from error
+    except ValueError as error:
+        raise UsageError(f"-m {name}: {error}") from error
+    if spec is None:
+        raise UsageError(f"-m {name}: there is no module of this name; they are looked for from {os.getcwd()}")
+    if spec.submodule_search_locations is None:
+        return spec
+    if name.endswith("__main__") or importlib.util.find_spec(f"{name}.__main__") is None:
+        raise UsageError(f"-m {name}: a package without __main__.py; name a module in it")
+    return _spec_of(f"{name}.__main__")
+
+
+def _code_of(spec: ModuleSpec, function: str | None, named: str) -> CodeType:
+    """Return the code of a module; it is compiled anew where a function is to be decorated."""
+    loader: Any = spec.loader
+    try:
+        if function is not None and ":" not in function:
+            return _compiled(loader.get_source(spec.name) or "", str(spec.origin), named, function)
+        code = loader.get_code(spec.name)
+    except (AttributeError, ImportError) as error:
+        raise UsageError(f"{named}: its Python code cannot be had ({error})") from error
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{spec.origin}: is not Python ({error})") from error
+    if code is None:
+        raise UsageError(f"{named}: has no Python code")
+    return code  # type: ignore[no-any-return]
+
+
+def _own(function: str | None, *names: str) -> str | None:
+    """Return a function without the name of its module, if that is the main one: an import would make a second one."""
+    module, colon, path = (function or "").partition(":")
+    return path if colon and module in names else function
+
+
+def _compiled(source: bytes | str, file: str, named: str, function: str | None) -> CodeType:
+    try:
+        tree = ast.parse(source, filename=file)
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{named}: is not Python ({error})") from error
+    if function is not None and ":" not in function:
+        found = _find(tree, function.split("."))
+        if found is None:
+            raise UsageError(
+                f"--step {function}: {named} has no such function; for one of another module write module:function"
+            )
+        found.decorator_list.append(ast.copy_location(ast.Name(_STEP, ast.Load()), found))
+    return compile(tree, file, "exec", dont_inherit=True)  # as Python names its main module
+
+
+def _find(tree: ast.AST, path: list[str]) -> ast.FunctionDef | None:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef) and path == [node.name]:
+            return node
+        if isinstance(node, ast.ClassDef) and path[0] == node.name and len(path) > 1:
+            return _find(node, path[1:])
+        if isinstance(node, (ast.If, ast.Try, ast.With)) and (found := _find(node, path)) is not None:
+            return found
+    return None
+
+
+@contextlib.contextmanager
+def stepping(session: profile, function: str | None) -> Iterator[None]:
+    """Make the calls of a function steps, as long as the block lasts; None for no function.
+
+    Raises:
+        UsageError: there is no such function in the module that was named with it.
+    """
+    if function is None:
+        yield
+        return
+    session.has_explicit_steps = True
+    _step_in_module(session, function)
+    setattr(builtins, _STEP, functools.partial(_stepping, session))
+    try:
+        yield
+    finally:
+        delattr(builtins, _STEP)
+
+
+def _step_in_module(session: profile, function: str) -> None:
+    """Make the calls of a function of an importable module steps."""
+    module, colon, path = function.partition(":")
+    if not colon:
+        return
+    try:
+        owner: Any = importlib.import_module(module)
+        *outer, name = path.split(".")
+        for part in outer:
+            owner = getattr(owner, part)
+        setattr(owner, name, _stepping(session, getattr(owner, name)))
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"--step {function}: {error}; write module:function, of a module that can be imported"
+        ) from error
+
+
+def _stepping(session: profile, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        with session.step():
+            return function(*args, **kwargs)
+
+    return step
+
+
+_executed: list[ModuleType] = []
+"""Main modules, whose objects live as long as the interpreter: a `__del__` comes after the handlers at exit."""
+
+
+def execute(main: Main, args: tuple[str, ...]) -> int:
+    """Execute a program's main module with its arguments, and return its exit code."""
+    code, spec = main.code, main.spec
+    sys.argv = [main.argument, *args]
+    module = ModuleType("__main__")
+    module.__file__ = code.co_filename
+    module.__dict__.update(__builtins__=builtins, __cached__=spec.cached if spec else None)
+    module.__loader__ = spec.loader if spec else SourceFileLoader("__main__", code.co_filename)
+    if spec is not None:
+        module.__spec__, module.__package__ = spec, spec.parent
+    before = sys.modules.get("__main__")
+    sys.modules["__main__"] = module
+    _executed.append(module)
+    try:
+        exec(code, module.__dict__)
+    except SystemExit as exit_:
+        if exit_.code is not None and not isinstance(exit_.code, int):
+            print(exit_.code, file=sys.stderr)
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except Exception as error:
+        _from_script(error, code.co_filename)
+        sys.excepthook(type(error), error, error.__traceback__)  # the script may have one of its own
+        return 1
+    except BaseException:  # an interrupt: Python itself shows it, and ends by its signal
+        sys.excepthook = functools.partial(_show, sys.excepthook, code.co_filename)
+        raise
+    finally:
+        if before is not None:
+            sys.modules["__main__"] = before
+    return 0
+
+
+def _show(hook: Callable[..., Any], script: str, kind: type[BaseException], error: BaseException, _: object) -> None:
+    _from_script(error, script)
+    hook(kind, error, error.__traceback__)
+
+
+def _from_script(error: BaseException, script: str) -> None:
+    """Let an error's traceback, which Python's own hook shows, begin in the script."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != script:
+        trace = trace.tb_next
+    if trace is not None:
+        error.__traceback__ = trace

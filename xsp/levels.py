@@ -1,0 +1,105 @@
+"""Which levels are on together: XSP's letters, rungs, how they are written and how they are shown.
+
+A **rung** is a set of levels that are on together, named by the deepest of them.
+"""
+
+from __future__ import annotations
+
+from xsp.errors import LevelError
+from xsp.schema import Level
+
+LETTERS: dict[str, tuple[Level, ...]] = {
+    "M": (Level.MODEL,),
+    "L": (Level.LAYER, Level.OP),
+    "G": (Level.KERNEL,),
+}
+"""XSP's letters and the rungs that each adds; KERNEL brings LIBRARY and RUNTIME along."""
+
+RUNG_NAMES = {
+    Level.APPLICATION: "bare", Level.MODEL: "M", Level.LAYER: "M/L", Level.OP: "M/L/op", Level.KERNEL: "M/L/G",
+}  # fmt: skip
+
+
+DEPTHS = {
+    Level.APPLICATION: "nothing", Level.MODEL: "steps and calls", Level.LAYER: "layers", Level.OP: "operators",
+    Level.LIBRARY: "calls of libraries", Level.RUNTIME: "runtime calls", Level.KERNEL: "kernels",
+}  # fmt: skip
+"""What a rung records that the one before it does not, in words: what people are shown."""
+
+
+def depth(rung: int | str) -> str:
+    """Return in words how deep a rung records; that of a third party by its number.
+
+    Args:
+        rung: its deepest level, or its name as `rung_name` makes it.
+    """
+    if isinstance(rung, str):
+        return next((words for level, words in DEPTHS.items() if rung_name(level) == rung), rung)
+    return next((words for level, words in DEPTHS.items() if level == rung), str(rung))
+
+
+def recording(rung: int | str) -> str:
+    """Return what findings on the steps of a rung are called: `recording layers`; see `depth`."""
+    return f"recording {depth(rung)}"
+
+
+def rung_name(rung: int) -> str:
+    """Return how a rung is shown, as `parse_levels` reads it: `M`, `M/L`, `M/L/op`, `M/L/op/library`, `M/L/G`.
+
+    A level of a third party is shown by its number.
+    """
+    try:
+        level = Level(rung)
+    except ValueError:
+        return str(rung)
+    name = level.name.lower()
+    return RUNG_NAMES.get(level, name if level < Level.MODEL else f"{RUNG_NAMES[Level.OP]}/{name}")
+
+
+def parse_levels(text: str) -> tuple[Level, ...]:
+    """Read levels as a user writes them and return the rungs, outermost first.
+
+    Args:
+        text: XSP's letters (`M/L/G`) or names of levels (`model/layer/op`), separated by `/`, or a rung as it is
+            shown, `M/L/op`.
+
+    Returns:
+        The deepest level of each rung. The first is always `Level.MODEL`.
+
+    Raises:
+        LevelError: an unknown level, one named twice, a wrong order, or no MODEL at the front; or no text.
+    """
+    if not isinstance(text, str):
+        raise LevelError(f"levels {text!r}: write them as one text, levels={_as_text(text)!r}")
+    rungs: list[Level] = []
+    before = ""
+    for part in map(str.strip, text.split("/")):
+        added = _levels_of(part, text)
+        before, above = part.upper(), before
+        if above == "L" and added == (Level.OP,):
+            continue  # L has brought it
+        if rungs and added[0] <= rungs[-1]:
+            raise LevelError(f"levels {text!r}: {part!r} does not come below what stands before it; {_HOWTO}")
+        rungs.extend(added)
+    if rungs[0] is not Level.MODEL:
+        raise LevelError(f"levels {text!r}: they begin with the model level; {_HOWTO}")
+    return tuple(rungs)
+
+
+def _as_text(levels: object) -> str:
+    """Return how levels that came as a list are written."""
+    each = levels if isinstance(levels, (list, tuple)) else ()
+    return "/".join(level.name.lower() if isinstance(level, Level) else str(level) for level in each) or "M/L/G"
+
+
+_HOWTO = "write M, M/L or M/L/G, or names in this order: " + "/".join(
+    level.name.lower() for level in Level if level is not Level.APPLICATION
+)
+
+
+def _levels_of(part: str, text: str) -> tuple[Level, ...]:
+    if part.upper() in LETTERS:
+        return LETTERS[part.upper()]
+    if part.upper() in Level.__members__ and part.upper() != "APPLICATION":
+        return (Level[part.upper()],)
+    raise LevelError(f"levels {text!r}: there is no level {part!r}; {_HOWTO}")

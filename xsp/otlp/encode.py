@@ -1,0 +1,216 @@
+"""Spans of a table as OTLP requests, many at once.
+
+The OpenTelemetry SDK makes an object of each span and each attribute, and then bytes of the objects. Here the table
+engine finds the few distinct **templates** that the spans are instances of: spans that agree in all columns of text
+(name, kind, type, shapes, …) and in which columns are null. A template is encoded once, as the bytes of a whole span
+with room where ids, times and counts belong (see `xsp.otlp.template`). A request is copies of templates in a
+row, into which NumPy writes the numbers, one column of all spans at a time.
+
+Spans leave ordered by level, rank, process and start. As a parent is of a level further out, or began earlier, it
+leaves before its children.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import duckdb
+import numpy as np
+
+from xsp.otlp import template, wire
+from xsp.otlp.ordered import Chunk, Numbers, Ordered
+from xsp.otlp.template import Owner, Template
+from xsp.version import __version__
+
+MAX_BYTES = 3_500_000
+"""A gRPC receiver refuses more than 4 MiB unless it is told otherwise."""
+
+MAX_SPANS = 8192
+TEMPLATE_BYTES = 1 << 26
+"""Templates that are kept for the next chunks."""
+
+ResourceOf = Callable[[int, int, "int | None"], Mapping[str, "str | int"]]
+
+
+class Request(NamedTuple):
+    """One message to a receiver."""
+
+    body: bytes
+    """A serialized `ExportTraceServiceRequest`."""
+
+    spans: int
+
+
+def requests(
+    con: duckdb.DuckDBPyConnection,
+    source: str,
+    resource_of: ResourceOf,
+    *,
+    max_bytes: int = MAX_BYTES,
+    max_spans: int = MAX_SPANS,
+) -> Iterator[Request]:
+    """Yield the spans of a table as OTLP requests, parents before children.
+
+    Args:
+        con: the engine that holds the table; it can be used for other things between two requests.
+        source: table or view with the columns of `xsp.schema.COLUMNS`, and perhaps `links`: null, or a JSON array
+            of the `[trace_id, span_id]` that a span refers to.
+        resource_of: the attributes of the resource of a level, a rank and a process.
+        max_bytes: of a request's body. A single span that is larger than this goes alone, whole: whether it is
+            too large is for the receiver to say.
+        max_spans: of a request.
+
+    Raises:
+        TraceError: an id is not hexadecimal, a time is missing or before 1970, `attributes` is no JSON object.
+    """
+    spans = Ordered(con, source)
+    templates = _Templates(spans)
+    header = functools.lru_cache(maxsize=4096)(lambda owner: _resource(resource_of(*owner)))
+    try:
+        for chunk in spans.chunks():
+            yield from _cut(_encode(spans, chunk, *templates.of(chunk)), header, max_bytes, max_spans)
+    finally:
+        spans.close()
+
+
+class _Templates:
+    """The templates that were met, but for those that memory has no room for."""
+
+    def __init__(self, spans: Ordered) -> None:
+        self._spans = spans
+        self._known: dict[int, Template] = {}
+        self._bytes = 0
+
+    def of(self, chunk: Chunk) -> tuple[list[Template], Numbers]:
+        """Return the templates of a chunk, and which of them each span has."""
+        distinct, which = np.unique(chunk.columns["template"], return_inverse=True)
+        wanted = distinct.tolist()
+        missing = [number for number in wanted if number not in self._known]
+        if missing:
+            self._load(missing, wanted)
+        return [self._known[number] for number in wanted], which
+
+    def _load(self, missing: list[int], wanted: list[int]) -> None:
+        if self._bytes > TEMPLATE_BYTES:
+            self._known = {number: self._known[number] for number in wanted if number in self._known}
+            self._bytes = sum(len(each.body) for each in self._known.values())
+        for number, found in self._spans.templates(missing):
+            self._known[number] = found
+            self._bytes += len(found.body)
+
+
+# --- a chunk of spans -------------------------------------------------------------------------------------
+
+
+class _Encoded(NamedTuple):
+    """Encoded spans in a row."""
+
+    content: bytearray
+    ends: Numbers
+    """Where each span ends in the content."""
+
+    owners: list[Owner]
+    """Of the templates."""
+
+    which: Numbers
+    """The template of each span; spans of the same owner stand together."""
+
+
+def _encode(spans: Ordered, chunk: Chunk, templates: Sequence[Template], which: Numbers) -> _Encoded:
+    """Copy the templates and write the numbers into them."""
+    bodies = [each.body for each in templates]
+    copies = map(bodies.__getitem__, which.tolist())
+    lengths = np.array([len(body) for body in bodies])[which]
+    loose = [template.loose(name, spans.text(name, chunk)) for name in spans.loose]
+    for pieces in loose:
+        lengths += np.fromiter(map(len, pieces), np.int64, len(pieces))
+    content = bytearray().join(itertools.chain.from_iterable(zip(copies, *loose, strict=True)) if loose else copies)
+    ends = np.cumsum(lengths)
+    places = np.array([each.places for each in templates]).T
+    for place, words in zip(places, _words(spans, chunk.columns, lengths), strict=True):
+        _write(content, words, place[which], ends - lengths)
+    return _Encoded(content, ends, [each.owner for each in templates], which)
+
+
+Word = tuple[Numbers, int]
+"""Numbers, and how many of their bytes are written."""
+
+
+def _words(spans: Ordered, columns: Mapping[str, Numbers], lengths: Numbers) -> Iterator[Sequence[Word]]:
+    """Yield what goes into each place of the templates, in their order: words that follow each other."""
+    yield _varints(lengths - 5, 4)
+    trace = np.searchsorted(spans.traces["number"], columns["trace"])
+    for digits in (spans.traces["high"][trace], spans.traces["low"][trace], columns["span"], columns["parent"]):
+        yield [(digits.byteswap(), 8)]
+    yield [(columns["start"], 8)]
+    yield [(columns["start"].view(np.uint64) + columns["dur_ns"].view(np.uint64), 8)]
+    yield [(columns[half].byteswap(), 8) for half in ("key_high", "key_low") if spans.keyed]
+    for count in spans.counts:
+        yield [] if count.is_constant else _varints(columns[count.column], count.width)
+
+
+def _varints(values: Numbers, width: int) -> list[Word]:
+    """Return integers as over-long varints: 7 bits in a byte, all bytes but the last marked to go on."""
+    bits: Numbers = values.view(np.uint64)
+    found = bits & 0x0FFF_FFFF | (bits & 0x00FF_FFFF_F000_0000) << 4
+    found = found & 0x0000_3FFF_0000_3FFF | (found & 0x0FFF_C000_0FFF_C000) << 2
+    found = found & 0x007F_007F_007F_007F | (found & 0x3F80_3F80_3F80_3F80) << 1
+    if width < 10:
+        return [(found | {4: 0x0080_8080, 8: 0x0080_8080_8080_8080}[width], width)]
+    last = bits >> 56
+    return [(found | 0x8080_8080_8080_8080, 8), (last & 0x7F | 0x80 | last >> 7 << 8, 2)]
+
+
+def _write(content: bytearray, words: Sequence[Word], places: Numbers, starts: Numbers) -> None:
+    """Write words into each span that has a place for them, through a view of the content in which words overlap."""
+    there = places >= 0
+    everywhere = bool(there.all())
+    positions = starts + places if everywhere else (starts + places)[there]
+    for values, size in words:
+        view = np.ndarray((len(content) - size + 1,), f"<u{size}", content, strides=(1,))
+        view[positions] = values if everywhere else values[there]
+        positions = positions + size
+
+
+SCOPE = wire.block(1, wire.block(1, b"xsp") + wire.block(2, wire.text(__version__)))
+AROUND = 18
+"""Bytes that tags and lengths around the spans of a resource take at most."""
+
+
+def _resource(attributes: Mapping[str, str | int]) -> bytes:
+    """Return a `Resource`, as a field of what holds its spans."""
+    return wire.block(1, wire.attributes(1, attributes))
+
+
+def _cut(chunk: _Encoded, header: Callable[[Any], bytes], max_bytes: int, max_spans: int) -> Iterator[Request]:
+    """Yield the spans of a chunk as requests that keep the limits."""
+    distinct = {owner: code for code, owner in enumerate(dict.fromkeys(chunk.owners))}
+    headers = [header(owner) for owner in distinct]
+    owner = np.array([distinct[each] for each in chunk.owners])[chunk.which]
+    around = np.array([len(each) + len(SCOPE) + AROUND for each in headers])[owner]
+    changes = np.flatnonzero(np.diff(owner)) + 1
+    lengths = np.diff(chunk.ends, prepend=0)
+    start = 0
+    while start < len(owner):
+        costs = lengths[start : start + max_spans].copy()
+        costs[0] += around[start]
+        here = changes[(changes > start) & (changes < start + len(costs))]
+        costs[here - start] += around[here]
+        stop = start + max(1, int(np.searchsorted(np.cumsum(costs), max_bytes, side="right")))
+        bounds = [start, *here[here < stop].tolist(), stop]
+        parts = [(headers[owner[first]], _slice(chunk, first, last)) for first, last in itertools.pairwise(bounds)]
+        yield Request(b"".join(itertools.chain.from_iterable(_resource_spans(*part) for part in parts)), stop - start)
+        start = stop
+
+
+def _slice(chunk: _Encoded, first: int, last: int) -> memoryview:
+    return memoryview(chunk.content)[int(chunk.ends[first - 1]) if first else 0 : int(chunk.ends[last - 1])]
+
+
+def _resource_spans(header: bytes, spans: memoryview) -> tuple[bytes | memoryview, ...]:
+    """Return the parts of a `ResourceSpans`."""
+    scope = b"\x12" + wire.varint(len(SCOPE) + len(spans)) + SCOPE
+    return b"\x0a" + wire.varint(len(header) + len(scope) + len(spans)), header, scope, spans

@@ -1,0 +1,158 @@
+"""Send runs that were recorded: one, or all that a directory holds."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from xsp import rundir
+from xsp.errors import DeliveryError, TraceError, UsageError
+from xsp.exporters.contract import listed
+from xsp.otlp.delivery import TRACE_SPANS, Delivery, number_of, read
+from xsp.otlp.endpoint import FROM_ENVIRONMENT, TRACES_PATH, Endpoint
+from xsp.otlp.send import PATIENCE_S, STARTING_S, Counts, Courier
+
+
+@dataclass(frozen=True)
+class Export:
+    """What of a run, or of a directory of runs, is to be sent."""
+
+    run: Path
+    steps: tuple[int, ...] | None = None
+    """Numbers; None for all."""
+
+    timed: bool = False
+    """Only steps whose times count."""
+
+    resume: bool = False
+    """Only what was not delivered before."""
+
+    trace_spans: int = TRACE_SPANS
+    patience_s: float | None = None
+    """How long a request is tried again; None for `PATIENCE_S`, or `STARTING_S` where nothing listens."""
+
+
+def export(what: Export, to: Endpoint, progress: Callable[[str, int, int], None]) -> Counts:
+    """Send runs, and return what became of them.
+
+    Args:
+        what: of which runs.
+        to: where to.
+        progress: is called with what is being sent, steps done, and steps in all.
+
+    Raises:
+        TraceError: there is no run.
+        UsageError: a step that is not there; `resume` to a file.
+        DeliveryError: nothing could be delivered.
+        OutputError: the file, or `delivery.json`, cannot be written.
+    """
+    if to.is_file and what.resume:
+        raise UsageError(f"--resume: {to.name} is written as a whole; leave it away")
+    patience_s, starting_s = (PATIENCE_S, STARTING_S) if what.patience_s is None else (what.patience_s, None)
+    begin, courier = time.monotonic(), Courier(to, patience_s, starting_s=starting_s)
+    complete = False
+    try:
+        with contextlib.ExitStack() as stack:
+            runs = runs_in(what.run)
+            _check_steps(runs, what)
+            deliveries = [_open(stack, run, courier, what) for run in runs]
+            work = [(delivery, _chosen(delivery, what)) for delivery in deliveries]
+            _send_all(work, courier, progress)
+            _sum_up(work, courier.counts)
+        complete = True
+    finally:
+        courier.close(complete)
+    courier.counts.seconds = time.monotonic() - begin
+    if not courier.counts.spans and courier.counts.left:
+        raise DeliveryError("; ".join(courier.counts.messages))
+    return courier.counts
+
+
+def runs_in(path: Path) -> list[Path]:
+    """Return the directories with a run of their own in a run, a sweep, a run in parts, or a job of several ranks.
+
+    Raises:
+        TraceError: there is none.
+    """
+    ranks = rundir.rank_parts(path)
+    content = rundir.read_run(path) if (path / rundir.RUN_FILE).is_file() or not ranks else {}
+    parts = [path / str(part) for part in content.get("parts", ())]
+    inside = [run for part in dict.fromkeys([*parts, *ranks]) for run in _runs_in_part(path, part)]
+    own = [path] if content.get("otel") or rundir.segments(path) else []
+    if not own and not inside:
+        raise TraceError(f"{path}: holds no step that can be sent")
+    return own + inside
+
+
+def _runs_in_part(path: Path, part: Path) -> list[Path]:
+    if path.resolve() not in part.resolve().parents:
+        raise TraceError(f"{path / rundir.RUN_FILE}: the part {part.name!r} lies outside the run directory")
+    return runs_in(part) if (part / rundir.RUN_FILE).is_file() else []  # it could not be started
+
+
+def _open(stack: contextlib.ExitStack, run: Path, courier: Courier, what: Export) -> Delivery:
+    delivery = Delivery(run, courier, anew=not what.resume, trace_spans=what.trace_spans)
+    stack.callback(delivery.close)
+    stack.callback(delivery.delivered.save)
+    return delivery
+
+
+def _chosen(delivery: Delivery, what: Export) -> list[int]:
+    """Return the steps of a run that are to be sent."""
+    left = [step for step in delivery.left() if what.steps is None or step in what.steps]
+    return delivery.timed(left) if what.timed else left
+
+
+def _check_steps(runs: list[Path], what: Export) -> None:
+    """Refuse a step that no run holds."""
+    held = {number_of(segment) for run in runs for segment in rundir.segments(run)}
+    missing = [step for step in what.steps or () if step not in held]
+    if missing:
+        raise UsageError(f"{what.run}: step {missing[0]} was not stored; there are {listed(held)}")
+
+
+def _send_all(
+    work: list[tuple[Delivery, list[int]]], courier: Courier, progress: Callable[[str, int, int], None]
+) -> None:
+    """Send until all is sent, or until the endpoint takes nothing any more."""
+    total, done = sum(len(steps) for _, steps in work), 0
+    try:
+        for delivery, steps in work:
+            for step in steps:
+                progress(f"to {courier.to.name}", done, total)
+                try:
+                    delivery.step(step)
+                except TraceError as error:
+                    courier.counts.say(str(error))
+                done += 1
+            if delivery.run_is_left():
+                delivery.finish()
+        progress(f"to {courier.to.name}", done, total)
+    except DeliveryError as error:
+        courier.counts.say(str(error))
+
+
+def _sum_up(work: list[tuple[Delivery, list[int]]], counts: Counts) -> None:
+    """Count what is left, and let the run directories say what was delivered."""
+    for delivery, steps in work:
+        counts.left += sum(step not in delivery.delivered.steps for step in steps) + delivery.run_is_left()
+    for delivery, _ in work:
+        delivery.note(list(counts.messages))
+
+
+def endpoint_to_resume(path: Path) -> str:
+    """Return the target of the one endpoint that a run was on its way to.
+
+    Raises:
+        UsageError: there is none, or several.
+        TraceError: there is no run.
+    """
+    names = sorted({name for run in runs_in(path) for name in read(run)})
+    if len(names) != 1:
+        known = ", ".join(names) or "none"
+        raise UsageError(f"{path}: say where to with --to; it was on its way to: {known}")
+    known_path = names[0].startswith("grpc") or names[0].endswith(f"/{TRACES_PATH}")
+    return names[0] if known_path else FROM_ENVIRONMENT

@@ -1,0 +1,224 @@
+"""Which spans of a trace that is too large are kept, folded and put into which detail trace: arrays, no tables.
+
+The rules are those of `xsp.otlp.zoom`, which reads the arrays from a table and writes the plan back into tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Places = npt.NDArray[np.int64]
+Marks = npt.NDArray[np.bool_]
+NONE = -1
+
+
+class Spans(NamedTuple):
+    """The spans of one trace, an array per column."""
+
+    row: Places
+    span: npt.NDArray[np.uint64]
+    parent: Places
+    """Index of the parent in these arrays, NONE where it is not there."""
+
+    outside: Marks
+    """Whether the parent is not in this trace: there is none, or the caller has it."""
+
+    level: Places
+    start: Places
+    dur: Places
+    classed: Places
+    lump: Places
+    owner: Places
+
+
+def spans_of(columns: dict[str, npt.NDArray[Any]]) -> Spans:
+    """Return the spans of a trace from its columns, in which `parent` holds the parents' ids, 0 for none."""
+    parent = _found(columns["span"], columns.pop("parent"))
+    return Spans(parent=_without_cycles(parent), outside=parent < 0, **columns)
+
+
+def _found(spans: npt.NDArray[np.uint64], parents: npt.NDArray[np.uint64]) -> Places:
+    """Return the index of each parent among the spans; no span has the id 0."""
+    order = np.argsort(spans, kind="stable")
+    place = np.minimum(np.searchsorted(spans, parents, sorter=order), len(spans) - 1)
+    return np.where(spans[order[place]] == parents, order[place], NONE)
+
+
+def _without_cycles(parent: Places) -> Places:
+    """Take the parent from spans that are their own ancestors, and from those below them."""
+    reached = np.where(parent < 0, np.arange(len(parent)), parent)
+    for _ in range(len(parent).bit_length()):
+        reached = reached[reached]
+    return np.where(parent[reached] < 0, parent, NONE)
+
+
+def _climb(parent: Places, stop: Marks) -> Places:
+    """Return for each span the first of itself and its ancestors at which to stop, or else its root.
+
+    Each round doubles how far all spans have climbed, so a chain of 50,000 takes 16 rounds.
+    """
+    reached = np.where(stop | (parent < 0), np.arange(len(parent)), parent)
+    while True:
+        further = reached[reached]
+        if np.array_equal(further, reached):
+            return reached
+        reached = further
+
+
+class Folds(NamedTuple):
+    """The folded spans of an overview; places are indices into the trace's arrays, NONE where there is none."""
+
+    first: Places
+    """The span that began first."""
+
+    anchor: Places
+    """The kept span that it hangs under."""
+
+    outer: Places
+    """The fold that it hangs under, where no span above it was kept."""
+
+    top: Places
+    """The outermost folded span above the first one, if its parent is outside."""
+
+    lump: Marks
+
+
+class Plan(NamedTuple):
+    """What becomes of the spans of one trace."""
+
+    spans: Spans
+    fold: Places
+    """Number of each span's fold, NONE for those that are kept."""
+
+    detail: Places
+    torn: Marks
+    """Whether it leaves in another trace than its parent."""
+
+    anchor: Places
+    """The nearest kept span above it."""
+
+    folds: Folds
+    details: Places
+    """The first span of each detail trace."""
+
+
+def plan(spans: Spans, budget: int, details_budget: int) -> Plan:
+    """Return what becomes of a trace's spans.
+
+    Args:
+        spans: of the trace, more than the budget.
+        budget: spans that the overview may have.
+        details_budget: spans that a detail trace may have, its root among them.
+    """
+    kept, fold, lump = _choose(spans, budget)
+    climbed = _climb(spans.parent, kept)
+    above = np.where(spans.parent >= 0, climbed[spans.parent], NONE)
+    anchor = np.where((above >= 0) & kept[above], above, NONE)
+    top = _climb(spans.parent, ~kept & ((spans.parent < 0) | kept[spans.parent]))
+    detail, details = _distribute(spans, ~kept, anchor, top, details_budget - 1)
+    alone = np.where(kept, (spans.parent >= 0) & ~kept[spans.parent], True)
+    torn = alone & ~((spans.parent >= 0) & (detail == detail[spans.parent]) & ~kept)
+    folds = _describe(spans, kept, fold, lump, anchor, top)
+    return Plan(spans, fold, detail, torn, anchor, folds, details)
+
+
+def _choose(spans: Spans, budget: int) -> tuple[Marks, Places, Marks]:
+    """Return which spans are kept, the fold of each other one, and which folds are lumps."""
+    for kept in _levels(spans):
+        room = budget - int(kept.sum())
+        lumps = _alike(spans, kept, spans.lump) if room > 0 else None
+        if lumps is not None and lumps.max() < room:
+            return kept, *_lumped(spans, _alike(spans, kept, spans.classed), lumps, room)
+    lumps = np.unique(spans.lump, return_inverse=True)[1]
+    fitting = (kept for kept in _levels(spans) if kept.sum() <= budget // 2 and kept.sum() + lumps.max() < budget)
+    kept = next(fitting, np.zeros(len(spans.row), np.bool_))
+    fold = _alike(spans, kept, spans.classed)
+    return kept, *_lumped(spans, fold, np.where(kept, NONE, lumps), int(budget - kept.sum()))
+
+
+def _levels(spans: Spans) -> Iterator[Marks]:
+    """Yield which spans are kept down to a level, the deepest but one first."""
+    for level in np.unique(spans.level)[-2::-1]:
+        yield spans.level <= level
+
+
+def _alike(spans: Spans, kept: Marks, classes: Places) -> Places:
+    """Return the fold of each span that is not kept, from 0: those of one class under one kept span."""
+    above = _climb(spans.parent, kept)
+    anchor = np.where(kept[above], above, NONE)[~kept]
+    fold = np.full(len(kept), NONE)
+    fold[~kept] = np.unique((anchor + 1) * (classes.max() + 1) + classes[~kept], return_inverse=True)[1]
+    return fold
+
+
+def _lumped(spans: Spans, fold: Places, lumps: Places, room: int) -> tuple[Places, Marks]:
+    """Keep the folds with the largest totals, and lump the others together if they do not all fit.
+
+    Args:
+        spans: of the trace.
+        fold: of each span, NONE for those that are kept.
+        lumps: of each span, where it goes if its fold does not fit.
+        room: for folds and lumps.
+    """
+    folds = int(fold.max()) + 1
+    if folds <= room:
+        return fold, np.zeros(folds, np.bool_)
+    folded = fold >= 0
+    totals = np.bincount(fold[folded], spans.dur[folded], folds)
+    largest = np.argsort(-totals, kind="stable")[: max(0, room - len(np.unique(lumps[folded])))]
+    number = np.full(folds, NONE)
+    number[largest] = np.arange(len(largest))
+    found = np.full(len(fold), NONE)
+    found[folded] = number[fold[folded]]
+    others = folded & (found < 0)
+    distinct, found[others] = np.unique(lumps[others], return_inverse=True)
+    found[others] += len(largest)
+    return found, np.arange(len(largest) + len(distinct)) >= len(largest)
+
+
+def _describe(spans: Spans, kept: Marks, fold: Places, lump: Marks, anchor: Places, top: Places) -> Folds:
+    """Return what each fold begins with and hangs under."""
+    order = np.lexsort((spans.span, spans.start, fold))
+    order = order[np.searchsorted(fold[order], 0) :]
+    first = order[np.searchsorted(fold[order], np.arange(len(lump)))]
+    outer = np.full(len(lump), NONE)
+    for level in np.unique(spans.level[first[anchor[first] < 0]]):
+        further_out = spans.level < level
+        above = _climb(spans.parent, further_out)[first]
+        here = (anchor[first] < 0) & (spans.level[first] == level) & further_out[above]
+        outer[here] = fold[above[here]]
+    top = np.where(spans.outside[top], top, NONE)
+    return Folds(first, anchor[first], outer, top[first], lump)
+
+
+def _distribute(spans: Spans, folded: Marks, anchor: Places, top: Places, capacity: int) -> tuple[Places, Places]:
+    """Return the detail trace of each folded span, and of each detail trace the first span."""
+    tops, unit, sizes = np.unique(top[folded], return_inverse=True, return_counts=True)
+    around = anchor[tops]
+    turn = np.lexsort((spans.span[tops], spans.start[tops], spans.span[around], spans.start[around], spans.owner[tops]))
+    rank = np.empty(len(tops), np.int64)
+    rank[turn] = np.arange(len(tops))
+    inside = np.flatnonzero(folded)
+    order = inside[np.lexsort((spans.span[inside], spans.start[inside], rank[unit]))]
+    bounds = _pack(sizes[turn], capacity)
+    detail = np.full(len(folded), NONE)
+    detail[order] = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    return detail, order[bounds[:-1]]
+
+
+def _pack(sizes: Places, capacity: int) -> Places:
+    """Return where detail traces begin and end; what is larger than one is cut, what is not stays in one."""
+    ends = np.cumsum(sizes)
+    bounds, unit = [0], 0
+    while unit < len(sizes):
+        stop = int(np.searchsorted(ends, bounds[-1] + capacity, side="right"))
+        if stop == unit:
+            bounds += range(bounds[-1] + capacity, int(ends[unit]), capacity)
+            stop = unit + 1
+        bounds.append(int(ends[stop - 1]))
+        unit = stop
+    return np.array(bounds)

@@ -1,0 +1,173 @@
+"""Deliver a run while it is recorded, from the process that stores it.
+
+The exporter `otlp` of the entry points `xsp.exporters`. A thread delivers the steps in the order in which they
+came to the disk. What the program notices of it is stated here: by the policy `wait` it is held between two
+steps until the step is delivered, for at most `HOLD_S`; a receiver that took longer than that, or failed, opens
+the circuit, and from then on nobody waits until it has taken everything. By the policy `shed` nobody ever
+waits. What is not delivered by `FINISH_S` after the last step stays in the run directory, and is counted.
+
+At its top this module imports nothing heavy: the measured program calls `check`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import threading
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xsp.errors import DeliveryError, UsageError
+from xsp.otlp import endpoint
+
+if TYPE_CHECKING:
+    from xsp.otlp.delivery import Delivery
+
+HOLD_S = 5.0
+"""The longest that the program is held after one step."""
+
+FINISH_S = 10.0
+"""The longest that the end of the run waits for what is left."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_THE_RUN = None
+"""What waits at the end: the run's own span."""
+
+_LET_GO_S = 0.2
+_NICE = 10
+
+
+class Policy(str, enum.Enum):
+    """What happens when steps come faster than the receiver takes them."""
+
+    WAIT = "wait"  # the program is held between steps, in bounds
+    SHED = "shed"  # steps stay on the disk
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Live:
+    """One run on its way to one endpoint while it is recorded."""
+
+    @staticmethod
+    def check(target: str, policy: str) -> None:
+        """Say beforehand what is wrong with a target or a policy.
+
+        Raises:
+            UsageError: it makes no sense.
+            PluginError: a package is missing.
+        """
+        if policy not in {each.value for each in Policy}:
+            raise UsageError(f"--otlp-policy {policy!r}: there is wait, shed")
+        if endpoint.endpoint(target).is_file:
+            raise UsageError(f"--otlp {target}: a file cannot follow a run; `xsp export` writes it afterwards")
+
+    def __init__(self, run: Path, target: str, policy: str) -> None:
+        """Start the thread that delivers.
+
+        Raises:
+            As `check`.
+        """
+        from xsp.otlp.delivery import Delivery
+        from xsp.otlp.send import STARTING_S, Courier
+
+        self._policy = Policy(policy)
+        self._stop = threading.Event()
+        """Nothing more is tried."""
+
+        self._hurry = threading.Event()
+        """No more pauses: the run is at its end."""
+
+        self._changed = threading.Condition()
+        self._waiting: deque[int | None] = deque()
+        self._keeps_up = True
+        courier = Courier(endpoint.endpoint(target), HOLD_S, self._stop, STARTING_S)
+        self._delivery: Delivery = Delivery(run, courier, anew=True, threads=1)
+        self._delivery.delivered.save()  # a kill before the first delivery leaves where to resume to
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def stored(self, step: int) -> None:
+        """Take a step that is on the disk now; return when the program may go on."""
+        with self._changed:
+            self._waiting.append(step)
+            self._changed.notify_all()
+            if self._policy is Policy.WAIT and self._keeps_up:
+                self._changed.wait_for(lambda: not self._waiting or not self._keeps_up, HOLD_S)
+                self._keeps_up = not self._waiting
+
+    def finish(self) -> dict[str, Any]:
+        """Try what is left once more, send the run's own span, and return what `run.json` says of it all."""
+        with self._changed:
+            self._waiting.append(_THE_RUN)
+            self._changed.notify_all()
+            self._hurry.set()
+            self._changed.wait_for(lambda: not self._waiting or self._stop.is_set(), FINISH_S)
+        self._end()
+        self._thread.join(_LET_GO_S)
+        counts, left = self._delivery.courier.counts, self._delivery.summary()["left"]
+        if left:
+            counts.say(f"{self._delivery.courier.to.name}: it took too long")
+        self._delivery.note(counts.messages[:1] if left or counts.rejected else [])
+        return self._delivery.summary()
+
+    def close(self) -> None:
+        """Let go of everything, whether the run was finished or not."""
+        self._end()
+        self._thread.join(_LET_GO_S)
+        if self._thread.is_alive():
+            self._delivery.remove_temporary()
+        else:
+            self._delivery.close()
+
+    def _work(self) -> None:
+        """Deliver what waits, the oldest first; after a failure pause, longer each time."""
+        with contextlib.suppress(OSError):  # of this thread alone, where the system can tell threads apart
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        pause = _FIRST_PAUSE_S
+        while not self._stop.is_set():
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._stop.is_set())
+                step = self._waiting[0] if self._waiting else _THE_RUN
+            last = self._hurry.is_set()
+            if self._stop.is_set() or self._deliver(step):
+                pause = _FIRST_PAUSE_S
+                continue
+            if last:
+                self._end()
+            self._hurry.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _end(self) -> None:
+        """Try nothing more."""
+        self._stop.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _deliver(self, step: int | None) -> bool:
+        """Deliver the first that waits; return whether it is done with, for good or for this run."""
+        counts = self._delivery.courier.counts
+        try:
+            if step is _THE_RUN:
+                self._delivery.read_again()
+                self._delivery.finish()
+            else:
+                self._delivery.step(step)
+        except DeliveryError as error:
+            counts.say(str(error))
+            self._keeps_up = False
+            if getattr(error, "always", False):
+                self._end()
+            with self._changed:
+                self._changed.notify_all()
+            return False
+        except Exception as error:  # whatever it is: the step is on the disk, and the next one may be sound
+            counts.say(f"{type(error).__name__}: {error}")
+        with self._changed:
+            self._waiting.popleft()
+            self._keeps_up = self._keeps_up or not self._waiting
+            self._changed.notify_all()
+        return True

@@ -1,0 +1,225 @@
+"""Templates: the bytes of a span but for its numbers, encoded once for all spans that agree in the rest.
+
+protobuf lets an integer take more bytes than it needs. So lengths, times and counts get a fixed width, and where a
+number goes depends on the template alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from xsp import semconv
+from xsp.errors import TraceError
+from xsp.otlp import wire
+from xsp.schema import COLUMNS
+
+IDS = ("trace_id", "span_id", "parent_id")
+LOOSE = ("key", "attributes", "links")
+"""Text that is another one in nearly every span; it is appended to the template's copy."""
+
+KEPT = "layer_id"
+"""It follows from the parents, so it stays in the table."""
+
+TEXT = [
+    c for c in COLUMNS if c.type in ("VARCHAR", "SMALLINT", "BOOLEAN", "DOUBLE") and c.name not in (*IDS, *LOOSE, KEPT)
+]
+"""Columns whose values stand in the template."""
+
+COUNTS = [c for c in COLUMNS if c.type in ("INTEGER", "BIGINT") and c.name not in ("start_ns", "process", "rank")]
+"""Columns whose values are written into the template's copies."""
+
+KEY = 16
+"""Bytes of the keys that xsp makes; where all are of this length, they are written like two numbers."""
+
+FIXED = ("length", "trace_high", "trace_low", "span", "parent", "start", "end", "key")
+"""What is written into each copy before the counts."""
+
+FLAGS = b"\x85\x01" + (1).to_bytes(4, "little")
+"""Sampled, as in W3C Trace Context."""
+
+INTERNAL = b"\x30\x01"
+"""The kind of all spans: client and server would make viewers expect another process at the other end."""
+
+ERROR = b"\x18\x02"
+"""The code of a status that is an error."""
+
+LEVEL = "xsp.level"
+NOWHERE = -1
+Owner = tuple[int, int, "int | None"]
+"""Level, rank and process of a span: whose resource it belongs to."""
+
+
+class Count(NamedTuple):
+    """A column of integers, and the range of its values in all spans."""
+
+    column: str
+    attribute: str
+    low: int
+    high: int
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it can stand in the template like text."""
+        return self.low == self.high
+
+    @property
+    def width(self) -> int:
+        """Bytes in which all of its values fit, at 7 bits a byte; a negative one takes ten."""
+        return next((size for size in (4, 8) if self.low >= 0 and self.high < 1 << 7 * size), 10)
+
+
+class Template(NamedTuple):
+    """The bytes of a span but for its numbers."""
+
+    body: bytes
+    places: tuple[int, ...]
+    """Where the numbers go, in the order of `FIXED` and of the counts; NOWHERE where it has none."""
+
+    owner: Owner
+
+
+class Layout(NamedTuple):
+    """How a template begins, and where its numbers go: the same for all spans that have the same numbers."""
+
+    head: bytes
+    places: tuple[int, ...]
+
+
+def layout(parent: bool, key: bool, counts: Sequence[Count | None]) -> Layout:
+    """Return the layout of spans.
+
+    Args:
+        parent: whether they have one.
+        key: whether they have one of `KEY` bytes.
+        counts: those that they have; None for those that they have not.
+    """
+    head = bytearray(b"\x12\0\0\0\0\x0a\x10" + bytes(16) + b"\x12\x08" + bytes(8))
+    places = [1, 7, 15, 25]
+    places.append(_room(head, b"\x22\x08", 8) if parent else NOWHERE)
+    places += [_room(head, b"\x39", 8), _room(head, b"\x41", 8)]
+    places.append(_room(head, _string_head("xsp.key", KEY), KEY) if key else NOWHERE)
+    for count in counts:
+        if count is None or count.is_constant:
+            places.append(NOWHERE)
+        else:
+            places.append(_room(head, _count_head(count.attribute, count.width), count.width))
+    head += b"".join(_attribute(count.attribute, count.low) for count in counts if count and count.is_constant)
+    return Layout(bytes(head + FLAGS + INTERNAL), tuple(places))
+
+
+def template(layout: Layout, texts: Sequence[Any], rank: int, process: int | None) -> Template:
+    """Encode what spans of one template have in common; `texts` are the values of the columns of `TEXT`."""
+    parts = [layout.head, wire.block(5, wire.text(texts[_NAME] or ""))]
+    parts += [_attribute(name, texts[place]) for place, name in _ATTRIBUTES if texts[place] is not None]
+    if texts[_STATUS] not in (None, "ok"):
+        parts.append(_failure(texts[_STATUS]))
+    return Template(b"".join(parts), layout.places, (texts[_LEVEL], rank, process))
+
+
+_LEVEL, _NAME, _STATUS = ([c.name for c in TEXT].index(name) for name in ("level", "name", "status"))
+_ATTRIBUTES = [(place, c.attribute) for place, c in enumerate(TEXT) if c.attribute is not None]
+
+
+def _room(body: bytearray, tag: bytes, size: int) -> int:
+    """Append a tag and room for a number; return where the room begins."""
+    body += tag
+    body += bytes(size)
+    return len(body) - size
+
+
+@functools.lru_cache(maxsize=256)
+def _count_head(attribute: str, size: int) -> bytes:
+    """Return what stands before the bytes of an integer attribute."""
+    key = wire.block(1, attribute.encode()) + b"\x12" + wire.varint(1 + size) + b"\x18"
+    return b"\x4a" + wire.varint(len(key) + size) + key
+
+
+def _attribute(attribute: str, value: str | float | bool) -> bytes:
+    return _known_attribute(attribute, value) if _is_short(value) else _encoded_attribute(attribute, value)
+
+
+def _is_short(value: Any) -> bool:
+    """Whether a value is worth keeping: a cache counts its entries, not their bytes."""
+    return not isinstance(value, str) or len(value) < 1000
+
+
+def _encoded_attribute(attribute: str, value: str | float | bool) -> bytes:
+    shown = semconv.level_name(value) if attribute == LEVEL and isinstance(value, int) else value
+    return wire.block(9, wire.attribute(attribute, shown))
+
+
+_known_attribute = functools.lru_cache(maxsize=4096)(_encoded_attribute)
+
+
+def _failure(status: str) -> bytes:
+    """Return the status of a span that did not end well."""
+    kind, _, what = status.partition(":")
+    named = wire.attributes(9, {"error.type": what}) if kind == "error" and what else b""
+    return named + wire.block(15, wire.block(2, wire.text(status)) + ERROR)
+
+
+# --- what is appended -------------------------------------------------------------------------------------
+
+
+def loose(column: str, values: Sequence[str | None]) -> list[bytes]:
+    """Return what a column of `LOOSE` adds to each span.
+
+    Raises:
+        TraceError: attributes are no JSON object, or links are no pairs of ids.
+    """
+    encoded, known = _APPENDED[column]
+    return [known(value) if _is_short(value) else encoded(value) for value in values]
+
+
+@functools.lru_cache(maxsize=4096)
+def _string_head(attribute: str, length: int) -> bytes:
+    """Return what stands before a string attribute of so many bytes."""
+    value = b"\x0a" + wire.varint(length)
+    key = wire.block(1, attribute.encode()) + b"\x12" + wire.varint(len(value) + length) + value
+    return b"\x4a" + wire.varint(len(key) + length) + key
+
+
+def _key(value: str | None) -> bytes:
+    if value is None:
+        return b""
+    content = value.encode()
+    return _string_head("xsp.key", len(content)) + content
+
+
+def _attributes(value: str | None) -> bytes:
+    """Return the JSON of the column `attributes` as attributes; a name that a column has goes under our own."""
+    if value is None:
+        return b""
+    try:
+        flat = semconv.flat(value)
+        return wire.attributes(9, {semconv.OWN + key if key in _TAKEN else key: each for key, each in flat.items()})
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise TraceError(f"attributes = {_short(value)}: no JSON object that can be read ({error})") from error
+
+
+_TAKEN = {*semconv.COLUMN_OF, "error.type"}
+"""Names that a span may have already: no attribute stands there twice."""
+
+
+def _links(value: str | None) -> bytes:
+    if value is None:
+        return b""
+    try:
+        return wire.links(json.loads(value))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise TraceError(f"links = {_short(value)}: no JSON array of [trace_id, span_id] ({error})") from error
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= 100 else value[:100] + "…"
+
+
+_APPENDED: Mapping[str, tuple[Callable[[str | None], bytes], Callable[[str | None], bytes]]] = {
+    "key": (_key, _key),
+    "attributes": (_attributes, functools.lru_cache(maxsize=4096)(_attributes)),
+    "links": (_links, functools.lru_cache(maxsize=4096)(_links)),
+}
+"""What encodes a column, and the same with a memory for values that return."""

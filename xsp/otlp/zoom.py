@@ -1,0 +1,301 @@
+"""Traces that are too large for a viewer: an overview, and detail traces that it links to.
+
+A trace of more spans than the budget leaves as several traces, none of them larger than the budget.
+
+**The overview** has the original trace id. It holds the spans down to one level as they are. The deeper ones are
+folded: under the nearest span that was kept, those of the same level, kind, name, device, stream, rank and process
+become one span, from the first start to the last end. It carries `xsp.fold.count`, `xsp.fold.sum_ns`,
+`xsp.fold.min_ns`, `xsp.fold.median_ns` (the lower one of an even number), `xsp.fold.max_ns`, `xsp.fold.errors`
+where some failed, `xsp.fold.details`, the number of detail traces that hold its spans, and links to the roots of
+the first of these. Where the folds do not all fit, those with the largest totals stay, and the rest is lumped
+together, under each kept span one `(others)` per level, kind, rank and process. The level is the deepest at which
+the kept spans and these fit. Where none does (a million steps in one trace, an outermost level that is too large), as
+many outer levels are kept as take half of the budget, and there is one `(others)` per level, kind, rank and process of
+the whole trace. These are never left out: if they alone are more than the budget, the overview is as large as they are.
+
+For each level and kind, the number of spans and the sum of their `dur_ns`, kept and folded, are those of the original.
+
+**A detail trace** has a root of kind `details`, which links back to the overview, and spans that the overview does
+not hold, each in exactly one detail trace and with its own span id. Spans under one span stay together unless they
+are more than the budget.
+
+**To put the original together again**, an importer follows two rules:
+
+1. A span with the attribute `xsp.fold.count` is none of the program's: leave it out. It says how many of the
+   program's spans it stands for; a root of kind `details` stands for none and says 0.
+2. Of every other span, the attribute `xsp.trace_id`, where it has one, is the original trace id, and
+   `xsp.parent_id`, where it has one, the original parent id, with `""` for none. Both attributes go; the rest of
+   the span is as it was.
+
+All ids that are made here are hashes of the ids of spans and of the budgets, so the same trace gives the same ids.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+
+from xsp.errors import UsageError
+from xsp.otlp import folding, ordered
+from xsp.otlp.folding import NONE, Places, Plan, Spans
+from xsp.schema import COLUMNS, Level
+
+BUDGET = 10_000
+"""Spans of a trace with which Jaeger stays fast; its critical path fails between 10 and 20 thousand."""
+
+OVERVIEW, DETAILS = "xsp_overview", "xsp_details"
+OTHERS = "(others)"
+KIND = "details"
+LINKS = 16
+"""Detail traces that a folded span links to; `xsp.fold.details` says how many there are."""
+
+
+def split(con: duckdb.DuckDBPyConnection, source: str, budget: int = BUDGET, details: int | None = None) -> list[str]:
+    """Split the traces that are larger than a budget.
+
+    Args:
+        con: the engine that holds the table.
+        source: table or view with the columns of `xsp.schema.COLUMNS`, and perhaps `links`.
+        budget: spans that a trace may have.
+        details: spans that a detail trace may have, if that is not the same.
+
+    Returns:
+        Names of tables with the same columns and `links`: the source itself if no trace is too large; else first
+        one with all overviews and with the traces that are small enough, then one with all detail traces. These
+        are temporary, and replaced by the next call on the same connection.
+
+    Raises:
+        UsageError: a budget of less than 2.
+        TraceError: an id is not hexadecimal, or a time is missing.
+    """
+    details = details or budget
+    if min(budget, details) < 2:
+        least = min(budget, details)
+        raise UsageError(f"traces of {least} spans at most are too small: allow 2 or more, a root and a span")
+    counted = f"SELECT trace_id FROM {source} GROUP BY trace_id HAVING count(*) > {budget} ORDER BY trace_id"
+    large = [row[0] for row in con.execute(counted).fetchall()]
+    if not large:
+        return [source]
+    ordered.check(con, source)
+    _number(con, source)
+    plans, folds, found = [], 0, 0
+    for trace_id in large:
+        plan = folding.plan(_read(con, trace_id), budget, details)
+        plans.append(_rows(plan, folds, found))
+        folds += len(plan.folds.first)
+        found += len(plan.details)
+    _store(con, plans)
+    _write(con, f"{budget}/{details}")
+    con.execute(";".join(f"DROP TABLE {name}" for name in _TEMPORARY))
+    return [OVERVIEW, DETAILS]
+
+
+# --- one trace as arrays ----------------------------------------------------------------------------------
+
+_TEMPORARY = [
+    f"xsp_zoom_{name}" for name in ("spans", "classes", "places", "folds", "details", "named", "sums", "held")
+]
+_CLASS = ("level", "kind", "name", "device", "stream", "rank", "process")
+"""Spans that agree in these are folded together."""
+
+
+def _number(con: duckdb.DuckDBPyConnection, source: str) -> None:
+    """Copy the spans, which numbers them, and number their classes."""
+    names = ", ".join(c.name for c in COLUMNS)
+    held = {row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
+    links = "links" if "links" in held else "NULL::VARCHAR AS links"
+    classes = ", ".join(_CLASS)
+    con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_spans AS SELECT {names}, {links} FROM {source}")
+    con.execute(
+        f"""CREATE OR REPLACE TEMP TABLE xsp_zoom_classes AS
+            SELECT {classes}, row_number() OVER () AS class,
+                   dense_rank() OVER (ORDER BY level, kind, rank, process) AS lump,
+                   dense_rank() OVER (ORDER BY rank, process) AS owner
+            FROM (SELECT DISTINCT {classes} FROM xsp_zoom_spans)"""
+    )
+
+
+def _read(con: duckdb.DuckDBPyConnection, trace_id: str) -> Spans:
+    same = " AND ".join(f"s.{name} IS NOT DISTINCT FROM c.{name}" for name in _CLASS)
+    columns = con.execute(
+        f"""SELECT s.rowid AS row, ('0x' || s.span_id)::UBIGINT AS span,
+                   coalesce(('0x' || s.parent_id)::UBIGINT, 0) AS parent, s.level::BIGINT AS level,
+                   s.start_ns AS start, s.dur_ns AS dur, c.class AS classed, c.lump, c.owner
+            FROM xsp_zoom_spans s JOIN xsp_zoom_classes c ON {same} WHERE s.trace_id = ? ORDER BY s.rowid""",
+        [trace_id],
+    ).fetchnumpy()
+    return folding.spans_of(columns)
+
+
+# --- back into tables -------------------------------------------------------------------------------------
+
+
+Table = dict[str, npt.NDArray[Any]]
+
+
+def _rows(plan: Plan, folds: int, details: int) -> dict[str, Table]:
+    """Return the plan of one trace as rows, with its folds and detail traces numbered on from those before."""
+
+    def row(places: Places) -> Places:
+        return np.where(places >= 0, plan.spans.row[places], NONE)
+
+    def numbered(numbers: Places, before: int) -> Places:
+        return np.where(numbers >= 0, numbers + before, NONE)
+
+    above, parts = plan.folds, len(plan.details)
+    return {
+        "places": {
+            "row": plan.spans.row, "fold": numbered(plan.fold, folds), "detail": numbered(plan.detail, details),
+            "torn": plan.torn, "anchor": np.where(plan.torn & (plan.fold < 0), row(plan.anchor), NONE),
+        },
+        "folds": {
+            "fold": np.arange(len(above.first)) + folds, "first": row(above.first), "anchor": row(above.anchor),
+            "outer_fold": numbered(above.outer, folds), "top": row(above.top), "lump": above.lump,
+        },
+        "details": {
+            "detail": np.arange(parts) + details, "first": row(plan.details), "anchor": row(plan.anchor[plan.details]),
+            "fold": numbered(plan.fold[plan.details], folds),
+            "part": np.arange(parts) + 1, "parts": np.full(parts, parts),
+        },
+    }  # fmt: skip
+
+
+def _store(con: duckdb.DuckDBPyConnection, plans: list[dict[str, Table]]) -> None:
+    """Store the plans of all traces; the places have a row for each span, in the order of the spans."""
+    spans = int(con.execute("SELECT count(*) FROM xsp_zoom_spans").fetchall()[0][0])
+    merged = {
+        name: {column: np.concatenate([plan[name][column] for plan in plans]) for column in plans[0][name]}
+        for name in plans[0]
+    }
+    row = merged["places"].pop("row")
+    for column, values in merged["places"].items():
+        everywhere = np.full(spans, NONE if values.dtype != np.bool_ else False, values.dtype)
+        everywhere[row] = values
+        merged["places"][column] = everywhere
+    for name, columns in merged.items():
+        con.register("xsp_zoom_arrays", columns)
+        con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_{name} AS SELECT * FROM xsp_zoom_arrays")
+        con.unregister("xsp_zoom_arrays")
+
+
+def _write(con: duckdb.DuckDBPyConnection, budgets: str) -> None:
+    """Make the two tables of the spans and the plans."""
+    names = ", ".join([*(c.name for c in COLUMNS), "links"])
+    # each in a table of its own: joins that DuckDB 2.0 plans over all of it at once fail an assertion of its own
+    for name, query in (("named", _NAMED), ("sums", _SUMS)):
+        con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_{name} AS {query}")
+    for name in ("details", "folds"):
+        con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_{name} AS {_IDS.format(name=name, budgets=budgets)}")
+    con.execute(f"CREATE OR REPLACE TEMP TABLE xsp_zoom_held AS {_HELD}")
+    for table, spans, added in ((OVERVIEW, _KEPT, _FOLDED), (DETAILS, _DETAILED, _ROOTS)):
+        con.execute(f"CREATE OR REPLACE TEMP TABLE {table} AS SELECT {names} FROM ({spans})")
+        con.execute(f"INSERT INTO {table} BY NAME {added}")
+
+
+def _spliced(*entries: str) -> str:
+    """Return the SQL of the column `attributes` with entries put in front, its own text as it is."""
+    own = "ltrim(substr(ltrim(s.attributes), 2))"
+    comma = f"CASE WHEN starts_with({own}, '}}') THEN '' ELSE ',' END"
+    return f"'{{' || {' || '.join(entries)} || coalesce({comma} || {own}, '}}')"
+
+
+_ORIGINAL_TRACE = "'\"xsp.trace_id\":\"' || s.trace_id || '\"'"
+_ORIGINAL_PARENT = "'\"xsp.parent_id\":\"' || coalesce(s.parent_id, '') || '\"'"
+
+_NAMED = """
+    SELECT rowid AS row, trace_id, span_id, parent_id, level, kind, name, device, stream, rank, process, step
+    FROM xsp_zoom_spans WHERE rowid IN (
+        SELECT unnest([first, anchor, top]) FROM xsp_zoom_folds UNION ALL
+        SELECT unnest([first, anchor]) FROM xsp_zoom_details UNION ALL
+        SELECT anchor FROM xsp_zoom_places WHERE anchor >= 0
+    )
+"""
+"""The spans whose ids and names others take up."""
+
+_IDS = """
+    SELECT x.*, md5(concat_ws('/', '{name}', s.trace_id, s.span_id, '{budgets}')) AS trace_id,
+           substr(md5(concat_ws('/', '{name} root', s.trace_id, s.span_id, '{budgets}')), 1, 16) AS span_id
+    FROM xsp_zoom_{name} x JOIN xsp_zoom_named s ON s.row = x.first
+"""
+
+_PLACED = "xsp_zoom_spans s POSITIONAL JOIN xsp_zoom_places p"
+
+_KEPT = f"""
+    SELECT s.* REPLACE (
+        CASE WHEN p.torn THEN a.span_id ELSE s.parent_id END AS parent_id,
+        CASE WHEN p.torn THEN {_spliced(_ORIGINAL_PARENT)} ELSE s.attributes END AS attributes
+    )
+    FROM {_PLACED} LEFT JOIN xsp_zoom_named a ON a.row = p.anchor
+    WHERE p.fold < 0
+"""
+
+_SAME = ("type", "phase", "step", "rung", "timed", "collector", "thread")
+"""Columns that a fold has where all of its spans have the same value."""
+
+_SUMS = f"""
+    SELECT p.fold, min(start_ns) AS start_ns, max(start_ns + dur_ns) AS end_ns, count(*) AS spans,
+           sum(dur_ns) AS sum_ns, min(dur_ns) AS min_ns, quantile_disc(dur_ns, 0.5) AS median_ns,
+           max(dur_ns) AS max_ns, count(*) FILTER (status <> 'ok') AS errors,
+           {", ".join(f"min({c}) AS {c}, min({c}) = max({c}) AND count({c}) = count(*) AS same_{c}" for c in _SAME)}
+    FROM {_PLACED} WHERE p.fold >= 0 GROUP BY p.fold
+"""
+
+_HELD = f"""
+    WITH targets AS (
+        SELECT p.fold, detail, '["' || d.trace_id || '","' || d.span_id || '"]' AS target
+        FROM (SELECT DISTINCT fold, detail FROM xsp_zoom_places WHERE fold >= 0) p
+        JOIN xsp_zoom_details d USING (detail)
+    )
+    SELECT fold, count(*) AS details, array_to_string(list(target ORDER BY detail)[:{LINKS}], ',') AS links
+    FROM targets GROUP BY fold
+"""
+
+_FOLDED = f"""
+    SELECT s.trace_id, f.span_id, s.level, s.kind, CASE WHEN f.lump THEN '{OTHERS}' ELSE s.name END AS name,
+           CASE WHEN f.anchor >= 0 THEN a.span_id WHEN f.outer_fold >= 0 THEN o.span_id
+                ELSE t.parent_id END AS parent_id,
+           CASE WHEN NOT f.lump THEN s.device END AS device, CASE WHEN NOT f.lump THEN s.stream END AS stream,
+           s.rank, s.process, 'ok' AS status, sums.start_ns, sums.end_ns - sums.start_ns AS dur_ns,
+           {", ".join(f"CASE WHEN same_{c} THEN sums.{c} END AS {c}" for c in _SAME)},
+           concat('{{"xsp.fold.count":', spans, ',"xsp.fold.sum_ns":', sum_ns, ',"xsp.fold.min_ns":', min_ns,
+                  ',"xsp.fold.median_ns":', median_ns, ',"xsp.fold.max_ns":', max_ns,
+                  ',"xsp.fold.details":', details, ',"xsp.fold.errors":' || nullif(errors, 0), '}}') AS attributes,
+           '[' || held.links || ']' AS links
+    FROM xsp_zoom_folds f
+    JOIN xsp_zoom_sums sums USING (fold)
+    JOIN xsp_zoom_held held USING (fold)
+    JOIN xsp_zoom_named s ON s.row = f.first
+    LEFT JOIN xsp_zoom_named a ON a.row = f.anchor
+    LEFT JOIN xsp_zoom_named t ON t.row = f.top
+    LEFT JOIN xsp_zoom_folds o ON o.fold = f.outer_fold
+"""
+
+_DETAILED = f"""
+    SELECT s.* REPLACE (
+        d.trace_id AS trace_id,
+        CASE WHEN p.torn THEN d.span_id ELSE s.parent_id END AS parent_id,
+        CASE WHEN p.torn THEN {_spliced(_ORIGINAL_TRACE, "','", _ORIGINAL_PARENT)}
+             ELSE {_spliced(_ORIGINAL_TRACE)} END AS attributes
+    )
+    FROM {_PLACED} JOIN xsp_zoom_details d ON d.detail = p.detail
+"""
+
+_ROOTS = f"""
+    SELECT d.trace_id, d.span_id, {int(Level.APPLICATION)}::SMALLINT AS level, '{KIND}' AS kind,
+           concat('details ', d.part, ' of ', d.parts, ': ', coalesce(a.name, s.name)) AS name,
+           held.start_ns, held.end_ns - held.start_ns AS dur_ns, s.process, s.rank, s.step, 'ok' AS status,
+           concat('{{"xsp.fold.count":0,"xsp.details.of":"', s.trace_id, '","xsp.details.spans":', spans, '}}')
+               AS attributes,
+           concat('[["', s.trace_id, '","', f.span_id, '"]]') AS links
+    FROM xsp_zoom_details d
+    JOIN xsp_zoom_named s ON s.row = d.first
+    JOIN xsp_zoom_folds f ON f.fold = d.fold
+    LEFT JOIN xsp_zoom_named a ON a.row = d.anchor
+    JOIN (
+        SELECT detail, count(*) AS spans, min(start_ns) AS start_ns, max(start_ns + dur_ns) AS end_ns
+        FROM {_PLACED} WHERE detail >= 0 GROUP BY detail
+    ) held ON held.detail = d.detail
+"""

@@ -1,0 +1,60 @@
+"""OTLP over gRPC: `TraceService/Export`."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from xsp.errors import OutputError, TraceError
+from xsp.receiver.http import PROTOBUF, parts_of, response_of
+from xsp.receiver.journal import Receiving
+from xsp.receiver.limits import Full, Limits, Room, TooLarge
+
+SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
+THREADS = 4
+AGE_MS = 60_000
+"""After which a connection is renewed; so requests that never end do not stay."""
+
+
+def server(address: str, receiving: Receiving, room: Room, limits: Limits) -> tuple[grpc.Server, int]:
+    """Return a gRPC server that listens, to be started, and its port.
+
+    Raises:
+        OSError: the address cannot be used.
+    """
+
+    def export(request: bytes, context: grpc.ServicerContext) -> ExportTraceServiceResponse:
+        try:
+            with room.share() as share:
+                share.take(len(request))
+                return response_of(receiving.take(parts_of(PROTOBUF, request)))
+        except TooLarge as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except TraceError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except (Full, OutputError) as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        raise AssertionError("abort raises")
+
+    made = grpc.server(
+        ThreadPoolExecutor(THREADS, thread_name_prefix="xsp-grpc"),
+        maximum_concurrent_rpcs=limits.connections,
+        options=[
+            ("grpc.max_receive_message_length", limits.max_body),
+            ("grpc.max_connection_age_ms", AGE_MS),
+            ("grpc.max_connection_age_grace_ms", int(limits.seconds * 1000)),
+            ("grpc.so_reuseport", 0),
+        ],
+    )
+    # bytes as they came: what cannot be decoded gets its own answer
+    handler = grpc.unary_unary_rpc_method_handler(export, None, ExportTraceServiceResponse.SerializeToString)
+    made.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {"Export": handler})])
+    try:
+        port = made.add_insecure_port(address)
+    except RuntimeError as error:
+        raise OSError(f"{address} cannot be used: {error}") from error
+    if not port:
+        raise OSError(f"{address} cannot be used")
+    return made, int(port)

@@ -1,0 +1,205 @@
+"""OTLP over HTTP: `POST /v1/traces`, protobuf or JSON, plain or gzip; every other request is told what is wrong.
+
+A connection has a thread. There are only so many, each request has only so long to arrive, and what is in memory at
+a time is bounded; beyond that the answer is 503 with `Retry-After`, after which senders try again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http import HTTPStatus
+
+from google.protobuf.json_format import MessageToJson
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from xsp.errors import OutputError, TraceError
+from xsp.importers import otlp_json, otlp_proto
+from xsp.importers.otlp import Part
+from xsp.receiver.journal import Answer, Receiving
+from xsp.receiver.limits import CHUNK, Broken, Full, Limits, Room, Share, TooLarge, check_json, check_protobuf, unzipped
+from xsp.receiver.loopback import LOOPBACK, RETRY_AFTER_S, Door, Prompt, asks_for_loopback
+
+PATH = "/v1/traces"
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
+
+_CODES = {400: 3, 403: 7, 404: 5, 413: 3, 415: 3, 503: 14}
+"""gRPC's number for an HTTP status, which stands in the body of an error."""
+
+
+class Refused(Exception):
+    """A request that gets an error as its answer."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Web(Door):
+    """The HTTP door of a receiver."""
+
+    def __init__(self, address: tuple[str, int], receiving: Receiving, room: Room, limits: Limits) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the address cannot be used.
+        """
+        self.receiving, self.room, self.limits = receiving, room, limits
+        self.on_loopback = address[0] in LOOPBACK
+        super().__init__(address, _Request, limits.connections)
+
+
+class _Request(Prompt):
+    """One connection."""
+
+    server: Web
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def seconds(self) -> float:
+        return self.server.limits.seconds
+
+    def do_POST(self) -> None:
+        try:
+            with self.server.room.share() as share:
+                kind, body = self._body(share)
+                self._acknowledge(kind, self._take(kind, body))
+        except Refused as refused:
+            self._refuse(refused)
+
+    def do_GET(self) -> None:
+        known = self.path.partition("?")[0] == PATH
+        self._refuse(Refused(HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND, f"POST spans to {PATH}"))
+
+    do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_GET
+
+    # --- in -------------------------------------------------------------------------------------------
+
+    def _body(self, share: Share) -> tuple[str, bytes]:
+        """Return the kind of a request's body, and the body, decompressed."""
+        if self.server.on_loopback and not asks_for_loopback(self.headers.get("Host")):
+            raise Refused(HTTPStatus.FORBIDDEN, "this receiver is for this machine; ask 127.0.0.1 by this address")
+        if self.path.partition("?")[0] != PATH:
+            raise Refused(HTTPStatus.NOT_FOUND, f"there is nothing here; POST spans to {PATH}")
+        kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        packed = self.headers.get("Content-Encoding", "identity").strip().lower()
+        if kind not in (PROTOBUF, JSON):
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send {PROTOBUF} or {JSON}")
+        if packed not in ("gzip", "identity", ""):
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send it plain or as gzip")
+        most = self.server.limits.max_body
+        try:
+            content = bytearray()
+            for piece in self._pieces():
+                if len(content) + len(piece) > most:
+                    raise TooLarge(f"more than {most} bytes; send smaller requests")
+                share.take(len(piece))
+                content += piece
+            return kind, unzipped(bytes(content), most, share) if packed == "gzip" else bytes(content)
+        except TooLarge as error:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
+        except Broken as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
+        except Full as error:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
+        except TimeoutError as error:
+            raise Refused(HTTPStatus.REQUEST_TIMEOUT, "the request did not arrive in time") from error
+
+    def _pieces(self) -> Iterator[bytes]:
+        """Yield the body as it arrives, whichever way its length is said."""
+        if self.headers.get("Transfer-Encoding", "").strip().lower() == "chunked":
+            while size := self._number(self.rfile.readline(32).partition(b";")[0].strip(), 16):
+                yield from self._exactly(size)
+                self.rfile.readline(3)
+            while self.rfile.readline(1024).strip():
+                pass
+            return
+        stated = self.headers.get("Content-Length")
+        if stated is None:
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "say the length of the request")
+        size = self._number(stated.encode("latin-1", "replace"), 10)
+        if size > self.server.limits.max_body:
+            raise TooLarge(f"more than {self.server.limits.max_body} bytes; send smaller requests")
+        yield from self._exactly(size)
+
+    def _number(self, text: bytes, digits: int) -> int:
+        try:
+            size = int(text, digits)
+        except ValueError:
+            size = -1
+        if size < 0:
+            raise Refused(HTTPStatus.BAD_REQUEST, "a length that is no number")
+        return size
+
+    def _exactly(self, size: int) -> Iterator[bytes]:
+        while size:
+            piece = self.rfile.read1(min(size, CHUNK))
+            if not piece:
+                raise Refused(HTTPStatus.BAD_REQUEST, "the request ends in the middle")
+            size -= len(piece)
+            yield piece
+
+    def _take(self, kind: str, body: bytes) -> Answer:
+        try:
+            return self.server.receiving.take(parts_of(kind, body))
+        except TooLarge as error:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
+        except TraceError as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
+        except OutputError as error:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
+
+    # --- out ------------------------------------------------------------------------------------------
+
+    def _acknowledge(self, kind: str, answer: Answer) -> None:
+        response = response_of(answer)
+        body = response.SerializeToString() if kind == PROTOBUF else MessageToJson(response, indent=None).encode()
+        self._send(HTTPStatus.OK, kind, body)
+
+    def _refuse(self, refused: Refused) -> None:
+        """Say what is wrong, in the words of the sender; the connection ends, for its body may not be read."""
+        self.close_connection = True
+        code, text = _CODES.get(int(refused.status), 2), str(refused)
+        kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if kind == PROTOBUF:
+            self._send(refused.status, PROTOBUF, Status(code=code, message=text).SerializeToString())
+        else:
+            self._send(refused.status, JSON, json.dumps({"code": code, "message": text}).encode())
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.connection.settimeout(self.server.limits.seconds)
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            self.send_header("Retry-After", str(RETRY_AFTER_S))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def parts_of(kind: str, body: bytes) -> Iterator[Part]:
+    """Yield the parts of a request, which is decoded when they are asked for.
+
+    Raises:
+        TooLarge: it holds more than is taken.
+        TraceError: it cannot be decoded.
+    """
+    if kind == PROTOBUF:
+        check_protobuf(body)
+        yield from otlp_proto.parts_of(otlp_proto.decoded(body, "the request"), "the request")
+    else:
+        check_json(body)
+        yield from otlp_json.parts_of(otlp_json.parsed(body, "the request"), "the request")
+
+
+def response_of(answer: Answer) -> ExportTraceServiceResponse:
+    """Return OTLP's answer to a request; what was rejected stands in it."""
+    response = ExportTraceServiceResponse()
+    if answer.rejected:
+        response.partial_success.rejected_spans = answer.rejected
+        response.partial_success.error_message = answer.message
+    return response

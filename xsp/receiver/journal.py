@@ -1,0 +1,404 @@
+"""Requests become files: what is acknowledged is on the disk, and what is on the disk can be loaded.
+
+```
+OUT/
+  train-1a2b3c4d/          a run, or all ranks of a distributed program
+    run.json               what is known of it; `"finished": false` until the spans are in order
+    arrived/000000000.parquet   what one request brought
+    steps/ merged.parquet  as in any run, once the spans are in order
+  services/                spans in traces without a run of xsp's
+```
+
+A request is taken whole or not at all: its files are written beside their places and flushed, and take their places
+together. A span that arrives twice is folded when the spans are put in order: when all ranks have said that they
+are finished and nothing more arrives, or when the receiver ends. A directory that is not in order yet, because the
+receiver was killed for instance, is put in order by `xsp.load` for the time that it is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import duckdb
+
+from xsp import rundir, table
+from xsp.errors import OutputError, TraceError, XspError
+from xsp.importers.contract import Losses
+from xsp.importers.otlp import Part, Reader
+from xsp.ingest import jobs
+from xsp.ingest.received import put_in_order
+from xsp.schema import COLUMNS
+
+QUIET_S = 2.0
+"""Seconds without a span after which a run that said it is finished is put in order."""
+
+TOGETHER = 256
+"""Requests after which small files that wait become one."""
+
+SMALL_FILE = 4 << 20
+"""Bytes of a file that is put together with others."""
+
+MOST_RUNS = 64
+"""Of one request: each gets files of its own, and the others wait meanwhile."""
+
+REMEMBERED = 200_000
+"""Traces of runs that are known by heart, so that other programs' spans in them find the run."""
+
+_NAMES = ", ".join(column.name for column in COLUMNS)
+
+
+class Answer(NamedTuple):
+    """What became of a request."""
+
+    spans: int
+    rejected: int
+    message: str
+    """Why spans were rejected; empty if none was."""
+
+
+@dataclass
+class _Arriving:
+    """One run directory that is being received."""
+
+    place: Path
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What is known of its runs, by id; empty for other programs' spans."""
+
+    skipped: Counter[str] = field(default_factory=Counter)
+    changed: Counter[str] = field(default_factory=Counter)
+    requests: int = 0
+    files: int = 0
+    waiting: bool = False
+    touched: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all ranks said that they are finished."""
+        ranks = [run for run in self.runs.values() if run.get("kind") != rundir.RANKS]
+        size = max((run.get("world_size", 1) for run in ranks), default=1)
+        return len(ranks) >= size and all("end_ns" in run and run.get("finished") for run in ranks)
+
+    def content(self) -> dict[str, Any]:
+        """Return what `run.json` says while spans arrive."""
+        run = jobs.as_one(list(self.runs.values())).run if self.runs else {"name": self.place.name}
+        received = {
+            "requests": self.requests,
+            "skipped": dict(self.skipped),
+            "changed": dict(self.changed),
+            "runs": list(self.runs.values()),
+        }
+        return {**run, "finished": False, "received": received}
+
+
+class Receiving:
+    """Takes decoded requests from any number of threads, and writes run directories."""
+
+    def __init__(self, out: Path, say: Callable[[str], None]) -> None:
+        """Go on with the directories that an earlier receiver left.
+
+        Args:
+            out: where the run directories are.
+            say: what to do with a line for people.
+
+        Raises:
+            OutputError: it cannot be written to.
+        """
+        self.out = out.expanduser().absolute()
+        self.spans = 0
+        self.rejected = 0
+        self.finished = 0
+        self._say = say
+        self._lock = threading.Lock()
+        self._con = table.connect()
+        self._con.execute("SET threads = 1")
+        self._jobs: dict[str, _Arriving] = {}
+        self._by_run: dict[str, _Arriving] = {}
+        self._by_trace: OrderedDict[str, _Arriving] = OrderedDict()
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            self._held = rundir.lock(self.out)
+        except OSError as error:
+            raise OutputError(f"{self.out}: cannot be written ({error.strerror})") from error
+        if self._held is None:
+            raise OutputError(f"{self.out}: another receiver writes there; choose another directory with --out")
+        for place in sorted(self.out.iterdir()):
+            self._resume(place)
+
+    # --- a request ------------------------------------------------------------------------------------
+
+    def take(self, parts: Iterable[Part]) -> Answer:
+        """Store the spans of a request; when this returns, they are on the disk.
+
+        Raises:
+            TraceError: the request cannot be decoded; nothing of it was stored.
+            OutputError: the disk refuses; nothing of it was stored, and it may be sent again.
+        """
+        losses = Losses()
+        reader = Reader(losses)
+        with self._lock:
+            try:
+                self._con.execute("DROP TABLE IF EXISTS arrived")
+                jobs.take(self._con, reader.rows(parts))
+                self._store(reader)
+            except (duckdb.Error, OSError) as error:
+                reason = str(error).splitlines()[0]
+                raise OutputError(f"{self.out}: spans cannot be written ({reason})") from error
+            finally:
+                self._con.execute("DROP TABLE IF EXISTS arrived")
+            rejected = sum(losses.skipped.values())
+            self.spans += losses.spans
+            self.rejected += rejected
+        reasons = ", ".join(f"{count} because {reason}" for reason, count in losses.skipped.items())
+        return Answer(losses.spans, rejected, f"{rejected} spans rejected: {reasons}" if rejected else "")
+
+    def _store(self, reader: Reader) -> None:
+        """Write each run's spans beside their place, then let all take their places."""
+        if len(reader.runs) > MOST_RUNS:
+            raise TraceError(
+                f"{len(reader.runs)} runs in one request; at most {MOST_RUNS} are taken, send smaller ones"
+            )
+        touched = [self._of_run(run) for run in reader.runs]
+        conditions = [(self._by_run[run["id"]], f"run = {table.literal(run['id'])}") for run in reader.runs]
+        conditions += self._of_others()
+        staged: list[tuple[_Arriving, Path]] = []
+        try:
+            for arriving, where in conditions:
+                if path := self._stage(arriving, where, len(staged)):
+                    staged.append((arriving, path))
+            for arriving in self._concerned(touched, [arriving for arriving, _ in staged], reader.losses):
+                arriving.place.mkdir(exist_ok=True)
+                rundir.write_run(arriving.place, arriving.content())
+        except BaseException:
+            for _, path in staged:
+                path.unlink(missing_ok=True)
+            raise
+        for arriving, path in staged:
+            os.replace(path, path.with_name(f"{arriving.files:09d}.parquet"))
+            arriving.files += 1
+            arriving.waiting, arriving.touched = True, time.monotonic()
+            if arriving.files % TOGETHER == 0:
+                self._put_together(arriving)
+
+    def _put_together(self, arriving: _Arriving) -> None:
+        """Make one file of the small ones that wait: what never ends, other programs' spans, is a file a request else.
+
+        A kill in between leaves spans twice, which count once. Where the disk refuses, the files stay as they are.
+        """
+        small = [file for file in (arriving.place / rundir.WAITING).glob("[0-9]*.parquet") if _size(file) < SMALL_FILE]
+        whole = arriving.place / rundir.WAITING / f".{arriving.files:09d}-whole.staged"
+        with contextlib.suppress(duckdb.Error, OSError):
+            self._con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM {table.parquet(small)}")
+            table.write_parquet(self._con, "staged", whole)
+            os.replace(whole, whole.with_name(f"{arriving.files:09d}.parquet"))
+            arriving.files += 1
+            for file in small:
+                file.unlink(missing_ok=True)
+
+    def _stage(self, arriving: _Arriving, where: str, number: int) -> Path | None:
+        """Write spans of one run beside their place; return the file, None if there are none.
+
+        Args:
+            arriving: of which run.
+            where: the condition for its spans.
+            number: of the file among those of this request: several ranks of a job go to one directory.
+        """
+        self._con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM arrived WHERE {where}")
+        if not self._con.execute("SELECT 1 FROM staged LIMIT 1").fetchall():
+            return None
+        folder = arriving.place / rundir.WAITING
+        if not arriving.place.is_dir():  # somebody removed it: what arrives from now on is kept all the same
+            rundir.create(arriving.place)
+        folder.mkdir(exist_ok=True)
+        path = folder / f".{arriving.files:09d}-{number}.staged"
+        table.write_parquet(self._con, "staged", path)
+        return path
+
+    def _concerned(self, touched: list[_Arriving], stored: list[_Arriving], losses: Losses) -> list[_Arriving]:
+        """Count the request where it belongs, and return the directories whose `run.json` changes by it."""
+        concerned = {id(arriving): arriving for arriving in (*touched, *stored)}
+        for arriving in concerned.values():
+            arriving.requests += 1
+        first = next(iter(concerned.values()), None)
+        if first is not None:  # a request is of one run, but for what a Collector put together
+            first.skipped.update(losses.skipped)
+            first.changed.update(losses.changed)
+        return list(concerned.values())
+
+    # --- which directory ------------------------------------------------------------------------------
+
+    def _of_run(self, run: dict[str, Any]) -> _Arriving:
+        """Return the directory of a run, with what is known of the run now."""
+        identity = str(run["id"])
+        arriving = self._by_run.get(identity)
+        traces = [
+            trace
+            for (trace,) in self._con.execute(
+                "SELECT DISTINCT trace_id FROM arrived WHERE run = ?", [identity]
+            ).fetchall()
+        ]
+        if arriving is None:
+            key = jobs.job_of(identity, run, min(traces, default=""))
+            arriving = self._jobs.get(key) or self._create(run)
+            self._jobs[key] = self._by_run[identity] = arriving
+        known = arriving.runs.get(identity, {})
+        if run.get("end_ns", 0) >= known.get("end_ns", 0):
+            arriving.runs[identity] = run
+        self._remember(traces, arriving)
+        return arriving
+
+    def _remember(self, traces: Iterable[str], arriving: _Arriving) -> None:
+        for trace in traces:
+            self._by_trace[trace] = arriving
+            self._by_trace.move_to_end(trace)
+        while len(self._by_trace) > REMEMBERED:
+            self._by_trace.popitem(last=False)
+
+    def _of_others(self) -> list[tuple[_Arriving, str]]:
+        """Return where the spans of no run go: to the run in whose trace they are, else to the other programs'."""
+        rows = self._con.execute("SELECT DISTINCT trace_id FROM arrived WHERE run = '' ORDER BY ALL").fetchall()
+        traces: dict[int, tuple[_Arriving, list[str]]] = {}
+        for (trace,) in rows:
+            arriving = self._by_trace.get(trace) or self._others()
+            traces.setdefault(id(arriving), (arriving, []))[1].append(table.literal(trace))
+        return [(arriving, f"run = '' AND trace_id IN ({', '.join(names)})") for arriving, names in traces.values()]
+
+    def _others(self) -> _Arriving:
+        return self._jobs.get(jobs.OTHERS) or self._jobs.setdefault(jobs.OTHERS, self._create({}))
+
+    def _create(self, run: dict[str, Any]) -> _Arriving:
+        """Make a run directory; one of that name which is none of ours stays as it is."""
+        name, number = jobs.name_of(run), 1
+        while (self.out / name).exists():
+            number += 1
+            name = f"{jobs.name_of(run)}-{number}"
+        return _Arriving(rundir.create(self.out / name))
+
+    def _resume(self, place: Path) -> None:
+        """Go on with a directory that an earlier receiver wrote."""
+        try:
+            content = rundir.read_run(place)
+        except TraceError:
+            _remove_if_empty(place)
+            return  # something else, which is none of our business
+        received = content.get("received")
+        if not isinstance(received, dict):
+            return
+        runs = received.get("runs") or content.get("ranks") or ([content] if "id" in content else [])
+        names = [int(file.stem) for file in (place / rundir.WAITING).glob("[0-9]*.parquet")]
+        for staged in (place / rundir.WAITING).glob(".*"):
+            staged.unlink(missing_ok=True)
+        arriving = _Arriving(
+            place,
+            {run["id"]: {name: value for name, value in run.items() if name not in _OURS} for run in runs},
+            Counter(received.get("skipped", {})),
+            Counter(received.get("changed", {})),
+            received.get("requests", 0),
+            max(names, default=-1) + 1,
+            bool(names),
+        )
+        files = [*rundir.segments(place), *(place / rundir.WAITING).glob("*.parquet")]
+        traces = self._traces(files)
+        for identity, run in arriving.runs.items():
+            self._by_run[identity] = self._jobs[jobs.job_of(identity, run, min(traces, default=""))] = arriving
+        if arriving.runs:
+            self._remember(traces, arriving)
+        else:
+            self._jobs[jobs.OTHERS] = arriving
+
+    def _traces(self, files: list[Path]) -> list[str]:
+        if not files:
+            return []
+        try:
+            found = self._con.execute(f"SELECT DISTINCT trace_id FROM {table.parquet(files)}").fetchall()
+        except duckdb.Error as error:
+            self._say(f"{files[0].parent.parent}: damaged ({str(error).splitlines()[0]})")
+            return []
+        return [trace for (trace,) in found]
+
+    # --- in order -------------------------------------------------------------------------------------
+
+    def tidy(self, all_of_them: bool = False) -> None:
+        """Put runs in order that are complete and quiet.
+
+        Args:
+            all_of_them: the others too, because nothing more will arrive.
+        """
+        with self._lock:
+            now = time.monotonic()
+            chosen = [
+                arriving
+                for arriving in {id(each): each for each in self._jobs.values()}.values()
+                if arriving.waiting and (all_of_them or (arriving.complete and now - arriving.touched > QUIET_S))
+            ]
+        for arriving in chosen:
+            self._put_in_order(arriving)
+
+    def close(self) -> None:
+        """Put all in order, and take no more."""
+        self.tidy(all_of_them=True)
+        with self._lock:
+            self._con.close()
+            if self._held is not None:
+                os.close(self._held)
+                self._held = None
+
+    def _put_in_order(self, arriving: _Arriving) -> None:
+        """Spans may go on arriving meanwhile: they wait for the next time."""
+        with self._lock:
+            files, arriving.waiting = arriving.files, False
+        try:
+            written = put_in_order(arriving.place, arriving.place)
+        except XspError as error:
+            arriving.waiting, arriving.touched = True, time.monotonic()
+            self._say(f"{error}; what arrived is kept in {arriving.place}, and loads")
+            return
+        with self._lock:
+            if arriving.files != files:
+                rundir.write_run(arriving.place, arriving.content())
+            else:
+                self.finished += 1
+                with contextlib.suppress(OSError):
+                    (arriving.place / rundir.WAITING).rmdir()
+        self._say(f"{arriving.place}: {_counted(arriving.place, written)}")
+
+
+_OURS = frozenset({"format", "received", "ranks"})
+"""Fields of `run.json` that a receiver writes, and that are no part of what a run says of itself."""
+
+
+def _counted(place: Path, run: dict[str, Any]) -> str:
+    """Say in words what a run directory holds."""
+    counts = "count(DISTINCT (trace_id, step, rank)) FILTER (step IS NOT NULL), count(*)"
+    query = f"SELECT {counts} FROM {table.parquet(rundir.segments(place))}"
+    with table.connect() as con:
+        ((steps, spans),) = con.execute(query).fetchall()
+    ranks = f", {len(run['ranks'])} ranks" if run.get("ranks") else ""
+    return f"{steps} steps, {spans} spans{ranks}"
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return SMALL_FILE
+
+
+def _remove_if_empty(place: Path) -> None:
+    """Remove the directory of a run of which nothing was taken: its receiver was killed when it had just made it."""
+    folders = [place / rundir.WAITING, place / rundir.STEPS]
+    halves = [*place.glob(f".{rundir.RUN_FILE}.*.part"), *folders[0].glob(".*.staged*")]
+    with contextlib.suppress(OSError):  # it holds something, or is no directory
+        if set(place.iterdir()) <= {*folders, *halves}:
+            for half in halves:
+                half.unlink()
+            for folder in filter(Path.is_dir, folders):
+                folder.rmdir()
+            place.rmdir()

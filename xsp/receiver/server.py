@@ -1,0 +1,136 @@
+"""A receiver with its two doors, from its first request to the runs that it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xsp.errors import PluginError, UsageError
+from xsp.receiver.journal import Receiving
+from xsp.receiver.limits import Limits, Room
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+TIDY_S = 0.5
+BODIES = 2
+"""Bodies of the largest size that are in memory at a time."""
+
+
+class Address(NamedTuple):
+    """Where to listen."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def address(text: str) -> Address | None:
+    """Read `127.0.0.1:4318`, `[::1]:4318`; None for `off`.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if text == "off":
+        return None
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{text!r}: write host and port, 127.0.0.1:4318, or off")
+    return Address(host, int(port))
+
+
+class Server:
+    """Receives until it is closed."""
+
+    def __init__(
+        self, out: Path, http: Address | None, grpc: Address | None, limits: Limits, say: Callable[[str], None]
+    ) -> None:
+        """Listen.
+
+        Args:
+            out: where the run directories are.
+            http: None for no HTTP.
+            grpc: None for no gRPC.
+            limits: of size and number.
+            say: what to do with a line for people.
+
+        Raises:
+            PluginError: packages are missing.
+            UsageError: an address cannot be used.
+            OutputError: `out` cannot be written.
+        """
+        self._say = say
+        self._ended = threading.Event()
+        self.receiving = Receiving(out, say)
+        room = Room(BODIES * limits.max_body)
+        with contextlib.ExitStack() as opened:
+            opened.callback(self.receiving.close)
+            self._web: Any = self._open_http(http, room, limits) if http else None
+            if self._web is not None:
+                opened.callback(self._web.server_close)
+            self._rpc: Any = self._open_grpc(grpc, room, limits) if grpc else None
+            opened.pop_all()
+
+    def start(self) -> None:
+        """Answer requests, in other threads."""
+        if self._web is not None:
+            threading.Thread(target=self._web.serve_forever, args=(0.1,), name="xsp-http", daemon=True).start()
+        if self._rpc is not None:
+            self._rpc.start()
+        self._tidying = threading.Thread(target=self._tidy, name="xsp-tidy")
+        self._tidying.start()
+
+    def close(self) -> None:
+        """Take no more, put everything in order, and say what there is."""
+        if self._web is not None:
+            self._web.shutdown()
+            self._web.server_close()
+        if self._rpc is not None:
+            self._rpc.stop(grace=5).wait()
+        self._ended.set()
+        self._tidying.join()
+        self.receiving.close()
+        taken = self.receiving
+        self._say(f"{taken.spans} spans received, {taken.rejected} rejected, {taken.finished} runs written")
+
+    def _tidy(self) -> None:
+        while not self._ended.wait(TIDY_S):
+            self.receiving.tidy()
+
+    def _open_http(self, where: Address, room: Room, limits: Limits) -> Any:
+        web = _module("web")
+        try:
+            opened = web.Web(tuple(where), self.receiving, room, limits)
+        except OSError as error:
+            raise UsageError(f"--http {where}: cannot be listened on ({error.strerror or error})") from error
+        self._say(f"listening for OTLP on http://{where._replace(port=opened.server_address[1])}{web.PATH}")
+        self._warn(where, "--http")
+        return opened
+
+    def _open_grpc(self, where: Address, room: Room, limits: Limits) -> Any:
+        try:
+            opened, port = _module("rpc").server(str(where), self.receiving, room, limits)
+        except OSError as error:
+            raise UsageError(f"--grpc {where}: cannot be listened on ({error})") from error
+        self._say(f"listening for OTLP on grpc://{where._replace(port=port)}")
+        self._warn(where, "--grpc")
+        return opened
+
+    def _warn(self, where: Address, option: str) -> None:
+        if where.host not in LOOPBACK:
+            self._say(f"warning: {option} {where}: everybody who reaches this address can send spans")
+
+
+def _module(name: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(f"xsp.receiver.{name}")
+    except ImportError as error:
+        raise PluginError(
+            f"receiving needs grpcio and opentelemetry-proto: pip install 'xsp[otel]' ({error})"
+        ) from error

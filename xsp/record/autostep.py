@@ -1,0 +1,311 @@
+"""Steps of a program that names none: found at the boundaries that collectors signal.
+
+A step of training begins with the first outermost call of a module after the last step, or with the optimizer's step
+where that makes the calls itself (a closure), and ends with the optimizer's step. A step of inference is one outermost
+call. A call counts as training if its module is in training mode and gradients are on.
+
+What a program repeats is learned from it: optimizers that step one right after the other end one step, not two; a call
+without gradients that is always followed by training calls (a teacher's, an encoder's) begins a training step.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+import threading
+import weakref
+from typing import Any
+
+from xsp.collector import Signal
+from xsp.record.session import profile
+from xsp.record.steps import Step
+
+
+class StepRule(enum.Enum):
+    """What makes a step, where the program does not say."""
+
+    AUTO = "auto"  # an optimizer's step if the program trains, else a call
+    CALL = "call"  # a call of the outermost module
+    OPTIMIZER = "optimizer"  # from one optimizer step to the next
+
+
+MOST_CALLS = 256
+"""Calls without a backward pass, of which none was ever seen, after which a program is taken not to train."""
+
+MOST_BACKWARDS = 64
+"""Backward passes after which a program of which no optimizer stepped is taken to have none of torch's."""
+
+LONGEST_PREFIX = 8
+"""Calls without gradients that may begin a training step."""
+
+_NO_OPTIMIZER = (
+    "the program trains without an optimizer of torch's: a step ends with the backward pass, and what updates the "
+    "parameters is between steps; say --step with the name of a function for other steps"
+)
+_FORGOTTEN = (
+    "a model in training mode was called again and again without a backward pass: its calls are the steps; "
+    "call model.eval() for inference, or say --step optimizer"
+)
+
+
+class AutoStep:
+    """Opens and closes the steps of a session as signals come in."""
+
+    def __init__(self, session: profile, rule: StepRule = StepRule.AUTO) -> None:
+        self._session = session
+        self._rule = rule
+        self._step: Step | None = None
+        self._owner: int | None = None
+        self._trains = False  # the open step waits for what ends a step of training
+        self._inside = 0  # optimizers' steps that are under way
+        self._called = 0
+        self._gave_up = False
+        self._quiet = session.quiet
+        self._proof = Proof()
+        self._order = Order()
+
+    def __call__(self, signal: Signal, subject: object) -> None:
+        """Take a boundary of the program; those of other threads than the step's own are ignored."""
+        if self._session.has_explicit_steps:
+            return
+        if self._step is not None and threading.get_ident() != self._owner:
+            return
+        if self._quiet.left:
+            if threading.get_ident() == self._owner:
+                self._quiet.heard(signal)
+            return
+        if signal is Signal.CALL_BEGIN:
+            self._call_begins(subject)
+        elif signal is Signal.CALL_END:
+            self._call_ends(subject)
+        elif signal is Signal.BACKWARD_END:
+            self._backward_ends()
+        elif signal is Signal.OPTIMIZER_BEGIN:
+            self._optimizer_begins()
+        elif signal is Signal.OPTIMIZER_END:
+            self._optimizer_ends(subject)
+
+    def _call_begins(self, module: object) -> None:
+        trains = self._rule is StepRule.OPTIMIZER or (self._rule is StepRule.AUTO and _trains(module))
+        if self._rule is StepRule.AUTO and self._step is not None and self._trains and self._gives_up(module, trains):
+            self._abandon()
+            trains = trains and self._rule is StepRule.AUTO
+        if self._step is None:
+            self._trains = trains or (self._rule is StepRule.AUTO and self._order.leads(module))
+            self._open(by_call=True)
+        self._order.called(module, trains)
+        self._called = id(module)
+
+    def _gives_up(self, module: object, trains: bool) -> bool:
+        """Return whether the open step turns out to be none of training, or one whose end was missed."""
+        if self._order.has_missed():
+            self._session.note("training steps whose second optimizer did not step as before were left out")
+            return True
+        if trains and self._proof.is_missing():
+            self._rule, self._gave_up = StepRule.CALL, True
+            self._session.note(_FORGOTTEN)
+            return True
+        return not trains and self._order.misleads(module)
+
+    def _call_ends(self, result: object) -> None:
+        if self._trains:
+            self._proof.called(self._called, result)
+        else:
+            self._end()
+
+    def _backward_ends(self) -> None:
+        self._order.went_back()
+        if self._gave_up:  # too early
+            self._rule, self._gave_up = StepRule.AUTO, False
+            self._session.withdraw(_FORGOTTEN)
+        if self._proof.went_back():
+            self._session.note(_NO_OPTIMIZER)
+        if self._proof.has_no_optimizer and self._trains and not self._inside:
+            self._end()
+
+    def _optimizer_begins(self) -> None:
+        self._inside += 1
+        self._proof.saw_optimizer()
+        if self._step is None and self._rule is not StepRule.CALL:
+            self._trains = True
+            self._open(by_call=False)
+
+    def _optimizer_ends(self, optimizer: object) -> None:
+        self._inside = max(0, self._inside - 1)
+        if self._step is not None and self._trains and not self._inside and self._order.stepped(optimizer):
+            self._end()
+
+    def _open(self, by_call: bool) -> None:
+        self._owner = threading.get_ident()
+        self._step = self._session.found_step(by_call)
+        self._step.__enter__()
+
+    def _end(self) -> None:
+        step, self._step = self._step, None
+        if not self._trains:
+            self._quiet.by_signal = Signal.CALL_END
+        else:
+            self._quiet.by_signal = Signal.BACKWARD_END if self._proof.has_no_optimizer else Signal.OPTIMIZER_END
+        if step is not None:
+            step.__exit__(None, None, None)
+
+    def _abandon(self) -> None:
+        step, self._step = self._step, None
+        if step is not None and step.is_open:
+            step.abandon()
+
+
+class Proof:
+    """Whether a program that calls a model in training mode does train it, and with an optimizer of torch's.
+
+    A backward pass proves it. Until the first one, the graphs that calls have made are watched: in training one lives
+    until the backward pass. Where a module is called again and again, each graph of it but the last one is dead and no
+    other module's lives, nothing is trained. (Several calls may come before one backward pass: siamese networks,
+    contrastive learning, losses that are summed. And a result may be detached: a generator's for its discriminator.)
+    """
+
+    def __init__(self) -> None:
+        self.has_no_optimizer = False
+        """The program trains by means of its own: a step ends with the backward pass."""
+
+        self._backwards = self._calls = 0
+        self._steps = False
+        self._graphs: dict[int, list[weakref.ref[Any]]] = {}
+
+    def called(self, module: int, result: object) -> None:
+        """Watch the graph of the result of a call of a module, which is known by its `id`."""
+        if self._backwards:
+            return
+        self._calls += 1
+        node = _graph(result)
+        if node is not None:
+            mark = _Mark()
+            node.metadata["xsp"] = mark
+            self._graphs.setdefault(module, []).append(weakref.ref(mark))
+
+    def went_back(self) -> bool:
+        """Take in a backward pass, and return whether it shows for the first time that there is no optimizer."""
+        self._backwards += 1
+        self._graphs.clear()
+        shown = not self._steps and self._backwards == MOST_BACKWARDS
+        self.has_no_optimizer |= shown
+        return shown
+
+    def saw_optimizer(self) -> None:
+        """Take in an optimizer's step."""
+        self._steps, self.has_no_optimizer = True, False
+
+    def is_missing(self) -> bool:
+        """Return whether what was called until now turned out not to be trained."""
+        if self._backwards or self._steps:
+            return False
+        alive = [module for module, graphs in self._graphs.items() if any(graph() is not None for graph in graphs)]
+        return self._calls >= MOST_CALLS or any(
+            len(graphs) > 1 and all(graph() is None for graph in graphs[:-1]) and set(alive) <= {module}
+            for module, graphs in self._graphs.items()
+        )
+
+
+class _Mark:
+    """Lives as long as the graph that it was put on."""
+
+
+def _graph(value: Any, nesting: int = 3) -> Any:
+    """Return the autograd node of the first tensor in a result that has one."""
+    node = getattr(value, "grad_fn", None)
+    if node is not None and hasattr(node, "metadata"):
+        return node
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    found = (_graph(part, nesting - 1) for part in parts if nesting)
+    return next((node for node in found if node is not None), None)
+
+
+class Order:
+    """What a program does in which order, as far as steps depend on it; modules and optimizers by their `id`."""
+
+    def __init__(self) -> None:
+        self._awaited: int | None = None
+        self._follower: dict[int, int | None] = {}
+        self._last_optimizer: int | None = None
+        self._before: list[int] = []
+        self._before_last: list[int] = []
+        self._prefix: list[int] = []
+        self._has_trained = False
+
+    def called(self, module: object, trains: bool) -> None:
+        """Take in a call."""
+        self._last_optimizer = None
+        if self._has_trained:
+            return
+        if not trains:
+            self._before.append(id(module))
+            return
+        self._has_trained = True
+        if self._before == self._before_last and len(self._before) <= LONGEST_PREFIX:
+            self._prefix = self._before
+        self._before_last, self._before = self._before, []
+
+    def leads(self, module: object) -> bool:
+        """Return whether a call without gradients begins what came before the training calls the last times."""
+        return not self._before and self._prefix[:1] == [id(module)]
+
+    def misleads(self, module: object) -> bool:
+        """Return whether a call without gradients, in a step that such a call began, shows that it began none."""
+        if self._has_trained or self._prefix[: len(self._before) + 1] == [*self._before, id(module)]:
+            return False
+        self._prefix, self._before_last = [], []
+        return True
+
+    def went_back(self) -> None:
+        """Take in a backward pass."""
+        self._last_optimizer = None
+
+    def has_missed(self) -> bool:
+        """Return whether an optimizer that followed another one before did not step; it is not waited for again."""
+        if self._awaited is None:
+            return False
+        self._follower = {before: None if this == self._awaited else this for before, this in self._follower.items()}
+        self._awaited = None
+        return True
+
+    def stepped(self, optimizer: object) -> bool:
+        """Take in an optimizer's step, and return whether it ends the training step."""
+        this, before = id(optimizer), self._last_optimizer
+        if before is not None and before != this:
+            self._follower.setdefault(before, this)
+        self._last_optimizer = this
+        self._before, self._has_trained = [], False
+        self._awaited = self._follower.get(this)
+        return self._awaited is None
+
+
+def _trains(module: Any) -> bool:
+    torch = sys.modules["torch"]
+    return bool(module.training) and bool(torch.is_grad_enabled())
+
+
+class OneAtATime:
+    """Lets the outermost calls of several threads take turns, so that what runs in one is not ambiguous."""
+
+    TIMEOUT_S = 10.0
+
+    def __init__(self, session: profile, inner: AutoStep | None) -> None:
+        self._session = session
+        self._inner = inner
+        self._turn = threading.RLock()
+        self._held = threading.local()
+
+    def __call__(self, signal: Signal, subject: object) -> None:
+        """Take the turn at a call's begin and hand it on at its end; one that waits too long goes on without."""
+        if signal is Signal.CALL_BEGIN:
+            self._held.yes = self._turn.acquire(timeout=self.TIMEOUT_S)
+            if not self._held.yes:
+                self._session.note(
+                    f"a call waited {self.TIMEOUT_S:.0f} s for another thread's and then ran beside it: "
+                    "these calls depend on each other and cannot take turns"
+                )
+        if self._inner is not None:
+            self._inner(signal, subject)
+        if signal is Signal.CALL_END and getattr(self._held, "yes", False):
+            self._held.yes = False
+            self._turn.release()

@@ -1,0 +1,283 @@
+"""The collectors of a block: found by name, switched together, and none of them able to harm the program."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+from xsp import clock, plugins
+from xsp.collector import Collector, Kernels, Outline, Signal, ignore
+from xsp.errors import PluginError
+from xsp.record.calibration import cost_per_span
+from xsp.record.kernelsource import KernelSource
+from xsp.schema import COLUMNS, Level, Span
+
+Listener = Callable[[Signal, object], None]
+
+
+class Collecting:
+    """What sees the levels down to a deepest one.
+
+    A collector that raises is taken out and noted, and the program goes on.
+    """
+
+    def __init__(self) -> None:
+        self.collectors: list[Collector] = []
+        self.absent: dict[str, str] = {}
+        """Reasons why collectors cannot work here, by name."""
+
+        self.device_work = KernelSource()
+        self._forgetting: list[Collector] = []
+
+        self.notes: list[dict[str, str]] = []
+        """Sentences on what could not be seen, each with its source, each once."""
+
+    @property
+    def names(self) -> list[str]:
+        """The collectors that are at work, sorted."""
+        return sorted(collector.name for collector in self.collectors)
+
+    def find(self, wanted: Sequence[str | Collector] | None, deepest: Level, kernels: Kernels = Kernels.KINETO) -> None:
+        """Load what was asked for, else all that can work here; remember why the others cannot.
+
+        Args:
+            wanted: names of entry points, or instances; None for all that are installed.
+            deepest: level that the run reaches.
+            kernels: which of them is to record device work.
+
+        Raises:
+            PluginError: a collector, or a source of device work, that was asked for by name cannot work here.
+        """
+        names: Sequence[str | Collector] = plugins.names("xsp.collectors") if wanted is None else wanted
+        found = []
+        for item in names:
+            try:
+                collector, reason = plugins.collector(item)
+            except PluginError as error:
+                if wanted is not None:
+                    raise
+                self.absent[str(item)] = str(error)
+                if not isinstance(error.__cause__, ImportError):  # a package that is missing is none's fault
+                    self.note(str(item), f"{error}; it was left out")
+                continue
+            if wanted is None and collector.on_request:
+                continue
+            if reason is not None:
+                self.absent[collector.name] = reason
+            elif min(collector.levels) <= deepest:
+                found.append(collector)
+        self.device_work = KernelSource(kernels)
+        found = self.device_work.choose(found, self.absent, deepest)
+        for name in self.device_work.reasons:  # where there is no device, that a source is absent is nothing missing
+            self.absent.pop(name, None)
+        self.collectors = _in_order(found)
+        if (note := self.device_work.note()) is not None:
+            self.note("xsp", note)
+
+    def widen(self, more: Collecting, notify: Listener) -> None:
+        """Take in and install the collectors of another that are not here by name; nothing is on meanwhile."""
+        here = {each.name: each for each in self.collectors}
+        if self.device_work.source is None and (source := more.device_work.source) is not None:
+            self.device_work = more.device_work
+            self.device_work.source = here.get(source.name, source)
+            self.device_work.source.is_device_source = True
+        new = [each for each in more.collectors if each.name not in here]
+        new = [each for each in new if not each.innermost or each is self.device_work.source]
+        self.absent = {**more.absent, **self.absent}
+        self.collectors = _in_order([*self.collectors, *new])
+        self.open(notify, those=new)
+
+    def open(
+        self,
+        notify: Listener | None,
+        outline: Outline | None = None,
+        those: Iterable[Collector] | None = None,
+    ) -> None:
+        """Install them.
+
+        Args:
+            notify: hears of the program's boundaries.
+            outline: where they note what each step does, recorded or not.
+            those: of them; all unless told otherwise.
+        """
+        for collector in list(self.collectors if those is None else those):
+            if notify is not None:
+                collector.notify = notify
+            collector.outline = outline
+            self._guard(collector, "open", collector.open)
+        self._forgetting = [each for each in self.collectors if type(each).forget is not Collector.forget]
+
+    def close(self, calibrate: bool = True) -> dict[str, Any]:
+        """Take them out again, and return what one span of each costs, by name.
+
+        Args:
+            calibrate: measure those costs; a program that goes on serving has no time for it.
+        """
+        costs = {}
+        for collector in reversed(self.collectors):
+            self._guard(collector, "close", collector.close)
+            self._collect_notes(collector)
+        for collector in self.collectors:
+            collector.notify, collector.outline = ignore, None
+            cost = None
+            if calibrate:
+                with contextlib.suppress(Exception):  # a probe that fails costs us a figure, not the program
+                    cost = cost_per_span(collector)
+            if cost is not None:
+                costs[collector.name] = cost
+        return costs
+
+    def try_out(self, rung: Level) -> None:
+        """Switch on and off what sees this rung: what a first use sets up, a step need not pay."""
+        self.stop(self.start(rung, describe=False))
+        self.rows(clock.anchor())
+
+    def start(self, rung: Level, describe: bool, by_thread: bool | None = None) -> list[Collector]:
+        """Switch on what sees this rung, and return it.
+
+        Args:
+            rung: the deepest level.
+            describe: shapes and memory, too.
+            by_thread: only collectors that can (True) or cannot (False) tell several recordings at a time apart.
+        """
+        on = [each for each in self._those(by_thread) if min(each.levels) <= rung]
+        for collector in on:
+            self._guard(collector, "start", lambda c=collector: c.start(rung, describe))  # type: ignore[misc]
+        return on
+
+    def settle(self, on: Iterable[Collector]) -> None:
+        """Wait for work that the step started elsewhere."""
+        for collector in on:
+            with contextlib.suppress(Exception):  # a device that failed must fail in the program, not here
+                collector.settle()
+
+    def stop(self, on: Sequence[Collector]) -> None:
+        """Switch off what `start` returned."""
+        for collector in reversed(on):
+            self._guard(collector, "stop", collector.stop)
+
+    def hush(self, quiet: bool, but: Signal | None = None) -> None:
+        """Have collectors pass everything by between steps, or no longer; but for one signal."""
+        for collector in self.collectors:
+            self._guard(collector, "hush", lambda c=collector: c.hush(quiet, but))  # type: ignore[misc]
+
+    def forget(self) -> None:
+        """Forget what was seen of a step that is not recorded."""
+        for collector in self._forgetting:
+            self._guard(collector, "forget", collector.forget)
+
+    def rows(self, anchor: clock.Anchor, by_thread: bool | None = None) -> list[Span]:
+        """Take what they saw, on the epoch, and what they have to say of it; `by_thread` as in `start`."""
+        rows: list[Span] = []
+        for collector in self._those(by_thread):
+            seen = self._guard(collector, "spans", lambda c=collector: _checked(c.spans())) or []  # type: ignore[misc]
+            rows += seen if collector.epoch else [clock.on_epoch(span, anchor) for span in seen]
+            self._collect_notes(collector)
+        if (change := self.device_work.replace()) is not None:
+            self.note("xsp", change)
+        return rows
+
+    def without_misfits(self, rows: Sequence[Span]) -> list[Span]:
+        """Return rows without those of collectors of which one holds a value of another type than its column.
+
+        These collectors are left out from then on, and noted.
+        """
+        wrong = {row.collector: text for row in rows if (text := _misfit(row)) is not None}
+        for collector in list(self.collectors):
+            if collector.name in wrong:
+                self._guard(collector, "spans", partial(_raise, TypeError(wrong[collector.name])))
+        return [row for row in rows if row.collector not in wrong]
+
+    def rows_during(self, anchor: clock.Anchor, start: int, end: int, thread: int | None = None) -> list[Span]:
+        """Return what those saw that can tell recordings apart, on the epoch.
+
+        Args:
+            anchor: of the clock.
+            start: the earliest begin.
+            end: the latest end; both of `clock.monotonic_ns`.
+            thread: the only thread, None for all.
+        """
+        rows: list[Span] = []
+        for collector in self._those(by_thread=True):
+            seen = self._guard(collector, "spans", lambda c=collector: list(c.spans_during(start, end, thread)))  # type: ignore[misc]
+            rows += [clock.on_epoch(span, anchor) for span in seen or []]
+            self._collect_notes(collector)
+        return rows
+
+    def drop_before(self, time: int) -> None:
+        """Have those forget what ended before a time of `clock.monotonic_ns`."""
+        for collector in self._those(by_thread=True):
+            self._guard(collector, "drop_before", lambda c=collector: c.drop_before(time))  # type: ignore[misc]
+
+    def _those(self, by_thread: bool | None) -> list[Collector]:
+        return [each for each in self.collectors if by_thread is None or each.by_thread is by_thread]
+
+    def note(self, source: str, text: str) -> None:
+        """Remember a sentence on what is missing."""
+        note = {"source": source, "text": text}
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def _collect_notes(self, collector: Collector) -> None:
+        for text in self._guard(collector, "notes", lambda: list(collector.notes())) or ():
+            self.note(collector.name, text)
+
+    def _guard(self, collector: Collector, verb: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except plugins.MAY_BREAK as error:
+            self.note(collector.name, f"{verb} failed and the collector was left out: {type(error).__name__}: {error}")
+            if collector.is_device_source and collector.gave_up is None:
+                collector.gave_up = f"{verb} failed: {type(error).__name__}: {error}"
+            if collector in self.collectors:
+                self.collectors.remove(collector)
+                if verb != "close":
+                    with contextlib.suppress(Exception):
+                        collector.stop()
+                    with contextlib.suppress(Exception):
+                        collector.close()
+            return None
+
+
+def _checked(seen: Iterable[Any]) -> list[Span]:
+    """Return the spans that a collector hands over.
+
+    Raises:
+        TypeError: something among them is no span, or a value of one has another type than its column.
+    """
+    rows = list(seen)
+    for row in rows:
+        if not isinstance(row, Span):
+            raise TypeError(f"{type(row).__name__} is no Span")
+        if not (isinstance(row.name, str) and isinstance(row.start_ns, int) and isinstance(row.dur_ns, int)):
+            raise TypeError(f"a span without a name or times: {tuple(row)[:10]}")
+    return rows
+
+
+def _misfit(row: Span) -> str | None:
+    """Return what does not fit its column, None if all does."""
+    for column, value in zip(COLUMNS, row, strict=True):
+        if value is not None and not isinstance(value, _PYTHON[column.type.partition("(")[0]]):
+            return f"{column.name} = {str(value)[:100]!r} is no {column.type}"
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            return f"{column.name} = {str(value)[:100]} is out of range"
+    return None
+
+
+_PYTHON: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("VARCHAR",), str),
+    **dict.fromkeys(("SMALLINT", "INTEGER", "BIGINT"), int),
+    "BOOLEAN": bool,
+    "DOUBLE": (int, float),
+}
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _in_order(collectors: Iterable[Collector]) -> list[Collector]:
+    """Return them as they are switched on: deeper ones first, and off last."""
+    return sorted(collectors, key=lambda each: (not each.innermost, min(each.levels)), reverse=True)

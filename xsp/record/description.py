@@ -1,0 +1,91 @@
+"""What `run.json` says of a run, and of one in parts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from xsp import clock, scrub
+from xsp.device import machine as device
+from xsp.identity import Identity
+from xsp.levels import rung_name
+from xsp.record import budget
+from xsp.record.steps import Steps
+from xsp.version import __version__
+
+_ALIKE = (
+    "xsp",
+    "created",
+    "command",
+    "warmup",
+    "settle",
+    "seed",
+    "kinds",
+    "clock",
+    "collectors",
+    "absent",
+    "kernels",
+    "costs",
+    "machine",
+)
+"""What all parts of a run that was made once per level have alike."""
+
+
+def of_steps(
+    steps: Steps, levels: str, own: Identity, started_ns: int, finished: bool, costs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what is to be said of a run as far as it has come.
+
+    Args:
+        steps: of its block.
+        levels: as the user wrote them.
+        own: the run's place in its job and its trace.
+        started_ns: since the epoch.
+        finished: whether the block was left.
+        costs: what one span of each collector costs, see `Collecting.close`; empty until then.
+    """
+    now_ns, schedule, collecting = time.time_ns(), steps.schedule, steps.collecting
+    return {
+        "xsp": __version__,
+        "id": own.id,
+        "name": steps.name,
+        "finished": finished,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_ns // 10**9)),
+        "seconds": round((now_ns - started_ns) / 1e9, 3),
+        "start_ns": started_ns,
+        "end_ns": now_ns,
+        "otel": own.otel,
+        "rank": own.rank,
+        "local_rank": own.local_rank,
+        "world_size": own.world_size,
+        "process": own.process,
+        "host": own.host,
+        "command": scrub.command(sys.argv),
+        "levels": levels,
+        "rungs": [rung_name(rung) for rung in schedule.rungs],
+        "warmup": schedule.warmup,
+        "settle": schedule.settle,
+        "seed": schedule.seed,
+        "batch_size": steps.batch_size,
+        "kinds": steps.kinds.content(),
+        "budget": budget.content(schedule, steps.account),
+        "clock": {"durations": "perf_counter_ns", "epoch_error_ns": clock.anchor().error_ns},
+        "steps": {"seen": steps.seen, "stored": steps.stored, "lost": steps.lost, "skipped": steps.skipped},
+        "collectors": collecting.names,
+        "absent": collecting.absent,
+        "kernels": collecting.device_work.content(),
+        "costs": costs,
+        "notes": collecting.notes,
+        "machine": device.describe(),
+    }
+
+
+def of_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what is to be said of a run in parts: what they have alike, and in sum what is counted; empty for none."""
+    if not parts:
+        return {}
+    counted = {name: sum(part["steps"][name] for part in parts) for name in parts[-1]["steps"]}
+    notes = [note for part in parts for note in part["notes"]]
+    different = [note for place, note in enumerate(notes) if note not in notes[:place]]
+    return {**{name: parts[-1][name] for name in _ALIKE}, "steps": counted, "notes": different}

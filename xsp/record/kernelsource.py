@@ -1,0 +1,105 @@
+"""Which collector records device work, and why that one.
+
+The runtime's calls, kernels and copies come through CUPTI, which serves one client in a process at a time. So of
+the collectors that could record them one does, and the others leave them alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+
+from xsp.collector import Collector, Kernels
+from xsp.errors import PluginError
+from xsp.schema import Level
+
+
+class KernelSource:
+    """The source of a run's device work: chosen before the block is entered, replaced if it gives up."""
+
+    def __init__(self, wanted: Kernels = Kernels.KINETO) -> None:
+        self.wanted = wanted
+        self.source: Collector | None = None
+        self.reasons: dict[str, str] = {}
+        """Why sources that could have been chosen were not, by the source's name."""
+
+        self._others: list[Collector] = []
+
+    def choose(self, found: Sequence[Collector], absent: Mapping[str, str], deepest: Level) -> list[Collector]:
+        """Choose, and return the collectors without those that would be nothing but a source and are not it.
+
+        Args:
+            found: the collectors that are available.
+            absent: why others are not, by name.
+            deepest: level that the run reaches.
+
+        Raises:
+            PluginError: a source was asked for, the run reaches its levels, and it cannot work here.
+        """
+        for collector in found:
+            collector.is_device_source, collector.gave_up = False, None
+        sources = {str(kind) for kind in Kernels}
+        self.reasons = {name: reason for name, reason in absent.items() if name in sources}
+        able = {each.device_work: each for each in found if each.device_work is not None}
+        if deepest >= Level.LIBRARY:
+            in_order = [able[kind] for kind in Kernels if kind in able]
+            self._try([each for each in in_order if self.wanted in (each.device_work, Kernels.AUTO)])
+            self._refuse_a_wish(deepest)
+            # a source that gives up later has a successor, unless only the last was wanted
+            self._others = in_order[in_order.index(self.source) + 1 :] if self.source is not None else []
+        return [each for each in found if not each.innermost or each is self.source]
+
+    def replace(self) -> str | None:
+        """Let another collector take over if the source gave up, and return a sentence on it, else None."""
+        if self.source is None or self.source.gave_up is None:
+            return None
+        gone, reason = self.source, self.source.gave_up
+        gone.is_device_source, gone.gave_up = False, None
+        self.source = None
+        self.reasons[str(gone.device_work)] = reason
+        self._try(self._others)
+        self._others = self._others[self._others.index(self.source) + 1 :] if self.source is not None else []
+        now = f"comes from {self.source.device_work}" if self.source is not None else "is not recorded"
+        return f"{gone.device_work} gave up recording device work, which {now} from then on: {reason}"
+
+    def note(self) -> str | None:
+        """Return a sentence if device work comes from another source than the first of all, else None."""
+        if self.source is None or self.source.device_work is Kernels.CUPTI or self.wanted is not Kernels.AUTO:
+            return None
+        reason = self.reasons.get(Kernels.CUPTI.value)
+        return f"device work comes from {self.source.device_work}, not from cupti: {reason}" if reason else None
+
+    def content(self) -> dict[str, object]:
+        """Return what `run.json` says of it: what was wanted, what it is, its details, and why others are not."""
+        kind = self.source.device_work if self.source is not None else None
+        content: dict[str, object] = {
+            "wanted": str(self.wanted),
+            "source": str(kind) if kind else None,
+            "reasons": self.reasons,
+        }
+        with contextlib.suppress(Exception):  # a third party's, which must not cost the run its run.json
+            content |= {"details": dict(self.source.details())} if self.source is not None else {}
+        return content
+
+    def _try(self, candidates: Sequence[Collector]) -> None:
+        """Make the first that passes its trial the source."""
+        for collector in candidates:
+            reason = _trial(collector)
+            if reason is None:
+                collector.is_device_source = True
+                self.source = collector
+                return
+            self.reasons[str(collector.device_work)] = reason
+
+    def _refuse_a_wish(self, deepest: Level) -> None:
+        """Say at once that what was asked for by name cannot be had."""
+        if self.wanted is Kernels.CUPTI and self.source is None and deepest >= Level.RUNTIME:
+            reason = self.reasons.get(Kernels.CUPTI.value, "its collector is not among those that were asked for")
+            raise PluginError(f"kernels=cupti: {reason}")
+
+
+def _trial(collector: Collector) -> str | None:
+    try:
+        return collector.trial()
+    except Exception as error:  # a source that cannot even be tried is one that cannot work
+        return f"its trial failed: {type(error).__name__}: {error}"

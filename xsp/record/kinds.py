@@ -1,0 +1,229 @@
+"""Which kind of step each step was, recorded or not: by the outline of what it did.
+
+Two steps are of one kind if they made the same outermost calls, of the same modules, with inputs of about the same
+shape, and the same backward passes and optimizers' steps, in the same order. Sizes count by powers of two, so that
+sentences of 100 and of 120 words are of one kind, and a prefill of 40 words and a decode of one are not. Equal words in
+a row count by powers of two as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from xsp.collector import Token
+from xsp.schema import Kind
+
+MOST_KINDS = 64
+"""Further kinds are put together as one: a program that does something else in each step has no kinds."""
+
+MOST_KNOWN = 4096
+"""Outlines that are remembered as they are."""
+
+OTHER = "other steps"
+NO_CALL = "steps without a module's call"
+
+
+class Batch(NamedTuple):
+    """How many samples a step has, and how that is known."""
+
+    size: int | None
+    source: str | None
+    """`input`: the first dimension of its one input; `guess`: of several calls; None where there is none."""
+
+
+class Known(NamedTuple):
+    """What is known of a step by its outline."""
+
+    kind: StepKind
+    batch: Batch
+
+
+class StepKind:
+    """One kind of step."""
+
+    def __init__(self, number: int, tokens: Sequence[Token], name: str, batch: Batch) -> None:
+        self.number = number
+        self.name = name
+        self.ends = sum(token.kind is Kind.OPTIMIZER for token in tokens) or sum(
+            token.kind is Kind.FORWARD for token in tokens
+        )
+        """Optimizers' steps, or calls if there are none: a step that is found at signals ends with the last of them."""
+
+        self.trains = any(token.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for token in tokens)
+        self.calls = [_called(token) for token in tokens[:20]]
+        self.batch = batch
+        self.seen = 0
+        """Steps of this kind that ended."""
+
+        self.next: int | None = None
+        """The kind of the step that followed the last one of this kind."""
+
+    def content(self) -> dict[str, Any]:
+        """Return what `run.json` says of it."""
+        return {
+            "kind": self.number,
+            "name": self.name,
+            "training": self.trains,
+            "calls": self.calls,
+            "batch_size": self.batch.size,
+            "batch_source": self.batch.source,
+            "steps": self.seen,
+        }
+
+
+class Kinds:
+    """The kinds of steps that a program has shown until now, and which of them is likely to come next."""
+
+    def __init__(self) -> None:
+        self.all: list[StepKind] = []
+        self._by_outline: dict[tuple[Any, ...], Known] = {}
+        self._by_form: dict[tuple[Any, ...], StepKind] = {}
+        self._by_first: dict[tuple[Any, ...], StepKind] = {}
+        self._instances: dict[type | None, dict[int, int]] = {}
+        self._last: StepKind | None = None
+
+    def expected(self, first: tuple[Any, ...] | None = None) -> int | None:
+        """Return the kind that the next step is likely to be.
+
+        Args:
+            first: the first word of its outline, where it is known.
+
+        Returns:
+            The kind that began so before, else the one that followed the last kind before; None if neither is known.
+        """
+        if first is not None:
+            found = self._by_first.get(_form(Token(*first)))
+            return found.number if found is not None else None
+        return self._last.next if self._last is not None else None
+
+    def ended(self, outline: Sequence[tuple[Any, ...]]) -> Known:
+        """Count a step, and return what is known of it."""
+        words = tuple(outline)
+        known = self._by_outline.get(words)
+        if known is None:
+            known = self._look_closer(words)
+        kind = known.kind
+        kind.seen += 1
+        if self._last is not None:
+            self._last.next = kind.number
+        self._last = kind
+        return known
+
+    def _look_closer(self, words: tuple[tuple[Any, ...], ...]) -> Known:
+        whole = _without_recomputed([Token(*word) for word in words])
+        tokens = [token for token in whole if token.kind is not Kind.OPTIMIZER or token.subject]
+        form = tuple((word, _rounded(len(list(alike)))) for word, alike in groupby(map(_form, tokens)))
+        kind = self._by_form.get(form)
+        if kind is None:
+            kind = self._by_form[form] = self._new(tokens, batch_of(whole))
+        if len(self._by_outline) >= MOST_KNOWN:
+            self._by_outline.clear()
+        known = self._by_outline[words] = Known(kind, batch_of(whole))
+        if tokens:
+            self._by_first[_form(tokens[0])] = kind
+        return known
+
+    def _new(self, tokens: Sequence[Token], batch: Batch) -> StepKind:
+        if len(self.all) >= MOST_KINDS:
+            if self.all[-1].name != OTHER:
+                self.all.append(StepKind(len(self.all), (), OTHER, batch))
+            return self.all[-1]
+        name = self._name(tokens)
+        taken = {known.name for known in self.all}
+        if name in taken and (optimizers := _optimizers(tokens)):
+            name += f", {' + '.join(optimizers)}"
+        numbered = (f"{name} #{number}" for number in range(2, MOST_KINDS + 2))
+        chosen = next(each for each in (name, *numbered) if each not in taken)
+        self.all.append(StepKind(len(self.all), tokens, chosen, batch))
+        return self.all[-1]
+
+    def _name(self, tokens: Sequence[Token]) -> str:
+        """Return what a person calls such a step: `training ResNet 32×3×224×224`, `Encoder 8×16 + Decoder 8×1`."""
+        calls = [(self._instance(token), token.shape) for token in tokens if token.kind is Kind.FORWARD]
+        if not calls:
+            optimizers = _optimizers(tokens)
+            return f"{' + '.join(optimizers)} alone" if optimizers else NO_CALL
+        different = list(dict.fromkeys(calls))
+        named = [
+            f"{calls.count(each)}× {_text(*each)}" if calls.count(each) > 1 else _text(*each) for each in different[:3]
+        ]
+        more = f" + {len(different) - 3} more" if len(different) > 3 else ""
+        trains = any(token.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for token in tokens)
+        return f"{'training ' if trains else ''}{' + '.join(named)}{more}"
+
+    def _instance(self, token: Token) -> str:
+        """Return a module's class, with its number where there are several of it."""
+        known = self._instances.setdefault(token.type, {})
+        number = known.setdefault(token.subject, len(known))
+        return f"{_of_type(token)}{f'({number + 1})' if number else ''}"
+
+    def content(self) -> list[dict[str, Any]]:
+        """Return what `run.json` says of all of them."""
+        return [kind.content() for kind in self.all]
+
+
+def batch_of(tokens: Sequence[Token]) -> Batch:
+    """Return the samples of a step: the first dimension of each micro-batch, summed.
+
+    Between two backward passes the largest first dimension counts: what several modules, or one of them several times
+    (siamese networks), make of one batch is one batch. So does it inside an optimizer's step, whose closure may compute
+    the same batch several times. That is sure where there is one call; of several it is a guess.
+    """
+    parts: list[int] = [0]
+    inside = False
+    calls = [token for token in tokens if token.kind is Kind.FORWARD and token.shape]
+    for token in tokens:
+        if token.kind is Kind.FORWARD and token.shape:
+            parts[-1] = max(parts[-1], token.shape[0])
+        elif token.kind is Kind.OPTIMIZER:
+            inside = not token.subject
+        elif token.kind is Kind.BACKWARD and not inside:
+            parts.append(0)
+    total = sum(parts)
+    if not total:
+        return Batch(None, None)
+    return Batch(total, "input" if len(calls) == 1 else "guess")
+
+
+def _without_recomputed(tokens: Sequence[Token]) -> list[Token]:
+    """Return an outline without the calls inside backward passes: what activation checkpointing computes again."""
+    kept, inside = [], 0
+    for token in tokens:
+        if token.kind is Kind.BACKWARD:
+            inside = max(0, inside + (-1 if token.subject else 1))
+        if not inside and (token.kind is not Kind.BACKWARD or token.subject):
+            kept.append(token)
+    return kept
+
+
+def _form(token: Token) -> tuple[Any, ...]:
+    """Return a word with its sizes by powers of two."""
+    shape = tuple(map(_rounded, token.shape)) if token.shape is not None else None
+    return token.kind, token.subject, token.trains, shape
+
+
+def _rounded(size: int) -> int:
+    return int(size).bit_length()
+
+
+def _optimizers(tokens: Sequence[Token]) -> list[str]:
+    return list(dict.fromkeys(_of_type(token) for token in tokens if token.kind is Kind.OPTIMIZER))
+
+
+def _of_type(token: Token) -> str:
+    return token.type.__name__ if token.type is not None else "?"
+
+
+def _text(name: str, shape: tuple[int, ...] | None) -> str:
+    return f"{name} {'×'.join(map(str, shape))}" if shape else name
+
+
+def _called(token: Token) -> dict[str, Any]:
+    found: dict[str, Any] = {"what": str(token.kind)}
+    if token.type is not None:
+        found["type"] = token.type.__name__
+    if token.shape:
+        found["shape"] = list(token.shape)
+    return found

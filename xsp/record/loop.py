@@ -1,0 +1,105 @@
+"""The loop: one row for each step that the program ran, recorded or not.
+
+What a user believes in is the loop: wall time per step, samples per second, waits between steps. It is read from the
+steps that are not recorded. A row is a few whole numbers in one flat array, so that a step pays for one `extend`, and a
+million rows are 90 MB. After `WHOLE` of them consecutive bare steps of one kind are folded into rows that stand for
+several, each for at least `FOLDED_NS`; their times are then means.
+"""
+
+from __future__ import annotations
+
+import array
+import enum
+from typing import NamedTuple
+
+from xsp.schema import LOOP_COLUMNS
+
+WIDTH = len(LOOP_COLUMNS)
+WHOLE = 50_000
+FOLDED_NS = 50_000_000
+PORTION = 32_768
+"""Rows that are held until they are handed over; about 3 MB."""
+
+
+class Status(enum.IntEnum):
+    """How a step ended, as a number."""
+
+    OK = 0
+    ERROR = 1
+    UNCLOSED = 2
+
+
+class Row(NamedTuple):
+    """One step; times are nanoseconds, of the monotonic clock. The fields are `xsp.schema.LOOP_COLUMNS`."""
+
+    rank: int
+    step: int
+    steps: int
+    kind: int
+    rung: int
+    steady: int
+    start_ns: int
+    dur_ns: int
+    before_ns: int
+    data_ns: int
+    own_ns: int
+    samples: int
+    status: int
+
+
+UNKNOWN = -1
+"""Stands where nothing is known: before the first step, of samples without an input."""
+
+
+class Loop:
+    """The rows that were not handed over yet."""
+
+    def __init__(self) -> None:
+        self._rows = array.array("q")
+        self._whole = 0
+        self._folding: Row | None = None
+
+    def add(self, row: tuple[int, ...]) -> None:
+        """Take in a step, the fields of `Row` in their order. Hot."""
+        if self._whole < WHOLE:
+            self._whole += 1
+            self._rows.extend(row)
+            return
+        self._fold(Row(*row))
+
+    def _fold(self, row: Row) -> None:
+        into = self._folding
+        if into is not None and (_unlike(into, row) or into.dur_ns + into.before_ns >= FOLDED_NS):
+            self._end_fold()
+            into = None
+        if into is not None:
+            row = into._replace(
+                steps=into.steps + row.steps,
+                dur_ns=into.dur_ns + row.dur_ns,
+                before_ns=into.before_ns + row.before_ns,
+                data_ns=into.data_ns + row.data_ns,
+                own_ns=into.own_ns + row.own_ns,
+            )
+        self._folding = row
+
+    def _end_fold(self) -> None:
+        row, self._folding = self._folding, None
+        if row is not None:
+            means = {name: getattr(row, name) // row.steps for name in ("dur_ns", "before_ns", "data_ns", "own_ns")}
+            self._rows.extend(row._replace(**means))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to hand over."""
+        return len(self._rows) >= PORTION * WIDTH
+
+    def take(self) -> bytes:
+        """Return the rows as little-endian 64-bit numbers, and forget them."""
+        self._end_fold()
+        rows, self._rows = self._rows, array.array("q")
+        return rows.tobytes()
+
+
+def _unlike(a: Row, b: Row) -> bool:
+    """Return whether two steps cannot be put into one row."""
+    return (a.kind, a.rung, a.steady, a.status, a.samples) != (b.kind, b.rung, b.steady, b.status, b.samples)

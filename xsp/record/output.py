@@ -1,0 +1,178 @@
+"""Which directory a run gets, where something is there already.
+
+A program is not to stop, and no run to be lost, because it was started a second time: the next free name beside the
+one that was asked for is taken, `runs/train-2`, and a line on stderr says so. Who names a directory on a command line
+goes on with that name in the next command, and so is refused instead.
+
+Ranks that no launcher of xsp's has told a directory find one that is their job's alone: the first of them leaves the
+mark of the job in it, and those that find another job's mark, or what is no job's, go on to the next name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from xsp import identity, rundir
+from xsp.errors import OutputError, UnwritableError
+from xsp.record.terminal import say
+
+_T = TypeVar("_T")
+
+PATIENCE_S = 1.0
+"""How long a mark may be empty: the process that made it is about to write it."""
+
+JOB_VARIABLE = "XSP_JOB"
+"""Set for the processes that a launcher of xsp's has started: each is a rank of a job, if it is the only one too."""
+
+_OF_A_JOB = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID")
+"""Variables that all ranks of a job have in common, and in which jobs differ."""
+
+
+def claim(
+    path: str | os.PathLike[str], start: Callable[[Path], _T], *, overwrite: bool = False, next_free: bool = False
+) -> tuple[Path, _T]:
+    """Make a run directory for this process, a rank's in that of its job, and start what holds it.
+
+    Args:
+        path: where.
+        start: given the directory, what holds it from then on (see `xsp.rundir.hold`).
+        overwrite: replace a run that is there.
+        next_free: where something is there that is not to be replaced, take the next free name beside it.
+
+    Returns:
+        The directory, absolute, and what `start` returned.
+
+    Raises:
+        OutputError: something is there, and `next_free` was not said.
+        UnwritableError: the disk refuses; or another process is writing there, and `next_free` was not said.
+    """
+    own = identity.of_this_process()
+    part = part_of(own)
+    job = _job(own) if part and next_free else None
+    return _claim(Path(path), part, job, start, overwrite, next_free, says=own.rank == 0)
+
+
+@contextlib.contextmanager
+def claimed_for_several(path: Path, overwrite: bool, next_free: bool) -> Iterator[Path]:
+    """Make a directory of several runs, of which this process writes none itself; hold it while they are written.
+
+    Raises:
+        OutputError: as `claim`.
+    """
+    with rundir.several(*_claim(path, "", None, rundir.hold, overwrite, next_free)) as out:
+        yield out
+
+
+def _claim(
+    path: Path,
+    part: str,
+    job: str | None,
+    start: Callable[[Path], _T],
+    overwrite: bool,
+    next_free: bool,
+    says: bool = True,
+) -> tuple[Path, _T]:
+    asked = path.expanduser().absolute()
+    for place in _names(asked) if next_free else (asked,):
+        run = place / part
+        try:
+            if job is not None and not _is_of_this_job(place, job, overwrite):
+                continue
+            held = rundir.create(run, overwrite), start(run)
+        except OutputError:
+            if not (next_free and _is_in_the_way(run)):
+                raise
+            continue
+        if place != asked and says:
+            say(f"{shown(asked)} is taken: this goes to {shown(place)} (--overwrite, overwrite=True: replace it)")
+        return held
+    raise AssertionError("names do not end")
+
+
+def part_of(own: identity.Identity) -> str:
+    """Return what the run of this process is called in the directory of its job; nothing for a process of its own."""
+    return rundir.rank_part(own.rank) if is_one_of_several() else ""
+
+
+def is_one_of_several() -> bool:
+    """Return whether this is a process of a distributed program."""
+    # under torchrun a single process is a job too: xsp's launcher has a run.json of its own in the directory
+    variables = "TORCHELASTIC_RUN_ID", JOB_VARIABLE
+    return identity.of_this_process().world_size > 1 or any(name in os.environ for name in variables)
+
+
+def shown(path: Path) -> str:
+    """Return a path as one would type it here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def _names(path: Path) -> Iterator[Path]:
+    yield path
+    yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+
+
+def _is_in_the_way(place: Path) -> bool:
+    """Return whether a run cannot be written because of what is there, or of who writes there: not of the disk."""
+    try:
+        if not place.is_dir():
+            return place.exists() or place.is_symlink()
+        if any(entry.name != rundir.STEPS for entry in place.iterdir()) or any((place / rundir.STEPS).glob("*")):
+            return True
+        directory = rundir.lock(place)
+    except OSError:
+        return False
+    if directory is not None:
+        os.close(directory)
+    return directory is None
+
+
+# --- the ranks of a job -----------------------------------------------------------------------------------
+
+
+def _job(own: identity.Identity) -> str:
+    """Return what all ranks of this job say alike, and no rank of another one, as far as the environment tells."""
+    said = [own.trace_id if own.shared else "", str(own.world_size), *(os.environ.get(name, "") for name in _OF_A_JOB)]
+    return hashlib.blake2b(os.fsencode("\n".join(said)), digest_size=16).hexdigest()
+
+
+def _is_of_this_job(place: Path, job: str, overwrite: bool) -> bool:
+    """Return whether a directory is this job's, by its mark; one that is empty gets it.
+
+    Raises:
+        UnwritableError: the disk refuses.
+    """
+    mark = place / rundir.JOB_FILE
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        if overwrite:
+            rundir.write_whole(mark, os.fsencode(job))
+            return True
+        while not mark.exists():
+            if any(place.iterdir()):
+                if mark.exists():
+                    break
+                return False
+            with contextlib.suppress(FileExistsError), open(mark, "x", encoding="ascii") as file:
+                file.write(job)
+        return _read(mark) == job
+    except (FileExistsError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UnwritableError(f"{place}: cannot be written ({error.strerror}); choose another directory") from error
+
+
+def _read(mark: Path) -> str:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (text := mark.read_text(encoding="ascii", errors="replace")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return text

@@ -1,0 +1,98 @@
+"""What a run says of itself while it goes on: `progress.json` in the run directory, and a line in the terminal.
+
+Both are made between steps, once a second at most: no thread of their own disturbs what is measured. What they
+take is in the account of what profiling costs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from xsp.clock import monotonic_ns
+from xsp.record.terminal import LiveLine
+
+PROGRESS_FILE = "progress.json"
+PAUSE_NS = 1_000_000_000
+RAREFIED = 1000
+"""So many times what showing took is waited before it is done again: on a slow disk it takes its 0.1 %, no more."""
+
+
+class Underway:
+    """How far a run is, for those who watch it."""
+
+    def __init__(self) -> None:
+        self.draws = False
+        """Whether there is a line in the terminal."""
+
+        self._run: Path | None = None
+        self._next_ns = 0
+        self._line: LiveLine | None = None
+
+    def begin(self, run: Path) -> None:
+        """Write into this run directory from now on."""
+        self._run = run
+        if self.draws:
+            self._line = LiveLine()
+            self._line.open()
+
+    def is_due(self, now_ns: int) -> bool:
+        """Return whether to show anything; the time is of the monotonic clock."""
+        return now_ns >= self._next_ns and self._run is not None
+
+    def show(self, progress: dict[str, Any]) -> int:
+        """Write and draw it, and return the nanoseconds that it took. Never raises."""
+        began_ns = monotonic_ns()
+        if self._run is not None:
+            self._write(self._run / PROGRESS_FILE, progress)
+        if self._line is not None:
+            self._line.draw(line(progress))
+        ended_ns = monotonic_ns()
+        self._next_ns = ended_ns + max(PAUSE_NS, RAREFIED * (ended_ns - began_ns))
+        return ended_ns - began_ns
+
+    def end(self) -> None:
+        """Take the line and the file away: from here on `run.json` says it all."""
+        if self._line is not None:
+            self._line.close()
+        if self._run is not None:
+            with contextlib.suppress(OSError):
+                (self._run / PROGRESS_FILE).unlink(missing_ok=True)
+        self._run, self._line = None, None
+
+    def _write(self, path: Path, progress: dict[str, Any]) -> None:
+        """Put the file into its place in one piece; not flushed to the disk, for after a crash it is worth nothing."""
+        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+        with contextlib.suppress(OSError):  # a disk that is full loses steps, which are counted; this is news only
+            beside.write_text(json.dumps(progress), encoding="utf-8")
+            os.replace(beside, path)
+
+
+def read(run: Path) -> dict[str, Any]:
+    """Return the last progress that a run wrote; empty if there is none, as before its first stored step."""
+    try:
+        found = json.loads((run / PROGRESS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def line(progress: dict[str, Any]) -> str:
+    """Return progress on one line of at most 79 characters."""
+    budget = progress.get("budget", {})
+    parts = [f"xsp: step {progress.get('seen', 0):,}", f"{progress.get('stored', 0):,} stored"]
+    if budget.get("bare_step_ns") is not None:
+        parts.append(f"{budget['bare_step_ns'] / 1e6:.3g} ms a step")
+    parts.append(overhead(budget))
+    return ", ".join(parts)[:79]
+
+
+def overhead(budget: dict[str, Any]) -> str:
+    """Return in words what profiling has cost."""
+    if budget.get("overhead_percent") is None:
+        return "overhead not known yet"
+    asked = f" of {budget['asked_percent']:g} %" if budget.get("asked_percent") is not None else ""
+    return f"overhead {budget['overhead_percent']:.2f} %{asked}"

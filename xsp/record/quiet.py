@@ -1,0 +1,165 @@
+"""Stretches of short steps that pass without a word from xsp, so that their time is the program's own.
+
+What xsp does around a bare step takes some six microseconds, and leaves caches to a step of ten that make it twice as
+long. So where steps are shorter than `SHORT_NS` and of one kind, stretches of them are timed as a whole: their steps
+are counted, and nothing else is done around them. Such a stretch is one row of the loop, and in such programs the only
+steady one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+from typing import Protocol
+
+from xsp.clock import monotonic_ns
+from xsp.collector import Outline, Signal
+from xsp.record.blocks import Blocks
+from xsp.record.collecting import Collecting
+from xsp.record.kinds import Kinds
+from xsp.record.loop import UNKNOWN, Loop, Status
+from xsp.record.overhead import Account
+from xsp.record.schedule import SETTLE, Schedule
+from xsp.summary import percentile
+
+SHORT_NS = 3_000_000
+STRETCH_NS = 8_000_000
+LEAST = 5
+"""Steps of a stretch."""
+
+ALIKE = 50
+"""Steps of one kind in a row before a stretch: the next ones are taken to be of it as well."""
+
+
+class _Passing:
+    """The context of a step in a stretch."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+PASSING = _Passing()
+
+
+class Steps(Protocol):
+    """What of a block's steps takes part, see `xsp.record.steps.Steps`."""
+
+    account: Account
+    blocks: Blocks
+    collecting: Collecting
+    kinds: Kinds
+    loop: Loop
+    outline: Outline
+    schedule: Schedule
+    seen: int
+    left_ns: int
+    after_ns: int
+    waited_ns: int
+
+    @property
+    def rank(self) -> int:
+        """Number of this process in its job."""
+
+
+class Quiet:
+    """Decides when a stretch begins, and takes it in when it has ended."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self.left = 0
+        """Steps that are still to pass in the stretch."""
+
+        self.by_context = False
+        """Whether the program names its steps by `with prof.step()`, so that they can be counted there."""
+
+        self.by_signal: Signal | None = None
+        """The signal that ends them, and by which they are counted, where they are found at signals."""
+
+        self._count = 0
+        self._began_ns = 0
+        self._kind = self._alike = 0
+        self._samples = UNKNOWN
+        self._between: deque[float] = deque(maxlen=9)
+        """Shares of an iteration that went by between steps, of the last bare ones."""
+
+        self._usual_ns = float("inf")
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a stretch has to be taken in."""
+        return self._count > 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the program's steps are now timed in stretches."""
+        return self._usual_ns < SHORT_NS and self._alike >= ALIKE and (self.by_context or self._is_counted_by_signals())
+
+    def _is_counted_by_signals(self) -> bool:
+        if self.by_signal is None:
+            return False
+        return self.by_signal is Signal.BACKWARD_END or self._steps.kinds.all[self._kind].ends == 1
+
+    def ended(self, is_bare: bool, dur_ns: int, before_ns: int, kind: int, samples: int) -> None:
+        """Take in a step that was not in a stretch, and what it is in the loop."""
+        self._alike = self._alike + 1 if kind == self._kind else 0
+        self._kind, self._samples = kind, samples
+        if is_bare:  # the shortest of the last ones: what another program held up is longer
+            self._usual_ns = min(dur_ns, 1.05 * self._usual_ns)
+            self._between.append(max(0, before_ns) / max(1, dur_ns + max(0, before_ns)))
+
+    def begin(self) -> None:
+        """Begin a stretch, if it is time for one; said after a bare step."""
+        if self._steps.schedule.is_steady and self.is_short:
+            count, due = max(LEAST, round(STRETCH_NS / self._usual_ns)), self._steps.schedule.until_due()
+            count = min(count, self._alike, count if due is None else due)
+            if count < LEAST:
+                return
+            self.left = self._count = count
+            self._steps.collecting.hush(True, None if self.by_context else self.by_signal)
+            self._began_ns = self._steps.left_ns
+
+    def heard(self, signal: Signal) -> None:
+        """Take in a signal in a stretch: it may be the end of a step."""
+        if signal is self.by_signal:
+            self.left -= 1
+            if not self.left:
+                self.end(monotonic_ns(), between=0.0)
+
+    def end(self, now_ns: int, between: float | None = None) -> None:
+        """Take in the stretch that has ended, or was broken off, as a row of the loop.
+
+        Args:
+            now_ns: reading of the clock.
+            between: the share of an iteration that has gone by since the last step; what is usual between steps unless
+                told otherwise.
+        """
+        count, self._count, self.left = self._count - self.left, 0, 0
+        steps = self._steps
+        steps.collecting.hush(False)
+        steps.collecting.forget()
+        steps.blocks.drop(self._began_ns)
+        steps.outline.clear()
+        if not count:
+            return
+        usual = percentile(list(self._between), 0.5)
+        after = usual if between is None else between
+        each_ns = round((now_ns - self._began_ns) / (count + after))
+        before_ns = round(usual * each_ns)
+        steps.loop.add((
+            steps.rank, steps.seen, count, self._kind, SETTLE.rung, 1, self._began_ns, each_ns - before_ns, before_ns,
+            steps.waited_ns // count, 0, self._samples, Status.OK,
+        ))  # fmt: skip
+        steps.waited_ns = 0
+        self._alike += count
+        steps.seen += count
+        steps.kinds.all[self._kind].seen += count
+        steps.account.pass_by(count, (each_ns - before_ns) * count, before_ns * count)
+        steps.schedule.passed(self._kind, count, each_ns * count)
+        steps.left_ns, steps.after_ns = now_ns - round(after * each_ns), 0

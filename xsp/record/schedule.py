@@ -1,0 +1,310 @@
+"""Which levels are on in which step: leveled experimentation, interleaved.
+
+A **rung** is a set of levels that are on together, named by the deepest of them. After warm-up and one step
+that describes (shapes, memory; its time does not count), the steps take turns at the rungs in a balanced
+random order: each block of steps holds every rung once, shuffled, so that drift of the machine hits all
+rungs alike. Each kind of step has blocks of its own.
+
+Storing the spans of a step empties caches and lets clocks fall, and the steps after it are slow: the first one by some
+hundred microseconds, those of the next milliseconds by a few percent. So before each recorded step some run bare, at
+least one and for `SETTLE_NS`. A bare step is **steady** once so many of them and so much time have passed since
+anything was stored (`STEADY`); steady steps are what the program does without xsp. Which step is recorded next is
+drawn at random, so that a program that does the same in every second step, or every tenth, does not hide from it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from xsp.errors import UsageError
+from xsp.levels import rung_name
+from xsp.schema import Level
+
+
+class Turn(NamedTuple):
+    """What one step is for."""
+
+    rung: Level
+    timed: bool
+    describe: bool
+
+    @property
+    def kept(self) -> bool:
+        """False in steps of which nothing is kept: warm-up, and those that settle the caches."""
+        return self.timed or self.describe
+
+    @property
+    def bare(self) -> bool:
+        """True in steps in which no collector is on."""
+        return self.rung is Level.APPLICATION
+
+
+SETTLE = Turn(Level.APPLICATION, timed=False, describe=False)
+"""A step with all collectors off."""
+
+SETTLE_NS = 2_000_000
+"""Bare time before a recorded step: see benchmarks/short_steps.py for what remains."""
+
+STEADY = ((20, 10_000_000), (4, 50_000_000), (2, 150_000_000))
+"""Bare steps, and their time, after which the next ones are steady: one pair of them must be reached. Until then caches
+that the pause has emptied fill again: steps of 4.6 ms are slower by 25, 11, 8, 4, 4, 2, 3 and 1 %, one after the other,
+of 18 ms (training) by 16, 7, 6 and 6 %; of 1.3 ms the fourth is as all that follow."""
+
+FIRST = 3
+"""Timed steps of each rung that any program is to have: from so many an interval can be had."""
+
+NEW = -1
+"""The kind of a step that begins as none did before; it runs bare, for it is slower than the next of its kind."""
+
+
+class Plan:
+    """The turns of one kind of step: one that describes, then blocks of rungs."""
+
+    def __init__(self, described: bool) -> None:
+        self.described = described
+        self.block: list[Level] = []
+        self.taken = 0
+        """Steps that were recorded and kept."""
+
+        self.seen = self.last = 0
+        """Steps of this kind, and the number of the last one among all steps."""
+
+        self.upcoming: Turn | None = None
+        """The turn of its next step that is recorded, once it was chosen."""
+
+    def took(self, turn: Turn) -> None:
+        """Count a turn that was planned for another kind and became one of this."""
+        if turn.describe:
+            self.described = True
+        elif turn.rung in self.block:
+            self.block.remove(turn.rung)
+        self.taken += 1
+
+    def gave(self, turn: Turn) -> None:
+        """Take back a turn of this kind that became one of another."""
+        if turn.describe:
+            self.described = False
+        else:
+            self.block.append(turn.rung)
+        self.taken -= 1
+
+
+class Schedule:
+    """An endless sequence of turns: warm-up, one description, then balanced random blocks of rungs."""
+
+    def __init__(
+        self,
+        rungs: Sequence[Level],
+        warmup: int | None = None,
+        seed: int = 0,
+        only: Level | None = None,
+        settle: int | None = None,
+        every: int | None = None,
+        spread: bool = False,
+        stretch: int = 0,
+        by_time: bool = True,
+        later: int | None = None,
+    ) -> None:
+        """Make a schedule.
+
+        Args:
+            rungs: from `parse_levels`.
+            warmup: steps of which nothing is kept; each rung once unless told otherwise.
+            seed: of the random order.
+            only: measure at this rung alone; the deepest one also describes.
+            settle: bare steps before each recorded one; those that run in `SETTLE_NS` unless told otherwise.
+            every: record one step in so many, on average; takes the place of `settle`.
+            spread: draw at random which steps those are, unless `settle` says it; else they are equally far apart.
+            stretch: steady steps to let run in each block of rungs.
+            by_time: False where several processes must come to the same turns: one step settles then.
+            later: record one step in so many once each rung was measured `FIRST` times.
+
+        Raises:
+            UsageError: a negative warm-up, or less than one step in one.
+        """
+        if settle is not None and settle < 0:
+            raise UsageError(f"settle={settle}: the number of steps cannot be negative; write 0 or more")
+        if every is not None and every < 1:
+            raise UsageError(f"every={every}: one step in so many is recorded; write 1 or more")
+        if warmup is not None and warmup < 0:
+            raise UsageError(f"warmup={warmup}: the number of warm-up steps cannot be negative; write 0 or more")
+        if only is not None and only not in rungs:
+            raise UsageError(f"{only.name} is none of the rungs {', '.join(map(rung_name, rungs))}; name one of them")
+        self._describes = rungs[-1] >= Level.LAYER and only in (None, rungs[-1])
+        self.rungs = tuple(rungs) if only is None else (only,)
+        self.warmup = len(self.rungs) if warmup is None else warmup
+        self.seed = seed
+        self._random = random.Random(seed)
+        usual = 1 + settle if settle is not None else 3 if spread else 2
+        self.every = every if every is not None else usual
+        self.settle = self.every > 1
+        self._stretch = stretch
+        self._by_time = by_time and settle is None and every is None
+        self._spread, self._later = spread and self.settle and (settle is None or every is not None), later
+        self._gaps = self._between(self.every)
+        self._gap = self._draw()
+        self._warmed = 0
+        self._bare = self._steady = self._ended = 0
+        self._since = self._since_ns = 0  # bare steps since anything was stored, and their time
+        self._plans: dict[int | None, Plan] = {}
+        self._planned: Plan | None = None
+        self.repeats: dict[Level, int] = dict.fromkeys(self.rungs, 0)
+        """Timed steps that each rung has had, of all kinds."""
+
+    def _between(self, every: int) -> range:
+        """Return how many bare steps may stand between two recorded ones; on average `every - 1`."""
+        if not self._spread:
+            return range(every - 1, every)
+        least = max(1, every // 2)
+        return range(least, max(2 * (every - 1) - least, least + 1) + 1)
+
+    def _draw(self) -> int:
+        return self._random.choice(self._gaps)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the next bare step runs as if nothing had been recorded."""
+        return any(self._since >= steps and self._since_ns >= taken_ns for steps, taken_ns in STEADY)
+
+    def next(self, kind: int | None = None) -> Turn:
+        """Return the turn of the next step.
+
+        Args:
+            kind: of the step, as far as that can be told before it; `NEW` for one that was never seen.
+        """
+        if self._warmed >= self.warmup and (kind == NEW or not self._is_settled()):
+            return self._run_bare()
+        plan = self._plan(kind)
+        turn = plan.upcoming = plan.upcoming or self._choose(plan)
+        if turn.kept and self._waits(turn, plan):
+            return self._run_bare()
+        self._take(turn, plan)
+        return turn
+
+    def _run_bare(self) -> Turn:
+        self._steady += self.is_steady
+        self._bare += 1
+        return SETTLE
+
+    def _plan(self, kind: int | None) -> Plan:
+        found = self._plans.get(kind)
+        if found is None:
+            found = self._plans[kind] = Plan(described=not self._describes)
+        return found
+
+    def _take(self, turn: Turn, plan: Plan) -> None:
+        """Count a turn, and draw when the next one is due."""
+        if not turn.kept:
+            self._warmed += 1
+        else:
+            plan.took(turn)
+        if turn.timed:
+            self.repeats[turn.rung] += 1
+        if turn.timed and not plan.block:
+            self._steady = 0
+        if self._later is not None and min(self.repeats.values()) >= FIRST:
+            self.every, self._later = self._later, None
+            self._gaps = self._between(self.every)
+        self._planned, self._gap = plan, self._draw()
+        for each in self._plans.values():
+            each.upcoming = None
+        self._bare = 0
+        self.paused()
+
+    def ended(self, turn: Turn, kind: int, dur_ns: int) -> None:
+        """Take in what a step was that had this turn, and how long it ran."""
+        self._ended += 1
+        actual = self._plan(kind)
+        actual.seen, actual.last = actual.seen + 1, self._ended
+        if turn.bare:
+            self._since += 1
+            self._since_ns += dur_ns
+        elif turn.kept and self._planned is not None and actual is not self._planned:
+            self._planned.gave(turn)
+            actual.took(turn)
+
+    def passed(self, kind: int, steps: int, taken_ns: int) -> None:
+        """Count bare steps that ran without a turn."""
+        plan = self._plan(kind)
+        self._ended += steps
+        plan.seen, plan.last = plan.seen + steps, self._ended
+        self._bare += steps
+        self._steady += steps
+        self._since += steps
+        self._since_ns += taken_ns
+
+    def until_due(self) -> int | None:
+        """Return how many bare steps are to come before the next recorded one; None where that is not said in steps."""
+        return None if self._by_time else self._gap - self._bare
+
+    def abandoned(self, turn: Turn) -> None:
+        """Take back the turn of a step that was none."""
+        if turn.kept and self._planned is not None:
+            self._planned.gave(turn)
+            if turn.timed:
+                self.repeats[turn.rung] -= 1
+
+    def paused(self) -> None:
+        """Say that something was stored, so that the next steps run on cold caches."""
+        self._since = self._since_ns = 0
+
+    def _waits(self, turn: Turn, plan: Plan) -> bool:
+        """Return whether the next step runs bare, before the one that a turn was chosen for."""
+        begins = turn.timed and len(plan.block) == len(self._in_use()) and not self._is_first
+        if begins and self._steady < self._stretch:
+            return True
+        hurries = self._is_first or self._lags(plan)
+        return self._bare < self._gap and not (self._bare >= self._gaps[0] and hurries)
+
+    def _is_settled(self) -> bool:
+        if self._bare < self._gaps[0]:
+            return False
+        return not self._by_time or not self._ended or self._is_first or self._since_ns >= SETTLE_NS
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether a rung was never measured: a program that is short is to have something to say."""
+        return min(self.repeats.values()) == 0
+
+    def _lags(self, plan: Plan) -> bool:
+        """Return whether a kind was recorded less often than another by a whole block."""
+        return plan.taken + len(self.rungs) <= max(each.taken for each in self._plans.values())
+
+    def _choose(self, plan: Plan) -> Turn:
+        """Return the next turn of a kind that is not bare."""
+        if self._warmed < self.warmup:
+            return Turn(self._warming(self._warmed % len(self.rungs)), timed=False, describe=False)
+        rungs = self._in_use()
+        if not plan.described:
+            return Turn(rungs[-1], timed=False, describe=True)
+        if not plan.block:
+            plan.block = self._random.sample(rungs, k=len(rungs))
+        return Turn(plan.block[-1], timed=True, describe=False)
+
+    def _warming(self, place: int) -> Level:
+        """Return the rung of a warm-up step: the deepest first."""
+        return self.rungs[-1 - place]
+
+    def _in_use(self) -> tuple[Level, ...]:
+        """Return the rungs that take turns."""
+        return self.rungs
+
+    def steps_for(self, repeats: int) -> int:
+        """Return how many steps it takes until every rung was measured `repeats` times; short steps take more."""
+        return self.warmup + self.every * (int(self._describes) + repeats * len(self.rungs)) + repeats * self._stretch
+
+
+class DescribeOnce(Schedule):
+    """Warm-up and the step that describes, then bare steps: of a program that runs for its counters alone."""
+
+    _done = False
+
+    def next(self, kind: int | None = None) -> Turn:
+        """Return the turn of the next step."""
+        if self._done:
+            return SETTLE
+        turn = super().next(kind)
+        self._done = turn.describe
+        return turn

@@ -1,0 +1,406 @@
+"""`xsp.profile`: the block around a program's steps, from its settings to what is said of it in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from xsp import clock, identity, plugins, rundir
+from xsp.collector import Collector, Kernels
+from xsp.device import machine as device
+from xsp.errors import OutputError, UnwritableError, UsageError
+from xsp.levels import parse_levels
+from xsp.record import blocks, description, output
+from xsp.record import budget as budgets
+from xsp.record.collecting import Listener
+from xsp.record.marks import Marks
+from xsp.record.overhead import Account
+from xsp.record.quiet import PASSING, Quiet
+from xsp.record.schedule import DescribeOnce, Schedule
+from xsp.record.steps import UNCLOSED, Step, Steps
+from xsp.record.terminal import say
+from xsp.schema import Level
+
+if TYPE_CHECKING:
+    from xsp.record.writer import Writer
+
+_active: profile | None = None
+
+
+class profile:
+    """Profile the steps of a program, in a `with` block.
+
+    >>> with profile("train", levels="M/L/G", out="runs/train") as prof:     # doctest: +SKIP
+    ...     for batch in loader:
+    ...         with prof.step():
+    ...             train_one(batch)
+
+    Steps take turns at the levels, after warm-up; each stored step is one segment of the run directory. What
+    the block could not see or store is counted and stands in the run, and nothing that goes wrong in xsp
+    after the block was entered is raised into the program. Where the disk or another process lets no run be
+    written, a line on stderr says so, and the program goes on without a profile.
+
+    Args:
+        name: of the run, and of its steps.
+        levels: `M`, `M/L`, `M/L/G`, or names of levels, `model/layer/op`.
+        out: the run directory; `runs/<name>` unless told otherwise. Where something is there, the next free name
+            beside it is taken, `runs/<name>-2`, and said on stderr; `profile.out` is the one that is written.
+        overwrite: replace a run that is there.
+        warmup: steps of which nothing is kept; as many as there are rungs unless told otherwise.
+        settle: steps to run bare before each recorded one, so that it does not run on cold caches; as many as run in
+            2 ms unless told otherwise.
+        every: record one step in so many, on average; the others run with all collectors off.
+        spread: draw at random which steps are recorded, so that what a program does in every second step or in
+            every tenth is seen as often as it happens; False records them at equal distances.
+        budget: of the program's time, `"1%"` or 0.01: how often and how deep to record, so that all that
+            profiling costs stays below it (see `xsp.record.budget`).
+        seed: of the order in which the levels take turns.
+        batch_size: samples in a step; the first dimension of the model's input unless told otherwise.
+        collectors: names of entry points, or instances; all that are installed unless told otherwise.
+        kernels: where device work comes from: `cupti`, `kineto` (torch.profiler), or `auto`, the first of them
+            that passes a trial on this machine.
+        only: measure at this rung alone (a program that is run once per level).
+        listener: makes the function that collectors signal the program's boundaries to.
+        hosts: a profile that is opened inside this block lends its steps to this one (`xsp run` of a
+            program that profiles itself).
+        samples: read power, clocks, memory and use of devices, process and machine meanwhile, in the process that
+            stores the steps.
+        otlp: deliver each step while the run goes on: `http://…`, `grpc://…`, or `env` for what the variables
+            `OTEL_EXPORTER_OTLP_*` say.
+        otlp_policy: what happens when the receiver is slow. `wait`: the program is held between steps, in
+            bounds; `shed`: steps stay in the run directory.
+        enabled: False makes the block and its steps do nothing.
+    """
+
+    def __init__(
+        self,
+        name: str = "run",
+        *,
+        levels: str = "M/L/G",
+        out: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        warmup: int | None = None,
+        settle: int | None = None,
+        every: int | None = None,
+        budget: str | float | None = None,
+        spread: bool = True,
+        seed: int = 0,
+        batch_size: int | None = None,
+        collectors: Sequence[str | Collector] | None = None,
+        kernels: str = Kernels.AUTO.value,
+        only: Level | None = None,
+        listener: Callable[[profile], Listener] | None = None,
+        hosts: bool = False,
+        samples: bool = True,
+        otlp: str | None = None,
+        otlp_policy: str = "wait",
+        enabled: bool = True,
+    ) -> None:
+        """Check the settings; nothing is installed before the block is entered.
+
+        Raises:
+            UsageError: settings that make no sense, unknown levels among them.
+        """
+        self._kernels = Kernels.parse(kernels)
+        self.name = name
+        self.levels = levels
+        self.out = Path(out) if out is not None else Path("runs") / _file_name(name)
+        self.hosts = hosts
+        self.has_explicit_steps = False
+        self.needs_run = False
+        """Raise where no run can be written: the program is run for the sake of the run."""
+
+        self.takes_next = True
+        """Take the next free name, `runs/train-2`, where the run directory is taken: raise nothing for that."""
+
+        self.records = False
+        """True once the block is entered and a run is being written, or has been."""
+
+        self._enabled = enabled
+        self._host: profile | None = None
+        self._overwrite = overwrite
+        self._wanted = collectors
+        self._listener = listener
+        self._samples = samples
+        self._otlp = (otlp, otlp_policy) if otlp is not None else None
+        account = Account()
+        usual = budget == budgets.UNASKED
+        schedule = budgets.schedule_of(
+            parse_levels(levels), account, budgets.USUAL if usual else budget, warmup=warmup, seed=seed, only=only,
+            settle=settle, every=every, spread=spread, alone=not output.is_one_of_several(), unearned=usual,
+        )  # fmt: skip
+        self._steps = Steps(name, schedule, account, batch_size)
+        self._marks = Marks(self._steps)
+        self._writer: Writer
+
+    @property
+    def schedule(self) -> Schedule:
+        """Whose turn it is; see `xsp.record.schedule`."""
+        return self._steps.schedule
+
+    @property
+    def account(self) -> Account:
+        """What the steps cost; see `xsp.record.overhead`."""
+        return self._steps.account
+
+    @property
+    def steps_stored(self) -> int:
+        """Steps that are on the disk."""
+        return self._steps.stored
+
+    @property
+    def steps_lost(self) -> int:
+        """Recorded steps that could not be stored."""
+        return self._steps.lost
+
+    @property
+    def steps_skipped(self) -> int:
+        """Steps that began while another one was open, and were not recorded."""
+        return self._steps.skipped
+
+    def describe_once(self) -> None:
+        """Keep warm-up and the step that describes, and run all others bare; to be said before the block is entered."""
+        self._steps.schedule = DescribeOnce(self.schedule.rungs, self.schedule.warmup)
+
+    # --- the block ------------------------------------------------------------------------------------
+
+    def __enter__(self) -> profile:
+        """Make the run directory, start the storing process, install the collectors.
+
+        Raises:
+            UsageError: another block is active in this process; `otlp` is no endpoint.
+            OutputError: the program needs a run, and it cannot be written; or there is something in the run directory
+                already, and it is not to take the next free name.
+            PluginError: a collector or a source of device work that was asked for by name cannot work here, or what
+                `otlp` needs is not there.
+        """
+        global _active
+        if not self._enabled:
+            return self
+        if _active is not None and _active.hosts:
+            self._host = _active
+            _active.has_explicit_steps = True
+            _active.discard_step()
+            return self
+        if _active is not None:
+            raise UsageError(f"the profile {_active.name!r} is active in this process; leave its block first")
+        began_ns = self._steps.account.began_ns = clock.monotonic_ns()
+        collecting, rungs = self._steps.collecting, self.schedule.rungs
+        collecting.find(self._wanted, rungs[-1], self._kernels)
+        try:
+            self._open_run()
+        except UnwritableError as error:
+            if self.needs_run:
+                raise
+            say(f"{error}. The program goes on without a profile.")
+            return self
+        self.records = True
+        listener = self._listener(self) if self._listener is not None else None
+        collecting.open(self._steps.listener(listener), self._steps.outline)
+        if isinstance(self.schedule, budgets.Budgeted):
+            collecting.try_out(rungs[-1])
+        identity.in_children(_forget)
+        _active = self
+        blocks.keep_in(self._steps.blocks)
+        self._steps.underway.begin(self.out)
+        self._steps.account.start_ns = clock.monotonic_ns() - began_ns
+        return self
+
+    def _open_run(self) -> None:
+        """Make the run directory, and start the process that stores, samples and delivers."""
+        from xsp.record.writer import Writer  # not needed by programs that only import xsp
+
+        if self._otlp is not None:
+            plugins.load("xsp.exporters", "otlp").check(*self._otlp)
+        self.out, self._writer = output.claim(self.out, Writer, overwrite=self._overwrite, next_free=self.takes_next)
+        self._identity = identity.of_this_process()
+        self._started_ns = time.time_ns()
+        self._steps.begin(self._identity, self._writer)
+        try:
+            rundir.write_run(self.out, self._run(finished=False))
+        except UnwritableError:
+            self._writer.close()
+            raise
+        if self._otlp is not None:
+            self._writer.deliver_to(*self._otlp)
+        if self._samples and not self._writer.sample(self._identity.rank, _devices()):
+            self._steps.collecting.note("samples", "the process that stores spans did not begin to sample")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take everything out again, merge what was stored, write `run.json` for good."""
+        global _active
+        self._host = None
+        if not self._enabled or _active is not self:
+            return
+        steps = self._steps
+        self._marks.end()
+        if steps.quiet.has_begun:
+            steps.quiet.end(clock.monotonic_ns())
+        if steps.open is not None:
+            steps.collecting.note("xsp", f"step {steps.open.number} was never closed; it was closed with the block")
+            steps.open.close(UNCLOSED)
+        _active = None
+        blocks.keep_in(None)
+        steps.underway.end()
+        began_ns = clock.monotonic_ns()
+        costs = steps.collecting.close()
+        steps.account.end_ns = clock.monotonic_ns() - began_ns
+        steps.store_rest()
+        if kind is not None:
+            steps.collecting.note("xsp", f"the block was left by {kind.__name__}; the steps before it are kept")
+        try:
+            self._finish(costs)
+        except Exception as error:  # the program has come to its end, and ends as it would have
+            say(f"{self.out}: the run was not finished ({type(error).__name__}: {error}); its steps are kept")
+        finally:
+            self._writer.close()
+        if not steps.stored and not self.needs_run and not self.hosts:
+            say(f"{self.out}: no step was stored: {self._why_empty()}")
+
+    def step(self, batch_size: int | None = None) -> contextlib.AbstractContextManager[object]:
+        """Return the context of one step: one prediction, or one training step.
+
+        A call by itself at the end of each iteration, as of `torch.profiler.profile.step`, ends a step there and
+        begins the next one; the first step then is the third iteration.
+
+        Args:
+            batch_size: samples in this step, if it differs from the block's.
+        """
+        if self._host is not None:
+            return self._host.step(batch_size)
+        if _active is not self:
+            return _NOTHING
+        quiet = self._steps.quiet
+        if quiet.left:
+            quiet.left -= 1
+            return PASSING
+        step = Step(self._steps, batch_size)
+        quiet.by_context = self._marks.called(step) and not self._steps.skipped
+        return step
+
+    def found_step(self, by_call: bool) -> Step:
+        """Return the context of a step that was found at the program's boundaries.
+
+        Args:
+            by_call: it begins with the call of a module whose beginning was just signalled.
+        """
+        return Step(self._steps, None, by_call)
+
+    @property
+    def quiet(self) -> Quiet:
+        """Stretches of short steps that pass uncounted; see `xsp.record.quiet`."""
+        return self._steps.quiet
+
+    def discard_step(self) -> None:
+        """Let the open step, if there is one, be none."""
+        if self._steps.open is not None:
+            self._steps.open.abandon()
+
+    def show_line(self) -> None:
+        """Draw a line in the terminal of how far the run is, between steps, once a second."""
+        self._steps.underway.draws = True
+
+    def note(self, text: str) -> None:
+        """Put a sentence on what the run is missing into the run."""
+        self._steps.collecting.note("program", text)
+
+    def withdraw(self, text: str) -> None:
+        """Take a sentence of `note` back that turned out to be wrong."""
+        notes = self._steps.collecting.notes
+        notes[:] = [note for note in notes if note["text"] != text]
+
+    # --- the end --------------------------------------------------------------------------------------
+
+    def _run(self, finished: bool, costs: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the content of `run.json`."""
+        content = description.of_steps(
+            self._steps, self.levels, self._identity, self._started_ns, finished, costs or {}
+        )
+        return {**content, "empty": self._why_empty()} if finished and not self._steps.stored else content
+
+    def _why_empty(self) -> str:
+        """Return why no step was stored, and what helps."""
+        steps = self._steps
+        if self._marks.only_one and steps.seen == 0:
+            return "prof.step() was called once and not entered; write `with prof.step(): …` around a step"
+        if steps.lost:
+            return f"{steps.lost} were recorded, and could not be written ({self._writer.failed})"
+        if steps.seen and isinstance(self.schedule, budgets.Budgeted):
+            paid = (
+                f"{steps.seen} ran, so few or so short that {100 * self.schedule.share:g} % of their time pays for none"
+            )
+            return f"{paid}: allow a larger budget (--budget 20%, or off)"
+        if steps.seen and not self.schedule.warmup:
+            settled = f"{steps.seen} ran, so short that they settled before one could be recorded"
+            return f"{settled}; run more, or say settle=0"
+        if steps.seen:
+            few = f"{steps.seen} ran, the first {self.schedule.warmup} of them to warm up"
+            return f"{few}; run more, or say warmup=0 (--warmup 0)"
+        children = sum(os.times()[2:4])
+        if children > CHILDREN_S:
+            return (
+                f"none ran in this process, and its child processes computed for {children:.0f} s: "
+                "profile inside them, or start ranks with `xsp run torchrun`"
+            )
+        if self.hosts:
+            return "no module of torch was called, and no optimizer stepped; --step NAME says whose calls are steps"
+        return "prof.step() was never entered; write `with prof.step(): …` around a step"
+
+    def _finish(self, costs: dict[str, Any]) -> None:
+        """Have the run finished, here if need be, and say on stderr what became of it."""
+        note, lost = self._steps.collecting.note, self._steps.lost
+        missing = f"{lost} steps were not stored"
+        if lost and self._writer.failed is not None:
+            note("xsp", f"{missing}: {self._writer.failed}")
+        done = self._writer.finish(self._run(finished=True, costs=costs))
+        if done is None:
+            note("xsp", f"the merged step was not written: {self._writer.failed}")
+            with contextlib.suppress(OutputError):  # where the disk is full, the run says that it was interrupted
+                rundir.write_run(self.out, self._run(finished=True, costs=costs))
+        if (lost or done is None) and self._writer.failed is not None:
+            say(f"{self.out}: {missing} ({self._writer.failed})")
+        if self._otlp is not None:
+            self._say_what_is_left(done.get("delivery") if done is not None else None)
+
+    def _say_what_is_left(self, delivery: dict[str, Any] | None) -> None:
+        """Say on one line what was not delivered, why, and what to type."""
+        if delivery is None:
+            say(f"what was delivered is not known; `xsp export {self.out} --resume` sends it")
+        elif delivery["left"] or delivery["rejected"]:
+            what = f"{delivery['left']} traces were not delivered, {delivery['rejected']} spans were rejected"
+            why = "; ".join(delivery["messages"])
+            say(f"{what} ({why}); `xsp export {self.out} --resume` sends what is left")
+
+
+CHILDREN_S = 1.0
+"""Processor time of child processes from which on they may have run the steps."""
+
+_NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+
+
+def _devices() -> list[str]:
+    """Return what tells the storing process which devices are the program's, if the program uses any by now."""
+    try:
+        return device.identities()
+    except Exception:  # a device that failed must fail in the program, not here; the environment tells as well
+        return []
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name) or "run"
+
+
+def _forget() -> None:
+    """In a forked child (a DataLoader's worker): the profile goes on in the parent alone."""
+    global _active
+    profiled, _active = _active, None
+    blocks.keep_in(None)
+    if profiled is not None:
+        profiled._writer.forget()

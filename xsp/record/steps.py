@@ -1,0 +1,391 @@
+"""The steps of a block, one at a time: whose turn it is, what was seen in it, and what became of that.
+
+Between the two clock readings of a step nothing is done here; before and after, collectors are switched, and raw
+rows are handed to a second process (`xsp.record.writer`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from xsp import clock, identity
+from xsp.collector import Collector, Outline, Signal
+from xsp.record import blocks
+from xsp.record import budget as budgets
+from xsp.record.collecting import Collecting, Listener
+from xsp.record.kinds import Batch, Kinds
+from xsp.record.loop import UNKNOWN, Loop, Status
+from xsp.record.overhead import Account
+from xsp.record.progress import Underway
+from xsp.record.quiet import Quiet
+from xsp.record.schedule import NEW, Schedule, Turn
+from xsp.schema import Kind, Level, Span
+
+if TYPE_CHECKING:
+    from xsp.record.writer import Writer
+
+
+class Steps:
+    """What the steps of a block share."""
+
+    def __init__(self, name: str, schedule: Schedule, account: Account, batch_size: int | None) -> None:
+        self.name = name
+        self.schedule = schedule
+        self.account = account
+        self.batch_size = batch_size
+        self.collecting = Collecting()
+        self.blocks = blocks.Blocks()
+        self.underway = Underway()
+        self.kinds = Kinds()
+        self.loop = Loop()
+        self.outline = Outline()
+        self.open: Step | None = None
+        self.seen = self.stored = self.lost = self.skipped = 0
+        self.taken = threading.Lock()
+        """Held by the open step."""
+
+        self.quiet = Quiet(self)
+        self.left_ns = UNKNOWN
+        """When the program went on after the last step; a reading of the monotonic clock."""
+
+        self.after_ns = self.waited_ns = 0
+        """What xsp took after the last step; what the program has waited for data since."""
+
+        self._own: identity.Identity
+        self._writer: Writer
+
+    def begin(self, own: identity.Identity, writer: Writer) -> None:
+        """Say whose steps they are, and who stores them."""
+        self._own, self._writer = own, writer
+
+    def listener(self, inner: Listener | None) -> Listener:
+        """Return what the collectors signal the program's boundaries to.
+
+        Args:
+            inner: hears of the same boundaries; None for nobody.
+        """
+        data = Signal.DATA_END
+
+        def hear(signal: Signal, subject: Any) -> None:
+            if signal is data:
+                self.waited_ns += subject
+            elif inner is not None:
+                inner(signal, subject)
+
+        return hear
+
+    @property
+    def rank(self) -> int:
+        """Number of this process in its job."""
+        return self._own.rank
+
+    # --- the way of a step ----------------------------------------------------------------------------
+
+    def skip(self) -> None:
+        """Count a step that began while another one was open."""
+        self.skipped += 1
+        self.collecting.note("xsp", "steps that began while another one was being recorded were not recorded")
+
+    def turn_away(self) -> None:
+        """Go on without a step that was admitted and did not begin."""
+        self.skipped += 1
+        self.taken.release()
+
+    def next_turn(self, by_call: bool) -> Turn:
+        """Return the turn of a step that begins.
+
+        Args:
+            by_call: with the call that the outline ends with.
+        """
+        outline = self.outline
+        first = outline[-1] if by_call and outline else None
+        outline.clear()
+        if first is not None:
+            outline.append(first)
+        kind = self.kinds.expected(first)
+        if kind is None and first is not None and self.kinds.all:
+            kind = NEW
+        return self.schedule.next(kind)
+
+    def caller(self) -> identity.Caller | None:
+        """Return the span that a step is to hang under: the program's own, or the run's, if its trace is shared."""
+        own = self._own
+        return identity.caller_here() or (identity.Caller(own.trace_id, own.span_id) if own.shared else None)
+
+    def enter_in_loop(self, step: Step) -> int | None:
+        """Add a step that ended to the loop, and return how many samples it has; None where nothing tells."""
+        kind, batch = self.kinds.ended(self.outline)
+        stated = step.batch_size or self.batch_size
+        if stated is not None:
+            kind.batch = batch = Batch(stated, "stated")
+        turn, dur_ns = step.turn, step.end_ns - step.start_ns
+        samples = batch.size if batch.size is not None else UNKNOWN
+        is_steady = turn.bare and step.is_steady and not self.quiet.is_short
+        self.quiet.ended(turn.bare, dur_ns, step.waited_ns, kind.number, samples)
+        self.loop.add((
+            self._own.rank, step.number, 1, kind.number, turn.rung, int(is_steady), step.start_ns, dur_ns,
+            step.waited_ns, self.waited_ns, step.own_ns, samples, step.status_number,
+        ))  # fmt: skip
+        self.waited_ns = 0
+        self.schedule.ended(turn, kind.number, dur_ns)
+        return batch.size
+
+    def hand_over_loop(self) -> None:
+        """Have the rows of the loop stored that were not stored yet."""
+        self._writer.add_to_loop(self.loop.take(), clock.anchor().offset_ns)
+        self.schedule.paused()
+
+    def store(self, step: Step, samples: int | None) -> None:
+        """Store what was seen in a step, unless its turn says that nothing is kept."""
+        seen, named = self.collecting.rows(step.anchor), self.blocks.take(since_ns=step.since_ns)
+        if not step.turn.kept:
+            return
+        rows = seen + [clock.on_epoch(span, step.anchor) for span in named]
+        if samples is None:
+            samples = next((row.batch_size for row in rows if row.batch_size is not None), None)
+        rows = self._signed(
+            [step.span(self.name, samples), *rows],
+            trace_id=step.trace_id,
+            step=step.number,
+            rung=int(step.turn.rung),
+            timed=step.turn.timed,
+        )
+        if self._is_stored(step, rows):
+            self.stored += 1
+        else:
+            self.lost += 1
+
+    def _is_stored(self, step: Step, rows: list[Span]) -> bool:
+        """Have a step stored, in need without the rows of a collector that holds what no column does."""
+        offset_ns, of_loop = step.anchor.offset_ns, self.loop.take()
+        if self._writer.store(step.number, rows, of_loop, offset_ns):
+            return True
+        fitting = self.collecting.without_misfits(rows)
+        if len(fitting) < len(rows) and self._writer.store(step.number, fitting, of_loop, offset_ns):
+            return True
+        self._writer.add_to_loop(of_loop, offset_ns)  # the step is lost, not that it ran
+        return False
+
+    def store_rest(self) -> None:
+        """Store what is left of the loop, and named blocks that belong to no step, around several for instance."""
+        self.hand_over_loop()
+        rest = self.blocks.take()
+        if rest and self.stored:
+            anchor = clock.anchor()
+            rows = [clock.on_epoch(span, anchor) for span in rest]
+            self._writer.store(self.seen, self._signed(rows, trace_id=self._own.trace_id), b"", 0)
+
+    def _signed(self, rows: Iterable[Span], **common: Any) -> list[Span]:
+        """Return rows with what they have in common, in the form in which they travel."""
+        common |= {"process": self._own.process, "rank": self._own.rank}
+        return [row._replace(level=int(row.level), **common) for row in rows]
+
+    def release(self, step: Step, counts: bool) -> None:
+        """Count what a closed step cost, say how far the run is, and let the next one begin.
+
+        Args:
+            step: with its times.
+            counts: False if it ended anywhere.
+        """
+        try:
+            end_ns = step.end_ns
+            shown_ns = 0
+            if self.underway.is_due(end_ns):
+                shown_ns = self.underway.show(self._progress())
+                self.account.spend(shown_ns)
+                self.schedule.paused()
+            if self.loop.is_full:
+                self.hand_over_loop()
+            if counts:
+                self.account.waited_ns += max(0, step.waited_ns)
+                self.account.add(step.turn, end_ns - step.start_ns, step.before_ns, end_ns + shown_ns)
+        finally:
+            self.left_ns = clock.monotonic_ns()
+            self.after_ns = self.left_ns - step.end_ns
+            if step.turn.bare:
+                self.quiet.begin()
+            self.taken.release()
+
+    def _progress(self) -> dict[str, Any]:
+        """Return how far the run has come, for those who watch it."""
+        spent = budgets.progress(self.schedule, self.account)
+        return {"seen": self.seen, "stored": self.stored, "lost": self.lost, "time_ns": time.time_ns(), "budget": spent}
+
+
+class Step:
+    """One step: the only place where the measured program's clock is read."""
+
+    anchor: clock.Anchor
+    number: int
+    span_id: str
+    trace_id: str
+    turn: Turn
+    is_steady: bool
+    """Whether it runs as if nothing had been recorded, if it runs bare."""
+
+    before_ns = 0
+    """What xsp took before its start."""
+
+    waited_ns = UNKNOWN
+    """What the program did between the step before and this one; for a step that is recorded on a device also what it
+    waited for that to become idle."""
+
+    own_ns = 0
+    """What xsp did in between."""
+
+    since_ns = 0
+    """The end of the step before."""
+
+    start_ns = end_ns = 0
+    """Readings of the monotonic clock."""
+
+    def __init__(self, steps: Steps, batch_size: int | None, by_call: bool = False) -> None:
+        self.batch_size = batch_size
+        self.was_entered = False
+        self._by_call = by_call
+        self._steps = steps
+        self._recording = False
+
+    def __enter__(self) -> Step:
+        entered, steps = clock.monotonic_ns(), self._steps
+        self.was_entered = True
+        if not steps.taken.acquire(blocking=False):
+            steps.skip()
+            return self
+        try:
+            if steps.quiet.has_begun:
+                steps.quiet.end(entered)
+            self.number = steps.seen
+            steps.seen += 1
+            if steps.left_ns >= 0:
+                self.since_ns = steps.left_ns - steps.after_ns
+                self.waited_ns, self.own_ns = entered - steps.left_ns, steps.after_ns
+            self.is_steady = steps.schedule.is_steady
+            self.turn = steps.next_turn(self._by_call)
+            self._thread = steps.outline.thread = threading.get_native_id()
+            self._on = []
+            if not self.turn.bare:
+                entered += self._drain()
+                self._on = self._switch_on()
+        except BaseException:  # an interrupt of the program's own: this step does not begin
+            steps.outline.thread = None
+            steps.turn_away()
+            raise
+        self._recording, steps.open = True, self
+        self.before_ns = clock.monotonic_ns() - entered
+        self.own_ns += self.before_ns
+        self.start_ns = self.end_ns = clock.monotonic_ns()
+        return self
+
+    def _drain(self) -> int:
+        """Wait for what the steps before have left to a device, and return how long that took: the program's time."""
+        began_ns = clock.monotonic_ns()
+        self._steps.collecting.settle(self._steps.collecting.collectors)
+        taken_ns = clock.monotonic_ns() - began_ns
+        if self.waited_ns != UNKNOWN:
+            self.waited_ns += taken_ns
+        return taken_ns
+
+    def _switch_on(self) -> list[Collector]:
+        caller = self._steps.caller()
+        self.trace_id = caller.trace_id if caller else os.urandom(16).hex()
+        self._parent_id = caller.span_id if caller else None
+        self.span_id = os.urandom(8).hex()
+        blocks.enter(self.span_id)
+        on = self._steps.collecting.start(self.turn.rung, self.turn.describe)
+        self.anchor = clock.anchor()
+        return on
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._recording:
+            self.close("ok" if kind is None else f"error:{kind.__name__}")
+
+    def close(self, status: str) -> None:
+        """Read the clock, switch everything off, store the step."""
+        end_ns = clock.monotonic_ns()
+        steps, stored = self._steps, self._steps.stored
+        try:
+            if self._on:
+                steps.collecting.settle(self._on)
+                end_ns = clock.monotonic_ns()
+            self.end_ns = end_ns
+            self._recording, self._status, steps.open = False, status, None
+            self._take_in()
+        except Exception as error:
+            steps.lost += 1
+            steps.collecting.note("xsp", f"a step could not be stored: {type(error).__name__}: {error}")
+        except BaseException as interrupt:  # the program's own affair
+            steps.lost += steps.stored == stored
+            steps.collecting.note("xsp", f"{type(interrupt).__name__} came while a step was stored: counted as lost")
+            raise
+        finally:
+            self._recording, steps.open, steps.outline.thread = False, None, None
+            steps.release(self, status != UNCLOSED)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it began, and has not ended."""
+        return self._recording
+
+    def abandon(self) -> None:
+        """Let it be no step: nothing of it is kept, and none is counted."""
+        steps = self._steps
+        self._recording, steps.open, steps.outline.thread = False, None, None
+        try:
+            if not self.turn.bare:
+                steps.collecting.stop(self._on)
+                blocks.leave(self.span_id)
+                steps.collecting.rows(self.anchor)
+            steps.schedule.abandoned(self.turn)
+            steps.seen -= 1
+        except Exception as error:
+            steps.collecting.note("xsp", f"a step could not be left out: {type(error).__name__}: {error}")
+        finally:
+            steps.taken.release()
+
+    @property
+    def status_number(self) -> Status:
+        """How it ended."""
+        return Status.OK if self._status == "ok" else Status.UNCLOSED if self._status == UNCLOSED else Status.ERROR
+
+    def _take_in(self) -> None:
+        steps = self._steps
+        if not self.turn.bare:
+            steps.collecting.stop(self._on)
+            blocks.leave(self.span_id)
+        samples = steps.enter_in_loop(self)
+        if self.turn.bare:
+            steps.blocks.drop(self.since_ns)
+            steps.collecting.forget()
+        else:
+            steps.store(self, samples)
+
+    def span(self, name: str, batch_size: int | None) -> Span:
+        """Return the step's own span, the root of its trace."""
+        return clock.on_epoch(
+            Span(
+                span_id=self.span_id,
+                parent_id=self._parent_id,
+                level=Level.MODEL,
+                kind=Kind.STEP.value,
+                name=name,
+                start_ns=self.start_ns,
+                dur_ns=self.end_ns - self.start_ns,
+                thread=self._thread,
+                status=self._status,
+                batch_size=batch_size,
+                collector="session",
+            ),
+            self.anchor,
+        )
+
+
+UNCLOSED = "unclosed"
+"""Status of a step that the program did not close: its end is anywhere."""

@@ -1,0 +1,88 @@
+"""What xsp writes to the terminal of the program: a line on stderr, and one that goes away before the program writes.
+
+While the latter may be drawn, the streams of the program that end in the terminal have a `write` of their own: it takes
+the line away first. Streams keep their identity and all else; what a program writes past them (from C, from another
+process) stands beside the line. The line is drawn only where the program's output ended with a newline: behind a prompt
+or a bar of progress there is no place for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+_CLEAR = "\r\x1b[2K"
+_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
+
+
+def say(text: str) -> None:
+    """Print a line that begins with `xsp: `, unless stderr is closed, or fails as the program made it."""
+    if sys.stderr is not None:  # print() would take None for stdout
+        with contextlib.suppress(Exception):
+            print(f"xsp: {text}", file=sys.stderr)
+
+
+class LiveLine:
+    """The last line of the terminal that stderr is."""
+
+    def __init__(self) -> None:
+        self._screen = sys.stderr
+        self._streams: dict[TextIO, tuple[Any, Any]] = {}
+        """Those with a `write` of ours: it, and what the program had set there before, if anything."""
+
+        self._write: Callable[[str], object] = sys.stderr.write
+        self._drawn = False
+        self._free = False
+        """Whether the cursor is at the beginning of an empty line."""
+
+    def open(self) -> None:
+        """Keep the program's own lines apart from now on; where a stream does not allow it, nothing is drawn."""
+        self._free = os.environ.get("TERM") != "dumb"
+        try:
+            for stream in dict.fromkeys((sys.stdout, sys.stderr)):
+                if self._free and stream.isatty():
+                    ours, before = self._after_clearing(stream.write), vars(stream).get("write")
+                    stream.write = ours  # type: ignore[method-assign]
+                    self._streams[stream] = ours, before
+        except (AttributeError, TypeError, ValueError):
+            self._free = False
+
+    def draw(self, text: str) -> None:
+        """Draw text over the line, as much as the terminal has room for. Never raises."""
+        if not self._free:
+            return
+        with contextlib.suppress(OSError, ValueError):  # the terminal was closed
+            width = os.get_terminal_size(self._screen.fileno()).columns
+            self._write(f"{_CLEAR}{_NO_WRAP}{text[: max(0, width - 1)]}{_WRAP}")
+            self._screen.flush()
+            self._drawn = True
+
+    def close(self) -> None:
+        """Take the line away, and what was set."""
+        self._clear()
+        for stream, (ours, before) in self._streams.items():
+            if vars(stream).get("write") is ours:  # else the program has set its own, which calls ours
+                del stream.write
+                if before is not None:
+                    stream.write = before  # type: ignore[method-assign]
+        self._streams.clear()
+        self._free = False
+
+    def _clear(self) -> None:
+        if self._drawn:
+            self._drawn = False
+            with contextlib.suppress(OSError, ValueError):
+                self._write(_CLEAR)
+                self._screen.flush()
+
+    def _after_clearing(self, write: Callable[[str], int]) -> Callable[[str], int]:
+        def cleared(text: str) -> int:
+            self._clear()
+            if text and self._streams:
+                self._free = text.endswith("\n")
+            return write(text)
+
+        return cleared

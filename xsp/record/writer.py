@@ -1,0 +1,296 @@
+"""A second process that correlates and stores steps, so that neither happens in the measured one.
+
+The measured process sends a step's raw rows and waits for the word that they are stored: so its next step is not
+disturbed, and what was reported as stored survives its death. Both ends are the same Python, so rows travel as
+`marshal`, the format of the interpreter itself.
+
+Either process may die at any moment, and an interrupt may cut off the first one in the middle of a message or of
+its wait. So messages are numbered, an answer counts only for the message of its number, and what was cut off is
+filled up with zeros, which the reader skips.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import marshal
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+from xsp import rundir
+from xsp.errors import PluginError, UnwritableError, XspError
+from xsp.schema import Span
+
+if TYPE_CHECKING:
+    from xsp.store.write import Store
+
+_MARK = b"xsp\x1e"
+_HEAD = struct.Struct("<4sIQI")
+"""Mark, number, length and CRC-32 of a message."""
+
+_CODE = (
+    "import os, sys; os.fork() and os._exit(0); "  # it is no child of the program's, whose os.wait() means its own
+    "sys.path.insert(0, sys.argv[1]); from xsp.record.writer import main; main(sys.argv[2])"
+)
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a program that leaves SIGPIPE to the system would die of it
+_PIECE = 1 << 16
+
+START_S = 60.0
+STUCK_S = 300.0
+"""The longest that a program waits for one step to be stored; a disk that takes longer counts as gone."""
+
+END_S = 60.0
+
+
+class Writer:
+    """The measured process's end; all threads may use it."""
+
+    def __init__(self, run: Path) -> None:
+        """Start the second process and wait until it holds the run directory.
+
+        Raises:
+            UnwritableError: it does not start, or another process writes to the directory.
+        """
+        self.failed: str | None = None
+        """What went wrong last."""
+
+        self.gone = False
+        """Nothing can be stored any more."""
+
+        self._owner = os.getpid()
+        self._turn = threading.Lock()
+        self._number = self._torn = 0
+        self._heard = b""
+        self._start(run)
+        ready = self._answer(0, START_S)
+        if ready is None:
+            self.close()
+            raise UnwritableError(self.failed if not self.gone else f"{run}: {self.failed}; try `xsp doctor`")
+        self.process = int(ready["process"])
+        """Number of the second process."""
+
+    def _start(self, run: Path) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(None)  # whatever default the program has set
+        os.set_blocking(theirs.fileno(), True)
+        command = [sys.executable, "-c", _CODE, str(Path(__file__).resolve().parents[2]), str(run)]
+        try:
+            subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                cwd="/",  # the program's own directory may hold a file called duckdb.py
+                start_new_session=True,  # an interrupt in the terminal is for the program
+            ).wait()
+        except OSError as error:
+            self._socket.close()
+            raise UnwritableError(
+                f"{run}: the process that stores spans did not start ({error}); try `xsp doctor`"
+            ) from error
+        finally:
+            theirs.close()
+
+    def deliver_to(self, target: str, policy: str) -> None:
+        """Have each step delivered once it is stored. The target travels by the pipe: it may hold a password.
+
+        Raises:
+            PluginError: what delivers cannot be loaded.
+        """
+        if self._ask(("deliver", target, policy)) is None:
+            reason = self.failed
+            self.close()
+            raise PluginError(f"spans cannot be delivered: {reason}")
+
+    def sample(self, rank: int, devices: Sequence[str]) -> bool:
+        """Have power, clocks and memory read from now on, see `xsp.samples`; return whether it began. Never raises."""
+        return self._ask(("sample", os.getpid(), rank, list(devices))) is not None
+
+    def store(self, step: int, rows: Iterable[Span], loop: bytes, offset_ns: int) -> bool:
+        """Store a step; return whether it is on the disk now. One that is not stands alone: the next one may be.
+
+        Args:
+            step: its number.
+            rows: its spans.
+            loop, offset_ns: see `add_to_loop`.
+        """
+        return self._ask(("step", step, [tuple(row) for row in rows], loop, offset_ns), STUCK_S) is not None
+
+    def add_to_loop(self, loop: bytes, offset_ns: int) -> bool:
+        """Store rows of the loop; return whether they are on the disk now.
+
+        Args:
+            loop: see `xsp.record.loop.Loop.take`.
+            offset_ns: what puts their times on the epoch.
+        """
+        return self._ask(("loop", loop, offset_ns), STUCK_S) is not None
+
+    def finish(self, run: dict[str, Any]) -> dict[str, Any] | None:
+        """Write the final `run.json` and the merged step; return what is to be said of them, None if that failed."""
+        return self._ask(("finish", json.dumps(run)))
+
+    def close(self) -> None:
+        """End the second process. A forked child of the measured process leaves it alone."""
+        if os.getpid() != self._owner or self._socket.fileno() < 0:
+            return
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(END_S)
+            while self._socket.recv(_PIECE):
+                pass
+        self._socket.close()
+        self.gone = True
+
+    def forget(self) -> None:
+        """Let go in a forked child: the second process ends when the measured one does, not with its children."""
+        self._socket.close()
+
+    # --- one message, one answer --------------------------------------------------------------------------
+
+    def _ask(self, message: tuple[Any, ...], patience_s: float | None = None) -> dict[str, Any] | None:
+        if self.gone or os.getpid() != self._owner:
+            return None
+        try:
+            content = marshal.dumps(message)
+        except ValueError as error:
+            self.failed = f"a value that is no text and no number ({error})"
+            return None
+        with self._turn:
+            self._number += 1
+            number = self._number
+            try:
+                self._send(number, content)
+            except OSError as error:
+                self._give_up(f"the process that stores spans is gone ({error.strerror or error})")
+                return None
+            return self._answer(number, patience_s)
+
+    def _send(self, number: int, content: bytes) -> None:
+        message = bytes(self._torn) + _HEAD.pack(_MARK, number, len(content), zlib.crc32(content)) + content
+        self._torn = len(message)  # an interrupt may come anywhere below, and hide how much was sent
+        self._socket.settimeout(STUCK_S)
+        rest = memoryview(message)
+        while rest:
+            rest = rest[self._socket.send(rest, _NO_SIGNAL) :]
+        self._torn = 0
+
+    def _answer(self, number: int, patience_s: float | None) -> dict[str, Any] | None:
+        """Wait for the answer to a message; those that an interrupt kept from being waited for are skipped."""
+        try:
+            self._socket.settimeout(patience_s)
+            while (line := self._line()) is not None:
+                with contextlib.suppress(ValueError):  # the rest of an answer that was cut off by an interrupt
+                    answer = json.loads(line)
+                    if answer["number"] == number:
+                        self.failed = answer.get("error", self.failed)
+                        found: dict[str, Any] | None = answer.get("answer")
+                        return found
+        except TimeoutError:
+            self._give_up(f"the process that stores spans did not answer within {patience_s} s")
+        except OSError as error:
+            self._give_up(f"the process that stores spans is gone ({error.strerror or error})")
+        else:
+            self._give_up("the process that stores spans ended")
+        return None
+
+    def _line(self) -> bytes | None:
+        """Return the next line that was heard, None at the end."""
+        while b"\n" not in self._heard:
+            received = self._socket.recv(_PIECE)
+            if not received:
+                return None
+            self._heard += received
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line
+
+    def _give_up(self, reason: str) -> None:
+        self.failed, self.gone = reason, True
+
+
+# --- in the second process --------------------------------------------------------------------------------
+
+
+def main(run: str) -> NoReturn:
+    """Run the second process: read messages until they end, then end at once, whatever hangs."""
+    from xsp.store.write import Store
+
+    answers = os.fdopen(os.dup(0), "w", encoding="utf-8")
+    with contextlib.suppress(OSError):  # a program may have closed its own
+        os.dup2(2, 1)
+    try:
+        rundir.hold(Path(run))
+        store = Store(Path(run))
+    except XspError as error:
+        _say(answers, 0, {"error": str(error)})
+        os._exit(1)
+    _say(answers, 0, {"answer": {"process": os.getpid()}})
+    while (message := _receive(sys.stdin.buffer)) is not None:
+        number, content = message
+        try:
+            answer: dict[str, Any] = {"answer": _answer_to(store, marshal.loads(content))}
+        except Exception as error:  # whatever it is, the measured process must hear of it and go on
+            answer = {"error": _reason(error, run)}
+        _say(answers, number, answer)
+    store.close()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(0)  # a thread may be waiting for a receiver that never answers
+
+
+def _answer_to(store: Store, message: tuple[Any, ...]) -> dict[str, Any]:
+    """Do what a message asks for, and return the answer."""
+    kind, *content = message
+    if kind == "step":
+        store.add(content[0], [Span._make(row) for row in content[1]])
+        store.add_to_loop(*content[2:])
+        return {"stored": content[0]}
+    if kind == "loop":
+        store.add_to_loop(*content)
+        return {"stored": True}
+    if kind == "deliver":
+        store.deliver_to(*content)
+        return {"delivering": True}
+    if kind == "sample":
+        store.sample(*content)
+        return {"sampling": True}
+    return store.finish(json.loads(content[0]))
+
+
+def _reason(error: Exception, run: str) -> str:
+    """Return what went wrong on one line, without the place of the run: it goes into `run.json`."""
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first.replace(run, Path(run).name)}"
+
+
+def _receive(pipe: IO[bytes]) -> tuple[int, bytes] | None:
+    """Return number and content of the next whole message, or None at the end, also in the middle of a message."""
+    with contextlib.suppress(ConnectionError):  # the program was killed before it took an answer
+        while (head := _next_head(pipe)) is not None:
+            _, number, length, checksum = _HEAD.unpack(head)
+            content = pipe.read(length)
+            if zlib.crc32(content) == checksum and len(content) == length:
+                return number, content
+    return None
+
+
+def _next_head(pipe: IO[bytes]) -> bytes | None:
+    """Return the head of the next message, past what is left of one that was cut off."""
+    head = pipe.read(_HEAD.size)
+    while len(head) == _HEAD.size and not head.startswith(_MARK):
+        begin = head.find(_MARK[:1], 1)
+        skipped = begin if begin > 0 else _HEAD.size
+        head = head[skipped:] + pipe.read(skipped)
+    return head if len(head) == _HEAD.size else None
+
+
+def _say(answers: IO[str], number: int, answer: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more
+        answers.write(json.dumps({"number": number, **answer}) + "\n")
+        answers.flush()

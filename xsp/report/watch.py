@@ -1,0 +1,94 @@
+"""First figures of a run while it goes on, read from its directory alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from xsp import rundir, summary, table
+from xsp.errors import TraceError
+from xsp.levels import rung_name
+from xsp.record import progress as underway
+from xsp.schema import Kind, Level
+
+LAST = 40
+"""Stored steps that the figures are of: the last ones."""
+
+LAYERS = 5
+"""The slowest ones are shown."""
+
+
+@dataclass
+class Figures:
+    """What is known of a run at one moment."""
+
+    name: str
+    finished: bool
+    stored: int
+    seen: int | None
+    budget: dict[str, Any]
+    steps_ms: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Per rung: how many of the last steps, and their trimmed mean."""
+
+    layers: list[tuple[str, float, float]] = field(default_factory=list)
+    """Name, milliseconds, share of the step in percent, of the slowest layers of the last steps, slowest first."""
+
+
+def look(run: Path) -> Figures:
+    """Return the figures of a run.
+
+    Raises:
+        TraceError: it is no run.
+    """
+    content = rundir.read_run(run)
+    if content.get("parts") or content.get("kind") == rundir.RANKS:
+        raise TraceError(f"{run}: holds several runs; watch one of them: {', '.join(_parts(run, content))}")
+    progress, segments = underway.read(run), rundir.segments(run)
+    finished = bool(content.get("finished"))
+    seen = content["steps"]["seen"] if finished and "steps" in content else progress.get("seen")
+    budget = content.get("budget") if finished else progress.get("budget")
+    figures = Figures(str(content.get("name", run.name)), finished, len(segments), seen, budget or {})
+    if segments:
+        _read_steps(figures, segments[-LAST:])
+    return figures
+
+
+def _parts(run: Path, content: dict[str, Any]) -> list[str]:
+    return [str(part) for part in content.get("parts", [])] or [part.name for part in rundir.rank_parts(run)]
+
+
+def _read_steps(figures: Figures, segments: list[Path]) -> None:
+    """Fill in what the last steps say; a segment is whole from the moment that it is there."""
+    con = table.connect()
+    con.execute("SET threads = 1")  # the run needs the others
+    try:
+        con.execute(f"CREATE VIEW spans AS SELECT * FROM {table.parquet(segments, alike=True)}")
+        rows = con.execute(
+            f"SELECT rung, list(dur_ns::DOUBLE) FROM spans WHERE kind = '{Kind.STEP}' AND timed AND status = 'ok' "
+            "GROUP BY rung ORDER BY rung"
+        ).fetchall()
+        figures.steps_ms = {rung_name(rung): (len(ns), summary.trimmed_mean(ns) / 1e6) for rung, ns in rows}
+        figures.layers = _layers(con)
+    except RuntimeError as interrupt:
+        raise KeyboardInterrupt from interrupt  # it is what the engine makes of Ctrl-C within a query
+    except duckdb.Error as error:
+        raise TraceError(f"{segments[0].parent}: cannot be read ({str(error).splitlines()[0]})") from error
+
+
+def _layers(con: duckdb.DuckDBPyConnection) -> list[tuple[str, float, float]]:
+    """Return the slowest layers without layers inside, by what they take in a step of the first rung with layers."""
+    rows = con.execute(
+        f"""
+        WITH rung AS (SELECT min(rung) AS own FROM spans WHERE timed AND rung >= {int(Level.LAYER)}),
+        steps AS (SELECT dur_ns, step FROM spans, rung WHERE kind = '{Kind.STEP}' AND timed AND rung = own),
+        modules AS (SELECT spans.* FROM spans, rung WHERE level = {int(Level.LAYER)} AND timed AND rung = own)
+        SELECT name, sum(dur_ns) / 1e6 / (SELECT count(*) FROM steps) AS ms,
+               100.0 * sum(dur_ns) / (SELECT sum(dur_ns) FROM steps)
+        FROM modules WHERE span_id NOT IN (SELECT parent_id FROM modules WHERE parent_id IS NOT NULL)
+        GROUP BY name ORDER BY ms DESC, name LIMIT {LAYERS}
+        """
+    ).fetchall()
+    return [(name, ms, share) for name, ms, share in rows]

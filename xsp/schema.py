@@ -1,0 +1,275 @@
+"""What every part of xsp speaks: levels, kinds, and the columns of the span table.
+
+`COLUMNS` is the one source for the Parquet schema, for validation, for the names in OpenTelemetry and for the
+page in the docs.
+A `Span` is a row in Python, as collectors write it; its fields are the columns, in their order.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+SCHEMA_VERSION = 1
+"""Rises when a column changes its meaning; columns that are only added do not raise it."""
+
+
+class Level(enum.IntEnum):
+    """Where in the stack a span was seen, outermost first.
+
+    The numbers leave gaps, as `logging` does, so that a third party can put a level between two.
+    """
+
+    APPLICATION = 10
+    MODEL = 20
+    LAYER = 30
+    OP = 40
+    LIBRARY = 50
+    RUNTIME = 60
+    KERNEL = 70
+
+
+class Kind(str, enum.Enum):
+    """What a span is an interval of."""
+
+    RUN = "run"  # a whole run of a program; its steps link to it
+    LOOP = "loop"  # rows of the table `loop` on their way over OTLP; it is in no table of spans
+    USER = "user"  # a block that the user named
+    STEP = "step"  # one prediction or one training step
+    FORWARD = "forward"  # the outermost call of a module
+    BACKWARD = "backward"  # a run of the autograd engine
+    OPTIMIZER = "optimizer"  # an optimizer's step
+    DATA = "data"  # waiting for the data loader
+    MODULE = "module"  # a call of an nn.Module
+    OP = "op"  # a framework operator
+    PRIMITIVE = "primitive"  # a primitive of a CPU library
+    CALL = "call"  # a call of a GPU library, a collective of a communication library
+    LAUNCH = "launch"  # a runtime call that starts device work
+    KERNEL = "kernel"  # device work: a kernel
+    COPY = "copy"  # device work: a copy or a memset
+    SYNC = "sync"  # waiting for the device
+    OVERHEAD = "overhead"  # the profiler's own work, as it reports it
+    ALLOC = "alloc"  # memory taken; folded into the spans around it and not kept
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Rule(str, enum.Enum):
+    """The evidence by which a span found its parent, strongest first; an orphan has none."""
+
+    EXPLICIT = "explicit"  # the collector or the caller named it
+    CORRELATION = "correlation"  # device work takes the parent of its launch
+    SEQUENCE = "sequence"  # a backward op belongs to the layer of its forward op
+    CONTAINMENT = "containment"  # the innermost span around it, on its thread, no deeper than itself
+    SERIALISED = "serialised"  # ambiguous here, found in the serialised re-run
+    GRAPH = "graph"  # device work of a replayed graph takes the place of the replay's launch
+    EXTERNAL = "external"  # the launch left no trace, but the source names the operator
+    CAPTURE = "capture"  # device work of a replayed graph is of the layer in whose capture its node was made
+    PROVENANCE = "provenance"  # a compiler fused it from several layers; this is the innermost around all of them
+
+    def __str__(self) -> str:
+        return self.value
+
+
+WEAK = (Rule.GRAPH, Rule.EXTERNAL, Rule.PROVENANCE)
+"""Evidence that makes a layer an inferred one."""
+
+DEEPEST = 200
+"""Spans above one another that are followed: no program nests deeper, but a file may, or lead in a circle."""
+
+
+class Grade(str, enum.Enum):
+    """How surely the layer of device work is known."""
+
+    EXACT = "exact"  # by ids, sequence numbers and containment
+    INFERRED = "inferred"  # by weaker evidence: a replayed graph, an operator without a launch, fused layers
+    UNKNOWN = "unknown"  # no layer
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Column(NamedTuple):
+    """One column of the span table."""
+
+    name: str
+    type: str
+    about: str
+    attribute: str | None = None
+    """Its name in OpenTelemetry, from the semantic conventions where they have one; None for what has a field
+    of its own there, and for what never leaves the table."""
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("trace_id", "VARCHAR", "one step, 32 hexadecimal digits as in OpenTelemetry"),
+    Column("span_id", "VARCHAR", "16 hexadecimal digits as in OpenTelemetry"),
+    Column("parent_id", "VARCHAR", "span_id of the parent; null for a root and for an orphan"),
+    Column(
+        "parent_rule",
+        "VARCHAR",
+        "the evidence for the parent, see Rule; null where there is no parent",
+        "xsp.parent_rule",
+    ),
+    Column("level", "SMALLINT", "where in the stack, see Level", "xsp.level"),
+    Column("kind", "VARCHAR", "what it is an interval of, see Kind", "xsp.kind"),
+    Column("name", "VARCHAR", "full name: of the module in its model, of the operator, of the kernel"),
+    Column("type", "VARCHAR", "class of the module, kind of primitive", "xsp.type"),
+    Column("phase", "VARCHAR", "forward, backward or optimizer; null outside them", "xsp.phase"),
+    Column("start_ns", "BIGINT", "nanoseconds since the epoch"),
+    Column(
+        "dur_ns", "BIGINT", "measured duration in nanoseconds, with the cost of the profiling in it", "xsp.duration_ns"
+    ),
+    Column("process", "BIGINT", "process id", "process.pid"),
+    Column("thread", "BIGINT", "thread id of the operating system; null where the source does not tell", "thread.id"),
+    Column("device", "INTEGER", "device index; null on the host", "cuda.device"),
+    Column("stream", "BIGINT", "stream of the device; null on the host", "cuda.stream"),
+    Column("step", "INTEGER", "number of the step in its run, from 0, warm-up counted", "xsp.step"),
+    Column("rank", "INTEGER", "number of the process in a distributed job; 0 where it is alone", "xsp.rank"),
+    Column("rung", "SMALLINT", "deepest level whose collectors were on in that step", "xsp.rung"),
+    Column(
+        "timed", "BOOLEAN", "false in steps that describe (shapes, memory) and whose times do not count", "xsp.timed"
+    ),
+    Column("correlation_id", "BIGINT", "joins device work to its launch", "cuda.correlation_id"),
+    Column("sequence_nr", "BIGINT", "joins a backward op to its forward op", "xsp.sequence_nr"),
+    Column("forward_thread", "BIGINT", "thread on which the forward op of a backward op ran", "xsp.forward_thread"),
+    Column("status", "VARCHAR", "ok; error:<exception type>; unclosed", "xsp.status"),
+    Column("key", "VARCHAR", "place in the structure of a step: the same span in another step has the same", "xsp.key"),
+    Column("layer_index", "INTEGER", "position of the module call in execution order, from 0", "xsp.layer_index"),
+    Column("depth", "INTEGER", "number of module calls around this one", "xsp.depth"),
+    Column("layer_id", "VARCHAR", "span_id of its layer: itself, or the innermost layer above it"),
+    Column(
+        "grade", "VARCHAR", "how surely the layer of device work is known, see Grade; null on the host", "xsp.grade"
+    ),
+    Column(
+        "batch_size",
+        "BIGINT",
+        "samples in the step, as stated or as the first input's first dimension",
+        "xsp.batch_size",
+    ),
+    Column("input_shapes", "VARCHAR", "shapes of the tensor inputs, as JSON", "xsp.input_shapes"),
+    Column("dtype", "VARCHAR", "element type of the first tensor input", "xsp.dtype"),
+    Column("param_bytes", "BIGINT", "bytes of the module's parameters, its children's included", "xsp.param_bytes"),
+    Column("activation_bytes", "BIGINT", "bytes of the tensors that the module returned", "xsp.activation_bytes"),
+    Column(
+        "alloc_bytes",
+        "BIGINT",
+        "bytes that were newly allocated between start and end, on its thread; the devices' alone in a step that "
+        "allocates on any, else the host's",
+        "xsp.alloc_bytes",
+    ),
+    Column("flops", "BIGINT", "floating-point operations that the span itself does, a multiply-add is 2", "xsp.flops"),
+    Column("flops_source", "VARCHAR", "how flops are known: shapes, counter", "xsp.flops_source"),
+    Column(
+        "dram_read_bytes", "BIGINT", "bytes that a device's memory was read for the span itself", "xsp.dram_read_bytes"
+    ),
+    Column("dram_write_bytes", "BIGINT", "bytes that were written to a device's memory", "xsp.dram_write_bytes"),
+    Column("bytes_source", "VARCHAR", "how the bytes are known: shapes, counter", "xsp.bytes_source"),
+    Column("occupancy", "DOUBLE", "active warps over the most that there could be, 0 to 1", "xsp.occupancy"),
+    Column(
+        "occupancy_source", "VARCHAR", "how it is known: counter, or estimate from the launch", "xsp.occupancy_source"
+    ),
+    Column("collector", "VARCHAR", "the collector or importer that saw it", "xsp.collector"),
+    Column("attributes", "VARCHAR", "what only this kind of span has, as a JSON object", "xsp.attributes"),
+)
+
+MERGED_COLUMNS: tuple[Column, ...] = (
+    Column("steps", "INTEGER", "timed steps that hold this span at the rung where its level is the deepest"),
+    Column("raw_ns", "DOUBLE", "trimmed mean duration at the deepest rung, all collectors on"),
+    Column("true_ns", "DOUBLE", "duration without the cost of profiling; null where nothing measured it"),
+    Column("true_lo_ns", "DOUBLE", "lower end of the 95 % interval of true_ns"),
+    Column("true_hi_ns", "DOUBLE", "upper end of the 95 % interval of true_ns"),
+    Column("median_ns", "DOUBLE", "median over the same steps as true_ns"),
+    Column("p90_ns", "DOUBLE", "90th percentile over the same steps"),
+    Column("p99_ns", "DOUBLE", "99th percentile over the same steps"),
+    Column("explained_ns", "DOUBLE", "spans inside times what one of them costs, deeper levels than its own"),
+    Column("cause", "VARCHAR", "where the difference between raw_ns and true_ns comes from"),
+)
+"""What merging the leveled steps adds to a span; see `xsp.store.merge`."""
+
+
+SAMPLE_COLUMNS: tuple[Column, ...] = (
+    Column("time_ns", "BIGINT", "nanoseconds since the epoch, the middle of the reading"),
+    Column("rank", "INTEGER", "number of the process whose run it belongs to; 0 where it is alone"),
+    Column("device", "INTEGER", "device index as in the spans; null for the host"),
+    Column("name", "VARCHAR", "what was read, see gpu.md"),
+    Column("unit", "VARCHAR", "unit of the value"),
+    Column("value", "DOUBLE", "the figure"),
+)
+"""The table `samples`, which stands beside the spans; see `xsp.samples`."""
+
+
+LOOP_COLUMNS: tuple[Column, ...] = (
+    Column("rank", "INTEGER", "number of the process; 0 where it is alone"),
+    Column("step", "BIGINT", "number of the step, as in the spans; the first one where a row stands for several"),
+    Column("steps", "INTEGER", "consecutive steps that the row stands for; its times are their means"),
+    Column("kind", "INTEGER", "kind of step, a number among `kinds` of run.json"),
+    Column("rung", "SMALLINT", "deepest level whose collectors were on; 10 in a step that ran bare"),
+    Column("steady", "BOOLEAN", "bare, and so long after the last recorded step that it ran as if there had been none"),
+    Column("start_ns", "BIGINT", "nanoseconds since the epoch"),
+    Column("dur_ns", "DOUBLE", "of the step itself"),
+    Column("before_ns", "DOUBLE", "from the end of the step before, less what xsp did in between; null for the first"),
+    Column("data_ns", "DOUBLE", "of both, waiting for the data loader"),
+    Column("own_ns", "DOUBLE", "what xsp itself took between the step before and this one"),
+    Column("samples", "BIGINT", "samples in the step; null where nothing tells them"),
+    Column("status", "VARCHAR", "ok, error or unclosed"),
+)
+"""The table `loop`: a row for each step that the program ran, recorded or not; see `xsp.record.loop`."""
+
+
+class Span(NamedTuple):
+    """One named interval at one level, as a collector reports it.
+
+    Times are nanoseconds of the clock that the collector states (see `xsp.collector.Collector.epoch`).
+    `None` means "not measured"; it is never written as 0. Identities, the parent and the key are filled in
+    by `xsp.correlate`; a collector sets `span_id` and `parent_id` only where it knows them for certain.
+    """
+
+    trace_id: str | None = None
+    span_id: str | None = None
+    parent_id: str | None = None
+    parent_rule: str | None = None
+    level: int = Level.APPLICATION
+    kind: str = Kind.USER.value
+    name: str = ""
+    type: str | None = None
+    phase: str | None = None
+    start_ns: int = 0
+    dur_ns: int = 0
+    process: int | None = None
+    thread: int | None = None
+    device: int | None = None
+    stream: int | None = None
+    step: int | None = None
+    rank: int = 0
+    rung: int | None = None
+    timed: bool | None = None
+    correlation_id: int | None = None
+    sequence_nr: int | None = None
+    forward_thread: int | None = None
+    status: str = "ok"
+    key: str | None = None
+    layer_index: int | None = None
+    depth: int | None = None
+    layer_id: str | None = None
+    grade: str | None = None
+    batch_size: int | None = None
+    input_shapes: str | None = None
+    dtype: str | None = None
+    param_bytes: int | None = None
+    activation_bytes: int | None = None
+    alloc_bytes: int | None = None
+    flops: int | None = None
+    flops_source: str | None = None
+    dram_read_bytes: int | None = None
+    dram_write_bytes: int | None = None
+    bytes_source: str | None = None
+    occupancy: float | None = None
+    occupancy_source: str | None = None
+    collector: str | None = None
+    attributes: str | None = None
+
+    @property
+    def end_ns(self) -> int:
+        """Start plus duration, in nanoseconds."""
+        return self.start_ns + self.dur_ns

@@ -1,0 +1,234 @@
+"""What the steps that were not recorded tell: what a step takes, and what an iteration of the loop takes.
+
+These are the figures that a user believes in. A step that ran bare was not slowed by collectors; one that is **steady**
+was not slowed by what was stored before it either.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import duckdb
+
+from xsp import summary
+from xsp.schema import Level
+from xsp.store.loop import BARE
+
+ENOUGH = 5
+"""Steady steps from which a figure can be had."""
+
+NEARBY = 5
+"""Steady steps that a recorded one is held against: their median."""
+
+TOO_COLD = 0.25
+"""From this share on by which a step is slowed where steps are recorded, true times of spans inside are not known."""
+
+
+class BareStep(NamedTuple):
+    """A step in which no collector was on; several where the run was long."""
+
+    step: int
+    dur_ns: float
+    samples: int | None
+
+
+def steady_steps(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> list[BareStep]:
+    """Return the steps that ran as if nothing were recorded, of the kind and rank of `alike`, in their order.
+
+    What calls of modules took longer because collectors let them pass is taken off where steps ran in a stretch; in
+    longer steps it is nothing.
+
+    Args:
+        con: holds `loop`, `alike` and `spans`.
+        run: content of `run.json`.
+
+    Returns:
+        Empty where there are fewer than `ENOUGH`, and where a device works on when the host's step has ended.
+    """
+    found = con.execute(
+        f"""
+        SELECT step, dur_ns - CASE WHEN steps > 1 THEN least(?, dur_ns / 10) ELSE 0 END, samples FROM loop
+        WHERE steady AND rung = {BARE} AND status = 'ok' AND {OF_ALIKE}
+          AND NOT EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL)
+        ORDER BY step
+        """,
+        [passing_ns(con, run)],
+    ).fetchall()
+    return [BareStep(*row) for row in found] if len(found) >= ENOUGH else []
+
+
+def passing_ns(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> float:
+    """Return what a step takes longer because calls of modules pass by a collector that looks at none of them.
+
+    Args:
+        con: holds `alike`.
+        run: content of `run.json`, whose calibration says what one call takes longer.
+    """
+    costs = (run.get("costs") or {}).values()
+    per_call = sum(each.get("ns_passing") or 0.0 for each in costs if each.get("level") == Level.LAYER)
+    ((calls,),) = con.execute(
+        f"SELECT median(on_host[{int(Level.LAYER)}::SMALLINT]) FROM alike WHERE rung >= {int(Level.LAYER)}"
+    ).fetchall()
+    return float(per_call * (calls or 0))
+
+
+OF_ALIKE = """
+    kind IS NOT DISTINCT FROM (SELECT any_value(step_kind) FROM alike) AND rank = (SELECT any_value(rank) FROM alike)
+"""
+"""Whether a row of `loop` is of the kind and rank that a trace's figures are of."""
+
+
+def nearby(bare: Sequence[BareStep], recorded: Sequence[tuple[int, float]]) -> list[float]:
+    """Return, for each recorded step (number, nanoseconds), the median of the steady steps next to it."""
+    numbers = [each.step for each in bare]
+    found = []
+    for number, _ in recorded:
+        place = bisect_left(numbers, number)
+        first = max(0, min(place - NEARBY // 2, len(bare) - NEARBY))
+        found.append(summary.percentile([each.dur_ns for each in bare[first : first + NEARBY]], 0.5))
+    return found
+
+
+class Coldness(NamedTuple):
+    """How much slower a bare step runs where steps are recorded than where none is."""
+
+    ratio: float
+    steps: int
+
+
+def coldness(con: duckdb.DuckDBPyConnection) -> Coldness | None:
+    """Return how cold caches and clocks were when steps were recorded: the bare steps just before them tell.
+
+    Args:
+        con: as of `steady_steps`.
+
+    Returns:
+        None where too few steps tell.
+    """
+    ((count, cold_ns, steady_ns),) = con.execute(
+        f"""
+        WITH followed AS (
+            SELECT *, lead(rung) OVER (PARTITION BY rank ORDER BY step) AS next_rung FROM loop
+        ), bare AS (
+            SELECT * FROM followed WHERE rung = {BARE} AND status = 'ok' AND {OF_ALIKE}
+        )
+        SELECT count(*) FILTER (next_rung <> {BARE}), median(dur_ns) FILTER (next_rung <> {BARE}),
+               median(dur_ns) FILTER (steady) FROM bare
+        """
+    ).fetchall()
+    return Coldness(cold_ns / steady_ns, count) if count >= ENOUGH and steady_ns else None
+
+
+UNDISTURBED = f"""
+    undisturbed AS (
+        WITH followed AS (
+            SELECT *, lag(rung) OVER (PARTITION BY rank ORDER BY step) AS last_rung FROM loop
+        ), nearness AS (
+            SELECT *, CASE WHEN steady THEN 0 WHEN last_rung = {BARE} THEN 1 ELSE 2 END AS nearness
+            FROM followed WHERE rung = {BARE} AND status = 'ok'
+        ), counted AS (
+            SELECT rank, kind, CASE WHEN count(*) FILTER (nearness = 0) >= {ENOUGH} THEN 0
+                                    WHEN count(*) FILTER (nearness <= 1) >= {ENOUGH} THEN 1 ELSE 2 END AS most
+            FROM nearness GROUP BY rank, kind
+        )
+        SELECT nearness.*, most, dur_ns + coalesce(before_ns, 0) AS iteration_ns
+        FROM nearness JOIN counted USING (rank, kind) WHERE nearness <= most
+    )
+"""
+"""The bare steps of each rank and kind that profiling disturbed least, to put behind WITH: steady ones where there are
+`ENOUGH`, else those that follow a bare one, else all. `most` says which: 0, 1 or 2."""
+
+
+class Iteration(NamedTuple):
+    """What one iteration of a kind takes on a rank; nanoseconds, means over the steps that were disturbed least."""
+
+    rank: int
+    kind: int
+    steps: int
+    """Steps of this kind that ran."""
+
+    recorded: int
+    share: float
+    """Of the loop's time."""
+
+    mean_ns: float | None
+    """From the end of the step before to the end of this one; None where no step ran bare."""
+
+    ends: summary.Interval | None
+    step_ns: float | None
+    data_ns: float | None
+    """Waiting for data, before the step or in it."""
+
+    between_ns: float | None
+    """Between the step before and this one, without waiting for data."""
+
+    samples: float | None
+    """In a step."""
+
+    disturbed: int
+    """How much profiling may have disturbed them: 0, 1 or 2, see `UNDISTURBED`."""
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples in a second of the loop."""
+        return self.samples / self.mean_ns * 1e9 if self.samples and self.mean_ns else None
+
+
+def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> list[Iteration]:
+    """Return what an iteration takes, by rank, the kind that takes most time first; empty without a loop.
+
+    Args:
+        con: holds `loop` and `spans`.
+        samples: ask only steps with so many samples.
+    """
+    of_size = "true" if samples is None else f"samples = {int(samples)}"
+    found = con.execute(
+        f"""
+        WITH {UNDISTURBED}, measured AS (
+            SELECT rank, kind, list(iteration_ns ORDER BY step) AS each, sum(steps * iteration_ns) AS ns,
+                   sum(steps) AS measured, sum(steps * dur_ns) AS step_ns, sum(steps * data_ns) AS data_ns,
+                   sum(steps * least(data_ns, coalesce(before_ns, 0))) AS data_before_ns,
+                   sum(steps * coalesce(before_ns, 0)) AS before_ns,
+                   sum(steps * samples) / sum(steps) FILTER (samples IS NOT NULL) AS samples, max(most) AS disturbed
+            FROM undisturbed WHERE {of_size} GROUP BY rank, kind
+        ), counted AS (
+            SELECT rank, kind, sum(steps) AS steps, count(*) FILTER (rung <> {BARE}) AS recorded,
+                   sum(steps * (dur_ns + coalesce(before_ns, 0))) AS ns,
+                   coalesce(sum(before_ns) FILTER (rung <> {BARE}), 0) AS drained_ns
+            FROM loop WHERE {of_size} GROUP BY rank, kind
+        )
+        SELECT rank, kind, c.steps, recorded, c.ns / sum(c.ns) OVER (PARTITION BY rank) AS share, m.ns, each, measured,
+               step_ns, data_ns, before_ns - data_before_ns AS between_ns, samples,
+               coalesce(disturbed, 2) AS disturbed, drained_ns
+        FROM counted c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind
+        """
+    )
+    names, rows = [column[0] for column in found.description], found.fetchall()
+    on_device = _works_on_devices(con)
+    return [_iteration(dict(zip(names, row, strict=True)), on_device) for row in rows]
+
+
+def _works_on_devices(con: duckdb.DuckDBPyConnection) -> bool:
+    return bool(con.execute("SELECT 1 FROM spans WHERE device IS NOT NULL LIMIT 1").fetchall())
+
+
+def _iteration(row: Mapping[str, Any], on_device: bool) -> Iteration:
+    told = (row["rank"], row["kind"], row["steps"], row["recorded"], row["share"])
+    measured = row["measured"]
+    if not measured:
+        return Iteration(*told, None, None, None, None, None, row["samples"], row["disturbed"])
+    # The host runs ahead of a device; what it is behind stands before the next recorded step, which waits for it.
+    behind_ns = row["drained_ns"] / measured if on_device else 0.0
+    ends = summary.mean_interval(row["each"])
+    return Iteration(
+        *told,
+        row["ns"] / measured + behind_ns,
+        summary.Interval(ends.lo + behind_ns, ends.hi + behind_ns) if ends is not None else None,
+        row["step_ns"] / measured,
+        row["data_ns"] / measured,
+        row["between_ns"] / measured,
+        row["samples"],
+        row["disturbed"],
+    )

@@ -1,0 +1,217 @@
+"""The loop of a run on the disk, in the table engine and over OTLP: a row for each step that ran, recorded or not.
+
+While a run goes on its rows are appended to a file of 64-bit little-endian numbers, `LOOP_COLUMNS` in their order, so
+that a kill costs at most the last one. When the run ends they become a Parquet file. Over OTLP rows travel as spans of
+kind `loop`, many in each, as OTLP has no message for tables and receivers take spans.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import hashlib
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from xsp import rundir, semconv, table
+from xsp.errors import TraceError
+from xsp.schema import LOOP_COLUMNS, Kind, Level, Span
+
+BARE = int(Level.APPLICATION)
+"""The rung of a step in which no collector was on."""
+
+_WIDTH = len(LOOP_COLUMNS)
+ROW_BYTES = 8 * _WIDTH
+
+_NAMES = [column.name for column in LOOP_COLUMNS]
+_START = _NAMES.index("start_ns")
+_STATUS = ("ok", "error", "unclosed")
+_UNKNOWN = ("before_ns", "samples")
+"""Columns in which -1 stands for null."""
+
+
+def append(run: Path, rows: bytes, offset_ns: int) -> None:
+    """Append rows to the file of a run that goes on.
+
+    Args:
+        run: its directory.
+        rows: of `xsp.record.loop.Loop.take`; their times are of the monotonic clock.
+        offset_ns: what puts them on the epoch.
+    """
+    if not rows:
+        return
+    values = array.array("q", rows)
+    for place in range(_START, len(values), _WIDTH):
+        values[place] += offset_ns
+    with open(run / rundir.LOOP_ROWS, "ab") as file:
+        file.truncate(file.tell() // ROW_BYTES * ROW_BYTES)  # a full disk may have cut off the last row
+        file.write(values.tobytes())
+
+
+def show(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[str]:
+    """Make the table `loop` of the rows of some run directories; empty where they have none.
+
+    Returns:
+        A sentence on each file that is damaged and was left out.
+    """
+    table.create(con, "loop", LOOP_COLUMNS)
+    said = []
+    for run in runs:
+        written, growing = run / rundir.LOOP_FILE, run / rundir.LOOP_ROWS
+        try:
+            if written.is_file():
+                _read(con, run, written)
+            elif growing.is_file():
+                table.insert(con, "loop", _rows(growing), LOOP_COLUMNS)
+        except (duckdb.Error, OSError, TraceError) as error:
+            said.append(f"left out: {written if written.is_file() else growing}: {str(error).splitlines()[0]}")
+    return said
+
+
+def _read(con: duckdb.DuckDBPyConnection, run: Path, written: Path) -> None:
+    rundir.check_inside(run, [written])
+    names = ", ".join(f"{column.name}::{column.type}" for column in LOOP_COLUMNS)
+    con.execute(f"INSERT INTO loop SELECT {names} FROM {table.parquet(written)}")
+
+
+def _rows(file: Path) -> list[tuple[Any, ...]]:
+    """Return the whole rows of a file of numbers; what a kill left of the last one is dropped."""
+    values = array.array("q")
+    content = file.read_bytes()
+    values.frombytes(content[: len(content) // ROW_BYTES * ROW_BYTES])
+    if sys.byteorder == "big":
+        values.byteswap()
+    columns: list[Sequence[Any]] = [values[place::_WIDTH] for place in range(_WIDTH)]
+    for place, name in enumerate(_NAMES):
+        if name in _UNKNOWN:
+            columns[place] = [None if value == -1 else value for value in columns[place]]
+        elif name == "steady":
+            columns[place] = [bool(value) for value in columns[place]]
+        elif name == "status":
+            columns[place] = [_STATUS[value] if 0 <= value < len(_STATUS) else _STATUS[1] for value in columns[place]]
+    return list(zip(*columns, strict=True))
+
+
+def write(con: duckdb.DuckDBPyConnection, run: Path) -> None:
+    """Write the table `loop` to its file, and take the file of numbers away."""
+    if con.execute("SELECT 1 FROM loop LIMIT 1").fetchall():
+        table.write_parquet(con, "loop", run / rundir.LOOP_FILE)
+    with contextlib.suppress(OSError):
+        (run / rundir.LOOP_ROWS).unlink(missing_ok=True)
+
+
+# --- over OTLP ------------------------------------------------------------------------------------------------
+
+ROWS_OF_A_SPAN = 500
+"""Rows that travel in one span: some 50 kB, which viewers still show."""
+
+_SENT = [column for column in LOOP_COLUMNS if column.name != "rank"]
+"""Columns that travel in the text of a span; the rank is the span's own."""
+
+_END = "end_ns"
+"""When the last row ended of the rank whose rows these are: of a loop that is sent again while it grows, the latest
+counts as a whole, for rows are folded as it grows."""
+
+
+def spans(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> Iterator[Span]:
+    """Yield the rows of the table `loop` as spans below a run's own.
+
+    Args:
+        con: holds the table.
+        run: content of `run.json`, with its identity `otel`.
+    """
+    names = ", ".join(column.name for column in _SENT)
+    query = f"SELECT rank, {names} FROM loop ORDER BY rank, start_ns, step"
+    own = run["otel"]
+    for rank, group in itertools.groupby(con.execute(query).fetchall(), key=lambda row: row[0]):
+        rows = [row[1:] for row in group]
+        end = max(_end(row) for row in rows)
+        for first in range(0, len(rows), ROWS_OF_A_SPAN):
+            held = rows[first : first + ROWS_OF_A_SPAN]
+            start = held[0][_SENT_START]
+            columns = {column.name: [row[place] for row in held] for place, column in enumerate(_SENT)}
+            identity = hashlib.blake2b(f"{own['span_id']}/loop/{rank}/{first}/{end}".encode(), digest_size=8)
+            yield Span(
+                trace_id=own["trace_id"],
+                span_id=identity.hexdigest(),
+                parent_id=own["span_id"],
+                level=Level.APPLICATION,
+                kind=Kind.LOOP.value,
+                name=f"steps {held[0][0]} to {held[-1][0] + held[-1][1] - 1}",
+                start_ns=start,
+                dur_ns=max(map(_end, held)) - start,
+                rank=rank,
+                collector="session",
+                attributes=json.dumps({semconv.LOOP: json.dumps({_END: end, **columns})}),
+            )
+
+
+def take(con: duckdb.DuckDBPyConnection, source: str) -> int:
+    """Add to the table `loop` the rows that spans brought, and of each rank only those of the latest loop.
+
+    Args:
+        con: holds the tables `loop` and `source`.
+        source: a table with the columns of spans, of any kinds.
+
+    Returns:
+        How many spans of kind `loop` held something else and were left out.
+    """
+    brought = con.execute(f"SELECT rank, attributes FROM {source} WHERE kind = '{Kind.LOOP}'").fetchall()
+    wrong = 0
+    latest: dict[int, tuple[int, list[tuple[Any, ...]]]] = {}
+    for rank, text in brought:
+        try:
+            end, rows = _unpacked(rank, text)
+        except (ValueError, TypeError, LookupError, RecursionError):
+            wrong += 1
+            continue
+        if end > latest.get(rank, (0, []))[0]:
+            latest[rank] = (end, rows)
+        elif end == latest[rank][0]:
+            latest[rank][1].extend(rows)
+    for rank, (end, rows) in latest.items():
+        ((known,),) = con.execute("SELECT max(start_ns + dur_ns * steps) FROM loop WHERE rank = ?", [rank]).fetchall()
+        if known is None or end > known:
+            con.execute("DELETE FROM loop WHERE rank = ?", [rank])
+            table.insert(con, "loop", rows, LOOP_COLUMNS)
+    return wrong
+
+
+_SENT_START = [column.name for column in _SENT].index("start_ns")
+_FITS: Mapping[str, Callable[[Any], bool]] = {
+    "INTEGER": lambda value: _is_whole(value, 31),
+    "SMALLINT": lambda value: _is_whole(value, 15),
+    "BIGINT": lambda value: _is_whole(value, 62),
+    "DOUBLE": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1 << 62,
+    "BOOLEAN": lambda value: isinstance(value, bool),
+    "VARCHAR": lambda value: value in _STATUS,
+}
+
+
+def _is_whole(value: Any, bits: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << bits
+
+
+def _end(row: Sequence[Any]) -> int:
+    """Return when a row of `_SENT` ends."""
+    steps, start, dur = row[1], row[_SENT_START], row[_SENT_START + 1]
+    return int(start + dur * steps)
+
+
+def _unpacked(rank: int, attributes: str) -> tuple[int, list[tuple[Any, ...]]]:
+    """Return the end of a loop and some of its rows; what has another form raises."""
+    said = json.loads(json.loads(attributes)[semconv.LOOP])
+    columns = [said[column.name] for column in _SENT]
+    for column, values in zip(_SENT, columns, strict=True):
+        fits, may_lack = _FITS[column.type], column.name in _UNKNOWN
+        if not all(fits(value) or (may_lack and value is None) for value in values):
+            raise ValueError(column.name)
+    if not _is_whole(said[_END], 62):
+        raise ValueError(_END)
+    return said[_END], [(rank, *row) for row in zip(*columns, strict=True)]

@@ -1,0 +1,460 @@
+"""Leveled steps → one true step, and what each level of profiling added.
+
+XSP, section III-C: a level's profiler measures its own level accurately and inflates those above. So the time
+of a span comes from the **own rung** of its level, in which that level was the deepest one on; what deeper
+levels added to it is the difference between the rungs. Two things are added to the paper's method:
+
+- spans of one level nest (modules in modules, operators in operators), so even at its own rung a span holds
+  the cost of the spans of its level inside it. What one costs follows from whole steps: the time that a rung
+  added to the step, divided by the number of spans that it added. That many times the spans inside is taken
+  off.
+- every figure is a trimmed mean over the steps of its rung, with a bootstrap interval.
+
+The time of the step itself comes from the steps that ran bare and steady, where the run has them (`loop`): no collector
+was on in those, and nothing had just been stored. A device works on after the host's part of a bare step, so there the
+outermost rung tells, whose steps end when the device is done.
+
+Only steps of one kind that do the same at the model level (forward, backward and optimizer calls) are put together,
+called **alike**: unless one is asked for, of the kind that takes most of the program's time, recorded or not. Their
+spans are matched by key, the place in the structure. The merged trace is a real step of the deepest rung: of the most
+common structure, the one of median duration.
+Steps that are not alike, and spans that have no counterpart in the merged step, are not averaged in;
+`xsp.health` counts and shows them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import duckdb
+
+from xsp import summary, table
+from xsp.device import occupancy
+from xsp.levels import depth
+from xsp.schema import COLUMNS, DEEPEST, LOOP_COLUMNS, MERGED_COLUMNS, Kind, Level, Rule, Span
+from xsp.store import iterations
+from xsp.store.loop import BARE
+from xsp.store.trace import Rung, Trace
+
+DESCRIBED = (
+    "input_shapes", "dtype", "param_bytes", "activation_bytes", "alloc_bytes", "flops", "flops_source",
+    "dram_read_bytes", "dram_write_bytes", "bytes_source", "attributes",
+)  # fmt: skip
+"""Columns that timed steps leave out and that the describing step supplies."""
+
+_AT_ONCE = 256
+"""Keys of which the durations over all steps are held at a time."""
+
+_UNMEASURED = "not measured at its own rung"
+_NO_RUNG_OUTSIDE = "no rung further out to tell the cost of this one"
+
+
+@dataclass
+class _Template:
+    """The step that the merged trace is: its rows, and how many spans of each rung are inside each."""
+
+    rows: list[Span]
+    inside: list[dict[int, int]] = field(default_factory=list)
+
+
+def true_trace(
+    con: duckdb.DuckDBPyConnection, run: dict[str, Any], path: Path | None = None, kind: int | None = None
+) -> Trace:
+    """Return the trace of recorded spans, merged into one step with true times.
+
+    Args:
+        con: holds `spans`, and `loop` if there is one; `merged` is made if it is not there.
+        run: what is known of the run; may be empty.
+        path: where the spans were loaded from.
+        kind: of the steps that the figures are to be of, a number of `loop`; the heaviest unless told otherwise.
+    """
+    if "merged" in _tables(con):
+        find_alike(con, kind)
+    else:
+        merge(con, run, kind)
+    return Trace(con, run, rungs_of(con, run), path)
+
+
+def _tables(con: duckdb.DuckDBPyConnection) -> set[str]:
+    return {name for (name,) in con.execute("SELECT table_name FROM information_schema.tables").fetchall()}
+
+
+def merge(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any], kind: int | None = None) -> None:
+    """Make the table `merged` from the view `spans`.
+
+    Args:
+        con: holds `spans`, all recorded spans of a run, columns as in `COLUMNS`; and `loop` if there is one.
+        kind: of steps, see `find_alike`.
+        run: what is known of it; of kernels whose occupancy was not measured, the devices tell it by estimate.
+
+    The new table has one row per span of the merged step, with the columns of `COLUMNS` and of
+    `MERGED_COLUMNS`. It is empty if no step was recorded.
+    """
+    table.create(con, "merged", (*COLUMNS, *MERGED_COLUMNS))
+    find_alike(con, kind)
+    chosen = _chosen(con)
+    if chosen is None:
+        return
+    if _is_alone(con):
+        _merge_alone(con, chosen)
+    else:
+        _merge_leveled(con, chosen, run)
+    occupancy.fill(con, run)
+
+
+def _merge_leveled(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...], run: Mapping[str, Any]) -> None:
+    """Make `merged` of steps that took turns at the rungs: averages, and true times."""
+    template = _template(con, chosen)
+    rungs = rungs_of(con, run)
+    _count_inside(template, rungs)
+    measured = _measured(con, template, rungs, run)
+    cold = iterations.coldness(con) if rungs and rungs[0].level == BARE else None
+    described = _described(con, template)
+    rows = []
+    least: dict[str | None, float] = defaultdict(float)  # what the spans inside took: no span is shorter
+    for span, inside in reversed(list(zip(template.rows, template.inside, strict=True))):
+        if described is not None and span.key in described:
+            found = described[span.key]
+            span = span._replace(**{name: value for name, value in found.items() if getattr(span, name) is None})
+        figures = _figures(span, inside, measured[span.key or ""], rungs, least[span.span_id])
+        if span.kind != Kind.STEP and cold is not None:
+            figures = _on_cold_caches(figures, cold)
+        if span.parent_rule == Rule.CONTAINMENT and figures.true_ns is not None and span.thread is not None:
+            least[span.parent_id] += figures.true_ns
+        rows.append((*span, *figures))
+    table.insert(con, "merged", reversed(rows), (*COLUMNS, *MERGED_COLUMNS))
+
+
+def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
+    """Make the table `alike` of the steps that do the same at the model level, and the view `alike_spans` of
+    their spans.
+
+    A step is known by trace_id, step, rung and rank. In a trace of several ranks those of the first one are
+    taken: what the others did at the same time is in `spans`. Beside the four, `alike` holds whether the step was
+    `timed`, the `dur_ns` and the `status` of its own span, a hash of its `structure` over all keys, and `on_host`, a
+    map from level to the number of spans on the host: whatever is asked of whole steps later needs no other look
+    at spans, which may lie in thousands of files. `step_kind` is the kind of the steps in `loop`; null without one.
+
+    Args:
+        con: holds `spans`, and `loop` if there is one.
+        kind: of steps; that of which the program's steps took most time, and which was recorded, unless told otherwise.
+    """
+    if "loop" not in _tables(con):
+        table.create(con, "loop", LOOP_COLUMNS)
+    wanted = "NULL::INTEGER" if kind is None else str(int(kind))
+    con.execute(
+        f"""
+        CREATE OR REPLACE TABLE alike AS
+        WITH steps AS (
+            SELECT trace_id, step, rung, rank, any_value(timed) AS timed,
+                   bit_xor(hash(key)) FILTER (level = {int(Level.MODEL)} AND kind <> '{Kind.DATA}') AS kind,
+                   bit_xor(hash(key)) AS structure,
+                   max(dur_ns) FILTER (kind = '{Kind.STEP}') AS dur_ns,
+                   max(status) FILTER (kind = '{Kind.STEP}') AS status,
+                   histogram(level) FILTER (device IS NULL) AS on_host
+            FROM spans WHERE step IS NOT NULL GROUP BY trace_id, step, rung, rank
+        ), told AS (
+            SELECT rank, step, rung, any_value(kind) AS step_kind FROM loop WHERE rung <> {BARE} GROUP BY ALL
+        ), here AS (
+            SELECT steps.*, step_kind FROM steps LEFT JOIN told USING (rank, step, rung)
+            WHERE rank = (SELECT min(rank) FROM steps)
+        ), heaviest AS (
+            SELECT step_kind FROM here
+            LEFT JOIN (SELECT kind AS step_kind, sum(steps * dur_ns) AS ns FROM loop
+                       WHERE rank = (SELECT min(rank) FROM steps) GROUP BY kind) USING (step_kind)
+            GROUP BY step_kind
+            ORDER BY bool_or(timed AND status = 'ok') DESC, max(ns) DESC NULLS LAST, step_kind LIMIT 1
+        ), first AS (
+            SELECT * FROM here
+            WHERE step_kind IS NOT DISTINCT FROM coalesce({wanted}, (SELECT step_kind FROM heaviest))
+        ), weightiest AS (
+            SELECT kind FROM first GROUP BY kind
+            -- of a service's requests those that were looked into; a program's kinds are all looked into
+            ORDER BY CASE WHEN NOT EXISTS (SELECT 1 FROM loop) THEN max(rung) END DESC NULLS LAST,
+                     coalesce(sum(dur_ns) FILTER (timed AND status = 'ok'), 0) DESC, count(*) DESC, kind LIMIT 1
+        )
+        SELECT * EXCLUDE (kind) FROM first WHERE kind IS NOT DISTINCT FROM (SELECT kind FROM weightiest)
+        """
+    )
+    con.execute(
+        "CREATE OR REPLACE VIEW alike_spans AS SELECT * FROM spans SEMI JOIN alike USING (trace_id, step, rung, rank)"
+    )
+
+
+def rungs_of(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> list[Rung]:
+    """Return the rungs that have timed steps, outermost first; the first is that of bare steps, if they tell.
+
+    Args:
+        con: holds `alike` and `loop`.
+        run: content of `run.json`.
+    """
+    steps: dict[int, list[tuple[int, float]]] = {
+        rung: list(zip(numbers, durations, strict=True))
+        for rung, numbers, durations in con.execute(
+            "SELECT rung, list(step ORDER BY step), list(dur_ns::DOUBLE ORDER BY step) FROM alike "
+            "WHERE dur_ns IS NOT NULL AND timed AND status = 'ok' GROUP BY rung ORDER BY rung"
+        ).fetchall()
+    }
+    rungs: list[Rung] = []
+    bare = iterations.steady_steps(con, run) if steps else []
+    if bare:
+        durations = [each.dur_ns for each in bare]
+        rungs.append(Rung(BARE, len(bare), summary.trimmed_mean(durations), None, None, 0))
+    before: int | None = None
+    for level, numbered in steps.items():
+        durations = [dur_ns for _, dur_ns in numbered]
+        figure = summary.trimmed_mean(durations)
+        added = added_interval = None
+        pairs: list[float] = []
+        if before is not None:
+            # The k-th steps of two rungs ran in the same block, so what drifts between blocks cancels.
+            outer = [dur_ns for _, dur_ns in steps[before]]
+            pairs = [deep - shallow for deep, shallow in zip(durations, outer, strict=False)]
+        elif bare:
+            usual = iterations.nearby(bare, numbered)
+            pairs = [deep - shallow for deep, shallow in zip(durations, usual, strict=True)]
+        if pairs:
+            added, added_interval = summary.trimmed_mean(pairs), summary.interval(pairs)
+        spans = _spans_added(con, level, before if before is not None else BARE)
+        rungs.append(Rung(level, len(durations), figure, added, added_interval, spans))
+        before = level
+    return rungs
+
+
+def _spans_added(con: duckdb.DuckDBPyConnection, rung: int, outer: int) -> int:
+    """Return how many spans a step of a rung has on the host of levels that the rung outside it leaves out."""
+    found = con.execute(
+        "SELECT coalesce(median(spans), 0) FROM (SELECT coalesce(list_sum(list_transform("
+        "map_entries(on_host), lambda entry: CASE WHEN entry.key > ? AND entry.key <= ? THEN entry.value END)), 0) "
+        "AS spans FROM alike WHERE timed AND rung = ?)",
+        [outer, rung, rung],
+    ).fetchall()
+    return int(found[0][0])
+
+
+def own_rung(level: int, rungs: Sequence[Rung]) -> Rung | None:
+    """Return the rung in which a level is the deepest one on, if steps were measured there."""
+    return next((rung for rung in rungs if rung.level >= max(level, Level.MODEL)), None)
+
+
+def _chosen(con: duckdb.DuckDBPyConnection) -> tuple[Any, ...] | None:
+    """Choose the step: deepest rung, most common structure, median duration; as in the table `alike`."""
+    found = con.execute(
+        """
+        WITH deepest AS (
+            SELECT * FROM alike
+            QUALIFY rank() OVER (ORDER BY status = 'ok' DESC, timed DESC, rung DESC) = 1
+        ), common AS (
+            SELECT *, count(*) OVER (PARTITION BY structure) AS steps FROM deepest
+        )
+        SELECT trace_id, step, rung, rank FROM common
+        QUALIFY rank() OVER (ORDER BY steps DESC, structure) = 1
+        ORDER BY dur_ns, step
+        """
+    ).fetchall()
+    return found[len(found) // 2] if found else None
+
+
+_STEP = "(trace_id, step, rung, rank) = (?, ?, ?, ?)"
+
+
+def _template(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> _Template:
+    names = ", ".join(column.name for column in COLUMNS)
+    rows = con.execute(f"SELECT {names} FROM spans WHERE {_STEP}", chosen).fetchall()
+    return _Template([Span._make(row) for row in rows])
+
+
+def _is_alone(con: duckdb.DuckDBPyConnection) -> bool:
+    """Return whether all steps were recorded at one rung deeper than the model's, so that no cost can be told."""
+    found = con.execute("SELECT count(DISTINCT rung), max(rung), bool_and(timed) FROM alike").fetchall()
+    rungs, rung, timed = found[0]
+    return bool(rungs == 1 and rung > Level.MODEL and timed)
+
+
+def _merge_alone(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...]) -> None:
+    """Make `merged` of steps of one rung, however many spans they have: averages, and no true times."""
+    names = ", ".join(f"spans.{column.name}" for column in COLUMNS)
+    con.execute(
+        f"""
+        INSERT INTO merged
+        WITH measured AS (
+            SELECT key, list_sort(list(dur_ns::DOUBLE)) AS sorted, len(sorted) AS steps,
+                   CASE WHEN steps = 3 THEN 1 ELSE floor({summary.TRIM} * steps)::BIGINT END AS dropped
+            FROM alike_spans WHERE status = 'ok' AND key IN (SELECT key FROM spans WHERE {_STEP}) GROUP BY key
+        ), averaged AS (
+            SELECT key, steps, list_avg(sorted[dropped + 1 : steps - dropped]) AS raw_ns,
+                   list_aggregate(sorted, 'quantile_cont', 0.5) AS median_ns,
+                   list_aggregate(sorted, 'quantile_cont', 0.9) AS p90_ns,
+                   list_aggregate(sorted, 'quantile_cont', 0.99) AS p99_ns
+            FROM measured
+        )
+        SELECT {names}, coalesce(steps, 0), raw_ns, NULL, NULL, NULL, median_ns, p90_ns, p99_ns, NULL,
+               CASE WHEN steps IS NULL THEN '{_UNMEASURED}' ELSE '{_NO_RUNG_OUTSIDE}' END
+        FROM spans LEFT JOIN averaged USING (key) WHERE {_STEP}
+        """,
+        [*chosen, *chosen],
+    )
+
+
+def _count_inside(template: _Template, rungs: Sequence[Rung]) -> None:
+    """Count, for each span, the spans of each rung that ran between its start and its end.
+
+    Children that belong to a span by other evidence than time (a backward op to its layer, a kernel to its
+    launch) did not run inside it and cost it nothing.
+    """
+    rows = template.rows
+    place = {row.span_id: number for number, row in enumerate(rows)}
+    template.inside = [defaultdict(int) for _ in rows]
+    for row in rows:
+        rung = own_rung(row.level, rungs)
+        if rung is None or row.device is not None:
+            continue
+        outer = row
+        for _ in range(DEEPEST):
+            if outer.parent_id not in place or outer.parent_rule in (Rule.SEQUENCE, Rule.CORRELATION):
+                break
+            number = place[outer.parent_id]
+            template.inside[number][rung.level] += 1
+            outer = rows[number]
+
+
+@dataclass
+class _Measured:
+    """What the durations of the spans with one key come to, in nanoseconds."""
+
+    raw: float | None = None
+    """Mean at the deepest rung; None if it holds none of them."""
+
+    steps: int = 0
+    """Of the own rung, and what they say; nothing where there is none."""
+
+    mean: float = 0.0
+    ends: summary.Interval | None = None
+    shares: tuple[float | None, ...] = (None, None, None)
+    """The median, the 90th and the 99th percentile."""
+
+    def take_own(self, durations: list[float]) -> None:
+        """Take in the durations at the own rung."""
+        self._take(durations, summary.interval(durations))
+
+    def take_bare(self, durations: list[float]) -> None:
+        """Take in those of steady bare steps, in the order in which they ran."""
+        self._take(durations, summary.drifting_interval(durations))
+
+    def _take(self, durations: list[float], ends: summary.Interval | None) -> None:
+        self.steps, self.mean = len(durations), summary.trimmed_mean(durations)
+        self.ends = ends
+        self.shares = tuple(summary.percentile(durations, share) for share in (0.5, 0.9, 0.99))
+
+
+def _measured(
+    con: duckdb.DuckDBPyConnection, template: _Template, rungs: Sequence[Rung], run: Mapping[str, Any]
+) -> dict[str, _Measured]:
+    """Return what the timed steps say of each key of the template."""
+    own = {row.key: own_rung(row.level, rungs) for row in template.rows}
+    step = next((row.key for row in template.rows if row.kind == Kind.STEP), None)
+    measured: dict[str, _Measured] = defaultdict(_Measured)
+    found = con.execute(
+        "SELECT key, rung, list(dur_ns::DOUBLE) FROM alike_spans "
+        "WHERE timed AND status = 'ok' AND key IN (SELECT unnest(?::VARCHAR[])) GROUP BY key, rung",
+        [list(own)],
+    )
+    while some := found.fetchmany(_AT_ONCE):
+        for key, rung, durations in some:
+            here = own[key]
+            if here is not None and rung == here.level:
+                measured[key].take_own(durations)
+            if rung == rungs[-1].level:
+                measured[key].raw = summary.trimmed_mean(durations)
+    if step is not None and rungs and rungs[0].level == BARE:
+        measured[step].take_bare([each.dur_ns for each in iterations.steady_steps(con, run)])
+    return measured
+
+
+def _described(con: duckdb.DuckDBPyConnection, template: _Template) -> dict[str | None, dict[str, Any]] | None:
+    """Return what the describing step knows per key; None if it had other inputs than the template."""
+    names = ", ".join(DESCRIBED)
+    rows = con.execute(f"SELECT key, kind, {names} FROM spans WHERE NOT timed").fetchall()
+    known = {row[0]: dict(zip(DESCRIBED, row[2:], strict=True)) for row in rows}
+    for span in template.rows:
+        if span.kind == Kind.FORWARD and span.timed:
+            other = known.get(span.key)
+            if other is None or other["input_shapes"] != span.input_shapes:
+                return None
+    return known
+
+
+class _Figures(NamedTuple):
+    """The values of `MERGED_COLUMNS`, in their order."""
+
+    steps: int
+    raw_ns: float | None
+    true_ns: float | None = None
+    true_lo_ns: float | None = None
+    true_hi_ns: float | None = None
+    median_ns: float | None = None
+    p90_ns: float | None = None
+    p99_ns: float | None = None
+    explained_ns: float | None = None
+    cause: str | None = None
+
+
+def _figures(
+    span: Span, inside: Mapping[int, int], measured: _Measured, rungs: Sequence[Rung], least_ns: float
+) -> _Figures:
+    """Return what the timed steps say of one span.
+
+    Args:
+        span: of the template.
+        inside: spans inside it, per rung that adds them.
+        measured: of its counterparts.
+        rungs: outermost first.
+        least_ns: true time of the spans directly inside it.
+    """
+    own = rungs[0] if span.kind == Kind.STEP and rungs else own_rung(span.level, rungs)
+    if own is None or not measured.steps:
+        return _Figures(0, measured.raw, cause=_UNMEASURED)
+    median, p90, p99 = measured.shares
+    seen = _Figures(measured.steps, measured.raw, median_ns=median, p90_ns=p90, p99_ns=p99)
+    if own.added_ns is None and own.level > Level.MODEL:
+        return seen._replace(cause=_NO_RUNG_OUTSIDE)
+    nested, ends = inside.get(own.level, 0), measured.ends
+    deeper = [rung for rung in rungs if rung.level > own.level]
+    true = max(min(least_ns, measured.mean), measured.mean - nested * own.cost_ns)
+    return seen._replace(
+        true_ns=true,
+        true_lo_ns=min(true, max(0.0, ends.lo - nested * own.cost.hi)) if ends is not None else None,
+        true_hi_ns=max(true, ends.hi - nested * own.cost.lo) if ends is not None else None,
+        explained_ns=nested * own.cost_ns + sum(inside.get(rung.level, 0) * rung.cost_ns for rung in deeper),
+        cause=_cause(nested, own, inside, deeper),
+    )
+
+
+def _on_cold_caches(figures: _Figures, cold: iterations.Coldness) -> _Figures:
+    """Return what is to be said of a span in steps that ran on caches that were still cold.
+
+    Its interval reaches as far down as it would if the span were slowed like its step; where a step is slowed by more
+    than `iterations.TOO_COLD`, nothing is known of the span's true time.
+    """
+    if figures.true_ns is None or cold.ratio <= 1:
+        return figures
+    if cold.ratio > 1 + iterations.TOO_COLD:
+        why = f"recorded on cold caches, where a step takes {cold.ratio:.2f} times as long"
+        return figures._replace(true_ns=None, true_lo_ns=None, true_hi_ns=None, cause=why)
+    low = figures.true_lo_ns if figures.true_lo_ns is not None else figures.true_ns
+    return figures._replace(true_lo_ns=low / cold.ratio, true_hi_ns=figures.true_hi_ns or figures.true_ns)
+
+
+def _cause(nested: int, own: Rung, inside: Mapping[int, int], deeper: Sequence[Rung]) -> str | None:
+    """Say in words what lies between the raw and the true duration."""
+    counted = [(nested, own), *((inside.get(rung.level, 0), rung) for rung in deeper)]
+    parts = [
+        f"{count} spans of {depth(rung.level)} at {rung.cost_ns / 1e3:.2f} µs"
+        for count, rung in counted
+        if count and rung.cost_ns
+    ]
+    return " + ".join(parts) or None

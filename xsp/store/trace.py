@@ -1,0 +1,138 @@
+"""A trace: the span table of a workload after correlation, and the run that it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from xsp import summary, table
+from xsp.schema import LOOP_COLUMNS, SAMPLE_COLUMNS, Level
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What the timed steps of one rung say about the step as a whole."""
+
+    level: int
+    steps: int
+    step_ns: float
+    added_ns: float | None
+    """Against the next rung outwards; None for the outermost."""
+    added: summary.Interval | None
+    spans: int
+    """Spans per step that this rung adds on the host; device work costs the step nothing."""
+
+    @property
+    def cost_ns(self) -> float:
+        """What one span of this rung adds to its step; 0 where nothing was measured to be added."""
+        return max(0.0, self.added_ns) / self.spans if self.added_ns and self.spans else 0.0
+
+    @property
+    def cost(self) -> summary.Interval:
+        """The interval of `cost_ns`."""
+        if self.added is None or not self.spans:
+            return summary.Interval(self.cost_ns, self.cost_ns)
+        return summary.Interval(max(0.0, self.added.lo) / self.spans, max(0.0, self.added.hi) / self.spans)
+
+
+class Trace:
+    """Spans in tables that SQL can be asked of, and `run`, the content of `run.json`.
+
+    Two views stand in the engine: `spans`, every span of every recorded step, and `merged`, one step with true times
+    (see `xsp.store.merge`). Both have the columns of `xsp.schema.COLUMNS`; `merged` has those of
+    `xsp.schema.MERGED_COLUMNS` as well. A third, `loop`, has a row for each step that the program ran, recorded or not,
+    with the columns of `xsp.schema.LOOP_COLUMNS`; it is empty where nothing told. A fourth, `samples`, has what was
+    read meanwhile of devices and machine, with the columns of `xsp.schema.SAMPLE_COLUMNS`; it is empty where nothing
+    was.
+    """
+
+    def __init__(
+        self,
+        con: duckdb.DuckDBPyConnection,
+        run: dict[str, Any],
+        rungs: Sequence[Rung] = (),
+        path: Path | None = None,
+    ) -> None:
+        """Take over an engine that holds `spans`, `merged` and `alike`; `xsp.store.merge.true_trace` makes one.
+
+        Args:
+            con: with those tables or views.
+            run: what is known of the run; may be empty.
+            rungs: that have timed steps, outermost first.
+            path: where the trace was loaded from.
+        """
+        self.con = con
+        self._made: set[str] = set()
+        self.run = run
+        self.rungs = list(rungs)
+        self.path = path
+        for name, columns in (("samples", SAMPLE_COLUMNS), ("loop", LOOP_COLUMNS)):
+            if not con.execute(f"SELECT 1 FROM duckdb_columns() WHERE table_name = '{name}' LIMIT 1").fetchall():
+                table.create(con, name, columns)
+
+    @property
+    def spans(self) -> duckdb.DuckDBPyRelation:
+        """Every span of every recorded step, as a relation: `.df()`, `.pl()`, `.show()`, `.filter()`."""
+        return self.con.sql("SELECT * FROM spans")
+
+    @property
+    def merged(self) -> duckdb.DuckDBPyRelation:
+        """The spans of one step with true times, as a relation."""
+        return self.con.sql("SELECT * FROM merged")
+
+    @property
+    def samples(self) -> duckdb.DuckDBPyRelation:
+        """What was read of devices, process and machine while the steps ran, as a relation, in the order of time."""
+        return self.con.sql("SELECT * FROM samples ORDER BY time_ns, rank, device, name")
+
+    @property
+    def loop(self) -> duckdb.DuckDBPyRelation:
+        """Every step that the program ran, recorded or not, as a relation, in the order of time."""
+        return self.con.sql("SELECT * FROM loop ORDER BY start_ns, rank")
+
+    @property
+    def kind(self) -> int | None:
+        """The kind of step that `merged` and the figures are of, a number of `loop`; None where nothing tells kinds."""
+        found = self.con.execute("SELECT any_value(step_kind) FROM alike").fetchall()
+        return int(found[0][0]) if found[0][0] is not None else None
+
+    @property
+    def rank(self) -> int:
+        """The rank that `merged` and the figures are of: the lowest that is there."""
+        found = self.con.execute("SELECT any_value(rank) FROM alike").fetchall()
+        return int(found[0][0] or 0)
+
+    def at(self, level: Level) -> duckdb.DuckDBPyRelation:
+        """Return the merged spans of one level, by start."""
+        return self.con.sql(f"SELECT * FROM merged WHERE level = {int(level)} ORDER BY start_ns")
+
+    def children(self, span_id: str) -> duckdb.DuckDBPyRelation:
+        """Return the merged spans whose parent has this id, by start."""
+        return self.con.sql(f"SELECT * FROM merged WHERE parent_id = {table.literal(span_id)} ORDER BY start_ns")
+
+    def sql(self, query: str, params: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
+        """Ask any SQL of `spans`, `merged` and `samples`."""
+        return self.con.sql(query, params=params)
+
+    def once(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
+        """Make a temporary table, unless this trace has made it: what several analyses start from."""
+        if not self.has_made(name):
+            self.con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}", params)
+            self._made.add(name)
+
+    def has_made(self, name: str) -> bool:
+        """Return whether `once` has made a table."""
+        return name in self._made
+
+    def has(self, level: Level) -> bool:
+        """Return whether the merged step holds spans of a level."""
+        return bool(self.con.execute("SELECT 1 FROM merged WHERE level = ? LIMIT 1", [int(level)]).fetchall())
+
+    @property
+    def name(self) -> str:
+        """What the run was called, else the file's name."""
+        return str(self.run.get("name") or (self.path.name if self.path else "trace"))

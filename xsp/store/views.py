@@ -1,0 +1,178 @@
+"""The tables that several analyses start from, as SQL to put behind WITH."""
+
+from __future__ import annotations
+
+from xsp.cost.flops import PRODUCTS
+from xsp.device.ceilings import PRECISIONS
+from xsp.device.kernelnames import COMMUNICATION, NAMES, WITHOUT_PRODUCTS
+from xsp.schema import Kind, Level
+from xsp.store import selftimes
+from xsp.store.selftimes import NS as NS
+from xsp.store.trace import Trace
+
+LAYERS = f"""
+    layers AS (
+        WITH called AS (
+            SELECT *, {NS} AS ns FROM merged WHERE level = {int(Level.LAYER)}
+        ), inner_calls AS (
+            SELECT up.layer_id AS outer_id, sum(ns) AS ns, sum(called.alloc_bytes) AS alloc_bytes, count(*) AS calls
+            FROM called JOIN merged up ON up.span_id = called.parent_id GROUP BY up.layer_id
+        )
+        SELECT called.*,
+               inner_calls.calls IS NULL AS leaf,
+               greatest(called.ns - coalesce(inner_calls.ns, 0), 0) AS self_ns,
+               CASE WHEN called.alloc_bytes IS NOT NULL
+                    THEN greatest(called.alloc_bytes - coalesce(inner_calls.alloc_bytes, 0), 0) END AS self_alloc_bytes
+        FROM called LEFT JOIN inner_calls ON inner_calls.outer_id = called.span_id
+    )
+"""
+"""Module calls with what they did themselves: `self_ns` and `self_alloc_bytes` are without the calls inside,
+so that they add up to the whole; for a leaf, a call with no call inside, they are all of it."""
+
+DISPATCH = "(dispatch and bookkeeping)"
+"""Name of the row that stands for the time in which operators hand work on, or look at memory differently."""
+
+_ON_DEVICE = f"""
+    {NAMES},
+    calls AS (
+        SELECT span_id, name, kind, type, merged.phase, start_ns, dur_ns, {NS} AS ns, 1 AS calls, true AS computes,
+               true_lo_ns, true_hi_ns, layer_id, parent_id AS op_id, true AS carries, 'device' AS library,
+               flops AS own_flops, dram_read_bytes AS own_read, dram_write_bytes AS own_write, flops_source,
+               bytes_source, occupancy, occupancy_source, class = '{COMMUNICATION}' AS communication, tensor_cores,
+               names.precision AS named_precision, dtype AS own_dtype, class AS worked
+        FROM merged LEFT JOIN names USING (name) WHERE level = {int(Level.KERNEL)} AND kind = '{Kind.KERNEL}'
+    )
+"""
+
+_NOT_COUNTED = """
+    NULL::BIGINT AS own_flops, NULL::BIGINT AS own_read, NULL::BIGINT AS own_write, NULL::VARCHAR AS flops_source,
+    NULL::VARCHAR AS bytes_source, NULL::DOUBLE AS occupancy, NULL::VARCHAR AS occupancy_source,
+    false AS communication, NULL::VARCHAR AS tensor_cores, NULL::VARCHAR AS named_precision, NULL::VARCHAR AS own_dtype
+"""
+
+_ON_HOST = f"""
+    operators AS (SELECT merged.*, own_ns, computes, counts_bytes
+                  FROM own_times JOIN merged USING (span_id)),
+    calls AS (
+        SELECT merged.span_id, name, kind, type, phase, start_ns, dur_ns, {NS} * coalesce(scale, 1.0) AS ns, 1 AS calls,
+               true AS computes, true_lo_ns * coalesce(scale, 1.0) AS true_lo_ns,
+               true_hi_ns * coalesce(scale, 1.0) AS true_hi_ns, layer_id, parent_id AS op_id,
+               type IS DISTINCT FROM 'reorder' AS carries, json_extract_string(attributes, '$.library') AS library,
+               {_NOT_COUNTED}, type AS worked
+        FROM merged LEFT JOIN own_times ON own_times.span_id = merged.parent_id WHERE kind = '{Kind.PRIMITIVE}'
+        UNION ALL
+        SELECT span_id, name, kind, type, phase, start_ns, dur_ns, own_ns, 1, true,
+               CASE WHEN own_ns = {NS} THEN true_lo_ns END, CASE WHEN own_ns = {NS} THEN true_hi_ns END,
+               layer_id, span_id, true, 'unknown', {_NOT_COUNTED}, NULL
+        FROM operators WHERE computes
+        UNION ALL
+        SELECT NULL, '{DISPATCH}', '{Kind.OP}', NULL, phase, min(start_ns), NULL, sum(own_ns), count(*), false,
+               NULL, NULL, layer_id, NULL, false, 'framework', {_NOT_COUNTED}, NULL
+        FROM operators WHERE NOT computes GROUP BY layer_id, phase
+    )
+"""
+
+WHOLE_NS = f"""(
+    SELECT sum({NS})::DOUBLE FROM merged LEFT JOIN own_times USING (span_id)
+    WHERE own_times.span_id IS NOT NULL AND around_id IS NULL
+       OR kind = '{Kind.PRIMITIVE}' AND coalesce(parent_id, '') NOT IN (SELECT span_id FROM own_times)
+)"""
+"""Time of the outermost operators, and of primitives outside all operators: what kernels without a device add up to."""
+
+_PRECISION = f"""CASE WHEN coalesce(own_dtype, op.dtype) = 'float' AND tensor_cores = 'yes' THEN 'tf32'
+    {" ".join(f"WHEN coalesce(own_dtype, op.dtype) = '{dtype}' THEN '{kind}'" for dtype, kind in PRECISIONS.items())}
+    ELSE named_precision END"""
+"""The type that the operator states, else what the kernel's name says; null where neither does."""
+
+_OTHER_PRIMITIVES = tuple(
+    "reorder eltwise binary sum concat softmax pooling resampling reduction batch_normalization layer_normalization "
+    "group_normalization lrn shuffle prelu".split()
+)
+
+_NONE_COUNTED = f"""coalesce(
+    worked IN {WITHOUT_PRODUCTS} OR worked IN {_OTHER_PRIMITIVES}
+    OR (worked IS NULL OR worked = 'other') AND starts_with(caller.name, 'aten::')
+       AND NOT regexp_matches(caller.name, '{PRODUCTS}'), false)"""
+"""Whether a kernel does none of the operations that are counted: by its class, oneDNN's kind of primitive, or the
+operator that launched it."""
+
+
+def _figure(own: str, ops: str, counted: str) -> str:
+    """Return a figure's three columns: of the call, of calls of its name, and of all calls of its operator."""
+    share = f"CASE WHEN carries THEN op.{ops} / work.kernels END"
+    known = f"{own} IS NOT NULL OR work.{counted}"
+    return f"""
+        CASE WHEN {known} THEN {own} WHEN carries AND work.kernels = 1 THEN op.{ops} END AS {ops},
+        CASE WHEN {known} THEN {own} WHEN work.names = 1 THEN {share} END AS name_{ops},
+        CASE WHEN {known} THEN {own} ELSE {share} END AS whole_{ops}
+    """
+
+
+_OPS = f"""
+    ops AS (
+        SELECT span_id, dtype, flops, flops_source, dram_read_bytes, dram_write_bytes, bytes_source
+        FROM merged WHERE device IS NULL AND level >= {int(Level.OP)}
+            AND (flops IS NOT NULL OR dram_read_bytes IS NOT NULL OR dtype IS NOT NULL)
+    )
+"""
+
+_OPS_ON_HOST = """
+    ops AS (
+        SELECT span_id, dtype, flops, flops_source, bytes_source,
+               CASE WHEN counts_bytes THEN dram_read_bytes END AS dram_read_bytes,
+               CASE WHEN counts_bytes THEN dram_write_bytes END AS dram_write_bytes
+        FROM operators
+    )
+"""
+
+_KERNELS = f"""
+    work AS (
+        SELECT op_id, count(*) AS kernels, count(DISTINCT name) AS names,
+               count(own_flops) > 0 AS counted_flops, count(own_read) + count(own_write) > 0 AS counted_bytes
+        FROM calls WHERE carries AND op_id IS NOT NULL GROUP BY op_id
+    ),
+    kernels AS (
+        SELECT calls.span_id, calls.name, calls.kind, calls.type, calls.phase, calls.start_ns, calls.dur_ns, calls.ns,
+               calls.calls, calls.computes, true_lo_ns, true_hi_ns, calls.layer_id,
+               layer.layer_index, layer.name AS layer_name, library, communication, {_PRECISION} AS precision,
+               {_figure("own_flops", "flops", "counted_flops")},
+               {_figure("own_read", "dram_read_bytes", "counted_bytes")},
+               {_figure("own_write", "dram_write_bytes", "counted_bytes")},
+               CASE WHEN own_flops IS NOT NULL THEN coalesce(calls.flops_source, 'counter')
+                    WHEN carries AND NOT work.counted_flops THEN op.flops_source END AS flops_source,
+               CASE WHEN own_read IS NOT NULL THEN coalesce(calls.bytes_source, 'counter')
+                    WHEN carries AND NOT work.counted_bytes THEN op.bytes_source END AS bytes_source,
+               calls.occupancy, calls.occupancy_source, {_NONE_COUNTED} AS none_counted
+        FROM calls
+        LEFT JOIN work USING (op_id)
+        LEFT JOIN ops op ON op.span_id = calls.op_id
+        LEFT JOIN (SELECT span_id, name FROM merged WHERE device IS NULL AND level >= {int(Level.OP)}) caller
+            ON caller.span_id = calls.op_id
+        LEFT JOIN (SELECT span_id, layer_index, name FROM merged WHERE level = {int(Level.LAYER)}) layer
+            ON layer.span_id = calls.layer_id
+    )
+"""
+
+
+def kernels(trace: Trace) -> str:
+    """Return the SQL of `kernels`: each kernel with its layer, operations, memory traffic and precision.
+
+    Without a device the kernels are what operators took by themselves (see `xsp.store.selftimes`): the primitives, the
+    time of each operator that no operator and no primitive inside it covers, and, where that is no work of its own, a
+    row for each layer and phase (`computes` is false, `calls` says of how many operators). So they leave nothing out.
+
+    `none_counted` says that a kernel does none of the operations that `xsp.flops` counts, as element-wise work. The
+    precision is null where neither the operator's type nor the kernel's name tells it.
+    A single-precision operator's kernel that uses tensor cores, as far as its name tells, computes in `tf32`.
+    Figures are a kernel's own where a counter gave them. Figures from shapes are an operator's, and which of its
+    kernels did how much of it is not known. So a kernel has them (`flops`) where it is its operator's only one; the
+    kernels of a name (`name_flops`, shares that only mean something summed) where all of the operator's have that
+    name; and layers and the model (`whole_flops`, likewise) always.
+
+    Args:
+        trace: of which they are asked.
+    """
+    if trace.has(Level.KERNEL):
+        return f"{_ON_DEVICE}, {_OPS}, {_KERNELS}"
+    selftimes.make(trace)
+    return f"{_ON_HOST}, {_OPS_ON_HOST}, {_KERNELS}"
