@@ -9,18 +9,24 @@ import pytest
 import torch
 
 import xsp
-from xsp.clock import monotonic_ns
 from xsp.errors import UsageError
 from xsp.health import health
 from xsp.health.finding import Severity
 from xsp.levels import parse_levels, rung_name
-from xsp.record import budget
+from xsp.record import budget, overhead
 from xsp.record.budget import UNASKED, Budgeted
 from xsp.record.overhead import Account
 from xsp.record.schedule import FIRST, SETTLE, Turn
 from xsp.schema import Level
 
 MS = 1_000_000
+NOW = 10**12
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The account reads a clock that stands still, so nothing is added that a test does not state."""
+    monkeypatch.setattr(overhead, "monotonic_ns", lambda: NOW)
 
 
 @pytest.mark.parametrize(("text", "share"), [("1%", 0.01), (" 0.5 %", 0.005), ("0.02", 0.02), (0.1, 0.1)])
@@ -44,7 +50,7 @@ def simulated(
     for _ in range(steps):
         turn = schedule.next()
         half = int(costs_ms.get(rung_name(turn.rung), 0) * MS / 2)
-        account.add(turn, 10 * MS + half, half, monotonic_ns())
+        account.add(turn, 10 * MS + half, half, NOW)
         turns.append(turn)
         if len(turns) > trials:  # they are paid by then
             assert account.spent_ns <= 1.02 * share * account.steps_ns
@@ -54,7 +60,7 @@ def simulated(
 CHEAP = {"M": 1.0, "M/L": 2.0, "M/L/op": 5.0, "M/L/G": 10.0}
 
 
-def test_the_share_is_kept_and_used() -> None:
+def test_the_share_is_kept_and_used(still: None) -> None:
     account, turns = simulated(0.01, CHEAP, 20_000)
     assert 0.8 <= account.content()["overhead_percent"] <= 1.0
     timed = Counter(rung_name(turn.rung) for turn in turns if turn.timed)
@@ -62,13 +68,13 @@ def test_the_share_is_kept_and_used() -> None:
     assert max(timed.values()) - min(timed.values()) <= 1, "rungs take turns, whatever they cost"
 
 
-def test_a_larger_share_records_more_often() -> None:
+def test_a_larger_share_records_more_often(still: None) -> None:
     recorded = [sum(turn.timed for turn in simulated(share, CHEAP, 5000)[1]) for share in (0.005, 0.01, 0.05)]
     assert recorded == sorted(recorded)
     assert recorded[2] > 3 * recorded[0]
 
 
-def test_a_rung_that_is_too_dear_is_left_out_after_its_trial() -> None:
+def test_a_rung_that_is_too_dear_is_left_out_after_its_trial(still: None) -> None:
     account, turns = simulated(0.01, {**CHEAP, "M/L/G": 500.0}, 20_000, trials=8000)
     assert sum(turn.rung is Level.KERNEL for turn in turns) == 1
     assert account.content()["overhead_percent"] <= 1.0
@@ -76,7 +82,7 @@ def test_a_rung_that_is_too_dear_is_left_out_after_its_trial() -> None:
     assert schedule.left_out() == {"M/L/G": pytest.approx(5000, rel=0.02)}
 
 
-def test_no_more_often_than_every_allows() -> None:
+def test_no_more_often_than_every_allows(still: None) -> None:
     _, turns = simulated(0.5, CHEAP, 2000, every=50)
     places = [place for place, turn in enumerate(turns) if not turn.bare]
     assert len(places) >= 35
@@ -127,22 +133,22 @@ def test_a_budget_that_nobody_asked_for_lets_a_short_program_have_its_first_step
     assert trace.run["budget"]["asked_percent"] == 10
 
 
-def test_what_was_earned_is_kept_for_a_rare_kind_that_is_behind() -> None:
+def test_what_was_earned_is_kept_for_a_rare_kind_that_is_behind(still: None) -> None:
     account = Account()
     schedule = Budgeted(0.2, account, [Level.MODEL], warmup=0, spread=True)
     timed = Counter()
     for kind in ([1] + [0] * 30) * 60:
         turn = schedule.next(kind)
         cost = 0 if turn.bare else 20 * MS
-        account.add(turn, 10 * MS, cost, monotonic_ns())
+        account.add(turn, 10 * MS, cost, NOW)
         schedule.ended(turn, kind, 10 * MS)
         timed[kind] += turn.timed
     assert timed[1] >= 0.5 * timed[0] > 0
 
 
-def test_waits_between_steps_earn_too() -> None:
+def test_waits_between_steps_earn_too(still: None) -> None:
     account = Account()
-    account.add(SETTLE, 10 * MS, 0, monotonic_ns())
+    account.add(SETTLE, 10 * MS, 0, NOW)
     before = account.loop_ns
     account.waited_ns += 90 * MS
     assert account.loop_ns == before + 90 * MS
