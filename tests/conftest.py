@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from realparts import Collector, Jaeger, to_file
 
 from xsp import testing
 from xsp.record import session
+
+if TYPE_CHECKING:
+    from roundtrip import Whole
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _OURS = ("ONEDNN_VERBOSE_TIMESTAMP", "KINETO_LOG_LEVEL", "NVTX_INJECTION64_PATH", "CUBLAS_NVTX_LEVEL")
@@ -50,6 +54,22 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("the folder of published figures and sample traces (shared/) is not beside the checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recorded run of a small network with all levels, for all tests: who sends it or changes it takes a copy."""
+    from roundtrip import record
+
+    return record(tmp_path_factory.mktemp("shared") / "run", repeats=3)
+
+
+@pytest.fixture(scope="session")
+def small_whole(small_run: Path) -> Whole:
+    """All rows of that run, and all its tables."""
+    from roundtrip import whole
+
+    return whole(small_run)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from roundtrip import record
 
 from xsp import cli
 
@@ -31,8 +30,8 @@ COMMANDS = (["analyze"], ["analyze", "A1", "loop", "phases", "health", "ledger"]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return record(tmp_path_factory.mktemp("fields") / "run", repeats=2)
+def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shutil.copytree(small_run, tmp_path_factory.mktemp("fields") / "run")
 
 
 def places(content: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

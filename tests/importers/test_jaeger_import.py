@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +16,7 @@ pytest.importorskip("torch")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 
 from realparts import Jaeger, fetched, until
-from roundtrip import Whole, record, rows, sent, tables, whole
+from roundtrip import Whole, record, rows, sent, tables
 
 import xsp
 from xsp import cli
@@ -25,13 +26,13 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return record(tmp_path_factory.mktemp("jaeger-import") / "run", repeats=3)
+def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shutil.copytree(small_run, tmp_path_factory.mktemp("jaeger-import") / "run")
 
 
 @pytest.fixture(scope="module")
-def original(run: Path) -> Whole:
-    return whole(run)
+def original(small_whole: Whole) -> Whole:
+    return small_whole
 
 
 def steps_of(run: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ pytest.importorskip("torch")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 
 from realparts import Collector, until
-from roundtrip import Whole, record, request, rows, sent, spans_of, tables, whole, without
+from roundtrip import Whole, record, request, rows, sent, spans_of, tables, without
 
 import xsp
 from xsp import cli, rundir
@@ -25,13 +26,13 @@ from xsp.otlp.bodies import as_json
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return record(tmp_path_factory.mktemp("otlp") / "run")
+def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shutil.copytree(small_run, tmp_path_factory.mktemp("otlp") / "run")
 
 
 @pytest.fixture(scope="module")
-def original(run: Path) -> Whole:
-    return whole(run)
+def original(small_whole: Whole) -> Whole:
+    return small_whole
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,7 +26,7 @@ import grpc
 import requests
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from realparts import until
-from roundtrip import Whole, record, request, rows, sent, spans_of, tables, whole, without
+from roundtrip import Whole, request, rows, sent, spans_of, tables, without
 
 import xsp
 from xsp import cli, rundir
@@ -83,13 +84,13 @@ def receiver(tmp_path: Path) -> Iterator[Receiver]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return record(tmp_path_factory.mktemp("serve") / "run", repeats=3)
+def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shutil.copytree(small_run, tmp_path_factory.mktemp("serve") / "run")
 
 
 @pytest.fixture(scope="module")
-def original(run: Path) -> Whole:
-    return whole(run)
+def original(small_whole: Whole) -> Whole:
+    return small_whole
 
 
 def body(**fields: Any) -> bytes:
