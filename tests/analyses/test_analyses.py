@@ -180,14 +180,28 @@ TWO_DEVICES = """
 
 def test_a_sum_over_devices_is_not_set_beside_the_time_of_a_step() -> None:
     trace = trace_of(spans(TWO_DEVICES))
-    assert ask(analyses.A10, trace, "name, calls, latency_ms, percent_of_kernel_time, percent_of_wall") == [
-        ("gemm", 3, 2.1, 95.4545, 77.5),  # 800 µs of one, and 750 of the other, where two run at once
-        ("relu", 1, 0.1, 4.5455, 5.0),
-    ]
-    assert ask(analyses.A15, trace, "latency_ms, kernel_ms, kernel_percent_of_wall") == [(1.0, 1.1, 82.5)]
-    assert ask(analyses.operators, trace, "name, device_ms, percent_of_device_time") == [
-        ("aten::mm", 1.5, 68.1818), ("(no operator)", 0.6, 27.2727), ("aten::add", 0.1, 4.5455),
+    assert ask(analyses.A10, trace, "name, device, calls, latency_ms, percent_of_kernel_time, percent_of_wall") == [
+        ("gemm", None, 3, 2.1, 95.4545, 77.5),  # 800 µs of one, and 750 of the other, where two run at once
+        ("relu", None, 1, 0.1, 4.5455, 5.0),
+        ("gemm", 0, 1, 0.8, 100.0, 80.0),
+        ("gemm", 1, 2, 1.3, 92.8571, 75.0), ("relu", 1, 1, 0.1, 7.1429, 10.0),
     ]  # fmt: skip
+    assert ask(analyses.A15, trace, "latency_ms, kernel_ms, kernel_percent_of_wall") == [(1.0, 1.1, 82.5)]
+    columns = "name, device, calls, device_ms, percent_of_device_time, host_self_ms, percent_of_host_time"
+    assert ask(analyses.operators, trace, columns) == [
+        ("aten::mm", None, 1, 1.5, 68.1818, 0.05, 50.0), ("(no operator)", None, None, 0.6, 27.2727, None, None),
+        ("aten::add", None, 1, 0.1, 4.5455, 0.05, 50.0),
+        ("aten::mm", 0, 1, 0.8, 100.0, None, None),
+        ("aten::mm", 1, 1, 0.7, 50.0, None, None), ("(no operator)", 1, None, 0.6, 42.8571, None, None),
+        ("aten::add", 1, 1, 0.1, 7.1429, None, None),
+    ]  # fmt: skip
+
+
+def test_operators_and_kernels_of_one_device_are_there_once() -> None:
+    trace = trace_of(spans(TWO_DEVICES.replace("device=1", "device=0")))
+    for each in (analyses.operators, analyses.A10):
+        names = [name for name, _ in ask(each, trace, "name, device")]
+        assert len(names) == len(set(names))
 
 
 STACKED = """

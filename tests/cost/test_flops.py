@@ -270,6 +270,14 @@ def test_model_flops_utilisation_holds_each_type_against_its_own_peak() -> None:
     ]
 
 
+def test_modules_of_model_flops_utilisation_are_those_of_modules() -> None:
+    named = TWO_TYPES.replace("layers.0.mlp", "MLP_0").replace("layers.1.mlp", "MLP_1")
+    trace = trace_of(spans(named.format(op="aten::relu")), {"machine": {"devices": ["NVIDIA H100 80GB HBM3"]}})
+    paths = {path for (path,) in xsp.analyses.modules_by_path(trace).filter("kernels > 0").select("path").fetchall()}
+    rows = xsp.analyses.model_flops_utilisation(trace).filter("of = 'module'").select("name").fetchall()
+    assert {name for (name,) in rows} == paths
+
+
 @pytest.mark.parametrize(
     ("op", "device", "why"),
     [

@@ -155,7 +155,7 @@ def test_calls_and_time_of_each_operator(both: Both) -> None:
 def test_ops_hold_all_device_time_each_in_the_operator_around_its_launch(both: Both) -> None:
     if not both.trace.has(Level.OP):
         return
-    found = analyses.operators(both.trace)
+    found = analyses.operators(both.trace).filter("device IS NULL")
     ((shown, percent),) = found.aggregate("sum(device_ms), sum(percent_of_device_time)").fetchall()
     ((held,),) = ask(
         both.trace,
@@ -174,6 +174,26 @@ def test_ops_hold_all_device_time_each_in_the_operator_around_its_launch(both: B
     assert rows == pytest.approx(expected)
 
 
+def test_of_several_gpus_operators_and_kernels_hold_the_time_of_each_and_shares_of_its_own(both: Both) -> None:
+    if len({work.device for work in both.plain.work}) < 2 or both.plain.steps > 1:
+        return
+    expected: dict[int, float] = {}
+    for work in both.plain.work:
+        expected[work.device] = expected.get(work.device, 0.0) + (work.end - work.start) / 1e6
+    kernels: dict[int, float] = {}
+    for work in both.plain.work:
+        if not work.copies:
+            kernels[work.device] = kernels.get(work.device, 0.0) + (work.end - work.start) / 1e6
+    for table, ms, share, held in (
+        (analyses.operators(both.trace), "device_ms", "percent_of_device_time", expected),
+        (analyses.kernels_by_name(both.trace), "latency_ms", "percent_of_kernel_time", kernels),
+    ):
+        of_each = table.filter("device IS NOT NULL").aggregate(f"device, sum({ms}), sum({share}), max({share})")
+        found = {device: row for device, *row in of_each.fetchall()}
+        assert {device: row[0] for device, row in found.items()} == pytest.approx(held)
+        assert all(row[1] == pytest.approx(100) and row[2] <= 100 for row in found.values())
+
+
 def test_the_own_device_time_of_modules_adds_up_to_all_device_work(both: Both) -> None:
     if not both.trace.has(Level.LAYER):
         return
@@ -182,7 +202,7 @@ def test_the_own_device_time_of_modules_adds_up_to_all_device_work(both: Both) -
         own, percent, most = found.aggregate(
             "sum(self_device_ms), sum(self_percent_of_device_time), max(percent_of_device_time)"
         ).fetchall()[0]
-        held = analyses.operators(both.trace).aggregate("sum(device_ms)").fetchall()[0][0]
+        held = analyses.operators(both.trace).filter("device IS NULL").aggregate("sum(device_ms)").fetchall()[0][0]
         assert own == (None if held is None else pytest.approx(held))
         assert percent == (None if held is None else pytest.approx(100))
         assert (most or 0) <= 100 + 1e-9

@@ -127,7 +127,7 @@ def test_the_command_prints_what_is_asked_for(stored: Path, capsys: pytest.Captu
 
 def test_the_command_says_in_one_line_what_is_wrong(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for asked, said in (
-        (["ops", "--sort", "nothing"], "--sort: ops has no column 'nothing'; its columns: name, shapes"),
+        (["ops", "--sort", "nothing"], "--sort: ops has no column 'nothing'; its columns: name, device"),
         (["ops", "--where", "1=1"], "--where: ops has no column '1'"),
         (["--sort", "calls"], "--sort, --where and --limit are for the analyses that you name"),
     ):

@@ -107,13 +107,13 @@ def A10(trace: Trace) -> Table:
 
     `latency_ms` is on all devices together, and `percent_of_kernel_time` its share of the time of all kernels.
     `percent_of_wall` says in how much of the wall time, until the last kernel has ended, any of them ran: on a device,
-    and as a mean where there are several. Without a device one row sums up what operators did beside work of their
+    and as a mean where there are several. There the rows of all together name no `device`, and those of each follow,
+    with shares of its own time. Without a device one row sums up what operators did beside work of their
     own, `percent_of_host_time` is of the time of all rows, and of A15 `covered_percent` says what share of the
     operators' time they hold.
     """
-    return _grouped(
-        trace, "name", "name, library", "name, any_value(library) AS library", "name, library", "latency_ms DESC, name"
-    )
+    named = "any_value(library) AS library"
+    return _grouped(trace, "name", "name", named, "name", "latency_ms DESC, name", by_device=True, last="library, ")
 
 
 @analysis("A11", "Kernels by layer", Level.LAYER, Level.OP)
@@ -123,17 +123,25 @@ def A11(trace: Trace) -> Table:
     return _grouped(trace, "whole", "layer_id", named, "layer_index, layer_name", "layer_index NULLS LAST")
 
 
-def _grouped(trace: Trace, kind: str, group: str, made: str, shown: str, order: str) -> Table:
-    of_all, none = share("ns", "sum(ns) OVER ()"), "NULL::DOUBLE"
-    of_device, of_host = (of_all, none) if trace.has(Level.KERNEL) else (none, of_all)
+def _grouped(
+    trace: Trace, kind: str, group: str, made: str, shown: str, order: str, by_device: bool = False, last: str = ""
+) -> Table:
+    """Return figures of kernels by group; by device, rows of all devices together come before those of each."""
+    on_device, several = trace.has(Level.KERNEL), devices(trace) > 1 and by_device
+    figures = f"{group}, {made}, {summed(kind)}, sum(apart_ns) AS apart_ns FROM spread"
+    of_all = "NULL::INTEGER AS device, " if by_device else ""
+    each = f"UNION ALL SELECT device, {figures} GROUP BY device, {group}" if several else ""
+    line = "OVER (PARTITION BY device)" if by_device else "OVER ()"
+    had = f"CASE WHEN device IS NULL THEN {wall(trace)} ELSE {MODEL_NS} END" if several else wall(trace)
+    of_device, of_host = (share("ns", f"sum(ns) {line}"), "NULL::DOUBLE")[:: 1 if on_device else -1]
     return trace.sql(
         f"""
         WITH {prepared(trace)}, {spread(trace, group)},
-        groups AS (SELECT {made}, {summed(kind)}, sum(apart_ns) AS apart_ns FROM spread GROUP BY {group})
-        SELECT {shown}, calls, ns / 1e6 AS latency_ms, {of_device} AS percent_of_kernel_time,
-               {of_host} AS percent_of_host_time, {share("apart_ns", wall(trace))} AS percent_of_wall,
-               {FIGURES}
-        FROM groups LEFT JOIN roofs USING (precision) ORDER BY {order}
+        groups AS (SELECT {of_all}{figures} GROUP BY {group} {each})
+        SELECT {shown}, {"device, " if by_device else ""}calls, ns / 1e6 AS latency_ms,
+               {of_device} AS percent_of_kernel_time, {of_host} AS percent_of_host_time,
+               {share("apart_ns", had)} AS percent_of_wall, {last}{FIGURES}
+        FROM groups LEFT JOIN roofs USING (precision) ORDER BY {"device NULLS FIRST, " if by_device else ""}{order}
         """
     )
 
@@ -151,7 +159,7 @@ def spread(trace: Trace, *group: str) -> str:
             SELECT *, coalesce(ns * greatest(0, start_ns + dur_ns - greatest(start_ns, coalesce(until_ns, start_ns)))
                                / nullif(dur_ns, 0), 0) AS apart_ns
             FROM (
-                SELECT kernels.*, max(start_ns + dur_ns) OVER (
+                SELECT kernels.*, placed.device, max(start_ns + dur_ns) OVER (
                            PARTITION BY {", ".join((*group, "device"))} ORDER BY start_ns, kernels.span_id
                            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until_ns
                 FROM kernels JOIN (SELECT span_id, device FROM merged WHERE level = {int(Level.KERNEL)}) placed

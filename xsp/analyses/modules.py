@@ -32,6 +32,15 @@ _MEMBERS = [
 
 _PATH, _CLASS = "path", "class"
 
+PATHS = f"""
+    paths AS (
+        SELECT module_chains.layer_id, member AS path
+        FROM module_chains JOIN chain_members ON chain_members.chain = module_chains.chain
+        WHERE grouped_by = '{_PATH}' AND own
+    )
+"""
+"""The path of each call of a module, for a trace that `make_paths` has seen."""
+
 Chain = tuple[tuple[str, str | None], ...]
 """Path and class of a module's call and of those around it, the outermost first."""
 
@@ -59,8 +68,9 @@ def MODULE_CLASSES(trace: Trace) -> Table:
 
 
 def _grouped(trace: Trace, by: str, of: Mapping[str, str]) -> Table:
-    _make(trace)
+    make_paths(trace)
     named, group = ", ".join(f"{made} AS {name}" for name, made in of.items()), ", ".join(of)
+    first, *further = of
     missing = ", ".join([f"'{NO_MODULE}'", *["NULL"] * (len(of) - 1)])
     return trace.sql(
         f"""
@@ -87,19 +97,19 @@ def _grouped(trace: Trace, by: str, of: Mapping[str, str]) -> Table:
             FROM work LEFT JOIN layers ON layers.span_id = work.layer_id WHERE layers.span_id IS NULL
             HAVING count(*) > 0
         )
-        SELECT {group}, modules, device_ns / 1e6 AS device_ms,
+        SELECT {first}, modules, device_ns / 1e6 AS device_ms,
                {share("device_ns", "(SELECT sum(ns) FROM work)")} AS percent_of_device_time,
                self_device_ns / 1e6 AS self_device_ms,
                {share("self_device_ns", "(SELECT sum(ns) FROM work)")} AS self_percent_of_device_time,
                calls, kernels, host_ns / 1e6 AS host_ms,
                {share("host_ns", "(SELECT sum(self_ns) FROM layers)")} AS percent_of_host_time,
-               host_self_ns / 1e6 AS host_self_ms, backward_ns / 1e6 AS backward_device_ms
+               host_self_ns / 1e6 AS host_self_ms, {", ".join((*further, "backward_ns / 1e6 AS backward_device_ms"))}
         FROM summed ORDER BY device_ms DESC NULLS LAST, host_ms DESC NULLS LAST, {group}
         """
     )
 
 
-def _make(trace: Trace) -> None:
+def make_paths(trace: Trace) -> None:
     """Make the tables `module_chains` and `chain_members`, unless this trace has them."""
     if trace.has_made(_MADE):
         return

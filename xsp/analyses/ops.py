@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.formulas import attainable, memory_bound, share, throughput
-from xsp.analyses.kernel import prepared
+from xsp.analyses.kernel import devices, prepared
 from xsp.device.ceilings import PRECISIONS
 from xsp.schema import Kind, Level
 from xsp.store import selftimes
@@ -25,29 +25,45 @@ def _known(figure: str) -> str:
     return f"CASE WHEN count({figure}) = count(kernels.span_id) THEN sum({figure}) END"
 
 
-_ON_DEVICE = f"""
+_LAUNCHED = f"""
     launched AS (  -- each kernel and copy, with the operator around its launch, else the library's call
-        SELECT work.span_id, work.kind, work.ns,
+        SELECT work.span_id, work.kind, work.device, work.ns,
                CASE WHEN up.kind = '{Kind.OP}' THEN up.span_id WHEN above.kind = '{Kind.OP}' THEN above.span_id
                     WHEN up.level = {int(Level.LIBRARY)} THEN up.span_id END AS caller_id
-        FROM (SELECT span_id, parent_id, kind, {NS} AS ns FROM merged
+        FROM (SELECT span_id, parent_id, kind, device, {NS} AS ns FROM merged
               WHERE level = {int(Level.KERNEL)} AND kind IN ('{Kind.KERNEL}', '{Kind.COPY}')) work
         LEFT JOIN merged up ON up.span_id = work.parent_id
         LEFT JOIN merged above ON above.span_id = up.parent_id AND up.level = {int(Level.LIBRARY)}
-    ),
-    spent AS (  -- rates are of kernels alone: a copy's speed is the link's
-        SELECT caller_id, sum(launched.ns)::DOUBLE AS device_ns, count(kernels.span_id) AS kernel_count,
-               count(*) - count(kernels.span_id) AS copy_count, sum(kernels.ns)::DOUBLE AS work_ns,
-               {_known("whole_flops")} AS work_flops,
-               {_known("whole_dram_read_bytes")} + {_known("whole_dram_write_bytes")} AS work_bytes,
-               arg_max(precision, kernels.ns) AS precision, arg_max(kernels.name, kernels.ns) AS longest_kernel
-        FROM launched LEFT JOIN kernels ON kernels.span_id = launched.span_id GROUP BY caller_id
     )
 """
 
+
+def _spent_on(device: str, groups: str) -> str:
+    """Return the SQL of what each caller's work took: rates are of kernels alone, since a copy's speed is the link's.
+
+    Args:
+        device: whose time it is; null is that of all.
+        groups: what there is a row for.
+    """
+    return f"""
+        SELECT {device} AS device, caller_id, sum(launched.ns)::DOUBLE AS device_ns,
+               count(kernels.span_id) AS kernel_count, count(*) - count(kernels.span_id) AS copy_count,
+               sum(kernels.ns)::DOUBLE AS work_ns, {_known("whole_flops")} AS work_flops,
+               {_known("whole_dram_read_bytes")} + {_known("whole_dram_write_bytes")} AS work_bytes,
+               arg_max(precision, kernels.ns) AS precision, arg_max(kernels.name, kernels.ns) AS longest_kernel
+        FROM launched LEFT JOIN kernels ON kernels.span_id = launched.span_id GROUP BY {groups}
+    """
+
+
+def _on_device(several: bool) -> str:
+    """Return the SQL of `spent`: on all devices together, and where there are several on each as well."""
+    each = f"UNION ALL {_spent_on('launched.device', 'launched.device, caller_id')}" if several else ""
+    return f"{_LAUNCHED}, spent AS ({_spent_on('NULL::INTEGER', 'caller_id')} {each})"
+
+
 _ON_HOST = f"""
     spent AS (  -- without a device the work is what the operator did itself
-        SELECT span_id AS caller_id, NULL::DOUBLE AS device_ns, NULL::BIGINT AS kernel_count,
+        SELECT NULL::INTEGER AS device, span_id AS caller_id, NULL::DOUBLE AS device_ns, NULL::BIGINT AS kernel_count,
                NULL::BIGINT AS copy_count, without_ops_ns AS work_ns, flops AS work_flops,
                CASE WHEN counts_bytes THEN dram_read_bytes + dram_write_bytes END AS work_bytes,
                {_DTYPE} AS precision, NULL::VARCHAR AS longest_kernel
@@ -69,24 +85,21 @@ _BOTH = "work_flops IS NOT NULL AND work_bytes IS NOT NULL"
 _ROOF = attainable("flop_per_byte", "peak_gflop_per_s", "bandwidth_gbyte_per_s")
 
 
-_DEVICE = f"""
-    device_ns / 1e6 AS device_ms, {share("device_ns", "sum(device_ns) OVER ()")} AS percent_of_device_time, calls,
-    kernels
-"""
-_NO_DEVICE = (
-    "NULL::DOUBLE AS device_ms, NULL::DOUBLE AS percent_of_device_time, NULL::BIGINT AS kernels, NULL::BIGINT AS copies"
-)
-_HOST = f"""
-    self_ns / 1e6 AS host_self_ms, {share("self_ns", "sum(self_ns) OVER ()")} AS percent_of_host_time,
-    ns / 1e6 AS host_ms
-"""
+_SHARE_OF_DEVICE = share("device_ns", "sum(device_ns) OVER (PARTITION BY device)")
+_SHARE_OF_HOST = share("self_ns", "sum(self_ns) OVER (PARTITION BY device)")
+_DEVICE = f"device_ns / 1e6 AS device_ms, {_SHARE_OF_DEVICE} AS percent_of_device_time"
+_NO_DEVICE = "NULL::DOUBLE AS device_ms, NULL::DOUBLE AS percent_of_device_time"
+_HOST = f"self_ns / 1e6 AS host_self_ms, {_SHARE_OF_HOST} AS percent_of_host_time"
 _RATES = f"""
-    tflop_per_s, tb_per_s,
+    tflop_per_s,
     coalesce({share("gflop_per_s", _ROOF)}, CASE WHEN tflop_per_s IS NULL
-             THEN {share("tb_per_s * 1e3", "bandwidth_gbyte_per_s")} END) AS roof_percent,
-    flop_per_byte, least_tflop_per_s, most_tflop_per_s, least_tb_per_s, most_tb_per_s,
-    {memory_bound("flop_per_byte", "ideal")} AS memory_bound, precision
+             THEN {share("tb_per_s * 1e3", "bandwidth_gbyte_per_s")} END) AS roof_percent
 """
+_OF_RATES = f"""
+    tb_per_s, flop_per_byte, {memory_bound("flop_per_byte", "ideal")} AS memory_bound, precision,
+    least_tflop_per_s, most_tflop_per_s, least_tb_per_s, most_tb_per_s
+"""
+"""Columns; those that matter most come first, since the last ones go where there is no room."""
 
 
 @analysis("ops", "Operators by GPU time, else by host time", Level.OP)
@@ -94,10 +107,11 @@ def OPS(trace: Trace) -> Table:
     """Operators of one name, shapes, element type and phase together: time on the device, rates, time on the host.
 
     Of one step, with true times where they are known. `device_ms` is the time of the kernels and copies that the
-    operator itself launched, on all GPUs together, and `percent_of_device_time` its share of all device work, so that
-    the rows add up to 100 %. Work that no operator of the trace launched (replayed graphs, for instance) has a row,
-    `(no operator)`; what a library launched outside of every operator stands under the library's call. `dtype` is that
-    of the first tensor.
+    operator itself launched, and `percent_of_device_time` its share of all device work, so that the rows add up to
+    100 %. Where there are several GPUs, the rows of all together name no `device`; those of each follow, with shares of
+    its own time, the calls that launched work on it, and nothing of the host. Work that no operator of the trace
+    launched (replayed graphs, for instance) has a row, `(no operator)`; what a library launched outside of every
+    operator stands under the library's call. `dtype` is that of the first tensor.
 
     `tflop_per_s` and `tb_per_s` are of the kernels of all calls together, over the time of those whose operations and
     bytes are known; `least_` and `most_` are of the slowest and the fastest call. `roof_percent` is how much that is
@@ -113,36 +127,35 @@ def OPS(trace: Trace) -> Table:
     """
     selftimes.make(trace)
     on_device = trace.has(Level.KERNEL)
-    spent = _ON_DEVICE if on_device else _ON_HOST
-    of_device, of_host = (
-        f"{_DEVICE}, {_RATES}, copies, phase, {_HOST}",
-        f"calls, {_HOST}, {_RATES}, phase, {_NO_DEVICE}",
-    )
-    shown = of_device if on_device else of_host
+    spent = _on_device(devices(trace) > 1) if on_device else _ON_HOST
+    first, last = (_DEVICE, _HOST) if on_device else (_HOST, _NO_DEVICE)
     return trace.sql(
         f"""
         WITH {prepared(trace)}, {spent},
         called AS (  -- an operator that only calls another of its name is one with it
-            SELECT coalesce(within_id, merged.span_id) AS called_id, sum(without_ops_ns) AS self_ns,
-                   sum(flops)::BIGINT AS flops, sum(device_ns) AS device_ns, sum(kernel_count) AS kernel_count,
+            SELECT spent.device, coalesce(within_id, merged.span_id) AS called_id,
+                   sum(without_ops_ns) FILTER (spent.device IS NULL) AS self_ns,
+                   sum(flops) FILTER (spent.device IS NULL)::BIGINT AS flops,
+                   sum(device_ns) AS device_ns, sum(kernel_count) AS kernel_count,
                    sum(copy_count) AS copy_count, sum(work_ns) AS work_ns, sum(work_flops) AS work_flops,
                    sum(work_bytes) AS work_bytes, arg_max(precision, work_ns) AS precision,
                    arg_max(longest_kernel, work_ns) AS longest_kernel
             FROM own_times JOIN merged ON merged.span_id = own_times.span_id
             LEFT JOIN spent ON caller_id = merged.span_id
-            GROUP BY coalesce(within_id, merged.span_id)
+            GROUP BY spent.device, coalesce(within_id, merged.span_id)
         ), each_call AS (
-            SELECT name, phase, input_shapes, {_DTYPE} AS dtype, 1 AS calls, {NS} AS ns, called.self_ns, called.flops,
-                   device_ns, kernel_count, copy_count, work_ns, work_flops, work_bytes, precision, longest_kernel
+            SELECT called.device, name, phase, input_shapes, {_DTYPE} AS dtype, 1 AS calls,
+                   CASE WHEN called.device IS NULL THEN {NS} END AS ns, called.self_ns, called.flops, device_ns,
+                   kernel_count, copy_count, work_ns, work_flops, work_bytes, precision, longest_kernel
             FROM called JOIN merged ON span_id = called_id
             UNION ALL
-            SELECT coalesce(name, '{NO_OPERATOR}'), phase, NULL, NULL, CASE WHEN merged.span_id IS NOT NULL THEN 1 END,
-                   NULL, NULL, NULL, device_ns, kernel_count, copy_count, work_ns, work_flops, work_bytes, precision,
-                   longest_kernel
+            SELECT spent.device, coalesce(name, '{NO_OPERATOR}'), phase, NULL, NULL,
+                   CASE WHEN merged.span_id IS NOT NULL THEN 1 END, NULL, NULL, NULL, device_ns, kernel_count,
+                   copy_count, work_ns, work_flops, work_bytes, precision, longest_kernel
             FROM spent LEFT JOIN own_times ON own_times.span_id = caller_id
             LEFT JOIN merged ON merged.span_id = caller_id WHERE own_times.span_id IS NULL
         ), grouped AS (
-            SELECT name, input_shapes, dtype, phase, sum(calls)::BIGINT AS calls, sum(device_ns) AS device_ns,
+            SELECT device, name, input_shapes, dtype, phase, sum(calls)::BIGINT AS calls, sum(device_ns) AS device_ns,
                    sum(kernel_count)::BIGINT AS kernels, sum(copy_count)::BIGINT AS copies,
                    {_rate("work_flops", "tflop")}, {_rate("work_bytes", "tb")},
                    sum(work_flops) FILTER ({_BOTH}) / nullif(sum(work_bytes) FILTER ({_BOTH}), 0)::DOUBLE
@@ -150,10 +163,11 @@ def OPS(trace: Trace) -> Table:
                    {throughput(f"sum(work_flops) FILTER ({_BOTH})", f"sum(work_ns) FILTER ({_BOTH})")} AS gflop_per_s,
                    arg_max(precision, work_ns) AS precision, arg_max(longest_kernel, work_ns) AS longest_kernel,
                    sum(self_ns) AS self_ns, sum(ns) AS ns, sum(flops)::BIGINT AS flops
-            FROM each_call GROUP BY name, input_shapes, dtype, phase
+            FROM each_call GROUP BY device, name, input_shapes, dtype, phase
         )
-        SELECT name, input_shapes AS shapes, dtype, {shown}, flops, longest_kernel
+        SELECT name, device, calls, {first}, {_RATES}, input_shapes AS shapes, dtype, kernels, {_OF_RATES}, copies,
+               phase, {last}, ns / 1e6 AS host_ms, flops, longest_kernel
         FROM grouped LEFT JOIN roofs USING (precision)
-        ORDER BY device_ms DESC NULLS LAST, host_self_ms DESC NULLS LAST, name, shapes, dtype, phase
+        ORDER BY device NULLS FIRST, device_ms DESC NULLS LAST, host_self_ms DESC NULLS LAST, name, shapes, dtype, phase
         """
     )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from xsp.analyses.contract import Table, analysis, values
 from xsp.analyses.kernel import ENOUGH, prepared
+from xsp.analyses.modules import PATHS, make_paths
 from xsp.schema import Kind, Level
 from xsp.store.iterations import iterations
 from xsp.store.trace import Trace
@@ -49,9 +50,6 @@ _WORK = """
         FILTER (whole_flops > 0) AS precision
 """
 
-_MODULE = r"regexp_replace(regexp_replace(layer_name, '([._])\d+\b', '\1*', 'g'), '_\*$', '')"
-"""Modules that differ by a number alone, as the layers of a stack, are one: `layers.3.mlp` is `layers.*.mlp`."""
-
 
 @analysis("mfu", "Model FLOPs utilisation", Level.OP)
 def MFU(trace: Trace) -> Table:
@@ -61,18 +59,19 @@ def MFU(trace: Trace) -> Table:
     ended; of a run of xsp's own, what an iteration of its loop takes where nothing is recorded (`loop`). Time of
     a phase or a module is that in which its kernels ran (`device time`; `operators' time` without a device), so
     theirs says how well the kernels do, and the step's how well the program does. A module is the innermost one, and
-    modules that differ by a number alone are one row; of each phase, modules come by their time.
+    modules of one path, as in `modules`, are one row; of each phase, modules come by their time.
 
     `mfu_percent` is null, and `why_null` says why, where less than 90 % of the kernels' time has known operations, or
     of the operations a known peak: a share from a part of the work would not be that of the whole. Peaks are measured
     or quoted, dense, see docs/understand/rooflines.md; `peak_tflop_per_s` is that of the types in use together.
     """
     on_device = trace.has(Level.KERNEL)
+    make_paths(trace)
     whole = next((found[1] for found in _work(trace, "1", "true")), Work(None, None, None, None, None))
     rows = [_row(of, name, work, ns, time, devices, None)
             for of, name, work, ns, time, devices in _steps(trace, whole)]  # fmt: skip
     time = DEVICE if on_device else OPERATORS
-    for of, group, where in ((PHASE, "coalesce(phase, 'forward')", "true"), (MODULE, _MODULE, "layer_id IS NOT NULL")):
+    for of, group, where in ((PHASE, "coalesce(phase, 'forward')", "true"), (MODULE, "path", "path IS NOT NULL")):
         rows += [_row(of, name, work, ns, time, 1, calls) for name, work, ns, calls in _work(trace, group, where)]
     return values(trace, "model_flops_utilisation", _COLUMNS, rows)
 
@@ -87,9 +86,10 @@ def _work(trace: Trace, group: str, where: str) -> list[tuple[str, Work, float, 
         ran = f"{ran}::DOUBLE / nullif(dur_ns, 0)"
     rows = trace.sql(
         f"""
-        WITH {prepared(trace)}, named AS (
+        WITH {prepared(trace)}, {PATHS}, named AS (
             SELECT kernels.*, {group} AS named, placed.device
             FROM kernels LEFT JOIN (SELECT span_id, device FROM merged) placed ON placed.span_id = kernels.span_id
+            LEFT JOIN paths ON paths.layer_id = kernels.layer_id
             WHERE computes AND {where}
         ), ran AS (
             SELECT *, {last} AS until_ns FROM named

@@ -315,6 +315,7 @@ def _below_the_roof(answers: Answers, share: Callable[[float], float], without: 
         for row in answers["ops"].dicts()
         if row["device_ms"] and row["tflop_per_s"] and row["percent_of_device_time"] is not None
         if row["roof_percent"] is not None and row["roof_percent"] < 100 and row["name"] not in without
+        if row["device"] is None
     ]
     if not rows:
         return
@@ -324,7 +325,7 @@ def _below_the_roof(answers: Answers, share: Callable[[float], float], without: 
         return float(row["percent_of_device_time"]) / 100 * whole * (1 - float(row["roof_percent"]) / 100)
 
     row = max(rows, key=lost)
-    shapes = f" {_short(str(row['input_shapes']))}" if row.get("input_shapes") else ""
+    shapes = f" {_short(str(row['shapes']))}" if row["shapes"] else ""
     text = (
         f"{row['name']}{shapes}, {row['percent_of_device_time']:.0f} % of GPU time, runs at "
         f"{row['roof_percent']:.0f} % of what the device can do there: sizes, layout or another kernel; `ops` has the "

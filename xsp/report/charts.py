@@ -103,7 +103,10 @@ CHARTS: tuple[Chart, ...] = (
         "kernel-classes", "time", "shares", "Device time by class of kernel", "ms",
         {"name": "class", "value": "device_ms"}, where={"rank": None},
     ),
-    Chart("A10", "time", "shares", "Kernels by name", "ms", {"name": "name", "value": "latency_ms"}),
+    Chart(
+        "A10", "time", "shares", "Kernels by name", "ms", {"name": "name", "value": "latency_ms"},
+        where={"device": None},
+    ),
     Chart(
         "tensor-cores", "time", "lying", "Tensor cores by layer", "ms", {"name": "name"}, _TENSOR,
         where={"matrix_ms": ...}, most=16,

@@ -196,9 +196,11 @@ def _known(trace: Trace) -> list[str]:
 
 
 def _most(answer: Answer, title: str, columns: Sequence[str]) -> RenderableType:
-    """Return the rows that take most time, in a few columns, those of them that hold anything."""
+    """Return the rows that take most time, of all devices, in a few columns, those of them that hold anything."""
     measure = next(column for column in columns if column.endswith("_ms"))
-    rows = sorted(answer.dicts(), key=lambda row: -(row[measure] or 0))[:_TOP]
+    rows = sorted((row for row in answer.dicts() if row.get("device") is None), key=lambda row: -(row[measure] or 0))[
+        :_TOP
+    ]
     held = {column: [row[column] for row in rows] for column in columns}
     made = {
         name: _column(name, values, len(rows))
