@@ -95,3 +95,36 @@ def test_kernels_of_another_stream_do_not_come_between() -> None:
     text += "\nkernel ncclDevKernel_AllReduce_Sum 112-150 stream=20\nkernel fmha_cutlassF_f16 200-230 stream=9"
     rows = ask("attention", text, "form, part, kernels")
     assert sorted(rows) == [("eager", "products", 2), ("eager", "softmax", 1), ("fused", "kernels", 1)]
+
+
+# --- replayed graphs, whose kernels have no operators -----------------------------------------------------
+
+
+def replayed(*rows: tuple[str, int]) -> str:
+    """Return a step in which one launch replays kernels, each with the third dimension of its grid."""
+    lines = ["step s 0-9000", "launch cudaGraphLaunch 10-20 correlation_id=1"]
+    for number, (name, batch) in enumerate(rows):
+        grid = f'{{"graph":true,"grid":[8,2,{batch}]}}'
+        lines.append(f"kernel {name} {100 + 10 * number}-{110 + 10 * number} correlation_id=1 attributes={grid}")
+    return "\n".join(lines)
+
+
+def test_in_a_replayed_graph_two_products_of_one_batch_around_a_softmax_are_attention() -> None:
+    rows = ((GEMM, 1), (GEMM, 16), (ADD, 1), (SOFTMAX, 1), (ADD, 1), (GEMM, 16), (ADD, 1), (GEMM, 1))
+    assert sorted(ask("attention", replayed(*rows), "form, part, kernels, device_ms")) == [
+        ("eager", "between", 2, 0.02), ("eager", "products", 2, 0.02), ("eager", "softmax", 1, 0.01),
+    ]  # fmt: skip
+    assert ask("fusible", replayed(*rows), "class, kernels") == [("elementwise", 1)]
+
+
+def test_in_a_replayed_graph_the_four_products_around_a_backward_softmax_belong_to_it() -> None:
+    rows = ((GEMM, 1), (GEMM, 16), (GEMM, 16), ("cunn_SoftMaxBackward", 1), (GEMM, 16), (GEMM, 16), (GEMM, 1))
+    assert sorted(ask("attention", replayed(*rows), "part, kernels")) == [("products", 4), ("softmax", 1)]
+
+
+def test_in_a_replayed_graph_a_softmax_of_a_router_or_a_classifier_is_no_attention() -> None:
+    router = ((GEMM, 4), (SOFTMAX, 1), ("gatherTopK", 1), (GEMM, 4))
+    classifier = ((GEMM, 1), (SOFTMAX, 1), (GEMM, 1))
+    apart = ((GEMM, 4), (SOFTMAX, 1), (GEMM, 16))
+    picked = ((GEMM, 4), (SOFTMAX, 1), ("reduce_kernel<argmax>", 1), (GEMM, 4))
+    assert [ask("attention", replayed(*rows), "part") for rows in (router, classifier, apart, picked)] == [[]] * 4

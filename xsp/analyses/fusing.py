@@ -2,9 +2,13 @@
 
 Attention of eager form is found in the order of kernels on a stream: a batched product (`aten::bmm` or
 `aten::baddbmm`), a softmax, a batched product, and between them nothing but kernels that move memory (scale, mask,
-dropout, casts). Around a softmax's backward the products before and behind these two belong to it as well. Where a
-trace does not name the operators of kernels nothing is recognised: a softmax behind a linear layer is a router's or
-a classifier's. The softmax of a loss is a logarithmic one and does not count.
+dropout, casts). Around a softmax's backward the products before and behind these two belong to it as well. The softmax
+of a loss is a logarithmic one and does not count.
+
+Kernels of a replayed graph have no operators. There a product is batched if its grid has a third dimension, and the two
+around a softmax must have the same one (batch × heads), with nothing but elementwise kernels and copies between them: a
+softmax behind a linear layer is a router's or a classifier's. Libraries that put the batch into the first dimension
+(hipBLASLt) do not tell, and nothing is recognised.
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ from xsp.store.trace import Trace
 EAGER, FUSED = "eager", "fused"
 PRODUCTS, SOFTMAX, BETWEEN, KERNELS = "products", "softmax", "between", "kernels"
 
+MOVES = ("elementwise", "copy")
+"""Of which kernels may stand between the products of attention where no operator is known."""
+
 FUSIBLE = ("elementwise", "copy", "normalisation", "reduction")
 """Classes of kernels that compute little for what they read and write."""
 
@@ -26,16 +33,21 @@ _BOTH_NAMES = "w.name || ' ' || coalesce(stream.parent_name, '')"
 _LANE = "PARTITION BY rank, device, stream ORDER BY start_ns, span_id"
 _BLOCKS = "PARTITION BY rank, device, stream ORDER BY block"
 
+_ALIKE = "CASE WHEN product THEN CASE WHEN named THEN 0 ELSE batch END END"
+"""Of a block that begins with a product: what must be equal of two for them to be of one attention."""
+
 _PARTS = f"""
     WITH named AS MATERIALIZED (
         SELECT w.rank, w.device, w.trace_id, w.span_id, w.parent_id, w.start_ns, w.dur_ns, w.class,
-               stream.stream, stream.parent_name AS op,
+               stream.stream, stream.parent_name AS op, stream.named, coalesce(stream.batch, 1) AS batch,
                regexp_matches(w.name, 'softmax', 'i') AND class NOT IN ('attention', 'gemm')
                AND NOT regexp_matches({_BOTH_NAMES}, 'log_?softmax', 'i') AS softmax,
                regexp_matches({_BOTH_NAMES}, 'backward|bwd', 'i') AS backward,
-               class = 'gemm' AND coalesce(stream.parent_name IN {BATCHED}, false) AS product
+               class = 'gemm' AND CASE WHEN named THEN stream.parent_name IN {BATCHED} ELSE batch > 1 END AS product
         FROM device_work w JOIN (
-            SELECT s.rank, s.trace_id, s.span_id, s.start_ns, s.stream, op.name AS parent_name
+            SELECT s.rank, s.trace_id, s.span_id, s.start_ns, s.stream, op.name AS parent_name,
+                   coalesce(op.kind = '{Kind.OP}', false) AS named,
+                   TRY_CAST(json_extract_string(s.attributes, '$.grid[2]') AS BIGINT) AS batch
             FROM spans s LEFT JOIN spans op ON op.rank = s.rank AND op.trace_id = s.trace_id
                  AND op.span_id = s.parent_id AND op.level = {int(Level.OP)}
             WHERE s.level = {int(Level.KERNEL)}
@@ -50,27 +62,33 @@ _PARTS = f"""
         FROM named
     ),
     blocks AS MATERIALIZED (  -- a kernel that ends what may be fused, and all until the next one
-        SELECT *, sum(CASE WHEN ends AND (before IS NULL OR parent_id IS NULL OR before <> parent_id) THEN 1 ELSE 0 END)
+        SELECT *, sum(CASE WHEN ends AND (NOT named OR before IS NULL OR before <> parent_id) THEN 1 ELSE 0 END)
                   OVER ({_LANE} ROWS UNBOUNDED PRECEDING) AS block
         FROM told
     ),
     kinds AS (
         SELECT rank, device, stream, block, bool_or(product) AS product, bool_or(softmax) AS softmax,
-               bool_or(softmax AND backward) AS backward
+               bool_or(softmax AND backward) AS backward, max(batch) FILTER (product) AS batch,
+               bool_and(named OR ends OR softmax OR coalesce(class IN {MOVES}, false)) AS plain,
+               bool_and(named) AS named
         FROM blocks GROUP BY ALL
     ),
     neighbours AS (
-        SELECT *, lag(product) OVER ({_BLOCKS}) AS product_before, lead(product) OVER ({_BLOCKS}) AS product_next,
-               lead(product, 2) OVER ({_BLOCKS}) AS product_second
+        SELECT *, lag({_ALIKE}) OVER ({_BLOCKS}) AS product_before, lead({_ALIKE}) OVER ({_BLOCKS}) AS product_next,
+               lead({_ALIKE}, 2) OVER ({_BLOCKS}) AS product_second
         FROM kinds
     ),
-    found AS (SELECT * FROM neighbours WHERE product AND softmax AND product_next),
+    found AS (
+        SELECT rank, device, stream, block, backward,
+               product_before = {_ALIKE} AS before, product_second = {_ALIKE} AS second
+        FROM neighbours WHERE softmax AND plain AND product_next = {_ALIKE}
+    ),
     members AS (
         SELECT rank, device, stream, block, bool_or(own) AS own FROM (
             SELECT rank, device, stream, block, true AS own FROM found
             UNION ALL SELECT rank, device, stream, block + 1, false FROM found
-            UNION ALL SELECT rank, device, stream, block - 1, false FROM found WHERE backward AND product_before
-            UNION ALL SELECT rank, device, stream, block + 2, false FROM found WHERE backward AND product_second
+            UNION ALL SELECT rank, device, stream, block - 1, false FROM found WHERE backward AND before
+            UNION ALL SELECT rank, device, stream, block + 2, false FROM found WHERE backward AND second
         ) GROUP BY ALL
     )
     SELECT blocks.class, blocks.op, blocks.dur_ns,
