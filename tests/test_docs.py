@@ -144,7 +144,12 @@ SHOWN = re.compile(r"^<!-- output of: (\S+)(.*?) -->\n```text\n(.*?)^```$", re.M
     ("trace", "arguments", "shown"), [found.groups() for found in SHOWN.finditer(read("docs/use/gpu-trace.md"))]
 )
 def test_outputs_of_public_traces_are_those_of_today(
-    trace: str, arguments: str, shown: str, shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trace: str,
+    arguments: str,
+    shown: str,
+    shared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     source = shared / "traces" / trace
     if not source.is_file():

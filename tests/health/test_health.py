@@ -8,7 +8,7 @@ import pytest
 
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
-from xsp.importers.contract import PYTHON_FRAMES
+from xsp.importers.contract import CPU_SAMPLES, CUDA_BACKTRACES, OS_BACKTRACES, PYTHON_FRAMES
 from xsp.testing import spans, trace_of
 
 LAUNCHED = """
@@ -81,6 +81,25 @@ def test_recorded_stacks_cost_the_grade_by_how_long_the_device_waited_for_launch
     (finding,) = found(LAUNCHED + change, "stacks", imported={"sources": [source]})
     assert (finding.best, "14794 frames" in finding.text) == (best, True)
     assert found(LAUNCHED + change, "stacks", imported={"sources": [{"skipped": {}}]}) == []
+
+
+@pytest.mark.parametrize(
+    ("recorded", "says", "best"),
+    [
+        ({CUDA_BACKTRACES: 5}, "--cudabacktrace", "C"),
+        ({OS_BACKTRACES: 5}, "--trace=osrt", "B"),
+        ({CPU_SAMPLES: 5}, "--sample", "B"),
+        ({CPU_SAMPLES: 50, CUDA_BACKTRACES: 5}, "(5 frames, --cudabacktrace)", "C"),
+    ],
+)
+def test_stacks_of_nsight_systems_cost_the_grade_where_the_verdict_is_of_the_host(
+    recorded: dict[str, int], says: str, best: str
+) -> None:
+    late = "launch cudaLaunchKernel 700-705 correlation_id=2\nkernel late 710-900 correlation_id=2"
+    (finding,) = found(LAUNCHED + late, "stacks", imported={"sources": [{"skipped": recorded}]})
+    assert (says in finding.text, finding.best) == (True, best)
+    (finding,) = found(LAUNCHED, "stacks", imported={"sources": [{"skipped": recorded}]})
+    assert finding.best == "A"
 
 
 def test_a_machine_with_devices_that_recorded_no_device_work() -> None:

@@ -15,7 +15,7 @@ from small_traces import KERNELS, NVTX, RUNTIME, SESSION_NS, START, STEP, call, 
 
 from xsp import table
 from xsp.errors import TraceError
-from xsp.importers.contract import Seen
+from xsp.importers.contract import CPU_SAMPLES, CUDA_BACKTRACES, OS_BACKTRACES, Seen
 from xsp.importers.nsys import Nsys
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "traces" / "nsys_sqlite"
@@ -326,3 +326,10 @@ def test_damage_in_the_middle_names_the_table(con: duckdb.DuckDBPyConnection, tm
     path.write_bytes(content)
     with pytest.raises(TraceError, match=r"a\.sqlite, table CUPTI_ACTIVITY_KIND_RUNTIME"):
         read(con, path)
+
+
+def test_recorded_stacks_are_counted_by_what_they_are_of(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    frames = [{"id": 1, "symbol": 1, "module": 1, "stackDepth": depth} for depth in range(3)]
+    seen = read(con, tmp_path / "a.sqlite", {**STEP, "CUDA_CALLCHAINS": frames, "SAMPLING_CALLCHAINS": frames[:1]})
+    assert (seen.losses.skipped[CUDA_BACKTRACES], seen.losses.skipped[CPU_SAMPLES]) == (3, 1)
+    assert OS_BACKTRACES not in seen.losses.skipped

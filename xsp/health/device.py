@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from xsp.health.finding import Finding, Severity
-from xsp.importers.contract import PYTHON_FRAMES
+from xsp.importers.contract import CPU_SAMPLES, CUDA_BACKTRACES, OS_BACKTRACES, PYTHON_FRAMES
 from xsp.schema import Grade, Kind, Level
 from xsp.store.trace import Trace
 
@@ -22,6 +22,33 @@ OVERHEAD = 0.05
 STACKS_WEIGH, STACKS_DECIDE = 0.05, 0.20
 """From these shares of the device's window on that it waited for launches, recorded stacks cost the grade: that time is
 longer for them, and from the second share on it is what the verdict is about."""
+
+
+class _Stacks(NamedTuple):
+    """Stacks that a profiler recorded, and what that does to the host."""
+
+    what: str
+    how: str
+    """The option that asked for them."""
+
+    effect: str
+    best: str
+    """The grade, if the verdict is about the host."""
+
+
+_LONGER = "longer, by an unknown share"
+
+STACKS = {
+    PYTHON_FRAMES: _Stacks("Python's stack was", "with_stack", "the host takes a fifth to a third longer for it", "C"),
+    CUDA_BACKTRACES: _Stacks(
+        "backtraces of CUDA's calls were", "--cudabacktrace", f"calls that launch take {_LONGER}", "C"
+    ),
+    OS_BACKTRACES: _Stacks(
+        "backtraces of the operating system's calls were", "--trace=osrt", f"the host takes {_LONGER}", "B"
+    ),
+    CPU_SAMPLES: _Stacks("samples of the CPU were", "--sample", f"the host takes {_LONGER}", "B"),
+}  # fmt: skip
+"""By what an importer calls them; those that weigh most come first."""
 
 EARLY_NS = 1_000
 """A kernel that begins by more than this before its launch tells that clocks disagree."""
@@ -158,7 +185,7 @@ def _overhead(trace: Trace) -> Iterator[Finding]:
 
 
 def _stacks(trace: Trace) -> Iterator[Finding]:
-    """Say that Python's stack was recorded, which makes the host slower; it weighs as much as the device waited for it.
+    """Say that stacks were recorded, which makes the host slower; it weighs as much as the device waited for it.
 
     The device waited for the host from the end of its last work to the launch of the next.
     """
@@ -167,8 +194,9 @@ def _stacks(trace: Trace) -> Iterator[Finding]:
         for run in (trace.run, *trace.run.get("ranks", ()))
         for source in (run.get("imported") or {}).get("sources") or ()
     ]
-    frames = max((source.get("skipped", {}).get(PYTHON_FRAMES, 0) for source in sources), default=0)
-    if not frames:
+    counts = {name: max((source.get("skipped", {}).get(name, 0) for source in sources), default=0) for name in STACKS}
+    recorded = [name for name, count in counts.items() if count]
+    if not recorded:
         return
     ((waited,),) = trace.con.execute(
         f"""
@@ -187,10 +215,10 @@ def _stacks(trace: Trace) -> Iterator[Finding]:
         SELECT coalesce(sum(idle_ns) / nullif(sum(ns), 0), 0)::DOUBLE FROM windows
         """
     ).fetchall()
-    best = "C" if waited >= STACKS_DECIDE else "B" if waited >= STACKS_WEIGH else "A"
+    stacks = STACKS[recorded[0]]
+    best = stacks.best if waited >= STACKS_DECIDE else "B" if waited >= STACKS_WEIGH else "A"
     text = (
-        f"Python's stack was recorded ({frames} frames, with_stack): the host takes a fifth to a third longer for it, "
-        f"and for {100 * waited:.0f} % of the time the device waited for a launch; record without stacks before acting "
-        "on that"
+        f"{stacks.what} recorded ({counts[recorded[0]]} frames, {stacks.how}): {stacks.effect}, and for "
+        f"{100 * waited:.0f} % of the time the device waited for a launch; record without stacks before acting on that"
     )
     yield Finding(Severity.NOTE if best == "A" else Severity.WARNING, "stacks", text, best)

@@ -39,6 +39,11 @@ FURTHEST = 2**62
 PYTHON_FRAMES = "frames of Python that are no module"
 """What stands under `skipped` for frames of Python's stack; that they were recorded lengthens the host's work."""
 
+CUDA_BACKTRACES = "frames of backtraces of CUDA's calls"
+OS_BACKTRACES = "frames of backtraces of the operating system's calls"
+CPU_SAMPLES = "frames of samples of the CPU"
+"""Likewise, for what Nsight Systems recorded of the host: the first in the very calls that launch."""
+
 _GZIP = b"\x1f\x8b"
 _MOST_REASONS = 100
 """Reasons of losses that are told one by one; a source may have as many as it has spans."""

@@ -17,7 +17,7 @@ import duckdb
 from xsp import table
 from xsp.errors import TraceError
 from xsp.importers import claims, nsys_activities, nsys_ranges
-from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, fitting
+from xsp.importers.contract import CPU_SAMPLES, CUDA_BACKTRACES, FURTHEST, OS_BACKTRACES, SEEN, Losses, Seen, fitting
 from xsp.importers.nsys_tables import Export
 from xsp.importers.rocprof import is_rocpd
 from xsp.schema import Level
@@ -35,9 +35,13 @@ OVERHEADS = {
 """What nsys calls kinds of overhead, for files without its list."""
 
 IGNORED = ("ANALYSIS_", "ENUM_", "META_DATA_", "TARGET_INFO_", "NVTX_PAYLOAD_", "sqlite_")
+CALLCHAINS = {
+    "CUDA_CALLCHAINS": CUDA_BACKTRACES, "OSRT_CALLCHAINS": OS_BACKTRACES, "SAMPLING_CALLCHAINS": CPU_SAMPLES,
+}  # fmt: skip
+"""Tables of stacks, which are not read; that they were recorded is counted, since it makes the host slower."""
+
 DESCRIBING = {"NVTX_EVENTS", "StringIds", "PROCESSES", "ProcessStreams", "ThreadNames", "MODULES", "EXPORT_META_DATA",
-              "CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS", "CUDA_CALLCHAINS", "SAMPLING_CALLCHAINS",
-              "OSRT_CALLCHAINS"}  # fmt: skip
+              "CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS"}  # fmt: skip
 """Tables that hold no spans."""
 
 _GPU = {"id": "BIGINT", "name": "VARCHAR", "smCount": "BIGINT", "totalMemory": "BIGINT", "computeMajor": "BIGINT",
@@ -124,10 +128,18 @@ def _machine(devices: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
 
 
 def _count_others(export: Export, losses: Losses) -> None:
-    """Count rows of tables that hold something in time, but are not read."""
+    """Count rows of tables that hold something in time, but are not read, and frames of stacks."""
+    for name, what in CALLCHAINS.items():
+        if name in export.tables and (count := export.count(name)):
+            losses.skipped[what] += count
     read = {*nsys_activities.TABLES, *nsys_activities.LIBRARIES, *DESCRIBING}
     for name, columns in sorted(export.tables.items()):
-        if name in read or name.startswith(IGNORED) or not columns & {"start", "timestamp", "rawTimestamp"}:
+        if (
+            name in read
+            or name in CALLCHAINS
+            or name.startswith(IGNORED)
+            or not columns & {"start", "timestamp", "rawTimestamp"}
+        ):
             continue
         count = export.count(name)
         if count:
