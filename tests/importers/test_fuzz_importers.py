@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("hypothesis")
@@ -25,7 +26,8 @@ from small_traces import CHROME, EXECUTION, KINETO, STEP, nsys
 import xsp
 from xsp import table
 from xsp.analyses import ANALYSES
-from xsp.correlate.sweep import sweep
+from xsp.correlate import parents
+from xsp.correlate.arrays import Spans
 from xsp.errors import AnalysisError, PluginError, TraceError
 from xsp.importers import contract
 from xsp.importers.chakra import Chakra
@@ -314,7 +316,10 @@ def test_an_archive_bomb_takes_no_memory(tmp_path: Path, small: Path) -> None:
 
 def test_absurd_nesting_ends_where_no_program_goes() -> None:
     count = 10_000
-    nested = [(place, 0, 10, 10, place, 3 * count - place, None, None, 0, 0, 0, None) for place in range(count)]
-    placed = list(sweep(nested, 0, [1], lambda place, _: None))
-    assert max(depth for *_, depth in placed) == DEEPEST
-    assert [parent for _, parent, _, _ in placed[:DEEPEST]] == list(range(-1, DEEPEST - 1))
+    place, zero = np.arange(count), np.zeros(count, np.int64)
+    nested = Spans(start=place, end=3 * count - place, level=zero + 10, deepest=zero + 10, line=zero, inside=zero,
+                   number=place, what=zero, phase=zero, process=zero, counted=zero)  # fmt: skip
+    found = parents.find(nested, 0).parent
+    assert parents.depths(found).max() == DEEPEST
+    assert found[:DEEPEST].tolist() == list(range(-1, DEEPEST - 1))
+    assert set(found[DEEPEST:].tolist()) == {DEEPEST - 1}

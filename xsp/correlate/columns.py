@@ -1,30 +1,39 @@
-"""Spans of a table get identities, parents, steps, layers and keys, in bulk.
+"""Spans of a table get identities, parents, steps, layers and keys.
 
-The rules are those of `xsp.correlate`. The host's spans find their parents in one sweep (`xsp.correlate.sweep`), in
-which they get what follows from them too (`xsp.correlate.inherited`); device work takes the parent of its launch, in
-SQL.
+The columns that evidence is in leave the engine as arrays (`xsp.correlate.arrays`); what is found from them comes back
+as a table. All else is SQL.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterable, Iterator
-from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import duckdb
+import numpy as np
 
 from xsp import table
-from xsp.correlate import figures
-from xsp.correlate.figures import BATCH, FIGURES
-from xsp.correlate.inherited import Down, Handing, Steps, Up
-from xsp.correlate.sweep import CONTAINED, FOLLOWED, PHASES, sweep
+from xsp.correlate import figures, parents
+from xsp.correlate.arrays import (
+    BACKWARD,
+    NONE,
+    PHASES,
+    RULES,
+    Allocations,
+    Array,
+    Launches,
+    Sequences,
+    Spans,
+    outer_first,
+)
+from xsp.correlate.figures import FIGURES
+from xsp.correlate.inherited import Steps, inherit
 from xsp.importers.contract import SEEN, Seen
-from xsp.schema import COLUMNS, DEEPEST, WEAK, Grade, Kind, Level, Rule
+from xsp.schema import COLUMNS, DEEPEST, Grade, Kind, Level
 
 WINDOW = "window"
 """Name of the step that a trace without steps is as a whole."""
 
+_NONE = f"({NONE})::BIGINT"
 _HOST = "(seen.device IS NULL AND seen.thread IS NOT NULL)"
 _FLOPS, _BYTES = 1, 2
 """Bits of the sorts of figures."""
@@ -40,11 +49,8 @@ def place(con: duckdb.DuckDBPyConnection, seen: Seen, identity: str) -> None:
     """
     whole = _steps(con, seen)
     figures.count(con)
-    _name(con)
-    deepest = _host(con, seen.tolerance_ns, whole)
-    if deepest >= DEEPEST:
+    if _correlate(con, seen.tolerance_ns, whole) >= DEEPEST:
         seen.losses.note(f"spans nest deeper than {DEEPEST}: the ones inside hang on the last of them")
-    _device(con)
     figures.choose(con)
     _finish(con, identity, int(seen.run.get("rank", 0)))
 
@@ -73,81 +79,154 @@ def _steps(con: duckdb.DuckDBPyConnection, seen: Seen) -> int | None:
     return whole
 
 
-# --- the host ---------------------------------------------------------------------------------------------
-
-
-def _name(con: duckdb.DuckDBPyConnection) -> None:
-    """Give a number to what spans are: table `codes` of level, kind, name, phase and code."""
-    con.execute(
-        f"""
-        CREATE OR REPLACE TABLE codes AS
-        SELECT level, kind, name, phase, md5_number_lower(concat_ws('/', level, kind,
-                   CASE WHEN kind = '{Kind.STEP}' THEN 'step' ELSE name END,
-                   CASE WHEN level >= {int(Level.OP)} THEN phase END)) AS code
-        FROM (SELECT DISTINCT level, kind, name, phase FROM seen)
-        """
-    )
-
-
-_CODED = (
-    "codes ON codes.level = seen.level AND codes.kind = seen.kind AND codes.name IS NOT DISTINCT FROM seen.name "
-    "AND codes.phase IS NOT DISTINCT FROM seen.phase"
-)
-
-
-def _host(con: duckdb.DuckDBPyConnection, tolerance: int, whole: int | None) -> int:
-    """Place the spans on threads: tables `down` and `up`. Return how deep the deepest lies.
+def _correlate(con: duckdb.DuckDBPyConnection, tolerance: int, whole: int | None) -> int:
+    """Find parents and what follows from them: table `down`. Return how deep the deepest span lies.
 
     What has no parent hangs under the step that the trace is as a whole; device work without a launch stays alone.
     """
+    _name(con)
     con.execute(
         f"""
         CREATE OR REPLACE TABLE lines AS SELECT process, thread, row_number() OVER () - 1 AS line
         FROM (SELECT DISTINCT process, thread FROM seen WHERE {_HOST})
         """
     )
-    phase = " ".join(f"WHEN '{name}' THEN {code}" for code, name in enumerate(PHASES, 1))
-    query = f"""
-        SELECT seen.number, coalesce(lines.line, -1), seen.level,
-               CASE WHEN seen.kind = '{Kind.USER}' THEN greatest(seen.level, {int(Level.LAYER)}) ELSE seen.level END,
-               start_ns, start_ns + dur_ns, sequence_nr, forward.line, code, CASE seen.phase {phase} ELSE 0 END,
-               {_counted(con)}
-        FROM seen JOIN {_CODED}
+    codes = con.execute("SELECT DISTINCT what, code FROM codes ORDER BY what").fetchnumpy()["code"]
+    rows = con.execute(_query(con, whole)).fetchnumpy()
+    con.execute("DROP TABLE lines")
+    steps = con.execute("SELECT start_ns, end_ns FROM steps ORDER BY step").fetchnumpy()
+    spans = _spans({name: _filled(values) for name, values in rows.items()})
+    spans = spans.take(outer_first(spans, tolerance))
+    root = int(np.flatnonzero(spans.number == whole)[0]) if whole is not None else -1
+    found = parents.find(spans, tolerance, root)
+    got = inherit(spans, found, codes, Steps(_filled(steps["start_ns"]), _filled(steps["end_ns"])))
+    _store(
+        con,
+        {
+            "number": spans.number,
+            "parent": _numbers(spans, found.parent),
+            "rule": found.rule,
+            "step": got.step.astype(np.int32),
+            "layer": _numbers(spans, got.layer),
+            "layers": got.layers.astype(np.int16),
+            "layer_index": got.layer_index.astype(np.int32),
+            "phase": got.phase,
+            "key": got.key,
+            "weak": got.is_weak,
+            "allocated": got.allocated,
+            "counted": got.counted.astype(np.int8),
+        },
+    )
+    return int(parents.depths(found.parent).max(initial=0)) - (root >= 0)
+
+
+def _spans(columns: dict[str, Array]) -> Spans:
+    """Return what `_query` selected."""
+
+    def part(name: str) -> dict[str, Array]:
+        return {each.partition(".")[2]: columns.pop(each) for each in [*columns] if each.startswith(f"{name}.")}
+
+    launches, sequences, allocations = part("launches"), part("sequences"), part("allocations")
+    return Spans(
+        launches=Launches(**launches) if launches else None,
+        sequences=Sequences(**sequences) if sequences else None,
+        allocations=Allocations(**allocations) if allocations else None,
+        **cast(Any, columns),
+    )
+
+
+def _filled(values: Array) -> Array:
+    return values.filled(NONE) if isinstance(values, np.ma.MaskedArray) else values
+
+
+def _numbers(spans: Spans, places: Array) -> Array:
+    """Return the numbers of spans in their source; -1 for none."""
+    return np.where(places >= 0, spans.number[places], -1)
+
+
+def _store(con: duckdb.DuckDBPyConnection, swept: dict[str, Array]) -> None:
+    """Make the table `down`."""
+    rules = ", ".join("NULL" if rule is None else f"'{rule}'" for rule in RULES)
+    phases = ", ".join("NULL" if phase is None else f"'{phase}'" for phase in PHASES)
+    con.register("swept", swept)
+    con.execute(
+        f"""
+        CREATE OR REPLACE TABLE down AS
+        SELECT number, nullif(parent, -1) AS parent, [{rules}][rule + 1] AS rule, nullif(step, -1) AS step,
+               nullif(layer, -1) AS layer, layers, nullif(layer_index, -1) AS layer_index,
+               [{phases}][phase + 1] AS phase, key, weak, allocated AS alloc_bytes,
+               counted & {_FLOPS} > 0 AS flops, counted & {_BYTES} > 0 AS bytes
+        FROM swept
+        """
+    )
+    con.unregister("swept")
+
+
+def _name(con: duckdb.DuckDBPyConnection) -> None:
+    """Give a number to what spans are: table `codes` of level, kind, name, phase, code, and the place of the code."""
+    con.execute(
+        f"""
+        CREATE OR REPLACE TABLE codes AS
+        SELECT *, (dense_rank() OVER (ORDER BY code) - 1)::INTEGER AS what FROM (
+            SELECT level, kind, name, phase, md5_number_lower(concat_ws('/', level, kind,
+                       CASE WHEN kind = '{Kind.STEP}' THEN 'step' ELSE name END,
+                       CASE WHEN level >= {int(Level.OP)} THEN phase END)) AS code
+            FROM (SELECT DISTINCT level, kind, name, phase FROM seen))
+        """
+    )
+
+
+def _query(con: duckdb.DuckDBPyConnection, whole: int | None) -> str:
+    """Return the SQL of the columns of `Spans`; those that would hold nothing are left out."""
+    phase = " ".join(f"WHEN '{name}' THEN {code}" for code, name in enumerate(PHASES) if name)
+    ((allocs, sequences, operators),) = con.execute(
+        f"SELECT count(*) FILTER (kind = '{Kind.ALLOC}'), count(sequence_nr), count(operator) FROM seen"
+    ).fetchall()
+    figures, allocated = _counted(con)
+    known = f"{_HOST} OR seen.number IS NOT DISTINCT FROM {'NULL::BIGINT' if whole is None else whole}"
+    columns = {
+        "number": "seen.number",
+        "start": "start_ns",
+        "end": "start_ns + dur_ns",
+        "level": "seen.level",
+        "deepest": f"CASE WHEN seen.kind = '{Kind.USER}' THEN greatest(seen.level, {int(Level.LAYER)}) "
+        "ELSE seen.level END::SMALLINT",
+        "line": f"CASE WHEN {_HOST} THEN lines.line ELSE -1 END::INTEGER",
+        "inside": f"CASE WHEN seen.kind = '{Kind.STEP}' THEN -1 ELSE 0 END::TINYINT",
+        "what": "what",
+        "phase": f"CASE seen.phase {phase} ELSE 0 END::TINYINT",
+        "process": f"coalesce(seen.process, {_NONE})",
+        "counted": f"(CASE WHEN {known} THEN {figures} ELSE 0 END)::TINYINT",
+        "launches.seeks": f"NOT ({known})",
+        "launches.may_launch": "seen.device IS NULL",
+        "launches.correlation": f"coalesce(correlation_id, {_NONE})",
+        "launches.graph": "coalesce(seen.replayed, false) "
+        "OR (seen.device IS NULL AND coalesce(seen.name, '') LIKE '%GraphLaunch%')",
+    }
+    if operators:
+        columns["launches.operator"] = f"coalesce(operator, {_NONE})"
+    if allocs:
+        columns |= {
+            "allocations.is_one": f"seen.kind = '{Kind.ALLOC}'",
+            "allocations.size": f"coalesce({allocated}, 0)",
+        }
+    if sequences:
+        columns |= {
+            "sequences.number": f"coalesce(sequence_nr, {_NONE})",
+            "sequences.backward": f"coalesce(seen.phase = '{PHASES[BACKWARD]}', false)",
+            "sequences.forward": "coalesce(forward.line, -1)::INTEGER",
+        }
+    return f"""
+        SELECT {", ".join(f'{value} AS "{name}"' for name, value in columns.items())}
+        FROM seen JOIN codes ON codes.level = seen.level AND codes.kind = seen.kind
+            AND codes.name IS NOT DISTINCT FROM seen.name AND codes.phase IS NOT DISTINCT FROM seen.phase
         LEFT JOIN lines ON lines.thread = seen.thread AND lines.process IS NOT DISTINCT FROM seen.process
         LEFT JOIN lines forward ON forward.thread = forward_thread AND forward.process IS NOT DISTINCT FROM seen.process
         LEFT JOIN priced ON priced.number = seen.number
-        WHERE {_HOST} OR seen.number IS NOT DISTINCT FROM {"NULL::BIGINT" if whole is None else whole}
-        ORDER BY lines.line IS NOT NULL, start_ns + CASE WHEN seen.level >= {int(Level.OP)} THEN {tolerance} ELSE 0 END,
-                 seen.level, -(start_ns + dur_ns), seen.kind <> '{Kind.STEP}', seen.number
     """
-    steps = con.execute("SELECT start_ns, end_ns FROM steps ORDER BY step").fetchall()
-    processes = con.execute("SELECT coalesce(process, 0) FROM lines ORDER BY line").fetchall()
-    handing = Handing(Steps([start for start, _ in steps], [end for _, end in steps]), rooted=whole is not None)
-    with table.cursor(con) as reading:
-        reading.execute(query)
-        placed = sweep(_rows(reading), tolerance, [process for (process,) in processes], handing.close)
-        _store(con, "down", _DOWN, Down, handing.down(placed))
-    _store(con, "up", _UP, Up, handing.up())
-    con.execute("DROP TABLE lines")
-    return handing.deepest
 
 
-_DOWN = f"""
-    SELECT number, nullif(parent, -1) AS parent, CASE evidence & 3 WHEN {CONTAINED} THEN '{Rule.CONTAINMENT}'
-                WHEN {FOLLOWED} THEN '{Rule.SEQUENCE}' END AS rule,
-           nullif(step, -1)::INTEGER AS step, nullif(layer, -1) AS layer, layers::INTEGER AS layers,
-           nullif(layer_index, -1)::INTEGER AS layer_index, ['{"', '".join(PHASES)}'][evidence >> 2] AS phase, key,
-           false AS weak
-    FROM swept
-"""
-
-_UP = f"""
-    SELECT number, allocated AS alloc_bytes, counted & {_FLOPS} > 0 AS flops, counted & {_BYTES} > 0 AS bytes
-    FROM swept
-"""
-
-
-def _counted(con: duckdb.DuckDBPyConnection) -> str:
+def _counted(con: duckdb.DuckDBPyConnection) -> tuple[str, str]:
     """Return the SQL of which sorts of figures are known of a span, and of the bytes of an allocation.
 
     Of a trace that tells the allocations of a device, those on the host do not count.
@@ -155,87 +234,15 @@ def _counted(con: duckdb.DuckDBPyConnection) -> str:
     ((on_device,),) = con.execute(
         f"SELECT coalesce(bool_or({_ON_DEVICE}), false) FROM seen WHERE kind = '{Kind.ALLOC}'"
     ).fetchall()
-    return f"""
-        CASE WHEN coalesce(seen.flops, priced.flops) IS NOT NULL THEN {_FLOPS} ELSE 0 END
-            + CASE WHEN coalesce(seen.dram_read_bytes, priced.read_bytes) IS NOT NULL THEN {_BYTES} ELSE 0 END,
-        CASE WHEN seen.kind = '{Kind.ALLOC}' THEN
-            CASE WHEN {_ON_DEVICE} = {str(on_device).lower()} THEN greatest(alloc_bytes, 0) ELSE 0 END END
-    """
+    return (
+        f"CASE WHEN coalesce(seen.flops, priced.flops) IS NOT NULL THEN {_FLOPS} ELSE 0 END "
+        f"+ CASE WHEN coalesce(seen.dram_read_bytes, priced.read_bytes) IS NOT NULL THEN {_BYTES} ELSE 0 END",
+        f"CASE WHEN seen.kind = '{Kind.ALLOC}' AND {_ON_DEVICE} = {str(on_device).lower()} "
+        "THEN greatest(alloc_bytes, 0) ELSE 0 END",
+    )
 
 
 _ON_DEVICE = "(coalesce(TRY_CAST(attributes ->> '$.device_type' AS INTEGER), 0) <> 0)"
-
-
-def _rows(reading: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
-    while batch := reading.fetchmany(BATCH):
-        yield from batch
-
-
-def _store(con: duckdb.DuckDBPyConnection, name: str, select: str, row: type[Down | Up], rows: Iterable[Any]) -> None:
-    """Make a table by a query over rows of integers, which it calls `swept`.
-
-    They go through a text file: handed over as lists, each value would become an object of the engine's first.
-    """
-    line = (",".join(["%d"] * len(row._fields)) + "\n").__mod__
-    columns = ", ".join(f"'{field}': '{'UBIGINT' if field == 'key' else 'BIGINT'}'" for field in row._fields)
-    rows = iter(rows)
-    with tempfile.NamedTemporaryFile("w", prefix="xsp-", suffix=".csv") as file:
-        while text := "".join(map(line, islice(rows, BATCH))):
-            file.write(text)
-        file.flush()
-        con.execute(
-            f"CREATE OR REPLACE TABLE {name} AS WITH swept AS (FROM read_csv({table.literal(file.name)}, "
-            f"header = false, auto_detect = false, delim = ',', columns = {{{columns}}})) {select}"
-        )
-
-
-# --- devices ----------------------------------------------------------------------------------------------
-
-
-def _device(con: duckdb.DuckDBPyConnection) -> None:
-    """Give device work the parent of its launch, else the operator that the source names; append it to `down`.
-
-    What has neither begins a tree of its own, in the step in whose time it began.
-    """
-    weak = ", ".join(f"'{rule}'" for rule in WEAK)
-    con.execute(
-        f"""
-        INSERT INTO down
-        WITH launches AS (
-            SELECT process, correlation_id, arg_min(number, start_ns) AS number, arg_min(name, start_ns) AS name
-            FROM seen WHERE device IS NULL AND correlation_id IS NOT NULL GROUP BY ALL
-        ), certain AS (  -- device work whose process is not told, of an id that one process alone has used
-            SELECT correlation_id, any_value(number) AS number, any_value(name) AS name
-            FROM launches GROUP BY correlation_id HAVING count(*) = 1
-        ), operators AS (
-            SELECT operator, any_value(number) AS number, any_value(start_ns) AS start_ns
-            FROM seen WHERE level = {int(Level.OP)} AND operator IS NOT NULL GROUP BY operator HAVING count(*) = 1
-        ), joined AS (
-            SELECT seen.number, seen.start_ns, seen.phase, code, operators.number AS operator,
-                   coalesce(launches.number, certain.number) AS launch, coalesce(seen.replayed, false)
-                       OR coalesce(launches.name, certain.name, '') LIKE '%GraphLaunch%' AS replayed
-            FROM seen JOIN {_CODED}
-            LEFT JOIN launches ON launches.process = seen.process AND launches.correlation_id = seen.correlation_id
-            LEFT JOIN certain ON seen.process IS NULL AND certain.correlation_id = seen.correlation_id
-            LEFT JOIN operators ON operators.operator = seen.operator AND operators.start_ns <= seen.start_ns
-            WHERE NOT {_HOST} AND seen.number NOT IN (SELECT number FROM down)
-        ), above AS (
-            SELECT joined.*, coalesce(launch.parent, operator) AS parent,
-                   CASE WHEN launch.parent IS NOT NULL AND replayed THEN '{Rule.GRAPH}'
-                        WHEN launch.parent IS NOT NULL THEN '{Rule.CORRELATION}'
-                        WHEN operator IS NOT NULL THEN '{Rule.EXTERNAL}' END AS rule
-            FROM joined LEFT JOIN down launch ON launch.number = joined.launch
-        ), rooted AS (
-            SELECT above.*, CASE WHEN parent IS NULL AND above.start_ns < steps.end_ns THEN steps.step END AS step
-            FROM above ASOF LEFT JOIN steps ON above.start_ns >= steps.start_ns
-        )
-        SELECT own.number, own.parent, own.rule, coalesce(up.step, own.step), up.layer, coalesce(up.layers, 0), NULL,
-               coalesce(own.phase, up.phase), md5_number_lower(concat_ws('/', coalesce(up.key, 0), code, row_number()
-                   OVER (PARTITION BY coalesce(own.parent, -1 - own.step), code ORDER BY start_ns, own.number))),
-               coalesce(own.rule IN ({weak}), false)
-        FROM rooted own LEFT JOIN down up ON up.number = own.parent
-        """
-    )
 
 
 def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
@@ -263,7 +270,7 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
         "grade": f"CASE WHEN seen.device IS NULL THEN NULL WHEN down.layer IS NULL THEN '{Grade.UNKNOWN}' "
         f"WHEN down.weak THEN '{Grade.INFERRED}' ELSE '{Grade.EXACT}' END",
         "alloc_bytes": f"CASE WHEN seen.kind = '{Kind.ALLOC}' THEN seen.alloc_bytes "
-        "WHEN remembering.thread IS NOT NULL AND seen.device IS NULL THEN nullif(coalesce(up.alloc_bytes, 0), -1) END",
+        "WHEN remembering.thread IS NOT NULL AND seen.device IS NULL THEN nullif(down.alloc_bytes, -1) END",
         **{name: f"figures.{name}" for name in FIGURES},
     }
     varying = {c.name: values.get(c.name, f"seen.{c.name}") for c in COLUMNS if c.name not in same}
@@ -273,14 +280,14 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
         WITH remembering AS (SELECT DISTINCT process, thread FROM seen WHERE kind = '{Kind.ALLOC}')
         SELECT {", ".join(f"{value} AS {name}" for name, value in varying.items())}
         FROM seen JOIN down USING (number) JOIN traces ON traces.step IS NOT DISTINCT FROM down.step
-        LEFT JOIN up USING (number) LEFT JOIN figures USING (number)
+        LEFT JOIN figures USING (number)
         LEFT JOIN remembering
             ON remembering.thread = seen.thread AND remembering.process IS NOT DISTINCT FROM seen.process
         """
     )
     columns = ", ".join(f"CAST({same.get(c.name, c.name)} AS {c.type}) AS {c.name}" for c in COLUMNS)
     con.execute(f"CREATE OR REPLACE VIEW placed AS SELECT {columns} FROM varying")
-    for name in ("steps", "codes", "down", "up", "figures", "traces"):
+    for name in ("steps", "codes", "down", "figures", "traces"):
         con.execute(f"DROP TABLE {name}")
 
 

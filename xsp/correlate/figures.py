@@ -128,7 +128,7 @@ def choose(con: duckdb.DuckDBPyConnection) -> None:
             WHERE seen.kind = '{Kind.KERNEL}' AND parent IN (SELECT number FROM known)
         )
         SELECT number, {", ".join(f"{value} AS {name}" for name, value in FIGURES.items())}
-        FROM known LEFT JOIN up USING (number) LEFT JOIN launching USING (number)
+        FROM known JOIN down USING (number) LEFT JOIN launching USING (number)
         """
     )
     con.execute("DROP TABLE priced")
@@ -145,7 +145,7 @@ def _from_shapes(sort: str, columns: Mapping[str, str]) -> dict[str, str]:
         columns: what is counted, by the columns of the table that they are for.
     """
     first, price = next(iter(columns.items()))
-    counts = f"(NOT coalesce(up.{sort}, false) OR launching.number IS NOT NULL)"
+    counts = f"(NOT down.{sort} OR launching.number IS NOT NULL)"
     return {
         **{name: f"CASE WHEN {counts} THEN coalesce(known.{name}, {each}) END" for name, each in columns.items()},
         f"{sort}_source": f"CASE WHEN {counts} THEN CASE WHEN known.{first} IS NULL AND {price} IS NOT NULL "

@@ -1,156 +1,186 @@
-"""What spans on threads have from one another: steps, layers, phases and keys from above, sums from inside.
+"""What spans have from one another: steps, layers, phases and keys from above, sums from inside.
 
-A parent stands before its children in the order of the sweep. So what is handed down is known as the spans come, and
-each span hands up what it has itself as it comes.
+Spans are put in the order of how deep they lie, so that all of one depth take what is above them at once.
 """
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from hashlib import md5
+from itertools import pairwise
 from typing import NamedTuple
 
-from xsp.correlate.sweep import CONTAINED, Placed
-from xsp.schema import Level
+import numpy as np
+
+from xsp.correlate.arrays import CONTAINED, FOLLOWED, RULES, Array, Parents, Spans
+from xsp.correlate.parents import depths
+from xsp.schema import WEAK, Level
 
 MOST = 2**63 - 1
 """Of bytes: the table holds no more."""
 
-_WORD = 2**64 - 1
-_MIX = 0x9E3779B97F4A7C15
+_MIX = np.uint64(0x9E3779B97F4A7C15)
 """2^64 over the golden ratio: an odd number whose product spreads what differs little."""
+
+_WEAK = np.array([rule in WEAK for rule in RULES])
 
 
 class Steps(NamedTuple):
     """The steps of a trace, in the order of their starts, in nanoseconds."""
 
-    starts: Sequence[int]
-    ends: Sequence[int]
+    starts: Array
+    ends: Array
 
-    def at(self, time: int) -> int:
+    def at(self, times: Array) -> Array:
         """Return the number of the step in whose time something began; -1 if there is none."""
-        step = bisect_right(self.starts, time) - 1
-        return step if step >= 0 and time < self.ends[step] else -1
+        if not len(self.starts):
+            return np.full(len(times), -1, np.int64)
+        step = np.searchsorted(self.starts, times, side="right") - 1
+        return np.where((step >= 0) & (times < self.ends[step]), step, -1)
 
 
-class Down(NamedTuple):
-    """What a span has from above; -1 stands for none."""
+class Inherited(NamedTuple):
+    """What spans have from others, a value each; -1 stands for none."""
 
-    number: int
-    parent: int
-    step: int
-    layer: int
-    """The innermost: itself, or above."""
+    order: Array
+    """Places of the spans, parents before children, siblings as they were sorted."""
 
-    layers: int
+    step: Array
+    layer: Array
+    """Place of the innermost: itself, or above."""
+
+    layers: Array
     """Above it, and itself."""
 
-    layer_index: int
+    layer_index: Array
     """Of a layer: its place among those of its step."""
 
-    key: int
+    phase: Array
+    key: Array
     """Place in the structure of the step, in 64 bits."""
 
-    evidence: int
-    """The rule, and four times the phase."""
+    is_weak: Array
+    """True where the evidence for its layer is: see `xsp.schema.WEAK`."""
 
+    allocated: Array
+    """Bytes that were allocated inside; -1 where they are more than the table holds."""
 
-class Up(NamedTuple):
-    """What is inside a span."""
-
-    number: int
-    allocated: int
-    """Bytes; -1 where they are more than the table holds."""
-
-    counted: int
+    counted: Array
     """A bit for each sort of figure that is known of a span inside."""
 
 
-class Handing:
-    """The spans of a trace, and what they hand on."""
+def inherit(spans: Spans, found: Parents, codes: Array, steps: Steps | None = None) -> Inherited:
+    """Return what spans have from those above them and inside of them.
 
-    def __init__(self, steps: Steps, rooted: bool) -> None:
-        """Begin.
+    Args:
+        spans: sorted by `outer_first`.
+        found: their parents, without a circle.
+        codes: by `Spans.what`: 64 bits that say what a span is; the same for all that are alike.
+        steps: of the trace; all is one step if None.
+    """
+    depth = depths(found.parent)
+    order = np.argsort(depth.astype(np.int32), kind="stable")
+    edges = np.concatenate(([0], np.cumsum(np.bincount(depth)))).tolist() if len(depth) else [0]
+    is_layer = spans.level == Level.LAYER
+    place = np.arange(len(spans))
+    step = np.zeros(len(spans), np.int64) if steps is None else steps.at(spans.start)
+    layer = np.where(is_layer, place, -1)
+    layers = is_layer.astype(np.int64)
+    phase = spans.phase.copy()
+    weak = _WEAK[found.rule] & ~is_layer
+    for low, high in pairwise(edges[1:]):
+        own = order[low:high]
+        up = found.parent[own]
+        step[own] = step[up]
+        layer[own] = np.where(is_layer[own], own, layer[up])
+        layers[own] += layers[up]
+        phase[own] = np.where(phase[own] == 0, phase[up], phase[own])
+        weak[own] |= weak[up] & ~is_layer[own]
+    allocated, counted = _sums(spans, found)
+    return Inherited(
+        order, step, layer, layers, _layer_index(is_layer, step), phase, _keys(spans, found, codes, step), weak,
+        allocated, counted,
+    )  # fmt: skip
 
-        Args:
-            steps: of the trace.
-            rooted: the first span is the step that the trace is as a whole: what has no parent is inside it.
-        """
-        self.deepest = 0
-        """Spans above the deepest one."""
 
-        self._steps, self._rooted = steps, rooted
-        self._numbers, self._parents, self._rules = array("q"), array("i"), bytearray()
-        self._allocated: dict[int, int] = defaultdict(int)
-        self._counted: dict[int, int] = defaultdict(int)
-        self._siblings: dict[int, dict[int, int]] = {}
+def _layer_index(is_layer: Array, step: Array) -> Array:
+    """Number the layers of each step."""
+    index = np.full(len(step), -1, np.int64)
+    layers = np.flatnonzero(is_layer)
+    index[layers] = _ordinals(step[layers]) - 1
+    return index
 
-        self.close = self._siblings.pop
-        """To be called with the place of a span that nothing more can be inside of."""
 
-    def down(self, placed: Iterable[Placed]) -> Iterator[Down | tuple[int, ...]]:
-        """Yield what each span has from above, in the order of the sweep.
+def _ordinals(group: Array) -> Array:
+    """Return the place of each value among those that are equal to it, from 1."""
+    order = np.argsort(group, kind="stable")
+    ordered = group[order]
+    first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))[: len(group)]
+    ordinals = np.empty(len(group), np.int64)
+    ordinals[order] = np.arange(1, len(group) + 1) - np.repeat(first, np.diff(np.append(first, len(group))))
+    return ordinals
 
-        A key is made of the parent's, of what a span is, and of its number among siblings that are alike. Stored runs
-        hold keys, so how they are made must not change.
-        """
-        numbers, parents, rules = self._numbers, self._parents, self._rules
-        step_of, layers, counts, keys, phases = array("i"), array("q"), array("h"), array("Q"), bytearray()
-        siblings, layers_in, root = self._siblings, defaultdict[int, int](int), 0 if self._rooted else -1
-        apart: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
-        for place, (host, parent, rule, depth) in enumerate(placed):
-            number, _, level, _, start, _, _, _, code, phase, counted, allocated = host
-            if parent < 0 and place:
-                parent, rule = root, CONTAINED if self._rooted else 0
-            if parent >= 0:
-                step, layer, count, key = step_of[parent], layers[parent], counts[parent], keys[parent]
-                phase = phase or phases[parent]
-                if rule == CONTAINED:
-                    alike = siblings.get(parent)
-                    if alike is None:
-                        alike = siblings[parent] = {}
-                else:  # the parent may be closed, so those children are counted by themselves
-                    alike = apart[rule, parent]
-                up = numbers[parent]
-            else:
-                step, layer, count, key, up = self._steps.at(start), -1, 0, 0, -1
-                alike = apart[rule, step]
-            alike[code] = ordinal = alike.get(code, 0) + 1
-            key = ((key ^ code) * _MIX + (ordinal << 2 | rule)) & _WORD
-            key ^= key >> 32
-            index = -1
-            if level == Level.LAYER:
-                layer, count, index = number, count + 1, layers_in[step]
-                layers_in[step] = index + 1
-            if depth > self.deepest:
-                self.deepest = depth
-            numbers.append(number)
-            parents.append(parent)
-            rules.append(rule)
-            if allocated or counted:
-                self._hand_up(place, allocated or 0, counted)
-            step_of.append(step)
-            layers.append(layer)
-            counts.append(count)
-            keys.append(key)
-            phases.append(phase)
-            yield number, up, step, layer, count, index, key, phase << 2 | rule
 
-    def _hand_up(self, place: int, allocated: int, counted: int) -> None:
-        """Let all spans above one know of what is inside them; an allocation counts where times say that it is."""
-        above, parents, rules, inside = self._parents[place], self._parents, self._rules, self._counted
-        outer, rule = above, rules[place]
-        while allocated and outer >= 0 and rule == CONTAINED:
-            self._allocated[outer] += allocated
-            outer, rule = parents[outer], rules[outer]
-        while above >= 0 and inside[above] | counted != inside[above]:
-            inside[above] |= counted
-            above = parents[above]
+def _keys(spans: Spans, found: Parents, codes: Array, step: Array) -> Array:
+    """Return the places of spans in the structure of their steps.
 
-    def up(self) -> Iterator[Up | tuple[int, ...]]:
-        """Yield what is inside of the spans that there is something in; all spans must have been handed down."""
-        for place in self._allocated.keys() | self._counted.keys():
-            allocated = self._allocated.get(place, 0)
-            yield self._numbers[place], allocated if allocated <= MOST else -1, self._counted.get(place, 0)
+    A key is made of the key above, of what a span is, and of its number among those of both. So it is the same in every
+    step that has the same structure, whatever else was recorded around it. What a sequence number brought under a layer
+    is numbered by itself. What a user named has the key of the block that he named around it above: it is the same span
+    whether or not the module around it was recorded. Stored runs hold keys, so how they are made must not change.
+    """
+    count, above = len(spans), found.parent
+    if found.named_in is not None:
+        above = np.where(found.named_in >= 0, found.named_in, above)
+    depth = depths(above)
+    above = np.where(depth >= count, -1, above)  # blocks that are named around each other
+    depth = np.where(depth >= count, 0, depth)
+    way = np.where(found.rule == FOLLOWED, FOLLOWED, np.where(above >= 0, CONTAINED, 0))
+    order = np.argsort(depth.astype(np.int32), kind="stable")
+    group = (np.where(above >= 0, above, count + 1 + step) * 3 + way) * max(len(codes), 1) + spans.what
+    ordinal = np.empty(count, np.int64)
+    ordinal[order] = _ordinals(group[order])
+    numbered = (ordinal << 2 | way).astype(np.uint64)
+    is_hashed = np.zeros(count, bool) if spans.launches is None else spans.launches.seeks & (spans.level != Level.LAYER)
+    code, key = codes[spans.what], np.zeros(count, np.uint64)
+    edges = np.concatenate(([0], np.cumsum(np.bincount(depth)))).tolist() if count else [0]
+    for low, high in pairwise(edges):
+        own = order[low:high]
+        outer = key[above[own]] if low else key[own]
+        mixed = (outer ^ code[own]) * _MIX + numbered[own]
+        key[own] = mixed ^ (mixed >> np.uint64(32))
+        if (hashed := is_hashed[own]).any():
+            which = own[hashed]
+            key[which] = _hashed(outer[hashed], code[which], ordinal[which])
+    return key
+
+
+def _hashed(above: Array, code: Array, ordinal: Array) -> Array:
+    """Return the keys of device work: of the same three, by MD5."""
+    texts = zip(above.tolist(), code.tolist(), ordinal.tolist(), strict=True)
+    digests = b"".join(md5(b"%d/%d/%d" % three, usedforsecurity=False).digest()[8:] for three in texts)
+    return np.frombuffer(digests, "<u8")
+
+
+def _sums(spans: Spans, found: Parents) -> tuple[Array, Array]:
+    """Return the bytes that were allocated in each span on its thread, and which figures are known inside of it."""
+    allocated, counted = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
+    if spans.allocations is not None:
+        about = np.zeros(len(spans))
+        size = spans.allocations.size
+        own = np.flatnonzero(size > 0)
+        some, outer = size[own], found.around[own]
+        while len(outer := outer[keep := outer >= 0]):
+            some = some[keep]
+            np.add.at(allocated, outer, some)
+            np.add.at(about, outer, some.astype(float))
+            outer = found.around[outer]
+        allocated[(about > MOST) | (allocated < 0)] = -1
+    own = np.flatnonzero(spans.counted > 0)
+    bits, outer = spans.counted[own].astype(np.int64), found.parent[own]
+    while len(outer := outer[keep := outer >= 0]):
+        bits = bits[keep]
+        news = (counted[outer] & bits) != bits
+        outer, bits = outer[news], bits[news]
+        np.bitwise_or.at(counted, outer, bits)
+        outer = found.parent[outer]
+    return allocated, counted

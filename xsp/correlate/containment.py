@@ -1,0 +1,182 @@
+"""The innermost span around each one on its thread, for all spans at once.
+
+On a thread, outer before inner, it is the last span before that ends late enough and is not too deep in the stack. All
+spans look back at once, by pointer jumping: where a candidate ends too early, so does all between it and what it has
+itself got to by then, and the search goes on from there. So the number of rounds grows with the logarithm of the number
+of siblings, and with how deep spans nest.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from xsp.correlate.arrays import Array, Spans, begins
+from xsp.schema import Level
+
+_NEVER, _ALWAYS = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+MOST_LATE = 400
+"""Spans that end late enough for one inside and begin too late for it: so many are passed over, no more."""
+
+
+class _Query(NamedTuple):
+    """What a span needs of the one around it."""
+
+    end: Array
+    """Nanoseconds at which it must not be over yet."""
+
+    start: Array
+    """At which it must have begun."""
+
+
+class _Threads(NamedTuple):
+    """Spans that may be around others, thread by thread. Behind the last one stands a span around everything."""
+
+    places: Array
+    """Among all spans."""
+
+    starts: Array
+    ends: Array
+    previous: Array
+    """The one before on the same thread; the last one where there is none."""
+
+    before: Array
+    """Of those before on the same thread the nearest that ends late enough to be around it."""
+
+
+def contain(spans: Spans, tolerance: int) -> tuple[Array, dict[int, list[int]]]:
+    """Find the innermost span around each one on its thread.
+
+    Spans without a thread are looked for on all; what several threads offer is ambiguous. There an operator counts for
+    more than what is above operators.
+
+    Args:
+        spans: sorted by `outer_first`.
+        tolerance: nanoseconds by which a span may stick out of the one around it.
+
+    Returns:
+        The place of each one's, -1 where there is none; and the candidates of those that have several, by place.
+    """
+    around = np.full(len(spans), -1, np.int64)
+    candidates: dict[int, list[int]] = {}
+    on_line = np.flatnonzero(spans.line >= 0)
+    on_line = on_line[np.argsort(spans.line[on_line], kind="stable")]
+    middle = (spans.start + spans.end) // 2
+    query = _Query(np.maximum(middle, spans.end - tolerance), middle)
+    roams = np.zeros(len(spans), bool) if spans.anywhere is None else spans.anywhere
+    asks = np.flatnonzero((spans.line >= 0) | roams)
+    holds = spans.allocations is None or ~spans.allocations.is_one[on_line]
+    for level, collector in _classes(spans, asks):
+        threads = _threads(spans, on_line[holds & _may_hold(spans, on_line, level, collector)], query)
+        asking = asks[_may_ask(spans, asks, level, collector)]
+        placed = asking[~roams[asking]]
+        found = threads.places[_search(threads, _last_before(spans, threads, placed), placed, query)]
+        around[placed] = found
+        if len(placed) < len(asking):
+            _roam(spans, threads, asking[roams[asking]], query, tolerance, around, candidates)
+    return around, candidates
+
+
+def _classes(spans: Spans, asks: Array) -> list[tuple[int, int]]:
+    """Return the classes of spans whose parents are found together: the deepest level around them, and the collector
+    of calls that may be around operators."""
+    levels = [(level, 0) for level in np.unique(spans.deepest[asks]).tolist()]
+    runs = [] if spans.calls is None else [each for each in np.unique(spans.calls.runs).tolist() if each]
+    return levels + [(int(Level.OP), collector) for collector in runs]
+
+
+def _may_hold(spans: Spans, which: Array, level: int, collector: int) -> Array:
+    fits: Array = spans.level[which] <= level
+    return fits | (spans.calls.runs[which] == collector) if collector and spans.calls else fits
+
+
+def _may_ask(spans: Spans, which: Array, level: int, collector: int) -> Array:
+    fits: Array = spans.deepest[which] == level
+    if spans.calls is None or level != Level.OP:
+        return fits
+    own = spans.calls.collector[which]
+    inside: Array = (own > 0) & np.isin(own, spans.calls.runs)
+    return fits & inside & (own == collector) if collector else fits & ~inside
+
+
+def _threads(spans: Spans, places: Array, query: _Query) -> _Threads:
+    count = len(places)
+    line, needed = spans.line[places], query.end[places]
+    previous = np.arange(-1, count)
+    previous[:-1][np.concatenate(([True], line[1:] != line[:-1]))[:count]] = count
+    previous[-1] = count
+    ends = np.append(spans.end[places], _ALWAYS)
+    before = previous.copy()
+    active = np.flatnonzero(ends[before[:-1]] < needed)
+    while active.size:
+        further = before[before[active]]
+        before[active] = further
+        active = active[ends[further] < needed[active]]
+    starts = np.append(spans.start[places], _NEVER)
+    return _Threads(np.append(places, -1), starts, ends, previous, before)
+
+
+def _last_before(spans: Spans, threads: _Threads, asking: Array) -> Array:
+    """Return where the search for each begins: at the last one before it on its thread, or nearer to the end of it."""
+    members = threads.places[:-1]
+    count = len(members)
+    place_of = np.full(len(spans), -1, np.int64)
+    place_of[members] = np.arange(count)
+    own = place_of[asking]
+    first = threads.before[own]
+    outside = np.flatnonzero(own < 0)
+    if outside.size:
+        line = spans.line[members].astype(np.int64)
+        at = line * len(spans) + members
+        asked = asking[outside]
+        wanted = spans.line[asked].astype(np.int64)
+        last = np.searchsorted(at, wanted * len(spans) + asked) - 1
+        first[outside] = np.where((last >= 0) & (np.append(line, -1)[last] == wanted), last, count)
+    return first
+
+
+def _search(threads: _Threads, first: Array, asking: Array, query: _Query) -> Array:
+    """Return for each span the place among the threads of the one around it, beginning at `first`."""
+    found = first
+    needed, start = query.end[asking], query.start[asking]
+    late_rounds = 0
+    active = np.flatnonzero((threads.ends[found] < needed) | (threads.starts[found] > start))
+    while active.size:
+        at = found[active]
+        over = threads.ends[at] < needed[active]
+        late_rounds += not over.all()
+        past = threads.previous[at] if late_rounds <= MOST_LATE else len(threads.places) - 1
+        at = np.where(over, threads.before[at], past)
+        found[active] = at
+        active = active[(threads.ends[at] < needed[active]) | (threads.starts[at] > start[active])]
+    return found
+
+
+def _roam(
+    spans: Spans,
+    threads: _Threads,
+    asking: Array,
+    query: _Query,
+    tolerance: int,
+    around: Array,
+    candidates: dict[int, list[int]],
+) -> None:
+    """Look on all threads for what is around some spans."""
+    members = threads.places[:-1]
+    line = spans.line[members]
+    begin = begins(spans, tolerance)[members]
+    edges = np.flatnonzero(np.concatenate(([True], line[1:] != line[:-1], [True]))) if line.size else np.array([0])
+    offers = []
+    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        last = low + np.searchsorted(begin[low:high], query.start[asking] + tolerance, side="right") - 1
+        first = np.where(last >= low, last, len(members))
+        offers.append(threads.places[_search(threads, first, asking, query)])
+    for asked, found in zip(asking.tolist(), np.array(offers).reshape(len(offers), -1).T.tolist(), strict=True):
+        outer = [each for each in found if each >= 0]
+        deepest = [each for each in outer if spans.level[each] >= Level.OP] or outer
+        if len(deepest) == 1:
+            around[asked] = deepest[0]
+        elif deepest:
+            candidates[asked] = deepest

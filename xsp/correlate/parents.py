@@ -1,0 +1,291 @@
+"""Give each span its parent, by evidence, strongest first, and never by a guess.
+
+1. **explicit**: the collector or the caller named the parent (steps, user spans, an incoming trace context);
+2. **correlation**: device work takes the parent of the runtime call that launched it, which is weaker evidence
+   (**graph**) where that call replays a graph: the layer that replays it is not the one that it came from; where
+   the graph's capture was seen, the collector names that layer (**capture**); where the launch left no trace, the
+   source may name the operator (**external**);
+3. **sequence**: a backward op belongs to the layer of the forward op with its sequence number;
+4. **containment**: the innermost span around it on its thread that is no deeper in the stack than itself.
+
+A span that carries no thread (oneDNN does not tell it) is looked for on all threads, and gets a parent only
+if exactly one thread offers one. What finds none stays an orphan.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from xsp.correlate.arrays import (
+    BACKWARD,
+    CONTAINED,
+    EXPLICIT,
+    EXTERNAL,
+    FOLLOWED,
+    LAUNCHED,
+    NONE,
+    REPLAYED,
+    Array,
+    Launches,
+    Named,
+    Parents,
+    Parts,
+    Sequences,
+    Spans,
+)
+from xsp.correlate.containment import contain
+from xsp.schema import DEEPEST, Level
+
+
+def find(spans: Spans, tolerance: int, root: int = -1) -> Parents:
+    """Return the parent of each span and the evidence for it.
+
+    Args:
+        spans: sorted by `outer_first`.
+        tolerance: nanoseconds by which a span may stick out of the one around it.
+        root: place of the span that all others on threads are inside of, if there is one: a trace as a whole.
+    """
+    around, candidates = contain(spans, tolerance)
+    parent = around.copy()
+    rule = np.where(parent >= 0, CONTAINED, 0).astype(np.int8)
+    if spans.sequences is not None:
+        _follow_sequence_numbers(spans, spans.sequences, parent, rule)
+    _limit_depth(parent)
+    if root >= 0:
+        alone = (parent < 0) & (spans.line >= 0)
+        alone[root] = False
+        parent[alone], rule[alone] = root, CONTAINED
+        around[(around < 0) & (spans.line >= 0)] = root
+        around[root] = -1
+    found = Parents(parent, rule, around, candidates=candidates)
+    if spans.launches is not None:
+        _follow_launches(spans, spans.launches, parent, rule)
+    if spans.named is not None:
+        _adopt_named(spans, spans.named, found)
+    if spans.parts is not None:
+        _attach_to_step(spans, spans.parts, found, tolerance)
+    return found
+
+
+def depths(parent: Array) -> Array:
+    """Return how many spans are above each one; those in a circle have a very large number."""
+    count = len(parent)
+    jump = np.append(np.where(parent < 0, count, parent), count)
+    depth = (jump < count).astype(np.int64)
+    for _ in range(count.bit_length() + 1):
+        if jump.min() == count:
+            break
+        depth += depth[jump]
+        jump = jump[jump]
+    return depth[:-1]
+
+
+def _limit_depth(parent: Array) -> None:
+    """Hang what nests deeper than a program does on the last span that is followed."""
+    depth = depths(parent)
+    if not len(depth) or depth.max() <= DEEPEST:
+        return
+    above = np.where(depth < DEEPEST, np.arange(len(depth)), parent)
+    while (above != above[above]).any():
+        above = above[above]
+    parent[depth > DEEPEST] = above[depth > DEEPEST]
+
+
+# --- sequence numbers -------------------------------------------------------------------------------------
+
+
+def _follow_sequence_numbers(spans: Spans, told: Sequences, parent: Array, rule: Array) -> None:
+    """Hang the outermost frame of each backward op under the layer of its forward op.
+
+    Until a forward op makes its autograd node the counter stands still, so several ops carry the same
+    number; the last of them to begin before the backward op is the one that made it. A frame in a frame of another
+    number (a checkpoint's) follows its own.
+    """
+    known = told.number != NONE
+    frames = known & told.backward
+    inner = frames & (parent >= 0) & frames[parent] & (told.number[parent] == told.number)
+    followers = np.flatnonzero(frames & ~inner)
+    if not followers.size:
+        return
+    made_by = _makers(spans, told, np.flatnonzero(known & ~told.backward), followers, parent, frames)
+    stops = spans.level < Level.OP
+    follows = np.zeros(len(spans), bool)
+    follows[followers] = True
+    begins_at = _first_above(made_by, parent, stops | follows)
+    otherwise = _first_above(parent[followers], parent, stops | follows)
+    goes_on: dict[int, int] = {}
+    for own, at, outer, inside in zip(
+        followers.tolist(), begins_at.tolist(), otherwise.tolist(), parent[followers].tolist(), strict=True
+    ):
+        while at in goes_on:
+            at = goes_on[at]
+        moves = at >= 0 and (inside < 0 or spans.level[at] == Level.LAYER)
+        if moves:
+            parent[own], rule[own] = at, FOLLOWED
+        if not stops[own]:
+            goes_on[own] = at if moves else outer
+
+
+def _first_above(first: Array, parent: Array, stops: Array) -> Array:
+    """Return for each place the nearest one at it or above where to stop; -1 where there is none."""
+    found = first.copy()
+    active = np.flatnonzero((found >= 0) & ~stops[found])
+    while active.size:
+        found[active] = parent[found[active]]
+        active = active[(found[active] >= 0) & ~stops[found[active]]]
+    return found
+
+
+def _makers(spans: Spans, told: Sequences, makers: Array, followers: Array, parent: Array, frames: Array) -> Array:
+    """Return for each backward op the place of the forward op that made its node; -1 where none is known."""
+    numbers = np.unique(told.number[makers])
+    made_number = np.searchsorted(numbers, told.number[makers])
+    number = _index(numbers, told.number[followers])
+    line = told.forward[followers].astype(np.int64)
+    if (line < 0).any():
+        outermost = (parent[makers] < 0) | ~frames[parent[makers]]
+        only = _only_lines(spans, makers[outermost], made_number[outermost], followers, number)
+        line = np.where(line < 0, only, line)
+    pairs, made_pair = np.unique(spans.line[makers] * len(numbers) + made_number, return_inverse=True)
+    pair = np.where((line >= 0) & (number >= 0), _index(pairs, line * len(numbers) + number), -1)
+    return _last(made_pair, makers, pair, followers, len(spans))
+
+
+def _index(ordered: Array, wanted: Array) -> Array:
+    """Return the place of each value among ordered ones; -1 where it is not there."""
+    if not len(ordered):
+        return np.full(len(wanted), -1, np.int64)
+    place = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+    return np.where(ordered[place] == wanted, place, -1)
+
+
+def _last(groups: Array, places: Array, group: Array, asking: Array, count: int) -> Array:
+    """Return the last of the places that are of the group that is asked for and before the place that asks, else -1."""
+    if not len(places):
+        return np.full(len(asking), -1, np.int64)
+    ordered = np.sort(groups * count + places)
+    last = np.searchsorted(ordered, group * count + asking) - 1
+    return np.where((group >= 0) & (last >= 0) & (ordered[last] // count == group), ordered[last] % count, -1)
+
+
+def _only_lines(spans: Spans, makers: Array, made_number: Array, followers: Array, number: Array) -> Array:
+    """Return the one thread of the process on which forward ops had had a backward op's number by then, else -1."""
+    processes = np.unique(spans.process)
+    groups = _group(processes, spans.process[makers], made_number)
+    wanted = np.where(number >= 0, _group(processes, spans.process[followers], number), -1)
+    _, first, own = np.unique(groups, return_index=True, return_inverse=True)
+    differs = spans.line[makers] != spans.line[makers[first]][own] if len(makers) else np.zeros(0, bool)
+    last = _last(groups, makers, wanted, followers, len(spans))
+    other = _last(groups[differs], makers[differs], wanted, followers, len(spans))
+    return np.where((last >= 0) & (other < 0), spans.line[last], -1)
+
+
+def _group(processes: Array, process: Array, number: Array) -> Array:
+    return number * len(processes) + np.searchsorted(processes, process)
+
+
+# --- device work ------------------------------------------------------------------------------------------
+
+
+def _follow_launches(spans: Spans, told: Launches, parent: Array, rule: Array) -> None:
+    """Give device work the parent of its launch, else the operator that the source names.
+
+    Device work whose process is not told is of the launch whose id one process alone has used.
+    """
+    seeking = np.flatnonzero(told.seeks)
+    on_host = parent.copy()
+    launches = np.flatnonzero(told.may_launch & (told.correlation != NONE))
+    ids = np.unique(told.correlation[launches])
+    processes = np.unique(spans.process[launches])
+    pairs, first = np.unique(
+        np.searchsorted(ids, told.correlation[launches]) * len(processes)
+        + np.searchsorted(processes, spans.process[launches]),
+        return_index=True,
+    )
+    wanted, process = _index(ids, told.correlation[seeking]), spans.process[seeking]
+    place = _index(processes, process)
+    pair = np.where(
+        (wanted >= 0) & (place >= 0) & (process != NONE), _index(pairs, wanted * len(processes) + place), -1
+    )
+    if len(pairs):
+        single, only, uses = np.unique(pairs // len(processes), return_index=True, return_counts=True)
+        alone = _index(single[uses == 1], wanted)
+        certain = (wanted >= 0) & (process == NONE) & (alone >= 0)
+        pair = np.where(certain, only[uses == 1][alone] if (uses == 1).any() else -1, pair)
+        launch = np.where(pair >= 0, launches[first[pair]], -1)
+        above = np.where(launch >= 0, on_host[launch], -1)
+        graph = told.graph[seeking] | told.graph[launch]
+        found = above >= 0
+        parent[seeking[found]] = above[found]
+        rule[seeking[found]] = np.where(graph[found], REPLAYED, LAUNCHED)
+    if told.operator is not None:
+        _ask_operators(spans, told.operator, seeking[parent[seeking] < 0], parent, rule)
+
+
+def _ask_operators(spans: Spans, operator: Array, seeking: Array, parent: Array, rule: Array) -> None:
+    """Give device work without a launch the operator that its source names, if it is one and began before."""
+    named = np.flatnonzero((spans.level == Level.OP) & (operator != NONE))
+    ids, first, uses = np.unique(operator[named], return_index=True, return_counts=True)
+    place = _index(ids, operator[seeking])
+    if not len(ids):
+        return
+    above = named[first[place]]
+    fits = (place >= 0) & (uses[place] == 1) & (spans.start[above] <= spans.start[seeking]) & (above != seeking)
+    parent[seeking[fits]], rule[seeking[fits]] = above[fits], EXTERNAL
+
+
+# --- what the caller named --------------------------------------------------------------------------------
+
+
+def _adopt_named(spans: Spans, named: Named, found: Parents) -> None:
+    """Take the parents that were named; a module that was called in the block that a user named is the closer one."""
+    parent, rule = found.parent, found.rule
+    told = named.parent != -1
+    place = np.full(int(spans.number.max(initial=0)) + 1, -1)
+    place[spans.number] = np.arange(len(spans))
+    above = np.where(named.parent >= 0, place[named.parent], -1)
+    within = named.is_user & (above >= 0)
+    found.named_in = np.where(within, above, -1)
+    module = (parent >= 0) & (spans.level[parent] == Level.LAYER)
+    closer = within & module & (spans.start[above] <= spans.start[parent])
+    adopted = told & ~closer
+    parent[adopted], rule[adopted] = above[adopted], named.rule[adopted]
+    circle = depths(parent) >= len(parent)
+    if circle.any():  # whoever names the parents is wrong
+        circle &= told
+        parent[circle], rule[circle] = -1, 0
+
+
+def _attach_to_step(spans: Spans, parts: Parts, found: Parents, tolerance: int) -> None:
+    """Give the parts of a step their step, and the autograd engine's own threads their backward pass.
+
+    Model spans of other threads were collected in this step and in no other, so the step is their parent for
+    certain. Deeper spans on a thread without a model span stay orphans, but for backward ops in the one
+    backward pass that runs at the time.
+    """
+    parent, rule = found.parent, found.rule
+    free = (parent < 0) & (rule == 0)
+    steps = np.flatnonzero(parts.is_step)
+    step = int(steps[np.argmin(spans.number[steps])]) if steps.size else -1
+    outer = step
+    while outer >= 0:
+        free[outer], outer = False, int(parent[outer])
+    deep = spans.level > Level.MODEL
+    backward = np.flatnonzero(free & deep & (spans.phase == BACKWARD))
+    if step >= 0:
+        shallow = free & ~deep
+        parent[shallow], rule[shallow] = step, EXPLICIT
+    if not backward.size:
+        return
+    passes = np.flatnonzero(parts.is_pass)
+    end = spans.end[backward, None]
+    middle = (spans.start[backward, None] + end) // 2
+    fits = (
+        (spans.level[passes] <= spans.deepest[backward, None])
+        & (spans.start[passes] <= middle)
+        & (middle <= spans.end[passes])
+        & (end <= spans.end[passes] + tolerance)
+    )
+    one = fits.sum(axis=1) == 1
+    parent[backward[one]] = passes[fits[one].argmax(axis=1)]
+    rule[backward[one]] = CONTAINED
