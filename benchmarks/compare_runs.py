@@ -22,7 +22,7 @@ from typing import NamedTuple
 from parts import turns
 
 import xsp
-from xsp.comparison import commands, sequential, series
+from xsp.comparison import commands, evidence, series
 from xsp.comparison.evidence import NO_EVIDENCE, STEPS, Repeats
 from xsp.comparison.series import Series
 
@@ -85,7 +85,7 @@ def course(how: Repeats, rounds: Sequence[Round], names: Sequence[str], most: in
         of_turn = rounds[(begin + turn) % len(rounds)]
         for side, name in zip(sides, names if SLOWER in names else draw.sample(names, k=2), strict=True):
             side.append(series.figure(of_turn[name]))
-        if turn >= sequential.FIRST and (sequential.look(how, *sides).enough or turn == most):
+        if turn >= evidence.FIRST and (evidence.look(how, *sides).enough or turn == most):
             return Course(said(how, *sides), turn)
     raise AssertionError("a course ends with its last turn")
 
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.sizes = options.sizes or ["small"]
     report = turns.Report("compare_runs", "How often xsp compare is wrong, and what it finds", COLUMNS)
     most = min(options.turns, options.rounds)
-    how = sequential.repeats(most)
+    how = evidence.repeats(most)
     for size in options.sizes:
         turns.say(f"  {size}")
         width, batch = SIZES[size]

@@ -13,7 +13,7 @@ from xsp.counters import ncu
 from xsp.device import ceilings
 from xsp.device import machine as device
 from xsp.errors import CounterError, PluginError, UsageError
-from xsp.samples import sources
+from xsp.samples import sampler
 
 _HINTS = {"torch": "pip install 'xsp[torch]'"}
 
@@ -100,7 +100,7 @@ def _a_device_is_in_use() -> bool:
 
 def samples() -> Iterator[Finding]:
     """Yield every source of samples, with the reason why it cannot be read here, if so."""
-    for source in sources.of(os.getpid()):
+    for source in sampler.of(os.getpid()):
         yield Finding(source.name, "samples", source.open())
         source.close()
 

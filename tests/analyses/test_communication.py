@@ -10,7 +10,7 @@ import pytest
 
 from xsp import load
 from xsp.analyses import ANALYSES
-from xsp.analyses.alignment import Clock, Difference, align
+from xsp.analyses.ranks import Clock, Difference, align
 from xsp.errors import AnalysisError
 from xsp.schema import Span
 from xsp.store.trace import Trace

@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from xsp.analyses import model_roofline, model_sweep, optimal_batch
-from xsp.analyses.formulas import attainable, intensity, memory_bound, occupancy, roofs, share, throughput
+from xsp.analyses.kernel import attainable, intensity, memory_bound, occupancy, roofs, share, throughput
 from xsp.device.ceilings import ceiling
 from xsp.testing import spans, trace_of
 

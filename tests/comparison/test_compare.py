@@ -15,7 +15,7 @@ import pytest
 
 import xsp
 from xsp.cli import main
-from xsp.comparison import Comparison, causes, compare, loading
+from xsp.comparison import Comparison, causes, comparable, compare
 from xsp.comparison.align import align, common
 from xsp.comparison.conclusion import conclusion
 from xsp.comparison.evidence import RUNS, STEPS
@@ -264,10 +264,10 @@ def test_all_runs_are_compared_by_the_same_kind_of_step(monkeypatch: pytest.Monk
         return trace
 
     monkeypatch.setattr("xsp.ingest.load.load", two_kinds)
-    a, b = loading.load(["a1", "a2"], ["b1", "b2"])
-    assert [loading.kind_name(trace) for trace in (*a, *b)] == ["critic"] * 4
-    a, b = loading.load(["a2", "a1"], ["b1"], kind=0)
-    assert [loading.kind_name(trace) for trace in (*a, *b)] == ["generator"] * 3
+    a, b = comparable.load(["a1", "a2"], ["b1", "b2"])
+    assert [comparable.kind_name(trace) for trace in (*a, *b)] == ["critic"] * 4
+    a, b = comparable.load(["a2", "a1"], ["b1"], kind=0)
+    assert [comparable.kind_name(trace) for trace in (*a, *b)] == ["generator"] * 3
 
 
 # --- what it concludes ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from xsp.comparison import sequential
+from xsp.comparison import evidence
 from xsp.comparison.evidence import NO_EVIDENCE, RUNS, SLOWER, STEPS, Repeats
 from xsp.comparison.series import Series, figure
 
@@ -40,7 +40,7 @@ def told(draw: random.Random, noise: Noise, change: float = 0.0) -> float:
 
 def courses(many: int, most: int, change: float, noise: Noise, drift: float = 0.0) -> tuple[float, float]:
     """Return the share of courses of turns in which a change was found, and the mean of their turns."""
-    how, found, turns = sequential.repeats(most), 0, 0
+    how, found, turns = evidence.repeats(most), 0, 0
     for seed in range(many):
         draw = random.Random(seed)
         a: list[float] = []
@@ -49,7 +49,7 @@ def courses(many: int, most: int, change: float, noise: Noise, drift: float = 0.
             slow = 1 + drift * turn
             a.append(slow * told(draw, noise))
             b.append(slow * told(draw, noise, change))
-            if turn >= sequential.FIRST and (sequential.look(how, a, b).enough or turn == most):
+            if turn >= evidence.FIRST and (evidence.look(how, a, b).enough or turn == most):
                 found += verdict(how, a, b) != NO_EVIDENCE
                 turns += turn
                 break
@@ -131,7 +131,7 @@ def test_a_step_that_is_five_percent_slower_is_found_in_turns_nine_times_out_of_
 
 
 def test_a_large_change_is_known_after_the_first_look() -> None:
-    assert courses(50, 10, 0.5, quiet) == (1.0, sequential.FIRST)
+    assert courses(50, 10, 0.5, quiet) == (1.0, evidence.FIRST)
 
 
 def test_the_change_that_would_have_been_found_is_found_four_times_out_of_five() -> None:
@@ -149,16 +149,16 @@ def test_the_change_that_would_have_been_found_is_found_four_times_out_of_five()
 
 
 def test_with_a_threshold_it_stops_when_it_knows_the_side() -> None:
-    how = sequential.repeats(20)
+    how = evidence.repeats(20)
     a = [1.0, 1.01, 0.99, 1.0, 1.01, 0.99]
     clear = [each * 1.06 for each in a]
-    assert sequential.look(how, a, clear).enough
-    assert not sequential.look(how, a, clear, threshold=0.06).enough
-    assert sequential.look(how, a, clear, threshold=0.12).enough
-    assert sequential.look(how, a, clear, threshold=0.02).enough
+    assert evidence.look(how, a, clear).enough
+    assert not evidence.look(how, a, clear, threshold=0.06).enough
+    assert evidence.look(how, a, clear, threshold=0.12).enough
+    assert evidence.look(how, a, clear, threshold=0.02).enough
 
 
 def test_a_number_of_turns_that_can_tell_nothing_is_refused() -> None:
-    with pytest.raises(sequential.UsageError, match="at least 3"):
-        sequential.repeats(2)
-    assert sequential.repeats(9).level == sequential.LEVELS[10]
+    with pytest.raises(evidence.UsageError, match="at least 3"):
+        evidence.repeats(2)
+    assert evidence.repeats(9).level == evidence.LEVELS[10]

@@ -22,7 +22,7 @@ import xsp
 from xsp import cli, rundir
 from xsp.errors import TraceError
 from xsp.health import health
-from xsp.otlp.bodies import as_json
+from xsp.otlp.transport import as_json
 
 
 @pytest.fixture(scope="module")

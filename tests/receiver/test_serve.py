@@ -31,7 +31,7 @@ from roundtrip import Whole, request, rows, sent, spans_of, tables, without
 import xsp
 from xsp import cli, rundir
 from xsp.health import health
-from xsp.otlp.bodies import as_json
+from xsp.otlp.transport import as_json
 from xsp.receiver.journal import Receiving
 
 PROTOBUF, JSON = {"Content-Type": "application/x-protobuf"}, {"Content-Type": "application/json"}

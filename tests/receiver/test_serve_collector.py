@@ -21,7 +21,7 @@ from roundtrip import sent
 from test_serve import Receiver
 
 import xsp
-from xsp.otlp.bodies import as_json
+from xsp.otlp.transport import as_json
 
 RANKS = 3
 JOB = "ab" * 16

@@ -22,7 +22,7 @@ from test_serve_collector import of_rank
 
 import xsp
 from xsp.importers import otlp_proto
-from xsp.otlp.wire import block
+from xsp.otlp.template import block
 from xsp.receiver import journal, limits
 
 EMPTY = 20_000_000

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from xsp.analyses import ANALYSES
 from xsp.errors import OutputError
-from xsp.report import headline, html, lanes, loop, optimum, packed, text, timeline
+from xsp.report import headline, html, lanes, loop, packed, text, timeline
 from xsp.report.fitting import shortened, told_apart
 from xsp.schema import Level
 from xsp.testing import spans, trace_of, with_loop
@@ -474,7 +474,7 @@ def test_a_sweep_names_the_optimum(capsys):
         rows = [spans(f"step net 0-{ms * 1000} batch_size={batch} step={number}")[0] for number in range(3)]
         return trace_of(rows, {"name": "net"})
 
-    Console(width=120).print(optimum.sweep([at(1, 10), at(2, 11), at(4, 21.5)], target_ms=11))
+    Console(width=120).print(text.sweep([at(1, 10), at(2, 11), at(4, 21.5)], target_ms=11))
     out = capsys.readouterr().out
     assert "optimal batch size: 2 (" in out
     assert "4 (the highest throughput)" in out

@@ -29,7 +29,7 @@ from xsp.exporters.contract import Choice
 from xsp.health import samples as samplehealth
 from xsp.report.answers import Answers
 from xsp.report.charts import charts
-from xsp.samples import numbering, sampler, sources
+from xsp.samples import nvml, sampler
 from xsp.samples.host import Host
 from xsp.samples.nvml import MOST_FAILURES, Nvml
 from xsp.samples.sampler import Sample, Sampler
@@ -172,26 +172,26 @@ THREE = [h200(uuid=f"GPU-{letter}") for letter in "abc"]
 )
 def test_devices_are_numbered_as_cuda_numbers_them(visible: str | None, numbers: str) -> None:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    found = numbering.devices(FakeNvml(*THREE), [], environment)
+    found = nvml.devices(FakeNvml(*THREE), [], environment)
     assert "".join(found.handles[place]["uuid"][-1] for place in range(len(found.handles))) == numbers
 
 
 def test_what_the_program_says_of_its_devices_counts_most_and_doubt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = [h200(name="T4", uuid="GPU-a"), h200(uuid="GPU-b")]
-    assert not numbering.devices(FakeNvml(*mixed), [], {}).certain
-    assert numbering.devices(FakeNvml(*mixed), [], {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).certain
-    told = numbering.devices(FakeNvml(*mixed), ["b", "a"], {})
+    assert not nvml.devices(FakeNvml(*mixed), [], {}).certain
+    assert nvml.devices(FakeNvml(*mixed), [], {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).certain
+    told = nvml.devices(FakeNvml(*mixed), ["b", "a"], {})
     assert told.certain
     assert [told.handles[place]["name"] for place in (0, 1)] == ["H200", "T4"]
-    assert list(opened(monkeypatch, *mixed).notes()) == [numbering.ORDER_UNKNOWN]
+    assert list(opened(monkeypatch, *mixed).notes()) == [nvml.ORDER_UNKNOWN]
 
 
 def test_ranks_that_all_see_all_devices_share_them() -> None:
-    every = numbering.devices(FakeNvml(*THREE), [], {})
-    assert [list(numbering.share(every, rank, 2)) for rank in (0, 1)] == [[0, 2], [1]]
-    assert list(numbering.share(every, 0, 1)) == [0, 1, 2]
-    own = numbering.devices(FakeNvml(*THREE), [], {"CUDA_VISIBLE_DEVICES": "2"})
-    assert list(numbering.share(own, 1, 3)) == [0], "each rank was given its own"
+    every = nvml.devices(FakeNvml(*THREE), [], {})
+    assert [list(nvml.share(every, rank, 2)) for rank in (0, 1)] == [[0, 2], [1]]
+    assert list(nvml.share(every, 0, 1)) == [0, 1, 2]
+    own = nvml.devices(FakeNvml(*THREE), [], {"CUDA_VISIBLE_DEVICES": "2"})
+    assert list(nvml.share(own, 1, 3)) == [0], "each rank was given its own"
 
 
 def test_the_stand_in_has_the_names_and_signatures_of_pynvml() -> None:
@@ -534,7 +534,7 @@ def test_a_real_device_is_read() -> None:
     from xsp.device import machine as device
 
     torch.zeros(1, device="cuda")
-    source = sources.of(os.getpid(), device.identities())[1]
+    source = sampler.of(os.getpid(), device.identities())[1]
     assert source.open() is None
     list(source.read(seldom=True))
     found = {each.name: each.value for each in source.read(seldom=True) if each.device == 0}

@@ -21,7 +21,7 @@ from xsp import spark, table  # noqa: E402
 from xsp.analyses import ANALYSES  # noqa: E402
 from xsp.errors import AnalysisError, PluginError, TraceError  # noqa: E402
 from xsp.ingest.sources import import_into  # noqa: E402
-from xsp.samples.reasons import MASK  # noqa: E402
+from xsp.samples.nvml import MASK  # noqa: E402
 from xsp.schema import Kind  # noqa: E402
 from xsp.spark import dialect, session  # noqa: E402
 from xsp.spark.trace import Queries  # noqa: E402

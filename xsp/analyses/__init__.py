@@ -12,7 +12,7 @@ names of the columns; what was not measured is null.
 
 from __future__ import annotations
 
-from xsp.analyses.activity import DEVICE_ACTIVITY, KERNEL_CLASSES, STEPS
+from xsp.analyses.activity import DEVICE_ACTIVITY, KERNEL_CLASSES, STEPS, TENSOR_CORES
 from xsp.analyses.communication import COMMUNICATION
 from xsp.analyses.contract import Analysis
 from xsp.analyses.counted import COUNTERS, OP_COUNTERS
@@ -22,21 +22,18 @@ from xsp.analyses.fusing import ATTENTION, FUSIBLE_KERNELS
 from xsp.analyses.idle import IDLE_CAUSES, IDLE_GAPS
 from xsp.analyses.kernel import A8, A10, A11, A12, A13
 from xsp.analyses.launches import LAUNCH_BOUND, LAUNCHES
-from xsp.analyses.layer import A2, A3, A4, A5, A6, A7, LAYERS_BY_NAME
+from xsp.analyses.layer import A2, A3, A4, A5, A6, A7, LAYERS_BY_NAME, STAGES
 from xsp.analyses.ledger import LEDGER, LEDGER_BY_KIND, LEDGER_BY_LAYER
 from xsp.analyses.loop import LOOP
 from xsp.analyses.memory import MEMORY_STEPS, MEMORY_TIMELINE
-from xsp.analyses.model import A1, Optimum, optimal_batch
+from xsp.analyses.model import A1, Optimum, model_roofline, model_sweep, optimal_batch
 from xsp.analyses.modules import MODULE_CLASSES, MODULES
 from xsp.analyses.ops import OPS
 from xsp.analyses.phases import PHASES, PHASES_OVER_TIME
 from xsp.analyses.ranks import COLLECTIVE_SKEW, STRAGGLERS
 from xsp.analyses.roofline import A9, A14, A15
 from xsp.analyses.samples import SAMPLES, SAMPLES_TIMELINE, THROTTLING
-from xsp.analyses.stages import STAGES
 from xsp.analyses.streams import KERNEL_SEQUENCES, QUEUES
-from xsp.analyses.sweep import model_roofline, model_sweep
-from xsp.analyses.tensorcores import TENSOR_CORES
 from xsp.analyses.utilisation import MFU
 
 ANALYSES: dict[str, Analysis] = {

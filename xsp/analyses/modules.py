@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from xsp import table
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.formulas import share
+from xsp.analyses.kernel import share
 from xsp.schema import Column, Kind, Level
 from xsp.store.trace import Trace
 from xsp.store.views import LAYERS, NS

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.formulas import attainable, memory_bound, share, throughput
-from xsp.analyses.kernel import devices, prepared
+from xsp.analyses.kernel import attainable, devices, memory_bound, prepared, share, throughput
 from xsp.device.ceilings import PRECISIONS
 from xsp.schema import Kind, Level
 from xsp.store import selftimes

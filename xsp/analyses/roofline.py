@@ -8,8 +8,22 @@ under no peak; of bandwidth it has its share.
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.formulas import attainable, intensity, memory_bound, share, throughput
-from xsp.analyses.kernel import FIGURES, GFLOP_PER_S, HOST_NS, MODEL_NS, devices, prepared, spread, summed, wall
+from xsp.analyses.kernel import (
+    FIGURES,
+    GFLOP_PER_S,
+    HOST_NS,
+    MODEL_NS,
+    attainable,
+    devices,
+    intensity,
+    memory_bound,
+    prepared,
+    share,
+    spread,
+    summed,
+    throughput,
+    wall,
+)
 from xsp.device import ceilings
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level

@@ -7,7 +7,7 @@ of a time, a reading stands for all of it up to the next one.
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.samples.reasons import MASK, WHILE
+from xsp.samples.nvml import MASK, WHILE
 from xsp.schema import Kind
 from xsp.store.trace import Trace
 

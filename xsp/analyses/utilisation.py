@@ -1,9 +1,9 @@
 """Model FLOPs utilisation: of what a device can do, how much the counted operations are.
 
 The operations of each kernel are held against the peak of its own precision, so that work of several types has the peak
-that it could have reached together: operations over the sum of operations / peak. They are those of `xsp.flops`, which
-counts products, convolutions and attention, recomputed ones too (so this is what PaLM's authors call hardware FLOPs
-utilisation where activations are recomputed; Chowdhery et al., arXiv:2204.02311, appendix B).
+that it could have reached together: operations over the sum of operations / peak. They are those of `xsp.cost.flops`,
+which counts products, convolutions and attention, recomputed ones too (so this is what PaLM's authors call hardware
+FLOPs utilisation where activations are recomputed; Chowdhery et al., arXiv:2204.02311, appendix B).
 """
 
 from __future__ import annotations

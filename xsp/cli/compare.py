@@ -164,7 +164,7 @@ def _directory(given: argparse.Namespace) -> Path:
 
 def _in_turns(given: argparse.Namespace, taken: Turns, percent: float | None) -> Comparison:
     from xsp.cli import progress
-    from xsp.comparison import commands, compare, loading, revisions, turns
+    from xsp.comparison import commands, comparable, compare, revisions, turns
 
     programs = [commands.program(typed) for typed in given.before]
     names = [f"{revision}: {programs[0].typed}" for revision in given.revisions or ()] or [p.typed for p in programs]
@@ -187,7 +187,7 @@ def _in_turns(given: argparse.Namespace, taken: Turns, percent: float | None) ->
             threshold=None if percent is None else percent / 100,
             overwrite=given.overwrite,
         )
-    return replace(compare(*loading.load(taken.a, taken.b, given.kind), turns=given.turns), a=names[0], b=names[1])
+    return replace(compare(*comparable.load(taken.a, taken.b, given.kind), turns=given.turns), a=names[0], b=names[1])
 
 
 def _say(what: str, done: int, total: int) -> None:
@@ -222,9 +222,9 @@ def _sides(given: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def _of_runs(before: Sequence[str], after: Sequence[str], given: argparse.Namespace) -> Comparison:
-    from xsp.comparison import compare, loading
+    from xsp.comparison import comparable, compare
 
-    found = compare(*loading.load(before, after, given.kind, given.skip_damaged))
+    found = compare(*comparable.load(before, after, given.kind, given.skip_damaged))
     if found.a == found.b:
         found = replace(found, a=f"{found.a} ({', '.join(before)})", b=f"{found.b} ({', '.join(after)})")
     return found

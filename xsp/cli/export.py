@@ -194,13 +194,13 @@ def _options(given: argparse.Namespace) -> EndpointOptions:
 
 def _say(counts: Counts, to: Endpoint, given: argparse.Namespace) -> None:
     """Print what was sent; what was not goes to stderr with the reason and what to type."""
-    from xsp.otlp import request
+    from xsp.otlp import send
 
     print(
         f"{counts.spans:,} spans of {counts.steps} steps in {counts.requests} requests, {counts.bytes / 1e6:.3g} MB, "
         f"{counts.seconds:.3g} s to {to.name}"
     )
-    page = request.jaeger_page(to, counts.trace_id) if counts.trace_id else None
+    page = send.jaeger_page(to, counts.trace_id) if counts.trace_id else None
     if page:
         print(f"one of them: {page}")
     for message in counts.messages:

@@ -49,12 +49,12 @@ def show_result(out: Path) -> None:
     from rich.console import Console
 
     from xsp.ingest import load
-    from xsp.report import optimum, text
+    from xsp.report import text
 
     console = Console()
     found = load.parts(out)
     if len(found) > 1:
-        console.print(optimum.sweep([load.load(run) for run in found]))
+        console.print(text.sweep([load.load(run) for run in found]))
     else:
         console.print(text.overview(load.load(out)))
     console.print(f"\nstored in {shown_path(out)}; next:", highlight=False)

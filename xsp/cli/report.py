@@ -45,10 +45,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _write(given: argparse.Namespace) -> int:
-    from xsp.report import html, kinds
+    from xsp.report import html, loop
 
     for path in given.paths:
-        loaded, *others = kinds.load(path, given.kind, skip_damaged=given.skip_damaged)
+        loaded, *others = loop.load(path, given.kind, skip_damaged=given.skip_damaged)
         target = given.out or (path / "report.html" if path.is_dir() else _beside(path))
         try:
             page = html.write(loaded, target, others)
@@ -64,10 +64,10 @@ def _beside(trace: Path) -> Path:
 
 
 def _serve(given: argparse.Namespace) -> int:
-    from xsp.report import kinds, serve
+    from xsp.report import loop, serve
 
     port = serve.PORT if given.port is None else given.port
-    rendered = serve.pages(kinds.load(path, given.kind, skip_damaged=given.skip_damaged) for path in given.paths)
+    rendered = serve.pages(loop.load(path, given.kind, skip_damaged=given.skip_damaged) for path in given.paths)
     with serve.server(rendered, port) as listening:
         for name in rendered:
             print(f"serving {serve.address(listening, name)}", flush=True)

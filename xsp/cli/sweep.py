@@ -32,12 +32,12 @@ def run(given: argparse.Namespace) -> int:
 
     from xsp.ingest import load
     from xsp.launch import models
-    from xsp.report import optimum
+    from xsp.report import text
 
     sizes = options.batches(given.batch)
     settings = options.settings(given, sizes[0])
     how = options.how(given, f"{models.short_name(given.model)}-sweep")
     with progress.shown(False) as show:
         out = models.sweep(given.model, settings, sizes, how, show)
-    Console().print(optimum.sweep([load.load(run) for run in load.parts(out)], given.latency_target))
+    Console().print(text.sweep([load.load(run) for run in load.parts(out)], given.latency_target))
     return 0

@@ -34,8 +34,7 @@ def run(given: argparse.Namespace) -> int:
     from rich.live import Live
 
     from xsp.errors import UsageError
-    from xsp.report.watch import look
-    from xsp.report.watched import watched
+    from xsp.report.watch import look, watched
 
     if given.interval <= 0:
         raise UsageError(f"--interval {given.interval}: write a number of seconds above 0")

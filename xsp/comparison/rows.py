@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, fields
 import duckdb
 
 from xsp import table
-from xsp.comparison import evidence, parts, sequential, series
-from xsp.comparison.align import Pair, align, by_name
+from xsp.comparison import evidence, parts, series
+from xsp.comparison.align import Align, Pair, align, by_name, side
 from xsp.comparison.comparable import Difference, differences, same_work
 from xsp.comparison.evidence import FASTER, FASTER_HERE, NEGLIGIBLE, SLOWER, Evidence, Repeats
+from xsp.comparison.parts import memory
 from xsp.comparison.series import Series
-from xsp.comparison.sides import Align, side
-from xsp.comparison.taken import memory
 from xsp.errors import AnalysisError, UsageError
 from xsp.schema import Column
 from xsp.store.trace import Trace
@@ -160,7 +159,7 @@ def compare(a: Trace | Sequence[Trace], b: Trace | Sequence[Trace], *, turns: in
     if not of_a or not of_b:
         raise UsageError("compare: each side needs a run")
     several = max(len(of_a), len(of_b)) > 1
-    repeats = sequential.repeats(turns) if turns is not None else evidence.RUNS if several else evidence.STEPS
+    repeats = evidence.repeats(turns) if turns is not None else evidence.RUNS if several else evidence.STEPS
     found = differences(of_a, of_b)
     alike = same_work([*of_a, *of_b])
     whole, loops = series.alike([series.steps(run) for run in (*of_a, *of_b)])

@@ -15,11 +15,11 @@ from types import FrameType
 from typing import Any
 
 from xsp import rundir, scrub
-from xsp.comparison import loading, sequential, series
+from xsp.comparison import comparable, evidence, series
 from xsp.comparison.commands import Program
 from xsp.comparison.comparable import same_work
+from xsp.comparison.evidence import Known
 from xsp.comparison.revisions import Place
-from xsp.comparison.sequential import Known
 from xsp.comparison.series import Steps
 from xsp.errors import AnalysisError, ProgramError, RunError
 from xsp.store.trace import Trace
@@ -84,7 +84,7 @@ def take(
         ProgramError: a program failed, with its exit code and the end of what it printed.
         AnalysisError: the two do different work, or one of them did no step.
     """
-    how = sequential.repeats(turns.most)
+    how = evidence.repeats(turns.most)
     a: list[Steps] = []
     b: list[Steps] = []
     first: dict[str, Trace] = {}
@@ -112,10 +112,10 @@ def take(
             _write(turns, sides, finished=False)
             if turn == 1 and not same_work(list(first.values())):
                 raise AnalysisError("the two do different work: one trains and the other only predicts")
-            if turn >= sequential.FIRST:
+            if turn >= evidence.FIRST:
                 whole, _ = series.alike([*a, *b])
                 figures = [series.figure(each) for each, *_ in whole]
-                turns.known = sequential.look(how, figures[:turn], figures[turn:], threshold)
+                turns.known = evidence.look(how, figures[:turn], figures[turn:], threshold)
                 if turns.known.enough:
                     break
         _write(turns, sides, finished=True)
@@ -178,7 +178,7 @@ def _end_of(told: Path) -> str:
 
 def _loaded(path: Path, side: Side, like: Trace | None, kind: int | str | None) -> Trace:
     try:
-        return loading.load_like(like, path, kind)
+        return comparable.load_like(like, path, kind)
     except RunError as error:
         told = path.parent / OUTPUT / f"{path.name}.txt"
         raise AnalysisError(f"{side.program.typed!r} left no run to compare: {error}; {_end_of(told)}") from None

@@ -1,7 +1,7 @@
 """What a source says of an operator's inputs: shapes, types and options, as Kineto writes them.
 
-`xsp.flops` and `xsp.traffic` compute from it. A trace can say anything: what is no shape of a tensor is None, and
-what does not go together raises ValueError.
+`xsp.cost.flops` and `xsp.cost.traffic` compute from it. A trace can say anything: what is no shape of a tensor is None,
+and what does not go together raises ValueError.
 """
 
 from __future__ import annotations

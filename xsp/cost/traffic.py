@@ -1,4 +1,4 @@
-"""Bytes to and from memory, from shapes: one dictionary, one convention; the sibling of `xsp.flops`.
+"""Bytes to and from memory, from shapes: one dictionary, one convention; the sibling of `xsp.cost.flops`.
 
 Convention: **compulsory traffic**. Each input is read once and each output is written once, whatever the caches do
 and however often a kernel comes back to it; what an operator changes in place it reads and writes. It is the least

@@ -18,9 +18,10 @@ from typing import IO, Any, NamedTuple
 import duckdb
 
 from xsp import table
-from xsp.exporters import counters, traceevents, tracks
+from xsp.exporters import traceevents, tracks
 from xsp.exporters.contract import Choice, Written, check_steps, whole
 from xsp.exporters.tracks import Placed, Track
+from xsp.samples.nvml import HELD, MASK
 from xsp.schema import Column
 from xsp.store.trace import Trace
 from xsp.version import __version__
@@ -66,13 +67,13 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
     places = _places(placed.tracks)
     table.create(trace.con, "places", _PLACES)
     table.insert(trace.con, "places", places, _PLACES)
-    counters.make_owners(trace.con, placed.tracks, [place.pid for place in places])
+    make_owners(trace.con, placed.tracks, [place.pid for place in places])
     traceevents.make_views(trace.con)
     base = _base(trace.con)
     with whole(path) as file:
         file.write(_head(trace, placed, base))
         file.write(",\n".join(_metadata(trace, placed.tracks, places)))
-        more = [(query, [base]) for query in (traceevents.MEMORY, traceevents.FLOWS, counters.COUNTERS)]
+        more = [(query, [base]) for query in (traceevents.MEMORY, traceevents.FLOWS, COUNTERS)]
         for query, parameters in [*_slices(trace.con, base), *more]:
             _pour(trace.con.execute(query, parameters), file)
         file.write("\n]}\n")
@@ -198,3 +199,48 @@ def _slices(con: duckdb.DuckDBPyConnection, base: int) -> Iterator[tuple[str, li
     bounds = [None, *dict.fromkeys(inner or []), None]
     for first, last in pairwise(bounds):
         yield traceevents.EVENTS, [first, first, last, last, base]
+
+
+# --- counters ----------------------------------------------------------------------------------------------------
+# Samples as counters of a Chrome JSON file: a track for each figure, under the process or device that it is of.
+
+
+_OWNERS = (Column("rank", "INTEGER", ""), Column("device", "INTEGER", ""), Column("pid", "BIGINT", ""))
+_MEANWHILE = "time_ns BETWEEN (SELECT min(at_ns) FROM placed) AND (SELECT max(at_ns + for_ns) FROM placed)"
+
+COUNTERS = f"""
+    WITH shown AS (
+        SELECT time_ns - $1 AS at_ns, coalesce(own.pid, host.pid) AS pid, unit, value,
+               name || CASE WHEN own.pid IS NULL AND samples.device IS NOT NULL THEN ' of device ' || samples.device
+                            ELSE '' END AS name
+        FROM samples
+        LEFT JOIN owners own ON own.rank = samples.rank AND own.device IS NOT DISTINCT FROM samples.device
+        LEFT JOIN owners host ON host.rank = samples.rank AND host.device IS NULL
+        WHERE {_MEANWHILE} AND samples.name <> '{MASK}'
+        UNION ALL
+        SELECT time_ns - $1, pid, 'held', CASE WHEN value::BIGINT & {HELD} <> 0 THEN 1 ELSE 0 END, 'gpu.clock.held'
+        FROM samples JOIN owners USING (rank, device)
+        WHERE {_MEANWHILE} AND samples.name = '{MASK}'
+    )
+    SELECT '{{"ph":"C","cat":"samples","name":' || to_json(name) || ',"pid":' || pid || ',"tid":0,"ts":'
+        || at_ns // 1000 || '.' || lpad((at_ns % 1000)::VARCHAR, 3, '0')
+        || ',"args":{{' || to_json(unit) || ':' || value || '}}}}'
+    FROM shown WHERE pid IS NOT NULL ORDER BY at_ns, name
+"""
+"""A line for each reading while the spans that were placed ran; whether clocks were held down is 1 or 0. Parameter: the
+time that the file counts from."""
+
+
+def make_owners(con: duckdb.DuckDBPyConnection, tracks: Sequence[Track], pids: Sequence[int]) -> None:
+    """Make the table `owners`: the number under which viewers know a rank's process, and each of its devices.
+
+    Args:
+        con: holds `samples` and `placed`.
+        tracks: all.
+        pids: of each track.
+    """
+    owners: dict[tuple[int, int | None], int] = {}
+    for track, pid in zip(tracks, pids, strict=True):
+        owners.setdefault((track.rank, track.device), pid)
+    table.create(con, "owners", _OWNERS)
+    table.insert(con, "owners", [(*owner, pid) for owner, pid in owners.items()], _OWNERS)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from xsp.health.finding import Finding, Severity
-from xsp.samples.reasons import WHILE
+from xsp.samples.nvml import WHILE
 from xsp.schema import Kind
 from xsp.store.trace import Trace
 

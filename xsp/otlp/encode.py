@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import duckdb
 import numpy as np
 
-from xsp.otlp import template, wire
+from xsp.otlp import template
 from xsp.otlp.ordered import Chunk, Numbers, Ordered
 from xsp.otlp.template import Owner, Template
 from xsp.version import __version__
@@ -175,14 +175,14 @@ def _write(content: bytearray, words: Sequence[Word], places: Numbers, starts: N
         positions = positions + size
 
 
-SCOPE = wire.block(1, wire.block(1, b"xsp") + wire.block(2, wire.text(__version__)))
+SCOPE = template.block(1, template.block(1, b"xsp") + template.block(2, template.text(__version__)))
 AROUND = 18
 """Bytes that tags and lengths around the spans of a resource take at most."""
 
 
 def _resource(attributes: Mapping[str, str | int]) -> bytes:
     """Return a `Resource`, as a field of what holds its spans."""
-    return wire.block(1, wire.attributes(1, attributes))
+    return template.block(1, template.attributes(1, attributes))
 
 
 def _cut(chunk: _Encoded, header: Callable[[Any], bytes], max_bytes: int, max_spans: int) -> Iterator[Request]:
@@ -212,5 +212,5 @@ def _slice(chunk: _Encoded, first: int, last: int) -> memoryview:
 
 def _resource_spans(header: bytes, spans: memoryview) -> tuple[bytes | memoryview, ...]:
     """Return the parts of a `ResourceSpans`."""
-    scope = b"\x12" + wire.varint(len(SCOPE) + len(spans)) + SCOPE
-    return b"\x0a" + wire.varint(len(header) + len(scope) + len(spans)), header, scope, spans
+    scope = b"\x12" + template.varint(len(SCOPE) + len(spans)) + SCOPE
+    return b"\x0a" + template.varint(len(header) + len(scope) + len(spans)), header, scope, spans

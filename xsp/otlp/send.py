@@ -6,17 +6,25 @@ grows, and has chance in it, so that many senders do not come back at the same m
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import struct
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+from urllib.parse import urlsplit
 
-from xsp.errors import DeliveryError
-from xsp.otlp import bodies, encode
-from xsp.otlp import request as otlp
-from xsp.otlp.answers import Answer, Busy, Nobody, Refused, TooLarge
+import requests
+
+from xsp.errors import DeliveryError, OutputError
+from xsp.otlp import encode, transport
 from xsp.otlp.encode import Request
-from xsp.otlp.endpoint import Endpoint
+from xsp.otlp.endpoint import Endpoint, Protocol
+from xsp.otlp.transport import Answer, Busy, GrpcSender, HttpSender, Nobody, Refused, Sender, TooLarge, as_json
 
 PATIENCE_S = 60.0
 """How long a request is tried again, unless told otherwise."""
@@ -75,7 +83,7 @@ class Courier:
         self._patience_s = patience_s
         self._starting_s = patience_s if starting_s is None else starting_s
         self._stop = stop or threading.Event()
-        self._sender = otlp.sender(to)
+        self._sender = sender(to)
 
     def close(self, complete: bool = True) -> None:
         """Let go of the endpoint; a file appears if it is `complete`."""
@@ -107,7 +115,7 @@ class Courier:
         return True
 
     def _bring_halves(self, request: Request, error: TooLarge) -> bool:
-        halves = bodies.halves(request.body)
+        halves = transport.halves(request.body)
         if len(halves) < 2:
             self._reject(Answer(request.spans, str(error)))
             return False
@@ -133,3 +141,81 @@ class Courier:
                 if time.monotonic() + wait >= begin + patience or self._stop.wait(wait):
                     raise DeliveryError(f"{error}; tried for {patience:.3g} s") from error
                 self.counts.retries += 1
+
+
+# --- request -----------------------------------------------------------------------------------------------------
+# One request of spans to one endpoint: over HTTP, over gRPC, or into a file.
+#
+# A sender sends once and says what came of it: what the receiver rejected, or one of three errors, for OTLP says of
+# each answer whether the same request may be sent again. Trying again is `xsp.otlp.send`'s.
+
+
+_LENGTH = struct.Struct(">I")
+
+
+def sender(to: Endpoint) -> Sender:
+    """Return the sender for an endpoint. It connects when it sends.
+
+    Raises:
+        UsageError: certificates that cannot be used.
+        OutputError: the file cannot be written.
+    """
+    if to.is_file:
+        return _FileSender(to)
+    return GrpcSender(to) if to.protocol is Protocol.GRPC else HttpSender(to)
+
+
+# --- files --------------------------------------------------------------------------------------------
+
+
+class _FileSender:
+    """A file as the Collector's file exporter writes it: a request a line, or length and message."""
+
+    def __init__(self, to: Endpoint) -> None:
+        self._path, self._lines = Path(to.url), to.protocol is Protocol.JSON_LINES
+        self._beside = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
+        with self._writing():
+            self._file: IO[bytes] = open(self._beside, "wb")  # noqa: SIM115 — closed by close()
+
+    def send(self, body: bytes, timeout_s: float) -> Answer:
+        with self._writing():
+            self._file.write(as_json(body).encode() + b"\n" if self._lines else _LENGTH.pack(len(body)) + body)
+        return Answer()
+
+    def close(self, complete: bool) -> None:
+        try:
+            with self._writing():
+                self._file.close()
+                if complete:
+                    os.replace(self._beside, self._path)
+        finally:
+            self._beside.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(f"{self._path}: cannot be written ({error.strerror})") from error
+
+
+# --- Jaeger's page ------------------------------------------------------------------------------------
+
+JAEGER_PORT = 16686
+
+
+def jaeger_page(to: Endpoint, trace_id: str) -> str | None:
+    """Return where a Jaeger on this machine shows a trace that it was sent; None where none does."""
+    host = urlsplit(to.url if "://" in to.url else f"//{to.url}").hostname
+    if to.is_file or host not in ("localhost", "127.0.0.1", "::1"):
+        return None
+    page = f"http://localhost:{JAEGER_PORT}"
+    try:
+        for _ in range(5):  # it stores what it accepts a moment later
+            with requests.get(f"{page}/api/v3/traces/{trace_id}", timeout=1, stream=True) as response:
+                if response.status_code == 200:
+                    return f"{page}/trace/{trace_id}"
+            time.sleep(0.2)
+    except requests.exceptions.RequestException:
+        pass
+    return None

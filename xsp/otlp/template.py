@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xsp import semconv
 from xsp.errors import TraceError
-from xsp.otlp import wire
 from xsp.schema import COLUMNS
 
 IDS = ("trace_id", "span_id", "parent_id")
@@ -112,7 +112,7 @@ def layout(parent: bool, key: bool, counts: Sequence[Count | None]) -> Layout:
 
 def template(layout: Layout, texts: Sequence[Any], rank: int, process: int | None) -> Template:
     """Encode what spans of one template have in common; `texts` are the values of the columns of `TEXT`."""
-    parts = [layout.head, wire.block(5, wire.text(texts[_NAME] or ""))]
+    parts = [layout.head, block(5, text(texts[_NAME] or ""))]
     parts += [_attribute(name, texts[place]) for place, name in _ATTRIBUTES if texts[place] is not None]
     if texts[_STATUS] not in (None, "ok"):
         parts.append(_failure(texts[_STATUS]))
@@ -133,8 +133,8 @@ def _room(body: bytearray, tag: bytes, size: int) -> int:
 @functools.lru_cache(maxsize=256)
 def _count_head(attribute: str, size: int) -> bytes:
     """Return what stands before the bytes of an integer attribute."""
-    key = wire.block(1, attribute.encode()) + b"\x12" + wire.varint(1 + size) + b"\x18"
-    return b"\x4a" + wire.varint(len(key) + size) + key
+    key = block(1, attribute.encode()) + b"\x12" + varint(1 + size) + b"\x18"
+    return b"\x4a" + varint(len(key) + size) + key
 
 
 def _attribute(attribute: str, value: str | float | bool) -> bytes:
@@ -146,9 +146,9 @@ def _is_short(value: Any) -> bool:
     return not isinstance(value, str) or len(value) < 1000
 
 
-def _encoded_attribute(attribute: str, value: str | float | bool) -> bytes:
-    shown = semconv.level_name(value) if attribute == LEVEL and isinstance(value, int) else value
-    return wire.block(9, wire.attribute(attribute, shown))
+def _encoded_attribute(key: str, value: str | float | bool) -> bytes:
+    shown = semconv.level_name(value) if key == LEVEL and isinstance(value, int) else value
+    return block(9, attribute(key, shown))
 
 
 _known_attribute = functools.lru_cache(maxsize=4096)(_encoded_attribute)
@@ -157,8 +157,8 @@ _known_attribute = functools.lru_cache(maxsize=4096)(_encoded_attribute)
 def _failure(status: str) -> bytes:
     """Return the status of a span that did not end well."""
     kind, _, what = status.partition(":")
-    named = wire.attributes(9, {"error.type": what}) if kind == "error" and what else b""
-    return named + wire.block(15, wire.block(2, wire.text(status)) + ERROR)
+    named = attributes(9, {"error.type": what}) if kind == "error" and what else b""
+    return named + block(15, block(2, text(status)) + ERROR)
 
 
 # --- what is appended -------------------------------------------------------------------------------------
@@ -177,9 +177,9 @@ def loose(column: str, values: Sequence[str | None]) -> list[bytes]:
 @functools.lru_cache(maxsize=4096)
 def _string_head(attribute: str, length: int) -> bytes:
     """Return what stands before a string attribute of so many bytes."""
-    value = b"\x0a" + wire.varint(length)
-    key = wire.block(1, attribute.encode()) + b"\x12" + wire.varint(len(value) + length) + value
-    return b"\x4a" + wire.varint(len(key) + length) + key
+    value = b"\x0a" + varint(length)
+    key = block(1, attribute.encode()) + b"\x12" + varint(len(value) + length) + value
+    return b"\x4a" + varint(len(key) + length) + key
 
 
 def _key(value: str | None) -> bytes:
@@ -195,7 +195,7 @@ def _attributes(value: str | None) -> bytes:
         return b""
     try:
         flat = semconv.flat(value)
-        return wire.attributes(9, {semconv.OWN + key if key in _TAKEN else key: each for key, each in flat.items()})
+        return attributes(9, {semconv.OWN + key if key in _TAKEN else key: each for key, each in flat.items()})
     except (ValueError, AttributeError, RecursionError) as error:
         raise TraceError(f"attributes = {_short(value)}: no JSON object that can be read ({error})") from error
 
@@ -208,7 +208,7 @@ def _links(value: str | None) -> bytes:
     if value is None:
         return b""
     try:
-        return wire.links(json.loads(value))
+        return links(json.loads(value))
     except (ValueError, TypeError, RecursionError) as error:
         raise TraceError(f"links = {_short(value)}: no JSON array of [trace_id, span_id] ({error})") from error
 
@@ -223,3 +223,89 @@ _APPENDED: Mapping[str, tuple[Callable[[str | None], bytes], Callable[[str | Non
     "links": (_links, functools.lru_cache(maxsize=4096)(_links)),
 }
 """What encodes a column, and the same with a memory for values that return."""
+
+
+# --- wire --------------------------------------------------------------------------------------------------------
+# The protobuf wire format of OTLP, as far as spans need it: one value, one attribute, one message at a time.
+#
+# `xsp.otlp.encode` makes its templates of these. Numbers of fields are those of `opentelemetry/proto`.
+
+
+DEEPEST = 16
+"""Lists and objects inside each other, from where on a value goes as JSON text: decoders give up at 100 messages."""
+
+_INT64 = range(-(2**63), 2**63)
+
+
+def varint(value: int) -> bytes:
+    """Return an integer of at most 64 bits in base 128, least significant group first."""
+    value &= 0xFFFF_FFFF_FFFF_FFFF
+    groups = bytearray()
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)
+
+
+def block(field: int, content: bytes) -> bytes:
+    """Return a field that holds a string or a message: tag, length, content."""
+    return varint(field << 3 | 2) + varint(len(content)) + content
+
+
+def text(value: str) -> bytes:
+    """Return UTF-8; a lone surrogate, which UTF-8 cannot hold, becomes a question mark."""
+    return value.encode("utf-8", "replace")
+
+
+def attribute(key: str, value: Any) -> bytes:
+    """Return a `KeyValue`."""
+    return block(1, text(key)) + block(2, any_value(value))
+
+
+def any_value(value: Any, depth: int = 0) -> bytes:
+    """Return an `AnyValue` of what JSON can hold.
+
+    An integer beyond 64 bits goes as its decimal digits in a string: a double would change it. Null is an
+    `AnyValue` without a value.
+    """
+    if value is None:
+        return b""
+    if isinstance(value, str):
+        return block(1, text(value))
+    if isinstance(value, bool):
+        return b"\x10\x01" if value else b"\x10\x00"
+    if isinstance(value, int):
+        return b"\x18" + varint(value) if value in _INT64 else block(1, str(value).encode())
+    if isinstance(value, float):
+        return b"\x21" + struct.pack("<d", value)
+    if depth >= DEEPEST:
+        return block(1, json.dumps(value).encode())
+    if isinstance(value, Mapping):
+        pairs = (block(1, text(str(key))) + block(2, any_value(each, depth + 1)) for key, each in value.items())
+        return block(6, b"".join(block(1, pair) for pair in pairs))
+    return block(5, b"".join(block(1, any_value(each, depth + 1)) for each in value))
+
+
+def attributes(field: int, values: Mapping[str, Any]) -> bytes:
+    """Return a repeated field of `KeyValue`s: 1 in a resource, 9 in a span."""
+    return b"".join(block(field, attribute(key, value)) for key, value in values.items())
+
+
+def links(targets: Iterable[tuple[str, str]]) -> bytes:
+    """Return a span's links to other spans.
+
+    Args:
+        targets: trace id and span id of each, in hexadecimal.
+
+    Raises:
+        ValueError: one of them is no id.
+    """
+    return b"".join(block(13, block(1, _id(trace, 16)) + block(2, _id(span, 8))) for trace, span in targets)
+
+
+def _id(digits: str, size: int) -> bytes:
+    found = bytes.fromhex(digits)
+    if len(found) != size or not any(found):
+        raise ValueError(f"{digits!r} is no id of {2 * size} hexadecimal digits")
+    return found

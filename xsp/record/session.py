@@ -18,11 +18,10 @@ from xsp.levels import parse_levels
 from xsp.record import blocks, description, output
 from xsp.record import budget as budgets
 from xsp.record.collecting import Listener
-from xsp.record.marks import Marks
 from xsp.record.overhead import Account
 from xsp.record.quiet import PASSING, Quiet
 from xsp.record.schedule import DescribeOnce, Schedule
-from xsp.record.steps import UNCLOSED, Step, Steps
+from xsp.record.steps import UNCLOSED, Marks, Step, Steps
 from xsp.record.terminal import say
 from xsp.schema import Level
 

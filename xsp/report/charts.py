@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xsp.analyses import ANALYSES, memory
+from xsp.device import ceilings
+from xsp.errors import AnalysisError
 from xsp.report.answers import Answer, Answers
-from xsp.report.roofs import roofs
+from xsp.schema import Level
+from xsp.store.trace import Trace
 
 MOST_POINTS = 20_000
 """Rows that any chart draws at most."""
@@ -260,3 +263,26 @@ def _name(columns: Sequence[str], row: Row) -> str:
 
 def _words(columns: Sequence[str]) -> str:
     return " or ".join(column.replace("_", " ") for column in columns)
+
+
+# --- roofs -------------------------------------------------------------------------------------------------------
+# The roof over a trace's device as a roofline draws it: the slope of its memory, and a line for each peak.
+
+
+SHOWN = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
+"""Precisions whose peaks are drawn, as far as they are known; of several with one peak, one line."""
+
+
+def roofs(trace: Trace) -> dict[str, Any]:
+    """Return bandwidth and peaks under `roofs`, in bytes and GFLOP a second; where they are not known, why not."""
+    try:
+        found = ceilings.of_run(trace.run, trace.has(Level.KERNEL))
+    except AnalysisError as error:
+        return {"roofs": None, "roofless": str(error)}
+    lines: dict[float, list[str]] = {}
+    for precision in SHOWN:
+        peak = found.peak(precision)
+        if peak is not None:
+            lines.setdefault(peak, []).append(precision)
+    peaks = [{"name": ", ".join(names), "gflop_per_s": peak / 1e9} for peak, names in lines.items()]
+    return {"roofs": {"device": found.name, "bytes_per_s": found.bytes_per_s, "peaks": peaks, "source": found.source}}

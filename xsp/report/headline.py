@@ -29,7 +29,7 @@ def headline(answers: Answers, said: Verdict | None, attributed: Sequence[tuple[
     Args:
         answers: of the trace.
         said: its verdict, where it holds device work.
-        attributed: grade, spans and milliseconds of device work, see `xsp.report.trust`.
+        attributed: grade, spans and milliseconds of device work, see `xsp.report.words`.
     """
     run, models, ledger = answers.trace.run, answers["A1"].dicts(), answers["ledger"].dicts()
     return [

@@ -18,11 +18,11 @@ from xsp import rundir
 from xsp.analyses import ANALYSES
 from xsp.analyses.loop import kinds_of
 from xsp.levels import depth
-from xsp.report import kinds, timeline, trust
+from xsp.report import timeline, words
 from xsp.report.answers import Answer, Answers
 from xsp.report.charts import charts
 from xsp.report.headline import headline, phases
-from xsp.report.loop import loop
+from xsp.report.loop import listed, loop
 from xsp.report.verdict import verdict
 from xsp.report.words import devices, explained
 from xsp.store.trace import Trace
@@ -74,7 +74,7 @@ def render(trace: Trace, others: Sequence[Trace] = ()) -> str:
         "name": trace.name,
         "facts": _facts(trace),
         "loop": loop(trace),
-        "kinds": kinds.listed(trace, shown),
+        "kinds": listed(trace, shown),
     }
     contents = {
         "__TITLE__": html.escape(f"{trace.name} · xsp"),
@@ -113,7 +113,7 @@ def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
     """Return what the page shows of one kind of step."""
     answers = Answers(trace)
     found = {name: answers[name] for name in ANALYSES if name != "health"}  # the page has a section of it
-    said, believed = verdict(answers), trust.trust(trace)
+    said, believed = verdict(answers), words.trust(trace)
     ledger = found["ledger"].dicts()
     return {
         "verdict": [said.verdict, *said.next] if said else [],

@@ -9,12 +9,163 @@ from __future__ import annotations
 import importlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from xsp.samples import numbering
-from xsp.samples.reasons import MASK
 from xsp.samples.source import Reading, Source
+
+# --- numbering ---------------------------------------------------------------------------------------------------
+# Which of NVML's devices are those that the measured process numbers 0, 1, 2 …
+#
+# NVML numbers all devices of the machine by their place on the bus. CUDA numbers those that `CUDA_VISIBLE_DEVICES`
+# leaves, and unless `CUDA_DEVICE_ORDER=PCI_BUS_ID` puts the fastest first (CUDA C++ programming guide, environment
+# variables). Devices of one model stand in the order of the bus either way.
+
+
+ORDER_UNKNOWN = (
+    "devices of different models are here, and CUDA may number them otherwise than NVML: set "
+    "CUDA_DEVICE_ORDER=PCI_BUS_ID, or use the device before the block is entered"
+)
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What NVML calls the devices, by CUDA's numbers."""
+
+    handles: Mapping[int, Any]
+    certain: bool = True
+    """Whether the numbers are CUDA's for sure."""
+
+    whole: bool = False
+    """Whether these are all devices of the machine."""
+
+
+def devices(nvml: Any, told: Sequence[str], environment: Mapping[str, str]) -> Devices:
+    """Return the devices that the measured process sees.
+
+    Args:
+        nvml: the module `pynvml`, initialised.
+        told: their UUIDs in CUDA's order, if the process has initialised CUDA; never stored.
+        environment: of the process.
+    """
+    count = int(nvml.nvmlDeviceGetCount())
+    if told:
+        found = [_by_uuid(nvml, each) for each in told]
+        known = {number: handle for number, handle in enumerate(found) if handle is not None}
+        return Devices(known, certain=True, whole=len(known) == count)
+    every = [nvml.nvmlDeviceGetHandleByIndex(place) for place in range(count)]
+    models = {str(nvml.nvmlDeviceGetName(handle)) for handle in every}
+    certain = len(models) < 2 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return Devices(dict(enumerate(every)), certain, whole=True)
+    chosen = _chosen(nvml, visible, every)
+    by_uuid = all(not word.strip().isdigit() for word in visible.split(","))
+    return Devices(dict(enumerate(chosen)), certain or by_uuid, whole=len(chosen) == count)
+
+
+def share(found: Devices, local_rank: int, local_ranks: int) -> dict[int, Any]:
+    """Return the devices that one rank reads, so that each of a machine's is read once where all ranks see all."""
+    if not found.whole or local_ranks < 2 or len(found.handles) < local_ranks:
+        return dict(found.handles)
+    return {number: handle for number, handle in found.handles.items() if number % local_ranks == local_rank}
+
+
+def _chosen(nvml: Any, visible: str, every: Sequence[Any]) -> list[Any]:
+    """Return the devices of a list of numbers or beginnings of UUIDs, up to the first that CUDA would not know."""
+    chosen: list[Any] = []
+    for word in (part.strip() for part in visible.split(",")):
+        if word.isdigit():
+            handle = every[int(word)] if int(word) < len(every) else None
+        else:
+            handle = _by_beginning(nvml, word, every)
+        if handle is None:
+            break
+        chosen.append(handle)
+    return chosen
+
+
+def _by_beginning(nvml: Any, word: str, every: Sequence[Any]) -> Any:
+    if word.startswith("GPU-"):
+        fitting = [handle for handle in every if str(nvml.nvmlDeviceGetUUID(handle)).startswith(word)]
+        return fitting[0] if len(fitting) == 1 else None
+    return _handle(nvml, word) if word.startswith("MIG-") else None
+
+
+def _by_uuid(nvml: Any, uuid: str) -> Any:
+    """Return the device, or the part of one, that has this UUID; torch gives it without what NVML puts before it."""
+    bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
+    whole = _handle(nvml, f"GPU-{bare}")
+    return whole if whole is not None else _handle(nvml, f"MIG-{bare}")
+
+
+def _handle(nvml: Any, uuid: str) -> Any:
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except nvml.NVMLError:
+        return None
+
+
+# --- reasons -----------------------------------------------------------------------------------------------------
+# Why a device's clocks were not at their highest: the bits of NVML's mask, and which of them mean held down.
+#
+# Bits and meanings: NVML API reference, "NvmlClocksEventReasons" (nvml.h: nvmlClocksEventReason…, before driver 535
+# nvmlClocksThrottleReason…).
+
+
+MASK = "gpu.clock.reasons"
+"""Name of the sample whose value is the mask."""
+
+
+class Reason(NamedTuple):
+    """One bit of the mask."""
+
+    bit: int
+    name: str
+    held: bool
+    """Whether the device was slower than it had been without; an idle device and clocks that were set are not."""
+    harm: bool = False
+    """Whether something is wrong with cooling or power; a power cap is how devices work at full load."""
+
+
+REASONS: tuple[Reason, ...] = (
+    Reason(0x001, "idle", held=False),
+    Reason(0x002, "clocks set by the user", held=False),
+    Reason(0x004, "power cap", held=True),
+    Reason(0x008, "hardware slowdown", held=True, harm=True),
+    Reason(0x010, "sync boost group", held=True),
+    Reason(0x020, "too hot, driver", held=True, harm=True),
+    Reason(0x040, "too hot, hardware", held=True, harm=True),
+    Reason(0x080, "power brake", held=True, harm=True),
+    Reason(0x100, "display clocks", held=False),
+)
+
+HELD = sum(reason.bit for reason in REASONS if reason.held)
+"""The bits that mean held down."""
+
+ALL_BITS = sum(reason.bit for reason in REASONS)
+
+WHILE = f"""
+    readings AS (
+        SELECT rank, device, value::BIGINT AS mask, time_ns AS from_ns,
+               lead(time_ns) OVER (PARTITION BY rank, device ORDER BY time_ns) AS to_ns
+        FROM samples WHERE name = '{MASK}'
+    ),
+    why AS (SELECT * FROM (VALUES {", ".join(f"({r.bit}, '{r.name}', {r.held}, {r.harm})" for r in REASONS)},
+                                  ({1 << 62}, 'a reason that this xsp does not know', false, false))
+            AS known(bit, reason, held, harm)),
+    reasons AS (
+        SELECT rank, device, from_ns, to_ns, reason, held, harm
+        FROM readings JOIN why ON mask & bit <> 0 OR (bit = {1 << 62} AND mask & {ALL_BITS} <> mask)
+        WHERE to_ns IS NOT NULL
+    )
+"""
+"""SQL to put behind WITH: each reason with the time from the reading that saw it to the next one."""
+
+
+# --------------------------------------------------------------------------------------------------------
+
 
 MOST_FAILURES = 3
 """So often a figure may fail to be read before it is left out for the rest of the run."""
@@ -71,12 +222,12 @@ class Nvml(Source):
         try:
             nvml.nvmlInit()
             self._nvml = nvml
-            found = numbering.devices(nvml, self._told, os.environ)
+            found = devices(nvml, self._told, os.environ)
         except (nvml.NVMLError, AttributeError) as error:
             return f"there is no NVIDIA GPU to read, or its driver is not loaded (NVML: {error})"
-        self._devices = numbering.share(found, self._local_rank, self._local_ranks)
+        self._devices = share(found, self._local_rank, self._local_ranks)
         if not found.certain:
-            self._notes[numbering.ORDER_UNKNOWN] = set()
+            self._notes[ORDER_UNKNOWN] = set()
         return None if found.handles else "NVML shows no device that the program may use"
 
     def read(self, seldom: bool) -> Iterator[Reading]:

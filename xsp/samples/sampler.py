@@ -6,6 +6,7 @@ would else be without end. What was read is on the disk in portions, so that a k
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xsp import rundir, table
+from xsp.samples.host import Host
+from xsp.samples.nvml import Nvml
 from xsp.samples.source import Source
 from xsp.schema import SAMPLE_COLUMNS
 
@@ -170,3 +173,22 @@ def write(path: Path, rows: Iterable[Sample]) -> None:
     table.insert(con, "portion", rows, SAMPLE_COLUMNS)
     table.write_parquet(con, "portion", path)
     con.close()
+
+
+# --- sources -----------------------------------------------------------------------------------------------------
+# All sources of samples.
+
+
+def of(process: int, devices: Sequence[str] = ()) -> list[Source]:
+    """Return the sources for one measured process, whose environment this one has inherited.
+
+    Args:
+        process: its number.
+        devices: UUIDs of its devices in CUDA's order, if it has initialised CUDA; else the environment must tell.
+    """
+    return [Host(process), Nvml(process, devices, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1))]
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else default

@@ -161,13 +161,13 @@ def kernels(trace: Trace) -> str:
     time of each operator that no operator and no primitive inside it covers, and, where that is no work of its own, a
     row for each layer and phase (`computes` is false, `calls` says of how many operators). So they leave nothing out.
 
-    `none_counted` says that a kernel does none of the operations that `xsp.flops` counts, as element-wise work. The
-    precision is null where neither the operator's type nor the kernel's name tells it.
-    A single-precision operator's kernel that uses tensor cores, as far as its name tells, computes in `tf32`.
-    Figures are a kernel's own where a counter gave them. Figures from shapes are an operator's, and which of its
-    kernels did how much of it is not known. So a kernel has them (`flops`) where it is its operator's only one; the
-    kernels of a name (`name_flops`, shares that only mean something summed) where all of the operator's have that
-    name; and layers and the model (`whole_flops`, likewise) always.
+    `none_counted` says that a kernel does none of the operations that `xsp.cost.flops` counts, as element-wise work.
+    The precision is null where neither the operator's type nor the kernel's name tells it. A single-precision
+    operator's kernel that uses tensor cores, as far as its name tells, computes in `tf32`. Figures are a kernel's own
+    where a counter gave them. Figures from shapes are an operator's, and which of its kernels did how much of it is not
+    known. So a kernel has them (`flops`) where it is its operator's only one; the kernels of a name (`name_flops`,
+    shares that only mean something summed) where all of the operator's have that name; and layers and the model
+    (`whole_flops`, likewise) always.
 
     Args:
         trace: of which they are asked.

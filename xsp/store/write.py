@@ -11,7 +11,7 @@ import duckdb
 
 from xsp import plugins, rundir, table
 from xsp.correlate.evidence import correlate, resolve
-from xsp.samples import sources
+from xsp.samples import sampler
 from xsp.samples.sampler import Sampler
 from xsp.schema import COLUMNS, Rule, Span
 from xsp.store import loop, merge
@@ -34,9 +34,9 @@ class Store:
         Args:
             process: the number of the measured process.
             rank: of it.
-            devices: see `xsp.samples.sources`.
+            devices: see `xsp.samples.sampler`.
         """
-        self._sampler = Sampler(self._run, sources.of(process, devices), rank)
+        self._sampler = Sampler(self._run, sampler.of(process, devices), rank)
         self._sampler.start()
 
     def deliver_to(self, target: str, policy: str) -> None:

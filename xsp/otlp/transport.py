@@ -1,0 +1,420 @@
+"""A request of spans, sent once: over HTTP in bounded time, or over gRPC; and what the receiver said to it.
+
+It took it, or one of three errors: for OTLP says of each answer whether the same request may be sent again.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import socket
+import threading
+import typing
+from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TooLong
+from http.client import BadStatusLine
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import grpc
+import requests
+import urllib3
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from xsp.errors import DeliveryError, UsageError
+from xsp.otlp.endpoint import Endpoint, Protocol
+from xsp.version import __version__
+
+AGENT = f"xsp/{__version__}"
+"""What a sender calls itself."""
+
+
+class Answer(NamedTuple):
+    """What a receiver said that took a request."""
+
+    rejected: int = 0
+    """Spans of it that it did not take; they are not to be sent again."""
+
+    message: str = ""
+
+
+class Busy(DeliveryError):
+    """It did not work this time; the same request may be sent again."""
+
+    def __init__(self, message: str, after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+        """Seconds to wait, where the receiver said so."""
+
+
+class Nobody(Busy):
+    """Nothing listens at an address of this machine: sending again helps only while a receiver is starting."""
+
+
+class TooLarge(DeliveryError):
+    """The receiver takes smaller requests."""
+
+
+class Refused(DeliveryError):
+    """The same request will not be taken."""
+
+    def __init__(self, message: str, always: bool = False) -> None:
+        super().__init__(message)
+        self.always = always
+        """Whether no other request would be taken either: a wrong path, missing credentials."""
+
+
+class Sender(typing.Protocol):
+    """Sends requests to one endpoint."""
+
+    def send(self, body: bytes, timeout_s: float) -> Answer:
+        """Send an encoded request once, and return what the receiver said.
+
+        Raises:
+            Busy, TooLarge, Refused: it did not take it.
+            OutputError: the file cannot be written.
+        """
+
+    def close(self, complete: bool) -> None:
+        """Let go of the connection; `complete` says that a file is to appear."""
+
+
+def status(content: bytes) -> Status:
+    """Return the details of an error; empty where they are no protobuf."""
+    try:
+        return Status.FromString(content)
+    except DecodeError:
+        return Status()
+
+
+def answer(response: ExportTraceServiceResponse, to: Endpoint) -> Answer:
+    """Return what a receiver said that took the request, without what is secret of the endpoint."""
+    partial = response.partial_success
+    return Answer(partial.rejected_spans, to.without_secrets(partial.error_message))
+
+
+# --- bodies ------------------------------------------------------------------------------------------------------
+# Encoded requests: as OTLP's JSON, and in halves for a receiver that takes smaller ones.
+
+
+def as_json(body: bytes) -> str:
+    """Return an encoded request as OTLP's JSON, on one line: ids in hexadecimal digits, enums as numbers."""
+    message: dict[str, Any] = MessageToDict(
+        ExportTraceServiceRequest.FromString(body), use_integers_for_enums=True, preserving_proto_field_name=False
+    )
+    for resource in message.get("resourceSpans", ()):
+        for scope in resource.get("scopeSpans", ()):
+            for span in scope.get("spans", ()):
+                for holder in (span, *span.get("links", ())):
+                    for name in ("traceId", "spanId", "parentSpanId"):
+                        if name in holder:
+                            holder[name] = base64.b64decode(holder[name]).hex()
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+
+
+def halves(body: bytes) -> list[tuple[bytes, int]]:
+    """Return an encoded request as two smaller ones with the spans of each; one span cannot be halved.
+
+    Returns:
+        The halves; a single one if the request holds a single span.
+    """
+    whole = ExportTraceServiceRequest.FromString(body)
+    places = [
+        (r, s, span)
+        for r, resource in enumerate(whole.resource_spans)
+        for s, scope in enumerate(resource.scope_spans)
+        for span in range(len(scope.spans))
+    ]
+    middle = len(places) // 2
+    return [(_only(whole, part), len(part)) for part in (places[:middle], places[middle:]) if part]
+
+
+def _only(whole: ExportTraceServiceRequest, kept: list[tuple[int, int, int]]) -> bytes:
+    """Return a request with some of the spans of another one; kept are consecutive."""
+    part = ExportTraceServiceRequest()
+    last = None
+    for r, s, span in kept:
+        if last is None or last[0] != r:
+            resource = part.resource_spans.add()
+            resource.resource.CopyFrom(whole.resource_spans[r].resource)
+            resource.schema_url = whole.resource_spans[r].schema_url
+        if last is None or last != (r, s):
+            scope = resource.scope_spans.add()
+            scope.scope.CopyFrom(whole.resource_spans[r].scope_spans[s].scope)
+        scope.spans.append(whole.resource_spans[r].scope_spans[s].spans[span])
+        last = (r, s)
+    return bytes(part.SerializeToString())
+
+
+# --- overhttp ----------------------------------------------------------------------------------------------------
+# Requests of spans over HTTP, in bounded time.
+
+
+_MOST_OF_AN_ANSWER = 65536
+_GRACE_S = 0.5
+_RETRYABLE = frozenset({408, 429, 502, 503, 504})
+_NO_RECEIVER = frozenset({401, 403, 404, 405, 407, 410, 415, 501})
+
+
+class HttpSender:
+    """OTLP over HTTP, one connection that is kept."""
+
+    def __init__(self, to: Endpoint) -> None:
+        self._to = to
+        self._json = to.protocol is Protocol.HTTP_JSON
+        parts = urlsplit(to.url)
+        self._url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        self._session = self._connected()
+
+    def _connected(self) -> requests.Session:
+        session, to, parts = requests.Session(), self._to, urlsplit(self._to.url)
+        session.auth = lambda request: request  # or else what stands in ~/.netrc replaces the header
+        if parts.username is not None and "authorization" not in dict(to.headers):
+            session.auth = (unquote(parts.username), unquote(parts.password or ""))
+        if to.cert_file:
+            session.cert = (to.cert_file, to.key_file) if to.key_file else to.cert_file
+        kind = "application/json" if self._json else "application/x-protobuf"
+        session.headers.update({"User-Agent": AGENT, "Content-Type": kind, **dict(to.headers)})
+        if to.gzip:
+            session.headers["Content-Encoding"] = "gzip"
+        return session
+
+    def send(self, body: bytes, timeout_s: float) -> Answer:
+        """Send a request once; see `xsp.otlp.transport.Sender`."""
+        if self._json:
+            body = as_json(body).encode()
+        if self._to.gzip:
+            body = gzip.compress(body, compresslevel=1)  # the next levels take twice as long for a tenth less
+        return self._judge(*self._within(body, timeout_s))
+
+    def _within(self, body: bytes, timeout_s: float) -> tuple[requests.Response, bytes]:
+        """Post in bounded time: libraries bound each wait, but neither their sum nor the look-up of a name."""
+        posted: Future[tuple[requests.Response, bytes]] = Future()
+        session = self._session
+
+        def post() -> None:
+            try:
+                posted.set_result(self._post(session, body, timeout_s))
+            except BaseException as error:
+                posted.set_exception(error)
+
+        threading.Thread(target=post, daemon=True).start()
+        try:
+            return posted.result(timeout_s + _GRACE_S)
+        except TooLong:
+            self._session = self._connected()  # the thread has the other one, until the receiver lets go
+            raise Busy(f"{self._to.name}: no whole answer within {timeout_s:.3g} s") from None
+
+    def _post(self, session: requests.Session, body: bytes, timeout_s: float) -> tuple[requests.Response, bytes]:
+        try:
+            verify = self._to.ca_file or True  # given with the request: a session's gives way to the environment
+            with session.post(
+                self._url, data=body, timeout=timeout_s, verify=verify, allow_redirects=False, stream=True
+            ) as response:
+                return response, response.raw.read(_MOST_OF_AN_ANSWER, decode_content=True)
+        except requests.exceptions.SSLError as error:
+            raise Refused(f"{self._to.name}: TLS failed ({self._shown(_innermost(error))})", always=True) from error
+        except requests.exceptions.ConnectionError as error:
+            if self._to.is_this_machine and _was_refused(error):
+                raise Nobody(self._to.nobody_listens()) from error
+            if any(isinstance(each, BadStatusLine) and not isinstance(each, ConnectionError) for each in _chain(error)):
+                port = "answers, but not in HTTP: does gRPC listen there? Then write grpc://HOST:PORT"
+                raise Refused(f"{self._to.name}: {port}", always=True) from error
+            raise Busy(f"{self._to.name}: no connection ({self._shown(_innermost(error))})") from error
+        except requests.exceptions.Timeout as error:
+            raise Busy(f"{self._to.name}: no answer within {timeout_s:.3g} s") from error
+        except (requests.exceptions.RequestException, OSError, ValueError) as error:
+            raise Refused(f"{self._to.name}: {self._shown(_innermost(error))}", always=True) from error
+        except urllib3.exceptions.DecodeError as error:
+            raise Refused(f"{self._to.name}: answers, but not as a receiver of OTLP does", always=True) from error
+        except urllib3.exceptions.HTTPError as error:
+            raise Busy(f"{self._to.name}: the answer broke off ({type(error).__name__})") from error
+
+    def _judge(self, response: requests.Response, content: bytes) -> Answer:
+        code, kind = response.status_code, response.headers.get("Content-Type", "")
+        if 200 <= code < 300:
+            return self._taken(content, kind)
+        text = f"{self._to.name}: {code} {response.reason or ''}".rstrip() + self._said(content, kind)
+        if code == 413:
+            raise TooLarge(text)
+        if code in _RETRYABLE:
+            raise Busy(text, _seconds(response.headers.get("Retry-After", "")))
+        if 300 <= code < 400:
+            raise Refused(f"{text}: it is elsewhere; give the URL that it is at", always=True)
+        raise Refused(text, always=code in _NO_RECEIVER)
+
+    def _taken(self, content: bytes, kind: str) -> Answer:
+        try:
+            if "json" in kind:
+                partial = json.loads(content or b"{}").get("partialSuccess") or {}
+                return Answer(int(partial.get("rejectedSpans", 0)), self._shown(partial.get("errorMessage", "")))
+            if content and "protobuf" not in kind:
+                raise ValueError("no OTLP")
+            return answer(ExportTraceServiceResponse.FromString(content), self._to)
+        except (DecodeError, ValueError, AttributeError) as error:
+            said = self._said(content, "text/plain")
+            raise Refused(f"{self._to.name}: answers, but not as a receiver of OTLP does{said}", always=True) from error
+
+    def _said(self, content: bytes, kind: str) -> str:
+        """Return the message in an answer: of a protobuf `Status`, of its JSON, or the text."""
+        text = content.decode("utf-8", "replace")
+        if "html" in kind:
+            text = "with a page for a browser: this may be no receiver"
+        elif "protobuf" in kind:
+            text = status(content).message
+        elif "json" in kind:
+            try:
+                text = str(json.loads(content).get("message", text))
+            except (ValueError, AttributeError):
+                pass
+        return f" ({self._shown(text)})" if text.strip() else ""
+
+    def _shown(self, text: object) -> str:
+        return self._to.without_secrets(str(text))
+
+    def close(self, complete: bool) -> None:
+        """Let go of the connection."""
+        self._session.close()
+
+
+def _was_refused(error: requests.exceptions.ConnectionError) -> bool:
+    return not isinstance(error, requests.exceptions.ProxyError) and any(
+        isinstance(inner, ConnectionRefusedError) for inner in _chain(error)
+    )
+
+
+def _innermost(error: BaseException) -> object:
+    """Return the operating system's own words for what went wrong: the outer ones repeat the URL."""
+    words = (inner.strerror for inner in _chain(error) if isinstance(inner, OSError) and inner.strerror)
+    return next(words, type(error).__name__)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that it came of, outermost first."""
+    seen: set[int] = set()
+    inner: BaseException | None = error
+    while inner is not None and id(inner) not in seen:
+        seen.add(id(inner))
+        yield inner
+        reason = getattr(inner, "reason", None)
+        first = inner.args[0] if inner.args else None
+        inner = next((each for each in (reason, first, inner.__cause__, inner.__context__)
+                      if isinstance(each, BaseException) and id(each) not in seen), None)  # fmt: skip
+
+
+def _seconds(text: str) -> float | None:
+    """Return the seconds of a `Retry-After`; a date is left to our own patience."""
+    return float(text) if text.strip().isdigit() else None
+
+
+# --- overgrpc ----------------------------------------------------------------------------------------------------
+# Requests of spans over gRPC.
+
+
+_EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+_AGAIN = frozenset(
+    {
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DATA_LOSS,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.UNAVAILABLE,
+    }
+)
+_NOBODY_THERE = frozenset(
+    {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}
+)
+
+
+_SPEAKS_OTHERWISE = ("Failed parsing HTTP/2", "Tls handshake failed")
+_OTHER_PORT = (
+    "what listens there speaks no gRPC, or has TLS where you have none, or the other way round; "
+    "for OTLP over HTTP write http://HOST:PORT"
+)
+
+
+class GrpcSender:
+    """OTLP over gRPC; requests travel as the bytes that they are."""
+
+    def __init__(self, to: Endpoint) -> None:
+        self._to = to
+        compression = grpc.Compression.Gzip if to.gzip else grpc.Compression.NoCompression
+        options = [("grpc.primary_user_agent", AGENT), ("grpc.enable_retries", 0)]
+        if to.insecure:
+            self._channel = grpc.insecure_channel(to.url, options=options, compression=compression)
+        else:
+            self._channel = grpc.secure_channel(to.url, _credentials(to), options=options, compression=compression)
+        self._call = self._channel.unary_unary(_EXPORT)
+
+    def send(self, body: bytes, timeout_s: float) -> Answer:
+        """Send a request once; see `xsp.otlp.transport.Sender`."""
+        try:
+            content = self._call(body, timeout=timeout_s, metadata=self._to.headers)
+        except grpc.RpcError as error:
+            raise self._judged(cast("grpc.Call", error)) from error
+        except ValueError as error:  # a header that gRPC does not take
+            raise Refused(f"{self._to.name}: {self._to.without_secrets(str(error))}", always=True) from error
+        try:
+            return answer(ExportTraceServiceResponse.FromString(content), self._to)
+        except DecodeError as error:
+            raise Refused(f"{self._to.name}: answers, but not as a receiver of OTLP does", always=True) from error
+
+    def _judged(self, call: grpc.Call) -> DeliveryError:
+        code, said = call.code(), self._to.without_secrets(call.details() or "")
+        text = f"{self._to.name}: {code.name} ({said})"
+        if code is grpc.StatusCode.UNAVAILABLE and any(each in said for each in _SPEAKS_OTHERWISE):
+            return Refused(f"{text}: {_OTHER_PORT}", always=True)
+        if code is grpc.StatusCode.UNAVAILABLE and "connection refused" in said.lower() and self._to.is_this_machine:
+            # of several addresses gRPC tells the last one's error
+            return Nobody(f"{text}: {_OTHER_PORT}" if _listens(self._to.url) else self._to.nobody_listens())
+        if code in _AGAIN:
+            return Busy(text)
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            if "larger than max" in said:
+                return TooLarge(text)
+            after = _retry_info(call)
+            return Refused(text) if after is None else Busy(text, after)
+        return Refused(text, always=code in _NOBODY_THERE)
+
+    def close(self, complete: bool) -> None:
+        """Let go of the connection."""
+        self._channel.close()
+
+
+def _credentials(to: Endpoint) -> grpc.ChannelCredentials:
+    files = [Path(name).read_bytes() if name else None for name in (to.ca_file, to.key_file, to.cert_file)]
+    if (files[1] is None) != (files[2] is None):
+        raise UsageError("a client's certificate and its key go together: --cert and --key")
+    return grpc.ssl_channel_credentials(*files)
+
+
+def _listens(target: str) -> bool:
+    """Return whether something takes connections at an address of this machine."""
+    parts = urlsplit(target if "://" in target else f"//{target}")
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=1):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _retry_info(call: grpc.Call) -> float | None:
+    """Return the seconds of a `RetryInfo` in the answer's details; None where there is none."""
+    for key, value in call.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            for detail in status(value).details:
+                info = RetryInfo()
+                if detail.Unpack(info):
+                    return float(info.retry_delay.ToNanoseconds() / 1e9)
+    return None
