@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,9 @@ TABLE_OF_CONTENTS = "__init__"
 
 FOR_COLLECTORS = {"clock", "collector", "cost", "errors", "plugins", "schema", "testing"}
 """What of xsp may enter the measured process with a collector."""
+
+MOST_LINES = 470
+"""About 450, and some room: a file of 400 lines with one subject is better than two with half a subject each."""
 
 TO_AVOID = {"base", "common", "engine", "event", "events", "helper", "helpers", "manager", "utils"}
 """`record` is a package: there it is the verb."""
@@ -88,6 +92,18 @@ def test_a_module_imports_from_the_layers_before_its_own(path: Path) -> None:
             continue
         assert there in PLACE, f"{path.name} imports {module}, which has no layer"
         assert PLACE[there] < PLACE[here], f"{path.name} imports {module}, which is no layer further in"
+
+
+def test_the_design_shows_these_layers() -> None:
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^(\d+)\. (.*)$", page.partition("## Layers\n")[2].partition("\n## ")[0], re.MULTILINE)
+    assert [int(number) for number, _ in listed] == list(range(1, len(LAYERS) + 1))
+    assert [set(re.findall(r"`(\w+)`", names)) for _, names in listed] == LAYERS
+
+
+def test_no_file_is_longer_than_a_subject_needs() -> None:
+    long = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in sources("xsp")}
+    assert {name: lines for name, lines in long.items() if lines > MOST_LINES} == {}
 
 
 def test_xsp_never_imports_a_collector_by_name() -> None:
