@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench figures audit docs jaeger clean
+.PHONY: help demo test test-all lint bench figures audit docs jaeger clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -13,8 +13,15 @@ demo: $(VENV)/.models ## Profile ResNet-50, print its tables, write runs/demo an
 	@$(BIN)/xsp profile torchvision:resnet50 --out runs/demo --overwrite
 	@$(BIN)/xsp report runs/demo
 
-test: $(VENV)/.dev ## Run the tests
-	@$(BIN)/python -m pytest
+# The tests come in two halves. Each half runs in two processes: torch would take all cores in each of them.
+LONG := slow or browser or jaeger
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+test: $(VENV)/.dev ## Run the tests: minutes
+	@$(PYTEST) -m 'not ($(LONG))'
+
+test-all: test $(VENV)/.spark ## Run the tests, and those that take long: whole programs, faults, browsers, Jaeger, Spark
+	@$(PYTEST) -m '$(LONG)'
 
 lint: $(VENV)/.dev ## Check style and types
 	@$(BIN)/ruff check .
@@ -50,6 +57,12 @@ $(VENV)/bin/uv:
 
 $(VENV)/.models: $(VENV)/bin/uv pyproject.toml
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[models,otel]'
+	@touch $@
+
+# Spark is 500 MB and runs on a Java: where none is, its tests skip and say so.
+$(VENV)/.spark: $(VENV)/.dev
+	@if command -v java >/dev/null; then $(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev,spark]' || \
+	  echo "pyspark cannot be installed: its tests will skip"; else echo "there is no Java: the tests of Spark will skip"; fi
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/uv pyproject.toml

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,9 @@ from realparts import Collector, Jaeger, to_file
 
 from xsp import testing
 from xsp.record import session
+
+with contextlib.suppress(ImportError):  # Hypothesis is not everywhere: its tests skip
+    import fuzzing  # noqa: F401
 
 if TYPE_CHECKING:
     from roundtrip import Whole

@@ -13,6 +13,7 @@ import xsp  # noqa: E402
 from xsp_collectors import language  # noqa: E402
 
 
+@pytest.mark.slow
 def test_a_language_models_span_speaks_of_generation(tmp_path) -> None:
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=64, n_positions=32)
     model = transformers.GPT2LMHeadModel(config).eval()

@@ -41,9 +41,14 @@ def run(spec: str, **settings):
     ("spec", "settings", "shape"),
     [
         ("torchvision:squeezenet1_1", {"batch": 2, "shape": (3, 64, 64)}, (2, 1000)),
-        ("timm:test_vit", {"batch": 2}, (2, 1000)),
-        (SMALL_GPT2, {"batch": 2, "sequence": 5}, (2, 5, 32)),
-        ("transformers:vit?num_hidden_layers=1&hidden_size=32&num_attention_heads=2&image_size=32", {}, (1, 5, 32)),
+        pytest.param("timm:test_vit", {"batch": 2}, (2, 1000), marks=pytest.mark.slow),
+        pytest.param(SMALL_GPT2, {"batch": 2, "sequence": 5}, (2, 5, 32), marks=pytest.mark.slow),
+        pytest.param(
+            "transformers:vit?num_hidden_layers=1&hidden_size=32&num_attention_heads=2&image_size=32",
+            {},
+            (1, 5, 32),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_models_run_on_inputs_that_fit_them(spec, settings, shape):

@@ -62,6 +62,7 @@ def said(command: list[str], run: Path) -> tuple[int, str]:
     return code, printed.getvalue()
 
 
+@pytest.mark.slow
 def test_no_field_of_a_run_ends_a_command_with_more_than_a_line_or_reaches_the_terminal(
     run: Path, tmp_path: Path
 ) -> None:

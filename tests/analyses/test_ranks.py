@@ -101,12 +101,14 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "out"
 
 
+@pytest.mark.slow
 def test_all_ranks_are_in_one_trace(job: Path) -> None:
     trace = xsp.load(job)
     assert trace.sql("SELECT DISTINCT rank FROM spans ORDER BY rank").fetchall() == [(0,), (1,)]
     assert trace.sql("SELECT DISTINCT trace_id FROM spans").fetchall() == [(trace.run["otel"]["trace_id"],)]
 
 
+@pytest.mark.slow
 def test_each_rank_says_who_it_is(job: Path) -> None:
     ranks = xsp.load(job).run["ranks"]
     assert [(run["rank"], run["local_rank"], run["world_size"]) for run in ranks] == [(0, 0, 2), (1, 1, 2)]
@@ -114,6 +116,7 @@ def test_each_rank_says_who_it_is(job: Path) -> None:
     assert len({run["host"] for run in ranks}) == 1
 
 
+@pytest.mark.slow
 def test_the_runs_of_the_ranks_hang_under_the_launcher(job: Path) -> None:
     launcher = json.loads((job / "run.json").read_text())["otel"]
     ranks = xsp.load(job).run["ranks"]
@@ -122,6 +125,7 @@ def test_the_runs_of_the_ranks_hang_under_the_launcher(job: Path) -> None:
     assert roots.fetchall() == [(run["rank"], run["otel"]["span_id"]) for run in ranks]
 
 
+@pytest.mark.slow
 def test_a_collective_has_the_same_id_on_all_its_ranks(job: Path) -> None:
     rows = xsp.load(job).sql(
         """
@@ -134,6 +138,7 @@ def test_a_collective_has_the_same_id_on_all_its_ranks(job: Path) -> None:
     assert all(identity is not None and ranks == [0, 1] and len(steps) == 1 for identity, ranks, steps in found)
 
 
+@pytest.mark.slow
 def test_what_the_backend_did_hangs_under_its_collective(job: Path) -> None:
     trace = xsp.load(job)
     parts = trace.sql(
@@ -145,18 +150,21 @@ def test_what_the_backend_did_hangs_under_its_collective(job: Path) -> None:
     assert set(parts) == {(int(Level.LIBRARY), str(Kind.CALL), "c10d::allreduce_")}
 
 
+@pytest.mark.slow
 def test_the_figures_are_of_the_first_rank(job: Path) -> None:
     whole, first = xsp.load(job), xsp.load(job / "rank-0000")
     assert xsp.analyses.A2(whole).fetchall() == xsp.analyses.A2(first).fetchall()
     assert any("figures are of rank 0" in finding.text for finding in health(whole))
 
 
+@pytest.mark.slow
 def test_ranks_without_a_launcher_load_as_one_too(job: Path, tmp_path: Path) -> None:
     for part in ("rank-0000", "rank-0001"):
         shutil.copytree(job / part, tmp_path / part)
     assert xsp.load(tmp_path).sql("SELECT count(DISTINCT rank) FROM spans").fetchall() == [(2,)]
 
 
+@pytest.mark.slow
 def test_ranks_that_torchrun_alone_started_share_a_trace(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(OWN_STEPS))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
@@ -166,6 +174,7 @@ def test_ranks_that_torchrun_alone_started_share_a_trace(tmp_path: Path) -> None
     assert [ranks for _, ranks in traces.fetchall()] == [2]
 
 
+@pytest.mark.slow
 def test_a_missing_rank_is_said(job: Path, tmp_path: Path) -> None:
     shutil.copytree(job / "rank-0001", tmp_path / "rank-0001")
     assert "missing 1 of 2 ranks: 0" in [finding.text for finding in health(xsp.load(tmp_path))]

@@ -111,6 +111,7 @@ def test_a_service_with_other_threads_at_work_prints_nothing(tmp_path: Path) -> 
     assert run.stderr.splitlines()[-1] == "80 True"
 
 
+@pytest.mark.slow
 def test_a_profiled_program_with_other_threads_prints_its_own_lines_each_once_and_in_order(tmp_path: Path) -> None:
     run = ran(PROFILE, str(tmp_path / "run"), cwd=tmp_path)
     assert run.stdout.splitlines() == [f"{when} {number}" for number in range(30) for when in ("in", "after")]

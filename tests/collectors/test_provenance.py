@@ -94,6 +94,7 @@ def test_calls_are_read_in_the_order_in_which_they_are_made_with_the_nodes_above
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 def test_triton_code_names_the_layers_of_each_kernel(monkeypatch):
     """The generator is inductor's own, told that the CPU speaks Triton; what it wrote cannot run here."""

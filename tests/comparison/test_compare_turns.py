@@ -174,6 +174,7 @@ def interrupted(process: subprocess.Popen[str], begun: Callable[[], bool], numbe
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_the_program_and_removes_the_trees_of_revisions(here: Path, number: int) -> None:
     repository(here)

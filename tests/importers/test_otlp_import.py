@@ -48,7 +48,7 @@ def write(path: Path, *messages: Any) -> Path:
 # --- what was sent comes back -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["back.jsonl", "back.pb"])
+@pytest.mark.parametrize("name", ["back.jsonl", pytest.param("back.pb", marks=pytest.mark.slow)])
 def test_a_file_gives_the_same_spans_and_the_same_tables(run: Path, original: Whole, tmp_path: Path, name: str) -> None:
     back = xsp.load(sent(run, tmp_path / name))
     assert rows(back) == original.rows
@@ -58,7 +58,7 @@ def test_a_file_gives_the_same_spans_and_the_same_tables(run: Path, original: Wh
     assert back.run["imported"]["doubled"] == 0
 
 
-@pytest.mark.parametrize("name", ["back.jsonl", "back.pb"])
+@pytest.mark.parametrize("name", ["back.jsonl", pytest.param("back.pb", marks=pytest.mark.slow)])
 def test_a_folded_trace_is_put_together_again(run: Path, original: Whole, tmp_path: Path, name: str) -> None:
     back = xsp.load(sent(run, tmp_path / name, "--fold", "12"))
     assert rows(back) == original.rows
@@ -162,6 +162,7 @@ def test_import_writes_a_run_directory(run: Path, original: Whole, lines: Path, 
     assert cli.main(["import", str(lines), "-o", str(out), "--overwrite"]) == 0
 
 
+@pytest.mark.slow
 def test_several_runs_in_one_file_become_directories(run: Path, original: Whole, tmp_path: Path) -> None:
     both = tmp_path / "both.jsonl"
     other = record(tmp_path / "other", repeats=1)

@@ -120,6 +120,7 @@ def test_a_real_server_delivers_all_spans_before_it_ends() -> None:
         assert {line["resource"]["attributes"]["service.name"] for line in trace} >= {"shop", "shop.layer", "shop.op"}
 
 
+@pytest.mark.slow
 def test_the_page_on_services_runs() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "use" / "services.md"
     blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

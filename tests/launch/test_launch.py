@@ -55,6 +55,7 @@ def test_a_step_of_training_goes_from_the_first_call_to_the_optimizers_step(tmp_
     assert trace.run["steps"]["seen"] == 30
 
 
+@pytest.mark.slow
 def test_a_step_of_inference_is_a_call_also_for_a_model_left_in_training_mode(tmp_path):
     script = """
         import torch
@@ -68,6 +69,7 @@ def test_a_step_of_inference_is_a_call_also_for_a_model_left_in_training_mode(tm
     assert any("model.eval()" in finding.text for finding in health(trace))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["train_one", "call"])
 def test_a_step_is_what_the_user_names(tmp_path, step):
     assert run(tmp_path, TRAIN, "--step", step).returncode == 0
@@ -91,6 +93,7 @@ def test_a_script_that_raises_has_its_own_traceback_and_code_and_its_steps_are_k
     assert xsp.load(tmp_path / "run").run["steps"]["seen"] == 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "code", "says"), [("sys.exit(3)", 3, ""), ("sys.exit('no')", 1, "no\n")])
 def test_a_script_that_exits_has_its_own_code(tmp_path, end, code, says):
     done = run(tmp_path, TRAIN + f"    {end}\n")
@@ -98,6 +101,7 @@ def test_a_script_that_exits_has_its_own_code(tmp_path, end, code, says):
     assert xsp.load(tmp_path / "run").run["finished"] is True
 
 
+@pytest.mark.slow
 def test_a_script_that_profiles_itself_lends_its_steps(tmp_path):
     script = """
         import torch, xsp
@@ -113,6 +117,7 @@ def test_a_script_that_profiles_itself_lends_its_steps(tmp_path):
     assert not (tmp_path / "never").exists()
 
 
+@pytest.mark.slow
 def test_a_script_that_cannot_take_turns_is_run_once_per_level(tmp_path):
     done = run(tmp_path, TRAIN, "--once-each")
     assert (done.returncode, done.stdout.count("args")) == (0, 4)
@@ -179,6 +184,7 @@ def test_what_is_no_script_is_refused_in_one_line(tmp_path, content, says):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "says"),
     [

@@ -89,6 +89,7 @@ def test_whatever_is_in_the_way_stays_and_no_program_stops_for_it(tmp_path: Path
         os.close(held)
 
 
+@pytest.mark.slow
 def test_programs_that_are_started_at_once_each_get_a_whole_run(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     commands = [(*RUN, "train.py")] * 2 + [(sys.executable, "-c", OWN, "1", "runs/train")] * 2
@@ -113,6 +114,7 @@ def test_a_directory_that_was_named_on_the_command_line_is_refused_before_the_pr
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["here"]
 
 
+@pytest.mark.slow
 def test_what_is_printed_at_the_end_names_the_directory_that_was_taken(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "model.py").write_text("import torch\ndef one(n): return torch.nn.Linear(4, 2), torch.ones(n, 4)\n")
@@ -125,6 +127,7 @@ def test_what_is_printed_at_the_end_names_the_directory_that_was_taken(tmp_path:
     assert "xsp report runs/model-4/batch-0001 " in said
 
 
+@pytest.mark.slow
 def test_a_program_that_is_run_once_per_level_takes_the_next_free_name_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     for _ in range(2):

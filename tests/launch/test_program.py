@@ -60,16 +60,21 @@ def ran(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        "train.py --epochs 1",
-        "train.py -- -m x",
         "-m pkg.train -m --out mine",
-        "-m pkg.sub 1",
-        "app 1",
-        "app.pyz 1",
-        "./script 1",
-        "-O -m pkg.train 1",
-        "-uOO -W ignore -Xutf8 train.py -O",
-        "-mpkg.train",
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in (
+                "train.py --epochs 1",
+                "train.py -- -m x",
+                "-m pkg.sub 1",
+                "app 1",
+                "app.pyz 1",
+                "./script 1",
+                "-O -m pkg.train 1",
+                "-uOO -W ignore -Xutf8 train.py -O",
+                "-mpkg.train",
+            )
+        ),
     ],
 )
 def test_a_program_finds_all_as_it_does_under_python(place: Path, words: str) -> None:
@@ -80,6 +85,7 @@ def test_a_program_finds_all_as_it_does_under_python(place: Path, words: str) ->
     assert xsp.load(place / "out").run["steps"]["seen"] == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["train", "pkg.train:train"])
 def test_a_function_of_the_module_that_is_run_is_that_of_the_main_module(place: Path, step: str) -> None:
     done = ran(place, sys.executable, "-m", "xsp.cli", *OPTIONS, "--overwrite", "--step", step, "-m", "pkg.train")
@@ -87,6 +93,7 @@ def test_a_function_of_the_module_that_is_run_is_that_of_the_main_module(place: 
     assert xsp.load(place / "out").run["steps"]["seen"] == 12
 
 
+@pytest.mark.slow
 def test_the_options_of_python_hold_for_the_runs_that_follow(place: Path) -> None:
     words = ("--overwrite", "--once-each", "--levels", "M/L", "python", "-O", "train.py")
     done = ran(place, sys.executable, "-m", "xsp.cli", *OPTIONS, *words)
@@ -225,6 +232,7 @@ def test_a_launcher_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatc
         ranks.found_in(["accelerate", "launch", "train.py"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spelling", ["--local_rank=1", "--local-rank=1"])
 def test_what_a_launcher_puts_first_is_the_programs_first_argument(place: Path, spelling: str) -> None:
     assert entry._typed(["run", "train.py"]) == ["run", "train.py"]
@@ -233,6 +241,7 @@ def test_what_a_launcher_puts_first_is_the_programs_first_argument(place: Path, 
     assert f'["train.py", "{spelling}", "--lr", "1"]' in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_a_single_process_of_a_job_is_its_first_rank(place: Path, tmp_path: Path) -> None:
     words = ("--out", str(tmp_path / "job"), "train.py")
     command = [sys.executable, "-m", "xsp.cli", *OPTIONS, *words]

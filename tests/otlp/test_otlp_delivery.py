@@ -313,6 +313,7 @@ def test_to_resume_one_must_have_been_on_the_way_to_one_endpoint(tmp_path: Path)
         endpoint_to_resume(run)
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_loses_nothing_and_doubles_only_what_is_identical(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=60, spans=50)
     with Receiver() as receiver:
@@ -382,6 +383,7 @@ def test_what_is_left_at_the_end_is_said_with_what_to_type(tmp_path: Path, capsy
     assert "delivery" not in [f.subject for f in health(xsp.load(tmp_path / "run")) if f.severity == Severity.WARNING]
 
 
+@pytest.mark.slow
 def test_a_receiver_that_hangs_holds_the_program_once_and_in_bounds(tmp_path: Path) -> None:
     def hang(handler: Any) -> None:
         receiver.released.wait()
@@ -396,6 +398,7 @@ def test_a_receiver_that_hangs_holds_the_program_once_and_in_bounds(tmp_path: Pa
     assert run["delivery"][0]["left"] == 6
 
 
+@pytest.mark.slow
 def test_steps_that_are_shed_are_whole_and_counted(tmp_path: Path) -> None:
     first = threading.Event()
 
@@ -414,6 +417,7 @@ def test_steps_that_are_shed_are_whole_and_counted(tmp_path: Path) -> None:
     assert len(receiver.ids) == 7, "five steps, the run, and its loop"
 
 
+@pytest.mark.slow
 def test_no_secret_of_an_endpoint_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=S3CRET")
     with Receiver(TAKEN, (403, {}, b"S3CRET? no!")) as receiver:

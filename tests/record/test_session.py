@@ -307,7 +307,12 @@ PROGRAM = """
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL), ("os._exit(7)", 7), ("sys.exit(3)", 3)]
+    ("end", "code"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        pytest.param("os._exit(7)", 7, marks=pytest.mark.slow),
+        pytest.param("sys.exit(3)", 3, marks=pytest.mark.slow),
+    ],
 )
 def test_a_program_that_ends_anyhow_leaves_every_stored_step_readable(tmp_path, end, code):
     program = textwrap.dedent(PROGRAM).format(end=end)
@@ -528,6 +533,7 @@ PLUGINS = {
 }
 
 
+@pytest.mark.slow
 def test_no_broken_plugin_ends_a_program_that_is_profiled(tmp_path):
     site = tmp_path / "site"
     (site / "broken-1.dist-info").mkdir(parents=True)

@@ -159,6 +159,7 @@ def test_the_line_leaves_the_programs_own_lines_whole_and_nothing_of_itself(
     assert drawn == [line.format(step)[:room] for step in ("1", "2", "3", "12,000")], "not behind half a line"
 
 
+@pytest.mark.slow
 def test_of_a_script_that_fails_under_xsp_run_the_traceback_alone_is_left(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -190,6 +191,7 @@ def test_a_disk_that_is_full_stops_nobody(tmp_path: Path) -> None:
     shown.end()
 
 
+@pytest.mark.slow
 def test_xsp_run_takes_every_and_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text("import torch\nm = torch.nn.Linear(4, 4).eval()\nfor _ in range(60): m(torch.ones(1, 4))\n")

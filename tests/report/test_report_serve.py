@@ -111,6 +111,7 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path):
         assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_the_page_of_a_run_has_its_kinds_of_steps_and_an_option_puts_one_first(tmp_path, capsys):
     torch = pytest.importorskip("torch")
     first, second = torch.nn.Linear(8, 8), torch.nn.Conv1d(4, 4, 3)

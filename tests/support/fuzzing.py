@@ -9,15 +9,16 @@ from hypothesis import HealthCheck, settings
 TIMES = int(os.environ.get("XSP_FUZZ_TIMES", "1"))
 """How many times as many examples are tried as in the suite."""
 
+settings.register_profile("xsp", deadline=None, derandomize=TIMES == 1, print_blob=True, database=None)
+settings.load_profile("xsp")
+"""For every test that uses Hypothesis, see conftest.py: what fails comes with what it takes to see it again."""
+
 
 def examples(count: int) -> settings:
     """Return how many examples are tried."""
     return settings(
         max_examples=count * TIMES,
-        deadline=None,
-        derandomize=TIMES == 1,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-        database=None,
     )
 
 

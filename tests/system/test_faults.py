@@ -80,7 +80,9 @@ def a_receiver(out: Path) -> Iterator[Receiver]:
         receiver.end(signal.SIGKILL)
 
 
-def interfere(fault: str, program: subprocess.Popen[str], storing: int, receiver: Receiver) -> None:
+def interfere(
+    fault: str, program: subprocess.Popen[str], storing: int, receiver: Receiver, chance: random.Random
+) -> None:
     if fault == "program":
         program.kill()
     elif fault == "receiver":
@@ -93,7 +95,7 @@ def interfere(fault: str, program: subprocess.Popen[str], storing: int, receiver
             else:
                 _, most = resource.prlimit(storing, resource.RLIMIT_FSIZE)
                 resource.prlimit(storing, resource.RLIMIT_FSIZE, (1, most))  # no file takes more than a byte
-                time.sleep(random.uniform(0, 0.05))
+                time.sleep(chance.uniform(0, 0.05))
                 resource.prlimit(storing, resource.RLIMIT_FSIZE, (most, most))
 
 
@@ -106,7 +108,7 @@ def attempt(fault: str, chance: random.Random, run: Path, receiver: Receiver) ->
         assert program.stderr is not None
         said = [program.stdout.readline() for _ in range(1 + chance.randrange(STEPS))]
         time.sleep(chance.uniform(0, 0.005))
-        interfere(fault, program, int(said[0]), receiver)
+        interfere(fault, program, int(said[0]), receiver, chance)
         said += program.stdout.readlines()
         complaint = program.stderr.read()
     assert program.returncode == (-signal.SIGKILL if fault == "program" else 0), complaint
@@ -141,6 +143,7 @@ def test_every_step_that_was_reported_as_stored_is_readable_and_right_and_is_del
         for number, run in enumerate(runs):
             chance = random.Random(SEED + number)
             fault = FAULTS[number % len(FAULTS)]
+            print(f"XSP_FAULT_SEED={SEED}, number {number}: {fault}")
             stored = attempt(fault, chance, run, receiver)
             check(run, stored)
             counted[fault] += len(stored)
@@ -326,6 +329,7 @@ def test_an_interrupt_while_a_step_is_stored_reaches_the_program_and_each_step_i
     def raise_it(*_: object) -> None:
         raise Interrupt
 
+    print(f"XSP_FAULT_SEED={SEED}")
     before = signal.signal(signal.SIGALRM, raise_it)
     stored = set()
     try:

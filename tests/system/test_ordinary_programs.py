@@ -23,8 +23,6 @@ from xsp.health import grade, health
 
 PROGRAMS = Path(__file__).parent / "programs"
 
-pytestmark = pytest.mark.slow
-
 
 @dataclass(frozen=True)
 class Case:
