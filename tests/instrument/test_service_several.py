@@ -221,7 +221,10 @@ def test_handles_come_and_go_while_requests_are_served(service: Service) -> None
 # --- requests at the same time ----------------------------------------------------------------------------
 
 
-def test_calls_at_the_same_time_each_have_their_own_layers_and_operators(service: Service) -> None:
+def test_calls_at_the_same_time_each_have_their_own_layers_and_operators(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xsp.instrumentation.windows.OPEN_NS", 60 * 10**9)
     net, waits = model(), Waits()
     with xsp.instrument(net, waits, sample=1.0, provider=service.provider) as traced:
         thread = threading.Thread(target=requested, args=(service, waits))

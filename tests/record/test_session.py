@@ -500,7 +500,7 @@ def left_out(tmp_path, **wrong):
 @pytest.mark.parametrize(
     "wrong",
     [{"thread": "one"}, {"start_ns": "now"}, {"name": None}, {"flops": object()}, {"stream": 1 << 70}, {"dur_ns": 0.5}],
-    ids=str,
+    ids=["thread", "start_ns", "name", "flops", "stream", "dur_ns"],
 )
 def test_a_collector_whose_spans_hold_what_no_column_does_loses_its_rows_and_no_step(tmp_path, wrong):
     run = left_out(tmp_path, **wrong)

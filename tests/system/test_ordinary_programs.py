@@ -181,14 +181,15 @@ def test_a_wait_for_data_belongs_to_the_step_that_uses_its_batch(every: str, wor
 
 
 def test_a_loop_that_waits_for_its_data_is_said_to(tmp_path: Path) -> None:
-    found = profiled("data_bound.py", tmp_path)
+    """The loader takes 80 ms and a step 1 ms, so that no load of the machine turns that around."""
+    found = profiled("data_bound.py --load-ms 80 --iterations 80", tmp_path)
     assert any("data" in finding.text for finding in health(found.trace) if finding.severity != "good")
     assert grade(health(found.trace)).letter != "A"
     a1 = xsp.analyses.A1(found.trace).df()
     latency, rate = a1["latency_ms"][0], a1["loop_samples_per_s"][0]
     lap = found.said["kinds"]["training"]
     assert latency < lap["lap_ms"] / 2
-    assert 0.5 * 8e3 / lap["lap_ms"] < rate < 8e3 / 21, "no loop is faster than its loader"
+    assert 0.5 * 8e3 / lap["lap_ms"] < rate < 8e3 / 80, "no loop is faster than its loader"
 
 
 def test_a_program_of_several_kinds_has_figures_of_each(tmp_path: Path) -> None:
