@@ -34,6 +34,11 @@ def _left_behind() -> dict[str, object]:
     return {**ours, **hooks, "active profile": session._active}
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name what is compressed by that: its bytes hold the time, and all processes have to see the same names."""
+    return "gzip" if isinstance(val, bytes) and val.startswith(b"\x1f\x8b") else None
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     before = _left_behind()
