@@ -7,7 +7,6 @@ import json
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 import xsp  # noqa: E402
 from xsp_collectors import language  # noqa: E402
@@ -15,6 +14,7 @@ from xsp_collectors import language  # noqa: E402
 
 @pytest.mark.slow
 def test_a_language_models_span_speaks_of_generation(tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=64, n_positions=32)
     model = transformers.GPT2LMHeadModel(config).eval()
     with xsp.profile("gpt2", out=tmp_path / "run", collectors=["modules"], warmup=0, levels="M/L") as prof:

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torchvision")
-pytest.importorskip("timm")
-pytest.importorskip("transformers")
-
 import same_results
+
+MISSING = [name for name in ("torchvision", "timm", "transformers") if find_spec(name) is None]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 
 FEW = ("torchvision:squeezenet1_1", "transformers:bert?num_hidden_layers=1&hidden_size=64&num_attention_heads=2")
 
