@@ -36,6 +36,7 @@ from parts.turns import Condition, Group
 from xsp import semconv, table
 from xsp.otlp import encode
 from xsp.otlp.ordered import Ordered
+from xsp.run import Run
 
 GOAL = 100
 STEP = 10_000
@@ -89,7 +90,7 @@ def write_segments(folder: Path, spans: int) -> list[Path]:
 
 
 def resource_of(level: int, rank: int, process: int | None) -> Mapping[str, str | int]:
-    return semconv.resource(RUN, level, rank, process)
+    return semconv.resource(Run.of(RUN), level, rank, process)
 
 
 # --- xsp --------------------------------------------------------------------------------------------------

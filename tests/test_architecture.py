@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
     {"errors", "identity", "schema", "scrub", "summary", "version"},
-    {"clock", "collector", "cost", "levels", "semconv"},
-    {"device", "plugins", "rundir", "table", "xsp_collectors"},
+    {"clock", "collector", "cost", "levels", "run"},
+    {"device", "plugins", "rundir", "semconv", "table", "xsp_collectors"},
     {"importers", "samples"},
     {"correlate"},
     {"store"},

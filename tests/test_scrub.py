@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from xsp.scrub import HIDDEN, KEEP, command, plain, plain_within
+from xsp.run import Run
+from xsp.scrub import HIDDEN, KEEP, command, plain
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_a_password_with_a_slash_and_one_in_json_are_hidden() -> None:
 
 def test_a_terminal_gets_signs_for_what_it_would_do() -> None:
     assert plain("a\x1b[2Jb\u202ec\x9bd") == "a␛[2Jb\ufffdc\ufffdd"
-    assert plain_within({"a\n": ["b\x07", 5, None, {"c": "\x1b"}]}) == {"a␊": ["b␇", 5, None, {"c": "␛"}]}
+    assert Run.of({"a\n": ["b\x07", 5, None, {"c": "\x1b"}]}) == {"a␊": ["b␇", 5, None, {"c": "␛"}]}
 
 
 @pytest.mark.parametrize(

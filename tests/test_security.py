@@ -20,6 +20,7 @@ from xsp.analyses import ANALYSES
 from xsp.errors import AnalysisError, TraceError, XspError
 from xsp.ingest import jobs
 from xsp.report import html
+from xsp.run import Run
 from xsp.schema import COLUMNS
 from xsp.testing import spans, trace_of
 
@@ -296,7 +297,7 @@ def test_what_waits_in_a_receivers_directory_is_no_sql(tmp_path: Path) -> None:
 @pytest.mark.parametrize("identity", ["/tmp/x", "../../x", "a/../../../x", "..", "\0"])
 def test_the_directory_of_an_imported_run_lies_where_it_was_asked_for(tmp_path: Path, identity: str) -> None:
     for run in ({"id": identity}, {"name": identity, "id": identity}):
-        assert (tmp_path / jobs.name_of(run)).resolve().parent == tmp_path
+        assert (tmp_path / jobs.name_of(Run.of(run))).resolve().parent == tmp_path
 
 
 def test_the_engine_loads_no_extension_and_asks_no_network() -> None:

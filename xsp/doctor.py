@@ -133,7 +133,7 @@ def measure(runs: Sequence[str]) -> Iterator[str]:
     contents = {place: rundir.read_run(place) for place in places}
     processor = device.cpu_model()
     for place, content in contents.items():
-        if content.get("machine", {}).get("cpu") != processor:
+        if content.machine.cpu != processor:
             raise UsageError(f"{place}: the run is not of this machine; measure where it was recorded")
     found: dict[str, Any] = {}
     for each in ceilings.measure(processor):
@@ -141,6 +141,5 @@ def measure(runs: Sequence[str]) -> Iterator[str]:
         peaks = ", ".join(f"{kind} {peak / 1e12:.3g}" for kind, peak in each.vector.items())
         yield f"{each.name}: {peaks} TFLOP/s, {each.bytes_per_s / 1e9:.4g} GB/s"
     for place, content in contents.items():
-        machine = {**content["machine"], "ceilings": found}
-        rundir.write_run(place, {**content, "machine": machine})
+        rundir.write_run(place, content | {"machine": content.machine | {"ceilings": found}})
         yield f"{place}: kept"

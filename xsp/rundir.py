@@ -29,21 +29,18 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from xsp.errors import OutputError, TraceError, UnwritableError
-from xsp.scrub import plain_within
+from xsp.run import RANKS, Run
 
 FORMAT = 1
 MOST_OF_A_RUN = 256 << 20
 """Bytes of a `run.json`; its checksums are some 60 for each step."""
 
 RUN_FILE = "run.json"
-RANKS = "ranks"
-"""Kind of a directory that holds a run for each rank of a distributed program."""
-
 STEPS = "steps"
 SAMPLES = "samples"
 WAITING = "arrived"
@@ -194,8 +191,8 @@ def lock(folder: Path) -> int | None:
 def _clear(run: Path) -> None:
     """Remove what xsp wrote, and nothing else."""
     ranks = [part.name for part in rank_parts(run)]
-    for part in dict.fromkeys([*read_run(run).get("parts", []), *ranks, SERIALISED]):
-        child = (run / str(part)).resolve()
+    for part in dict.fromkeys([*read_run(run).parts, *ranks, SERIALISED]):
+        child = (run / part).resolve()
         if child.parent == run.resolve() and (child / RUN_FILE).is_file():
             with contextlib.suppress(TraceError):  # a part that cannot be read stays
                 _clear(child)
@@ -214,9 +211,14 @@ def _remove_empty(directory: Path) -> None:
         directory.rmdir()
 
 
-def write_run(run: Path, content: dict[str, Any]) -> None:
-    """Write `run.json` in one piece; bytes of an argument, or of another text, that are no UTF-8 are question marks."""
-    text = json.dumps({"format": FORMAT, **content}, indent=2, sort_keys=False, ensure_ascii=False)
+def write_run(run: Path, content: Mapping[str, Any]) -> None:
+    """Write `run.json` in one piece; bytes of an argument, or of another text, that are no UTF-8 are question marks.
+
+    Args:
+        run: the run directory.
+        content: a `Run`, or what makes one.
+    """
+    text = json.dumps({"format": FORMAT, **Run.of(content).content}, indent=2, sort_keys=False, ensure_ascii=False)
     write_whole(run / RUN_FILE, text.encode("utf-8", "replace"))
 
 
@@ -239,7 +241,7 @@ def write_whole(path: Path, content: bytes) -> None:
         raise UnwritableError(f"{path}: cannot be written ({error.strerror})") from error
 
 
-def read_run(run: Path) -> dict[str, Any]:
+def read_run(run: Path) -> Run:
     """Read `run.json`.
 
     Raises:
@@ -251,38 +253,48 @@ def read_run(run: Path) -> dict[str, Any]:
     if not path.is_file():
         raise TraceError(f"{run}: not a run directory, {RUN_FILE} is missing; give the directory that --out named")
     try:
-        content = json.loads(_text(path))
-        found = content["format"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return parsed(_text(path), str(path))
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
         raise TraceError(
             f"{path}: damaged ({error}); the steps in {run / STEPS} can still be loaded one by one"
         ) from error
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def parsed(text: str, place: str) -> Run:
+    """Return what the text of a `run.json` says.
+
+    Args:
+        text: JSON.
+        place: where it stands, for messages.
+
+    Raises:
+        TraceError: a newer xsp wrote it, or a field that tells what else is in the directory is damaged.
+        ValueError: it is no description of a run.
+    """
+    try:
+        content = json.loads(text)
+        found = content["format"]
+        described = Run.of(content)
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
     if type(found) is not int or found > FORMAT:
-        raise TraceError(f"{path}: written in format {found}, this xsp reads up to {FORMAT}; install a newer xsp")
-    wrong = [name for name, fits in _SHAPES.items() if content.get(name) is not None and not fits(content[name])]
-    if wrong:
-        raise TraceError(f"{path}: damaged ({', '.join(wrong)}: not what xsp writes there)")
-    return dict(plain_within(content))  # it may be somebody else's, and is shown in terminals
+        raise TraceError(f"{place}: written in format {found}, this xsp reads up to {FORMAT}; install a newer xsp")
+    wrong = [name for name in _RELIED_ON if name in described.misfits]
+    if wrong or any("\0" in name for name in described.parts):
+        raise TraceError(f"{place}: damaged ({', '.join(wrong) or 'parts'}: not what xsp writes there)")
+    return described
+
+
+_RELIED_ON = ("parts", "ranks", "checksums")
+"""Fields that tell what else is in the directory, and whether it is whole."""
 
 
 def _text(path: Path) -> str:
     if path.stat().st_size > MOST_OF_A_RUN:
         raise ValueError(f"larger than the {MOST_OF_A_RUN >> 20} MB that are read")
     return path.read_text(encoding="utf-8")
-
-
-def _each(kind: type, values: Any) -> bool:
-    return all(isinstance(value, kind) for value in values)
-
-
-_SHAPES: dict[str, Callable[[Any], bool]] = {
-    "parts": lambda value: isinstance(value, list) and _each(str, value) and not any("\0" in name for name in value),
-    **dict.fromkeys(("notes", "ranks"), lambda value: isinstance(value, list) and _each(dict, value)),
-    "checksums": lambda value: isinstance(value, dict) and _each(str, value.values()),
-}
-"""Fields that are relied on to find and to judge what else is in the directory."""
 
 
 def check_inside(run: Path, files: Iterable[Path]) -> None:
@@ -304,7 +316,7 @@ def check_inside(run: Path, files: Iterable[Path]) -> None:
             raise TraceError(f"{file}: a link that leads out of the run directory; put a copy in its place")
 
 
-def read_job(job: Path) -> dict[str, Any]:
+def read_job(job: Path) -> Run:
     """Read `run.json` of a run or of a distributed program; of the latter, what all its ranks say.
 
     A program that was started by torchrun alone leaves runs of its ranks and nothing above them.
@@ -316,19 +328,30 @@ def read_job(job: Path) -> dict[str, Any]:
         TraceError: as `read_run`.
     """
     parts = rank_parts(job)
-    content = read_run(job) if (job / RUN_FILE).is_file() or not parts else {"kind": RANKS}
-    if content.get("kind") != RANKS:
-        return content
+    own = read_run(job) if (job / RUN_FILE).is_file() or not parts else Run.of({"kind": RANKS})
+    if not own.is_job:
+        return own
     ranks = [read_run(part) for part in parts]
-    first = {name: value for name, value in (ranks[0] if ranks else {}).items() if name not in ("finished", "notes")}
-    return {
-        **first,
-        **content,
-        "parts": [part.name for part in parts],
-        "ranks": ranks,
-        "finished": content.get("finished", True) and all(rank.get("finished") for rank in ranks),
-        "notes": different(note for rank in ranks for note in rank.get("notes", [])),
-    }
+    return of_ranks(own, ranks) | {"parts": [part.name for part in parts]}
+
+
+def of_ranks(own: Run, ranks: Sequence[Run]) -> Run:
+    """Return the run that several ranks are: the first speaks for all, and what stands above them counts more.
+
+    Args:
+        own: what the launcher said.
+        ranks: in their order.
+    """
+    first = {name: value for name, value in (ranks[0].items() if ranks else ()) if name not in ("finished", "notes")}
+    return Run.of(
+        {
+            **first,
+            **own.content,
+            "ranks": ranks,
+            "finished": own.finished is not False and all(rank.finished for rank in ranks),
+            "notes": different(dict(note) for rank in ranks for note in rank.notes),
+        }
+    )
 
 
 def different(items: Iterable[Any]) -> list[Any]:

@@ -7,7 +7,6 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any
 
 KEEP = "XSP_KEEP_ARGUMENTS"
 """Variable that, set to 1, has values of arguments kept but for those that speak of a secret."""
@@ -139,12 +138,3 @@ def _sign(letter: str) -> str:
     if ord(letter) < 0x20:
         return chr(0x2400 + ord(letter))
     return "\N{REPLACEMENT CHARACTER}" if unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") else letter
-
-
-def plain_within(content: Any) -> Any:
-    """Return what JSON said with all of its texts as `plain` has them."""
-    if isinstance(content, str):
-        return plain(content)
-    if isinstance(content, dict):
-        return {plain(key): plain_within(each) for key, each in content.items()}
-    return [plain_within(each) for each in content] if isinstance(content, list) else content

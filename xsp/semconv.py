@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from xsp.run import Run
 from xsp.schema import COLUMNS, Kind, Level
 from xsp.version import __version__
 
@@ -101,7 +102,7 @@ def level_of(name: str) -> int:
 
 
 def resource(
-    run: Mapping[str, Any], level: int, rank: int = 0, process: int | None = None, service: str = SERVICE
+    run: Run, level: int, rank: int = 0, process: int | None = None, service: str = SERVICE
 ) -> dict[str, str | int]:
     """Return the attributes of the resource of one level's spans in one process.
 
@@ -109,34 +110,33 @@ def resource(
     same on all resources of a host, because Jaeger takes clocks of different hosts to differ.
 
     Args:
-        run: content of `run.json`, possibly of several ranks; what it lacks is left out.
+        run: possibly of several ranks; what it lacks is left out.
         level: of the spans.
         rank: of the process in its job.
         process: id of the process, where it is known.
         service: what the program is called.
     """
-    own = next((part for part in run.get("ranks", ()) if part.get("rank") == rank), run)
-    machine = own.get("machine", {})
+    own = next((part for part in run.ranks if part.rank == rank), run)
     known: dict[str, Any] = {
         "service.name": f"{service}.{level_name(level)}",
-        "service.version": own.get("xsp"),
-        "service.instance.id": own.get("id"),
+        "service.version": own.xsp,
+        "service.instance.id": own.id,
         "telemetry.sdk.name": "xsp",
         "telemetry.sdk.language": "python",
-        "telemetry.sdk.version": own.get("xsp", __version__),
-        "host.id": own.get("host"),
-        "host.name": own.get("host"),
-        "host.cpu.model.name": machine.get("cpu"),
-        "process.runtime.version": machine.get("python"),
-        PROCESS: process if process is not None else own.get("process"),
-        RUN_ID: own.get("id"),
-        RUN_NAME: own.get("name"),
+        "telemetry.sdk.version": own.xsp or __version__,
+        "host.id": own.host,
+        "host.name": own.host,
+        "host.cpu.model.name": own.machine.cpu,
+        "process.runtime.version": own.machine.python,
+        PROCESS: process if process is not None else own.process,
+        RUN_ID: own.id,
+        RUN_NAME: own.name or None,
         RANK: rank,
-        LOCAL_RANK: own.get("local_rank"),
-        WORLD_SIZE: own.get("world_size"),
+        LOCAL_RANK: own.local_rank,
+        WORLD_SIZE: own.world_size,
     }
-    if level >= Level.KERNEL and machine.get("devices"):
-        known |= {"hw.type": "gpu", "hw.name": ", ".join(sorted(set(machine["devices"])))}
+    if level >= Level.KERNEL and own.machine.devices:
+        known |= {"hw.type": "gpu", "hw.name": ", ".join(sorted(set(own.machine.devices)))}
     return {name: value for name, value in known.items() if value is not None}
 
 
@@ -153,7 +153,7 @@ def nested(attributes: Mapping[str, Any]) -> str | None:
     return json.dumps({key.removeprefix(OWN): value for key, value in attributes.items()}) if attributes else None
 
 
-def run_span_name(run: Mapping[str, Any]) -> str:
+def run_span_name(run: Run) -> str:
     """Return how a run's own span is called."""
-    rank = f" rank {run['rank']}" if run.get("world_size", 1) > 1 else ""
-    return f"{Kind.RUN} {run.get('name', '')}{rank}"
+    rank = f" rank {run.rank or 0}" if (run.world_size or 1) > 1 else ""
+    return f"{Kind.RUN} {run.name}{rank}"

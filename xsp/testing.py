@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from xsp.collector import Collector
@@ -97,7 +97,7 @@ def tree(step: Iterable[Span]) -> str:
     return "\n".join(lines)
 
 
-def trace_of(rows: Iterable[Span], run: dict[str, Any] | None = None) -> Trace:
+def trace_of(rows: Iterable[Span], run: Mapping[str, Any] | None = None) -> Trace:
     """Return the trace of fabricated spans: each step correlated, all merged, in memory.
 
     Spans without a step are step 0; each rank has steps of its own. A step without a rung is at that of its deepest

@@ -111,7 +111,8 @@ def test_layers_that_came_went_and_were_renamed() -> None:
 
 def test_what_differs_beside_the_times_comes_first() -> None:
     a, b = run(NET), run(NET, repeats=4)
-    a.run["machine"], b.run["machine"] = {"cores": 2, "packages": {"torch": "2.1"}}, {"cores": 8}
+    a.run |= {"machine": {"cores": 2, "packages": {"torch": "2.1"}}}
+    b.run |= {"machine": {"cores": 8}}
     assert [tuple(each) for each in compare(a, b).differences] == [
         ("timed steps", "M/L/G: 6", "M/L/G: 4"),
         ("cores", "2", "8"),
@@ -207,9 +208,10 @@ def test_runs_of_two_programs_on_one_side_are_refused_and_so_is_a_side_without_a
 def test_what_differs_within_a_side_only_is_no_difference_between_the_sides() -> None:
     a, b = starts(100, 101), starts(100, 101)
     for side in (a, b):
-        side[0].run["machine"], side[1].run["machine"] = {"cores": 2}, {"cores": 4}
+        side[0].run |= {"machine": {"cores": 2}}
+        side[1].run |= {"machine": {"cores": 4}}
     assert compare(a, b).differences == []
-    b[1].run["machine"] = {"cores": 8}
+    b[1].run |= {"machine": {"cores": 8}}
     assert [tuple(each) for each in compare(a, b).differences] == [("cores", "2 | 4", "2 | 8")]
 
 
@@ -259,7 +261,7 @@ def test_all_runs_are_compared_by_the_same_kind_of_step(monkeypatch: pytest.Monk
     def two_kinds(place: str, kind: int | None = None, **_: object) -> Trace:
         heaviest = 1 if place == "a1" else 0
         trace = run(NET, name=place)
-        trace.run["kinds"] = [{"kind": 0, "name": "generator"}, {"kind": 1, "name": "critic"}]
+        trace.run |= {"kinds": [{"kind": 0, "name": "generator"}, {"kind": 1, "name": "critic"}]}
         trace.con.execute(f"UPDATE alike SET step_kind = {heaviest if kind is None else kind}")
         return trace
 

@@ -12,6 +12,7 @@ from xsp.device import ceilings
 from xsp.device import machine as device
 from xsp.device.ceilings import Ceiling, ceiling
 from xsp.errors import AnalysisError, UsageError
+from xsp.run import Run
 
 
 @pytest.mark.parametrize(
@@ -73,9 +74,9 @@ def test_every_quote_has_a_source_and_figures_of_a_sensible_size():
 
 def test_what_was_measured_counts_before_what_is_quoted():
     measured = Ceiling("Tesla T4", {"fp32": 7e12}, {}, 250e9, "measured").content()
-    run = {"machine": {"devices": ["Tesla T4"], "cpu": "a cpu", "ceilings": {"Tesla T4": measured}}}
+    run = Run.of({"machine": {"devices": ["Tesla T4"], "cpu": "a cpu", "ceilings": {"Tesla T4": measured}}})
     assert ceilings.of_run(run, on_device=True).ideal_intensity() == 28
-    assert ceilings.of_run({"machine": {"devices": ["Tesla T4"]}}, on_device=True).peak() == 8.1e12
+    assert ceilings.of_run(Run.of({"machine": {"devices": ["Tesla T4"]}}), on_device=True).peak() == 8.1e12
     with pytest.raises(AnalysisError, match="was not measured"):
         ceilings.of_run(run, on_device=False)
 
@@ -94,7 +95,7 @@ def test_what_was_measured_counts_before_what_is_quoted():
 )
 def test_a_run_that_says_anything_else_is_refused_with_a_reason(machine, reason):
     with pytest.raises(AnalysisError, match=reason):
-        ceilings.of_run({"machine": machine}, on_device=True)
+        ceilings.of_run(Run.of({"machine": machine}), on_device=True)
 
 
 def test_a_processor_is_measured_and_its_ceiling_kept_in_the_run(tmp_path: Path, monkeypatch):

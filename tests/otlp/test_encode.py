@@ -26,6 +26,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from xsp.otlp import encode, ordered
 from xsp.otlp.encode import Request, requests
+from xsp.run import Run
 
 LINKS = Column("links", "VARCHAR", "")
 TRACE, OTHER = "0af7651916cd43dd8448eb211c80319c", "0000000000000000000000000000000f"
@@ -40,7 +41,7 @@ def spans_in(con: duckdb.DuckDBPyConnection, spans: list[Span], links: list[str 
 
 
 def resource_of(level: int, rank: int, process: int | None) -> Mapping[str, str | int]:
-    return semconv.resource({"id": "run"}, level, rank, process)
+    return semconv.resource(Run.of({"id": "run"}), level, rank, process)
 
 
 def sent(spans: list[Span], links: list[str | None] | None = None, **limits: int) -> list[Request]:

@@ -13,6 +13,7 @@ from xsp import table
 from xsp.analyses import A1, program_loop
 from xsp.health import grade, health
 from xsp.record.loop import FOLDED_NS, UNKNOWN, WHOLE, Loop, Row, Status
+from xsp.run import Otel
 from xsp.schema import Level, Span
 from xsp.store import loop
 from xsp.store.iterations import coldness, iterations
@@ -247,7 +248,7 @@ def test_a_host_that_runs_ahead_of_a_device_waits_before_the_next_recorded_step(
 
 # --- over OTLP ------------------------------------------------------------------------------------------------
 
-RUN = {"otel": {"trace_id": "ab" * 16, "span_id": "cd" * 8}}
+RUN = Otel.of({"trace_id": "ab" * 16, "span_id": "cd" * 8})
 
 
 def stored(tmp_path: Path, *rows: Row) -> Any:

@@ -445,7 +445,7 @@ def test_without_samples_the_analyses_say_why() -> None:
     empty = beside([])
     analyses = xsp.analyses.ANALYSES
     assert "nothing was sampled while 's' ran; record with xsp" in str(analyses["samples"].refusal(empty))
-    empty.run["samples"] = {"absent": {"nvml": "no driver"}}
+    empty.run |= {"samples": {"absent": {"nvml": "no driver"}}}
     assert str(analyses["samples-timeline"].refusal(empty)).endswith("nvml: no driver")
     assert str(analyses["throttling"].refusal(empty)).endswith("(no driver)")
 
@@ -469,7 +469,7 @@ def test_health_names_devices_whose_clocks_were_held_down() -> None:
 def test_health_names_the_rank_where_there_are_several() -> None:
     rows = [row._replace(rank=rank) for rank in (0, 1) for row in held(0x20, 0x0, 0x20 * rank, 0x0)]
     both = beside(rows, STEPS + STEPS.replace("step=", "rank=1 step="))
-    both.run["ranks"] = [{}, {}]
+    both.run |= {"ranks": [{}, {}]}
     assert [text.partition(";")[0] for _, _, text in said(both)] == [
         "rank 0, device 0: clocks were held down (too hot, driver) in 1 of 3 timed steps",
         "rank 1, device 0: clocks were held down (too hot, driver) in 2 of 3 timed steps",
@@ -488,9 +488,9 @@ def test_health_names_others_on_the_device_and_on_the_machine() -> None:
 
 def test_health_says_what_could_not_be_sampled() -> None:
     trace = beside([])
-    trace.run["samples"] = {"absent": {"nvml": "no driver"}, "notes": ["half"], "readings": 10, "missed": 10}
+    trace.run |= {"samples": {"absent": {"nvml": "no driver"}, "notes": ["half"], "readings": 10, "missed": 10}}
     assert [text for _, _, text in said(trace)] == ["half", "10 of 20 readings came too late and were left out"]
-    trace.run["machine"] = {"devices": ["H200"]}
+    trace.run |= {"machine": {"devices": ["H200"]}}
     assert said(trace)[0][2] == "devices were not sampled: no driver"
 
 

@@ -68,12 +68,12 @@ class Analysis:
 
 
 def _how_recorded(trace: Trace, missing: Sequence[Level]) -> str:
-    if "imported" in trace.run and "xsp" not in trace.run:  # of another profiler
+    if trace.run.imported is not None and trace.run.xsp is None:  # of another profiler
         return "(imported); torch.profiler records modules with with_stack and with_modules, shapes with record_shapes"
-    if trace.run.get("levels") == "M/L/G" and Level.KERNEL not in missing:
+    if trace.run.levels == "M/L/G" and Level.KERNEL not in missing:
         return "(no step was recorded so deep, of M/L/G); run more steps, or with a larger budget"
     where = " on a machine with a GPU" if Level.KERNEL in missing else ""
-    return f"(recorded with {trace.run.get('levels', 'unknown levels')}); record again with --levels M/L/G{where}"
+    return f"(recorded with {trace.run.levels or 'unknown levels'}); record again with --levels M/L/G{where}"
 
 
 def analysis(

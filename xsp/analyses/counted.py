@@ -173,9 +173,10 @@ def _counts(trace: Trace) -> Iterator[_Count]:
         for metric, value in (told.get("counters") or {}).items():
             if isinstance(value, (int, float)):
                 yield _Count(kernel or counted.get("kernel"), operator, call, metric, 1, value, value, value)
-    for each in (trace.run.get("counters") or {}).get("apart") or ():
-        kernel = each["kernel"] if each["kernel"] != NAMELESS else None
-        yield _Count(kernel, None, None, each["metric"], each["kernels"], each["sum"], each["least"], each["most"])
+    for each in trace.run.counters.apart if trace.run.counters is not None else ():
+        if each.kernels:
+            kernel = each.kernel if each.kernel != NAMELESS else None
+            yield _Count(kernel, None, None, each.metric, each.kernels, each.sum, each.least, each.most)
     yield from _of_ncu(trace)
 
 

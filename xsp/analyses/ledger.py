@@ -61,10 +61,10 @@ def LEDGER(trace: Trace) -> Table:
 def _explained(trace: Trace, before: int, level: int) -> float | None:
     """Return spans times calibrated cost, in nanoseconds, over the levels that a rung adds."""
     total = None
-    for cost in trace.run.get("costs", {}).values():
-        if before < cost["level"] <= level:
-            spans = trace.con.execute("SELECT count(*) FROM merged WHERE level = ?", [cost["level"]]).fetchall()[0][0]
-            total = (total or 0.0) + spans * cost["ns_per_span"]
+    for cost in trace.run.costs.values():
+        if before < cost.level <= level:
+            spans = trace.con.execute("SELECT count(*) FROM merged WHERE level = ?", [cost.level]).fetchall()[0][0]
+            total = (total or 0.0) + spans * cost.ns_per_span
     return total
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from xsp.analyses.contract import Table, analysis, values
+from xsp.run import StepKind
 from xsp.store.iterations import Iteration, iterations
 from xsp.store.trace import Trace
 
@@ -43,13 +44,18 @@ def LOOP(trace: Trace) -> Table:
     return values(trace, "the_loop", _COLUMNS, [*_jobs(trace, found), *rows] if several else rows)
 
 
+def _kind(trace: Trace, each: Iteration) -> StepKind | None:
+    return kinds_of(trace, each.rank).get(each.kind) if each.kind is not None else None
+
+
 def _row(trace: Trace, each: Iteration, scope: str) -> tuple[Any, ...]:
-    said = kinds_of(trace, each.rank).get(each.kind, {})
+    said = _kind(trace, each)
+    name, batch_source = (said.name, said.batch_source) if said is not None else (None, None)
     ends = each.ends
     return (
-        scope, each.kind, said.get("name"), each.steps, each.recorded, _ms(each.mean_ns), _ms(each.step_ns),
+        scope, each.kind, name, each.steps, each.recorded, _ms(each.mean_ns), _ms(each.step_ns),
         _ms(each.data_ns), _ms(each.between_ns), each.samples_per_s, 100 * each.share, _ms(ends.lo if ends else None),
-        _ms(ends.hi if ends else None), each.samples, said.get("batch_source"), FROM[each.disturbed],
+        _ms(ends.hi if ends else None), each.samples, batch_source, FROM[each.disturbed],
     )  # fmt: skip
 
 
@@ -57,7 +63,8 @@ def _jobs(trace: Trace, found: list[Iteration]) -> Iterator[tuple[Any, ...]]:
     """Yield the job's row of each kind that all ranks have: ranks wait for each other, so the slowest one tells."""
     by_name: dict[str, list[Iteration]] = defaultdict(list)
     for each in found:
-        by_name[str(kinds_of(trace, each.rank).get(each.kind, {}).get("name"))].append(each)
+        said = _kind(trace, each)
+        by_name[said.name if said is not None else ""].append(each)
     ranks = len({each.rank for each in found})
     for name, those in by_name.items():
         if len(those) < ranks or any(each.mean_ns is None for each in those):
@@ -70,11 +77,10 @@ def _jobs(trace: Trace, found: list[Iteration]) -> Iterator[tuple[Any, ...]]:
         yield (*row[:2], name, *row[3:])
 
 
-def kinds_of(trace: Trace, rank: int) -> Mapping[int, Mapping[str, Any]]:
+def kinds_of(trace: Trace, rank: int) -> Mapping[int, StepKind]:
     """Return what `run.json` says of the kinds of steps of a rank, by number."""
-    runs = trace.run.get("ranks") or [trace.run]
-    own = next((run for run in runs if run.get("rank", 0) == rank), trace.run)
-    return {each["kind"]: each for each in own.get("kinds") or ()}
+    own = next((run for run in trace.run.each_rank if (run.rank or 0) == rank), trace.run)
+    return {each.kind: each for each in own.kinds}
 
 
 def _ms(nanoseconds: float | None) -> float | None:

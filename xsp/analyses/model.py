@@ -100,9 +100,8 @@ def _around(trace: Trace, batch: int | None) -> tuple[float | None, ...]:
 
 
 def _source(trace: Trace) -> str | None:
-    kinds = kinds_of(trace, trace.rank)
-    found = kinds.get(trace.kind, {}).get("batch_source") if trace.kind is not None else None
-    return str(found) if found is not None else None
+    found = kinds_of(trace, trace.rank).get(trace.kind) if trace.kind is not None else None
+    return found.batch_source if found is not None else None
 
 
 class Optimum(NamedTuple):

@@ -6,6 +6,8 @@ of a time, a reading stands for all of it up to the next one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from xsp.analyses.contract import Table, analysis
 from xsp.samples.nvml import MASK, WHILE
 from xsp.schema import Kind
@@ -54,9 +56,9 @@ def _why_no_masks(trace: Trace) -> str | None:
     return f"reasons for lower clocks were not sampled ({reason})"
 
 
-def _absent(trace: Trace) -> dict[str, str]:
+def _absent(trace: Trace) -> Mapping[str, str]:
     """Return which samplers could not be had, and why."""
-    return (trace.run.get("samples") or {}).get("absent") or {}
+    return trace.run.samples.absent if trace.run.samples is not None else {}
 
 
 @analysis("samples", "Power, clocks, memory and use", unless=_why_none)

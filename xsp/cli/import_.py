@@ -18,7 +18,8 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+
+from xsp.run import Run
 
 SUMMARY = "read traces of other profilers, OTLP files or Jaeger's traces"
 
@@ -41,12 +42,9 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _say(place: Path, run: dict[str, Any]) -> None:
-    from xsp.scrub import plain
-
-    imported = run["imported"]
-    read = sum(source["spans"] for source in imported["sources"])
+def _say(place: Path, run: Run) -> None:
+    read = sum(source.spans or 0 for source in run.imported.sources) if run.imported is not None else 0
     print(f"{place}: {read} spans read")
-    for note in run["notes"]:
-        if note["source"] == "import":
-            print(f"  {plain(note['text'])}", file=sys.stderr)
+    for note in run.notes:
+        if note.source == "import":
+            print(f"  {note.text}", file=sys.stderr)

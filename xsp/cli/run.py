@@ -120,7 +120,7 @@ def run(given: argparse.Namespace) -> int:
         counters.once_more(lambda: count(how, run))
     if not given.quiet:
         _show(run)
-    elif reason := rundir.read_job(run).get("empty"):
+    elif reason := rundir.read_job(run).empty:
         say(f"{run}: no step was stored: {reason}")
     return code
 

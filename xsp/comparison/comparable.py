@@ -59,27 +59,32 @@ def _phases(trace: Trace) -> list[str]:
 
 
 def _facts(trace: Trace) -> Iterator[tuple[str, Any]]:
-    run, machine = trace.run, trace.run.get("machine", {})
+    run, machine = trace.run, trace.run.machine
     work = trace.con.execute(
         f"SELECT max(batch_size), min(input_shapes) FILTER (kind = '{Kind.FORWARD}'), "
         f"min(dtype) FILTER (kind = '{Kind.FORWARD}') FROM merged"
     ).fetchall()[0]
     yield "a step does", ["forward", *_phases(trace)]
     yield "kind of step", kind_name(trace)
-    yield "batch size", run.get("batch_size") or work[0]
+    yield "batch size", run.batch_size or work[0]
     yield "input shapes", work[1]
     yield "element type", work[2]
-    yield "ranks", run.get("world_size")
+    yield "ranks", run.world_size
     yield "levels seen", [level.name.lower() for level in Level if trace.has(level)]
     yield "steps timed at", [rung_name(rung.level) for rung in trace.rungs]
     yield "timed steps", {rung_name(rung.level): rung.steps for rung in trace.rungs}
-    yield "finished", run.get("finished")
-    yield "collectors", run.get("collectors")
-    for name in ("cpu", "cores", "memory_bytes", "devices", "system", "kernel", "python", "torch_threads"):
-        yield name.replace("_", " "), machine.get(name)
-    for name, version in sorted((machine.get("packages") or {}).items()):
-        yield name, version
-    yield "xsp", run.get("xsp")
+    yield "finished", run.finished
+    yield "collectors", run.collectors if "collectors" in run else None
+    yield "cpu", machine.cpu
+    yield "cores", machine.cores
+    yield "memory bytes", machine.memory_bytes
+    yield "devices", machine.devices if "devices" in machine else None
+    yield "system", machine.system
+    yield "kernel", machine.kernel
+    yield "python", machine.python
+    yield "torch threads", machine.torch_threads
+    yield from sorted(machine.packages.items())
+    yield "xsp", run.xsp
 
 
 def _text(value: Any) -> str:
@@ -130,7 +135,7 @@ def load_like(other: Trace | None, path: Path, kind: int | str | None = None, sk
     trace = runs.load(path, kind=kind, skip_damaged=skip_damaged)
     if other is None or kind is not None or kind_name(other) in (None, kind_name(trace)):
         return trace
-    wanted = [each["kind"] for each in trace.run.get("kinds") or () if each.get("name") == kind_name(other)]
+    wanted = [each.kind for each in trace.run.kinds if each.name == kind_name(other)]
     if not wanted:
         return trace
     try:
@@ -141,6 +146,5 @@ def load_like(other: Trace | None, path: Path, kind: int | str | None = None, sk
 
 def kind_name(trace: Trace) -> str | None:
     """Return the name of the kind of step that a trace's figures are of; None where nothing tells kinds."""
-    kinds = {each.get("kind"): each.get("name") for each in trace.run.get("kinds") or ()}
-    found = kinds.get(trace.kind)
-    return None if found is None else str(found)
+    own = trace.kind
+    return next((each.name for each in trace.run.kinds if each.kind == own), None)

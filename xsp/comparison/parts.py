@@ -46,7 +46,7 @@ def launches(trace: Trace) -> list[Series]:
 
 
 def _of_devices(trace: Trace, analysis: Analysis, sums: str, group: str) -> list[Series]:
-    if not trace.has(Level.KERNEL) or len(trace.run.get("kinds") or ()) > 1:  # they are over steps of all kinds
+    if not trace.has(Level.KERNEL) or len(trace.run.kinds) > 1:  # they are over steps of all kinds
         return []
     rows = analysis(trace).aggregate(sums, group).order("1").fetchall()
     ((windows,),) = trace.con.execute(  # a step of a device; where nothing tells steps, all that it did is one

@@ -54,8 +54,8 @@ def _unmarked(run: Path) -> str | None:
     if not (run / rundir.RUN_FILE).is_file():
         return None
     content = rundir.read_run(run)
-    if MARKS in content["absent"]:
-        return str(content["absent"][MARKS])
+    if MARKS in content.absent:
+        return content.absent[MARKS]
     if not rundir.segments(run):
-        return f"the program did no step after its warm-up of {content['warmup']} steps: lower --warmup"
+        return f"the program did no step after its warm-up of {content.warmup} steps: lower --warmup"
     return None

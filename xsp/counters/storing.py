@@ -19,6 +19,7 @@ from xsp.device import metrics
 from xsp.device.metrics import Figures
 from xsp.errors import TraceError, UsageError
 from xsp.ingest import load
+from xsp.run import Run
 from xsp.schema import COLUMNS, Column, Grade, Kind, Level
 from xsp.store.trace import Trace
 from xsp.store.views import NS
@@ -52,8 +53,8 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
         OutputError: the run cannot be written.
     """
     content = rundir.read_job(run)
-    if content.get("parts") or not rundir.segments(run):
-        names = ", ".join(str(run / str(part)) for part in content.get("parts", []))
+    if content.parts or not rundir.segments(run):
+        names = ", ".join(str(run / part) for part in content.parts)
         raise UsageError(f"{run}: has no steps of its own; name the run that the report is of ({names or 'none here'})")
     trace = load.load(run)
     kernels = kernels_of(trace)
@@ -73,7 +74,7 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
 def note_absence(run: Path, reason: str) -> None:
     """Write into a run why it has no counters."""
     content = rundir.read_run(run)
-    rundir.write_run(run, {**content, "absent": {**content.get("absent", {}), SOURCE: reason}})
+    rundir.write_run(run, content | {"absent": {**content.absent, SOURCE: reason}})
 
 
 def kernels_of(trace: Trace) -> list[Kernel]:
@@ -202,12 +203,11 @@ def _lacking(joined: Sequence[Joined], found: Mapping[str, Figures]) -> list[str
     return [f"operations are not known from counters where there is no {names[0]}{more}"] if names else []
 
 
-def _finish(run: Path, content: dict[str, Any], said: dict[str, Any], sentences: Sequence[str]) -> None:
+def _finish(run: Path, content: Run, said: dict[str, Any], sentences: Sequence[str]) -> None:
     """Merge the steps again, and write `run.json`."""
-    notes = [note for note in content.get("notes", []) if note["source"] != SOURCE]
-    notes += [{"source": SOURCE, "text": text} for text in sentences]
-    absent = {name: reason for name, reason in content.get("absent", {}).items() if name != SOURCE}
-    content = {**content, "absent": absent, "counters": said, "notes": notes}
+    notes = [note for note in content.notes if note.source != SOURCE]
+    absent = {name: reason for name, reason in content.absent.items() if name != SOURCE}
+    content = (content | {"absent": absent, "counters": said, "notes": notes}).noted(SOURCE, sentences)
     Store(run).finish(content)
-    if "checksums" in content:
-        rundir.write_run(run, {**content, "checksums": rundir.checksums(run)})
+    if content.checksums:
+        rundir.write_run(run, content | {"checksums": rundir.checksums(run)})

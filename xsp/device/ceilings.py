@@ -18,6 +18,7 @@ from typing import Any
 
 from xsp.clock import monotonic_ns
 from xsp.errors import AnalysisError, UsageError
+from xsp.run import Run
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -103,21 +104,19 @@ def ceiling(name: str) -> Ceiling:
     return Ceiling(name, vector, tensor, entry["memory"] * 1e9, entry["source"])
 
 
-def of_run(run: Mapping[str, Any], on_device: bool) -> Ceiling:
+def of_run(run: Run, on_device: bool) -> Ceiling:
     """Return the ceiling of what a run ran on: as measured there, else as quoted.
 
     Args:
-        run: content of `run.json`.
+        run: what is known of it.
         on_device: whether the work was a device's; else it was the processor's.
 
     Raises:
         AnalysisError: it is not known; the message says how to get it.
     """
-    machine = _mapping(run.get("machine"))
-    devices = machine.get("devices")
-    names = [str(each) for each in devices] if isinstance(devices, list) else []
-    asked = (names[0] if names else None) if on_device else machine.get("cpu")
-    measured = _mapping(machine.get("ceilings")).get(str(asked))
+    devices = run.machine.devices
+    asked = (devices[0] if devices else None) if on_device else run.machine.cpu
+    measured = run.machine.ceilings.get(str(asked))
     if measured is not None:
         return _measured(measured)
     if not on_device:
@@ -129,7 +128,7 @@ def of_run(run: Mapping[str, Any], on_device: bool) -> Ceiling:
         raise AnalysisError(
             'the trace does not say which device it is of: write its name into run.json, "machine": {"devices": [NAME]}'
         )
-    return ceiling(str(asked))
+    return ceiling(asked)
 
 
 def _measured(content: Any) -> Ceiling:
@@ -138,10 +137,6 @@ def _measured(content: Any) -> Ceiling:
         return Ceiling(str(content["name"]), vector, tensor, float(content["bytes_per_s"]), str(content["source"]))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise AnalysisError(f"machine.ceilings in run.json is damaged ({error}); measure again") from error
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _words(name: str) -> set[str]:

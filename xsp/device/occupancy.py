@@ -14,10 +14,11 @@ end, and what other kernels run meanwhile: a measured occupancy is lower.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from xsp.run import Device, Run
 from xsp.schema import Kind, Level
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def resident_blocks(limits: Limits, warps: int, registers: int, shared_bytes: in
     return min(counts)
 
 
-def fill(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> None:
+def fill(con: duckdb.DuckDBPyConnection, run: Run) -> None:
     """Give the kernels of the merged step that have no occupancy an estimate, where launch and device are known.
 
     An estimate of 0 counts as none: the kernel ran. PyTorch writes 0 for blocks with more than 48 KiB of shared
@@ -127,7 +128,7 @@ def fill(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> None:
         con: holds the table `merged`.
         run: what is known of the run; of its machine the `device_properties`.
     """
-    devices = _devices(run)
+    devices = run.machine.device_properties
     if not devices:
         return
     kernels = (
@@ -150,40 +151,34 @@ def fill(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> None:
         )
 
 
-def _devices(run: Mapping[str, Any]) -> list[Any]:
-    machine = run.get("machine")
-    properties = machine.get("device_properties") if isinstance(machine, dict) else None
-    return properties if isinstance(properties, list) else []
-
-
-def _estimates(launches: Iterable[tuple[int | None, str]], devices: list[Any]) -> Iterator[tuple[int, str, float]]:
+def _estimates(
+    launches: Iterable[tuple[int | None, str]], devices: Sequence[Device]
+) -> Iterator[tuple[int, str, float]]:
     for device, attributes in launches:
-        place = device if device is not None and 0 <= device < len(devices) else None
-        properties = devices[place] if place is not None else None
-        if place is None or not isinstance(properties, dict):
+        if device is None or not 0 <= device < len(devices):
             continue
         try:
-            value = _of_launch(json.loads(attributes), properties)
+            value = _of_launch(json.loads(attributes), devices[device])
         except (ValueError, RecursionError):  # of a file that somebody else wrote
             continue
         if value is not None:
-            yield place, attributes, value
+            yield device, attributes, value
 
 
-def _of_launch(launch: Any, device: Mapping[str, Any]) -> float | None:
+def _of_launch(launch: Any, device: Device) -> float | None:
     """Return the estimate of one launch, if its attributes and the device say enough."""
     if not isinstance(launch, dict) or not _are_sizes(launch.get("block")):
         return None
-    registers, shared, sms = launch.get("registers"), launch.get("shared_bytes", 0), device.get("sms")
+    registers, shared = launch.get("registers"), launch.get("shared_bytes", 0)
     if not isinstance(registers, int) or not isinstance(shared, int):
         return None
     return estimate(
-        compute=str(device.get("compute")),
+        compute=str(device.compute),
         threads=prod(launch["block"]),
         registers=registers,
         shared_bytes=shared,
         blocks=prod(launch["grid"]) if _are_sizes(launch.get("grid")) else None,
-        sms=sms if isinstance(sms, int) else None,
+        sms=device.sms,
     )
 
 

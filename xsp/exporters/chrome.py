@@ -21,6 +21,7 @@ from xsp import table
 from xsp.exporters import traceevents, tracks
 from xsp.exporters.contract import Choice, Written, check_steps, whole
 from xsp.exporters.tracks import Placed, Track
+from xsp.run import Device
 from xsp.samples.nvml import HELD, MASK
 from xsp.schema import Column
 from xsp.store.trace import Trace
@@ -115,7 +116,7 @@ def _free(wanted: int | None, taken: set[int]) -> int:
 def _metadata(trace: Trace, found: Sequence[Track], places: Sequence[Place]) -> Iterator[str]:
     """Yield the events that give tracks their names and their order."""
     several = len({track.rank for track in found}) > 1
-    devices = (trace.run.get("machine") or {}).get("devices") or []
+    devices = trace.run.machine.devices
     named: set[int] = set()
     for order, (track, place) in enumerate(zip(found, places, strict=True)):
         if place.pid not in named:
@@ -160,27 +161,23 @@ def _head(trace: Trace, placed: Placed, base: int) -> str:
         "traceName": trace.name,
         "xsp": {"format": FORMAT, "version": __version__, "spans": placed.spans, "ranks": ranks},
     }
-    devices = [_device(number, each) for number, each in enumerate(_properties(trace))]
+    devices = [_device(number, each) for number, each in enumerate(trace.run.machine.device_properties)]
     if devices:
         head["deviceProperties"] = devices
     if len(ranks) == 1:
-        head["distributedInfo"] = {"rank": ranks[0], "world_size": trace.run.get("world_size") or 1}
+        head["distributedInfo"] = {"rank": ranks[0], "world_size": trace.run.world_size or 1}
     return _json(head)[:-1] + ',"traceEvents":[\n'
 
 
-def _properties(trace: Trace) -> list[dict[str, Any]]:
-    return (trace.run.get("machine") or {}).get("device_properties") or []
-
-
-def _device(number: int, properties: dict[str, Any]) -> dict[str, Any]:
+def _device(number: int, properties: Device) -> dict[str, Any]:
     """Return a device's properties under Kineto's names."""
-    major, _, minor = str(properties.get("compute") or "").partition(".")
+    major, _, minor = (properties.compute or "").partition(".")
     found = {
         "id": number,
-        "name": properties.get("name"),
-        "numSms": properties.get("sms"),
-        "totalGlobalMem": properties.get("memory_bytes"),
-        "warpSize": properties.get("warp_size"),
+        "name": properties.name,
+        "numSms": properties.sms,
+        "totalGlobalMem": properties.memory_bytes,
+        "warpSize": properties.warp_size,
         "computeMajor": int(major) if major.isdigit() else None,
         "computeMinor": int(minor) if minor.isdigit() else None,
     }

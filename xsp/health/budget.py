@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from xsp.health.finding import Finding, Severity
 from xsp.levels import recording
+from xsp.run import Budget
 from xsp.store.trace import Trace
 
 
 def findings(trace: Trace) -> Iterator[Finding]:
     """Yield whether each run of a trace kept its budget; nothing for runs without one."""
-    for run in trace.run.get("ranks") or [trace.run]:
-        budget = run.get("budget") or {}
-        if run.get("finished") and budget.get("asked_percent") is not None:
-            yield _kept(budget)
+    for run in trace.run.each_rank:
+        budget = run.budget
+        if run.finished and budget is not None and budget.asked_percent is not None:
+            yield _kept(budget, budget.asked_percent)
             yield from _left_out(budget)
 
 
-def _kept(budget: dict[str, Any]) -> Finding:
-    asked, spent = budget["asked_percent"], budget["overhead_percent"]
-    if spent is None:
+def _kept(budget: Budget, asked: float) -> Finding:
+    spent, low, high = budget.overhead_percent, budget.low_percent, budget.high_percent
+    if spent is None or low is None or high is None:
         return Finding(Severity.NOTE, "budget", "too few steps ran to tell what profiling cost")
-    low, high = budget["low_percent"], budget["high_percent"]
-    if budget.get("given_ns"):
+    if budget.given_ns:
         text = (
             f"recording cost {spent:.2f} % of the loop's time [{low:.2f}, {high:.2f}]: {asked:g} %, and "
-            f"{budget['given_ns'] / 1e9:.2g} s for the first steps of each kind; --budget {asked:g}% gives none away"
+            f"{budget.given_ns / 1e9:.2g} s for the first steps of each kind; --budget {asked:g}% gives none away"
         )
         return Finding(Severity.NOTE, "budget", text)
     text = f"profiling cost {spent:.2f} % of the loop's time [{low:.2f}, {high:.2f}], {asked:g} % were asked for"
@@ -37,7 +36,7 @@ def _kept(budget: dict[str, Any]) -> Finding:
     return Finding(Severity.WARNING if low > asked else Severity.NOTE, "budget", text)
 
 
-def _left_out(budget: dict[str, Any]) -> Iterator[Finding]:
-    for rung, steps in budget.get("left_out", {}).items():
+def _left_out(budget: Budget) -> Iterator[Finding]:
+    for rung, steps in budget.left_out.items():
         why = f"{steps} bare steps earn one of it" if steps else "less deep ones were too dear"
         yield Finding(Severity.NOTE, recording(rung), f"was left out for the budget: {why}")

@@ -12,6 +12,7 @@ from xsp.health import headline
 from xsp.health import samples as samplehealth
 from xsp.health.finding import Finding, Severity
 from xsp.levels import depth, recording, rung_name
+from xsp.run import Steps
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 from xsp.store.views import WHOLE_NS, kernels
@@ -51,11 +52,8 @@ def health(trace: Trace) -> list[Finding]:
         *_library(trace),
         *devicehealth.findings(trace),
         *samplehealth.findings(trace),
-        *(Finding(Severity.NOTE, note["source"], note["text"]) for note in trace.run.get("notes", [])),
-        *(
-            Finding(Severity.NOTE, name, f"was not collected: {reason}")
-            for name, reason in trace.run.get("absent", {}).items()
-        ),
+        *(Finding(Severity.NOTE, note.source, note.text) for note in trace.run.notes),
+        *(Finding(Severity.NOTE, name, f"was not collected: {reason}") for name, reason in trace.run.absent.items()),
     ]
     order = [Severity.WARNING, Severity.NOTE, Severity.GOOD]
     return sorted(findings, key=lambda finding: order.index(finding.severity))
@@ -69,15 +67,15 @@ def grade(findings: Sequence[Finding]) -> Grade:
 
 def _run(trace: Trace) -> list[Finding]:
     findings = []
-    steps = trace.run.get("steps", {})
-    if trace.run.get("finished") is False:
+    steps = trace.run.steps or Steps.of({})
+    if trace.run.finished is False:
         stored = _one(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}'")
         text = f"was interrupted; {stored} steps were stored and are read"
         findings.append(Finding(Severity.WARNING, "run", text, "B"))
-    if steps.get("lost"):
-        findings.append(Finding(Severity.WARNING, "run", f"{steps['lost']} steps were recorded but not stored", "C"))
-    if steps.get("skipped"):
-        findings.append(Finding(Severity.NOTE, "run", f"{steps['skipped']} steps ran beside others, unrecorded"))
+    if steps.lost:
+        findings.append(Finding(Severity.WARNING, "run", f"{steps.lost} steps were recorded but not stored", "C"))
+    if steps.skipped:
+        findings.append(Finding(Severity.NOTE, "run", f"{steps.skipped} steps ran beside others, unrecorded"))
     failed = _one(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}' AND status <> 'ok'")
     if failed:
         findings.append(
@@ -88,11 +86,11 @@ def _run(trace: Trace) -> list[Finding]:
 
 def _ranks(trace: Trace) -> list[Finding]:
     """Say whose figures these are, and which ranks of a distributed program are not there."""
-    ranks = trace.run.get("ranks", [])
+    ranks = trace.run.ranks
     if not ranks:
         return []
     findings = []
-    here, size = {rank.get("rank", 0) for rank in ranks}, ranks[0].get("world_size", 1)
+    here, size = {rank.rank or 0 for rank in ranks}, ranks[0].world_size or 1
     absent = (rank for rank in range(size) if rank not in here)  # an imported run may claim any size
     named = list(islice(absent, RANKS_NAMED))
     if named:
@@ -108,16 +106,16 @@ def _ranks(trace: Trace) -> list[Finding]:
 def _deliveries(trace: Trace) -> list[Finding]:
     """Say what of the run was sent where, and what of it is not there."""
     findings = []
-    for each in trace.run.get("delivery", ()):
-        where, why = each["endpoint"], "; ".join(each["messages"])
-        if each["left"]:
-            text = f"{each['left']} traces were not delivered ({why}); `xsp export --resume` sends them"
+    for each in trace.run.delivery:
+        why = "; ".join(each.messages)
+        if each.left:
+            text = f"{each.left} traces were not delivered ({why}); `xsp export --resume` sends them"
             findings.append(Finding(Severity.WARNING, "delivery", text))
-        if each["rejected"]:
-            text = f"{each['rejected']} spans were rejected ({why})"
+        if each.rejected:
+            text = f"{each.rejected} spans were rejected ({why})"
             findings.append(Finding(Severity.WARNING, "delivery", text))
-        if not each["left"] and not each["rejected"]:
-            text = f"{each['spans']} spans of {each['steps']} steps are at {where}"
+        if not each.left and not each.rejected:
+            text = f"{each.spans} spans of {each.steps} steps are at {each.endpoint}"
             findings.append(Finding(Severity.GOOD, "delivery", text))
     return findings
 
@@ -126,7 +124,7 @@ def _rungs(trace: Trace) -> list[Finding]:
     findings = []
     rungs = trace.rungs
     measured = {rung_name(rung.level) for rung in rungs}
-    for name in trace.run.get("rungs", []):
+    for name in trace.run.rungs:
         if name not in measured:
             text = f"no step was measured in which {depth(name)} are the deepest that is recorded: run more steps"
             findings.append(Finding(Severity.WARNING, recording(name), text, "C"))
@@ -232,7 +230,7 @@ def _structure(trace: Trace) -> list[Finding]:
         trace, f"SELECT count(*) FROM merged WHERE level = {int(Level.LAYER)} AND input_shapes IS NOT NULL"
     )
     alone = len(trace.rungs) == 1 and trace.rungs[0].level > Level.MODEL
-    if trace.has(Level.LAYER) and not described and trace.run and not (alone and trace.run.get("imported")):
+    if trace.has(Level.LAYER) and not described and trace.run and not (alone and trace.run.imported):
         text = "no step with these inputs was described: shapes, memory and operations are unknown"
         findings.append(Finding(Severity.NOTE, "shapes", text))
     unmeasured = _one(trace, "SELECT count(*) FROM merged WHERE true_ns IS NULL")

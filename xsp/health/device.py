@@ -56,10 +56,10 @@ EARLY_NS = 1_000
 
 def findings(trace: Trace) -> Iterator[Finding]:
     """Yield what a reader of the device's figures should know; nothing for a run without devices."""
-    devices = trace.run.get("machine", {}).get("devices") or []
+    devices = trace.run.machine.devices
     work = _work(trace)
     if not work.spans:
-        if trace.run.get("counters"):
+        if trace.run.counters is not None:
             text = "kernels were replayed for their counters, not timed: of the GPU there are `counters`, `op-counters`"
             yield Finding(Severity.WARNING, "device", text, "D")
         elif devices:
@@ -190,11 +190,9 @@ def _stacks(trace: Trace) -> Iterator[Finding]:
     The device waited for the host from the end of its last work to the launch of the next.
     """
     sources = [
-        source
-        for run in (trace.run, *trace.run.get("ranks", ()))
-        for source in (run.get("imported") or {}).get("sources") or ()
+        source for run in (trace.run, *trace.run.ranks) if run.imported is not None for source in run.imported.sources
     ]
-    counts = {name: max((source.get("skipped", {}).get(name, 0) for source in sources), default=0) for name in STACKS}
+    counts = {name: max((source.skipped.get(name, 0) for source in sources), default=0) for name in STACKS}
     recorded = [name for name, count in counts.items() if count]
     if not recorded:
         return

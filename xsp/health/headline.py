@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from xsp import summary
 from xsp.health.finding import Finding, Severity
 from xsp.levels import depth
+from xsp.run import Run
 from xsp.store import iterations
 from xsp.store.iterations import OF_ALIKE, UNDISTURBED
 from xsp.store.loop import BARE
@@ -52,17 +52,16 @@ def findings(trace: Trace) -> Iterator[Finding]:
     yield from _unlike(trace)
 
 
-def _program(run: dict[str, Any]) -> Iterator[Finding]:
+def _program(run: Run) -> Iterator[Finding]:
     """Say how much longer the whole program took for being profiled, and what to type against it."""
-    budget = run.get("budget") or {}
-    percent = budget.get("program_percent")
-    if percent is None:
+    budget = run.budget
+    if budget is None or budget.program_percent is None:
         return
-    spent = {"recording steps": "spent_ns", "starting": "start_ns", "ending": "end_ns"}
-    parts = ", ".join(f"{name} {max(0, budget.get(field, 0)) / 1e9:.2g} s" for name, field in spent.items())
+    percent, asked = budget.program_percent, budget.asked_percent
+    spent = {"recording steps": budget.spent_ns, "starting": budget.start_ns, "ending": budget.end_ns}
+    parts = ", ".join(f"{name} {max(0, ns) / 1e9:.2g} s" for name, ns in spent.items())
     text = f"profiling made the program take {1 + percent / 100:.3g} times as long ({parts})"
-    asked = budget.get("asked_percent")
-    dear = percent > 20 and budget.get("spent_ns", 0) > budget.get("start_ns", 0) + budget.get("end_ns", 0)
+    dear = percent > 20 and budget.spent_ns > budget.start_ns + budget.end_ns
     if dear and (asked is None or asked > 2):
         text += "; `--budget 2%` (budget='2%') records less often"
     yield Finding(Severity.NOTE, "profiling", text)
@@ -100,7 +99,7 @@ def _mixed(trace: Trace) -> Iterator[Finding]:
     here = _here(trace)
     others = [each for each in here if each.kind != trace.kind]
     share = sum(each.share for each in others)
-    names = {each["kind"]: each["name"] for each in trace.run.get("kinds") or ()}
+    names = {each.kind: each.name for each in trace.run.kinds}
     missing = [each for each in others if not each.recorded and each.share > COLD]
     if share >= MIXED:
         named = ", ".join(f"{names.get(each.kind, each.kind)} ({100 * each.share:.0f} %)" for each in others[:3])
@@ -117,7 +116,7 @@ def _mixed(trace: Trace) -> Iterator[Finding]:
 
 
 def _guessed(trace: Trace) -> Iterator[Finding]:
-    kind = next((each for each in trace.run.get("kinds") or () if each["kind"] == trace.kind), None)
+    kind = next((each for each in trace.run.kinds if each.kind == trace.kind), None)
     if kind is not None and kind.get("batch_source") == "guess":
         text = (
             f"samples of a step are guessed from its calls ({kind['batch_size']}): "

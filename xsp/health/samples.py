@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from xsp.health.finding import Finding, Severity
+from xsp.run import Samples
 from xsp.samples.nvml import WHILE
 from xsp.schema import Kind
 from xsp.store.trace import Trace
@@ -29,8 +29,9 @@ def findings(trace: Trace) -> Iterator[Finding]:
     yield from _held_down(trace)
     yield from _others_on_device(trace)
     yield from _others_on_host(trace)
-    for run in trace.run.get("ranks") or [trace.run]:
-        yield from _gaps(run.get("samples") or {}, (run.get("machine") or {}).get("devices") or [])
+    for run in trace.run.each_rank:
+        if run.samples is not None:
+            yield from _gaps(run.samples, run.machine.devices)
 
 
 def _held_down(trace: Trace) -> Iterator[Finding]:
@@ -71,12 +72,12 @@ def _others_on_device(trace: Trace) -> Iterator[Finding]:
 
 def _where(trace: Trace, rank: int, device: int) -> str:
     """Return what a device is called; its rank matters where there are several."""
-    return f"rank {rank}, device {device}" if len(trace.run.get("ranks") or ()) > 1 else f"device {device}"
+    return f"rank {rank}, device {device}" if len(trace.run.ranks) > 1 else f"device {device}"
 
 
 def _others_on_host(trace: Trace) -> Iterator[Finding]:
     """Say how busy others kept the machine; of several ranks each is another to the others."""
-    if len(trace.run.get("ranks") or ()) > 1:
+    if len(trace.run.ranks) > 1:
         return
     ((own, every),) = trace.con.execute(
         f"""
@@ -96,13 +97,13 @@ def _others_on_host(trace: Trace) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, "machine", text)
 
 
-def _gaps(said: dict[str, Any], devices: list[Any]) -> Iterator[Finding]:
+def _gaps(said: Samples, devices: Sequence[str]) -> Iterator[Finding]:
     """Say what could not be sampled; on a machine without a device, that no device was is no news."""
-    if devices and "nvml" in said.get("absent", {}):
-        yield Finding(Severity.NOTE, "samples", f"devices were not sampled: {said['absent']['nvml']}")
-    for text in said.get("notes", ()):
+    if devices and "nvml" in said.absent:
+        yield Finding(Severity.NOTE, "samples", f"devices were not sampled: {said.absent['nvml']}")
+    for text in said.notes:
         yield Finding(Severity.NOTE, "samples", text)
-    readings, missed = said.get("readings", 0), said.get("missed", 0)
+    readings, missed = said.readings, said.missed
     if missed > MISSED * (readings + missed):
         yield Finding(
             Severity.NOTE, "samples", f"{missed} of {readings + missed} readings came too late and were left out"

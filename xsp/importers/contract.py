@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,7 +109,7 @@ class Imported:
 
     rows: Iterator[Row]
     losses: Losses
-    runs: list[dict[str, Any]] = field(default_factory=list)
+    runs: Sequence[Mapping[str, Any]] = ()
     """The `run.json` of each run, with its `id`, as far as the source tells."""
 
 

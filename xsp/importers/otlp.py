@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from xsp import semconv
 from xsp.importers import claims
 from xsp.importers.contract import Losses, Row
+from xsp.run import Run, is_count
 from xsp.schema import COLUMNS, Kind, Level, Span
 
 LARGEST = 256 << 20
@@ -88,7 +89,7 @@ class Reader:
             unit_ns: of the times in the source.
         """
         self.losses = losses
-        self.runs: list[dict[str, Any]] = []
+        self.runs: list[Run] = []
         self.links: set[str] = set()
         """Traces that spans of xsp's link to."""
 
@@ -145,7 +146,7 @@ class Reader:
         attributes = spoken.attributes
         count = attributes.get(f"{FOLD}count")
         if count is not None:
-            self.folded += count if claims.is_count(count) else 0
+            self.folded += count if is_count(count) else 0
             return None
         known = {
             **self._origin(attributes),
@@ -188,15 +189,15 @@ class Reader:
             kind=Kind.USER.value,
             status=failed if spoken.status == _ERROR else "ok",
             collector=_text(part.scope) or None,
-            process=process if claims.is_count(process) else None,
-            thread=thread if claims.is_count(thread) else None,
+            process=process if is_count(process) else None,
+            thread=thread if is_count(thread) else None,
             attributes=_nested(attributes),
         )
 
     def _duration(self, stated: Any, measured_ns: int) -> int:
         """Return the stated duration if the times agree with it, else the difference of the times."""
         slack = 0 if self._unit_ns == 1 else 2 * self._unit_ns
-        if claims.is_count(stated) and abs(stated - measured_ns) <= slack:
+        if is_count(stated) and abs(stated - measured_ns) <= slack:
             return int(stated)
         if stated is not None:
             self.losses.changed["duration taken from start and end, which xsp.duration_ns contradicts"] += 1
@@ -231,14 +232,14 @@ class Reader:
             return
         self._keep(claims.run_of(text, self.losses))
 
-    def _keep(self, run: dict[str, Any] | None) -> None:
+    def _keep(self, run: Run | None) -> None:
         """Keep the latest description of each run."""
-        if run is None:
+        if run is None or run.id is None:
             return
-        place = self._place.setdefault(run["id"], len(self.runs))
+        place = self._place.setdefault(run.id, len(self.runs))
         if place == len(self.runs):
             self.runs.append(run)
-        elif run.get("end_ns", 0) >= self.runs[place].get("end_ns", 0):
+        elif (run.end_ns or 0) >= (self.runs[place].end_ns or 0):
             self.runs[place] = run
 
 
@@ -250,7 +251,7 @@ def _id(form: re.Pattern[str], value: Any, what: str) -> str:
 
 
 def _time(value: Any) -> int:
-    if not claims.is_count(value) or value == 0:
+    if not is_count(value) or value == 0:
         raise Unfit("its times are missing or not valid")
     return int(value)
 
@@ -258,7 +259,7 @@ def _time(value: Any) -> int:
 def _level(value: Any) -> int:
     try:
         level = semconv.level_of(value) if isinstance(value, str) else value
-        if claims.is_count(level) and level < _RANGE["SMALLINT"]:
+        if is_count(level) and level < _RANGE["SMALLINT"]:
             return int(level)
     except ValueError:
         pass

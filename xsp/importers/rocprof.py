@@ -21,6 +21,7 @@ from xsp.errors import TraceError
 from xsp.importers import claims, nsys_ranges
 from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, broken, fitting, opened
 from xsp.importers.nsys_tables import Export
+from xsp.run import is_count
 from xsp.schema import Column, Kind, Level
 
 SQLITE = b"SQLite format 3\0"
@@ -116,8 +117,8 @@ class _Agent:
     def __init__(self, identity: Any, name: Any, more: Mapping[str, Any]) -> None:
         self.id = identity if isinstance(identity, int) else -1
         self.name = name if isinstance(name, str) and name else "unknown"
-        self.units = more.get("cu_count") if claims.is_count(more.get("cu_count")) else None
-        self.wave = more.get("wave_front_size") if claims.is_count(more.get("wave_front_size")) else None
+        self.units = more.get("cu_count") if is_count(more.get("cu_count")) else None
+        self.wave = more.get("wave_front_size") if is_count(more.get("wave_front_size")) else None
 
 
 # --- rocpd --------------------------------------------------------------------------------------------------

@@ -8,16 +8,17 @@ a trace, are one **job**.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import duckdb
 
 from xsp import rundir, table
 from xsp.errors import TraceError
 from xsp.importers.contract import Imported, Losses, Row
+from xsp.run import Run
 from xsp.schema import COLUMNS, Column, Kind
 
 ARRIVED = (*COLUMNS, Column("run", "VARCHAR", "id of the run that the span is of; empty where it does not say"))
@@ -38,8 +39,8 @@ BATCH = 8192
 class Job(NamedTuple):
     """Runs that belong together: one, or the ranks of a distributed program."""
 
-    run: dict[str, Any]
-    """Content of its `run.json`; with `ranks`, if it is several."""
+    run: Run
+    """What is known of it; with `ranks`, if it is several."""
 
     ids: tuple[str, ...]
     """Of its runs; empty for spans of no run."""
@@ -70,18 +71,18 @@ def take(con: duckdb.DuckDBPyConnection, rows: Iterable[Row]) -> None:
             raise TraceError(f"values that do not fit the span table ({str(error).splitlines()[0]})") from error
 
 
-def read(con: duckdb.DuckDBPyConnection, sources: Sequence[Imported]) -> tuple[list[dict[str, Any]], list[Losses]]:
+def read(con: duckdb.DuckDBPyConnection, sources: Sequence[Imported]) -> tuple[list[Run], list[Losses]]:
     """Take all rows of some sources.
 
     Returns:
         What they say of their runs, the latest of each, and what each source lost.
     """
-    runs: dict[str, dict[str, Any]] = {}
+    runs: dict[str | None, Run] = {}
     for source in sources:
         take(con, source.rows)
-        for run in source.runs:
-            if run.get("end_ns", 0) >= runs.get(run["id"], {}).get("end_ns", 0):
-                runs[run["id"]] = run
+        for run in map(Run.of, source.runs):
+            if run.id not in runs or (run.end_ns or 0) >= (runs[run.id].end_ns or 0):
+                runs[run.id] = run
     return list(runs.values()), [source.losses for source in sources]
 
 
@@ -105,19 +106,19 @@ def once(con: duckdb.DuckDBPyConnection, source: str = "arrived") -> int:
     return int(arrived - kept)
 
 
-def jobs(con: duckdb.DuckDBPyConnection, runs: Iterable[Mapping[str, Any]]) -> list[Job]:
+def jobs(con: duckdb.DuckDBPyConnection, runs: Iterable[Run]) -> list[Job]:
     """Return the jobs that the distinct spans are of, and give spans of no run to the job whose trace they are in.
 
     Args:
         con: holds `distinct_spans`, after `once`.
         runs: what is known of the runs.
     """
-    known = {str(run["id"]): dict(run) for run in runs}
+    known = {str(run.id): run for run in runs}
     traces = dict(con.execute("SELECT run, min(trace_id) FROM distinct_spans WHERE run <> '' GROUP BY run").fetchall())
     members: dict[str, list[str]] = defaultdict(list)
     for identity in dict.fromkeys([*known, *traces]):
-        members[job_of(identity, known.get(identity, {}), traces.get(identity, ""))].append(identity)
-    found = [as_one([known.get(identity, {"id": identity}) for identity in ids]) for ids in members.values()]
+        members[job_of(known.get(identity, _named(identity)), traces.get(identity, ""))].append(identity)
+    found = [as_one([known.get(identity, _named(identity)) for identity in ids]) for ids in members.values()]
     con.execute(
         "UPDATE distinct_spans SET run = own.run FROM "
         "(SELECT trace_id, min(run) AS run FROM distinct_spans WHERE run <> '' GROUP BY trace_id) own "
@@ -127,33 +128,37 @@ def jobs(con: duckdb.DuckDBPyConnection, runs: Iterable[Mapping[str, Any]]) -> l
     if others and len(found) == 1:
         con.execute("UPDATE distinct_spans SET run = ?", [found[0].ids[0]])
     elif others:
-        found.append(Job({}, ("",)))
+        found.append(Job(Run.of({}), ("",)))
     return found
 
 
-def job_of(identity: str, run: Mapping[str, Any], trace_id: str) -> str:
+def _named(identity: str) -> Run:
+    return Run.of({"id": identity})
+
+
+def job_of(run: Run, trace_id: str) -> str:
     """Return what the runs of one job have in common: a distributed program's trace, else the run itself."""
-    together = run.get("world_size", 1) > 1 or run.get("kind") == rundir.RANKS
-    return str(run.get("otel", {}).get("trace_id") or trace_id or identity) if together else identity
+    together = (run.world_size or 1) > 1 or run.is_job
+    return (together and (run.otel.trace_id if run.otel is not None else trace_id)) or str(run.id)
 
 
-def as_one(runs: Sequence[dict[str, Any]]) -> Job:
+def as_one(runs: Sequence[Run]) -> Job:
     """Return runs as one: of the ranks the lowest speaks for all, and what the launcher says stands above it."""
-    ranks = sorted((run for run in runs if run.get("kind") != rundir.RANKS), key=lambda run: run.get("rank", 0))
-    ids = tuple(str(run["id"]) for run in (*ranks, *runs))
+    ranks = sorted((run for run in runs if not run.is_job), key=lambda run: run.rank or 0)
+    ids = tuple(str(run.id) for run in (*ranks, *runs))
     content = {name: value for run in (*ranks[:1], *runs) if run in ranks[:1] or run not in ranks
-               for name, value in run.items() if name != "kind"}  # fmt: skip
+               for name, value in run.content.items() if name != "kind"}  # fmt: skip
     if len(ranks) > 1:
         content["ranks"] = ranks
-        content["finished"] = all(run.get("finished", False) for run in ranks)
-        content["notes"] = rundir.different(note for run in ranks for note in run.get("notes", ()))
-    return Job(content, tuple(dict.fromkeys(ids)))
+        content["finished"] = all(run.finished for run in ranks)
+        content["notes"] = rundir.different(dict(note) for run in ranks for note in run.notes)
+    return Job(Run.of(content), tuple(dict.fromkeys(ids)))
 
 
-def name_of(run: Mapping[str, Any]) -> str:
+def name_of(run: Run) -> str:
     """Return a name for a run's directory: what the run is called, and the start of its id."""
     name, identity = (
-        "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in str(run.get(part, "")))
-        for part in ("name", "id")
+        "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in part)
+        for part in (run.name, run.id or "")
     )
     return "-".join(filter(None, (name[:60].strip("-"), identity[:8]))) or OTHERS

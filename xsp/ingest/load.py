@@ -15,8 +15,9 @@ import duckdb
 from xsp import rundir, table
 from xsp.correlate import layers
 from xsp.errors import TraceError, UsageError
-from xsp.importers import claims, contract
+from xsp.importers import contract
 from xsp.ingest import jobs, received, sources
+from xsp.run import Run
 from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS
 from xsp.store import loop
 from xsp.store.merge import find_alike, rungs_of, true_trace
@@ -58,16 +59,17 @@ def load(
     if not rundir.is_one(place):
         _refuse_kind(kind, path)
     if place.is_file():
-        return _load_files([place], {"name": place.stem}, place) if _is_parquet(place) else _load_imported(str(place))
+        if not _is_parquet(place):
+            return _load_imported(str(place))
+        return _load_files([place], Run.of({"name": place.stem}), place)
     if place.is_dir() and not rundir.is_one(place):
         return _load_imported(str(place))
     if received.is_waiting(place):
         return _load_waiting(place)
     run = _believable(rundir.read_job(place))
-    parts = run.get("parts")
-    if parts:
-        return _load_parts(place, run, [str(part) for part in parts], skip_damaged, kind)
-    segments, alike = _whole(place, rundir.segments(place), run, skip_damaged)
+    if run.parts:
+        return _load_parts(place, run, skip_damaged, kind)
+    segments, alike, run = _whole(place, rundir.segments(place), run, skip_damaged)
     if not segments:
         raise TraceError(f"{place}: the run holds no step; {_why_empty(run)}")
     return _load_files(segments, run, place, alike, kind)
@@ -78,7 +80,7 @@ def _refuse_kind(kind: int | str | None, path: object) -> None:
         raise UsageError(f"{path}: tells no kinds of steps; only runs that xsp recorded do: leave the kind away")
 
 
-def _number_of(kind: int | str | None, run: dict[str, Any]) -> int | None:
+def _number_of(kind: int | str | None, run: Run) -> int | None:
     """Return the number of a kind of step.
 
     Raises:
@@ -86,7 +88,7 @@ def _number_of(kind: int | str | None, run: dict[str, Any]) -> int | None:
     """
     if kind is None:
         return None
-    kinds = {each["kind"]: str(each["name"]) for each in run.get("kinds") or ()}
+    kinds = {each.kind: each.name for each in run.kinds}
     text = str(kind).strip()
     found = [number for number in kinds if text == str(number)] or [
         number for number, name in kinds.items() if text == name
@@ -98,36 +100,33 @@ def _number_of(kind: int | str | None, run: dict[str, Any]) -> int | None:
     raise UsageError(f"{'several kinds' if found else 'no kind'} of step called {text!r}; there are: {named}")
 
 
-def _why_empty(run: dict[str, Any]) -> str:
+def _why_empty(run: Run) -> str:
     """Return what may be the reason why a run holds no step, and what helps."""
-    if isinstance(run.get("empty"), str):
-        return str(run["empty"])
-    if run.get("finished") is False:
+    if run.empty is not None:
+        return run.empty
+    if run.finished is False:
         return "it was interrupted before the first one was stored: let it run longer"
-    budget = run.get("budget")
-    asked = budget.get("asked_percent") if isinstance(budget, dict) else None
-    if isinstance(asked, (int, float)):
+    asked = run.budget.asked_percent if run.budget is not None else None
+    if asked is not None:
         return f"its steps are so short, or so few, that {asked:g} % of them pay for none: allow a larger budget"
-    return f"was prof.step() called more often than the warm-up ({run.get('warmup', 0)} steps)?"
+    return f"was prof.step() called more often than the warm-up ({run.warmup} steps)?"
 
 
 def parts(path: str | os.PathLike[str]) -> list[Path]:
     """Return the run directories in a directory of runs (a sweep), or the one that it is."""
     place = Path(path).expanduser()
     run = rundir.read_job(place)
-    if run.get("kind") in SETS:
-        return [_inside(place, str(part)) for part in run.get("parts", [])]
+    if run.kind in SETS:
+        return [_inside(place, part) for part in run.parts]
     return [place]
 
 
-def _load_parts(
-    place: Path, run: dict[str, Any], names: list[str], skip_damaged: bool, kind: int | str | None
-) -> Trace:
+def _load_parts(place: Path, run: Run, skip_damaged: bool, kind: int | str | None) -> Trace:
     """Load a program that was run once per level, or by several ranks, as the one run that it stands for."""
-    if run.get("kind") in SETS:
-        raise TraceError(f"{place}: holds several runs; load one of them: {', '.join(names)}")
-    segments = [file for name in names for file in rundir.segments(_inside(place, name))]
-    segments, alike = _whole(place, segments, run, skip_damaged)
+    if run.kind in SETS:
+        raise TraceError(f"{place}: holds several runs; load one of them: {', '.join(run.parts)}")
+    segments = [file for name in run.parts for file in rundir.segments(_inside(place, name))]
+    segments, alike, run = _whole(place, segments, run, skip_damaged)
     if not segments:
         raise TraceError(f"{place}: none of its parts holds a step")
     return _load_files(segments, run, place, alike, kind)
@@ -141,19 +140,14 @@ def _inside(place: Path, name: str) -> Path:
     return part
 
 
-def _believable(run: dict[str, Any]) -> dict[str, Any]:
-    """Return a run without the fields that are not of our types, which a note says; others may have written it."""
-    wrong = claims.misfits(run)
-    notes = [{"source": "load", "text": f"field {name} of run.json left out: not of the type that it has"}
-             for name in wrong]  # fmt: skip
-    kept = {name: value for name, value in run.items() if name not in wrong}
-    if run.get("ranks"):
-        kept["ranks"] = [_believable(rank) for rank in run["ranks"]]
-    return {**kept, "notes": [*kept.get("notes", ()), *notes]} if notes else kept
+def _believable(run: Run) -> Run:
+    """Return a run with a note for each field that is not of its type; others may have written it."""
+    wrong = dict.fromkeys(name for each in (run, *run.ranks) for name in each.misfits)
+    return run.noted("load", [f"field {name} of run.json left out: not of the type that it has" for name in wrong])
 
 
-def _whole(place: Path, segments: list[Path], run: dict[str, Any], skip_damaged: bool) -> tuple[list[Path], bool]:
-    """Return the segments that can be read, and whether they are known to have the same columns.
+def _whole(place: Path, segments: list[Path], run: Run, skip_damaged: bool) -> tuple[list[Path], bool, Run]:
+    """Return the segments that can be read, whether they are known to have the same columns, and the run with notes.
 
     Raises:
         TraceError: one is damaged, or lies outside the run directory.
@@ -163,7 +157,7 @@ def _whole(place: Path, segments: list[Path], run: dict[str, Any], skip_damaged:
     as_written = {segment for segment in segments if _is_as_written(segment, run)}
     if segments and table.are_whole_and_alike(con, segments, [each for each in segments if each not in as_written]):
         table.check_parquet(con, segments[0], COLUMNS, whole=True)
-        return segments, True
+        return segments, True, run
     whole = []
     for segment in segments:
         try:
@@ -174,25 +168,22 @@ def _whole(place: Path, segments: list[Path], run: dict[str, Any], skip_damaged:
                     f"{error}; {len(segments) - 1} other segments are there: "
                     "load with skip_damaged=True (--skip-damaged) to go on without this one"
                 ) from error
-            _note(run, place, f"left out: {error}")
+            run = _noted(run, place, f"left out: {error}")
         else:
             whole.append(segment)
-    return whole, False
+    return whole, False, run
 
 
-def _note(run: dict[str, Any], place: Path, text: str) -> None:
-    """Add what was left out to a run's notes, which a report shows: with the names of files, not where they lie."""
-    run.setdefault("notes", []).append({"source": "load", "text": text.replace(f"{place}{os.sep}", "")})
+def _noted(run: Run, place: Path, *texts: str) -> Run:
+    """Return a run with notes of what was left out, which a report shows: names of files, not where they lie."""
+    return run.noted("load", [text.replace(f"{place}{os.sep}", "") for text in texts])
 
 
-def _is_as_written(file: Path, run: dict[str, Any]) -> bool:
+def _is_as_written(file: Path, run: Run) -> bool:
     """Return whether a file has the checksum that the `run.json` of its run states."""
-    for content in (run, *(run.get("ranks") or ())):
-        stated = content.get("checksums") or {}
-        for name in (file.name, f"{file.parent.name}/{file.name}"):
-            if name in stated and rundir.checksum(file) == stated[name]:
-                return True
-    return False
+    names = (file.name, f"{file.parent.name}/{file.name}")
+    stated = [each.checksums[name] for each in (run, *run.ranks) for name in names if name in each.checksums]
+    return bool(stated) and rundir.checksum(file) in stated
 
 
 def _is_parquet(file: Path) -> bool:
@@ -210,7 +201,7 @@ def _load_imported(source: str) -> Trace:
         return Trace(con, run, rungs_of(con, run), Path(source))
     found = sources.import_into(Path(folder.name), [source])
     if len(found) > 1:
-        names = ", ".join(str(run.get("name", "")) for run in found.values())
+        names = ", ".join(run.name for run in found.values())
         raise TraceError(
             f"{contract.without_credentials(source)}: holds {len(found)} runs ({names}); "
             "`xsp import FILE -o DIR` makes a directory of each"
@@ -231,13 +222,9 @@ def _kept(folder: tempfile.TemporaryDirectory[str], place: Path) -> Trace:
     return trace
 
 
-def _load_files(
-    files: list[Path], run: dict[str, Any], place: Path, alike: bool = False, kind: int | str | None = None
-) -> Trace:
+def _load_files(files: list[Path], run: Run, place: Path, alike: bool = False, kind: int | str | None = None) -> Trace:
     con, number = table.connect(), _number_of(kind, run)
-    _show_samples(con, place, files, run)
-    for text in loop.show(con, _folders(files)):
-        _note(run, place, text)
+    run = _noted(run, place, *_show_samples(con, place, files), *loop.show(con, _folders(files)))
     found = {name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, whole=place.is_dir())}
     _view(con, "spans", files, found, COLUMNS, alike)
     if "layer_id" not in found:  # xsp wrote none before version 0.2
@@ -245,13 +232,13 @@ def _load_files(
         layers.fill(con, "with_layers")
         con.execute("CREATE OR REPLACE VIEW spans AS FROM with_layers")
     merged = place / rundir.MERGED_FILE if place.is_dir() else None
-    if merged is not None and merged.is_file() and run.get("finished") and number is None:
+    if merged is not None and merged.is_file() and run.finished and number is None:
         rundir.check_inside(place, [merged])
         try:
             whole = _is_as_written(merged, run)
             held = set(table.check_parquet(con, merged, (*COLUMNS, *MERGED_COLUMNS), whole))
         except TraceError as error:
-            _note(run, place, f"merged again from the steps: {error}")
+            run = _noted(run, place, f"merged again from the steps: {error}")
         else:
             if "layer_id" in held:  # else it is merged again, from spans that have one now
                 _view(con, "merged", [merged], held, (*COLUMNS, *MERGED_COLUMNS))
@@ -266,9 +253,9 @@ def _folders(files: list[Path]) -> list[Path]:
     return list(dict.fromkeys(file.parent.parent for file in files if file.parent.name == rundir.STEPS))
 
 
-def _show_samples(con: duckdb.DuckDBPyConnection, place: Path, segments: list[Path], run: dict[str, Any]) -> None:
-    """Show what was sampled beside these segments as the view `samples`; a portion that is damaged is left out."""
-    folders = _folders(segments)
+def _show_samples(con: duckdb.DuckDBPyConnection, place: Path, segments: list[Path]) -> list[str]:
+    """Show what was sampled beside these segments as the view `samples`, and say which portions are damaged."""
+    folders, damaged = _folders(segments), []
     names, whole = ", ".join(f"{column.name}::{column.type} AS {column.name}" for column in SAMPLE_COLUMNS), []
     portions = [each for folder in folders for each in rundir.portions(folder)]
     rundir.check_inside(place, portions)
@@ -276,12 +263,12 @@ def _show_samples(con: duckdb.DuckDBPyConnection, place: Path, segments: list[Pa
         try:
             con.execute(f"SELECT count(hash(read)) FROM (SELECT {names} FROM {table.parquet(portion)}) read").fetchall()
         except duckdb.Error as error:
-            reason = str(error).splitlines()[0]
-            _note(run, place, f"left out: {portion}: damaged ({reason})")
+            damaged.append(f"left out: {portion}: damaged ({str(error).splitlines()[0]})")
         else:
             whole.append(portion)
     if whole:
         con.execute(f"CREATE VIEW samples AS SELECT {names} FROM {table.parquet(whole)}")
+    return damaged
 
 
 def _view(

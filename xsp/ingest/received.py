@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import duckdb
 
@@ -15,6 +14,7 @@ from xsp.errors import TraceError
 from xsp.importers.contract import Losses
 from xsp.ingest.jobs import Job, as_one, connect, once
 from xsp.ingest.write import NO_STEPS, noted, write
+from xsp.run import Received, Run
 from xsp.schema import COLUMNS, Kind, Level
 
 
@@ -23,7 +23,7 @@ def is_waiting(run: Path) -> bool:
     return any((run / rundir.WAITING).glob("*.parquet"))
 
 
-def put_in_order(run: Path, out: Path, finished: bool | None = None) -> dict[str, Any]:
+def put_in_order(run: Path, out: Path, finished: bool | None = None) -> Run:
     """Make steps of what a receiver took, together with the steps that are there already.
 
     Args:
@@ -32,7 +32,7 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> dict[str
         finished: as in `write`.
 
     Returns:
-        The content of `run.json`.
+        What is known of the run now.
 
     Raises:
         TraceError: what was received is damaged.
@@ -58,21 +58,20 @@ def put_in_order(run: Path, out: Path, finished: bool | None = None) -> dict[str
     return written
 
 
-def _received(content: Mapping[str, Any], doubled: int) -> Job:
+def _received(content: Run, doubled: int) -> Job:
     """Return the job of a directory that is being received, with what was lost on the way."""
-    before = content.get("received", {})
-    counts = {name: value for name, value in before.items() if name != "runs"}
-    counts["doubled"] = before.get("doubled", 0) + doubled
-    if before.get("runs"):
-        run = as_one(before["runs"]).run
+    before = content.received or Received.of({})
+    counts = {**before, "doubled": before.doubled + doubled}
+    counts.pop("runs", None)
+    if before.runs:
+        run = as_one(before.runs).run
     else:
-        left_out = ("format", "received") if "id" in content else ("format", "received", "finished", "notes")
-        run = {name: value for name, value in content.items() if name not in left_out}
-    losses = Losses(skipped=Counter(counts.get("skipped", {})), changed=Counter(counts.get("changed", {})))
-    return Job({**run, "received": counts, "notes": noted(run, losses.sentences(), counts["doubled"])}, ("",))
+        run = content.without("format", "received", *(() if content.id is not None else ("finished", "notes")))
+    losses = Losses(skipped=Counter(before.skipped), changed=Counter(before.changed))
+    return Job(noted(run | {"received": counts}, losses.sentences(), counts["doubled"]), ("",))
 
 
-def _together(run: Path, files: Sequence[Path], content: Mapping[str, Any]) -> str:
+def _together(run: Path, files: Sequence[Path], content: Run) -> str:
     """Return the query for the spans that wait and those that are in steps already.
 
     What `_make_steps` added to other programs' spans is forgotten, and made anew.
@@ -80,7 +79,7 @@ def _together(run: Path, files: Sequence[Path], content: Mapping[str, Any]) -> s
     ours = ", ".join(f"{c.name}::{c.type} AS {c.name}" for c in COLUMNS)
     parts = [f"SELECT {ours}, '' AS run FROM {table.parquet(files)}"] if files else []
     if steps := rundir.segments(run):
-        made = any(note.get("text") == NO_STEPS for note in content.get("notes", ()))
+        made = any(note.text == NO_STEPS for note in content.notes)
         plain = dict.fromkeys(("step", "rung", "timed"), "NULL")
         plain["level"] = f"CASE WHEN kind = '{Kind.STEP}' THEN {int(Level.APPLICATION)} ELSE level END"
         plain["kind"] = f"CASE WHEN kind = '{Kind.STEP}' THEN '{Kind.USER}' ELSE kind END"

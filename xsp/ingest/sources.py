@@ -18,9 +18,10 @@ from xsp.importers.contract import Imported, Losses
 from xsp.ingest.jobs import RUNS, Job, connect, jobs, name_of, once, read
 from xsp.ingest.tables import import_tables, open_table
 from xsp.ingest.write import noted, write
+from xsp.run import Run
 
 
-def import_into(out: Path, sources: Sequence[str], names: bool = False) -> dict[Path, dict[str, Any]]:
+def import_into(out: Path, sources: Sequence[str], names: bool = False) -> dict[Path, Run]:
     """Import files and URLs into run directories.
 
     Args:
@@ -43,7 +44,7 @@ def import_into(out: Path, sources: Sequence[str], names: bool = False) -> dict[
     return _import_rows(out, sources, [each.read(source) for source, each in by_source.items()])
 
 
-def open_whole(folder: Path, sources: Sequence[str]) -> tuple[duckdb.DuckDBPyConnection, dict[str, Any]] | None:
+def open_whole(folder: Path, sources: Sequence[str]) -> tuple[duckdb.DuckDBPyConnection, Run] | None:
     """Read files into an engine without writing a run directory, where that can be: see `tables.open_table`."""
     by_source = {source: contract.find(source) for source in _files(sources)}
     return open_table(folder, by_source) if _are_tables(by_source) else None
@@ -58,7 +59,7 @@ def _are_tables(by_source: Mapping[str, Any]) -> bool:
     return bool(tables)
 
 
-def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported]) -> dict[Path, dict[str, Any]]:
+def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported]) -> dict[Path, Run]:
     """Import spans that have identities and parents."""
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
         con = connect(Path(folder))
@@ -70,8 +71,9 @@ def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported
                 raise TraceError("; ".join([f"{_named(sources)}: no span in it", *_sentences(losses)]))
             places = {_place(out, job, len(found)): job for job in found}
             for place, job in places.items():
-                job.run.setdefault("name", Path(_shown(sources[0])).stem)
-                lost(job.run, list(zip(map(_shown, sources), losses, strict=True)), doubled)
+                named = {"name": job.run.name or Path(_shown(sources[0])).stem}
+                told = lost(job.run | named, list(zip(map(_shown, sources), losses, strict=True)), doubled)
+                places[place] = job._replace(run=told)
                 (place / rundir.STEPS).mkdir(parents=True, exist_ok=True)
             written = {place: write(con, job, place) for place, job in places.items()}
             if len(found) > 1:
@@ -102,9 +104,7 @@ def _files(sources: Sequence[str]) -> list[str]:
     return found
 
 
-def import_whole(
-    out: Path, sources: Sequence[str], overwrite: bool = False, names: bool = False
-) -> dict[Path, dict[str, Any]]:
+def import_whole(out: Path, sources: Sequence[str], overwrite: bool = False, names: bool = False) -> dict[Path, Run]:
     """Import files and URLs into run directories that appear when all of it is done, or not at all.
 
     Args:
@@ -148,17 +148,14 @@ def _shown(source: str) -> str:
     return Path(contract.without_credentials(source)).name
 
 
-def lost(run: dict[str, Any], reports: Sequence[tuple[str, Losses]], doubled: int) -> None:
-    """Say in a run what its sources lost: all of it under `imported`, in sentences among the notes.
+def lost(run: Run, reports: Sequence[tuple[str, Losses]], doubled: int) -> Run:
+    """Return a run that says what its sources lost: all of it under `imported`, in sentences among the notes.
 
     Args:
-        run: content of `run.json`, which is changed.
+        run: that the spans are of.
         reports: of each source with its name, which has neither directories nor credentials.
         doubled: spans that arrived again.
     """
-    run["imported"] = {
-        "sources": [{"source": name, **losses.report()} for name, losses in reports],
-        "doubled": doubled,
-    }
+    sources = [{"source": name, **losses.report()} for name, losses in reports]
     texts = [f"{name}: {text}" for name, losses in reports for text in losses.sentences()]
-    run["notes"] = noted(run, texts, doubled)
+    return noted(run | {"imported": {"sources": sources, "doubled": doubled}}, texts, doubled)

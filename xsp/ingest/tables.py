@@ -19,6 +19,7 @@ from xsp.importers import contract
 from xsp.importers.contract import Losses, Seen, TableImporter
 from xsp.ingest.jobs import RUNS, name_of
 from xsp.ingest.write import noted
+from xsp.run import RANKS, Run
 from xsp.schema import Level
 from xsp.store import merge
 
@@ -48,9 +49,7 @@ class Enricher(Protocol):
         ...
 
 
-def import_tables(
-    out: Path, sources: Mapping[str, Any], called: str, names: bool = False
-) -> dict[Path, dict[str, Any]]:
+def import_tables(out: Path, sources: Mapping[str, Any], called: str, names: bool = False) -> dict[Path, Run]:
     """Import files into run directories: one into `out`; the ranks of a job, or several runs, into folders in it.
 
     Args:
@@ -60,7 +59,7 @@ def import_tables(
         names: keep what tells of people, machines and paths, under `names` in `run.json`.
 
     Returns:
-        The content of `run.json` of each run.
+        What is known of each run.
 
     Raises:
         TraceError: one cannot be read, or they do not go together.
@@ -75,13 +74,13 @@ def import_tables(
         )
     if len(files) == 1:
         return {out: _import(out, sources, names)}
-    runs: dict[Path, dict[str, Any]] = {}
+    runs: dict[Path, Run] = {}
     for number, (source, importer) in enumerate(files.items()):
         runs[out / f"{number:04d}"] = _import(out / f"{number:04d}", {source: importer}, names)
     return _as_ranks(out, runs, called) if _are_ranks(runs.values()) else _as_runs(out, runs, called)
 
 
-def open_table(folder: Path, sources: Mapping[str, Any]) -> tuple[duckdb.DuckDBPyConnection, dict[str, Any]] | None:
+def open_table(folder: Path, sources: Mapping[str, Any]) -> tuple[duckdb.DuckDBPyConnection, Run] | None:
     """Read one file into an engine, without writing a run directory.
 
     Args:
@@ -89,7 +88,7 @@ def open_table(folder: Path, sources: Mapping[str, Any]) -> tuple[duckdb.DuckDBP
         sources: as in `import_tables`.
 
     Returns:
-        An engine with the tables `spans` and `merged`, and the content of a `run.json`; None if the sources hold
+        An engine with the tables `spans` and `merged`, and what is known of the run; None if the sources hold
         several runs.
 
     Raises:
@@ -108,7 +107,7 @@ def _split(sources: Mapping[str, Any]) -> tuple[TableImporter, str, Mapping[str,
 
 def _merged(
     folder: Path, importer: TableImporter, source: str, beside: Mapping[str, Enricher], names: bool = False
-) -> tuple[duckdb.DuckDBPyConnection, dict[str, Any]]:
+) -> tuple[duckdb.DuckDBPyConnection, Run]:
     con = connect(folder)
     try:
         seen = importer.fill(con, source)
@@ -123,7 +122,7 @@ def _merged(
             place(con, seen, identity)
             con.execute("DROP TABLE seen")
             con.execute("ALTER VIEW placed RENAME TO spans")
-            merge.merge(con, seen.run)
+            merge.merge(con, Run.of(seen.run))
         return con, _run(con, seen, source, identity, names)
     except duckdb.OutOfMemoryException as error:
         con.close()
@@ -133,7 +132,7 @@ def _merged(
         raise
 
 
-def _import(out: Path, sources: Mapping[str, Any], names: bool) -> dict[str, Any]:
+def _import(out: Path, sources: Mapping[str, Any], names: bool) -> Run:
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
         con, run = _merged(Path(folder), *_split(sources), names)
         try:
@@ -144,36 +143,35 @@ def _import(out: Path, sources: Mapping[str, Any], names: bool) -> dict[str, Any
             raise OutputError(f"{out}: cannot be written ({str(error).splitlines()[0]})") from error
         finally:
             con.close()
-    rundir.write_run(out, {**run, "checksums": rundir.checksums(out)})
+    rundir.write_run(out, run | {"checksums": rundir.checksums(out)})
     return run
 
 
-def _are_ranks(runs: Iterable[Mapping[str, Any]]) -> bool:
+def _are_ranks(runs: Iterable[Run]) -> bool:
     """Return whether runs are those of the ranks of one job: each says another rank."""
-    ranks = [run.get("rank") for run in runs]
+    ranks = [run.rank for run in runs]
     return None not in ranks and len(set(ranks)) == len(ranks)
 
 
-def _as_ranks(out: Path, runs: Mapping[Path, dict[str, Any]], called: str) -> dict[Path, dict[str, Any]]:
+def _as_ranks(out: Path, runs: Mapping[Path, Run], called: str) -> dict[Path, Run]:
     """Make a job of the runs of its ranks."""
     for folder, run in runs.items():
-        folder.rename(out / rundir.rank_part(run["rank"]))
+        folder.rename(out / rundir.rank_part(run.rank or 0))
     parts = rundir.rank_parts(out)
-    rundir.write_run(out, {"kind": rundir.RANKS, "name": called, "finished": True})
+    own = Run.of({"kind": RANKS, "name": called, "finished": True})
+    rundir.write_run(out, own)
     job = rundir.read_job(out)
     con = table.connect()
     con.execute(f"CREATE VIEW spans AS FROM {table.parquet([s for part in parts for s in rundir.segments(part)])}")
     merge.merge(con, job)
     table.write_parquet(con, "merged", out / rundir.MERGED_FILE)
-    job["imported"] = {
-        "sources": [each for run in runs.values() for each in run["imported"]["sources"]],
-        "doubled": 0,
-    }
-    rundir.write_run(out, {"kind": rundir.RANKS, "name": called, "finished": True, "imported": job["imported"]})
-    return {out: job}
+    sources = [source for run in runs.values() if run.imported is not None for source in run.imported.sources]
+    imported = {"imported": {"sources": sources, "doubled": 0}}
+    rundir.write_run(out, own | imported)
+    return {out: job | imported}
 
 
-def _as_runs(out: Path, runs: Mapping[Path, dict[str, Any]], called: str) -> dict[Path, dict[str, Any]]:
+def _as_runs(out: Path, runs: Mapping[Path, Run], called: str) -> dict[Path, Run]:
     """Name the folders of runs that do not belong together."""
     placed = {}
     for folder, run in runs.items():
@@ -194,13 +192,13 @@ def _identity(source: str) -> str:
     return digest.hexdigest()
 
 
-def _run(con: duckdb.DuckDBPyConnection, seen: Seen, source: str, identity: str, names: bool) -> dict[str, Any]:
-    """Return the content of a `run.json`."""
+def _run(con: duckdb.DuckDBPyConnection, seen: Seen, source: str, identity: str, names: bool) -> Run:
+    """Return what is known of the run that a file is of."""
     ((start, end, levels),) = con.execute(
         "SELECT min(start_ns), max(start_ns + dur_ns), list(DISTINCT level) FROM spans"
     ).fetchall()
     name = Path(source).name
-    run = {
+    content = {
         "id": identity,
         "name": _SUFFIXES.sub("", name) or name,
         "start_ns": start,
@@ -211,6 +209,5 @@ def _run(con: duckdb.DuckDBPyConnection, seen: Seen, source: str, identity: str,
         "imported": {"sources": [{"source": name, **seen.losses.report()}], "doubled": 0},
     }
     if names:
-        run["names"] = seen.private
-    run["notes"] = noted(run, [f"{name}: {text}" for text in seen.losses.sentences()], 0)
-    return run
+        content["names"] = seen.private
+    return noted(Run.of(content), [f"{name}: {text}" for text in seen.losses.sentences()], 0)

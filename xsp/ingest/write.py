@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import duckdb
 
@@ -22,6 +21,7 @@ from xsp.correlate import layers
 from xsp.correlate.evidence import TOLERANCE_NS
 from xsp.errors import OutputError
 from xsp.ingest.jobs import BATCH, Job, name_of
+from xsp.run import Run
 from xsp.schema import COLUMNS, Column, Kind, Level, Rule
 from xsp.store import loop
 from xsp.store.write import Store
@@ -30,6 +30,9 @@ SINGLE = 500
 """Steps that have a segment each; beyond that a segment holds several, of `BATCH` spans together."""
 
 NAMES = ", ".join(column.name for column in COLUMNS)
+SOURCE = "import"
+"""Of notes."""
+
 NO_STEPS = "no step of xsp's is in it: each trace counts as one, and its root as the step itself"
 
 _OUTER_FIRST = f"""
@@ -39,7 +42,7 @@ _OUTER_FIRST = f"""
 """The order of siblings; it is that of `xsp.correlate`, so that sums come out the same to the last bit."""
 
 
-def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | None = None) -> dict[str, Any]:
+def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | None = None) -> Run:
     """Write a job's steps, its merged step and `run.json`.
 
     Args:
@@ -49,23 +52,23 @@ def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | 
         finished: whether the run ended; as the run itself says, unless told otherwise.
 
     Returns:
-        The content of `run.json`.
+        What is known of the run now.
 
     Raises:
         OutputError: the disk refuses.
     """
-    run = {"name": name_of(job.run), **job.run}
-    run["finished"] = run.get("finished", True) if finished is None else finished
+    ended = job.run.finished is not False if finished is None else finished
+    run = job.run | {"name": job.run.name or name_of(job.run), "finished": ended}
     try:
         con.execute(
             "CREATE OR REPLACE TABLE job AS SELECT * FROM distinct_spans "
             "WHERE run IN (SELECT unnest(?::VARCHAR[])) ORDER BY step, rank",
             [list(job.ids)],
         )
-        _take_loop(con, out, run)
+        run = run.noted(SOURCE, _take_loop(con, out))
         if not con.execute("SELECT 1 FROM job WHERE step IS NOT NULL LIMIT 1").fetchall():
             _make_steps(con)
-            run["notes"] = rundir.different([*run.get("notes", []), {"source": "import", "text": NO_STEPS}])
+            run = run.noted(SOURCE, [NO_STEPS])
         written = {_write_segment(con, rundir.segment(out, number), where) for number, where in _segments(con)}
         for stale in set(rundir.segments(out)) - written:
             stale.unlink()
@@ -75,14 +78,17 @@ def write(con: duckdb.DuckDBPyConnection, job: Job, out: Path, finished: bool | 
     return run
 
 
-def _take_loop(con: duckdb.DuckDBPyConnection, out: Path, run: dict[str, Any]) -> None:
-    """Write the loop that the job's spans brought, together with what is there already, and forget those spans."""
+def _take_loop(con: duckdb.DuckDBPyConnection, out: Path) -> list[str]:
+    """Write the loop that the job's spans brought, together with what is there already, and forget those spans.
+
+    Returns:
+        What of it was left out.
+    """
     loop.show(con, [out])
-    if wrong := loop.take(con, "job"):
-        text = f"{wrong} spans of the loop hold no rows of it, and were left out"
-        run["notes"] = rundir.different([*run.get("notes", []), {"source": "import", "text": text}])
+    wrong = loop.take(con, "job")
     loop.write(con, out)
     con.execute(f"DELETE FROM job WHERE kind = '{Kind.LOOP}'")
+    return [f"{wrong} spans of the loop hold no rows of it, and were left out"] if wrong else []
 
 
 def _make_steps(con: duckdb.DuckDBPyConnection) -> None:
@@ -188,7 +194,6 @@ def _write_segment(con: duckdb.DuckDBPyConnection, path: Path, where: str) -> Pa
     return path
 
 
-def noted(run: Mapping[str, Any], texts: Sequence[str], doubled: int) -> list[Any]:
-    """Return a run's notes with what was lost on the way."""
-    twice = [f"{doubled} spans arrived twice and count once"] if doubled else []
-    return rundir.different([*run.get("notes", ()), *({"source": "import", "text": text} for text in (*texts, *twice))])
+def noted(run: Run, texts: Sequence[str], doubled: int) -> Run:
+    """Return a run with notes of what was lost on the way."""
+    return run.noted(SOURCE, [*texts, *([f"{doubled} spans arrived twice and count once"] if doubled else [])])

@@ -27,6 +27,7 @@ from xsp.launch.program import Program, read
 from xsp.launch.run import Launch
 from xsp.record import output
 from xsp.record.terminal import say
+from xsp.run import RANKS
 from xsp.version import __version__
 
 
@@ -179,7 +180,7 @@ def _content(how: Launch, own: identity.Identity) -> dict[str, Any]:
     """Return what `run.json` says of the job as a whole."""
     return {
         "xsp": __version__,
-        "kind": rundir.RANKS,
+        "kind": RANKS,
         "id": own.id,
         "name": how.program.name,
         "start_ns": time.time_ns(),

@@ -15,7 +15,7 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from xsp import rundir, semconv, table
 from xsp.otlp import encode
 from xsp.otlp.endpoint import Endpoint
 from xsp.otlp.send import Courier
+from xsp.run import Run
 from xsp.schema import COLUMNS, Kind, Level, Span
 from xsp.store import loop
 
@@ -182,12 +183,12 @@ class Delivery:
         Raises:
             DeliveryError: see `Courier.bring`.
         """
-        span = self._run_span()
-        if span is None:
+        span, own = self._run_span(), self.content.otel
+        if span is None or own is None:
             return
         table.create(self._con, "own")
         loop.show(self._con, [self.run])
-        table.insert(self._con, "own", [span, *loop.spans(self._con, self.content)])
+        table.insert(self._con, "own", [span, *loop.spans(self._con, own)])
         if self._send("own") is not None:
             self.delivered.run_end_ns = span.end_ns
         self.delivered.save()
@@ -220,10 +221,10 @@ class Delivery:
         self.delivered.messages = messages
         self.delivered.save()
         content = rundir.read_run(self.run)
-        if not content.get("finished"):
+        if not content.finished:
             return
-        others = [each for each in content.get("delivery", ()) if each.get("endpoint") != self.courier.to.name]
-        rundir.write_run(self.run, {**content, "delivery": [*others, self.summary()]})
+        others = [each for each in content.delivery if each.endpoint != self.courier.to.name]
+        rundir.write_run(self.run, content | {"delivery": [*others, self.summary()]})
 
     def _send(self, name: str) -> int | None:
         """Send a table's spans; return how many, None if a request was refused."""
@@ -247,7 +248,7 @@ class Delivery:
         spans, trace_id, caller = self._con.execute(query).fetchall()[0]
         room = self._trace_spans
         if caller is not None:  # all steps, of all ranks, are in the caller's trace
-            share = room // max(1, int(self.content.get("world_size", 1)))
+            share = room // max(1, self.content.world_size or 1)
             room = max(FOLDED_STEP, share - self._earlier_in(trace_id, number))
         if spans <= room:
             return [name]
@@ -271,8 +272,8 @@ class Delivery:
     def _view(self, segment: Path) -> None:
         """Show a segment as `step`, with the links of its root."""
         held = set(table.check_parquet(self._con, segment, COLUMNS))
-        own = self.content.get("otel") or {}
-        link = json.dumps([[own["trace_id"], own["span_id"]]]) if own else None
+        own = self.content.otel
+        link = json.dumps([[own.trace_id, own.span_id]]) if own is not None else None
         links = f"CASE WHEN kind = '{Kind.STEP}' THEN {table.literal(link)} END" if link else "NULL"
         self._con.execute(
             f"CREATE OR REPLACE VIEW step AS SELECT {table.shown(COLUMNS, held)}, {links}::VARCHAR AS links "
@@ -281,9 +282,9 @@ class Delivery:
 
     def _run_span(self) -> Span | None:
         """Return the run's own span. One that was broken off ends with the last span that it stored."""
-        if not self.content.get("otel") or "start_ns" not in self.content:
+        if self.content.otel is None or self.content.start_ns is None:
             return None
-        return run_span(self.content, 0 if self.content.get("finished") else self._last_end_ns())
+        return run_span(self.content, 0 if self.content.finished else self._last_end_ns())
 
     def _last_end_ns(self) -> int:
         """Return when the last span of the last step ended; 0 where that is not known."""
@@ -295,32 +296,34 @@ class Delivery:
             return 0
 
 
-def run_span(run: Mapping[str, Any], last_end_ns: int = 0) -> Span:
+def run_span(run: Run, last_end_ns: int = 0) -> Span:
     """Return the span of a run itself, which holds all that `run.json` says but for its deliveries.
 
     Args:
-        run: content of `run.json`.
+        run: with a span of its own, `otel`, and a start.
         last_end_ns: when its last span ended, if it was broken off.
     """
-    own, start = run["otel"], int(run["start_ns"])
+    own, start = run.otel, run.start_ns
+    if own is None or start is None:
+        raise ValueError("the run has no span of its own")
     known = {name: value for name, value in run.items() if name != "delivery"}
     return Span(
-        trace_id=own["trace_id"],
-        span_id=own["span_id"],
-        parent_id=own.get("parent_id"),
+        trace_id=own.trace_id,
+        span_id=own.span_id,
+        parent_id=own.parent_id,
         level=Level.APPLICATION,
         kind=Kind.RUN.value,
         name=semconv.run_span_name(run),
         start_ns=start,
-        dur_ns=max(int(run.get("end_ns", start)), last_end_ns) - start,
-        process=run.get("process"),
-        rank=run.get("rank", 0),
+        dur_ns=max(run.end_ns or start, last_end_ns) - start,
+        process=run.process,
+        rank=run.rank or 0,
         collector="session",
         attributes=json.dumps({semconv.RUN: json.dumps(known, ensure_ascii=False)}, ensure_ascii=False),
     )
 
 
-def _resource(run: Mapping[str, Any], service: str, level: int, rank: int, process: int | None) -> dict[str, str | int]:
+def _resource(run: Run, service: str, level: int, rank: int, process: int | None) -> dict[str, str | int]:
     return semconv.resource(run, level, rank, process, service)
 
 

@@ -14,6 +14,7 @@ from xsp.exporters.contract import listed
 from xsp.otlp.delivery import TRACE_SPANS, Delivery, number_of, read
 from xsp.otlp.endpoint import FROM_ENVIRONMENT, TRACES_PATH, Endpoint
 from xsp.otlp.send import PATIENCE_S, STARTING_S, Counts, Courier
+from xsp.run import Run
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,10 @@ def runs_in(path: Path) -> list[Path]:
         TraceError: there is none.
     """
     ranks = rundir.rank_parts(path)
-    content = rundir.read_run(path) if (path / rundir.RUN_FILE).is_file() or not ranks else {}
-    parts = [path / str(part) for part in content.get("parts", ())]
+    content = rundir.read_run(path) if (path / rundir.RUN_FILE).is_file() or not ranks else Run.of({})
+    parts = [path / part for part in content.parts]
     inside = [run for part in dict.fromkeys([*parts, *ranks]) for run in _runs_in_part(path, part)]
-    own = [path] if content.get("otel") or rundir.segments(path) else []
+    own = [path] if content.otel is not None or rundir.segments(path) else []
     if not own and not inside:
         raise TraceError(f"{path}: holds no step that can be sent")
     return own + inside

@@ -25,7 +25,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import duckdb
 
@@ -35,6 +35,7 @@ from xsp.importers.contract import Losses
 from xsp.importers.otlp import Part, Reader
 from xsp.ingest import jobs
 from xsp.ingest.received import put_in_order
+from xsp.run import Run
 from xsp.schema import COLUMNS
 
 QUIET_S = 2.0
@@ -69,7 +70,7 @@ class _Arriving:
     """One run directory that is being received."""
 
     place: Path
-    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict)
     """What is known of its runs, by id; empty for other programs' spans."""
 
     skipped: Counter[str] = field(default_factory=Counter)
@@ -82,20 +83,20 @@ class _Arriving:
     @property
     def complete(self) -> bool:
         """Whether all ranks said that they are finished."""
-        ranks = [run for run in self.runs.values() if run.get("kind") != rundir.RANKS]
-        size = max((run.get("world_size", 1) for run in ranks), default=1)
-        return len(ranks) >= size and all("end_ns" in run and run.get("finished") for run in ranks)
+        ranks = [run for run in self.runs.values() if not run.is_job]
+        size = max((run.world_size or 1 for run in ranks), default=1)
+        return len(ranks) >= size and all(run.end_ns is not None and run.finished for run in ranks)
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> Run:
         """Return what `run.json` says while spans arrive."""
-        run = jobs.as_one(list(self.runs.values())).run if self.runs else {"name": self.place.name}
+        run = jobs.as_one(list(self.runs.values())).run if self.runs else Run.of({"name": self.place.name})
         received = {
             "requests": self.requests,
             "skipped": dict(self.skipped),
             "changed": dict(self.changed),
             "runs": list(self.runs.values()),
         }
-        return {**run, "finished": False, "received": received}
+        return run | {"finished": False, "received": received}
 
 
 class Receiving:
@@ -166,7 +167,7 @@ class Receiving:
                 f"{len(reader.runs)} runs in one request; at most {MOST_RUNS} are taken, send smaller ones"
             )
         touched = [self._of_run(run) for run in reader.runs]
-        conditions = [(self._by_run[run["id"]], f"run = {table.literal(run['id'])}") for run in reader.runs]
+        conditions = [(self._by_run[str(run.id)], f"run = {table.literal(str(run.id))}") for run in reader.runs]
         conditions += self._of_others()
         staged: list[tuple[_Arriving, Path]] = []
         try:
@@ -234,9 +235,9 @@ class Receiving:
 
     # --- which directory ------------------------------------------------------------------------------
 
-    def _of_run(self, run: dict[str, Any]) -> _Arriving:
+    def _of_run(self, run: Run) -> _Arriving:
         """Return the directory of a run, with what is known of the run now."""
-        identity = str(run["id"])
+        identity = str(run.id)
         arriving = self._by_run.get(identity)
         traces = [
             trace
@@ -245,11 +246,11 @@ class Receiving:
             ).fetchall()
         ]
         if arriving is None:
-            key = jobs.job_of(identity, run, min(traces, default=""))
+            key = jobs.job_of(run, min(traces, default=""))
             arriving = self._jobs.get(key) or self._create(run)
             self._jobs[key] = self._by_run[identity] = arriving
-        known = arriving.runs.get(identity, {})
-        if run.get("end_ns", 0) >= known.get("end_ns", 0):
+        known = arriving.runs.get(identity)
+        if known is None or (run.end_ns or 0) >= (known.end_ns or 0):
             arriving.runs[identity] = run
         self._remember(traces, arriving)
         return arriving
@@ -271,9 +272,9 @@ class Receiving:
         return [(arriving, f"run = '' AND trace_id IN ({', '.join(names)})") for arriving, names in traces.values()]
 
     def _others(self) -> _Arriving:
-        return self._jobs.get(jobs.OTHERS) or self._jobs.setdefault(jobs.OTHERS, self._create({}))
+        return self._jobs.get(jobs.OTHERS) or self._jobs.setdefault(jobs.OTHERS, self._create(Run.of({})))
 
-    def _create(self, run: dict[str, Any]) -> _Arriving:
+    def _create(self, run: Run) -> _Arriving:
         """Make a run directory; one of that name which is none of ours stays as it is."""
         name, number = jobs.name_of(run), 1
         while (self.out / name).exists():
@@ -288,26 +289,26 @@ class Receiving:
         except TraceError:
             _remove_if_empty(place)
             return  # something else, which is none of our business
-        received = content.get("received")
-        if not isinstance(received, dict):
+        received = content.received
+        if received is None:
             return
-        runs = received.get("runs") or content.get("ranks") or ([content] if "id" in content else [])
+        runs = received.runs or content.ranks or ((content,) if content.id is not None else ())
         names = [int(file.stem) for file in (place / rundir.WAITING).glob("[0-9]*.parquet")]
         for staged in (place / rundir.WAITING).glob(".*"):
             staged.unlink(missing_ok=True)
         arriving = _Arriving(
             place,
-            {run["id"]: {name: value for name, value in run.items() if name not in _OURS} for run in runs},
-            Counter(received.get("skipped", {})),
-            Counter(received.get("changed", {})),
-            received.get("requests", 0),
+            {str(run.id): run.without(*_OURS) for run in runs},
+            Counter(received.skipped),
+            Counter(received.changed),
+            received.requests,
             max(names, default=-1) + 1,
             bool(names),
         )
         files = [*rundir.segments(place), *(place / rundir.WAITING).glob("*.parquet")]
         traces = self._traces(files)
         for identity, run in arriving.runs.items():
-            self._by_run[identity] = self._jobs[jobs.job_of(identity, run, min(traces, default=""))] = arriving
+            self._by_run[identity] = self._jobs[jobs.job_of(run, min(traces, default=""))] = arriving
         if arriving.runs:
             self._remember(traces, arriving)
         else:
@@ -370,17 +371,17 @@ class Receiving:
         self._say(f"{arriving.place}: {_counted(arriving.place, written)}")
 
 
-_OURS = frozenset({"format", "received", "ranks"})
+_OURS = ("format", "received", "ranks")
 """Fields of `run.json` that a receiver writes, and that are no part of what a run says of itself."""
 
 
-def _counted(place: Path, run: dict[str, Any]) -> str:
+def _counted(place: Path, run: Run) -> str:
     """Say in words what a run directory holds."""
     counts = "count(DISTINCT (trace_id, step, rank)) FILTER (step IS NOT NULL), count(*)"
     query = f"SELECT {counts} FROM {table.parquet(rundir.segments(place))}"
     with table.connect() as con:
         ((steps, spans),) = con.execute(query).fetchall()
-    ranks = f", {len(run['ranks'])} ranks" if run.get("ranks") else ""
+    ranks = f", {len(run.ranks)} ranks" if run.ranks else ""
     return f"{steps} steps, {spans} spans{ranks}"
 
 

@@ -102,7 +102,7 @@ class Server:
             self.receiving.tidy()
 
     def _open_http(self, where: Address, room: Room, limits: Limits) -> Any:
-        web = _module("web")
+        web = _module("http")
         try:
             opened = web.Web(tuple(where), self.receiving, room, limits)
         except OSError as error:
@@ -113,7 +113,7 @@ class Server:
 
     def _open_grpc(self, where: Address, room: Room, limits: Limits) -> Any:
         try:
-            opened, port = _module("rpc").server(str(where), self.receiving, room, limits)
+            opened, port = _module("grpc").server(str(where), self.receiving, room, limits)
         except OSError as error:
             raise UsageError(f"--grpc {where}: cannot be listened on ({error})") from error
         self._say(f"listening for OTLP on grpc://{where._replace(port=port)}")

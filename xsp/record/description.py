@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from xsp import clock, scrub
+from xsp import clock, rundir, scrub
 from xsp.device import machine as device
 from xsp.identity import Identity
 from xsp.levels import rung_name
 from xsp.record import budget
 from xsp.record.steps import Steps
+from xsp.run import Run
 from xsp.version import __version__
 
 _ALIKE = (
@@ -81,11 +83,12 @@ def of_steps(
     }
 
 
-def of_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:
+def of_parts(parts: Sequence[Run]) -> dict[str, Any]:
     """Return what is to be said of a run in parts: what they have alike, and in sum what is counted; empty for none."""
     if not parts:
         return {}
-    counted = {name: sum(part["steps"][name] for part in parts) for name in parts[-1]["steps"]}
-    notes = [note for part in parts for note in part["notes"]]
-    different = [note for place, note in enumerate(notes) if note not in notes[:place]]
-    return {**{name: parts[-1][name] for name in _ALIKE}, "steps": counted, "notes": different}
+    steps = [part.steps for part in parts if part.steps is not None]
+    counted = {name: sum(each.get(name) or 0 for each in steps) for name in ("seen", "stored", "lost", "skipped")}
+    notes = rundir.different(dict(note) for part in parts for note in part.notes)
+    alike = {name: parts[-1][name] for name in _ALIKE if name in parts[-1]}
+    return {**alike, "steps": counted, "notes": notes}

@@ -14,6 +14,7 @@ from typing import Any
 
 from xsp.clock import monotonic_ns
 from xsp.record.terminal import LiveLine
+from xsp.run import Budget
 
 PROGRESS_FILE = "progress.json"
 PAUSE_NS = 1_000_000_000
@@ -82,17 +83,17 @@ def read(run: Path) -> dict[str, Any]:
 
 def line(progress: dict[str, Any]) -> str:
     """Return progress on one line of at most 79 characters."""
-    budget = progress.get("budget", {})
+    budget = Budget.of(progress.get("budget", {}))
     parts = [f"xsp: step {progress.get('seen', 0):,}", f"{progress.get('stored', 0):,} stored"]
-    if budget.get("bare_step_ns") is not None:
-        parts.append(f"{budget['bare_step_ns'] / 1e6:.3g} ms a step")
+    if budget.bare_step_ns is not None:
+        parts.append(f"{budget.bare_step_ns / 1e6:.3g} ms a step")
     parts.append(overhead(budget))
     return ", ".join(parts)[:79]
 
 
-def overhead(budget: dict[str, Any]) -> str:
+def overhead(budget: Budget) -> str:
     """Return in words what profiling has cost."""
-    if budget.get("overhead_percent") is None:
+    if budget.overhead_percent is None:
         return "overhead not known yet"
-    asked = f" of {budget['asked_percent']:g} %" if budget.get("asked_percent") is not None else ""
-    return f"overhead {budget['overhead_percent']:.2f} %{asked}"
+    asked = f" of {budget.asked_percent:g} %" if budget.asked_percent is not None else ""
+    return f"overhead {budget.overhead_percent:.2f} %{asked}"

@@ -12,6 +12,7 @@ from xsp.report.loop import FROM
 from xsp.report.text import number
 from xsp.report.verdict import Verdict
 from xsp.report.words import used_devices
+from xsp.run import Budget, Run
 from xsp.schema import Grade
 
 Row = Mapping[str, Any]
@@ -104,24 +105,23 @@ def _device(said: Verdict | None, attributed: Sequence[tuple[str, int, float]], 
     return shown
 
 
-def _profiling(run: Mapping[str, Any], models: Sequence[Row], ledger: Sequence[Row]) -> list[Figure]:
-    shown = [*_whole_program(run.get("budget")), *([cost(ledger)] if len(ledger) > 1 else [])]
+def _profiling(run: Run, models: Sequence[Row], ledger: Sequence[Row]) -> list[Figure]:
+    shown = [*_whole_program(run.budget), *([cost(ledger)] if len(ledger) > 1 else [])]
     if len(models) > 1:
         sizes = ", ".join(str(model["batch_size"]) for model in models[1:])
         shown.append(("also measured", f"{len(models) - 1} more", f"batch size {sizes}: see the first table"))
     return shown
 
 
-def _whole_program(budget: Any) -> list[Figure]:
+def _whole_program(budget: Budget | None) -> list[Figure]:
     """Return what profiling did to the program as a whole, and what to type where that is much."""
-    percent = budget.get("program_percent") if isinstance(budget, Mapping) else None
-    if not isinstance(percent, (int, float)):
+    if budget is None or budget.program_percent is None:
         return []
-    asked = budget.get("asked_percent")
-    if percent > 5 * CHEAPER and (not isinstance(asked, (int, float)) or asked > CHEAPER):
+    percent, asked = budget.program_percent, budget.asked_percent
+    if percent > 5 * CHEAPER and (asked is None or asked > CHEAPER):
         about = f"--budget {CHEAPER}% would cost less"
     else:
-        about = f"a budget of {asked:g} % was asked for" if isinstance(asked, (int, float)) else "as a whole"
+        about = f"a budget of {asked:g} % was asked for" if asked is not None else "as a whole"
     much = f"{1 + percent / 100:.3g} times as long" if percent >= 10 else f"{percent:.2g} % longer"
     return [("profiling made the program", much, about)]
 

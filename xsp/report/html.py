@@ -9,7 +9,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -142,14 +142,13 @@ def _sayable(value: Any) -> Any:
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:
     """Return when, where and with what the run was made."""
-    run: Mapping[str, Any] = trace.run
-    machine = run.get("machine") or {}
-    system = " ".join(str(machine[part]) for part in ("system", "kernel", "machine") if machine.get(part))
-    versions = {"xsp": run.get("xsp"), "Python": machine.get("python"), **(machine.get("packages") or {})}
+    run, machine = trace.run, trace.run.machine
+    system = " ".join(filter(None, (machine.system, machine.kernel, machine.machine)))
+    versions = {"xsp": run.xsp, "Python": machine.python, **machine.packages}
     facts = [
-        ("recorded", str(run.get("created") or "").replace("T", " ").replace("Z", " UTC")),
-        ("what steps took turns at", explained(run.get("rungs") or ()) or str(run.get("levels") or "")),
-        ("processor", f"{machine['cpu']}, {machine.get('cores', '?')} cores" if machine.get("cpu") else ""),
+        ("recorded", (run.created or "").replace("T", " ").replace("Z", " UTC")),
+        ("what steps took turns at", explained(run.rungs) or run.levels or ""),
+        ("processor", f"{machine.cpu}, {machine.cores or '?'} cores" if machine.cpu else ""),
         ("devices", devices(trace)),
         ("system", system),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),

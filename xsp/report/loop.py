@@ -18,6 +18,7 @@ import duckdb
 from xsp.analyses.loop import kinds_of
 from xsp.errors import UsageError
 from xsp.ingest import load as runs
+from xsp.run import StepKind
 from xsp.store.iterations import UNDISTURBED, iterations
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
@@ -111,9 +112,9 @@ def _mean(column: str) -> str:
     return f"sum(steps * ({column})) / sum(steps)"
 
 
-def _kinds(con: duckdb.DuckDBPyConnection, said: Mapping[int, Mapping[str, Any]]) -> list[tuple[str, int | None]]:
+def _kinds(con: duckdb.DuckDBPyConnection, said: Mapping[int, StepKind]) -> list[tuple[str, int | None]]:
     """Return the kinds with a colour of their own, the heaviest first, and where there are more, one for the others."""
-    names = {kind: str(each.get("name")) for kind, each in said.items()}
+    names = {kind: each.name for kind, each in said.items()}
     found = con.execute("SELECT kind FROM loop_rows GROUP BY kind ORDER BY sum(steps * ms) DESC, kind").fetchall()
     shown = [(names.get(kind, "steps" if kind == _NO_KIND else f"kind {kind}"), kind) for (kind,) in found]
     return shown if len(shown) <= MOST_KINDS + 1 else [*shown[:MOST_KINDS], (_OTHERS, None)]
@@ -202,11 +203,11 @@ def listed(trace: Trace, shown: Sequence[Trace]) -> dict[str, Any]:
     run = shlex.quote(trace.path.name) if trace.path else "RUN"
 
     def said(kind: int | None) -> dict[str, Any]:
-        one = known.get(kind, {}) if kind is not None else {}
+        one = known.get(kind) if kind is not None else None
         share = shares.get(kind) if kind is not None else None
         return {
-            "name": str(one.get("name", f"kind {kind}")),
-            "steps": one.get("steps"),
+            "name": one.name if one is not None else f"kind {kind}",
+            "steps": one.steps if one is not None else None,
             "percent": None if share is None else 100 * share,
         }
 

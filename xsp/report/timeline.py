@@ -78,7 +78,7 @@ class Steps(NamedTuple):
 
 def _choose(trace: Trace, most: int) -> Steps:
     """Make the view `chosen_spans`: the merged step, or all that fits of a trace that was imported."""
-    seen_once = bool(trace.run.get("imported")) and len(trace.rungs) <= 1
+    seen_once = trace.run.imported is not None and len(trace.rungs) <= 1
     found = trace.con.execute("SELECT step, rung, trace_id, rank FROM merged WHERE step IS NOT NULL LIMIT 1").fetchall()
     if not found:
         _view(trace.con, "true")

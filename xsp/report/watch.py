@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import duckdb
 from rich.text import Text
@@ -14,6 +13,7 @@ from xsp.errors import TraceError
 from xsp.levels import rung_name
 from xsp.record import progress as underway
 from xsp.record.progress import overhead
+from xsp.run import Budget, Run, is_count
 from xsp.schema import Kind, Level
 from xsp.scrub import plain
 
@@ -32,7 +32,7 @@ class Figures:
     finished: bool
     stored: int
     seen: int | None
-    budget: dict[str, Any]
+    budget: Budget
     steps_ms: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Per rung: how many of the last steps, and their trimmed mean."""
 
@@ -47,20 +47,21 @@ def look(run: Path) -> Figures:
         TraceError: it is no run.
     """
     content = rundir.read_run(run)
-    if content.get("parts") or content.get("kind") == rundir.RANKS:
-        raise TraceError(f"{run}: holds several runs; watch one of them: {', '.join(_parts(run, content))}")
+    if content.parts or content.is_job:
+        parts = content.parts or [part.name for part in rundir.rank_parts(run)]
+        raise TraceError(f"{run}: holds several runs; watch one of them: {', '.join(parts)}")
     progress, segments = underway.read(run), rundir.segments(run)
-    finished = bool(content.get("finished"))
-    seen = content["steps"]["seen"] if finished and "steps" in content else progress.get("seen")
-    budget = content.get("budget") if finished else progress.get("budget")
-    figures = Figures(str(content.get("name", run.name)), finished, len(segments), seen, budget or {})
+    finished = bool(content.finished)
+    seen = content.steps.seen if finished and content.steps is not None else _count(progress.get("seen"))
+    budget = content.budget if finished else Run.of(progress).budget
+    figures = Figures(content.name or run.name, finished, len(segments), seen, budget or Budget.of({}))
     if segments:
         _read_steps(figures, segments[-LAST:])
     return figures
 
 
-def _parts(run: Path, content: dict[str, Any]) -> list[str]:
-    return [str(part) for part in content.get("parts", [])] or [part.name for part in rundir.rank_parts(run)]
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and is_count(value) else None
 
 
 def _read_steps(figures: Figures, segments: list[Path]) -> None:
@@ -106,8 +107,8 @@ def watched(figures: Figures) -> Text:
     lines = [_progress(figures)]
     if figures.budget:
         lines.append(f"{overhead(figures.budget)}{_taken(figures)}")
-    for rung, steps in figures.budget.get("left_out", {}).items():
-        lines.append(f"  {rung} is left out: too dear{f', one step in {steps:,}' if steps else ''}")
+    for rung, steps in figures.budget.left_out.items():
+        lines.append(f"  {plain(rung)} is left out: too dear{f', one step in {steps:,}' if steps else ''}")
     if figures.steps_ms:
         lines.append("the last steps, ms:")
     lines += [f"  {rung:<8} {ms:10.3f}   of {count}" for rung, (count, ms) in figures.steps_ms.items()]
@@ -124,5 +125,5 @@ def _progress(figures: Figures) -> str:
 
 
 def _taken(figures: Figures) -> str:
-    taken = figures.budget.get("taken", {})
+    taken = figures.budget.taken
     return " (" + ", ".join(f"{number:,} {name}" for name, number in taken.items()) + ")" if taken else ""

@@ -30,8 +30,7 @@ def devices(trace: Trace) -> str:
 
     `2 × NVIDIA A100 (of 8 in the machine)`; a trace of one GPU is of one, whatever stands beside it.
     """
-    machine = trace.run.get("machine") or {}
-    held = [str(each) for each in machine.get("devices") or []]
+    held = list(trace.run.machine.devices)
     used = used_devices(trace)
     if not used:
         return f"{_counted(held)} (no work of it in the trace)" if held else ""
@@ -68,7 +67,7 @@ def trust(trace: Trace) -> dict[str, Any]:
     `grade` with its reasons; `findings` as (severity, subject, text); `absent`: collectors that had nothing to observe
     or could not, each with the reason, which are no findings; `attributed`: device time by how surely it has a layer.
     """
-    findings, absent = health(trace), trace.run.get("absent", {})
+    findings, absent = health(trace), trace.run.absent
     return {
         "grade": grade(findings)._asdict(),
         "findings": [

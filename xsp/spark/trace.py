@@ -7,7 +7,6 @@ analysis computes in Python stand in that DuckDB, and are handed to Spark where 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,8 @@ import duckdb
 
 from xsp import table
 from xsp.errors import AnalysisError, TraceError
-from xsp.rundir import MERGED_FILE, RANKS, RUN_FILE, STEPS
+from xsp.run import Run
+from xsp.rundir import MERGED_FILE, RUN_FILE, STEPS, of_ranks, parsed
 from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Column
 from xsp.spark import dialect
 from xsp.spark.session import reason_of
@@ -46,7 +46,7 @@ class SparkTrace(Trace):
         self.path = None
         self.run = self._read_job()
         self.con: Any = Queries(session)
-        part = f"{place}/{PARTS}" if self.run.get("kind") == RANKS else place
+        part = f"{place}/{PARTS}" if self.run.is_job else place
         self._show("spans", f"{part}/{STEPS}/*.parquet", COLUMNS)
         self._show("merged", f"{place}/{MERGED_FILE}", (*COLUMNS, *MERGED_COLUMNS))
         self._show("samples", f"{part}/samples/*.parquet", SAMPLE_COLUMNS, optional=True)
@@ -54,7 +54,7 @@ class SparkTrace(Trace):
     @property
     def name(self) -> str:
         """What the run was called, else the end of its path."""
-        return str(self.run.get("name") or self._place.rpartition("/")[2])
+        return self.run.name or self._place.rpartition("/")[2]
 
     @property
     def rungs(self) -> list[Rung]:  # type: ignore[override]
@@ -76,27 +76,26 @@ class SparkTrace(Trace):
             self.con.keep(name, query, params)
             self._made.add(name)
 
-    def _read_job(self) -> dict[str, Any]:
+    def _read_job(self) -> Run:
         """Return `run.json`; of a job, with what its ranks say, as `xsp.rundir.read_job` does."""
-        (content,) = self._read_runs(f"{self._place}/{RUN_FILE}")
-        if content.get("kind") == RANKS:
-            ranks = self._read_runs(f"{self._place}/{PARTS}/{RUN_FILE}")
-            content = {**ranks[0], **content, "ranks": ranks}
-        if not content.get("finished"):
+        (run,) = self._read_runs(f"{self._place}/{RUN_FILE}")
+        if run.is_job:
+            run = of_ranks(run, self._read_runs(f"{self._place}/{PARTS}/{RUN_FILE}"))
+        if not run.finished:
             raise TraceError(f"{self._place}: the run is not finished; `xsp analyze` without --engine reads it")
-        return content
+        return run
 
-    def _read_runs(self, where: str) -> list[dict[str, Any]]:
+    def _read_runs(self, where: str) -> list[Run]:
         """Return the content of each `run.json`, by rank."""
         try:
             rows = self._spark.read.text(where, wholetext=True).collect()
-            found: list[dict[str, Any]] = [dict(json.loads(row[0])) for row in rows]
+            found = [parsed(row[0], where) for row in rows]
         except Exception as error:  # Spark's and Java's, by scheme of the URL
             raise TraceError(
                 f"{where}: Spark reads no run there ({reason_of(error)}); import traces of other tools first: "
                 "xsp import FOLDER -o RUN"
             ) from error
-        return sorted(found, key=lambda run: run.get("rank", 0))
+        return sorted(found, key=lambda run: run.rank or 0)
 
     def _show(self, name: str, files: str, columns: Sequence[Column], optional: bool = False) -> None:
         """Show files as a view with all columns, those that are not there as their defaults."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import duckdb
 
 from xsp import summary
+from xsp.run import Run
 from xsp.schema import Level
 from xsp.store.loop import BARE
 
@@ -34,7 +35,7 @@ class BareStep(NamedTuple):
     samples: int | None
 
 
-def steady_steps(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> list[BareStep]:
+def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     """Return the steps that ran as if nothing were recorded, of the kind and rank of `alike`, in their order.
 
     What calls of modules took longer because collectors let them pass is taken off where steps ran in a stretch; in
@@ -59,15 +60,14 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> list
     return [BareStep(*row) for row in found] if len(found) >= ENOUGH else []
 
 
-def passing_ns(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> float:
+def passing_ns(con: duckdb.DuckDBPyConnection, run: Run) -> float:
     """Return what a step takes longer because calls of modules pass by a collector that looks at none of them.
 
     Args:
         con: holds `alike`.
-        run: content of `run.json`, whose calibration says what one call takes longer.
+        run: whose calibration says what one call takes longer.
     """
-    costs = (run.get("costs") or {}).values()
-    per_call = sum(each.get("ns_passing") or 0.0 for each in costs if each.get("level") == Level.LAYER)
+    per_call = sum(each.ns_passing for each in run.costs.values() if each.level == Level.LAYER)
     ((calls,),) = con.execute(
         f"SELECT median(on_host[{int(Level.LAYER)}::SMALLINT]) FROM alike WHERE rung >= {int(Level.LAYER)}"
     ).fetchall()

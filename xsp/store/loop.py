@@ -21,6 +21,7 @@ import duckdb
 
 from xsp import rundir, semconv, table
 from xsp.errors import TraceError
+from xsp.run import Otel
 from xsp.schema import LOOP_COLUMNS, Kind, Level, Span
 
 BARE = int(Level.APPLICATION)
@@ -119,16 +120,15 @@ _END = "end_ns"
 counts as a whole, for rows are folded as it grows."""
 
 
-def spans(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> Iterator[Span]:
+def spans(con: duckdb.DuckDBPyConnection, own: Otel) -> Iterator[Span]:
     """Yield the rows of the table `loop` as spans below a run's own.
 
     Args:
         con: holds the table.
-        run: content of `run.json`, with its identity `otel`.
+        own: the run's own span.
     """
     names = ", ".join(column.name for column in _SENT)
     query = f"SELECT rank, {names} FROM loop ORDER BY rank, start_ns, step"
-    own = run["otel"]
     for rank, group in itertools.groupby(con.execute(query).fetchall(), key=lambda row: row[0]):
         rows = [row[1:] for row in group]
         end = max(_end(row) for row in rows)
@@ -136,11 +136,11 @@ def spans(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> Iterator[Sp
             held = rows[first : first + ROWS_OF_A_SPAN]
             start = held[0][_SENT_START]
             columns = {column.name: [row[place] for row in held] for place, column in enumerate(_SENT)}
-            identity = hashlib.blake2b(f"{own['span_id']}/loop/{rank}/{first}/{end}".encode(), digest_size=8)
+            identity = hashlib.blake2b(f"{own.span_id}/loop/{rank}/{first}/{end}".encode(), digest_size=8)
             yield Span(
-                trace_id=own["trace_id"],
+                trace_id=own.trace_id,
                 span_id=identity.hexdigest(),
-                parent_id=own["span_id"],
+                parent_id=own.span_id,
                 level=Level.APPLICATION,
                 kind=Kind.LOOP.value,
                 name=f"steps {held[0][0]} to {held[-1][0] + held[-1][1] - 1}",

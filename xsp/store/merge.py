@@ -35,6 +35,7 @@ import duckdb
 from xsp import summary, table
 from xsp.device import occupancy
 from xsp.levels import depth
+from xsp.run import Run
 from xsp.schema import COLUMNS, DEEPEST, LOOP_COLUMNS, MERGED_COLUMNS, Kind, Level, Rule, Span
 from xsp.store import iterations
 from xsp.store.loop import BARE
@@ -62,7 +63,7 @@ class _Template:
 
 
 def true_trace(
-    con: duckdb.DuckDBPyConnection, run: dict[str, Any], path: Path | None = None, kind: int | None = None
+    con: duckdb.DuckDBPyConnection, run: Mapping[str, Any], path: Path | None = None, kind: int | None = None
 ) -> Trace:
     """Return the trace of recorded spans, merged into one step with true times.
 
@@ -72,6 +73,7 @@ def true_trace(
         path: where the spans were loaded from.
         kind: of the steps that the figures are to be of, a number of `loop`; the heaviest unless told otherwise.
     """
+    run = Run.of(run)
     if "merged" in _tables(con):
         find_alike(con, kind)
     else:
@@ -83,7 +85,7 @@ def _tables(con: duckdb.DuckDBPyConnection) -> set[str]:
     return {name for (name,) in con.execute("SELECT table_name FROM information_schema.tables").fetchall()}
 
 
-def merge(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any], kind: int | None = None) -> None:
+def merge(con: duckdb.DuckDBPyConnection, run: Run, kind: int | None = None) -> None:
     """Make the table `merged` from the view `spans`.
 
     Args:
@@ -106,7 +108,7 @@ def merge(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any], kind: int | No
     occupancy.fill(con, run)
 
 
-def _merge_leveled(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...], run: Mapping[str, Any]) -> None:
+def _merge_leveled(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...], run: Run) -> None:
     """Make `merged` of steps that took turns at the rungs: averages, and true times."""
     template = _template(con, chosen)
     rungs = rungs_of(con, run)
@@ -185,12 +187,12 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
     )
 
 
-def rungs_of(con: duckdb.DuckDBPyConnection, run: Mapping[str, Any]) -> list[Rung]:
+def rungs_of(con: duckdb.DuckDBPyConnection, run: Run) -> list[Rung]:
     """Return the rungs that have timed steps, outermost first; the first is that of bare steps, if they tell.
 
     Args:
         con: holds `alike` and `loop`.
-        run: content of `run.json`.
+        run: what is known of it.
     """
     steps: dict[int, list[tuple[int, float]]] = {
         rung: list(zip(numbers, durations, strict=True))
@@ -352,7 +354,7 @@ class _Measured:
 
 
 def _measured(
-    con: duckdb.DuckDBPyConnection, template: _Template, rungs: Sequence[Rung], run: Mapping[str, Any]
+    con: duckdb.DuckDBPyConnection, template: _Template, rungs: Sequence[Rung], run: Run
 ) -> dict[str, _Measured]:
     """Return what the timed steps say of each key of the template."""
     own = {row.key: own_rung(row.level, rungs) for row in template.rows}

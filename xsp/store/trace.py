@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import duckdb
 
 from xsp import summary, table
+from xsp.run import Run
 from xsp.schema import LOOP_COLUMNS, SAMPLE_COLUMNS, Level
 
 
@@ -40,7 +41,7 @@ class Rung:
 
 
 class Trace:
-    """Spans in tables that SQL can be asked of, and `run`, the content of `run.json`.
+    """Spans in tables that SQL can be asked of, and `run`, what `run.json` says (see `xsp.run.Run`).
 
     Two views stand in the engine: `spans`, every span of every recorded step, and `merged`, one step with true times
     (see `xsp.store.merge`). Both have the columns of `xsp.schema.COLUMNS`; `merged` has those of
@@ -53,7 +54,7 @@ class Trace:
     def __init__(
         self,
         con: duckdb.DuckDBPyConnection,
-        run: dict[str, Any],
+        run: Mapping[str, Any],
         rungs: Sequence[Rung] = (),
         path: Path | None = None,
     ) -> None:
@@ -67,7 +68,7 @@ class Trace:
         """
         self.con = con
         self._made: set[str] = set()
-        self.run = run
+        self.run = Run.of(run)
         self.rungs = list(rungs)
         self.path = path
         for name, columns in (("samples", SAMPLE_COLUMNS), ("loop", LOOP_COLUMNS)):
@@ -135,4 +136,4 @@ class Trace:
     @property
     def name(self) -> str:
         """What the run was called, else the file's name."""
-        return str(self.run.get("name") or (self.path.name if self.path else "trace"))
+        return self.run.name or (self.path.name if self.path else "trace")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import duckdb
 
 from xsp import plugins, rundir, table
 from xsp.correlate.evidence import correlate, resolve
+from xsp.run import Budget, Run
 from xsp.samples import sampler
 from xsp.samples.sampler import Sampler
 from xsp.schema import COLUMNS, Rule, Span
@@ -66,13 +67,17 @@ class Store:
         except OSError:
             self._loop_lost += len(rows) // loop.ROW_BYTES
 
-    def finish(self, run: dict[str, Any]) -> dict[str, Any]:
+    def finish(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """Merge the steps and write `run.json` for good.
+
+        Args:
+            content: what is known of the run, a `Run` or what makes one.
 
         Returns:
             How many steps and spans the merged trace stands on, and what became of the delivery.
         """
         began = time.monotonic_ns()
+        run = Run.of(content)
         loop.show(self._con, [self._run])
         loop.write(self._con, self._run)
         segments = rundir.segments(self._run)
@@ -83,12 +88,12 @@ class Store:
             table.write_parquet(self._con, "merged", self._run / rundir.MERGED_FILE)
             summary["spans"] = self._con.execute("SELECT count(*) FROM merged").fetchall()[0][0]
         if self._sampler is not None:
-            run = {**run, "samples": self._end_sampling()}
+            run |= {"samples": self._end_sampling()}
         if self._loop_lost:
             text = f"{self._loop_lost} rows of the loop were not stored: how long the program's steps took is not whole"
-            run = {**run, "notes": [*run.get("notes", ()), {"source": "xsp", "text": text}]}
-        if run.get("budget") and "program_percent" not in run["budget"]:  # else it ran before, and is merged again
-            run = {**run, "budget": _with_end(run["budget"], time.monotonic_ns() - began)}
+            run = run.noted("xsp", [text])
+        if run.budget is not None and "program_percent" not in run.budget:  # else it ran before, and is merged again
+            run |= {"budget": _with_end(run.budget, time.monotonic_ns() - began)}
         rundir.write_run(self._run, run)
         if self._live is not None:
             summary["delivery"] = self._live.finish()
@@ -105,13 +110,12 @@ class Store:
         return sampler.finish() if sampler is not None else None
 
 
-def _with_end(budget: dict[str, Any], merging_ns: int) -> dict[str, Any]:
+def _with_end(budget: Budget, merging_ns: int) -> Budget:
     """Return what profiling cost, with what merging took, and by how much it made the whole program longer."""
-    ending_ns = budget.get("end_ns", 0) + merging_ns
-    own_ns = budget.get("spent_ns", 0) + budget.get("start_ns", 0) + budget.get("end_ns", 0)
-    bare_ns = budget.get("wall_ns", 0) - own_ns
+    own_ns = budget.spent_ns + budget.start_ns + budget.end_ns
+    bare_ns = budget.wall_ns - own_ns
     percent = round(100 * (own_ns + merging_ns) / bare_ns, 2) if bare_ns > 0 else None
-    return {**budget, "end_ns": ending_ns, "program_percent": percent}
+    return budget | {"end_ns": budget.end_ns + merging_ns, "program_percent": percent}
 
 
 def resolve_run(run: Path, serialised: Path) -> int:
