@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from xsp import analyses, semconv, testing
+from xsp import semconv, testing
 from xsp.analyses import ANALYSES, Analysis
 from xsp.cli import _parser
 from xsp.errors import AnalysisError
@@ -302,7 +302,7 @@ def analyses_part() -> str:
         lines += [
             f"### {each.id}: {each.title}",
             "",
-            f"`xsp.analyses.{python_name(each)}` · needs {needs}",
+            f"`xsp.analyses.{each.name}` · needs {needs}",
             "",
             markdown(each.function.__doc__ or ""),
             "",
@@ -315,11 +315,6 @@ def analyses_part() -> str:
 def markdown(docstring: str) -> str:
     """Return a docstring as it stands."""
     return inspect.cleandoc(docstring).strip()
-
-
-def python_name(each: Analysis) -> str:
-    """Return the long name of an analysis."""
-    return next(name for name, found in vars(analyses).items() if found is each and name.islower())
 
 
 def table_of(each: Analysis, trace: Trace) -> str:

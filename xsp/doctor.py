@@ -106,8 +106,8 @@ def samples() -> Iterator[Finding]:
 
 
 def other_plugins() -> Iterator[str]:
-    """Yield a sentence for each importer or exporter that cannot be loaded."""
-    for group in ("xsp.importers", "xsp.exporters"):
+    """Yield a sentence for each importer, exporter or analysis that cannot be loaded."""
+    for group in ("xsp.importers", "xsp.exporters", "xsp.analyses"):
         for name in plugins.names(group):
             try:
                 plugins.load(group, name)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from xsp.analyses.critical import CRITICAL_PATH, CRITICAL_PATH_SUMMARY
+from xsp.analyses.critical import critical_path, critical_path_summary
 from xsp.errors import AnalysisError
 from xsp.schema import Span
 from xsp.testing import spans, trace_of
 
 
 def path(rows: list[Span], columns: str = "start_ms * 1000, dur_ms * 1000, what, name, after") -> list[tuple[Any, ...]]:
-    found = CRITICAL_PATH(trace_of(rows)).select(columns).fetchall()
+    found = critical_path(trace_of(rows)).select(columns).fetchall()
     return [tuple(round(cell) if isinstance(cell, float) else cell for cell in row) for row in found]
 
 
@@ -64,7 +64,7 @@ def test_a_kernel_waits_for_its_launch_and_for_its_stream_and_the_host_for_the_d
 
 
 def test_shares_add_up_to_the_step() -> None:
-    rows = CRITICAL_PATH_SUMMARY(trace_of(spans(BOUND_BY_THE_DEVICE))).fetchall()
+    rows = critical_path_summary(trace_of(spans(BOUND_BY_THE_DEVICE))).fetchall()
     assert rows[0][:3] == ("what", "kernel", 2)
     for by in ("what", "layer", "name"):
         assert sum(row[3] for row in rows if row[0] == by) == pytest.approx(0.1)
@@ -155,7 +155,7 @@ def test_kernels_without_a_launch_say_so() -> None:
 
 def test_a_trace_of_nothing_refuses() -> None:
     with pytest.raises(AnalysisError, match="holds none"):
-        CRITICAL_PATH(trace_of([]))
+        critical_path(trace_of([]))
 
 
 def test_a_step_without_a_duration_has_a_path_without_segments() -> None:
@@ -179,7 +179,7 @@ def disorder(seed: int) -> list[Span]:
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_the_spans_segments_follow_each_other_and_add_up_to_the_step(seed: int) -> None:
     columns = "round(start_ms * 1e6)::BIGINT, round(dur_ms * 1e6)::BIGINT, after_step"
-    rows = CRITICAL_PATH(trace_of(disorder(seed))).select(columns).fetchall()
+    rows = critical_path(trace_of(disorder(seed))).select(columns).fetchall()
     assert rows[0][0] == 0
     assert all(start + took == after for (start, took, _), (after, _, _) in pairwise(rows))
     assert all(took > 0 for _, took, _ in rows)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from xsp.analyses.contract import Analysis
-from xsp.analyses.memory import MEMORY_STEPS, MEMORY_TIMELINE, MIB, NO_FREES, OF_DEVICES, SUMMED, TOTALS
+from xsp.analyses.memory import MIB, NO_FREES, OF_DEVICES, SUMMED, TOTALS, memory_steps, memory_timeline
 from xsp.errors import AnalysisError
 from xsp.schema import Span
 from xsp.store.merge import true_trace
@@ -66,12 +66,12 @@ def ask(analysis: Analysis, of: Trace, columns: str) -> list[tuple[Any, ...]]:
 
 def test_the_level_of_each_layer_and_who_holds_memory_at_the_peak() -> None:
     columns = "device, name, start_mib, peak_mib, end_mib, growth_mib, peak_layer, peak_op, peak_at_ms"
-    assert ask(MEMORY_TIMELINE, trace(), columns) == [
+    assert ask(memory_timeline, trace(), columns) == [
         (0, "train", 100, 112, 104, 4, "conv", "aten::conv2d", 0.02),
         (0, "conv", 100, 112, 104, 4, "conv", "aten::conv2d", 0.02),
         (0, "relu", 104, 108, 108, 4, "relu", None, 0.06),
     ]
-    assert ask(MEMORY_TIMELINE, trace(), "name, allocated_mib, left_mib, live_at_peak_mib, basis") == [
+    assert ask(memory_timeline, trace(), "name, allocated_mib, left_mib, live_at_peak_mib, basis") == [
         ("train", 16, 4, 12, TOTALS),
         ("conv", 12, 0, 12, TOTALS),
         ("relu", 4, 4, 0, TOTALS),
@@ -79,13 +79,13 @@ def test_the_level_of_each_layer_and_who_holds_memory_at_the_peak() -> None:
 
 
 def test_without_totals_levels_are_sums() -> None:
-    assert ask(MEMORY_TIMELINE, trace(totals=False), "name, start_mib, peak_mib, end_mib, basis")[0] == (
+    assert ask(memory_timeline, trace(totals=False), "name, start_mib, peak_mib, end_mib, basis")[0] == (
         "train", 0, 12, 4, SUMMED,
     )  # fmt: skip
 
 
 def test_each_step_leaves_memory_behind() -> None:
-    assert ask(MEMORY_STEPS, trace(3), "step, start_mib, peak_mib, end_mib, growth_mib, left_mib, allocations") == [
+    assert ask(memory_steps, trace(3), "step, start_mib, peak_mib, end_mib, growth_mib, left_mib, allocations") == [
         (0, 100, 112, 104, 4, 4, 3),
         (1, 104, 116, 108, 4, 4, 3),
         (2, 108, 120, 112, 4, 4, 3),
@@ -101,7 +101,7 @@ def test_of_allocations_alone_no_level_is_made() -> None:
         alloc alloc   70-70 alloc_bytes=2097152
     """
     columns = "name, allocated_mib, start_mib, peak_mib, left_mib, basis"
-    assert ask(MEMORY_TIMELINE, trace_of(spans(text)), columns) == [
+    assert ask(memory_timeline, trace_of(spans(text)), columns) == [
         ("net", 2, None, None, None, NO_FREES),
         ("fc", 1, None, None, None, NO_FREES),
     ]
@@ -117,11 +117,11 @@ def test_allocations_alone_are_those_of_the_device_that_the_step_used() -> None:
     """
     one, two = (trace_of(spans(text.format(*devices))) for devices in ((3, 3), (0, 1)))
     columns = "device, name, allocated_mib, basis"
-    assert ask(MEMORY_TIMELINE, one, columns) == [(3, "fc", 2, NO_FREES)]
-    assert ask(MEMORY_TIMELINE, two, columns) == [(None, "fc", 2, OF_DEVICES)]
+    assert ask(memory_timeline, one, columns) == [(3, "fc", 2, NO_FREES)]
+    assert ask(memory_timeline, two, columns) == [(None, "fc", 2, OF_DEVICES)]
 
 
-@pytest.mark.parametrize("analysis", [MEMORY_TIMELINE, MEMORY_STEPS])
+@pytest.mark.parametrize("analysis", [memory_timeline, memory_steps])
 def test_where_nothing_is_known_of_memory_it_refuses(analysis: Analysis) -> None:
     with pytest.raises(AnalysisError, match=r"needs (allocations|each allocation and each freeing)"):
         analysis(trace_of(spans("step predict 0-100\nmodule net 10-90")))

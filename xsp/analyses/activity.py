@@ -31,7 +31,7 @@ _COUNTS = f"""
 
 
 @analysis("device-activity", "What each device did", Level.KERNEL, everywhere=True)
-def DEVICE_ACTIVITY(trace: Trace) -> Table:
+def device_activity(trace: Trace) -> Table:
     """Busy and idle time of each device between its first work and its last: computation, communication, copies.
 
     Each is the time in which at least one such kernel or copy ran on any stream. Communication is hidden while
@@ -62,7 +62,7 @@ def DEVICE_ACTIVITY(trace: Trace) -> Table:
 
 
 @analysis("steps", "Steps on the device", Level.KERNEL, everywhere=True)
-def STEPS(trace: Trace) -> Table:
+def device_steps(trace: Trace) -> Table:
     """Each step of each rank: its time on the host, and what its device did from its first work to its last.
 
     Device work counts for the step that launched it, also where it runs after the step's end on the host. Work
@@ -93,7 +93,7 @@ def STEPS(trace: Trace) -> Table:
 
 
 @analysis("kernel-classes", "Device time by class of kernel", Level.KERNEL, everywhere=True)
-def KERNEL_CLASSES(trace: Trace) -> Table:
+def kernel_classes(trace: Trace) -> Table:
     """Kernels and copies by class, as their names tell it: how many, their time, their share of all of it.
 
     Kernels that overlap count each for itself. Of matrix products, convolutions and attention, the time is told
@@ -126,7 +126,7 @@ def KERNEL_CLASSES(trace: Trace) -> Table:
 
 
 @analysis("tensor-cores", "Tensor cores by layer", Level.KERNEL, everywhere=True)
-def TENSOR_CORES(trace: Trace) -> Table:
+def tensor_cores(trace: Trace) -> Table:
     """Device time of each layer's matrix products, convolutions and attention, with and without tensor cores.
 
     Over all steps and ranks, layers of one name together; what is of no layer stands under its operator.

@@ -79,7 +79,7 @@ devices, which share a clock, also by their order where they overlap."""
 
 
 @analysis("communication", "Collectives by kind and size", Level.MODEL, unless=why_none, everywhere=True)
-def COMMUNICATION(trace: Trace) -> Table:
+def collectives_by_kind(trace: Trace) -> Table:
     """Collectives of all ranks by kind, communicator and size: how many, their time, how much of it is hidden.
 
     A collective is hidden while its device computes too; null where it ran on the host. Its time begins when

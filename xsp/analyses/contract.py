@@ -9,7 +9,7 @@ from typing import Any
 import duckdb
 
 from xsp import table
-from xsp.errors import AnalysisError
+from xsp.errors import AnalysisError, UsageError
 from xsp.schema import Column, Level
 from xsp.store.trace import Trace
 
@@ -39,6 +39,11 @@ class Analysis:
         if reason is not None:
             raise AnalysisError(reason)
         return self.function(trace)
+
+    @property
+    def name(self) -> str:
+        """What it is called in Python: the name of the function."""
+        return self.function.__name__
 
     def refusal(self, trace: Trace) -> str | None:
         """Return why this trace cannot carry the analysis, or None."""
@@ -83,12 +88,33 @@ def analysis(
     unless: Callable[[Trace], str | None] | None = None,
     everywhere: bool = False,
 ) -> Callable[[Callable[[Trace], Table]], Analysis]:
-    """Make a function an analysis."""
+    """Make a function an analysis, and register it: `xsp analyze`, the report and `xsp.analyses` have it from then on.
+
+    Args:
+        identity: what the command line calls it; those of XSP's Table I have its numbers.
+        title: of its table.
+        needs: levels without which it refuses a trace.
+        unless: says why a trace that holds these levels cannot carry it all the same, or None.
+        everywhere: it asks all steps of all ranks, and not the merged step.
+
+    Raises:
+        UsageError: another function is registered by that name.
+    """
 
     def make(function: Callable[[Trace], Table]) -> Analysis:
-        return Analysis(identity, title, needs, function, unless, everywhere)
+        made = Analysis(identity, title, needs, function, unless, everywhere)
+        for taken in ANALYSES.values():
+            same = (taken.function.__module__, taken.name) == (function.__module__, made.name)
+            if not same and {taken.id.lower(), taken.name} & {identity.lower(), made.name}:
+                raise UsageError(f"there is an analysis {taken.id!r} ({taken.name}); call {made.name} otherwise")
+        ANALYSES[identity] = made
+        return made
 
     return make
+
+
+ANALYSES: dict[str, Analysis] = {}
+"""All analyses by what the command line calls them."""
 
 
 def values(trace: Trace, name: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> Table:

@@ -70,7 +70,7 @@ def _why_none(trace: Trace) -> str | None:
 
 
 @analysis("counters", "Hardware counters by kernel", unless=_why_none)
-def COUNTERS(trace: Trace) -> Table:
+def counters_by_kernel(trace: Trace) -> Table:
     """What hardware counters say of the kernels of each name: one row a kernel and metric.
 
     `kernels` were counted, of all steps and ranks of a trace of CUPTI's range profiler, of one step of a run that
@@ -83,7 +83,7 @@ def COUNTERS(trace: Trace) -> Table:
 
 
 @analysis("op-counters", "Hardware counters by operator", unless=_why_none)
-def OP_COUNTERS(trace: Trace) -> Table:
+def counters_by_operator(trace: Trace) -> Table:
     """What hardware counters say of the kernels that each operator launched: one row an operator and metric.
 
     As in `counters`. An operator is the innermost one around the launch; what none launched, or was not joined to its

@@ -65,7 +65,7 @@ class _Window(NamedTuple):
 
 
 @analysis("critical-path", "Critical path")
-def CRITICAL_PATH(trace: Trace) -> Table:
+def critical_path(trace: Trace) -> Table:
     """The critical path of the merged step in the order of time: segments that follow each other without a gap.
 
     Their durations add up to the step's duration, and to what it waited for its batch before. Where device work goes on
@@ -111,13 +111,13 @@ def _keep(trace: Trace, walk: Walk, window: _Window, end: int) -> None:
 
 
 @analysis("critical-path-summary", "Shares of the critical path")
-def CRITICAL_PATH_SUMMARY(trace: Trace) -> Table:
+def critical_path_summary(trace: Trace) -> Table:
     """Of what the critical path consists: by what its segments are, by layer, and by name.
 
     Each of the three (column `grouped_by`) adds up to the whole path. A layer's row has what the path does in it, its
     backward operators and kernels included; segments of no layer have a row without a name.
     """
-    CRITICAL_PATH(trace)
+    critical_path(trace)
     parts = " UNION ALL ".join(
         f"SELECT {place} AS place, '{column}' AS grouped_by, {column} AS name, count(*) AS segments, "
         "sum(dur_ms) AS dur_ms, 100 * sum(dur_ms) / nullif(sum(sum(dur_ms)) OVER (), 0) AS percent_of_path "

@@ -10,7 +10,7 @@ _COLUMNS = {"severity": "VARCHAR", "subject": "VARCHAR", "finding": "VARCHAR", "
 
 
 @analysis("health", "What is missing or doubtful")
-def HEALTH(trace: Trace) -> Table:
+def health_findings(trace: Trace) -> Table:
     """What is missing or doubtful in a trace, the most important first; see docs/understand/true-times.md.
 
     `best_grade` is the best grade that a trace can have of which the finding is true; the worst of them is its grade.

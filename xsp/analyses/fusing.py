@@ -108,7 +108,7 @@ def _prepare(trace: Trace) -> None:
 
 
 @analysis("attention", "Attention by form", Level.KERNEL, everywhere=True)
-def ATTENTION(trace: Trace) -> Table:
+def attention_by_form(trace: Trace) -> Table:
     """Device time of attention: fused kernels, and the products, the softmax and what lies between of eager form.
 
     Softmax and what lies between write and read the whole matrix of scores, which a fused kernel does not; the
@@ -128,7 +128,7 @@ def ATTENTION(trace: Trace) -> Table:
 
 
 @analysis("fusible", "Kernels that only move memory, by operator", Level.KERNEL, everywhere=True)
-def FUSIBLE_KERNELS(trace: Trace) -> Table:
+def fusible_kernels(trace: Trace) -> Table:
     """Elementwise kernels, copies on the device, normalisations and reductions, by class and operator.
 
     They compute little for what they read and write; fused with their neighbours they save that traffic, and at most

@@ -138,7 +138,7 @@ def _prepare(trace: Trace) -> None:
 
 
 @analysis("idle-causes", "Why devices were idle", Level.KERNEL, everywhere=True)
-def IDLE_CAUSES(trace: Trace) -> Table:
+def idle_causes(trace: Trace) -> Table:
     """Idle time of each device by cause: host-bound, sync, data loading, kernel wait, unknown.
 
     A gap is split at the launch of what ended it: before it the host is the cause, behind it what the work waited for.
@@ -174,7 +174,7 @@ def IDLE_CAUSES(trace: Trace) -> Table:
 
 
 @analysis("idle-gaps", "The longest idle gaps", Level.KERNEL, everywhere=True)
-def IDLE_GAPS(trace: Trace) -> Table:
+def idle_gaps(trace: Trace) -> Table:
     """The longest gaps, each part with its cause, the call responsible, and the kernel or copy that ended the gap.
 
     A gap that is split at its launch has two rows: before it (the host) and behind it. `call` is what the launching

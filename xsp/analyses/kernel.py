@@ -130,7 +130,7 @@ FIGURES = f"""
 
 
 @analysis("A8", "Kernel information", Level.OP)
-def A8(trace: Trace) -> Table:
+def kernel_information(trace: Trace) -> Table:
     """Each kernel call: name, layer, latency, operations, memory traffic, occupancy, and where these are known from.
 
     Without a device a kernel is a primitive, or the time that an operator took without the operators and primitives
@@ -157,7 +157,7 @@ def A8(trace: Trace) -> Table:
 
 
 @analysis("A10", "Kernels by name", Level.OP)
-def A10(trace: Trace) -> Table:
+def kernels_by_name(trace: Trace) -> Table:
     """Kernels of the same name together: calls, time, its shares, throughput.
 
     `latency_ms` is on all devices together, and `percent_of_kernel_time` its share of the time of all kernels.
@@ -172,7 +172,7 @@ def A10(trace: Trace) -> Table:
 
 
 @analysis("A11", "Kernels by layer", Level.LAYER, Level.OP)
-def A11(trace: Trace) -> Table:
+def kernels_by_layer(trace: Trace) -> Table:
     """Kernels of the same layer together; those of no layer stand in a row without one. Shares are as in A10."""
     named = "any_value(layer_index) AS layer_index, any_value(layer_name) AS layer_name"
     return _grouped(trace, "whole", "layer_id", named, "layer_index, layer_name", "layer_index NULLS LAST")
@@ -238,7 +238,7 @@ def devices(trace: Trace) -> int:
 
 
 @analysis("A12", "Metrics by layer", Level.LAYER, Level.OP)
-def A12(trace: Trace) -> Table:
+def layer_metrics(trace: Trace) -> Table:
     """Operations and memory traffic of each layer's kernels, in execution order."""
     return trace.sql(
         f"""
@@ -317,7 +317,7 @@ def at_work(trace: Trace) -> str:
 
 
 @analysis("A13", "Kernel against other latency", Level.LAYER, Level.OP)
-def A13(trace: Trace) -> Table:
+def kernel_share(trace: Trace) -> Table:
     """How much of the time that a layer is at work in the forward pass its kernels take, and how much the rest.
 
     A layer is at work while the host is in its call (and in no layer inside it) or one of its kernels runs.

@@ -33,7 +33,7 @@ def _prepare(trace: Trace) -> None:
 
 
 @analysis("launches", "Launches and queues", Level.KERNEL, everywhere=True)
-def LAUNCHES(trace: Trace) -> Table:
+def launch_costs(trace: Trace) -> Table:
     """Of each device: what launches cost the host, how long kernels and copies then wait, and how many are waiting.
 
     `delay` is the time from the begin of the launch to the begin of the work on the device: on an idle device
@@ -92,7 +92,7 @@ def LAUNCHES(trace: Trace) -> Table:
 
 
 @analysis("launch-bound", "Layers whose launches cost more than their work", Level.KERNEL, everywhere=True)
-def LAUNCH_BOUND(trace: Trace) -> Table:
+def launch_bound(trace: Trace) -> Table:
     """Each layer, by name, over all steps and ranks: host time of its launches against device time of their work.
 
     `launch_bound` says that the calls alone take longer than what they launch; there a graph, fusion or a larger

@@ -15,7 +15,7 @@ from xsp.store.views import LAYERS, NS, kernels
 
 
 @analysis("A2", "Layer information", Level.LAYER)
-def A2(trace: Trace) -> Table:
+def layer_information(trace: Trace) -> Table:
     """Each executed layer: index, name, type, input shapes, latency on the host with its interval, memory.
 
     `kernel_ms` is the time of the device's kernels that the layer itself launched in its forward pass; where the host
@@ -53,7 +53,7 @@ _AROUND = f"""
 
 
 @analysis("layers", "Layers by their own time on the host", Level.LAYER)
-def LAYERS_BY_NAME(trace: Trace) -> Table:
+def layers(trace: Trace) -> Table:
     """The calls of each module together: how many a step makes, and their times and memory added up.
 
     A module is called several times in a step where gradients are accumulated over several batches, where it stands in
@@ -79,7 +79,7 @@ def LAYERS_BY_NAME(trace: Trace) -> Table:
 
 
 @analysis("A3", "Layer latency on the host", Level.LAYER)
-def A3(trace: Trace) -> Table:
+def layer_latency(trace: Trace) -> Table:
     """Latency of each layer on the host, in execution order, without the layers inside it."""
     return trace.sql(
         f"WITH {LAYERS} SELECT layer_index, name, type, self_ns / 1e6 AS latency_ms FROM layers ORDER BY layer_index"
@@ -87,7 +87,7 @@ def A3(trace: Trace) -> Table:
 
 
 @analysis("A4", "Layer memory allocation", Level.LAYER)
-def A4(trace: Trace) -> Table:
+def layer_memory(trace: Trace) -> Table:
     """MiB that each layer allocates, in execution order, without the layers inside it."""
     return trace.sql(
         f"WITH {LAYERS} SELECT layer_index, name, type, self_alloc_bytes / 1048576 AS alloc_mib "
@@ -96,7 +96,7 @@ def A4(trace: Trace) -> Table:
 
 
 @analysis("A5", "Layer type distribution", Level.LAYER)
-def A5(trace: Trace) -> Table:
+def layer_types(trace: Trace) -> Table:
     """How many layers there are of each type; only leaves count, since containers are made of them."""
     return trace.sql(
         f"""
@@ -108,7 +108,7 @@ def A5(trace: Trace) -> Table:
 
 
 @analysis("A6", "Host time by type of layer", Level.LAYER)
-def A6(trace: Trace) -> Table:
+def layer_latency_by_type(trace: Trace) -> Table:
     """Time on the host by type of layer; a container's row is what it does between the calls of its children.
 
     Where a device works on behind the host, `module-classes` has the device's time.
@@ -117,7 +117,7 @@ def A6(trace: Trace) -> Table:
 
 
 @analysis("A7", "Layer memory allocation by type", Level.LAYER)
-def A7(trace: Trace) -> Table:
+def layer_memory_by_type(trace: Trace) -> Table:
     """MiB allocated by type of layer; a container's row is what it allocates by itself."""
     return _by_type(trace, "sum(self_alloc_bytes) / 1048576", "alloc_mib", "percent_of_memory")
 
@@ -150,7 +150,7 @@ def stage(place: str, count: str) -> str:
 
 
 @analysis("stages", "Stages of the model", Level.LAYER)
-def STAGES(trace: Trace) -> Table:
+def stages(trace: Trace) -> Table:
     """Latency, allocated memory, operations and memory traffic of each third of the layers, by index.
 
     Latency is that of A13, operations and traffic are those of A12; both are null without the op level. `dominates`

@@ -26,7 +26,7 @@ _COLUMNS = {
 
 
 @analysis("ledger", "Overhead ledger", Level.MODEL)
-def LEDGER(trace: Trace) -> Table:
+def ledger(trace: Trace) -> Table:
     """What each depth of recording adds to the step, with its interval, per span, and against the calibration.
 
     `deepest` says what is recorded in the steps of a row beside all that the rows before it record; `rung` is the set
@@ -80,7 +80,7 @@ _SHARES = """
 
 
 @analysis("ledger-layers", "Overhead ledger by layer", Level.LAYER)
-def LEDGER_BY_LAYER(trace: Trace) -> Table:
+def ledger_by_layer(trace: Trace) -> Table:
     """For each layer: measured with all collectors on, true, and what the spans inside it explain.
 
     The cost per span is the one that whole steps show; so over all layers together it explains the overhead,
@@ -96,7 +96,7 @@ def LEDGER_BY_LAYER(trace: Trace) -> Table:
 
 
 @analysis("ledger-kinds", "Overhead ledger by kind of span", Level.MODEL)
-def LEDGER_BY_KIND(trace: Trace) -> Table:
+def ledger_by_kind(trace: Trace) -> Table:
     """For each kind of span: how many there are, measured, true, overhead, explained, residual.
 
     Spans of one kind nest, so a sum can exceed the step.

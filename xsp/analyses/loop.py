@@ -28,7 +28,7 @@ _COLUMNS = {
 
 
 @analysis("loop", "The program's loop")
-def LOOP(trace: Trace) -> Table:
+def program_loop(trace: Trace) -> Table:
     """What an iteration takes as the program really ran, by kind of step: from steps that were not recorded.
 
     An iteration is a step and what stands between it and the one before: waiting for data, moving it, logging.

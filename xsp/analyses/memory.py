@@ -114,7 +114,7 @@ def _no_changes(trace: Trace) -> str | None:
 
 
 @analysis("memory-timeline", "Memory over the step, by layer")
-def MEMORY_TIMELINE(trace: Trace) -> Table:
+def memory_timeline(trace: Trace) -> Table:
     """Memory taken at the start, at the peak and at the end of the step, of its calls and of each layer, per device.
 
     `growth_mib` is end minus start. `allocated_mib` is what a layer itself allocates (for the step and its calls: all
@@ -134,7 +134,7 @@ def MEMORY_TIMELINE(trace: Trace) -> Table:
 
 
 @analysis("memory-steps", "Memory of each step", unless=_no_changes)
-def MEMORY_STEPS(trace: Trace) -> Table:
+def memory_steps(trace: Trace) -> Table:
     """Memory taken at the start, at the peak and at the end of each step, and what the step leaves behind.
 
     `left_mib` is what the step allocated and what was not freed before its end; memory that every step leaves is a

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from xsp import summary
 from xsp.analyses.contract import Table, analysis, values
 from xsp.analyses.loop import kinds_of
-from xsp.analyses.roofline import A15
+from xsp.analyses.roofline import kernels_by_model
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
 from xsp.store.iterations import iterations, steady_steps
@@ -30,7 +30,7 @@ _COLUMNS = {
 
 
 @analysis("A1", "Model information", Level.MODEL)
-def A1(trace: Trace) -> Table:
+def model_information(trace: Trace) -> Table:
     """Latency and throughput of a step, per batch size, and of the loop that it runs in.
 
     Latency (trimmed mean, its interval, percentiles) comes from steps that ran bare and steady; where there are too
@@ -165,7 +165,7 @@ def model_sweep(traces: Sequence[Trace], target_ms: float | None = None) -> Tabl
         AnalysisError: no trace, or one without a timed step or a batch size.
     """
     measured = "batch_size, latency_ms, low_ms, high_ms, samples_per_s"
-    found = (row for trace in traces for row in A1(trace).select(measured).fetchall())
+    found = (row for trace in traces for row in model_information(trace).select(measured).fetchall())
     rows = sorted(found, key=lambda row: row[0] or 0)
     if not rows or rows[0][0] is None:
         raise AnalysisError("a sweep needs traces whose batch size is known; state it with profile(batch_size=…)")
@@ -190,7 +190,7 @@ def model_roofline(traces: Sequence[Trace]) -> Table:
     """
     if not traces:
         raise AnalysisError("a model roofline needs at least one trace")
-    tables = [A15(trace) for trace in traces]
+    tables = [kernels_by_model(trace) for trace in traces]
     columns = dict(zip(tables[0].columns, map(str, tables[0].types), strict=True))
     rows = [row for table in tables for row in table.fetchall()]
     return values(traces[0], "a15_sweep", columns, sorted(rows, key=lambda row: row[0] or 0))

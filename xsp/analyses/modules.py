@@ -46,7 +46,7 @@ Chain = tuple[tuple[str, str | None], ...]
 
 
 @analysis("modules", "Modules by GPU time, else by host time", Level.LAYER)
-def MODULES(trace: Trace) -> Table:
+def modules_by_path(trace: Trace) -> Table:
     """Modules of one path together, `layers.*.attn`: time on the device with what is inside them, and on the host.
 
     Of one step. `device_ms` is the time of all kernels and copies that were launched inside the modules, forward and
@@ -59,7 +59,7 @@ def MODULES(trace: Trace) -> Table:
 
 
 @analysis("module-classes", "Classes of modules by GPU time, else by host time", Level.LAYER)
-def MODULE_CLASSES(trace: Trace) -> Table:
+def modules_by_class(trace: Trace) -> Table:
     """Modules of one class together: time on the device with what is inside them, and on the host.
 
     Columns are those of `modules`. What is inside several modules of a class counts once.

@@ -102,7 +102,7 @@ _OF_RATES = f"""
 
 
 @analysis("ops", "Operators by GPU time, else by host time", Level.OP)
-def OPS(trace: Trace) -> Table:
+def operators(trace: Trace) -> Table:
     """Operators of one name, shapes, element type and phase together: time on the device, rates, time on the host.
 
     Of one step, with true times where they are known. `device_ms` is the time of the kernels and copies that the

@@ -103,7 +103,7 @@ _COLUMNS = {
 
 
 @analysis("phases", "Phases of a step", Level.MODEL)
-def PHASES(trace: Trace) -> Table:
+def phases(trace: Trace) -> Table:
     """Where the time goes: forward, backward, optimizer, waiting for data, the rest of the step, and between steps.
 
     Each instant counts once, for the innermost call: forward and backward inside an optimizer's closure are not the
@@ -164,8 +164,8 @@ def _step(trace: Trace) -> tuple[int, int, float]:
 
 def _of_merged(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
     """Return the phases of the merged step, and what tells each of them."""
-    phases = ", ".join(f"'{each}'" for each in (FORWARD, BACKWARD, OPTIMIZER, DATA))
-    found = _intervals(trace, f"SELECT kind, thread, {_TIMES} FROM merged WHERE kind IN ({phases})")
+    kinds = ", ".join(f"'{each}'" for each in (FORWARD, BACKWARD, OPTIMIZER, DATA))
+    found = _intervals(trace, f"SELECT kind, thread, {_TIMES} FROM merged WHERE kind IN ({kinds})")
     told = {each.phase: CALLS for each in found}
     sides = {FORWARD: "phase IS NULL OR phase = 'forward'", BACKWARD: "phase = 'backward'"}
     if FORWARD not in told:
@@ -255,7 +255,7 @@ _OVER_TIME = {
 
 
 @analysis("phases-over-time", "Phases over the run", Level.MODEL)
-def PHASES_OVER_TIME(trace: Trace) -> Table:
+def phases_over_time(trace: Trace) -> Table:
     """The phases of the steps in each tenth of the run, so that a drift is seen.
 
     `iteration_ms`, `data_ms` and `between_ms` are means over the steps of the part that were not recorded, where the

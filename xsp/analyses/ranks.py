@@ -41,7 +41,7 @@ _MATCHED = f"""
 
 
 @analysis("collective-skew", "Who came late to which collective", Level.MODEL, unless=why_none, everywhere=True)
-def COLLECTIVE_SKEW(trace: Trace) -> Table:
+def collective_skew(trace: Trace) -> Table:
     """Each collective that several ranks share: who came first, who last, how long the others waited.
 
     `arrivals_us` is when each rank came, after the first; `skew_us` when the last one did. `transfer_us` is the
@@ -50,7 +50,7 @@ def COLLECTIVE_SKEW(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        WITH {_aligned(trace, COLLECTIVE_SKEW.id)}
+        WITH {_aligned(trace, collective_skew.id)}
         SELECT key AS id, collective, communicator, bytes, step, ranks, first_rank, last_rank, skew_ns / 1e3 AS skew_us,
                uncertainty_ns / 1e3 AS clock_uncertainty_us, skew_ns > uncertainty_ns AS certain,
                transfer_ns / 1e3 AS transfer_us, waited_ns / 1e3 AS waited_us, arrivals_us
@@ -60,7 +60,7 @@ def COLLECTIVE_SKEW(trace: Trace) -> Table:
 
 
 @analysis("stragglers", "Who waits for whom", Level.MODEL, unless=why_none, everywhere=True)
-def STRAGGLERS(trace: Trace) -> Table:
+def collective_waiting(trace: Trace) -> Table:
     """Each rank: how often it came last to a collective, how long the others then waited, how long it waited.
 
     `clock_offset_us` was taken from the rank's times, to place them on the clock of the lowest rank.
@@ -69,7 +69,7 @@ def STRAGGLERS(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        WITH {_aligned(trace, STRAGGLERS.id)},
+        WITH {_aligned(trace, collective_waiting.id)},
         own AS (
             SELECT arrived.rank, count(*) AS collectives,
                    count(*) FILTER (WHERE rank = last_rank) AS came_last,

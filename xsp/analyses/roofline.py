@@ -61,7 +61,7 @@ _POINT = f"""
 
 
 @analysis("A9", "Kernel roofline", Level.OP, unless=_without_a_point)
-def A9(trace: Trace) -> Table:
+def kernel_roofline(trace: Trace) -> Table:
     """Arithmetic intensity and throughput of each kernel, and the roof over it.
 
     `roof_gflop_per_s` is the roof's height at the kernel's intensity, `roof_percent` how much of it is reached;
@@ -85,7 +85,7 @@ def A9(trace: Trace) -> Table:
 
 
 @analysis("A14", "Layer roofline", Level.LAYER, Level.OP, unless=_without_a_point)
-def A14(trace: Trace) -> Table:
+def layer_roofline(trace: Trace) -> Table:
     """Arithmetic intensity and throughput of each layer's kernels together, and the roof over them.
 
     The precision is that of the layer's largest operation, null where that is not known. Throughput is null where less
@@ -109,7 +109,7 @@ def A14(trace: Trace) -> Table:
 
 
 @analysis("A15", "Kernels by model", Level.OP)
-def A15(trace: Trace) -> Table:
+def kernels_by_model(trace: Trace) -> Table:
     """All kernels of the model together: time, operations, memory traffic, and whether memory bounds the model.
 
     `latency_ms` lasts from the step's begin until its last kernel has ended, `host_ms` is the step's on the host.

@@ -62,7 +62,7 @@ def _absent(trace: Trace) -> Mapping[str, str]:
 
 
 @analysis("samples", "Power, clocks, memory and use", unless=_why_none)
-def SAMPLES(trace: Trace) -> Table:
+def samples_summary(trace: Trace) -> Table:
     """What was read of each device, the process and the machine: lowest, mean, 95th percentile and highest.
 
     `in_steps_mean` is the mean of the readings that fell into timed steps, null if none did. A null device is the host.
@@ -80,7 +80,7 @@ def SAMPLES(trace: Trace) -> Table:
 
 
 @analysis("samples-timeline", "Power, clocks, memory and use over the run", unless=_why_none)
-def SAMPLES_TIMELINE(trace: Trace) -> Table:
+def samples_timeline(trace: Trace) -> Table:
     """What was read over time, at most 300 points a figure: the mean of the readings in each, and their highest.
 
     `at_s` is the time from the first reading; `step` is a step in which one of the point's readings was taken.
@@ -98,7 +98,7 @@ def SAMPLES_TIMELINE(trace: Trace) -> Table:
 
 
 @analysis("throttling", "Why clocks were not at their highest", unless=_why_no_masks)
-def THROTTLING(trace: Trace) -> Table:
+def throttling_reasons(trace: Trace) -> Table:
     """For how long each device gave a reason for lower clocks, whether it held them down, and in which timed steps.
 
     `percent_of_sampled_time` is of the time that was sampled; several reasons can hold at once. An idle device and

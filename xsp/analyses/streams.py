@@ -26,7 +26,7 @@ def _prepare(trace: Trace) -> None:
 
 
 @analysis("queues", "Queue length of each stream", Level.KERNEL, everywhere=True)
-def QUEUES(trace: Trace) -> Table:
+def stream_queues(trace: Trace) -> Table:
     """Of each stream: how many kernels and copies were launched and had not begun, over time.
 
     Quantiles are by time, from the first launch on the stream to the last begin: `p50` is the length that half of that
@@ -104,7 +104,7 @@ _SHORT = r"""regexp_replace(regexp_replace(regexp_replace(
 
 
 @analysis("kernel-sequences", "Repeated sequences of kernels", Level.KERNEL, everywhere=True)
-def KERNEL_SEQUENCES(trace: Trace) -> Table:
+def kernel_sequences(trace: Trace) -> Table:
     """Sequences of two to eight kernels that come more than once on a stream: how often, how long, with which gaps.
 
     Kernels count in the order in which they begin on their stream, copies aside; of occurrences that overlap one

@@ -52,7 +52,7 @@ _WORK = """
 
 
 @analysis("mfu", "Model FLOPs utilisation", Level.OP)
-def MFU(trace: Trace) -> Table:
+def model_flops_utilisation(trace: Trace) -> Table:
     """Counted operations over time, in percent of the device's peak in their precision: of steps, phases, modules.
 
     A step's time is the wall time until the next step begins (`wall`), of the last one until its last kernel has

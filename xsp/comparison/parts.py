@@ -10,10 +10,11 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from xsp.analyses.contract import Analysis
-from xsp.analyses.idle import IDLE_CAUSES
-from xsp.analyses.launches import LAUNCHES
-from xsp.analyses.memory import MEMORY_STEPS
-from xsp.analyses.phases import ITERATION, PHASES
+from xsp.analyses.idle import idle_causes
+from xsp.analyses.launches import launch_costs
+from xsp.analyses.memory import memory_steps
+from xsp.analyses.phases import ITERATION
+from xsp.analyses.phases import phases as analysed
 from xsp.comparison.series import Series
 from xsp.errors import AnalysisError
 from xsp.schema import Level
@@ -26,7 +27,7 @@ NS_PER_MS = 1e6
 def phases(trace: Trace) -> list[Series]:
     """Return the phases of an iteration: forward, backward, optimizer, data, the rest; empty where nothing tells."""
     try:
-        rows = PHASES(trace).project("phase, ms, calls").fetchall()
+        rows = analysed(trace).project("phase, ms, calls").fetchall()
     except AnalysisError:
         return []
     return [
@@ -37,12 +38,12 @@ def phases(trace: Trace) -> list[Series]:
 
 def idle(trace: Trace) -> list[Series]:
     """Return the idle time of a device in a step, by cause: of several devices the mean. Empty without a device."""
-    return _of_devices(trace, IDLE_CAUSES, "cause, sum(idle_ms), sum(gaps)", "cause")
+    return _of_devices(trace, idle_causes, "cause, sum(idle_ms), sum(gaps)", "cause")
 
 
 def launches(trace: Trace) -> list[Series]:
     """Return what launches cost the host in a step, with their number; of several devices the mean."""
-    return _of_devices(trace, LAUNCHES, "'launches', sum(launch_ms), sum(launches)", "")
+    return _of_devices(trace, launch_costs, "'launches', sum(launch_ms), sum(launches)", "")
 
 
 def _of_devices(trace: Trace, analysis: Analysis, sums: str, group: str) -> list[Series]:
@@ -87,7 +88,7 @@ def _median(runs: Sequence[Taken]) -> Taken:
 
 def _peaks(trace: Trace) -> Taken:
     try:
-        rows = MEMORY_STEPS(trace).aggregate("device, max(peak_mib)").order("device NULLS FIRST").fetchall()
+        rows = memory_steps(trace).aggregate("device, max(peak_mib)").order("device NULLS FIRST").fetchall()
     except AnalysisError:
         return {}
     return {(f"peak of {'the host' if device is None else f'device {device}'}", None): peak for device, peak in rows}
