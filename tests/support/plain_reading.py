@@ -5,6 +5,7 @@ It is slow and obvious on purpose. Tests compare it with what xsp says of the sa
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import sqlite3
@@ -25,6 +26,7 @@ COMMUNICATION = ("nccl", "rccl", "nvshmem", "allreduce", "all_reduce", "allgathe
                  "reduce_scatter", "alltoall", "all_to_all", "cross_device_reduce")  # fmt: skip
 """Words in the names of kernels that talk to other devices."""
 
+MILLISECOND = 1_000_000
 NVTX_PUSHED, NVTX_STARTED = 59, 60
 """Types of ranges in nsys's table of NVTX."""
 
@@ -85,8 +87,19 @@ class Reading:
     def around(self, work: Work) -> str | None:
         """Return the innermost operator that was open on its thread when the work was launched."""
         thread, at = self.places.get(work.launch[1], (None, 0)) if work.launch[1] else (None, 0)
-        holding = [(end - start, name) for start, end, name in self.nested.get(thread, ()) if start <= at < end]
+        near = self._near.get((thread, at // MILLISECOND), ())
+        holding = [(end - start, name) for start, end, name in near if start <= at < end]
         return min(holding)[1] if holding else None
+
+    @functools.cached_property
+    def _near(self) -> dict[Any, list[Any]]:
+        """The operators that are open in each millisecond of a thread."""
+        found: dict[Any, list[Any]] = {}
+        for thread, ranges in self.nested.items():
+            for start, end, name in ranges:
+                for place in range(start // MILLISECOND, end // MILLISECOND + 1):
+                    found.setdefault((thread, place), []).append((start, end, name))
+        return found
 
     def gaps(self, device: int) -> list[tuple[int, int | None]]:
         """Return how long each gap of a device is, and how much of it lies before the launch of what ended it.
