@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from xsp.comparison import evidence
-from xsp.comparison.evidence import NO_EVIDENCE, RUNS, SLOWER, STEPS, Repeats
+from xsp.comparison.evidence import ALPHA, BY_RANKS, BY_YUEN, NO_EVIDENCE, RUNS, SLOWER, STEPS, Repeats
 from xsp.comparison.series import Series, figure
 
 STEPS_OF_A_RUN = 12
@@ -69,6 +69,46 @@ def test_of_one_program_in_several_runs_at_most_one_comparison_in_twenty_finds_a
         for _ in range(1000)
     )
     assert 5 <= false <= 65
+
+
+def loaded(draw: random.Random) -> float:
+    """Return by how much a start differs from others on a machine where one run in five is half as long again."""
+    return draw.gauss(0, 0.02) + (0.5 if draw.random() < 0.2 else 0)
+
+
+@pytest.mark.parametrize("noise", [quiet, disturbed, loaded], ids=["quiet", "disturbed", "loaded"])
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 8), (5, 5), (6, 6), (10, 10)])
+def test_of_runs_that_are_alike_at_most_one_comparison_in_twenty_finds_a_change(n: int, m: int, noise: Noise) -> None:
+    """Two tests are made of few runs, and together they raise no more false alarms than one."""
+    draw = random.Random(100 * n + m)
+    false = sum(
+        verdict(RUNS, [1 + noise(draw) for _ in range(n)], [1 + noise(draw) for _ in range(m)]) != NO_EVIDENCE
+        for _ in range(800)
+    )
+    assert false / 800 <= 0.065
+
+
+def test_ranks_find_a_change_of_ten_percent_between_runs_of_a_loaded_machine() -> None:
+    draw = random.Random(0)
+    found = by_yuen = 0
+    for _ in range(300):
+        a, b = ([1 + loaded(draw) for _ in range(10)] for _ in range(2))
+        b = [1.1 * each for each in b]
+        found += verdict(RUNS, a, b) == SLOWER
+        by_yuen += verdict(evidence.in_turns(1, ALPHA), a, b) == SLOWER
+    assert found / 300 > 0.65 > 0.6 > by_yuen / 300
+
+
+def test_four_clear_runs_a_side_of_which_one_was_disturbed_are_told_by_ranks() -> None:
+    a, b = [1.00, 1.01, 0.99, 1.02], [1.10, 1.11, 1.09, 2.40]
+    found = RUNS.evidence(a, b)
+    assert (verdict(RUNS, a, b), found.test) == (SLOWER, BY_RANKS)
+    assert 0 < (found.low or 0) < 0.12
+    assert verdict(evidence.in_turns(1, ALPHA), a, b) == NO_EVIDENCE
+
+
+def test_three_runs_a_side_are_too_few_for_ranks() -> None:
+    assert RUNS.evidence([1.0, 1.01, 0.99], [1.1, 1.11, 1.09]).test == BY_YUEN
 
 
 def test_what_one_run_a_side_would_say_of_them() -> None:

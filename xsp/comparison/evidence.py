@@ -2,7 +2,7 @@
 
 The difference of two trimmed means is tested as Yuen (1974) does: Welch's test, with the winsorised variance that
 belongs to a trimmed mean. What is repeated decides what can be told. Steps of one process tell of that process alone;
-what differs between two starts of the same program is told by runs. Steps are few, and on a loaded machine several of
+what differs between two starts of the same program is told by runs. Both are few, and on a loaded machine several of
 them may be far from the others, so they are tested by their ranks too, and the test that tells more counts. Where many
 rows are asked at once, p-values are adjusted as Benjamini and Hochberg (1995) do, so that of the rows that are called
 changed one in twenty is expected not to be.
@@ -27,8 +27,8 @@ NEGLIGIBLE = 0.01
 """A change of less than this share is not called one."""
 
 RANKS = 0.8
-"""The part of the level at which steps are tested by their ranks; the rest is that of Yuen's test. Ranks need the most
-of it: of 4 steps a side, no p is below 0.029. Yuen's p can be as small as a table of many rows needs."""
+"""The part of the level at which steps, and runs, are tested by their ranks; the rest is that of Yuen's test. Ranks
+need the most of it: of 4 a side, no p is below 0.029. Yuen's p can be as small as a table of many rows needs."""
 
 STARTS = 0.25
 """By how much two starts of the same program may differ: the one is that share slower. Identical programs, started one
@@ -46,8 +46,8 @@ NO_REPEATS, FEW_REPEATS = "cannot tell (no repeats)", "cannot tell (too few repe
 _ADJUSTED = f"p ≤ {ALPHA} after the adjustment of Benjamini and Hochberg within its table"
 _SIZE = f"and the change is {100 * NEGLIGIBLE:.0f} % or more"
 _SIGNS = f"the interval of the difference of trimmed means excludes 0, Yuen's test has {_ADJUSTED}, {_SIZE}"
-_SIGNS_OF_STEPS = (
-    "the interval of the difference excludes 0, the rank test of Mann and Whitney (exact for few steps) or Yuen's "
+_SIGNS_OF_BOTH = (
+    "the interval of the difference excludes 0, the rank test of Mann and Whitney (exact for few) or Yuen's "
     f"test has {_ADJUSTED} and for being two tests, {_SIZE}"
 )
 _DETECTABLE = "detectable: the change that such repeats would find four times out of five."
@@ -100,7 +100,9 @@ class Repeats:
             a: of the first side, at least one.
             b: of the second one, at least one.
         """
-        return _of_steps(a, b) if self.unit == "step" else _of_runs(a, b, self.level)
+        if self.unit == "step":
+            return _of_steps(a, b)
+        return _of_runs(a, b) if self.unit == "run" else _of_turns(a, b, self.level)
 
     def verdict(self, found: Evidence, adjusted: float | None, repeats: int) -> str:
         """Return the verdict by the rule.
@@ -134,15 +136,15 @@ STEPS = Repeats(
     "step",
     enough=3,
     starts=STARTS,
-    rule=f"slower here, faster here: {_SIGNS_OF_STEPS}. That is about these two runs: repeats are the steps of one "
+    rule=f"slower here, faster here: {_SIGNS_OF_BOTH}. That is about these two runs: repeats are the steps of one "
     "process, and what differs between two starts of the same program is not in the intervals. slower, faster: the "
     f"whole interval is beyond what two starts may differ by, {100 * STARTS:.0f} %. {_DETECTABLE}",
 )
 RUNS = Repeats(
     "run",
     enough=2,
-    rule=f"slower, faster: {_SIGNS}. Repeats are runs: each gives one figure, the trimmed mean of its steps, and the "
-    f"95 % intervals are of what differs between runs. {_DETECTABLE}",
+    rule=f"slower, faster: {_SIGNS_OF_BOTH}. Repeats are runs: each gives one figure, the trimmed mean of its steps, "
+    f"and the 95 % intervals are of what differs between runs. {_DETECTABLE}",
 )
 
 
@@ -162,17 +164,22 @@ def in_turns(most: int, level: float) -> Repeats:
 
 
 def _of_steps(a: Sequence[float], b: Sequence[float]) -> Evidence:
-    """Compare the steps of two runs by Yuen's test and by ranks; the smaller p counts, raised for being one of two.
-
-    Yuen's test is the sharper one where steps are alike, and finds nothing where a few among few are far away; ranks
-    find it, and cannot be sharper than the number of steps allows. Each has its part of the level, see `RANKS`, so the
-    interval of either is wider by as much. Of so few steps that ranks cannot tell, and of many, Yuen's test is alone.
-    """
+    """Compare the steps of two runs by both tests."""
     means = summary.trimmed_mean(a), summary.trimmed_mean(b)
-    few = min(len(a), len(b))
-    if few < STEPS.enough:
+    if min(len(a), len(b)) < STEPS.enough:
         return Evidence(*means, None, None, None, None)
-    of_ranks = ranked(a, b, ALPHA * RANKS) if few < summary.MANY else None
+    found = _by_both(a, b, *means)
+    return found._replace(detectable=(found.detectable or 0.0) + STARTS * means[0])
+
+
+def _by_both(a: Sequence[float], b: Sequence[float], mean_a: float, mean_b: float) -> Evidence:
+    """Compare two sets by Yuen's test and by ranks; the smaller p counts, raised for being one of two.
+
+    Yuen's test is the sharper one where values are alike, and finds nothing where a few among few are far away; ranks
+    find it, and cannot be sharper than the number of values allows. Each has its part of the level, see `RANKS`, so the
+    interval of either is wider by as much. Of so few that ranks cannot tell, and of many, Yuen's test is alone.
+    """
+    of_ranks = ranked(a, b, ALPHA * RANKS) if min(len(a), len(b)) < summary.MANY else None
     share = 1 - RANKS if of_ranks is not None else 1.0
     error, freedom = _error(a, b)
     shift, half = _trimmed(b) - _trimmed(a), error * quantile(1 - ALPHA * share / 2, freedom)
@@ -182,8 +189,8 @@ def _of_steps(a: Sequence[float], b: Sequence[float]) -> Evidence:
         detectable = min(detectable, _WIDTH_TO_DETECTABLE * (of_ranks.high - of_ranks.low))
         if of_ranks.p / RANKS < p:
             low, high, p, test = of_ranks.low, of_ranks.high, of_ranks.p / RANKS, BY_RANKS
-    change = means[1] - means[0]  # where steps are skewed it may lie beside the shift of ranks
-    return Evidence(*means, min(low, change), max(high, change), p, detectable + STARTS * means[0], test)
+    change = mean_b - mean_a  # where values are skewed it may lie beside the shift of ranks
+    return Evidence(mean_a, mean_b, min(low, change), max(high, change), p, detectable, test)
 
 
 _NORMAL = statistics.NormalDist()
@@ -191,11 +198,20 @@ _WIDTH_TO_DETECTABLE = 0.5 * (1 + _NORMAL.inv_cdf(POWER) / _NORMAL.inv_cdf(1 - A
 """What can be detected, of the width of the interval of a shift."""
 
 
-def _of_runs(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
-    """Compare one figure a run; the interval is Yuen's own, because a bootstrap of a few is too narrow.
+def _of_runs(a: Sequence[float], b: Sequence[float]) -> Evidence:
+    """Compare one figure a run by both tests; an interval is a test's own, because a bootstrap of a few is too narrow.
 
-    A single run is held against several others as one that varies as they do.
+    A single run is held against several others as one that varies as they do, by Yuen's test.
     """
+    if 1 in (len(a), len(b)):
+        return _of_turns(a, b, ALPHA)
+    means = _trimmed(a), _trimmed(b)
+    found = _by_both(a, b, *means)
+    return found._replace(detectable=max(found.detectable or 0.0, NEGLIGIBLE * means[0]))
+
+
+def _of_turns(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
+    """Compare one figure a run by Yuen's test alone, as the levels of several looks were simulated."""
     means = _trimmed(a), _trimmed(b)
     if max(len(a), len(b)) < RUNS.enough:
         return Evidence(*means, None, None, None, None)
