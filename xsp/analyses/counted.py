@@ -65,7 +65,7 @@ def _why_none(trace: Trace) -> str | None:
         return None
     return (
         f"{trace.name!r} holds no hardware counters: record with `xsp run --counters`, join a report with "
-        "`xsp counters`, or give torch.profiler profiler_metrics (docs/counters.md)"
+        "`xsp counters`, or give torch.profiler profiler_metrics (docs/understand/rooflines.md)"
     )
 
 
