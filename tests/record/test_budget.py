@@ -107,7 +107,7 @@ def test_a_run_says_what_was_asked_and_what_it_cost(tmp_path) -> None:
     assert found["kept"] == (found["overhead_percent"] <= 90)
     [finding] = [each for each in health(trace) if each.subject == "budget"]
     assert (finding.severity is Severity.GOOD) == found["kept"]
-    assert "were asked for" in finding.text
+    assert "the budget is" in finding.text
 
 
 def test_every_hundredth_step_is_recorded_and_nothing_is_on_in_between(tmp_path) -> None:

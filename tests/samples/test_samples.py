@@ -481,8 +481,8 @@ def test_health_names_others_on_the_device_and_on_the_machine() -> None:
     rows += [sample(50, "process.cpu.use", 1.5, "cores", None), sample(50, "host.cpu.use", 3.0, "cores", None)]
     assert said(beside(rows)) == [
         ("device", "B", "device 0: up to 2 other processes were on it in 1 of 3 timed steps"),
-        ("machine", "A", "beside this process 1.5 cores were busy during timed steps on average: "
-                         "other programs, or processes that it started"),
+        ("machine", "A", "other processes used 1.5 cores during timed steps on average: "
+                         "other programs, or children of this one"),
     ]  # fmt: skip
 
 

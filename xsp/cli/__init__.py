@@ -34,17 +34,17 @@ COMMANDS = (
 
 EXAMPLES = """examples:
   xsp profile torchvision:resnet50 --out runs/demo  profile a model by name
-  xsp run train.py --epochs 1                       profile a program as it is
-  xsp watch runs/train                              figures while a run goes on
+  xsp run train.py --epochs 1                       profile a program
+  xsp watch runs/train                              figures during a run
   xsp sweep torchvision:resnet50 --batch 1,2,4,8    the optimal batch size
   xsp analyze runs/demo A2 A6                       print tables
   xsp compare runs/before runs/after                what became slower
-  xsp report runs/demo                              a page: timeline and charts
+  xsp report runs/demo                              HTML: timeline, charts
   xsp export runs/demo --to http://localhost:4318   send it to Jaeger
   xsp import trace.json.gz -o runs/gpu              traces of other profilers
-  xsp counters runs/train report.csv                join Nsight Compute's report
-  xsp serve                                         receive spans of others
-  xsp doctor                                        what can be seen here
+  xsp counters runs/train report.csv                add hardware counters
+  xsp serve                                         receive spans over OTLP
+  xsp doctor                                        what can be recorded here
 """
 
 

@@ -1,10 +1,10 @@
 """Print analyses of a run as tables, or write them for other programs.
 
-Without names it lists the analyses that this run can carry, and the others with the reason; of a trace with device
-work it says before what takes the time and what to change.
+Without names it lists the analyses that this run supports, and the others with the reason; for a trace with device
+work it first prints what takes the time and what to change.
 
 examples:
-  xsp analyze runs/demo                          what can be asked
+  xsp analyze runs/demo                          list the analyses
   xsp analyze runs/demo A2 A6
   xsp analyze trace.json.gz ops                  operators by GPU time
   xsp analyze RUN ops --where "name ~ 'mm' and calls > 9" --sort calls --limit 5
@@ -12,7 +12,7 @@ examples:
   xsp analyze runs/demo A2 --format parquet --out layers.parquet
   xsp analyze runs/demo A2 A6 ops --format csv --out tables      a file for each
   xsp analyze runs/sweep A1                      over the runs of a sweep
-  xsp analyze traces.jsonl A2                    what a Collector wrote
+  xsp analyze traces.jsonl A2                    a Collector's file
   xsp analyze s3a://traces/job stragglers --engine spark://host:7077
 """
 
@@ -57,12 +57,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="write here instead of printing; of several tables a folder, with a file for each",
+        help="write to this file instead of printing; for several tables a folder, with a file for each",
     )
     parser.add_argument(
         "--sort",
         metavar="COLUMN",
-        help="order the rows by it: numbers from the largest, text from A; COLUMN:asc and COLUMN:desc say which; "
+        help="order the rows by it: numbers from the largest, text from A; COLUMN:asc and COLUMN:desc set the order; "
         "several with commas",
     )
     parser.add_argument(
@@ -79,14 +79,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kind",
         metavar="KIND",
-        help="of step, by number or name: `xsp analyze RUN loop` lists them (default: the one of most time)",
+        help="kind of step, by number or name: `xsp analyze RUN loop` lists them (default: the one with most time)",
     )
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
     parser.add_argument(
         "--engine",
         default="duckdb",
         metavar="WHERE",
-        help="duckdb, in this process (default); spark, on this machine; a cluster of Spark's: spark://HOST:7077",
+        help="duckdb, in this process (default); spark, on this machine; a Spark cluster: spark://HOST:7077",
     )
 
 

@@ -1,12 +1,12 @@
-"""Compare two programs by their runs, layer by layer: what takes more or less, and how surely.
+"""Compare two programs by their runs, layer by layer: what became slower or faster, and how certain that is.
 
-Two starts of the same program differ too, by more than the steps of each. So compare several runs a side: each counts
-once. With --turns xsp runs both itself, in turns, and stops when it knows; what stands in quotes is a command, or a
-model as `xsp profile` takes it. One run a side is compared as well; what it cannot tell is said.
+Two starts of the same program differ by more than the steps within each. So compare several runs per side; each counts
+once. With --turns xsp runs both itself, in turns, until the result is known; what is in quotes is a command, or a
+model as for `xsp profile`. One run per side can be compared too, with weaker conclusions.
 
-First comes in what the runs differ beside their times: machine, versions, batch size, levels. A change is called one
-only where repeats show it; "no evidence of change" is an answer, and beside it stands the change that such repeats
-would have found.
+The output begins with the differences other than times: machine, versions, batch size, levels. A change is reported
+only if repeats show it; "no evidence of change" is a possible result, given with the smallest change that would have
+been found.
 
 examples:
   xsp compare --turns 10 'python before.py' 'python after.py --fast'
@@ -14,16 +14,16 @@ examples:
   xsp compare --turns 10 --revisions main HEAD 'python train.py'
   xsp compare --turns 20 'python a.py' 'python b.py' --fail-if-slower 5%
   xsp compare a1 a2 a3 --with b1 b2 b3          runs before, and runs after
-  xsp compare runs/before runs/after            one run a side
-  xsp compare before.json.gz after.json.gz      torch.profiler's
+  xsp compare runs/before runs/after            one run per side
+  xsp compare before.json.gz after.json.gz      of torch.profiler
   xsp compare runs/before runs/after --format markdown -o comment.md
   xsp compare runs/before runs/after --format csv > rows.csv
 
 exit codes:
-  0  compared; with --fail-if-slower: the step is known not to be slower so much
+  0  compared; with --fail-if-slower: the step is not slower by that much
   1  it is slower by that much or more
-  2  a program failed, there is nothing to compare, or a wrong call
-  3  whether it is slower so much cannot be told; --if-cannot-tell: another code
+  2  a program failed, there is nothing to compare, or the call is wrong
+  3  undecided whether it is; --if-cannot-tell changes the code
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-if-slower",
         metavar="PERCENT",
-        help="exit with 1 if the step is slower by that much or more, 5%% for instance",
+        help="exit with 1 if the step is slower by that much or more, 5%% for example",
     )
     parser.add_argument(
         "--if-cannot-tell", type=int, choices=(0, SLOWER, CANNOT_TELL), metavar="CODE",
-        help="exit code of --fail-if-slower where the runs cannot tell: 0 lets it pass, 1 fails (default: 3)",
+        help="exit code of --fail-if-slower if the result is undecided: 0 passes, 1 fails (default: 3)",
     )  # fmt: skip
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default), json, csv or markdown")
     parser.add_argument(
@@ -87,22 +87,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kind", metavar="KIND",
-        help="of step, by its number or a part of its name (default: the one that takes most of the loop's time)",
+        help="kind of step, by number or part of its name (default: the one with most of the loop's time)",
     )  # fmt: skip
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
     group = parser.add_argument_group("programs that run in turns")
     group.add_argument(
-        "--turns", type=int, metavar="N", help="run both commands in turns, at most so many times each; 3 to 100"
+        "--turns", type=int, metavar="N", help="run both commands in turns, at most N times each; 3 to 100"
     )
     group.add_argument(
         "--revisions",
         nargs=2,
         metavar=("BEFORE", "AFTER"),
-        help="of git: run the one command in both, each checked out into a tree of its own",
+        help="two git revisions: run one command in both, each in a work tree of its own",
     )
-    group.add_argument("--levels", metavar="LEVELS", help="that are recorded (default: M/L): M, M/L, M/L/G, or names")
-    group.add_argument("--seed", type=int, metavar="N", help="of the order within each turn (default: 0)")
-    group.add_argument("--overwrite", action="store_true", help="replace a comparison that is there")
+    group.add_argument("--levels", metavar="LEVELS", help="recorded levels (default: M/L): M, M/L, M/L/G, or names")
+    group.add_argument("--seed", type=int, metavar="N", help="seed of the order within each turn (default: 0)")
+    group.add_argument("--overwrite", action="store_true", help="replace an existing comparison")
     group.add_argument("-q", "--quiet", action="store_true", help="show no progress")
 
 

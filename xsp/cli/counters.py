@@ -1,8 +1,8 @@
-"""Join a report of Nsight Compute to a run, so that operations, memory traffic and occupancy stand on counters.
+"""Add hardware counters to a run, from a report of Nsight Compute: operations, memory traffic and occupancy.
 
-`xsp run --counters` makes such a report itself. This is for one that was made by hand, of one step of the same
-program: kernels are found by layer where the report has the ranges of `xsp run --counters`, and by name, grid, block
-and order. What fits no kernel is counted and left out. Times of a report are not used.
+`xsp run --counters` creates such a report itself. This command is for a report that you made, of one step of the same
+program. Kernels are matched by layer, if the report has the ranges of `xsp run --counters`, and by name, grid, block
+and order. Rows without a matching kernel are counted and left out. Times of a report are not used.
 
 examples:
   ncu --import x.ncu-rep --csv --page raw --print-units base > report.csv
@@ -19,12 +19,12 @@ from typing import Any
 
 from xsp.errors import CounterError
 
-SUMMARY = "join hardware counters of Nsight Compute to a run"
+SUMMARY = "add hardware counters of Nsight Compute to a run"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="run directory; it is changed")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run directory, which is changed")
     parser.add_argument("reports", type=Path, nargs="+", metavar="CSV", help="report, see ncu --import … --csv")
 
 
@@ -38,7 +38,7 @@ def run(given: argparse.Namespace) -> int:
 
 def once_more(count: Callable[[], dict[str, Any]]) -> None:
     """Have the kernels of a run counted, and say how that went; without counters the run is whole all the same."""
-    print("xsp: once more under Nsight Compute, which replays each kernel of one step", file=sys.stderr)
+    print("xsp: running again under Nsight Compute, which replays each kernel of one step", file=sys.stderr)
     try:
         print(shown(count()), file=sys.stderr)
     except CounterError as error:

@@ -2,7 +2,7 @@
 
 examples:
   xsp doctor
-  xsp doctor --measure                   what this machine can do at most
+  xsp doctor --measure                   peak rates of this machine
   xsp doctor --measure runs/demo         and keep it in a run, for rooflines
 """
 
@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--measure",
         nargs="*",
         metavar="RUN",
-        help="measure what this machine can do at most, and keep it in these runs of it",
+        help="measure the peak rates of this machine, and store them in these runs",
     )
 
 

@@ -1,13 +1,13 @@
 """Write a run for another viewer, or send it to a receiver of OpenTelemetry's protocol.
 
 With --format a file is written: chrome (Perfetto's page, chrome://tracing), speedscope, flame (a flame graph, SVG),
-folded (its stacks as text), csv or parquet (the span table, or what --table names). What a file does not show as
-it was recorded is counted.
+folded (its stacks as text), csv or parquet (the span table, or what --table names). Differences between the file
+and the recording are counted.
 
 Without --format the run is sent to Jaeger or to a Collector: each step becomes a trace, and links to a span of the
-run itself. What was delivered is kept in the run directory, so an export that was broken off goes on with
---resume, without loss and without duplicates. The variables OTEL_EXPORTER_OTLP_* and OTEL_SERVICE_NAME count where
-no option is given; secrets are better there than on a command line.
+run itself. The run directory records what was delivered, so an interrupted export continues with --resume, without
+loss and without duplicates. The variables OTEL_EXPORTER_OTLP_* and OTEL_SERVICE_NAME apply where no option is given;
+put secrets there, not on the command line.
 
 examples:
   xsp export runs/demo --format chrome -o demo.json.gz     for ui.perfetto.dev
@@ -15,8 +15,8 @@ examples:
   xsp export runs/demo --format csv --table A2 -o layers.csv
   xsp export runs/demo                                     localhost:4318
   xsp export runs/demo --to grpc://localhost:4317
-  xsp export runs/demo --steps 9,13 --to step.jsonl        for Jaeger's upload
-  xsp export runs/demo --resume                            what is still missing
+  xsp export runs/demo --steps 9,13 --to step.jsonl        to upload in Jaeger
+  xsp export runs/demo --resume                            steps not sent yet
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     file = parser.add_argument_group("a file for another viewer")
     file.add_argument("--format", metavar="NAME", help="write a file: chrome, speedscope, flame, folded, csv, parquet")
     file.add_argument("-o", "--out", type=Path, metavar="FILE", help="the file; .gz compresses")
-    file.add_argument("--table", metavar="NAME", help="of csv and parquet: spans (default), merged, or an analysis")
-    file.add_argument("--weight", choices=("host", "device"), help="of flame and folded: whose time (default: host)")
+    file.add_argument("--table", metavar="NAME", help="for csv and parquet: spans (default), merged, or an analysis")
+    file.add_argument(
+        "--weight", choices=("host", "device"), help="for flame and folded: time of the host (default) or device"
+    )
     sent = parser.add_argument_group("sending")
     sent.add_argument(
         "--to",
@@ -61,38 +63,38 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     sent.add_argument(
         "--protocol",
         choices=("grpc", "http/protobuf", "http/json"),
-        help="of a URL that leaves it open (default: http/protobuf)",
+        help="protocol of http:// and https:// targets (default: http/protobuf)",
     )
     sent.add_argument(
         "--header",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="of each request; repeatable",
+        help="header of each request; repeatable",
     )
     sent.add_argument(
-        "--insecure", action="store_true", default=None, help="gRPC without TLS, where the URL leaves it open"
+        "--insecure", action="store_true", default=None, help="gRPC without TLS, if the target has no scheme"
     )
     sent.add_argument("--ca-file", metavar="FILE", help="certificates to trust, PEM")
     sent.add_argument("--cert", metavar="FILE", help="the client's certificate, PEM")
     sent.add_argument("--key", metavar="FILE", help="the client's key, PEM")
-    sent.add_argument("--compression", choices=("gzip", "none"), help="of requests (default: none)")
-    sent.add_argument("--timeout", type=float, metavar="SECONDS", help="of one request (default: 10)")
-    sent.add_argument("--service", metavar="NAME", help="services are called NAME.layer, … (default: xsp)")
-    sent.add_argument("--timed", action="store_true", help="only steps whose times count")
-    sent.add_argument("--resume", action="store_true", help="only what was not delivered yet")
+    sent.add_argument("--compression", choices=("gzip", "none"), help="compression of requests (default: none)")
+    sent.add_argument("--timeout", type=float, metavar="SECONDS", help="limit for one request (default: 10)")
+    sent.add_argument("--service", metavar="NAME", help="services are named NAME.layer, … (default: xsp)")
+    sent.add_argument("--timed", action="store_true", help="only timed steps")
+    sent.add_argument("--resume", action="store_true", help="only steps that were not delivered yet")
     sent.add_argument(
         "--fold",
         type=int,
         default=10_000,
         metavar="N",
-        help="from N spans on, an overview and details; 0: never (default: 10000)",
+        help="send larger traces than N spans as an overview with details; 0: never (default: 10000)",
     )
     sent.add_argument(
         "--patience",
         type=float,
         metavar="SECONDS",
-        help="how long a request is tried again (default: 60, or 1 where nothing listens on this machine)",
+        help="how long a request is retried (default: 60, or 1 if nothing listens on this machine)",
     )
     sent.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
@@ -122,7 +124,7 @@ def run(given: argparse.Namespace) -> int:
         with progress.shown(given.quiet) as show:
             counts = export.export(what, to, show)
     except KeyboardInterrupt:
-        print(f"xsp: broken off; `xsp export {given.run} --resume` goes on", file=sys.stderr)
+        print(f"xsp: interrupted; `xsp export {given.run} --resume` continues", file=sys.stderr)
         return 130
     _say(counts, to, given)
     return 1 if counts.left or counts.rejected else 0

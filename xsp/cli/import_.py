@@ -1,9 +1,9 @@
-"""Read traces of other profilers, and what others give back, into a run directory.
+"""Read traces of other profilers, OTLP files and Jaeger's traces into a run directory.
 
 PyTorch's profiler (Kineto), Nsight Systems (SQLite), Chrome and Perfetto JSON, OTLP files, Jaeger's traces by URL or
-as downloaded; an execution trace (Chakra) beside its Kineto trace. A folder stands for the files in it: the ranks of a
-job. What was read, what was skipped and why stands under `imported` in run.json and is printed. Names of users, hosts,
-jobs and paths stay behind.
+as downloaded; an execution trace (Chakra) together with its Kineto trace. A folder means the files in it: the ranks
+of a job. What was read and what was skipped, with the reason, is printed and recorded under `imported` in run.json.
+Names of users, hosts, jobs and paths are not imported.
 
 examples:
   xsp import trace.json.gz -o runs/gpu
@@ -28,8 +28,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("sources", nargs="+", metavar="FILE", help="file, folder, or URL of a trace in Jaeger")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="run directory to write")
-    parser.add_argument("--keep-names", action="store_true", help="keep what names users, hosts, jobs and paths")
-    parser.add_argument("--overwrite", action="store_true", help="replace a run that is there")
+    parser.add_argument("--keep-names", action="store_true", help="keep names of users, hosts, jobs and paths")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing run")
 
 
 def run(given: argparse.Namespace) -> int:

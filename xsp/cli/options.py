@@ -33,7 +33,7 @@ class _KeepArguments(argparse.Action):
 
 def recording(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that records a run."""
-    group = parser.add_argument_group("what is recorded, and where to")
+    group = parser.add_argument_group("what is recorded, and where")
     group.add_argument(
         "-o",
         "--out",
@@ -41,7 +41,7 @@ def recording(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="run directory (default: runs/<name>, or the next free name, runs/<name>-2)",
     )
-    group.add_argument("--overwrite", action="store_true", help="replace a run that is there")
+    group.add_argument("--overwrite", action="store_true", help="replace an existing run")
     group.add_argument(
         "--keep-arguments",
         action=_KeepArguments,
@@ -51,31 +51,36 @@ def recording(parser: argparse.ArgumentParser) -> None:
         "--levels",
         default="M/L/G",
         metavar="LEVELS",
-        help="M, M/L, M/L/G (default: %(default)s), or names: model/layer/op",
+        help="M (model), M/L (and layers, operators), M/L/G (and kernels) (default: %(default)s), or names: "
+        "model/layer/op",
     )
-    group.add_argument("--warmup", type=int, metavar="N", help="steps of which nothing is kept (default: one a level)")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights and of the order of levels")
+    group.add_argument(
+        "--warmup", type=int, metavar="N", help="warm-up steps, which are not kept (default: 1 per rung)"
+    )
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the weights and of the order of levels"
+    )
     group.add_argument(
         "--kernels",
         choices=[str(source) for source in Kernels],
         default=str(Kernels.AUTO),
-        help="where device work comes from: cupti, kineto (torch.profiler), or the first that works (default)",
+        help="source of device work: cupti, kineto (torch.profiler), or auto, the first that works (default)",
     )
     group.add_argument(
-        "--no-samples", action="store_false", dest="samples", help="do not read power, clocks, memory and use meanwhile"
+        "--no-samples", action="store_false", dest="samples", help="do not sample power, clocks, memory and utilisation"
     )
     delivering(parser)
 
 
 def sampling_steps(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that records some steps of a long run."""
-    group = parser.add_argument_group("a long run")
+    group = parser.add_argument_group("long runs")
     group.add_argument("--every", type=int, metavar="N", help="record one step in N on average; the others run bare")
     group.add_argument(
         "--budget",
         metavar="SHARE",
-        help="record as often and as deep as this share of the time pays for, 1%% (default: 10%%, and a few steps of "
-        "each kind besides; off: every third step)",
+        help="upper limit of the overhead of recording, in percent of the time, 1%% for example (default: 10%%, plus a "
+        "few steps of each kind; off: record every third step)",
     )
 
 
@@ -93,7 +98,7 @@ def counting(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--counters",
         action="store_true",
-        help="run once more under Nsight Compute (ncu), and join the counters of one step's kernels",
+        help="run again under Nsight Compute (ncu), and add the hardware counters of the kernels of one step",
     )
     group.add_argument("--counting", action="store_true", help=argparse.SUPPRESS)
 
@@ -105,26 +110,28 @@ def check_counting(given: argparse.Namespace) -> None:
         UsageError: so it is.
     """
     if given.counters and given.otlp is not None:
-        raise UsageError("--counters joins them after the run: leave --otlp away, and `xsp export` the run then")
+        raise UsageError(
+            "--counters adds them after the run: omit --otlp, and send the run afterwards with `xsp export`"
+        )
     if given.counters and Level.KERNEL not in parse_levels(given.levels):
-        raise UsageError("--counters needs kernels: say --levels M/L/G")
+        raise UsageError("--counters needs kernels: use --levels M/L/G")
 
 
 def delivering(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that delivers a run while it is recorded."""
-    group = parser.add_argument_group("delivery over OpenTelemetry's protocol, while it goes on")
+    group = parser.add_argument_group("sending over OpenTelemetry's protocol during the run")
     group.add_argument(
         "--otlp",
         default=os.environ.get(endpoint.VARIABLE),
         metavar="WHERE",
-        help="deliver meanwhile to http://HOST:PORT or grpc://HOST:PORT; env: as OTEL_EXPORTER_OTLP_* say "
-        f"(default: {endpoint.VARIABLE} of the environment)",
+        help="send each step to http://HOST:PORT or grpc://HOST:PORT; env: to the target of OTEL_EXPORTER_OTLP_* "
+        f"(default: the variable {endpoint.VARIABLE})",
     )
     group.add_argument(
         "--otlp-policy",
         choices=("wait", "shed"),
         default="wait",
-        help="when the receiver is slow: hold the program between steps (default), or leave steps on the disk",
+        help="if the receiver is slow: wait between steps (default), or leave steps on disk",
     )
 
 

@@ -1,6 +1,6 @@
 """Profile a model by name, with leveled experimentation.
 
-The steps take turns at the levels, so that the cost of each level is known and true times come out.
+The steps take turns at the levels, so the overhead of each level is measured and subtracted.
 
 examples:
   xsp profile torchvision:resnet50
@@ -8,7 +8,7 @@ examples:
   xsp profile transformers:GPT2LMHeadModel --train --sequence 64
   xsp profile torchvision:resnet18 --batch 1,2,4,8 --levels M/L
   xsp profile mymodel.py:build --repeats 30
-  xsp profile torchvision:resnet50 --counters     kernels' counters (ncu)
+  xsp profile torchvision:resnet50 --counters     hardware counters (ncu)
 """
 
 from __future__ import annotations

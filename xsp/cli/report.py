@@ -27,12 +27,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("paths", type=Path, nargs="+", metavar="RUN", help="run directory, or a trace that xsp imports")
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="FILE", help="one run's page (default: RUN/report.html, TRACE.html)"
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="file of the page of one run (default: RUN/report.html, TRACE.html)",
     )
-    parser.add_argument("--kind", metavar="KIND", help="of step that stands first: its number, or a part of its name")
+    parser.add_argument(
+        "--kind", metavar="KIND", help="kind of step that is shown first: its number, or a part of its name"
+    )
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
-    parser.add_argument("--serve", action="store_true", help="show the pages on loopback until Ctrl-C, write none")
-    parser.add_argument("--port", type=int, metavar="N", help="of --serve (default: 8600, where Jaeger's links lead)")
+    parser.add_argument(
+        "--serve", action="store_true", help="serve the pages on loopback until Ctrl-C instead of writing them"
+    )
+    parser.add_argument(
+        "--port", type=int, metavar="N", help="port of --serve (default: 8600, the target of links in Jaeger)"
+    )
 
 
 def run(given: argparse.Namespace) -> int:

@@ -1,20 +1,20 @@
-"""Profile a program as it is, without touching its code.
+"""Profile a program without changes to its code.
 
-Type xsp's own options, and then the program as you would start it without xsp. A step is an optimizer step if it
-trains, else a call of the outermost module, or what --step names.
+Options of xsp come first, then the program as you would start it without xsp. A step is an optimizer step if the
+program trains, otherwise a call of the outermost module, or what --step names.
 
 examples:
   xsp run train.py --epochs 1
   xsp run -m mypkg.train --epochs 1                 a module, as python -m
-  xsp run python -O train.py                        with options of Python's own
+  xsp run python -O train.py                        with options of Python
   xsp run --levels M/L --out runs/eval evaluate.py
   xsp run --step train_one train.py                 a function of the script
   xsp run --step mypkg.loop:Trainer.step train.py   a function of a module
-  xsp run --once-each train.py                      once per level, not in turns
-  xsp run --counters train.py                       kernels' counters (ncu)
-  xsp run --budget 1% train.py                      as often as 1 % pays for
+  xsp run --once-each train.py                      one run per level
+  xsp run --counters train.py                       hardware counters (ncu)
+  xsp run --budget 1% train.py                      at most 1 % overhead
   xsp run torchrun --nproc-per-node 2 train.py      all ranks in one trace
-  xsp run accelerate launch train.py                also deepspeed train.py
+  xsp run accelerate launch train.py                or: deepspeed train.py
 """
 
 from __future__ import annotations
@@ -34,25 +34,28 @@ if TYPE_CHECKING:
     from xsp.launch.program import Elsewhere, Program
     from xsp.launch.ranks import Job
 
-SUMMARY = "profile a program as it is"
+SUMMARY = "profile a program without changing it"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     options.recording(parser)
     parser.add_argument(
-        "--step", default="auto", metavar="WHAT", help="auto (default), call, optimizer, or the name of a function"
+        "--step",
+        default="auto",
+        metavar="WHAT",
+        help="what a step is: auto (default), call, optimizer, or the name of a function",
     )
     parser.add_argument(
         "--resolve",
         action="store_true",
-        help="if spans ran beside others and have no certain parent, run once more with one thing at a time",
+        help="if the parents of some spans are ambiguous, run the program again, serialised",
     )
     options.counting(parser)
     options.sampling_steps(parser)
-    parser.add_argument("--once-each", action="store_true", help="run the script once per level, each time afresh")
+    parser.add_argument("--once-each", action="store_true", help="run the script once per level, each in a new process")
     parser.add_argument(
-        "-q", "--quiet", action="store_true", help="print no tables; a profile without a step is still said"
+        "-q", "--quiet", action="store_true", help="print no tables; an empty profile is still reported"
     )
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--one-at-a-time", action="store_true", help=argparse.SUPPRESS)
@@ -62,8 +65,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs=argparse.PARSER,
         metavar="SCRIPT",
-        help="what is to be run, as one would type it without xsp, and its own arguments: a Python file, -m and a "
-        "module, python …, torchrun …, accelerate launch …, deepspeed …",
+        help="the program as it is started without xsp, with its arguments: a Python file, -m and a module, python …, "
+        "torchrun …, accelerate launch …, deepspeed …",
     )
 
 

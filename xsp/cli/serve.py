@@ -1,7 +1,7 @@
 """Receive spans over OpenTelemetry, without a Collector, and write run directories.
 
 It listens on loopback until it is interrupted (Ctrl-C). A request is acknowledged when its spans are on the disk. All
-ranks of a distributed program come out as one run; spans that are sent twice count once.
+ranks of a distributed program become one run; spans that are sent twice count once.
 
 examples:
   xsp serve                              HTTP on 4318, gRPC on 4317
@@ -26,18 +26,31 @@ _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
-        "-o", "--out", type=Path, default=Path("runs/received"), metavar="DIR", help="default: %(default)s"
-    )
-    parser.add_argument("--http", default="127.0.0.1:4318", metavar="HOST:PORT", help="or off (default: %(default)s)")
-    parser.add_argument("--grpc", default="127.0.0.1:4317", metavar="HOST:PORT", help="or off (default: %(default)s)")
-    parser.add_argument(
-        "--max-body", default="64MiB", metavar="SIZE", help="of a request, decompressed (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--connections", type=int, default=64, metavar="N", help="at a time; more get 503 (default: %(default)s)"
+        "-o",
+        "--out",
+        type=Path,
+        default=Path("runs/received"),
+        metavar="DIR",
+        help="directory of the runs (default: %(default)s)",
     )
     parser.add_argument(
-        "--timeout", type=float, default=30.0, metavar="SECONDS", help="for a request to arrive (default: 30)"
+        "--http", default="127.0.0.1:4318", metavar="HOST:PORT", help="OTLP over HTTP, or off (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--grpc", default="127.0.0.1:4317", metavar="HOST:PORT", help="OTLP over gRPC, or off (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-body", default="64MiB", metavar="SIZE", help="limit of a request, decompressed (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--connections",
+        type=int,
+        default=64,
+        metavar="N",
+        help="limit of concurrent connections; further ones get 503 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, metavar="SECONDS", help="limit for receiving a request (default: 30)"
     )
 
 

@@ -1,6 +1,6 @@
-"""Watch a run while it goes on: how far it is, what a step takes, what profiling costs, the slowest layers.
+"""Watch a run while it is recorded: progress, duration of steps, overhead of profiling, the slowest layers.
 
-It reads the run directory and nothing else, so it can run on any machine that sees it. On a terminal it goes on
+It reads only the run directory, so it can run on any machine that can read the directory. On a terminal it updates
 until the run has ended or Ctrl-C; elsewhere, and with --once, it prints once.
 
 examples:
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-SUMMARY = "watch a run while it goes on"
+SUMMARY = "watch a run while it is recorded"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run directory")
     parser.add_argument("--once", action="store_true", help="print once and end")
     parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: %(default)s)"
+        "--interval", type=float, default=1.0, metavar="S", help="seconds between updates (default: %(default)s)"
     )
 
 

@@ -22,21 +22,21 @@ def findings(trace: Trace) -> Iterator[Finding]:
 def _kept(budget: Budget, asked: float) -> Finding:
     spent, low, high = budget.overhead_percent, budget.low_percent, budget.high_percent
     if spent is None or low is None or high is None:
-        return Finding(Severity.NOTE, "budget", "too few steps ran to tell what profiling cost")
+        return Finding(Severity.NOTE, "budget", "too few steps ran to measure the overhead of profiling")
     if budget.given_ns:
         text = (
-            f"recording cost {spent:.2f} % of the loop's time [{low:.2f}, {high:.2f}]: {asked:g} %, and "
-            f"{budget.given_ns / 1e9:.2g} s for the first steps of each kind; --budget {asked:g}% gives none away"
+            f"recording took {spent:.2f} % of the loop's time [{low:.2f}, {high:.2f}]: the budget of {asked:g} %, and "
+            f"{budget.given_ns / 1e9:.2g} s for the first steps of each kind, which --budget {asked:g}% omits"
         )
         return Finding(Severity.NOTE, "budget", text)
-    text = f"profiling cost {spent:.2f} % of the loop's time [{low:.2f}, {high:.2f}], {asked:g} % were asked for"
+    text = f"profiling took {spent:.2f} % of the loop's time [{low:.2f}, {high:.2f}], the budget is {asked:g} %"
     if spent <= asked:
         return Finding(Severity.GOOD, "budget", text)
-    text += ": the first steps of each depth cost more than the run had earned; run more steps, or fewer levels"
+    text += ": the first steps of each rung cost more than the budget allowed so far; run more steps, or fewer levels"
     return Finding(Severity.WARNING if low > asked else Severity.NOTE, "budget", text)
 
 
 def _left_out(budget: Budget) -> Iterator[Finding]:
     for rung, steps in budget.left_out.items():
-        why = f"{steps} bare steps earn one of it" if steps else "less deep ones were too dear"
+        why = f"it allows one in {steps} steps" if steps else "less deep levels were too expensive already"
         yield Finding(Severity.NOTE, recording(rung), f"was left out for the budget: {why}")

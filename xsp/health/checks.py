@@ -126,7 +126,7 @@ def _rungs(trace: Trace) -> list[Finding]:
     measured = {rung_name(rung.level) for rung in rungs}
     for name in trace.run.rungs:
         if name not in measured:
-            text = f"no step was measured in which {depth(name)} are the deepest that is recorded: run more steps"
+            text = f"no step was measured with {depth(name)} as the deepest recorded level: run more steps"
             findings.append(Finding(Severity.WARNING, recording(name), text, "C"))
     few = [f"{depth(rung.level)} ({rung.steps})" for rung in rungs if rung.steps < ENOUGH_STEPS]
     if few:
@@ -134,10 +134,10 @@ def _rungs(trace: Trace) -> list[Finding]:
     findings += _spread(trace)
     for rung in rungs[1:]:
         if not rung.spans:
-            text = "recording them saw nothing that the steps without them do not hold"
+            text = "steps with them recorded contain no additional spans"
             findings.append(Finding(Severity.NOTE, recording(rung.level), text))
         elif rung.added is not None and rung.added.lo < 0 < rung.added.hi:
-            text = "what recording them adds cannot be told from the noise between steps"
+            text = "their overhead cannot be distinguished from the noise between steps"
             findings.append(Finding(Severity.NOTE, recording(rung.level), text))
     return findings
 
@@ -151,7 +151,7 @@ def _spread(trace: Trace) -> list[Finding]:
         Finding(
             Severity.WARNING,
             "noise",
-            f"one step in ten takes {p90 / median:.1f} times the median or more: was the machine doing something else?",
+            f"one step in ten takes {p90 / median:.1f} times the median or more: did other programs use the machine?",
             "B",
         )
         for median, p90 in rows
@@ -223,7 +223,7 @@ def _structure(trace: Trace) -> list[Finding]:
     for rung, spans, steps, milliseconds in rows:
         text = (
             f"{spans} spans in {steps} steps ({milliseconds:.3g} ms) have no counterpart in the merged step "
-            "and are not averaged in: the program does not do the same in each step"
+            "and are not averaged in: the steps of the program differ"
         )
         findings.append(Finding(Severity.WARNING, recording(rung), text, "B"))
     described = _one(
@@ -235,10 +235,10 @@ def _structure(trace: Trace) -> list[Finding]:
         findings.append(Finding(Severity.NOTE, "shapes", text))
     unmeasured = _one(trace, "SELECT count(*) FROM merged WHERE true_ns IS NULL")
     if alone:
-        text = "all steps were recorded at one depth: times are as recorded, what profiling added is unknown"
+        text = "all steps were recorded with the same levels: times are as recorded, their overhead is unknown"
         findings.append(Finding(Severity.NOTE, "true times", text))
     elif unmeasured and trace.rungs:
-        text = f"{unmeasured} spans have no true time: they are in no step in which their level is the deepest"
+        text = f"{unmeasured} spans have no true time: no step has them with their level as the deepest one"
         findings.append(Finding(Severity.NOTE, "true times", text))
     return findings
 

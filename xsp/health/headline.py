@@ -87,9 +87,9 @@ def _bound(trace: Trace) -> Iterator[Finding]:
         return
     waits = own.data_ns / own.mean_ns
     text = (
-        f"of an iteration of {own.mean_ns / 1e6:.4g} ms {100 * computing:.0f} % are the step, {100 * waits:.0f} % "
-        f"waiting for data, {100 * (1 - computing - waits):.0f} % other work between steps: "
-        "what the program makes in a second is the loop's figure, not the step's"
+        f"of an iteration of {own.mean_ns / 1e6:.4g} ms the step takes {100 * computing:.0f} %, waiting for data "
+        f"{100 * waits:.0f} %, other work between steps {100 * (1 - computing - waits):.0f} %: "
+        "the throughput of the program is that of the loop, not of the step"
     )
     yield Finding(Severity.WARNING, "data" if waits > (1 - computing) / 2 else "loop", text, "B")
 
@@ -130,11 +130,11 @@ def _cold(trace: Trace) -> Iterator[Finding]:
     found = iterations.coldness(trace.con)
     if found is None or found.ratio <= 1 + COLD:
         return
-    text = f"where steps were recorded a step takes {found.ratio:.2f} times as long: storing leaves caches cold; "
+    text = f"next to recorded steps a step takes {found.ratio:.2f} times as long, because storing leaves caches cold; "
     if found.ratio > 1 + iterations.TOO_COLD:
-        text += "so times inside a step are as recorded, and no true ones are given"
+        text += "so times inside a step are as recorded, not true times"
     else:
-        text += "the intervals of times inside a step are wider for it"
+        text += "the confidence intervals of times inside a step are wider"
     yield Finding(Severity.WARNING, "short steps", text, "C" if found.ratio > 1 + iterations.TOO_COLD else "B")
 
 
@@ -168,7 +168,7 @@ def _unlike(trace: Trace) -> Iterator[Finding]:
     bare, first = trace.rungs[:2]
     if first.added is not None and first.added.lo > UNLIKE * bare.step_ns:
         text = (
-            f"a step of which {depth(first.level)} are recorded takes {first.step_ns / bare.step_ns:.2f} times as long "
-            "as a bare one: what is inside it is not what the program usually does"
+            f"a step with {depth(first.level)} recorded takes {first.step_ns / bare.step_ns:.2f} times as long as a "
+            "bare step: times inside it are not those of the program without profiling"
         )
         yield Finding(Severity.WARNING, "short steps", text, "B")

@@ -91,8 +91,8 @@ def _others_on_host(trace: Trace) -> Iterator[Finding]:
     ).fetchall()
     if own is not None and every is not None and every - own > BUSY_CORES:
         text = (
-            f"beside this process {every - own:.1f} cores were busy during timed steps on average: "
-            "other programs, or processes that it started"
+            f"other processes used {every - own:.1f} cores during timed steps on average: "
+            "other programs, or children of this one"
         )
         yield Finding(Severity.NOTE, "machine", text)
 

@@ -108,7 +108,7 @@ def watched(figures: Figures) -> Text:
     if figures.budget:
         lines.append(f"{overhead(figures.budget)}{_taken(figures)}")
     for rung, steps in figures.budget.left_out.items():
-        lines.append(f"  {plain(rung)} is left out: too dear{f', one step in {steps:,}' if steps else ''}")
+        lines.append(f"  {plain(rung)} is left out: too expensive{f', one step in {steps:,}' if steps else ''}")
     if figures.steps_ms:
         lines.append("the last steps, ms:")
     lines += [f"  {rung:<8} {ms:10.3f}   of {count}" for rung, (count, ms) in figures.steps_ms.items()]
