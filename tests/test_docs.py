@@ -202,6 +202,11 @@ def test_commands_have_the_options_that_pages_give_them() -> None:
     assert unknown == []
 
 
+def test_no_page_holds_a_conflict_of_a_merge() -> None:
+    marks = re.compile(r"(^|\s)(<{7}|={7}|>{7})(\s|$)", re.MULTILINE)
+    assert [name_of(page) for page in PAGES if marks.search(page.read_text(encoding="utf-8"))] == []
+
+
 def test_files_that_pages_name_are_there() -> None:
     missing = [
         f"{name_of(page)}: {file}"

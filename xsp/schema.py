@@ -80,7 +80,7 @@ DEEPEST = 200
 
 
 class Grade(str, enum.Enum):
-    """How surely the layer of device work is known."""
+    """Certainty of the layer of device work."""
 
     EXACT = "exact"  # by ids, sequence numbers and containment
     INFERRED = "inferred"  # by weaker evidence: a replayed graph, an operator without a launch, fused layers
@@ -138,9 +138,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("layer_index", "INTEGER", "position of the module call in execution order, from 0", "xsp.layer_index"),
     Column("depth", "INTEGER", "number of module calls around this one", "xsp.depth"),
     Column("layer_id", "VARCHAR", "span_id of its layer: itself, or the innermost layer above it"),
-    Column(
-        "grade", "VARCHAR", "how surely the layer of device work is known, see Grade; null on the host", "xsp.grade"
-    ),
+    Column("grade", "VARCHAR", "certainty of the layer of device work, see Grade; null on the host", "xsp.grade"),
     Column(
         "batch_size",
         "BIGINT",
@@ -201,8 +199,8 @@ SAMPLE_COLUMNS: tuple[Column, ...] = (
 
 LOOP_COLUMNS: tuple[Column, ...] = (
     Column("rank", "INTEGER", "number of the process; 0 where it is alone"),
-    Column("step", "BIGINT", "number of the step, as in the spans; the first one where a row stands for several"),
-    Column("steps", "INTEGER", "consecutive steps that the row stands for; its times are their means"),
+    Column("step", "BIGINT", "number of the step, as in the spans; the first one if the row represents several"),
+    Column("steps", "INTEGER", "number of consecutive steps that the row represents; its times are their means"),
     Column("kind", "INTEGER", "kind of step, a number among `kinds` of run.json"),
     Column("rung", "SMALLINT", "deepest level whose collectors were on; 10 in a step that ran bare"),
     Column("steady", "BOOLEAN", "bare, and so long after the last recorded step that it ran as if there had been none"),
@@ -211,7 +209,7 @@ LOOP_COLUMNS: tuple[Column, ...] = (
     Column("before_ns", "DOUBLE", "from the end of the step before, less what xsp did in between; null for the first"),
     Column("data_ns", "DOUBLE", "of both, waiting for the data loader"),
     Column("own_ns", "DOUBLE", "what xsp itself took between the step before and this one"),
-    Column("samples", "BIGINT", "samples in the step; null where nothing tells them"),
+    Column("samples", "BIGINT", "samples in the step; null if unknown"),
     Column("status", "VARCHAR", "ok, error or unclosed"),
 )
 """The table `loop`: a row for each step that the program ran, recorded or not; see `xsp.record.loop`."""

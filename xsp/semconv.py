@@ -70,7 +70,7 @@ EXTRA: Mapping[str, str] = {
     "xsp.sample": "on a request's model span: the share of requests that is sampled",
     "xsp.left_out": "on a request's model span: why its layers and kernels are not there",
     OWN + "*": "keys of the column `attributes` that have no dot in them",
-    "xsp.fold.count": "on a folded span: how many spans it stands for; 0 on the root of a detail trace",
+    "xsp.fold.count": "on a folded span: the number of spans that it represents; 0 on the root of a detail trace",
     "xsp.fold.sum_ns": "sum of their durations; `min_ns`, `median_ns` and `max_ns` likewise",
     "xsp.fold.errors": "how many of them failed, if any",
     "xsp.fold.details": "detail traces that hold them",
