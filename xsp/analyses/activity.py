@@ -130,8 +130,8 @@ def tensor_cores(trace: Trace) -> Table:
     """Device time of each layer's matrix products, convolutions and attention, with and without tensor cores.
 
     Over all steps and ranks, layers of one name together; what is of no layer stands under its operator.
-    `untold_ms` is the time of kernels whose names do not tell; `tensor_core_percent` is of the time that is
-    told, and null where none is. Longest first. Which names tell what stands in `xsp.device.kernelnames`.
+    `untold_ms` is the time of kernels whose names show neither; `tensor_core_percent` is of the other time, and null if
+    there is none. Longest first. The patterns of names are in `xsp.device.kernelnames`.
     """
     prepare(trace)
     return trace.sql(

@@ -141,10 +141,10 @@ def _prepare(trace: Trace) -> None:
 def idle_causes(trace: Trace) -> Table:
     """Idle time of each device by cause: host-bound, sync, data loading, kernel wait, unknown.
 
-    A gap is split at the launch of what ended it: before it the host is the cause, behind it what the work waited for.
+    A gap is divided at the launch of the work that ended it: before it the host is the cause, after it the work waited.
     The causes of a device add up to its idle time, as `device-activity` has it. `call` is the call that the launching
     thread was in for most of a cause's time, and `call_ms` that idle time; both are null where no call held half of any
-    gap. The rule stands in docs/understand/device-time.md.
+    gap. docs/understand/device-time.md has the rules.
     """
     _prepare(trace)
     return trace.sql(

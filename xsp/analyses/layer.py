@@ -54,10 +54,10 @@ _AROUND = f"""
 
 @analysis("layers", "Layers by their own time on the host", Level.LAYER)
 def layers(trace: Trace) -> Table:
-    """The calls of each module together: how many a step makes, and their times and memory added up.
+    """The calls of each module together: their number in a step, and their times and memory, summed.
 
-    A module is called several times in a step where gradients are accumulated over several batches, where it stands in
-    a recurrent loop, or where a model uses it twice. A2 has a row for each call. `percent_of_host_time` is of
+    A module is called several times in a step if gradients are accumulated over several batches, in a recurrent loop,
+    or if a model uses it twice. A2 has a row for each call. `percent_of_host_time` is of
     the host's time in all layers together, which is the forward pass of the model; `host_self_ms` is without the layers
     inside, `host_ms` with them. `kernel_ms` is device time of the forward pass. `modules` has the device's time, of all
     instances together. `shape` is of the first call.

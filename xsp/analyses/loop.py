@@ -31,12 +31,11 @@ _COLUMNS = {
 def program_loop(trace: Trace) -> Table:
     """What an iteration takes as the program really ran, by kind of step: from steps that were not recorded.
 
-    An iteration is a step and what stands between it and the one before: waiting for data, moving it, logging.
-    `percent_of_loop` is of the wall time of the whole loop, `steps` are all that ran, `low_ms` and `high_ms` are of the
-    iteration.
-    Of a distributed program there is a row for each rank, and one for the job, whose throughput is that of all ranks
-    together. `samples_from` says how the samples of a step are known: stated, the first dimension of its one input, or
-    a guess from several calls. `figures_from` says which steps tell: steady ones ran as if nothing were recorded.
+    An iteration is a step and the time since the one before: waiting for data, moving it, logging. `percent_of_loop` is
+    of the wall time of the whole loop, `steps` are all that ran, `low_ms` and `high_ms` are of the iteration.
+    For a distributed program there is a row per rank, and one for the job, whose throughput is that of all ranks
+    together. `samples_from` is the source of the samples of a step: stated, the first dimension of its one input, or a
+    guess from several calls. `figures_from` names the steps that are used: steady ones ran as if nothing were recorded.
     """
     found = iterations(trace.con)
     several = len({each.rank for each in found}) > 1

@@ -35,9 +35,9 @@ def model_information(trace: Trace) -> Table:
 
     Latency (trimmed mean, its interval, percentiles) comes from steps that ran bare and steady; where there are too
     few, and where a device works on after the host, from those in which nothing deeper than the model level was on.
-    `samples_per_s` is batch size over latency, what the step alone would make. `loop_ms` is what an iteration took as
-    the program ran, waits for data and all else between steps included (see `loop`), and `loop_samples_per_s` what the
-    program made of it. All are null where the batch size is unknown. `samples_from` says how that is known.
+    `samples_per_s` is batch size over latency, the throughput of the step alone. `loop_ms` is the time of an iteration
+    as the program ran, waiting for data and other time between steps included (see `loop`), and `loop_samples_per_s`
+    its throughput. All are null if the batch size is unknown. `samples_from` is the source of the batch size.
     """
     rows = []
     bare = _bare(trace)

@@ -109,20 +109,21 @@ def operators(trace: Trace) -> Table:
     operator itself launched, and `percent_of_device_time` its share of all device work, so that the rows add up to
     100 %. Where there are several GPUs, the rows of all together name no `device`; those of each follow, with shares of
     its own time, the calls that launched work on it, and nothing of the host. Work that no operator of the trace
-    launched (replayed graphs, for instance) has a row, `(no operator)`; what a library launched outside of every
-    operator stands under the library's call. `dtype` is that of the first tensor.
+    launched (replayed graphs, for instance) has a row, `(no operator)`; work that a library launched outside of every
+    operator is listed under the call of the library. `dtype` is that of the first tensor.
 
     `tflop_per_s` and `tb_per_s` are of the kernels of all calls together, over the time of those whose operations and
-    bytes are known; `least_` and `most_` are of the slowest and the fastest call. `roof_percent` is how much that is
-    of what the device can do at this many operations a byte; where only the bytes are known, of the bandwidth. Bytes
-    that follow from shapes may have come from a cache, which makes more than 100 %.
+    bytes are known; `least_` and `most_` are of the slowest and the fastest call. `roof_percent` is their
+    share of the roof at this arithmetic intensity; if only the bytes are known, of the bandwidth. Bytes that follow
+    from shapes may have come from a cache, which gives more than 100 %.
 
     `host_self_ms` is the operator's time on the host without the operators inside, as in
-    `key_averages(group_by_input_shape=True)` of torch.profiler; it adds up to the time of the outermost operators, of
-    which `percent_of_host_time` is. A library's primitives inside an operator are in it. `host_ms` is of the whole
-    calls. An operator that does nothing but call another of its name counts once. Without a device the columns of
-    device time are null, rates are over `host_self_ms`, and that is what the rows are sorted by. `flops` are those of
-    the operators themselves, all calls together. Shapes are null where no step was described.
+    `key_averages(group_by_input_shape=True)` of torch.profiler; it adds up to the time of the outermost operators, and
+    `percent_of_host_time` is a percentage of that sum. Primitives of a library inside an operator are included.
+    `host_ms` is of the whole calls. An operator that does nothing but call another of its name counts once. Without
+    a device the columns of device time are null, rates are over `host_self_ms`, and that is what the rows are
+    sorted by. `flops` are those of the operators themselves, all calls together. Shapes are null where no step was
+    described.
     """
     selftimes.make(trace)
     on_device = trace.has(Level.KERNEL)

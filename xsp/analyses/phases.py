@@ -107,15 +107,15 @@ def phases(trace: Trace) -> Table:
     """Where the time goes: forward, backward, optimizer, waiting for data, the rest of the step, and between steps.
 
     Each instant counts once, for the innermost call: forward and backward inside an optimizer's closure are not the
-    optimizer's. Several calls in a step (gradient accumulation) are added up. `rest of the step` is what no phase
-    holds: Python, moving data, losses outside the model, waiting for a device. `data` is waiting for the data loader,
-    before the step or in it.
+    optimizer's. Several calls in a step (gradient accumulation) are summed. `rest of the step` is the time in no phase:
+    Python, moving data, losses outside the model, waiting for a device. `data` is waiting for the data loader, before
+    the step or in it.
 
-    `percent_of_iteration` is of the last row: a step and all that stands before it, as the program's loop runs where
-    nothing is recorded. Where a trace tells no loop, that is the step and the waits for its data, and `between steps`
-    is null. Recorded steps tell the shares of a step that its phases have, the loop how long the step is.
-    `device_busy_ms` is the time in which a device ran what the phase launched. `told_by` says what a phase is
-    read from: calls of the model level, or, in traces of other profilers, the outermost layers or operators.
+    `percent_of_iteration` is a percentage of the last row: a step and the time before it, as the program runs where
+    nothing is recorded. If the trace has no loop, that is the step and the waits for its data, and `between steps` is
+    null. The shares of the phases in a step come from recorded steps, the duration of the step from the loop.
+    `device_busy_ms` is the time in which a device ran work that the phase launched. `told_by` is the source of a
+    phase: calls of the model level, or, in traces of other profilers, the outermost layers or operators.
     """
     start_ns, end_ns, step_ns = _step(trace)
     intervals, told = _of_merged(trace)
@@ -256,12 +256,12 @@ _OVER_TIME = {
 
 @analysis("phases-over-time", "Phases over the run", Level.MODEL)
 def phases_over_time(trace: Trace) -> Table:
-    """The phases of the steps in each tenth of the run, so that a drift is seen.
+    """The phases of the steps in each tenth of the run, which shows a drift.
 
-    `iteration_ms`, `data_ms` and `between_ms` are means over the steps of the part that were not recorded, where the
-    run tells its loop. The others are means over its recorded steps in which nothing deeper than the model level was
-    on, as recorded; they are null where a part has none. A phase that no call of the model level tells is null, and its
-    time is in the rest. `at_s` is when the part begins, from the first step on.
+    `iteration_ms`, `data_ms` and `between_ms` are means over the steps of the part that were not recorded, if the run
+    has a loop. The others are means over its recorded steps with the model level only, as recorded; they are null if a
+    part has none. A phase without a call of the model level is null, and its time is in the rest. `at_s` is the
+    beginning of the part, from the first step on.
     """
     steps = _recorded(trace)
     seen = {phase for each in steps for phase in each.phases}
