@@ -177,8 +177,8 @@ class Parents:
     rule: Array
     """Place in `RULES`."""
 
-    around: Array
-    """The innermost span around it on its thread, whatever other evidence says; -1 where there is none."""
+    enclosing: Array | None = None
+    """The innermost span around it on its thread, however deep in the stack; where there are allocations."""
 
     named_in: Array | None = None
     """Of a user's block: the one that was open around it, which may be further out than the parent."""

@@ -61,10 +61,7 @@ def contain(spans: Spans, tolerance: int) -> tuple[Array, dict[int, list[int]]]:
     """
     around = np.full(len(spans), -1, np.int64)
     candidates: dict[int, list[int]] = {}
-    on_line = np.flatnonzero(spans.line >= 0)
-    on_line = on_line[np.argsort(spans.line[on_line], kind="stable")]
-    middle = (spans.start + spans.end) // 2
-    query = _Query(np.maximum(middle, spans.end - tolerance), middle)
+    on_line, query = _asked(spans, tolerance)
     roams = np.zeros(len(spans), bool) if spans.anywhere is None else spans.anywhere
     asks = np.flatnonzero((spans.line >= 0) | roams)
     holds = spans.allocations is None or ~spans.allocations.is_one[on_line]
@@ -77,6 +74,28 @@ def contain(spans: Spans, tolerance: int) -> tuple[Array, dict[int, list[int]]]:
         if len(placed) < len(asking):
             _roam(spans, threads, asking[roams[asking]], query, tolerance, around, candidates)
     return around, candidates
+
+
+def enclosing(spans: Spans, tolerance: int) -> Array:
+    """Return the place of the innermost span around each one on its thread, however deep in the stack, or -1.
+
+    It is asked about allocations, of which one inside of a module that an operator calls is inside of the operator too.
+    """
+    found = np.full(len(spans), -1, np.int64)
+    on_line, query = _asked(spans, tolerance)
+    holds = spans.allocations is None or ~spans.allocations.is_one[on_line]
+    threads = _threads(spans, on_line[holds], query)
+    found[on_line] = threads.places[_search(threads, _last_before(spans, threads, on_line), on_line, query)]
+    return found
+
+
+def _asked(spans: Spans, tolerance: int) -> tuple[Array, _Query]:
+    """Return the places of the spans on threads, thread by thread, and what each span asks of the one around it."""
+    on_line = np.flatnonzero(spans.line >= 0)
+    middle = (spans.start + spans.end) // 2
+    return on_line[np.argsort(spans.line[on_line], kind="stable")], _Query(
+        np.maximum(middle, spans.end - tolerance), middle
+    )
 
 
 def _classes(spans: Spans, asks: Array) -> list[tuple[int, int]]:

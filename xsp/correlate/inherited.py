@@ -68,6 +68,20 @@ class Inherited(NamedTuple):
     """A bit for each sort of figure that is known of a span inside."""
 
 
+class _Depths(NamedTuple):
+    """Spans in the order of how many are above them."""
+
+    order: Array
+    edges: list[int]
+    """Where those of each depth begin in that order, and the end."""
+
+    @classmethod
+    def of(cls, parent: Array) -> _Depths:
+        depth = depths(parent)
+        counts = np.bincount(depth) if len(depth) else depth
+        return cls(np.argsort(depth.astype(np.int32), kind="stable"), [0, *np.cumsum(counts).tolist()])
+
+
 def inherit(spans: Spans, found: Parents, codes: Array, steps: Steps | None = None) -> Inherited:
     """Return what spans have from those above them and inside of them.
 
@@ -77,9 +91,8 @@ def inherit(spans: Spans, found: Parents, codes: Array, steps: Steps | None = No
         codes: by `Spans.what`: 64 bits that say what a span is; the same for all that are alike.
         steps: of the trace; all is one step if None.
     """
-    depth = depths(found.parent)
-    order = np.argsort(depth.astype(np.int32), kind="stable")
-    edges = np.concatenate(([0], np.cumsum(np.bincount(depth)))).tolist() if len(depth) else [0]
+    deep = _Depths.of(found.parent)
+    order = deep.order
     is_layer = spans.level == Level.LAYER
     place = np.arange(len(spans))
     step = np.zeros(len(spans), np.int64) if steps is None else steps.at(spans.start)
@@ -87,7 +100,7 @@ def inherit(spans: Spans, found: Parents, codes: Array, steps: Steps | None = No
     layers = is_layer.astype(np.int64)
     phase = spans.phase.copy()
     weak = _WEAK[found.rule] & ~is_layer
-    for low, high in pairwise(edges[1:]):
+    for low, high in pairwise(deep.edges[1:]):
         own = order[low:high]
         up = found.parent[own]
         step[own] = step[up]
@@ -97,7 +110,7 @@ def inherit(spans: Spans, found: Parents, codes: Array, steps: Steps | None = No
         weak[own] |= weak[up] & ~is_layer[own]
     allocated, counted = _sums(spans, found)
     return Inherited(
-        order, step, layer, layers, _layer_index(is_layer, step), phase, _keys(spans, found, codes, step), weak,
+        order, step, layer, layers, _layer_index(is_layer, step), phase, _keys(spans, found, codes, step, deep), weak,
         allocated, counted,
     )  # fmt: skip
 
@@ -106,7 +119,8 @@ def _layer_index(is_layer: Array, step: Array) -> Array:
     """Number the layers of each step."""
     index = np.full(len(step), -1, np.int64)
     layers = np.flatnonzero(is_layer)
-    index[layers] = _ordinals(step[layers]) - 1
+    if layers.size:
+        index[layers] = _ordinals(step[layers]) - 1
     return index
 
 
@@ -120,7 +134,7 @@ def _ordinals(group: Array) -> Array:
     return ordinals
 
 
-def _keys(spans: Spans, found: Parents, codes: Array, step: Array) -> Array:
+def _keys(spans: Spans, found: Parents, codes: Array, step: Array, deep: _Depths) -> Array:
     """Return the places of spans in the structure of their steps.
 
     A key is made of the key above, of what a span is, and of its number among those of both. So it is the same in every
@@ -129,21 +143,19 @@ def _keys(spans: Spans, found: Parents, codes: Array, step: Array) -> Array:
     whether or not the module around it was recorded. Stored runs hold keys, so how they are made must not change.
     """
     count, above = len(spans), found.parent
-    if found.named_in is not None:
+    if found.named_in is not None and found.named_in.max() >= 0:
         above = np.where(found.named_in >= 0, found.named_in, above)
-    depth = depths(above)
-    above = np.where(depth >= count, -1, above)  # blocks that are named around each other
-    depth = np.where(depth >= count, 0, depth)
+        above = np.where(depths(above) >= count, -1, above)  # blocks that are named around each other
+        deep = _Depths.of(above)
     way = np.where(found.rule == FOLLOWED, FOLLOWED, np.where(above >= 0, CONTAINED, 0))
-    order = np.argsort(depth.astype(np.int32), kind="stable")
+    order = deep.order
     group = (np.where(above >= 0, above, count + 1 + step) * 3 + way) * max(len(codes), 1) + spans.what
     ordinal = np.empty(count, np.int64)
     ordinal[order] = _ordinals(group[order])
     numbered = (ordinal << 2 | way).astype(np.uint64)
     is_hashed = np.zeros(count, bool) if spans.launches is None else spans.launches.seeks & (spans.level != Level.LAYER)
     code, key = codes[spans.what], np.zeros(count, np.uint64)
-    edges = np.concatenate(([0], np.cumsum(np.bincount(depth)))).tolist() if count else [0]
-    for low, high in pairwise(edges):
+    for low, high in pairwise(deep.edges):
         own = order[low:high]
         outer = key[above[own]] if low else key[own]
         mixed = (outer ^ code[own]) * _MIX + numbered[own]
@@ -164,16 +176,17 @@ def _hashed(above: Array, code: Array, ordinal: Array) -> Array:
 def _sums(spans: Spans, found: Parents) -> tuple[Array, Array]:
     """Return the bytes that were allocated in each span on its thread, and which figures are known inside of it."""
     allocated, counted = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
-    if spans.allocations is not None:
+    if spans.allocations is not None and found.enclosing is not None:
         about = np.zeros(len(spans))
-        size = spans.allocations.size
-        own = np.flatnonzero(size > 0)
-        some, outer = size[own], found.around[own]
+        own = np.flatnonzero(spans.allocations.size > 0)
+        outer = found.enclosing[own]
         while len(outer := outer[keep := outer >= 0]):
-            some = some[keep]
-            np.add.at(allocated, outer, some)
-            np.add.at(about, outer, some.astype(float))
-            outer = found.around[outer]
+            own = own[keep]
+            holds = spans.level[outer] <= spans.deepest[own]
+            size = spans.allocations.size[own[holds]]
+            np.add.at(allocated, outer[holds], size)
+            np.add.at(about, outer[holds], size.astype(float))
+            outer = found.enclosing[outer]
         allocated[(about > MOST) | (allocated < 0)] = -1
     own = np.flatnonzero(spans.counted > 0)
     bits, outer = spans.counted[own].astype(np.int64), found.parent[own]

@@ -33,7 +33,7 @@ from xsp.correlate.arrays import (
     Sequences,
     Spans,
 )
-from xsp.correlate.containment import contain
+from xsp.correlate.containment import contain, enclosing
 from xsp.schema import DEEPEST, Level
 
 
@@ -45,9 +45,11 @@ def find(spans: Spans, tolerance: int, root: int = -1) -> Parents:
         tolerance: nanoseconds by which a span may stick out of the one around it.
         root: place of the span that all others on threads are inside of, if there is one: a trace as a whole.
     """
-    around, candidates = contain(spans, tolerance)
-    parent = around.copy()
+    parent, candidates = contain(spans, tolerance)
     rule = np.where(parent >= 0, CONTAINED, 0).astype(np.int8)
+    found = Parents(parent, rule, candidates=candidates)
+    if spans.allocations is not None:
+        found.enclosing = enclosing(spans, tolerance)
     if spans.sequences is not None:
         _follow_sequence_numbers(spans, spans.sequences, parent, rule)
     _limit_depth(parent)
@@ -55,15 +57,23 @@ def find(spans: Spans, tolerance: int, root: int = -1) -> Parents:
         alone = (parent < 0) & (spans.line >= 0)
         alone[root] = False
         parent[alone], rule[alone] = root, CONTAINED
-        around[(around < 0) & (spans.line >= 0)] = root
-        around[root] = -1
-    found = Parents(parent, rule, around, candidates=candidates)
+        if found.enclosing is not None:
+            found.enclosing[(found.enclosing < 0) & (spans.line >= 0)] = root
     if spans.launches is not None:
         _follow_launches(spans, spans.launches, parent, rule)
     if spans.named is not None:
         _adopt_named(spans, spans.named, found)
     if spans.parts is not None:
         _attach_to_step(spans, spans.parts, found, tolerance)
+    return found
+
+
+def as_named(spans: Spans) -> Parents:
+    """Return the parents that are named, and no others."""
+    found = Parents(np.full(len(spans), -1), np.zeros(len(spans), np.int8))
+    if spans.named is not None:
+        _adopt_named(spans, spans.named, found)
+    found.named_in = None
     return found
 
 
@@ -142,10 +152,10 @@ def _makers(spans: Spans, told: Sequences, makers: Array, followers: Array, pare
     made_number = np.searchsorted(numbers, told.number[makers])
     number = _index(numbers, told.number[followers])
     line = told.forward[followers].astype(np.int64)
-    if (line < 0).any():
+    if (line == -1).any():
         outermost = (parent[makers] < 0) | ~frames[parent[makers]]
         only = _only_lines(spans, makers[outermost], made_number[outermost], followers, number)
-        line = np.where(line < 0, only, line)
+        line = np.where(line == -1, only, line)
     pairs, made_pair = np.unique(spans.line[makers] * len(numbers) + made_number, return_inverse=True)
     pair = np.where((line >= 0) & (number >= 0), _index(pairs, line * len(numbers) + number), -1)
     return _last(made_pair, makers, pair, followers, len(spans))
@@ -243,7 +253,7 @@ def _adopt_named(spans: Spans, named: Named, found: Parents) -> None:
     told = named.parent != -1
     place = np.full(int(spans.number.max(initial=0)) + 1, -1)
     place[spans.number] = np.arange(len(spans))
-    above = np.where(named.parent >= 0, place[named.parent], -1)
+    above = np.where(named.parent >= 0, place[np.maximum(named.parent, 0)], -1)
     within = named.is_user & (above >= 0)
     found.named_in = np.where(within, above, -1)
     module = (parent >= 0) & (spans.level[parent] == Level.LAYER)
@@ -275,9 +285,9 @@ def _attach_to_step(spans: Spans, parts: Parts, found: Parents, tolerance: int) 
     if step >= 0:
         shallow = free & ~deep
         parent[shallow], rule[shallow] = step, EXPLICIT
-    if not backward.size:
-        return
     passes = np.flatnonzero(parts.is_pass)
+    if not backward.size or not passes.size:
+        return
     end = spans.end[backward, None]
     middle = (spans.start[backward, None] + end) // 2
     fits = (
