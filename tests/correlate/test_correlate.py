@@ -210,6 +210,21 @@ def test_a_primitive_is_found_although_the_next_module_begins_just_after_it() ->
     assert rows["conv"].parent_id == rows["aten::conv2d"].span_id
 
 
+def test_spans_of_no_thread_alone_are_orphans_but_for_the_parts_of_the_step() -> None:
+    rows = by_name("step s 0-100 thread=None\nforward Net 1-90 thread=None\nprimitive conv 30-45")
+    assert (rows["Net"].parent_id, rows["conv"].parent_id) == (rows["s"].span_id, None)
+
+
+def test_an_operator_around_a_shallower_span_is_a_candidate_for_what_has_no_thread() -> None:
+    rows = by_name("""
+        step s           0-100
+        op Checkpoint    7-56
+        module net       14-17
+        primitive conv   25-51
+    """)
+    assert rows["conv"].parent_id == rows["Checkpoint"].span_id
+
+
 # --- evidence that is stronger than time ------------------------------------------------------------------
 
 

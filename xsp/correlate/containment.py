@@ -184,15 +184,17 @@ def _roam(
 ) -> None:
     """Look on all threads for what is around some spans."""
     members = threads.places[:-1]
+    if not members.size:
+        return
     line = spans.line[members]
     begin = begins(spans, tolerance)[members]
-    edges = np.flatnonzero(np.concatenate(([True], line[1:] != line[:-1], [True]))) if line.size else np.array([0])
+    edges = np.flatnonzero(np.concatenate(([True], line[1:] != line[:-1], [True])))
     offers = []
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         last = low + np.searchsorted(begin[low:high], query.start[asking] + tolerance, side="right") - 1
         first = np.where(last >= low, last, len(members))
         offers.append(threads.places[_search(threads, first, asking, query)])
-    for asked, found in zip(asking.tolist(), np.array(offers).reshape(len(offers), -1).T.tolist(), strict=True):
+    for asked, found in zip(asking.tolist(), np.array(offers).T.tolist(), strict=True):
         outer = [each for each in found if each >= 0]
         deepest = [each for each in outer if spans.level[each] >= Level.OP] or outer
         if len(deepest) == 1:

@@ -209,6 +209,8 @@ class _Step:
         """
         got = inherit(spans, found, self._codes)
         placed = got.order[~self.is_alloc[order[got.order]]]
+        if not placed.size:
+            return []
         rows = [self.rows[place] for place in order[placed].tolist()]
         columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
 
