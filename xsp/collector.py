@@ -110,9 +110,6 @@ class Collector:
     on_request: ClassVar[bool] = False
     """True if it is on only where it is asked for by name."""
 
-    device_work: ClassVar[Kernels | None] = None
-    """The source of device work that it can be; one collector of a block is it (`is_device_source`)."""
-
     innermost: ClassVar[bool] = False
     """True if it must be switched on after all others, and off before them."""
 
@@ -122,12 +119,6 @@ class Collector:
 
     on_one_thread: bool = False
     """True if it sees only the thread that switched it on, and must be switched off there."""
-
-    is_device_source: bool = False
-    """Whether it records device work in this block; set from outside, between steps."""
-
-    gave_up: str | None = None
-    """Why it can no longer be the source of device work; set by itself, between steps, and another takes over."""
 
     notify: Callable[[Signal, object], None] = staticmethod(ignore)
     """Where it sends the boundaries it sees; set by a session that listens."""
@@ -150,13 +141,6 @@ class Collector:
     def details(self) -> Mapping[str, object]:
         """Return what else is to be known of it on this machine: versions, errors; no paths, no names of people."""
         return {}
-
-    def trial(self) -> str | None:
-        """Return None if it can be the source of device work in this process, else the reason and what to do.
-
-        Called between `available` and `open`, of collectors with `device_work`. It leaves nothing behind.
-        """
-        return None
 
     def open(self) -> None:
         """Install what stays for the whole block. Called once, before the first `start`."""
@@ -209,4 +193,24 @@ class Collector:
 
     def probe(self) -> Probe | None:
         """Return work to measure its cost per span with, or None if that makes no sense for it."""
+        return None
+
+
+class DeviceCollector(Collector):
+    """Base of collectors that can record device work: of those in a block, one at a time does."""
+
+    device_work: ClassVar[Kernels]
+    """The source of device work that it can be."""
+
+    is_device_source: bool = False
+    """Whether it records device work in this block; set from outside, between steps."""
+
+    gave_up: str | None = None
+    """Why it can no longer be the source of device work; set by itself, between steps, and another takes over."""
+
+    def trial(self) -> str | None:
+        """Return None if it can be the source of device work in this process, else the reason and what to do.
+
+        Called between `available` and `open`. It leaves nothing behind.
+        """
         return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xsp import plugins, rundir
+from xsp.collector import DeviceCollector
 from xsp.counters import ncu
 from xsp.device import ceilings
 from xsp.device import machine as device
@@ -75,7 +76,7 @@ def device_work() -> Iterator[tuple[str, str]]:
             collector, reason = plugins.collector(name)
         except PluginError:
             continue  # said among the collectors
-        if collector.device_work is None:
+        if not isinstance(collector, DeviceCollector):
             continue
         if not _a_device_is_in_use():
             return

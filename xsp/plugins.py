@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from xsp.collector import Collector
+from xsp.collector import Collector, DeviceCollector
 from xsp.errors import PluginError, nearest
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def collector(item: str | Collector) -> tuple[Collector, str | None]:
         found: Collector = made()
         lacks = [name for name in vars(Collector) if not name.startswith("_") and not hasattr(found, name)]
         lacks += [name for name in ("name", "levels") if not getattr(found, name, None)]
+        if isinstance(found, DeviceCollector) and not hasattr(found, "device_work"):
+            lacks.append("device_work")
         if lacks:
             raise TypeError(
                 f"has no {', '.join(dict.fromkeys(lacks))}; a collector is a subclass of {Collector.__name__}"

@@ -9,7 +9,7 @@ from time import perf_counter_ns
 
 from parts import turns
 from xsp import plugins
-from xsp.collector import Collector
+from xsp.collector import Collector, DeviceCollector
 from xsp.schema import Level, Span
 
 
@@ -28,10 +28,12 @@ class Levels:
         """
         found: list[Collector] = [plugins.load("xsp.collectors", name)() for name in names]
         for collector in found:
-            reason = collector.available() or (collector.trial() if collector.name == source else None)
+            reason = collector.available()
+            if isinstance(collector, DeviceCollector):
+                collector.is_device_source = collector.name == source
+                reason = reason or (collector.trial() if collector.is_device_source else None)
             if reason is not None:
                 raise LookupError(f"{collector.name}: {reason}")
-            collector.is_device_source = collector.name == source
         self._collectors = sorted(found, key=lambda each: (not each.innermost, min(each.levels)), reverse=True)
         self.seen: dict[str, Counter[int]] = {}
         """Spans per level of the last step, by condition."""

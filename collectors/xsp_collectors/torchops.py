@@ -17,7 +17,7 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler as autograd_profiler
 
-from xsp.collector import Collector, Kernels, Probe
+from xsp.collector import DeviceCollector, Kernels, Probe
 from xsp.cost.flops import flops
 from xsp.cost.traffic import traffic
 from xsp.schema import Kind, Level, Span
@@ -27,7 +27,7 @@ from xsp_collectors.provenance import CompiledGraphs
 from xsp_collectors.torchlog import WarningsHeldBack
 
 
-class TorchOps(Collector):
+class TorchOps(DeviceCollector):
     """Operators (OP), the layers of those in compiled code (LAYER), a communication backend's part of collectives.
 
     As the source of device work, in kernel rungs, runtime calls (RUNTIME) and kernels and copies (KERNEL) too.

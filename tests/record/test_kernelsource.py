@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from xsp.collector import Collector, Kernels
+from xsp.collector import DeviceCollector, Kernels
 from xsp.errors import PluginError
 from xsp.record.kernelsource import KernelSource
 from xsp.schema import Level
 
 
-def collector(source: Kernels, refuses: str | None = None) -> Collector:
-    made = Collector()
+def collector(source: Kernels, refuses: str | None = None) -> DeviceCollector:
+    made = DeviceCollector()
     made.name, made.device_work = str(source), source  # type: ignore[misc]
     made.innermost = source is Kernels.CUPTI  # type: ignore[misc]
     made.trial = lambda: refuses  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from xsp import clock, plugins
-from xsp.collector import Collector, Kernels, Outline, Signal, ignore
+from xsp.collector import Collector, DeviceCollector, Kernels, Outline, Signal, ignore
 from xsp.errors import PluginError
 from xsp.record.calibration import cost_per_span
 from xsp.record.kernelsource import KernelSource
@@ -81,7 +81,8 @@ class Collecting:
         here = {each.name: each for each in self.collectors}
         if self.device_work.source is None and (source := more.device_work.source) is not None:
             self.device_work = more.device_work
-            self.device_work.source = here.get(source.name, source)
+            known = here.get(source.name)
+            self.device_work.source = known if isinstance(known, DeviceCollector) else source
             self.device_work.source.is_device_source = True
         new = [each for each in more.collectors if each.name not in here]
         new = [each for each in new if not each.innermost or each is self.device_work.source]
@@ -229,7 +230,7 @@ class Collecting:
             return call()
         except plugins.MAY_BREAK as error:
             self.note(collector.name, f"{verb} failed and the collector was left out: {type(error).__name__}: {error}")
-            if collector.is_device_source and collector.gave_up is None:
+            if isinstance(collector, DeviceCollector) and collector.is_device_source and collector.gave_up is None:
                 collector.gave_up = f"{verb} failed: {type(error).__name__}: {error}"
             if collector in self.collectors:
                 self.collectors.remove(collector)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 
-from xsp.collector import Collector, Kernels
+from xsp.collector import Collector, DeviceCollector, Kernels
 from xsp.errors import PluginError
 from xsp.schema import Level
 
@@ -19,11 +19,11 @@ class KernelSource:
 
     def __init__(self, wanted: Kernels = Kernels.KINETO) -> None:
         self.wanted = wanted
-        self.source: Collector | None = None
+        self.source: DeviceCollector | None = None
         self.reasons: dict[str, str] = {}
         """Why sources that could have been chosen were not, by the source's name."""
 
-        self._others: list[Collector] = []
+        self._others: list[DeviceCollector] = []
 
     def choose(self, found: Sequence[Collector], absent: Mapping[str, str], deepest: Level) -> list[Collector]:
         """Choose, and return the collectors without those that would be nothing but a source and are not it.
@@ -36,11 +36,12 @@ class KernelSource:
         Raises:
             PluginError: a source was asked for, the run reaches its levels, and it cannot work here.
         """
-        for collector in found:
-            collector.is_device_source, collector.gave_up = False, None
-        sources = {str(kind) for kind in Kernels}
-        self.reasons = {name: reason for name, reason in absent.items() if name in sources}
-        able = {each.device_work: each for each in found if each.device_work is not None}
+        sources = [each for each in found if isinstance(each, DeviceCollector)]
+        for source in sources:
+            source.is_device_source, source.gave_up = False, None
+        kinds = {str(kind) for kind in Kernels}
+        self.reasons = {name: reason for name, reason in absent.items() if name in kinds}
+        able = {each.device_work: each for each in sources}
         if deepest >= Level.LIBRARY:
             in_order = [able[kind] for kind in Kernels if kind in able]
             self._try([each for each in in_order if self.wanted in (each.device_work, Kernels.AUTO)])
@@ -81,7 +82,7 @@ class KernelSource:
             content |= {"details": dict(self.source.details())} if self.source is not None else {}
         return content
 
-    def _try(self, candidates: Sequence[Collector]) -> None:
+    def _try(self, candidates: Sequence[DeviceCollector]) -> None:
         """Make the first that passes its trial the source."""
         for collector in candidates:
             reason = _trial(collector)
@@ -98,7 +99,7 @@ class KernelSource:
             raise PluginError(f"kernels=cupti: {reason}")
 
 
-def _trial(collector: Collector) -> str | None:
+def _trial(collector: DeviceCollector) -> str | None:
     try:
         return collector.trial()
     except Exception as error:  # a source that cannot even be tried is one that cannot work

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from xsp.collector import Collector, Kernels
+from xsp.collector import DeviceCollector, Kernels
 from xsp.schema import Level, Span
 from xsp_collectors import kinetouse
 from xsp_collectors.cuda import calls, claim, cuptitrial, devicespans, graphs, libcupti
@@ -28,7 +28,7 @@ from xsp_collectors.cuda.recording import DEVICE_KINDS, LIBRARY_KINDS, Recording
 from xsp_collectors.cuda.threads import ThreadNumbers
 
 
-class CuptiActivities(Collector):
+class CuptiActivities(DeviceCollector):
     """Calls of GPU libraries (LIBRARY) and of the runtime (RUNTIME), kernels and copies (KERNEL)."""
 
     name = COLLECTOR
