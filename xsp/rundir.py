@@ -33,6 +33,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from xsp import atomic
 from xsp.errors import OutputError, TraceError, UnwritableError
 from xsp.run import RANKS, Run
 
@@ -228,16 +229,10 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         UnwritableError: it cannot be written; what was there before is still there.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(beside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+        with atomic.written(path) as beside:
+            beside.write_bytes(content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
         raise UnwritableError(f"{path}: cannot be written ({error.strerror})") from error
 
 

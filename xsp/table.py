@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
+from xsp import atomic
 from xsp.errors import OutputError, TraceError
 from xsp.schema import COLUMNS, Column, Span
 
@@ -96,7 +96,7 @@ def write_rows(rows: Iterable[Sequence[Any]], path: Path, con: duckdb.DuckDBPyCo
         write_parquet(con, "rows_to_convert", path)
         return
     columns = (each.name if each.name in arrays else f"NULL::{each.type} AS {each.name}" for each in COLUMNS)
-    with _whole(path) as beside, _objects_are_text(con):
+    with atomic.written(path) as beside, _objects_are_text(con):
         con.execute(f"COPY (SELECT {', '.join(columns)} FROM arrays) TO {literal(str(beside))} {_FORMAT}")
 
 
@@ -148,24 +148,11 @@ def text(value: Any) -> Any:
 
 def write_parquet(con: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
     """Write a table to a file that appears in one piece."""
-    with _whole(path) as beside:
+    with atomic.written(path) as beside:
         con.execute(f"COPY {name} TO {literal(str(beside))} {_FORMAT}")
 
 
 _FORMAT = "(FORMAT parquet, COMPRESSION zstd)"
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Give a place beside a file to write to; what was written there is the file once it is on the disk."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield beside
-        with open(beside, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def literal(text: str) -> str:
@@ -287,15 +274,12 @@ def write(con: duckdb.DuckDBPyConnection, relation: duckdb.DuckDBPyRelation, pat
     options = {"csv": "FORMAT csv, HEADER", "json": "FORMAT json, ARRAY true", "parquet": "FORMAT parquet"}[form]
     if path.suffix == ".gz" and form != "parquet":
         options += ", COMPRESSION gzip"
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         query = _without_formulas(relation) if form == "csv" else relation.sql_query()
-        con.execute(f"COPY ({query}) TO {literal(str(beside))} ({options})")
-        os.replace(beside, path)
+        with atomic.written(path, flush=False) as beside:
+            con.execute(f"COPY ({query}) TO {literal(str(beside))} ({options})")
     except (duckdb.IOException, OSError) as error:
         raise OutputError(f"{path}: cannot be written ({str(error).splitlines()[0]})") from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _without_formulas(relation: duckdb.DuckDBPyRelation) -> str:

@@ -10,13 +10,13 @@ import contextlib
 import enum
 import gzip
 import io
-import os
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol, cast
 
+from xsp import atomic
 from xsp.errors import OutputError, UsageError
 from xsp.store.trace import Trace
 
@@ -82,19 +82,11 @@ def whole(path: Path) -> Iterator[IO[str]]:
     Raises:
         OutputError: it cannot be written; what was there before is still there.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(beside, "wb") as file:
-            with _text(file, path) as text:
-                yield text
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+        with atomic.written(path) as beside, open(beside, "wb") as file, _text(file, path) as text:
+            yield text
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error}); choose another file") from error
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink()
 
 
 @contextlib.contextmanager

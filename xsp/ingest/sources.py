@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 import duckdb
 
-from xsp import rundir
+from xsp import atomic, rundir
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
 from xsp.importers.contract import Imported, Losses
@@ -117,12 +116,12 @@ def import_whole(out: Path, sources: Sequence[str], overwrite: bool = False, nam
         TraceError, PluginError, OutputError: as `import_into` and `xsp.rundir.create`; nothing was written.
     """
     out = out.expanduser().absolute()
-    beside = out.with_name(f".{out.name}.{os.getpid()}.part")
+    beside = atomic.place(out)
     try:
         beside.mkdir(parents=True)
         written = import_into(beside, sources, names)
         with rundir.created_for_several(out, overwrite):
-            os.replace(beside, out)
+            atomic.put(beside, out, flush=False)
     except OSError as error:
         raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
     finally:

@@ -7,7 +7,6 @@ grows, and has chance in it, so that many senders do not come back at the same m
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import struct
 import threading
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 
 import requests
 
+from xsp import atomic
 from xsp.errors import DeliveryError, OutputError
 from xsp.otlp import encode, transport
 from xsp.otlp.encode import Request
@@ -173,7 +173,7 @@ class _FileSender:
 
     def __init__(self, to: Endpoint) -> None:
         self._path, self._lines = Path(to.url), to.protocol is Protocol.JSON_LINES
-        self._beside = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
+        self._beside = atomic.place(self._path)
         with self._writing():
             self._file: IO[bytes] = open(self._beside, "wb")  # noqa: SIM115 — closed by close()
 
@@ -187,7 +187,7 @@ class _FileSender:
             with self._writing():
                 self._file.close()
                 if complete:
-                    os.replace(self._beside, self._path)
+                    atomic.put(self._beside, self._path, flush=False)
         finally:
             self._beside.unlink(missing_ok=True)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from xsp import atomic
 from xsp.clock import monotonic_ns
 from xsp.record.terminal import LiveLine
 from xsp.run import Budget
@@ -66,10 +66,9 @@ class Underway:
 
     def _write(self, path: Path, progress: dict[str, Any]) -> None:
         """Put the file into its place in one piece; not flushed to the disk, for after a crash it is worth nothing."""
-        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-        with contextlib.suppress(OSError):  # a disk that is full loses steps, which are counted; this is news only
+        # a disk that is full loses steps, which are counted; this is news only
+        with contextlib.suppress(OSError), atomic.written(path, flush=False) as beside:
             beside.write_text(json.dumps(progress), encoding="utf-8")
-            os.replace(beside, path)
 
 
 def read(run: Path) -> dict[str, Any]:
