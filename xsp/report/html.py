@@ -147,7 +147,7 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
     versions = {"xsp": run.xsp, "Python": machine.python, **machine.packages}
     facts = [
         ("recorded", (run.created or "").replace("T", " ").replace("Z", " UTC")),
-        ("what steps took turns at", explained(run.rungs) or run.levels or ""),
+        ("recorded levels", explained(run.rungs) or run.levels or ""),
         ("processor", f"{machine.cpu}, {machine.cores or '?'} cores" if machine.cpu else ""),
         ("devices", devices(trace)),
         ("system", system),

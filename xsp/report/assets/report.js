@@ -72,10 +72,10 @@ function drawHealth() {
   byId("absent").replaceChildren(...folded(`${counted(absent.length, "collector")} had nothing to observe here`, absent.map(([name, reason]) => make("p", `${name}: ${reason}`, "quiet"))));
 }
 
-// Device time by how surely its layer is known, as one bar.
+// Device time by certainty of its layer, as one bar.
 function attribution(rows) {
   const all = rows.reduce((sum, [, , ms]) => sum + ms, 0);
-  return sharesBar("Device time by how surely its layer is known, percent of that time", rows.map(([grade, count, ms]) => ({
+  return sharesBar("Device time by certainty of its layer, percent of that time", rows.map(([grade, count, ms]) => ({
     size: ms, colour: GRADES[grade], title: GRADES_MEAN[grade], text: `${grade} ${share(ms, all)}, ${number(count)} kernels and copies, ${number(ms)} ms`,
   })));
 }
