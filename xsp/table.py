@@ -75,8 +75,12 @@ def insert(
         unnested = ", ".join(f"unnest(?::{column.type}[])" for column in columns)
         con.execute(f"INSERT INTO {name} SELECT {unnested}", [list(each) for each in values])
         return
-    with _objects_are_text(con):
-        con.execute(f"INSERT INTO {name} ({', '.join(arrays)}) SELECT * FROM arrays")  # the engine finds the variable
+    con.register("rows_as_arrays", arrays)  # by name: a session of Spark stands between this variable and the engine
+    try:
+        with _objects_are_text(con):
+            con.execute(f"INSERT INTO {name} ({', '.join(arrays)}) SELECT * FROM rows_as_arrays")
+    finally:
+        con.unregister("rows_as_arrays")
 
 
 def write_rows(rows: Iterable[Sequence[Any]], path: Path, con: duckdb.DuckDBPyConnection) -> None:

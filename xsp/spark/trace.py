@@ -122,13 +122,13 @@ class Queries:
         self._kept: dict[str, str] = {}
 
     def execute(self, query: str, params: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
-        """Return the rows of a query; what is created, filled or written is so here.
+        """Return the rows of a query; what is created, filled, written or set is so here.
 
         Raises:
             AnalysisError: it does not carry over, or Spark refuses it; the message says why.
         """
         words = query.split(None, 1)[0].upper()
-        if words in ("CREATE", "INSERT", "COPY"):
+        if words in ("CREATE", "INSERT", "COPY", "SET", "RESET"):
             self._here.execute(query, params)
             self._own = {name for (name,) in self._here.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
             return self._here.sql("SELECT 0 AS done")
@@ -136,6 +136,14 @@ class Queries:
         if dialect.tables(tree) <= self._own:
             return self._here.sql(query, params=params)
         return self._collected(self._asked(tree, params))
+
+    def register(self, name: str, rows: Any) -> None:
+        """Give rows a name here, for what is filled from them."""
+        self._here.register(name, rows)
+
+    def unregister(self, name: str) -> None:
+        """Take the name away again."""
+        self._here.unregister(name)
 
     def keep(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
         """Make a table that later queries start from, on the cluster if any of it comes from there."""
