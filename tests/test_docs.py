@@ -217,6 +217,17 @@ def test_files_that_pages_name_are_there() -> None:
     assert missing == []
 
 
+def test_pages_that_the_source_names_are_there() -> None:
+    sources = [path for path in committed() if path.suffix in (".py", ".toml", ".yaml", ".yml", ".sh", ".ipynb")]
+    missing = [
+        f"{name_of(path)}: {page}"
+        for path in sources
+        for page in re.findall(r"(?<![\w/])docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+        if not (ROOT / page).is_file()
+    ]
+    assert missing == []
+
+
 def test_every_page_is_in_the_index() -> None:
     linked = {(ROOT / "docs" / file).resolve() for file, _ in links(ROOT / "docs" / "index.md")}
     pages = [page for page in (ROOT / "docs").rglob("*.md") if page.name != "index.md" and not page.name[:3].isdigit()]

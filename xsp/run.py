@@ -1,7 +1,7 @@
 """What `run.json` says of a run: a typed `Run`, the one place where its fields are read and checked.
 
 ```
-Run                        every field is optional; docs/run-directory.md says what each means
+Run                        every field is optional; docs/understand/table.md says what each means
 ├── otel: Otel             the run's own span
 ├── steps: Steps           how many were seen, stored, lost
 ├── kinds: StepKind …      the kinds of steps that the program ran
@@ -320,7 +320,7 @@ class Received(Fields):
 
 @dataclass(frozen=True, eq=False)
 class Run(Fields):
-    """What is known of a run; see docs/run-directory.md for each field."""
+    """What is known of a run; see docs/understand/table.md for each field."""
 
     format: Count | None = None
     xsp: str | None = None
