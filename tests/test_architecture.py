@@ -159,3 +159,9 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
         name for folder in ("xsp", "collectors") for path in sources(folder) for name in path.with_suffix("").parts
     }
     assert named & TO_AVOID == set()
+
+
+def test_the_tests_stand_in_the_folders_of_what_they_test() -> None:
+    packages = {path.name for path in (ROOT / "xsp").iterdir() if path.is_dir()}
+    beside = {"collectors", "gpu", "system"}
+    assert {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")} - beside <= packages

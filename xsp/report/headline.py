@@ -101,7 +101,9 @@ def _device(said: Verdict | None, attributed: Sequence[tuple[str, int, float]], 
     whole = sum(ms for _, _, ms in attributed)
     if whole:
         known = sum(ms for grade, _, ms in attributed if grade != Grade.UNKNOWN)
-        shown.append(("device time with a layer", f"{100 * known / whole:.1f} %", "of GPU time; its certainty is below"))
+        shown.append(
+            ("device time with a layer", f"{100 * known / whole:.1f} %", "of GPU time; its certainty is below")
+        )
     return shown
 
 
