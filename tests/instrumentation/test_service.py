@@ -270,7 +270,7 @@ def test_a_call_of_very_many_spans_is_sent_as_an_overview_and_details(tmp_path: 
     ((own, strangers, _),) = spans_of(Recorded(1, [call], [tuple(row) for row in rows]))
     sending = _Sending(str(tmp_path / "spans.jsonl"), {"service.name": "shop"})
     sent, problem = sending(own)
-    sending._courier.close()
+    sending._exporter.close()
     assert (sent > 12_000, strangers, problem) == (True, 0, None)
     traces: Counter[str] = Counter()
     for line in (tmp_path / "spans.jsonl").read_text().splitlines():

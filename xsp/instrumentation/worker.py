@@ -235,12 +235,12 @@ class _Sending:
     def __init__(self, target: str, resource: Mapping[str, Any]) -> None:
         from xsp import table
         from xsp.otlp.endpoint import endpoint
-        from xsp.otlp.send import Courier
+        from xsp.otlp.send import Exporter
 
         self._resource = resource
         self._con = table.connect()
         self._con.execute("SET threads = 1")
-        self._courier = Courier(endpoint(target), PATIENCE_S)
+        self._exporter = Exporter(endpoint(target), PATIENCE_S)
 
     def __call__(self, spans: Iterable[Span]) -> tuple[int, str | None]:
         """Send the spans of a call; return how many were sent, and why some were not."""
@@ -248,14 +248,14 @@ class _Sending:
         from xsp.otlp import zoom
         from xsp.otlp.encode import requests
 
-        before, problem = self._courier.counts.spans, None
+        before, problem = self._exporter.counts.spans, None
         table.create(self._con, "spans")
         table.insert(self._con, "spans", spans)
         for part in zoom.split(self._con, "spans"):
-            for request in requests(self._con, part, self._resource_of, max_bytes=self._courier.max_bytes):
-                if not self._courier.bring(request):
-                    problem = "; ".join(self._courier.counts.messages)
-        return self._courier.counts.spans - before, problem
+            for request in requests(self._con, part, self._resource_of, max_bytes=self._exporter.max_bytes):
+                if not self._exporter.bring(request):
+                    problem = "; ".join(self._exporter.counts.messages)
+        return self._exporter.counts.spans - before, problem
 
     def _resource_of(self, level: int, rank: int, process: int | None) -> dict[str, Any]:
         return level_resource(self._resource, level)

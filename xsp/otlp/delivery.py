@@ -25,7 +25,7 @@ import duckdb
 from xsp import rundir, semconv, table
 from xsp.otlp import encode
 from xsp.otlp.endpoint import Endpoint
-from xsp.otlp.send import Courier
+from xsp.otlp.send import Exporter
 from xsp.run import Run
 from xsp.schema import COLUMNS, Kind, Level, Span
 from xsp.store import loop
@@ -99,7 +99,7 @@ class Delivery:
     def __init__(
         self,
         run: Path,
-        courier: Courier,
+        exporter: Exporter,
         *,
         anew: bool = False,
         trace_spans: int = TRACE_SPANS,
@@ -109,7 +109,7 @@ class Delivery:
 
         Args:
             run: directory of one run, not of several.
-            courier: that brings it.
+            exporter: that brings it.
             anew: send all again.
             trace_spans: of a trace, from which on it is folded; 0 for never.
             threads: of the table engine.
@@ -118,9 +118,9 @@ class Delivery:
             TraceError: it cannot be read.
         """
         self.run = run
-        self.courier = courier
+        self.exporter = exporter
         self.content = rundir.read_run(run)
-        self.delivered = Delivered(run, courier.to, anew)
+        self.delivered = Delivered(run, exporter.to, anew)
         self._trace_spans = trace_spans
         self._earlier: Counter[str] = Counter()
         """Spans of earlier steps, by trace."""
@@ -159,17 +159,17 @@ class Delivery:
 
         Raises:
             TraceError: its segment is damaged.
-            DeliveryError: see `Courier.bring`.
+            DeliveryError: see `Exporter.bring`.
         """
         self._view(rundir.segment(self.run, number))
         sent = [self._send(name) for name in self._folded("step", number)]
         if None in sent:
             return False
         self.delivered.steps[number] = sum(filter(None, sent))
-        self.courier.counts.steps += 1
+        self.exporter.counts.steps += 1
         self.delivered.save(at_once=False)
-        if self.courier.counts.trace_id is None:
-            self.courier.counts.trace_id = self._con.execute("SELECT min(trace_id) FROM step").fetchall()[0][0]
+        if self.exporter.counts.trace_id is None:
+            self.exporter.counts.trace_id = self._con.execute("SELECT min(trace_id) FROM step").fetchall()[0][0]
         return True
 
     def run_is_left(self) -> bool:
@@ -181,7 +181,7 @@ class Delivery:
         """Deliver the run's own span, if it has one.
 
         Raises:
-            DeliveryError: see `Courier.bring`.
+            DeliveryError: see `Exporter.bring`.
         """
         span, own = self._run_span(), self.content.otel
         if span is None or own is None:
@@ -200,7 +200,7 @@ class Delivery:
     def summary(self) -> dict[str, Any]:
         """Return what `run.json` says of this delivery."""
         return {
-            "endpoint": self.courier.to.name,
+            "endpoint": self.exporter.to.name,
             "steps": len(self.delivered.steps),
             "spans": sum(self.delivered.steps.copy().values()) + (self.delivered.run_end_ns is not None),
             "rejected": self.delivered.rejected,
@@ -216,27 +216,27 @@ class Delivery:
         Args:
             messages: why something is left or was rejected.
         """
-        if self.courier.to.is_file:
+        if self.exporter.to.is_file:
             return
         self.delivered.messages = messages
         self.delivered.save()
         content = rundir.read_run(self.run)
         if not content.finished:
             return
-        others = [each for each in content.delivery if each.endpoint != self.courier.to.name]
+        others = [each for each in content.delivery if each.endpoint != self.exporter.to.name]
         rundir.write_run(self.run, content | {"delivery": [*others, self.summary()]})
 
     def _send(self, name: str) -> int | None:
         """Send a table's spans; return how many, None if a request was refused."""
-        before, sent = self.courier.counts.rejected, 0
+        before, sent = self.exporter.counts.rejected, 0
         whole = True
-        resources = partial(_resource, self.content, self.courier.to.service)
-        for request in encode.requests(self._con, name, resources, max_bytes=self.courier.max_bytes):
-            whole = self.courier.bring(request) and whole
+        resources = partial(_resource, self.content, self.exporter.to.service)
+        for request in encode.requests(self._con, name, resources, max_bytes=self.exporter.max_bytes):
+            whole = self.exporter.bring(request) and whole
             sent += request.spans
         if not whole:
             return None
-        rejected = self.courier.counts.rejected - before
+        rejected = self.exporter.counts.rejected - before
         self.delivered.rejected += rejected
         return sent - rejected
 

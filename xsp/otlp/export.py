@@ -13,7 +13,7 @@ from xsp.errors import DeliveryError, TraceError, UsageError
 from xsp.exporters.contract import listed
 from xsp.otlp.delivery import TRACE_SPANS, Delivery, number_of, read
 from xsp.otlp.endpoint import FROM_ENVIRONMENT, TRACES_PATH, Endpoint
-from xsp.otlp.send import PATIENCE_S, STARTING_S, Counts, Courier
+from xsp.otlp.send import PATIENCE_S, STARTING_S, Counts, Exporter
 from xsp.run import Run
 
 
@@ -53,23 +53,23 @@ def export(what: Export, to: Endpoint, progress: Callable[[str, int, int], None]
     if to.is_file and what.resume:
         raise UsageError(f"--resume: {to.name} is written as a whole; leave it away")
     patience_s, starting_s = (PATIENCE_S, STARTING_S) if what.patience_s is None else (what.patience_s, None)
-    begin, courier = time.monotonic(), Courier(to, patience_s, starting_s=starting_s)
+    begin, exporter = time.monotonic(), Exporter(to, patience_s, starting_s=starting_s)
     complete = False
     try:
         with contextlib.ExitStack() as stack:
             runs = runs_in(what.run)
             _check_steps(runs, what)
-            deliveries = [_open(stack, run, courier, what) for run in runs]
+            deliveries = [_open(stack, run, exporter, what) for run in runs]
             work = [(delivery, _chosen(delivery, what)) for delivery in deliveries]
-            _send_all(work, courier, progress)
-            _sum_up(work, courier.counts)
+            _send_all(work, exporter, progress)
+            _sum_up(work, exporter.counts)
         complete = True
     finally:
-        courier.close(complete)
-    courier.counts.seconds = time.monotonic() - begin
-    if not courier.counts.spans and courier.counts.left:
-        raise DeliveryError("; ".join(courier.counts.messages))
-    return courier.counts
+        exporter.close(complete)
+    exporter.counts.seconds = time.monotonic() - begin
+    if not exporter.counts.spans and exporter.counts.left:
+        raise DeliveryError("; ".join(exporter.counts.messages))
+    return exporter.counts
 
 
 def runs_in(path: Path) -> list[Path]:
@@ -94,8 +94,8 @@ def _runs_in_part(path: Path, part: Path) -> list[Path]:
     return runs_in(part) if (part / rundir.RUN_FILE).is_file() else []  # it could not be started
 
 
-def _open(stack: contextlib.ExitStack, run: Path, courier: Courier, what: Export) -> Delivery:
-    delivery = Delivery(run, courier, anew=not what.resume, trace_spans=what.trace_spans)
+def _open(stack: contextlib.ExitStack, run: Path, exporter: Exporter, what: Export) -> Delivery:
+    delivery = Delivery(run, exporter, anew=not what.resume, trace_spans=what.trace_spans)
     stack.callback(delivery.close)
     stack.callback(delivery.delivered.save)
     return delivery
@@ -116,24 +116,24 @@ def _check_steps(runs: list[Path], what: Export) -> None:
 
 
 def _send_all(
-    work: list[tuple[Delivery, list[int]]], courier: Courier, progress: Callable[[str, int, int], None]
+    work: list[tuple[Delivery, list[int]]], exporter: Exporter, progress: Callable[[str, int, int], None]
 ) -> None:
     """Send until all is sent, or until the endpoint takes nothing any more."""
     total, done = sum(len(steps) for _, steps in work), 0
     try:
         for delivery, steps in work:
             for step in steps:
-                progress(f"to {courier.to.name}", done, total)
+                progress(f"to {exporter.to.name}", done, total)
                 try:
                     delivery.step(step)
                 except TraceError as error:
-                    courier.counts.say(str(error))
+                    exporter.counts.say(str(error))
                 done += 1
             if delivery.run_is_left():
                 delivery.finish()
-        progress(f"to {courier.to.name}", done, total)
+        progress(f"to {exporter.to.name}", done, total)
     except DeliveryError as error:
-        courier.counts.say(str(error))
+        exporter.counts.say(str(error))
 
 
 def _sum_up(work: list[tuple[Delivery, list[int]]], counts: Counts) -> None:

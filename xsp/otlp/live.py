@@ -72,7 +72,7 @@ class Live:
             As `check`.
         """
         from xsp.otlp.delivery import Delivery
-        from xsp.otlp.send import STARTING_S, Courier
+        from xsp.otlp.send import STARTING_S, Exporter
 
         self._policy = Policy(policy)
         self._stop = threading.Event()
@@ -84,8 +84,8 @@ class Live:
         self._changed = threading.Condition()
         self._waiting: deque[int | None] = deque()
         self._keeps_up = True
-        courier = Courier(endpoint.endpoint(target), HOLD_S, self._stop, STARTING_S)
-        self._delivery: Delivery = Delivery(run, courier, anew=True, threads=1)
+        exporter = Exporter(endpoint.endpoint(target), HOLD_S, self._stop, STARTING_S)
+        self._delivery: Delivery = Delivery(run, exporter, anew=True, threads=1)
         self._delivery.delivered.save()  # a kill before the first delivery leaves where to resume to
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -108,9 +108,9 @@ class Live:
             self._changed.wait_for(lambda: not self._waiting or self._stop.is_set(), FINISH_S)
         self._end()
         self._thread.join(_LET_GO_S)
-        counts, left = self._delivery.courier.counts, self._delivery.summary()["left"]
+        counts, left = self._delivery.exporter.counts, self._delivery.summary()["left"]
         if left:
-            counts.say(f"{self._delivery.courier.to.name}: it took too long")
+            counts.say(f"{self._delivery.exporter.to.name}: it took too long")
         self._delivery.note(counts.messages[:1] if left or counts.rejected else [])
         return self._delivery.summary()
 
@@ -149,7 +149,7 @@ class Live:
 
     def _deliver(self, step: int | None) -> bool:
         """Deliver the first that waits; return whether it is done with, for good or for this run."""
-        counts = self._delivery.courier.counts
+        counts = self._delivery.exporter.counts
         try:
             if step is _THE_RUN:
                 self._delivery.read_again()

@@ -63,7 +63,7 @@ class Counts:
             self.messages.append(message)
 
 
-class Courier:
+class Exporter:
     """Brings requests to one endpoint, and tries again for as long as its patience lasts."""
 
     def __init__(
