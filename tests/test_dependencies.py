@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import metadata
 from pathlib import Path
 
 import dependencies
@@ -32,6 +33,20 @@ def test_the_core_has_few_dependencies() -> None:
         "rich",
         "tomli",
     ]
+
+
+def test_the_analyser_installs_in_less_than_150_mb() -> None:
+    pending, held = [name for extra, name, _ in dependencies.declared() if extra == "core"], {}
+    while pending:
+        name = pending.pop()
+        if name in held or name == "tomli":  # of Python 3.10 alone
+            continue
+        found = metadata.distribution(name)
+        held[name] = sum(file.locate().stat().st_size for file in found.files or () if file.locate().is_file())
+        wanted = [each for each in found.requires or () if "extra ==" not in each]
+        pending += [re.split(r"[^\w.-]", each)[0] for each in wanted if "python_version <" not in each]
+    assert held.keys() >= {"duckdb", "numpy", "rich", "pygments"}
+    assert sum(held.values()) < 150e6, held
 
 
 def test_what_could_not_be_audited_is_said(capsys: pytest.CaptureFixture[str]) -> None:
