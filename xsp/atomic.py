@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 
 def place(path: Path) -> Path:
-    """Return where to write what is to become `path`: beside it, hidden, and this process's own."""
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Return where to write what is to become `path`: beside it, hidden, and this thread's own."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
 
 
 def put(beside: Path, path: Path, flush: bool = True) -> None:

@@ -101,6 +101,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has seen enough
         sys.stderr.close()
         return 0
+    except Exception as error:
+        if typed[0] in OF_PROGRAMS or not _is_of_tables(error):
+            raise
+        from xsp.scrub import plain
+
+        reason = plain(next(iter(str(error).splitlines()), ""))
+        print(f"xsp: error: the tables hold what xsp does not write there ({reason})", file=sys.stderr)
+        return 2
+
+
+OF_PROGRAMS = ("run", "profile", "sweep")
+"""Commands that run somebody's program, whose errors are its own."""
+
+
+def _is_of_tables(error: Exception) -> bool:
+    """Return whether the table engine, if it is loaded, raised an error."""
+    engine = sys.modules.get("duckdb")
+    return engine is not None and isinstance(error, engine.Error)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,11 +18,13 @@ receiver was killed for instance, is put in order by `xsp.load` for the time tha
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import queue
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -48,7 +50,13 @@ SMALL_FILE = 4 << 20
 """Bytes of a file that is put together with others."""
 
 MOST_RUNS = 64
-"""Of one request: each gets files of its own, and the others wait meanwhile."""
+"""Of one request: each gets files of its own."""
+
+CLOSING_S = 1.0
+"""How long to wait for each request that is still under way when the receiver ends."""
+
+AT_ONCE = 8
+"""Requests that are decoded and written at a time; further ones wait, so that memory stays bounded."""
 
 REMEMBERED = 200_000
 """Traces of runs that are known by heart, so that other programs' spans in them find the run."""
@@ -79,6 +87,11 @@ class _Arriving:
     files: int = 0
     waiting: bool = False
     touched: float = 0.0
+    staging: int = 0
+    """Requests that are writing files beside their places."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while files take their places, and while `run.json` is written."""
 
     @property
     def complete(self) -> bool:
@@ -118,8 +131,12 @@ class Receiving:
         self.finished = 0
         self._say = say
         self._lock = threading.Lock()
-        self._con = table.connect()
-        self._con.execute("SET threads = 1")
+        """Of what is known in memory alone: whoever holds it waits for no disk."""
+
+        self._engines: queue.LifoQueue[duckdb.DuckDBPyConnection | None] = queue.LifoQueue()
+        for _ in range(AT_ONCE):
+            self._engines.put(None)
+        self._staged = itertools.count()
         self._jobs: dict[str, _Arriving] = {}
         self._by_run: dict[str, _Arriving] = {}
         self._by_trace: OrderedDict[str, _Arriving] = OrderedDict()
@@ -144,51 +161,89 @@ class Receiving:
         """
         losses = Losses()
         reader = Reader(losses)
-        with self._lock:
+        with self._engine() as con:
             try:
-                self._con.execute("DROP TABLE IF EXISTS arrived")
-                jobs.take(self._con, reader.rows(parts))
-                self._store(reader)
+                jobs.take(con, reader.rows(parts))
+                self._store(con, reader)
             except (duckdb.Error, OSError) as error:
                 reason = str(error).splitlines()[0]
                 raise OutputError(f"{self.out}: spans cannot be written ({reason})") from error
-            finally:
-                self._con.execute("DROP TABLE IF EXISTS arrived")
-            rejected = sum(losses.skipped.values())
+        rejected = sum(losses.skipped.values())
+        with self._lock:
             self.spans += losses.spans
             self.rejected += rejected
         reasons = ", ".join(f"{count} because {reason}" for reason, count in losses.skipped.items())
         return Answer(losses.spans, rejected, f"{rejected} spans rejected: {reasons}" if rejected else "")
 
-    def _store(self, reader: Reader) -> None:
+    @contextlib.contextmanager
+    def _engine(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Lend an engine that nobody else uses; where all are lent, wait for one."""
+        con = self._engines.get()
+        whole = None
+        try:
+            if con is None:
+                con = table.connect()
+                con.execute("SET threads = 1")
+            yield con
+            con.execute("DROP TABLE IF EXISTS arrived")
+            whole = con
+        finally:
+            if whole is None and con is not None:
+                con.close()
+            self._engines.put(whole)
+
+    def _store(self, con: duckdb.DuckDBPyConnection, reader: Reader) -> None:
         """Write each run's spans beside their place, then let all take their places."""
         if len(reader.runs) > MOST_RUNS:
             raise TraceError(
                 f"{len(reader.runs)} runs in one request; at most {MOST_RUNS} are taken, send smaller ones"
             )
-        touched = [self._of_run(run) for run in reader.runs]
-        conditions = [(self._by_run[str(run.id)], f"run = {table.literal(str(run.id))}") for run in reader.runs]
-        conditions += self._of_others()
+        with self._lock:
+            touched = [self._of_run(con, run) for run in reader.runs]
+            conditions = [(self._by_run[str(run.id)], f"run = {table.literal(str(run.id))}") for run in reader.runs]
+            conditions += self._of_others(con)
+            for arriving, _ in conditions:
+                arriving.staging += 1
         staged: list[tuple[_Arriving, Path]] = []
         try:
             for arriving, where in conditions:
-                if path := self._stage(arriving, where, len(staged)):
+                if path := self._stage(con, arriving, where):
                     staged.append((arriving, path))
-            for arriving in self._concerned(touched, [arriving for arriving, _ in staged], reader.losses):
-                arriving.place.mkdir(exist_ok=True)
-                rundir.write_run(arriving.place, arriving.content())
+            self._let_in(con, touched, staged, reader.losses)
         except BaseException:
             for _, path in staged:
                 path.unlink(missing_ok=True)
             raise
-        for arriving, path in staged:
-            os.replace(path, path.with_name(f"{arriving.files:09d}.parquet"))
-            arriving.files += 1
-            arriving.waiting, arriving.touched = True, time.monotonic()
-            if arriving.files % TOGETHER == 0:
-                self._put_together(arriving)
+        finally:
+            with self._lock:
+                for arriving, _ in conditions:
+                    arriving.staging -= 1
 
-    def _put_together(self, arriving: _Arriving) -> None:
+    def _let_in(
+        self,
+        con: duckdb.DuckDBPyConnection,
+        touched: list[_Arriving],
+        staged: list[tuple[_Arriving, Path]],
+        losses: Losses,
+    ) -> None:
+        """Let the files of a request take their places, while no other request changes the same directories."""
+        concerned = {id(arriving): arriving for arriving in (*touched, *(arriving for arriving, _ in staged))}
+        with contextlib.ExitStack() as held:
+            for arriving in sorted(
+                concerned.values(), key=lambda each: each.place
+            ):  # in one order: none waits for ever
+                held.enter_context(arriving.lock)
+            for arriving in self._concerned(list(concerned.values()), losses):
+                arriving.place.mkdir(exist_ok=True)
+                rundir.write_run(arriving.place, arriving.content())
+            for arriving, path in staged:
+                os.replace(path, path.with_name(f"{arriving.files:09d}.parquet"))
+                arriving.files += 1
+                arriving.waiting, arriving.touched = True, time.monotonic()
+                if arriving.files % TOGETHER == 0:
+                    self._put_together(con, arriving)
+
+    def _put_together(self, con: duckdb.DuckDBPyConnection, arriving: _Arriving) -> None:
         """Make one file of the small ones that wait: what never ends, other programs' spans, is a file a request else.
 
         A kill in between leaves spans twice, which count once. Where the disk refuses, the files stay as they are.
@@ -196,54 +251,50 @@ class Receiving:
         small = [file for file in (arriving.place / rundir.WAITING).glob("[0-9]*.parquet") if _size(file) < SMALL_FILE]
         whole = arriving.place / rundir.WAITING / f".{arriving.files:09d}-whole.staged"
         with contextlib.suppress(duckdb.Error, OSError):
-            self._con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM {table.parquet(small)}")
-            table.write_parquet(self._con, "staged", whole)
+            con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM {table.parquet(small)}")
+            table.write_parquet(con, "staged", whole)
             os.replace(whole, whole.with_name(f"{arriving.files:09d}.parquet"))
             arriving.files += 1
             for file in small:
                 file.unlink(missing_ok=True)
 
-    def _stage(self, arriving: _Arriving, where: str, number: int) -> Path | None:
+    def _stage(self, con: duckdb.DuckDBPyConnection, arriving: _Arriving, where: str) -> Path | None:
         """Write spans of one run beside their place; return the file, None if there are none.
 
         Args:
+            con: holds what arrived.
             arriving: of which run.
             where: the condition for its spans.
-            number: of the file among those of this request: several ranks of a job go to one directory.
         """
-        self._con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM arrived WHERE {where}")
-        if not self._con.execute("SELECT 1 FROM staged LIMIT 1").fetchall():
+        con.execute(f"CREATE OR REPLACE TEMP VIEW staged AS SELECT {_NAMES} FROM arrived WHERE {where}")
+        if not con.execute("SELECT 1 FROM staged LIMIT 1").fetchall():
             return None
         folder = arriving.place / rundir.WAITING
         if not arriving.place.is_dir():  # somebody removed it: what arrives from now on is kept all the same
             rundir.create(arriving.place)
         folder.mkdir(exist_ok=True)
-        path = folder / f".{arriving.files:09d}-{number}.staged"
-        table.write_parquet(self._con, "staged", path)
+        path = folder / f".{next(self._staged):09d}.staged"
+        table.write_parquet(con, "staged", path)
         return path
 
-    def _concerned(self, touched: list[_Arriving], stored: list[_Arriving], losses: Losses) -> list[_Arriving]:
+    def _concerned(self, concerned: list[_Arriving], losses: Losses) -> list[_Arriving]:
         """Count the request where it belongs, and return the directories whose `run.json` changes by it."""
-        concerned = {id(arriving): arriving for arriving in (*touched, *stored)}
-        for arriving in concerned.values():
+        for arriving in concerned:
             arriving.requests += 1
-        first = next(iter(concerned.values()), None)
-        if first is not None:  # a request is of one run, but for what a Collector put together
-            first.skipped.update(losses.skipped)
-            first.changed.update(losses.changed)
-        return list(concerned.values())
+        for arriving in concerned[:1]:  # a request is of one run, but for what a Collector put together
+            arriving.skipped.update(losses.skipped)
+            arriving.changed.update(losses.changed)
+        return concerned
 
     # --- which directory ------------------------------------------------------------------------------
 
-    def _of_run(self, run: Run) -> _Arriving:
+    def _of_run(self, con: duckdb.DuckDBPyConnection, run: Run) -> _Arriving:
         """Return the directory of a run, with what is known of the run now."""
         identity = str(run.id)
         arriving = self._by_run.get(identity)
         traces = [
             trace
-            for (trace,) in self._con.execute(
-                "SELECT DISTINCT trace_id FROM arrived WHERE run = ?", [identity]
-            ).fetchall()
+            for (trace,) in con.execute("SELECT DISTINCT trace_id FROM arrived WHERE run = ?", [identity]).fetchall()
         ]
         if arriving is None:
             key = jobs.job_of(run, min(traces, default=""))
@@ -262,9 +313,9 @@ class Receiving:
         while len(self._by_trace) > REMEMBERED:
             self._by_trace.popitem(last=False)
 
-    def _of_others(self) -> list[tuple[_Arriving, str]]:
+    def _of_others(self, con: duckdb.DuckDBPyConnection) -> list[tuple[_Arriving, str]]:
         """Return where the spans of no run go: to the run in whose trace they are, else to the other programs'."""
-        rows = self._con.execute("SELECT DISTINCT trace_id FROM arrived WHERE run = '' ORDER BY ALL").fetchall()
+        rows = con.execute("SELECT DISTINCT trace_id FROM arrived WHERE run = '' ORDER BY ALL").fetchall()
         traces: dict[int, tuple[_Arriving, list[str]]] = {}
         for (trace,) in rows:
             arriving = self._by_trace.get(trace) or self._others()
@@ -318,7 +369,8 @@ class Receiving:
         if not files:
             return []
         try:
-            found = self._con.execute(f"SELECT DISTINCT trace_id FROM {table.parquet(files)}").fetchall()
+            with self._engine() as con:
+                found = con.execute(f"SELECT DISTINCT trace_id FROM {table.parquet(files)}").fetchall()
         except duckdb.Error as error:
             self._say(f"{files[0].parent.parent}: damaged ({str(error).splitlines()[0]})")
             return []
@@ -345,8 +397,11 @@ class Receiving:
     def close(self) -> None:
         """Put all in order, and take no more."""
         self.tidy(all_of_them=True)
+        for _ in range(AT_ONCE):
+            with contextlib.suppress(queue.Empty):
+                if (con := self._engines.get(timeout=CLOSING_S)) is not None:
+                    con.close()
         with self._lock:
-            self._con.close()
             if self._held is not None:
                 os.close(self._held)
                 self._held = None
@@ -361,12 +416,13 @@ class Receiving:
             arriving.waiting, arriving.touched = True, time.monotonic()
             self._say(f"{error}; what arrived is kept in {arriving.place}, and loads")
             return
-        with self._lock:
-            if arriving.files != files:
+        with arriving.lock:
+            if more := arriving.files != files:
                 rundir.write_run(arriving.place, arriving.content())
-            else:
+        if not more:
+            with self._lock, contextlib.suppress(OSError):
                 self.finished += 1
-                with contextlib.suppress(OSError):
+                if not arriving.staging:
                     (arriving.place / rundir.WAITING).rmdir()
         self._say(f"{arriving.place}: {_counted(arriving.place, written)}")
 
