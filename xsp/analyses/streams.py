@@ -47,9 +47,11 @@ def stream_queues(trace: Trace) -> Table:
             SELECT rank, device, stream, recording, launch_ns AS time_ns, 1 AS change FROM work WHERE sound
             UNION ALL SELECT rank, device, stream, recording, start_ns, -1 FROM work WHERE sound
         ), moments AS (
-            SELECT rank, device, stream, sum(change) OVER line AS waiting, lead(time_ns) OVER line - time_ns AS ns
-            FROM edges WINDOW line AS (PARTITION BY rank, device, stream, recording ORDER BY time_ns, change
-                                       ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
+            SELECT rank, device, stream, sum(change) OVER line AS waiting, (lead(time_ns) OVER next_one) - time_ns AS ns
+            FROM edges
+            WINDOW line AS (PARTITION BY rank, device, stream, recording ORDER BY time_ns, change
+                            ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW),
+                   next_one AS (PARTITION BY rank, device, stream, recording ORDER BY time_ns, change)
         ), lasting AS (
             SELECT rank, device, stream, greatest(waiting, 0) AS waiting, sum(ns) AS ns FROM moments
             WHERE ns > 0 GROUP BY rank, device, stream, greatest(waiting, 0)
@@ -93,7 +95,7 @@ def _windows(length: int) -> str:
                concat_ws(' ', {", ".join(ids[:-1])}) AS head, concat_ws(' ', {", ".join(ids[1:])}) AS tail,
                concat_ws(' → ', {", ".join(names)}) AS sequence,
                sum(dur_ns) OVER ({_LINE} ROWS BETWEEN CURRENT ROW AND {length - 1} FOLLOWING) AS ns,
-               lead(end_ns, {length - 1}) OVER line - start_ns AS whole_ns
+               (lead(end_ns, {length - 1}) OVER line) - start_ns AS whole_ns
         FROM ordered WINDOW line AS ({_LINE})
     """
 

@@ -46,8 +46,8 @@ _WORK = """
     sum(whole_flops / peak_gflop_per_s)::DOUBLE AS ideal_ns,
     100.0 * coalesce(sum(ns) FILTER (whole_flops IS NOT NULL OR none_counted), 0)
         / nullif(sum(ns) FILTER (computes), 0) AS known_percent,
-    string_agg(DISTINCT coalesce(precision, 'unknown'), ', ' ORDER BY coalesce(precision, 'unknown'))
-        FILTER (whole_flops > 0) AS precision
+    nullif(array_to_string(
+        list_sort(list(DISTINCT coalesce(precision, 'unknown')) FILTER (whole_flops > 0)), ', '), '') AS precision
 """
 
 
@@ -113,7 +113,7 @@ _STEPS = f"""
         WHERE device IS NULL AND level >= {int(Level.OP)} GROUP BY rank, step
     )
     SELECT begun.rank, begun.name,
-           (CASE WHEN lead(begun.step) OVER line = begun.step + 1 THEN lead(start_ns) OVER line
+           (CASE WHEN (lead(begun.step) OVER line) = begun.step + 1 THEN lead(start_ns) OVER line
                  ELSE greatest(end_ns, coalesce(done_ns, end_ns)) END - start_ns)::DOUBLE AS ns,
            greatest(coalesce(devices, 1), 1) AS devices, flops,
            (SELECT sum(flops)::DOUBLE FROM merged WHERE device IS NULL AND level >= {int(Level.OP)}) AS merged_flops

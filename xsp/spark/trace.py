@@ -31,6 +31,8 @@ OF_RUNGS = {"alike", "alike_spans"}
 
 NO_RUNGS = "this asks what the rungs of a run say, which Spark does not compare; leave --engine away"
 
+NO_LOOP = "this asks the program's loop, which Spark does not read; leave --engine away"
+
 PARTS = "rank-*"
 """The runs of a job's ranks, as Spark finds them."""
 
@@ -117,6 +119,7 @@ class Queries:
     def __init__(self, session: Any) -> None:
         self._spark = session
         self._here = table.connect()
+        self._here.execute("SET python_scan_all_frames = true")  # rows to insert are arrays of a caller
         self._answers = 0
         self._own: set[str] = set()
         self._kept: dict[str, str] = {}
@@ -157,6 +160,8 @@ class Queries:
     def _asked(self, tree: Any, params: Sequence[Any] | None) -> Any:
         if dialect.tables(tree) & OF_RUNGS:
             raise AnalysisError(NO_RUNGS)
+        if "loop" in dialect.tables(tree):
+            raise AnalysisError(NO_LOOP)
         for name in dialect.tables(tree) & self._own:
             self._hand_over(name)
         for each, query in dialect.materialized(tree):

@@ -193,7 +193,7 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
                    sum(steps * coalesce(before_ns, 0)) AS before_ns,
                    sum(steps * samples) / sum(steps) FILTER (samples IS NOT NULL) AS samples, max(most) AS disturbed
             FROM undisturbed WHERE {of_size} GROUP BY rank, kind
-        ), counted AS (
+        ), together AS (
             SELECT rank, kind, sum(steps) AS steps, count(*) FILTER (rung <> {BARE}) AS recorded,
                    sum(steps * (dur_ns + coalesce(before_ns, 0))) AS ns,
                    coalesce(sum(before_ns) FILTER (rung <> {BARE}), 0) AS drained_ns
@@ -202,7 +202,7 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
         SELECT rank, kind, c.steps, recorded, c.ns / sum(c.ns) OVER (PARTITION BY rank) AS share, m.ns, each, measured,
                step_ns, data_ns, before_ns - data_before_ns AS between_ns, samples,
                coalesce(disturbed, 2) AS disturbed, drained_ns
-        FROM counted c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind
+        FROM together c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind
         """
     )
     names, rows = [column[0] for column in found.description], found.fetchall()
