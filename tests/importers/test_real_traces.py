@@ -258,7 +258,7 @@ def test_an_analysis_answers_or_says_why_not(both: Both, name: str) -> None:
 
 def test_nothing_of_whose_trace_it_is_comes_along(both: Both, request: pytest.FixtureRequest) -> None:
     path = request.node.callspec.params["both"]
-    told = json.dumps(both.trace.run)
+    told = json.dumps(both.trace.run.content)
     assert set(private(path)) & set(re.split(r'[",:\s]+', told)) == set()
     assert str(path.parent) not in told
     assert not re.search(r"(/home/|/root/|/tmp/|/Users/|[A-Z]:\\\\)", told)

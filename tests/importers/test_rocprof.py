@@ -127,7 +127,7 @@ def test_what_is_known_of_the_device_and_of_the_launch_comes_along(trace: Trace)
     assert json.loads(told) == {"grid": [4, 2, 1], "block": [256, 1, 1], "registers": 64, "shared_bytes": 4096}
     ((told,),) = trace.sql("SELECT attributes FROM spans WHERE kind = 'copy'").fetchall()
     assert json.loads(told) == {"bytes": 512, "copy": "HtoD"}
-    assert "secret" not in json.dumps(trace.run)
+    assert "secret" not in json.dumps(trace.run.content)
     assert ANALYSES["device-activity"](trace).select("busy_ms, kernels, copies").fetchall() == [(0.00035, 1, 1)]
 
 
