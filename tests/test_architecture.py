@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
-    {"atomic", "errors", "identity", "schema", "scrub", "summary", "version"},
+    {"atomic", "errors", "identity", "processes", "schema", "scrub", "summary", "version"},
     {"clock", "collector", "cost", "levels", "run"},
     {"device", "plugins", "rundir", "semconv", "table", "xsp_collectors"},
     {"importers", "samples"},

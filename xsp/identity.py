@@ -2,8 +2,7 @@
 
 A distributed program's launcher says the ranks in the environment (`RANK`, `LOCAL_RANK`, `WORLD_SIZE`), and whoever
 starts a program inside a trace says so in `TRACEPARENT`, in the W3C's format. The host is a pseudonym: the same for all
-processes of a host, another one on another host, and no name that somebody gave it. In a forked child a process is
-another one.
+processes of a host, another one on another host, and no name that somebody gave it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -122,16 +121,3 @@ def _trace_of_ranks(environment: Mapping[str, str]) -> str | None:
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name, "")
     return int(text) if text.isdigit() else default
-
-
-_known: set[Callable[[], None]] = set()
-
-
-def in_children(call: Callable[[], None]) -> None:
-    """Have a function called in each child that is forked from now on. Said again, it changes nothing.
-
-    Python has no way to take such a function back: it must look for itself whether there is anything to do.
-    """
-    if call not in _known and hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=call)
-        _known.add(call)

@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from xsp import clock, identity
+from xsp import clock, processes
 from xsp.collector import Collector, Signal
 from xsp.errors import PluginError, UsageError
 from xsp.instrumentation.calls import Calls
@@ -201,7 +201,7 @@ class _Process:
         self._handles: list[list[Model]] = []
         collecting.open(self._listener())
         _active = self
-        identity.in_children(_begin_anew)
+        processes.in_children(_begin_anew)
 
     def add(self, models: list[Model], found: Collecting) -> None:
         """Instrument models.

@@ -12,15 +12,13 @@ import json
 import marshal
 import os
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from xsp import identity, semconv
+from xsp import identity, processes, semconv
 from xsp.correlate.evidence import correlate
 from xsp.errors import XspError
 from xsp.schema import COLUMNS, Span
@@ -123,16 +121,9 @@ class Correlator:
             CorrelatorError: it does not start.
         """
         self._pipe, theirs = Pipe()
-        package = str(Path(__file__).resolve().parents[2])
-        command = [sys.executable, "-c", _CODE, package, str(theirs.fileno())]
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                cwd="/",  # the service's own directory may hold a file called duckdb.py
-                start_new_session=True,  # an interrupt in the terminal is for the service
+            self._process = processes.start_python(
+                _CODE, str(theirs.fileno()), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
         except OSError as error:
             raise CorrelatorError(f"the process that correlates did not start ({error})") from error

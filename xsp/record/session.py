@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from xsp import clock, identity, plugins, rundir
+from xsp import clock, identity, plugins, processes, rundir
 from xsp.collector import Collector, Kernels
 from xsp.device import machine as device
 from xsp.errors import OutputError, UnwritableError, UsageError
@@ -203,7 +203,7 @@ class profile:
         collecting.open(self._steps.listener(listener), self._steps.outline)
         if isinstance(self.schedule, budgets.Budgeted):
             collecting.try_out(rungs[-1])
-        identity.in_children(_forget)
+        processes.in_children(_forget)
         _active = self
         blocks.keep_in(self._steps.blocks)
         self._steps.underway.begin(self.out)
@@ -355,7 +355,7 @@ class profile:
     def _finish(self, costs: dict[str, Any]) -> None:
         """Have the run finished, here if need be, and say on stderr what became of it."""
         note, lost = self._steps.collecting.note, self._steps.lost
-        missing = f"{lost} steps were not stored"
+        missing = f"{lost} steps were not stored" if lost else "its merged step and its end were not stored"
         if lost and self._writer.failed is not None:
             note("xsp", f"{missing}: {self._writer.failed}")
         done = self._writer.finish(self._run(finished=True, costs=costs))

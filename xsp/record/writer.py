@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from xsp import rundir
+from xsp import processes, rundir
 from xsp.errors import PluginError, UnwritableError, XspError
 from xsp.schema import Span
 
@@ -81,15 +81,14 @@ class Writer:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(None)  # whatever default the program has set
         os.set_blocking(theirs.fileno(), True)
-        command = [sys.executable, "-c", _CODE, str(Path(__file__).resolve().parents[2]), str(run)]
         try:
-            subprocess.Popen(
-                command,
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                cwd="/",  # the program's own directory may hold a file called duckdb.py
-                start_new_session=True,  # an interrupt in the terminal is for the program
-            ).wait()
+            process = processes.start_python(_CODE, str(run), stdin=theirs.fileno())
+            try:
+                process.wait(START_S)  # it forks the one that stays, and ends
+            except subprocess.TimeoutExpired as error:
+                process.kill()
+                process.wait()
+                raise OSError(f"it took more than {START_S:.0f} s") from error
         except OSError as error:
             self._socket.close()
             raise UnwritableError(

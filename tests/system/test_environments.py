@@ -1,0 +1,108 @@
+"""Programs under a debugger, with a tracer, with a limit of processes: they run as they do without xsp."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import xsp
+
+pytestmark = pytest.mark.slow
+
+LOOP = """
+import torch, xsp
+net = torch.nn.Linear(8, 8)
+with xsp.profile("odd", out="run") as prof:
+    for _ in range(40):
+        with prof.step():
+            net(torch.ones(2, 8))
+print("done")
+"""
+
+
+def ran(program: str, folder: Path, command: tuple[str, ...] = (sys.executable,), given: str = "") -> str:
+    """Run a program in a folder, and return what it printed."""
+    script = folder / "odd.py"
+    script.write_text(textwrap.dedent(program))
+    environment = {**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    done = subprocess.run(
+        [*command, str(script)],
+        cwd=folder,
+        env=environment,
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_debugpy_does_not_stop_what_stores(tmp_path: Path) -> None:
+    pytest.importorskip("debugpy")
+    assert "done" in ran("import debugpy\ndebugpy.listen(('127.0.0.1', 0))\n" + LOOP, tmp_path)
+    assert xsp.load(tmp_path / "run").run["steps"]["stored"] > 0
+
+
+def test_debugpy_does_not_stop_what_correlates_in_a_service(tmp_path: Path) -> None:
+    pytest.importorskip("debugpy")
+    service = """
+    import debugpy
+    debugpy.listen(("127.0.0.1", 0))
+    import torch, xsp
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    kept = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    trace.set_tracer_provider(provider)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    xsp.instrument(net, sample=1.0)
+    for _ in range(5):
+        with trace.get_tracer("t").start_as_current_span("request"):
+            net(torch.ones(2, 8))
+    print("done")
+    """
+    assert "done" in ran(service, tmp_path)
+
+
+def test_a_program_is_stepped_through_in_pdb(tmp_path: Path) -> None:
+    stepped = ran(LOOP, tmp_path, (sys.executable, "-m", "pdb"), "b 7\nc\nn\nn\ncl 1\nc\nq\n")
+    assert "done" in stepped
+    assert xsp.load(tmp_path / "run").run["steps"]["stored"] > 0
+
+
+@pytest.mark.parametrize("tracer", ["sys.settrace(trace); threading.settrace(trace)", "sys.setprofile(trace)"])
+def test_a_tracer_of_the_program_stays_on(tracer: str, tmp_path: Path) -> None:
+    program = f"import sys, threading\nseen = []\ndef trace(*_):\n    seen.append(1)\n{tracer}\n{LOOP}"
+    program += "print(len(seen) > 100, (sys.gettrace() or sys.getprofile()) is trace)"
+    assert "True True" in ran(program, tmp_path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user who has no process left")
+def test_a_program_that_may_start_no_process_and_no_thread_runs_without_a_profile() -> None:
+    limited = """
+    import os, resource, torch, xsp
+    torch.set_num_threads(1)
+    with xsp.profile("first", out="first") as first:  # what it imports may not be there for another user
+        for _ in range(40):
+            with first.step():
+                torch.nn.Linear(8, 8)(torch.ones(2, 8))
+    os.setgid(65534)
+    os.setuid(65534)
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    """
+    with tempfile.TemporaryDirectory() as name:  # the folder of pytest is closed to other users
+        folder = Path(name)
+        folder.chmod(0o777)
+        assert "done" in ran(textwrap.dedent(limited) + LOOP, folder)
+        assert not (folder / "run" / "run.json").exists()
