@@ -15,10 +15,12 @@ from operator import itemgetter
 from pathlib import Path
 
 import duckdb
+import numpy as np
 
 from xsp import rundir, table
 from xsp.correlate import layers
 from xsp.correlate.evidence import TOLERANCE_NS
+from xsp.correlate.parents import depths
 from xsp.errors import OutputError
 from xsp.ingest.jobs import BATCH, Job, name_of
 from xsp.run import Run
@@ -145,24 +147,16 @@ def _keys(family: Sequence[tuple[str, str | None]], names: Mapping[str, str]) ->
 
 
 def _parents_first(family: Iterable[tuple[str, str | None]]) -> list[str]:
-    """Return ids so that parents stand before children, siblings in their order; spans that are their own
-    ancestors stand last.
+    """Return ids in the order of how many spans are above them, as `xsp.correlate` does; those in a circle stand last.
 
     Args:
-        family: each span's id and its parent's, siblings in their order.
+        family: each span's id and its parent's; those of one depth keep their order.
     """
-    parents = dict(family)
-    children: dict[str | None, list[str]] = defaultdict(list)
-    for span_id, parent_id in parents.items():
-        children[parent_id if parent_id in parents else None].append(span_id)
-    ordered: list[str] = []
-    pending = [children[None]]
-    while pending:
-        for span_id in pending.pop():
-            ordered.append(span_id)
-            if span_id in children:
-                pending.append(children[span_id])
-    return ordered if len(ordered) == len(parents) else [*ordered, *sorted(parents.keys() - set(ordered))]
+    above = dict(family)
+    places = {span_id: place for place, span_id in enumerate(above)}
+    parents = np.array([places.get(parent_id or "", -1) for parent_id in above.values()], dtype=np.int64)
+    ids = list(above)
+    return [ids[place] for place in np.argsort(depths(parents), kind="stable").tolist()]
 
 
 def _segments(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[int, str]]:
