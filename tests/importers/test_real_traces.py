@@ -7,7 +7,7 @@ import getpass
 import json
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import plain_reading
 import pytest
@@ -21,6 +21,9 @@ from xsp.store.trace import Trace
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "traces"
 FILES = sorted(each for each in FOLDER.rglob("*") if each.name.endswith((".json", ".json.gz", ".sqlite")))
+SMALL = {".gz": 1_000_000, ".json": 10_000_000, ".sqlite": 2_500_000}
+"""Bytes of the files that `make test` reads; `make test-all` reads the larger ones too."""
+
 pytestmark = pytest.mark.skipif(not FILES, reason="no traces of GPUs lie in ../shared/traces")
 
 
@@ -40,7 +43,13 @@ def loaded(path: Path) -> Both:
     return Both(plain, xsp.load(path))
 
 
-@pytest.fixture(params=FILES, ids=lambda path: path.name.partition(".")[0])
+def marked(path: Path) -> Any:
+    """Return a file as a parameter, marked as slow if it is large."""
+    marks = [pytest.mark.slow] if path.stat().st_size > SMALL[path.suffix] else []
+    return pytest.param(path, marks=marks, id=path.name.partition(".")[0])
+
+
+@pytest.fixture(params=[marked(path) for path in FILES])
 def both(request: pytest.FixtureRequest) -> Both:
     return loaded(request.param)
 
