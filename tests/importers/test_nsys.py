@@ -13,7 +13,7 @@ import duckdb
 import pytest
 from small_traces import KERNELS, NVTX, RUNTIME, SESSION_NS, START, STEP, call, kernel, nsys, nvtx, packed
 
-from xsp import table
+from xsp import load, table
 from xsp.errors import TraceError
 from xsp.importers.contract import CPU_SAMPLES, CUDA_BACKTRACES, OS_BACKTRACES, Seen
 from xsp.importers.nsys import Nsys
@@ -333,3 +333,17 @@ def test_recorded_stacks_are_counted_by_what_they_are_of(con: duckdb.DuckDBPyCon
     seen = read(con, tmp_path / "a.sqlite", {**STEP, "CUDA_CALLCHAINS": frames, "SAMPLING_CALLCHAINS": frames[:1]})
     assert (seen.losses.skipped[CUDA_BACKTRACES], seen.losses.skipped[CPU_SAMPLES]) == (3, 1)
     assert OS_BACKTRACES not in seen.losses.skipped
+
+
+def test_a_view_is_no_table_of_nsys_however_many_rows_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "endless.sqlite"
+    with closing(sqlite3.connect(path)) as made:
+        made.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
+        made.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, correlationId INTEGER)")
+        made.execute(
+            "CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS WITH RECURSIVE each(n) AS "
+            "(SELECT 1 UNION ALL SELECT n + 1 FROM each) SELECT n AS start, n + 1 AS end, n AS correlationId FROM each"
+        )
+        made.commit()
+    with pytest.raises(TraceError, match="no span was found"):
+        load(path)

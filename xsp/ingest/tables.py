@@ -197,6 +197,8 @@ def _run(con: duckdb.DuckDBPyConnection, seen: Seen, source: str, identity: str,
     ((start, end, levels),) = con.execute(
         "SELECT min(start_ns), max(start_ns + dur_ns), list(DISTINCT level) FROM spans"
     ).fetchall()
+    if levels is None:
+        raise TraceError(f"{source}: no span was found in it, as of a trace that was recorded while nothing ran")
     name = Path(source).name
     content = {
         "id": identity,
