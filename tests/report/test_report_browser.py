@@ -355,7 +355,7 @@ def test_the_run_over_time_is_drawn_by_step_and_by_time(of_two_kinds):
     assert "60 steps, 12 of them recorded." in page.find_element("id", "run").text
     assert page.find_element("id", "run-found").text == ""
     Select(page.find_element("id", "kind")).select_by_index(1)
-    assert "21 % waiting for data" in page.find_element("id", "run-found").text
+    assert "waiting for data 21 %" in page.find_element("id", "run-found").text
     assert page.get_log("browser") == []
 
 
