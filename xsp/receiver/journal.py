@@ -228,10 +228,10 @@ class Receiving:
     ) -> None:
         """Let the files of a request take their places, while no other request changes the same directories."""
         concerned = {id(arriving): arriving for arriving in (*touched, *(arriving for arriving, _ in staged))}
+        # All requests take the locks in the same order, so that no two wait for each other.
+        in_order = sorted(concerned.values(), key=lambda each: each.place)
         with contextlib.ExitStack() as held:
-            for arriving in sorted(
-                concerned.values(), key=lambda each: each.place
-            ):  # in one order: none waits for ever
+            for arriving in in_order:
                 held.enter_context(arriving.lock)
             for arriving in self._concerned(list(concerned.values()), losses):
                 arriving.place.mkdir(exist_ok=True)
