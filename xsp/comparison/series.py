@@ -12,7 +12,7 @@ from typing import NamedTuple
 from xsp import summary
 from xsp.analyses.devicework import prepare
 from xsp.schema import Kind, Level
-from xsp.store.loop import BARE
+from xsp.store.iterations import NEARNESS
 from xsp.store.merge import own_rung
 from xsp.store.trace import Trace
 from xsp.store.views import LAYERS, NS
@@ -68,12 +68,9 @@ def steps(trace: Trace) -> Steps:
         return Steps(None, None, recorded)
     found = trace.con.execute(
         f"""
-        WITH followed AS (
-            SELECT *, lag(rung) OVER (ORDER BY step) IS NOT DISTINCT FROM {BARE} AS after_bare FROM loop
-            WHERE rank = (SELECT min(rank) FROM loop)
-        )
-        SELECT dur_ns, before_ns + dur_ns, steady FROM followed
-        WHERE rung = {BARE} AND (steady OR after_bare) AND status = 'ok' AND dur_ns IS NOT NULL AND {of_kind}
+        WITH {NEARNESS}
+        SELECT dur_ns, before_ns + dur_ns, nearness = 0 FROM nearness
+        WHERE nearness <= 1 AND dur_ns IS NOT NULL AND {of_kind} AND rank = (SELECT min(rank) FROM loop)
         ORDER BY start_ns
         """
     ).fetchall()

@@ -121,14 +121,21 @@ def coldness(con: duckdb.DuckDBPyConnection) -> Coldness | None:
     return Coldness(cold_ns / steady_ns, count) if count >= ENOUGH and steady_ns else None
 
 
-UNDISTURBED = f"""
-    undisturbed AS (
+NEARNESS = f"""
+    nearness AS (
         WITH followed AS (
             SELECT *, lag(rung) OVER (PARTITION BY rank ORDER BY step) AS last_rung FROM loop
-        ), nearness AS (
-            SELECT *, CASE WHEN steady THEN 0 WHEN last_rung = {BARE} THEN 1 ELSE 2 END AS nearness
-            FROM followed WHERE rung = {BARE} AND status = 'ok'
-        ), counted AS (
+        )
+        SELECT *, CASE WHEN steady THEN 0 WHEN last_rung = {BARE} THEN 1 ELSE 2 END AS nearness
+        FROM followed WHERE rung = {BARE} AND status = 'ok'
+    )
+"""
+"""The bare steps, to put behind WITH, each with how much profiling may have disturbed it: 0 if it was steady, 1 if the
+step before it ran bare too, else 2."""
+
+UNDISTURBED = f"""
+    undisturbed AS (
+        WITH {NEARNESS}, counted AS (
             SELECT rank, kind, CASE WHEN count(*) FILTER (nearness = 0) >= {ENOUGH} THEN 0
                                     WHEN count(*) FILTER (nearness <= 1) >= {ENOUGH} THEN 1 ELSE 2 END AS most
             FROM nearness GROUP BY rank, kind
