@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, ClassVar, NamedTuple
 
 from xsp.errors import UsageError
@@ -30,6 +30,7 @@ class Signal(enum.Enum):
     OPTIMIZER_BEGIN = enum.auto()  # the subject is the optimizer
     OPTIMIZER_END = enum.auto()
     DATA_END = enum.auto()  # a wait for data ended; the subject is its length in nanoseconds
+    UNUSUAL = enum.auto()  # hushed: what begins is none of `Outline.usual`
 
 
 class Kernels(str, enum.Enum):
@@ -79,6 +80,10 @@ class Outline(deque[tuple[Any, ...]]):
         super().__init__(maxlen=self.LONGEST)
         self.thread: int | None = None
         """Native id of the only thread whose calls are noted; None for any, between steps."""
+
+        self.usual: Set[tuple[Any, ...]] | None = None
+        """Where steps pass by in stretches, the words that these consist of: a collector that is hushed signals
+        `UNUSUAL` before any other; None outside of stretches."""
 
 
 def ignore(signal: Signal, subject: object) -> None:

@@ -25,9 +25,10 @@ from xsp.schema import Kind, Level, Span
 from xsp_collectors import language
 from xsp_collectors.tensors import Sketch, describe, first_shape, sketch, tensor_bytes
 
-_OFF, _INSIDE, _ENDS, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(7)
+_OFF, _INSIDE, _WATCH, _ENDS, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(8)
 # _INSIDE: the one thread of the program is in an outermost call, and no other call is of interest
-# _ENDS: of outermost calls the end alone is signalled
+# _WATCH: outermost calls are signalled if they are unusual
+# _ENDS: of others the end alone is signalled as well
 
 _FORWARD = Kind.FORWARD
 
@@ -96,9 +97,9 @@ class ModuleCalls(Collector):
         self._set_mode(_OFF if self.notify is ignore and self.outline is None else _SIGNAL)
 
     def hush(self, quiet: bool, but: Signal | None = None) -> None:
-        """Let calls pass by without a look, or signal their ends alone."""
+        """Let calls pass by, or signal their ends alone; before an unusual one that is signalled."""
         if quiet:
-            self._set_mode(_ENDS if but is Signal.CALL_END else _OFF)
+            self._set_mode(_ENDS if but is Signal.CALL_END else _OFF if self.outline is None else _WATCH)
         else:
             self.stop()
 
@@ -198,7 +199,7 @@ def _wrap(
     """Return the wrapper of `original` and the function that sets its mode."""
     mode = _OFF
     threads = _Threads()
-    clock, grad_enabled, threads_running = monotonic_ns, torch.is_grad_enabled, threading.active_count
+    clock, grad_enabled, tensor, threads_running = monotonic_ns, torch.is_grad_enabled, torch.Tensor, _threads_running()
     around = _OFF  # the mode outside of the outermost call
     # Dynamo traces through the wrapper. Asking it keeps clocks and lists out of compiled graphs; asking it
     # first keeps `mode` out of their guards, which would have them compiled again for each mode.
@@ -225,10 +226,17 @@ def _wrap(
                 inputs = sketch(args, kwargs)
         else:
             outline = collector.outline
+            word = None
+            if outline is not None and outline.thread in (None, here[1]):
+                shape = args[0].shape if args and type(args[0]) is tensor else None
+                word = (
+                    _FORWARD, id(self), type(self), self.training and grad_enabled(),
+                    shape or first_shape(args, kwargs),
+                )  # fmt: skip
+                if mode <= _ENDS and outline.usual is not None and word not in outline.usual:
+                    collector.notify(Signal.UNUSUAL, self)  # which ends the stretch, and sets another mode
+                outline.append(word)
             if mode > _ENDS:
-                if outline is not None and outline.thread in (None, here[1]):
-                    trains = self.training and grad_enabled()
-                    outline.append((_FORWARD, id(self), type(self), trains, first_shape(args, kwargs)))
                 collector.notify(Signal.CALL_BEGIN, self)
                 if mode > _SIGNAL:
                     inputs = sketch(args, kwargs)
@@ -237,7 +245,7 @@ def _wrap(
                 around, mode = mode, _INSIDE
         here[0] = depth + 1
         result = None
-        start = clock()
+        start = clock() if mode != _INSIDE or around > _SIGNAL else 0
         try:
             result = call(*args, **kwargs)
         except BaseException as error:
@@ -245,8 +253,8 @@ def _wrap(
                 append((self, here[1], depth, start, clock(), inputs, None, type(error).__name__))
             raise
         else:
-            end = clock()
             if (around if mode == _INSIDE else mode) > _SIGNAL:
+                end = clock()
                 size = tensor_bytes(result) if mode == _DESCRIBE else None
                 append((self, here[1], depth, start, end, inputs, size, None))
             return result
@@ -255,9 +263,16 @@ def _wrap(
             if not depth:
                 if mode == _INSIDE:
                     mode = around
-                collector.notify(Signal.CALL_END, result)
+                if mode != _WATCH:
+                    collector.notify(Signal.CALL_END, result)
 
     return __call__, set_mode
+
+
+def _threads_running() -> Callable[[], int]:
+    """Return what counts the threads that run: `threading.active_count` without its lock, which takes 0.4 µs."""
+    running = getattr(threading, "_active", None)
+    return running.__len__ if isinstance(running, dict) else threading.active_count
 
 
 class _Entry(NamedTuple):

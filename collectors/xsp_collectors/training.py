@@ -92,10 +92,15 @@ class TrainingCalls(Collector):
 
     def _wrap_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            if (self._hushed and self._but is not Signal.BACKWARD_END) or torch.compiler.is_compiling():
+            if torch.compiler.is_compiling():
                 return original(*args, **kwargs)
-            if self.outline is not None:
-                self.outline.append((Kind.BACKWARD, 0))
+            if self._hushed and self._is_usual((Kind.BACKWARD, 0)) and self._but is not Signal.BACKWARD_END:
+                self._note((Kind.BACKWARD, 0))
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._note((Kind.BACKWARD, 1))
+            self._note((Kind.BACKWARD, 0))
             start, status = monotonic_ns(), "ok"
             try:
                 return original(*args, **kwargs)
@@ -106,22 +111,36 @@ class TrainingCalls(Collector):
                 if self._on:
                     thread = threading.get_native_id()
                     self._rows.append((Kind.BACKWARD, "backward", thread, start, monotonic_ns(), status))
-                if self.outline is not None:
-                    self.outline.append((Kind.BACKWARD, 1))
+                self._note((Kind.BACKWARD, 1))
                 self.notify(Signal.BACKWARD_END, None)
 
         return run_backward
 
+    def _note(self, word: tuple[Any, ...]) -> None:
+        if self.outline is not None:
+            self.outline.append(word)
+
+    def _is_usual(self, word: tuple[Any, ...]) -> bool:
+        """Return whether what comes is of the stretch that passes by; signal what is not, which ends the stretch."""
+        outline = self.outline
+        if outline is None or outline.usual is None or word in outline.usual:
+            return True
+        if outline.thread not in (None, threading.get_native_id()):
+            return True
+        self.notify(Signal.UNUSUAL, None)
+        return False
+
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._hushed:
+        if self._hushed and self._is_usual((Kind.OPTIMIZER, id(optimizer), type(optimizer))):
+            self._note((Kind.OPTIMIZER, 0))
             return
         self.notify(Signal.OPTIMIZER_BEGIN, optimizer)  # which may open a step, so first
-        if self.outline is not None:
-            self.outline.append((Kind.OPTIMIZER, 0))
+        self._note((Kind.OPTIMIZER, 0))
         self._running[id(optimizer)] = (threading.get_native_id(), monotonic_ns())
 
     def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
         if self._hushed:
+            self._note((Kind.OPTIMIZER, id(optimizer), type(optimizer)))
             if self._but is Signal.OPTIMIZER_END:
                 self.notify(Signal.OPTIMIZER_END, optimizer)
             return
@@ -129,6 +148,5 @@ class TrainingCalls(Collector):
         if self._on and thread is not None and start is not None:
             name = type(optimizer).__name__
             self._rows.append((Kind.OPTIMIZER, name, thread, start, monotonic_ns(), "ok"))
-        if self.outline is not None:
-            self.outline.append((Kind.OPTIMIZER, id(optimizer), type(optimizer)))
+        self._note((Kind.OPTIMIZER, id(optimizer), type(optimizer)))
         self.notify(Signal.OPTIMIZER_END, optimizer)

@@ -434,28 +434,6 @@ def test_a_named_block_around_several_steps_belongs_to_none_of_them(tmp_path):
     assert trace.sql("SELECT count(*) FROM merged WHERE name = 'epoch'").fetchall() == [(0,)]
 
 
-def test_short_steps_pass_in_stretches_and_none_is_lost(tmp_path):
-    model, x = nn.Linear(8, 8).eval(), torch.randn(1, 8)
-    with xsp.profile("short", out=tmp_path / "run", levels="M", samples=False) as prof, torch.no_grad():
-        for _ in range(3000):
-            with prof.step():
-                model(x)
-    trace = xsp.load(tmp_path / "run")
-    assert trace.run["steps"]["seen"] == trace.run["kinds"][0]["steps"] == 3000
-    assert trace.sql("SELECT sum(steps), count(DISTINCT step) = count(*) FROM loop").fetchall() == [(3000, True)]
-    assert trace.sql("SELECT bool_and(steps > 1), max(steps) > 10 FROM loop WHERE steady").fetchall() == [(True, True)]
-
-
-def test_a_stretch_that_the_block_ends_counts_what_had_passed(tmp_path):
-    for steps in (300, 301, 307):
-        with xsp.profile("short", out=tmp_path / str(steps), levels="M", samples=False) as prof:
-            for _ in range(steps):
-                with prof.step():
-                    pass
-        trace = xsp.load(tmp_path / str(steps))
-        assert trace.sql("SELECT sum(steps) FROM loop").fetchall() == [(steps,)] == [(trace.run["steps"]["seen"],)]
-
-
 def test_text_that_is_none_neither_ends_the_program_nor_keeps_a_step_from_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "caf\udce9.csv"])
     net = nn.Sequential()

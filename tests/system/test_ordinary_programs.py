@@ -69,6 +69,7 @@ CASES = [
     Case("early_break.py", ("training",), batch=16),
     Case("drift.py", tuple(f"quarter {number}" for number in range(4)), batch=32),
     Case("rl.py", ("training",), 2),
+    Case("rl.py --rollout 130 --updates 1", ("training",), 2),
     Case("forgot_eval.py", (), batch=16),
     Case("checkpointing.py", ("training",), batch=16),
     Case("checkpointing.py --reentrant", ("training",), batch=16),

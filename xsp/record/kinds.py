@@ -54,6 +54,9 @@ class StepKind:
         self.trains = any(token.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for token in tokens)
         self.calls = [_called(token) for token in tokens[:20]]
         self.batch = batch
+        self.words: set[tuple[Any, ...]] = set()
+        """What the outlines of its steps consisted of, as collectors note it."""
+
         self.seen = 0
         """Steps of this kind that ended."""
 
@@ -121,6 +124,8 @@ class Kinds:
         if len(self._by_outline) >= MOST_KNOWN:
             self._by_outline.clear()
         known = self._by_outline[words] = Known(kind, batch_of(whole))
+        if len(kind.words) < MOST_KNOWN:
+            kind.words.update(words)
         if tokens:
             self._by_first[_form(tokens[0])] = kind
         return known

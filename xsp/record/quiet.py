@@ -3,14 +3,16 @@
 What xsp does around a bare step takes some six microseconds, and leaves caches to a step of ten that make it twice as
 long. So where steps are shorter than `SHORT_NS` and of one kind, stretches of them are timed as a whole: their steps
 are counted, and nothing else is done around them. Such a stretch is one row of the loop, and in such programs the only
-steady one.
+steady one. Its outermost calls are compared with those of its kind: another model, another shape, an evaluation after
+the training steps or a training step after the calls of a rollout break it off, and are steps of their own.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from xsp.clock import monotonic_ns
 from xsp.collector import Outline, Signal
@@ -34,24 +36,27 @@ ALIKE = 50
 class _Passing:
     """The context of a step in a stretch."""
 
-    __slots__ = ()
+    __slots__ = ("_quiet", "inside")
+
+    def __init__(self, quiet: Quiet) -> None:
+        self._quiet = quiet
+        self.inside = False
 
     def __enter__(self) -> None:
-        return None
+        self.inside = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        return None
-
-
-PASSING = _Passing()
+        self.inside = False
+        self._quiet.passed()
 
 
 class Steps(Protocol):
     """What of a block's steps takes part, see `xsp.record.steps.Steps`."""
 
     account: Account
+    batch_size: int | None
     blocks: Blocks
     collecting: Collecting
     kinds: Kinds
@@ -82,8 +87,12 @@ class Quiet:
         self.by_signal: Signal | None = None
         """The signal that ends them, and by which they are counted, where they are found at signals."""
 
+        self.passing = _Passing(self)
         self._count = 0
-        self._began_ns = 0
+        self._began_ns = self._last_ns = 0
+        self._other_ns: int | None = None
+        """Since when the open step of the program's own is known to be none of the stretch that it broke off."""
+
         self._kind = self._alike = 0
         self._samples = UNKNOWN
         self._between: deque[float] = deque(maxlen=9)
@@ -122,15 +131,58 @@ class Quiet:
             if count < LEAST:
                 return
             self.left = self._count = count
+            self._steps.outline.thread = threading.get_native_id()
+            self._steps.outline.usual = self._steps.kinds.all[self._kind].words
             self._steps.collecting.hush(True, None if self.by_context else self.by_signal)
-            self._began_ns = self._steps.left_ns
+            self._began_ns = self._last_ns = self._steps.left_ns
 
     def heard(self, signal: Signal) -> None:
         """Take in a signal in a stretch: it may be the end of a step."""
         if signal is self.by_signal:
             self.left -= 1
+            self._steps.outline.clear()
+            self._last_ns = monotonic_ns()
             if not self.left:
-                self.end(monotonic_ns(), between=0.0)
+                self.end(self._last_ns, between=0.0)
+
+    def passed(self) -> None:
+        """Take in the end of a step that the program names, in a stretch or after what broke it off."""
+        now_ns = monotonic_ns()
+        if self._other_ns is None:
+            self._last_ns = now_ns
+            self._steps.outline.clear()
+        else:
+            self._take_in_other(self._other_ns, now_ns)
+
+    def break_off(self) -> None:
+        """End the stretch with the last step that ended: what the program does now is none of it."""
+        if not self.has_begun:
+            return
+        words: list[tuple[Any, ...]] = []
+        if self.passing.inside:
+            self.left += 1
+            self._other_ns, words = monotonic_ns(), list(self._steps.outline)
+        self.end(self._last_ns, between=0.0)
+        self._steps.outline.extend(words)
+
+    def _take_in_other(self, since_ns: int, now_ns: int) -> None:
+        """Count the step that broke a stretch off, as a row of the loop that is not steady: its start was not seen."""
+        self._other_ns = None
+        steps = self._steps
+        kind, batch = steps.kinds.ended(steps.outline)
+        samples = steps.batch_size or batch.size
+        self._alike, self._kind = 0, kind.number
+        before_ns = max(0, since_ns - steps.left_ns)
+        steps.loop.add((
+            steps.rank, steps.seen, 1, kind.number, SETTLE.rung, 0, since_ns, now_ns - since_ns, before_ns,
+            steps.waited_ns, 0, UNKNOWN if samples is None else samples, Status.OK,
+        ))  # fmt: skip
+        steps.waited_ns = 0
+        steps.seen += 1
+        steps.account.pass_by(1, now_ns - since_ns, before_ns)
+        steps.schedule.passed(kind.number, 1, now_ns - since_ns)
+        steps.left_ns, steps.after_ns = now_ns, 0
+        steps.outline.clear()
 
     def end(self, now_ns: int, between: float | None = None) -> None:
         """Take in the stretch that has ended, or was broken off, as a row of the loop.
@@ -143,6 +195,7 @@ class Quiet:
         count, self._count, self.left = self._count - self.left, 0, 0
         steps = self._steps
         steps.collecting.hush(False)
+        steps.outline.usual = steps.outline.thread = None
         steps.collecting.forget()
         steps.blocks.drop(self._began_ns)
         steps.outline.clear()

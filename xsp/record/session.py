@@ -19,7 +19,7 @@ from xsp.record import blocks, description, output
 from xsp.record import budget as budgets
 from xsp.record.collecting import Listener
 from xsp.record.overhead import Account
-from xsp.record.quiet import PASSING, Quiet
+from xsp.record.quiet import Quiet
 from xsp.record.schedule import DescribeOnce, Schedule
 from xsp.record.steps import UNCLOSED, Marks, Step, Steps
 from xsp.record.terminal import say
@@ -279,7 +279,7 @@ class profile:
         quiet = self._steps.quiet
         if quiet.left:
             quiet.left -= 1
-            return PASSING
+            return quiet.passing
         step = Step(self._steps, batch_size)
         quiet.by_context = self._marks.called(step) and not self._steps.skipped
         return step

@@ -69,11 +69,13 @@ class Steps:
         Args:
             inner: hears of the same boundaries; None for nobody.
         """
-        data = Signal.DATA_END
+        data, unusual = Signal.DATA_END, Signal.UNUSUAL
 
         def hear(signal: Signal, subject: Any) -> None:
             if signal is data:
                 self.waited_ns += subject
+            elif signal is unusual:
+                self.quiet.break_off()
             elif inner is not None:
                 inner(signal, subject)
 

@@ -1,0 +1,155 @@
+"""Short steps that pass in stretches: what is none of their kind breaks a stretch off and is counted as what it is."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+import xsp
+from xsp.record.autostep import AutoStep
+
+SMALL, WIDE = torch.ones(1, 8), torch.ones(64, 8)
+
+
+def kinds_of(run: Path) -> Counter[tuple[bool, int | None]]:
+    """Return the steps by whether they train and by batch size, as `run.json` and the loop both say."""
+    trace = xsp.load(run)
+    counted = Counter({(kind["training"], kind["batch_size"]): kind["steps"] for kind in trace.run["kinds"]})
+    in_loop = dict(trace.sql("SELECT kind, sum(steps) FROM loop GROUP BY ALL").fetchall())
+    assert in_loop == {kind["kind"]: kind["steps"] for kind in trace.run["kinds"]}
+    return counted
+
+
+class Program:
+    """A policy with an optimizer."""
+
+    def __init__(self) -> None:
+        self.net = nn.Linear(8, 8)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1e-3)
+
+    def act(self, x: torch.Tensor = SMALL) -> None:
+        """Call the model without gradients."""
+        with torch.no_grad():
+            self.net(x)
+
+    def train(self) -> None:
+        """Take a step of training."""
+        self.optimizer.zero_grad()
+        self.net(WIDE).sum().backward()
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("listener", [AutoStep, None], ids=["found", "named"])
+@pytest.mark.parametrize("alike", [57, 64, 300])
+def test_a_few_training_steps_between_many_calls_are_counted_as_such(
+    tmp_path: Path, alike: int, listener: type[AutoStep] | None
+) -> None:
+    program = Program()
+    with xsp.profile("rl", out=tmp_path / "run", levels="M", samples=False, listener=listener) as prof:
+        for _ in range(6):
+            for work in [program.act] * alike + [program.train] * 4:
+                if listener is None:
+                    with prof.step():
+                        work()
+                else:
+                    work()
+    assert kinds_of(tmp_path / "run") == {(False, 1): 6 * alike, (True, 64): 24}
+
+
+@pytest.mark.parametrize("listener", [AutoStep, None], ids=["found", "named"])
+def test_a_call_with_another_shape_is_of_another_kind(tmp_path: Path, listener: type[AutoStep] | None) -> None:
+    program = Program()
+    program.net.eval()
+    with xsp.profile("generate", out=tmp_path / "run", levels="M", samples=False, listener=listener) as prof:
+        for tokens in (70, 90, 400, 130, 60):
+            for x in [WIDE] + [SMALL] * tokens:
+                if listener is None:
+                    with prof.step():
+                        program.act(x)
+                else:
+                    program.act(x)
+    assert kinds_of(tmp_path / "run") == {(False, 1): 750, (False, 64): 5}
+
+
+@pytest.mark.parametrize("listener", [AutoStep, None], ids=["found", "named"])
+def test_an_evaluation_between_training_steps_is_none_of_them(tmp_path: Path, listener: type[AutoStep] | None) -> None:
+    program = Program()
+    with xsp.profile("epochs", out=tmp_path / "run", levels="M", samples=False, listener=listener) as prof:
+        for _ in range(5):
+            for _ in range(170):
+                if listener is None:
+                    with prof.step():
+                        program.train()
+                else:
+                    program.train()
+            program.net.eval()
+            for _ in range(3):
+                program.act(torch.ones(16, 8))
+            program.net.train()
+    trained = {(True, 64): 850}
+    assert kinds_of(tmp_path / "run") == (trained if listener is None else {**trained, (False, 16): 15})
+
+
+def test_an_optimizer_that_steps_now_and_then_is_seen(tmp_path: Path) -> None:
+    program, other = Program(), torch.optim.Adam(nn.Linear(2, 2).parameters())
+    with xsp.profile("now and then", out=tmp_path / "run", levels="M", samples=False) as prof:
+        for number in range(600):
+            with prof.step():
+                program.train()
+                if number % 90 == 89:
+                    other.step()
+    kinds = {len(kind["calls"]): kind["steps"] for kind in xsp.load(tmp_path / "run").run["kinds"]}
+    assert kinds == {3: 594, 4: 6}
+
+
+def test_what_another_thread_calls_breaks_no_stretch(tmp_path: Path) -> None:
+    program, stop = Program(), threading.Event()
+    encoder = nn.Linear(4, 4)
+
+    def encode() -> None:
+        while not stop.wait(0.0005):
+            encoder(torch.ones(2, 4))
+
+    beside = threading.Thread(target=encode)
+    with xsp.profile("beside", out=tmp_path / "run", levels="M", samples=False) as prof:
+        beside.start()
+        try:
+            for _ in range(3000):
+                with prof.step():
+                    program.act()
+        finally:
+            stop.set()
+            beside.join()
+    assert kinds_of(tmp_path / "run") == {(False, 1): 3000}
+    longest = xsp.load(tmp_path / "run").sql("SELECT max(steps) FROM loop").fetchall()
+    assert longest[0][0] > 1, "no step passed in a stretch"
+
+
+def test_short_steps_pass_in_stretches_and_none_is_lost(tmp_path: Path) -> None:
+    model, x = nn.Linear(8, 8).eval(), torch.randn(1, 8)
+    with xsp.profile("short", out=tmp_path / "run", levels="M", samples=False) as prof, torch.no_grad():
+        for _ in range(3000):
+            with prof.step():
+                model(x)
+    trace = xsp.load(tmp_path / "run")
+    assert trace.run["steps"]["seen"] == trace.run["kinds"][0]["steps"] == 3000
+    assert trace.sql("SELECT sum(steps), count(DISTINCT step) = count(*) FROM loop").fetchall() == [(3000, True)]
+    assert trace.sql("SELECT bool_and(steps > 1), max(steps) > 10 FROM loop WHERE steady").fetchall() == [(True, True)]
+
+
+@pytest.mark.parametrize("steps", [300, 301, 307])
+def test_a_stretch_that_the_block_ends_counts_what_had_passed(tmp_path: Path, steps: int) -> None:
+    with xsp.profile("short", out=tmp_path / "run", levels="M", samples=False) as prof:
+        for _ in range(steps):
+            with prof.step():
+                pass
+    trace = xsp.load(tmp_path / "run")
+    assert trace.sql("SELECT sum(steps) FROM loop").fetchall() == [(steps,)] == [(trace.run["steps"]["seen"],)]
