@@ -6,7 +6,10 @@ the reason and stops nobody else.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from xsp.collector import Collector, DeviceCollector
@@ -74,9 +77,26 @@ def collector(item: str | Collector) -> tuple[Collector, str | None]:
 
 
 def _entry_points(group: str) -> Sequence[EntryPoint]:
+    return _installed(group, tuple((place, _changed(place)) for place in sys.path))
+
+
+@lru_cache(maxsize=8)
+def _installed(group: str, _: tuple[tuple[str, int], ...]) -> Sequence[EntryPoint]:
+    """Return the entry points of a group, which stand in a file of each package.
+
+    They are read again when something was installed: when `sys.path`, or a directory in it, is another than before.
+    """
     from importlib.metadata import entry_points  # as long to import as a third of xsp
 
     return tuple(entry_points(group=group))
+
+
+def _changed(place: str) -> int:
+    """Return when a directory was changed last, in nanoseconds; 0 where there is none."""
+    try:
+        return os.stat(place or os.curdir).st_mtime_ns
+    except (OSError, ValueError):
+        return 0
 
 
 def _find(group: str, name: str) -> EntryPoint:

@@ -11,17 +11,19 @@ import base64
 import json
 import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
 from xsp.errors import TraceError
 from xsp.importers import otlp_json
 from xsp.importers.contract import Imported, Losses, is_url, opened, without_credentials
 from xsp.importers.otlp import LARGEST, Part, Reader, Spoken, Unfit
+
+if TYPE_CHECKING:
+    from urllib.error import HTTPError
+    from urllib.request import Request
 
 SECONDS = 30
 """Without a byte from Jaeger, after which it counts as hanging."""
@@ -114,25 +116,27 @@ def _trace(base: str, trace_id: str) -> Iterator[Part]:
         yield from _parts(document, place)
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """A redirect is an error: credentials do not follow one, and Jaeger makes none."""
-
-
 def _get(url: str, place: str) -> bytes:
     """Return what a URL holds.
 
     Raises:
         TraceError: it cannot be had; the message shows no credentials.
     """
+    from urllib import error as errors  # as long to import as all of this package, which files do not need
+    from urllib.request import HTTPRedirectHandler, build_opener
+
+    class NoRedirect(HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            """A redirect is an error: credentials do not follow one, and Jaeger makes none."""
+
     asked = _request(url, place)
     try:
-        with urllib.request.build_opener(_NoRedirect).open(asked, timeout=SECONDS) as answer:
+        with build_opener(NoRedirect).open(asked, timeout=SECONDS) as answer:
             return _body(answer, place)
-    except urllib.error.HTTPError as error:
+    except errors.HTTPError as error:
         with error:
             _refused(error, place)
-    except urllib.error.URLError as error:
+    except errors.URLError as error:
         reason = getattr(error.reason, "strerror", None) or error.reason
         raise TraceError(f"{place}: no answer ({reason}); is Jaeger running there?") from None
     except TimeoutError:
@@ -143,12 +147,14 @@ def _get(url: str, place: str) -> bytes:
         raise TraceError(f"{place}: the answer broke off or is no HTTP ({type(error).__name__})") from None
 
 
-def _request(url: str, place: str) -> urllib.request.Request:
+def _request(url: str, place: str) -> Request:
     """Return the request, with the URL's credentials where they belong."""
+    from urllib.request import Request
+
     try:
         parts = urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
-        asked = urllib.request.Request(parts._replace(netloc=host, fragment="").geturl())
+        asked = Request(parts._replace(netloc=host, fragment="").geturl())
         _ = parts.port  # where it is no number, this raises
         if not parts.hostname:
             raise ValueError("it has no host")
@@ -171,7 +177,7 @@ def _body(answer: Any, place: str) -> bytes:
     return bytes(content)
 
 
-def _refused(error: urllib.error.HTTPError, place: str) -> NoReturn:
+def _refused(error: HTTPError, place: str) -> NoReturn:
     if error.code == 404:
         raise TraceError(f"{place}: Jaeger has no such trace (404), or this is not a Jaeger") from None
     if error.code in (401, 403):

@@ -20,7 +20,7 @@ from xsp.ingest import jobs, received, sources
 from xsp.run import Run
 from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS
 from xsp.store import loop
-from xsp.store.merge import find_alike, rungs_of, true_trace
+from xsp.store.merge import rungs_of, true_trace
 from xsp.store.trace import Trace
 
 SETS = ("sweep", jobs.RUNS)
@@ -196,7 +196,6 @@ def _load_imported(source: str) -> Trace:
     opened = sources.open_whole(Path(folder.name), [source])
     if opened is not None:
         con, run = opened
-        find_alike(con)
         weakref.finalize(con, folder.cleanup)
         return Trace(con, run, rungs_of(con, run), Path(source))
     found = sources.import_into(Path(folder.name), [source])

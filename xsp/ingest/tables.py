@@ -88,7 +88,7 @@ def open_table(folder: Path, sources: Mapping[str, Any]) -> tuple[duckdb.DuckDBP
         sources: as in `import_tables`.
 
     Returns:
-        An engine with the tables `spans` and `merged`, and what is known of the run; None if the sources hold
+        An engine with the tables `spans`, `merged` and `alike`, and what is known of the run; None if the sources hold
         several runs.
 
     Raises:

@@ -74,15 +74,11 @@ def true_trace(
         kind: of the steps that the figures are to be of, a number of `loop`; the heaviest unless told otherwise.
     """
     run = Run.of(run)
-    if "merged" in _tables(con):
+    if table.holds(con, "merged"):
         find_alike(con, kind)
     else:
         merge(con, run, kind)
     return Trace(con, run, rungs_of(con, run), path)
-
-
-def _tables(con: duckdb.DuckDBPyConnection) -> set[str]:
-    return {name for (name,) in con.execute("SELECT table_name FROM information_schema.tables").fetchall()}
 
 
 def merge(con: duckdb.DuckDBPyConnection, run: Run, kind: int | None = None) -> None:
@@ -145,7 +141,7 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
         con: holds `spans`, and `loop` if there is one.
         kind: of steps; that of which the program's steps took most time, and which was recorded, unless told otherwise.
     """
-    if "loop" not in _tables(con):
+    if not table.holds(con, "loop"):
         table.create(con, "loop", LOOP_COLUMNS)
     wanted = "NULL::INTEGER" if kind is None else str(int(kind))
     con.execute(

@@ -72,7 +72,7 @@ class Trace:
         self.rungs = list(rungs)
         self.path = path
         for name, columns in (("samples", SAMPLE_COLUMNS), ("loop", LOOP_COLUMNS)):
-            if not con.execute(f"SELECT 1 FROM duckdb_columns() WHERE table_name = '{name}' LIMIT 1").fetchall():
+            if not table.holds(con, name):
                 table.create(con, name, columns)
 
     @property
