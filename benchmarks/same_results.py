@@ -106,17 +106,17 @@ def _caught(built: list[Any]) -> Iterator[None]:
     """Take hold of the module that `xsp.models` builds."""
     from xsp import models
 
-    whole = models._step
+    whole = models.step_of
 
-    def step(torch: Any, spec: str, made: Any, settings: Any) -> Any:
+    def step(made: Any, settings: Any) -> Any:
         built.append(made.model)
-        return whole(torch, spec, made, settings)
+        return whole(made, settings)
 
-    models._step = step
+    models.step_of = step
     try:
         yield
     finally:
-        models._step = whole
+        models.step_of = whole
 
 
 def different(left: Mapping[str, str], right: Mapping[str, str]) -> list[str]:

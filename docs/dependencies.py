@@ -43,6 +43,7 @@ WHY = {
     "opentelemetry-exporter-otlp": "OTLP over HTTP and gRPC",
     "protobuf": "OTLP's messages",
     "opentelemetry-propagator-jaeger": "services that still send uber-trace-id",
+    "onnx": "graphs of ONNX files: the format, and the shapes in it",
     "pandas": "traces as data frames",
     "polars": "traces as data frames",
     "pyarrow": "traces as Arrow tables",

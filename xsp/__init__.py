@@ -21,7 +21,7 @@ from xsp.schema import Kind, Level, Rule, Span
 from xsp.version import __version__
 
 if TYPE_CHECKING:
-    from xsp import analyses
+    from xsp import analyses, graph
     from xsp.comparison import compare
     from xsp.ingest.load import load
     from xsp.instrumentation.instrument import instrument
@@ -37,6 +37,7 @@ __all__ = [
     "__version__",
     "analyses",
     "compare",
+    "graph",
     "instrument",
     "load",
     "profile",
@@ -48,6 +49,7 @@ _LAZY = {
     "Trace": "xsp.store.trace",
     "analyses": "xsp.analyses",
     "compare": "xsp.comparison",
+    "graph": "xsp.graph",
     "instrument": "xsp.instrumentation.instrument",
     "load": "xsp.ingest.load",
     "runs": "xsp.ingest.load",
@@ -58,7 +60,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'xsp' has no attribute {name!r}")
     module = import_module(_LAZY[name])
-    return module if name in {"analyses", "runs"} else getattr(module, name)
+    return module if name in {"analyses", "graph", "runs"} else getattr(module, name)
 
 
 def __dir__() -> list[str]:

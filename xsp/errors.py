@@ -12,6 +12,7 @@ XspError
 ├── DeliveryError         spans that a receiver does not take
 ├── CounterError          hardware counters that cannot be had, with the reason
 ├── AnalysisError         an analysis that this trace cannot carry, with the reason
+├── GraphError           a graph that cannot be captured, read or written, with the reason
 ├── ProgramError          a program that xsp started failed
 └── PluginError           a collector, importer or exporter that is missing or broken
 ```
@@ -80,6 +81,10 @@ class CounterError(XspError):
 
 class AnalysisError(XspError):
     """An analysis that this trace cannot carry; the message is the reason."""
+
+
+class GraphError(XspError):
+    """A graph that cannot be captured, read or written; the message is the reason."""
 
 
 class ProgramError(XspError):

@@ -57,7 +57,9 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class _Built:
+class Built:
+    """A module with the arguments of one call."""
+
     model: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -80,26 +82,42 @@ def load(spec: str, settings: Settings) -> Workload:
         ModelError: no such model, its library or the device is missing, it cannot be built, or does not take its
             input; the message says what to type instead.
     """
+    torch = _library("torch", "xsp[torch]")
+    _check_device(torch, settings.device)
+    built = build(spec, settings)
+    return Workload(
+        spec, step_of(placed(spec, built, settings), settings) if isinstance(built, Built) else built, settings.batch
+    )
+
+
+def build(spec: str, settings: Settings, device: str = "cpu") -> Built | Callable[[], object]:
+    """Build a named model and its input, without its step.
+
+    Args:
+        spec: as in this module's documentation.
+        settings: batch size, shape of the input, seed; its device is where the step runs, and not used here.
+        device: where tensors are made: "cpu", or "meta", on which they have shapes and no values, and take no memory.
+
+    Returns:
+        The module and its arguments; or, of a user's file, the function that does one step.
+
+    Raises:
+        ModelError: no such model, its library is missing, or it cannot be built.
+    """
     source, colon, name = spec.partition(":")
     if not colon or not name:
         raise ModelError(f"{spec!r} names no model; write {_HOWTO}")
     torch = _library("torch", "xsp[torch]")
-    _check_device(torch, settings.device)
     torch.manual_seed(settings.seed)
-    if source.endswith(".py"):
-        built: _Built | Callable[[], object] = from_file(Path(source), name, settings)
-    elif source in _SOURCES:
-        built = _SOURCES[source](name, settings)
-    else:
-        raise ModelError(
-            f"{spec!r}: there is no source {source!r}; there are {', '.join(_SOURCES)} and file.py:function"
-        )
-    if not isinstance(built, _Built):
-        return Workload(spec, built, settings.batch)
-    return Workload(spec, _step(torch, spec, built, settings), settings.batch)
+    with torch.device(device) if device != "cpu" else contextlib.nullcontext():
+        if source.endswith(".py"):
+            return from_file(Path(source), name, settings)
+        if source in _SOURCES:
+            return _SOURCES[source](name, settings)
+    raise ModelError(f"{spec!r}: there is no source {source!r}; there are {', '.join(_SOURCES)} and file.py:function")
 
 
-def from_file(path: Path, name: str, settings: Settings) -> _Built | Callable[[], object]:
+def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[], object]:
     """Call a function of a user's file.
 
     The function takes the batch size. It returns a pair of a module and its input (a tensor, a tuple of
@@ -134,13 +152,13 @@ def from_file(path: Path, name: str, settings: Settings) -> _Built | Callable[[]
     )
 
 
-def _with_input(model: Any, value: Any) -> _Built:
+def _with_input(model: Any, value: Any) -> Built:
     if isinstance(value, Mapping):
-        return _Built(model, (), dict(value))
-    return _Built(model, value if isinstance(value, tuple) else (value,), {})
+        return Built(model, (), dict(value))
+    return Built(model, value if isinstance(value, tuple) else (value,), {})
 
 
-def _torchvision(name: str, settings: Settings) -> _Built:
+def _torchvision(name: str, settings: Settings) -> Built:
     models = _library("torchvision.models", "xsp[models]")
     torch = sys.modules["torch"]
     if name not in models.list_models():
@@ -153,13 +171,13 @@ def _torchvision(name: str, settings: Settings) -> _Built:
     model = models.get_model(name, **options)
     if name in models.list_models(module=models.optical_flow):
         pair = torch.randn(settings.batch, *shape), torch.randn(settings.batch, *shape)
-        return _Built(model, pair, {}, _input(_torchvision_shape(name, models)))
+        return Built(model, pair, {}, _input(_torchvision_shape(name, models)))
     if detects:
         if settings.train:
             raise ModelError(f"torchvision:{name} needs targets to be trained; use file.py:function")
         images = [torch.rand(*shape) for _ in range(settings.batch)]
-        return _Built(model, (images,), {}, _input(_torchvision_shape(name, models)))
-    return _Built(model, (torch.randn(settings.batch, *shape),), {}, _input(_torchvision_shape(name, models)))
+        return Built(model, (images,), {}, _input(_torchvision_shape(name, models)))
+    return Built(model, (torch.randn(settings.batch, *shape),), {}, _input(_torchvision_shape(name, models)))
 
 
 def _torchvision_shape(name: str, models: Any) -> tuple[int, ...]:
@@ -170,21 +188,21 @@ def _torchvision_shape(name: str, models: Any) -> tuple[int, ...]:
     return (3, 299, 299) if name.startswith("inception") else IMAGE
 
 
-def _timm(name: str, settings: Settings) -> _Built:
+def _timm(name: str, settings: Settings) -> Built:
     timm = _library("timm", "xsp[models]")
     torch = sys.modules["torch"]
     if not timm.is_model(name.split(".")[0]):
         raise ModelError(f"timm has no model {name!r}{nearest(name, timm.list_models())}")
     model = timm.create_model(name, pretrained=False)
     usual = tuple(model.default_cfg.get("input_size", IMAGE))
-    return _Built(model, (torch.randn(settings.batch, *(settings.shape or usual)),), {}, _input(usual))
+    return Built(model, (torch.randn(settings.batch, *(settings.shape or usual)),), {}, _input(usual))
 
 
 def _input(shape: tuple[int, ...]) -> str:
     return f"it was made for --input {'x'.join(map(str, shape))}"
 
 
-def _transformers(name: str, settings: Settings) -> _Built:
+def _transformers(name: str, settings: Settings) -> Built:
     transformers = _library("transformers", "xsp[models]")
     name, _, query = name.partition("?")
     try:
@@ -201,7 +219,7 @@ def _transformers(name: str, settings: Settings) -> _Built:
         model = make(config)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"transformers:{name} cannot be built from its configuration: {error}") from error
-    return _Built(model, (), *_transformers_input(name, model, config, settings))
+    return Built(model, (), *_transformers_input(name, model, config, settings))
 
 
 def _transformers_config(transformers: Any, name: str) -> tuple[Any, Callable[[Any], Any]]:
@@ -242,7 +260,7 @@ def _transformers_input(name: str, model: Any, config: Any, settings: Settings) 
     return inputs, f"it takes up to --sequence {longest}" if isinstance(longest, int) and longest > 0 else ""
 
 
-_SOURCES: dict[str, Callable[[str, Settings], _Built]] = {
+_SOURCES: dict[str, Callable[[str, Settings], Built]] = {
     "torchvision": _torchvision,
     "timm": _timm,
     "transformers": _transformers,
@@ -265,7 +283,7 @@ def _check_device(torch: Any, name: str) -> None:
         ) from error
 
 
-def _check_input(torch: Any, spec: str, built: _Built, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_input(torch: Any, spec: str, built: Built, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Call a model once, before anything is recorded: what it does not take is then one line, and not a run.
 
     Raises:
@@ -288,10 +306,23 @@ def _reason(error: Exception) -> str:
     return (str(error).strip().split("\n")[0].split(". ")[0] or type(error).__name__).rstrip(".")
 
 
-def _step(torch: Any, spec: str, built: _Built, settings: Settings) -> Callable[[], object]:
+def placed(spec: str, built: Built, settings: Settings) -> Built:
+    """Return a module and its arguments on the device of the settings, after one call that tries them.
+
+    Raises:
+        ModelError: it does not take its input.
+    """
+    torch = sys.modules["torch"]
     model = built.model.to(settings.device).train(settings.train)
     args, kwargs = _move(torch, built.args, settings.device), _move(torch, built.kwargs, settings.device)
     _check_input(torch, spec, built, args, kwargs)
+    return Built(model, args, kwargs, built.remedy)
+
+
+def step_of(built: Built, settings: Settings) -> Callable[[], object]:
+    """Return a function that does one step of a module: see `load`."""
+    torch = sys.modules["torch"]
+    model, args, kwargs = built.model, built.args, built.kwargs
     if not settings.train:
 
         def predict() -> object:

@@ -1,4 +1,4 @@
-"""Collectors, importers, exporters and analyses by name, through entry points.
+"""Collectors, importers, exporters, analyses and commands by name, through entry points.
 
 Our own plugins go through the same door as everybody else's. A plugin that cannot be imported is listed with
 the reason and stops nobody else.
@@ -31,7 +31,7 @@ def load(group: str, name: str) -> Any:
     """Import one plugin.
 
     Args:
-        group: `xsp.collectors`, `xsp.importers`, `xsp.exporters` or `xsp.analyses`.
+        group: `xsp.collectors`, `xsp.importers`, `xsp.exporters`, `xsp.analyses` or `xsp.commands`.
         name: its name in that group.
 
     Returns:

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from xsp.errors import UsageError, XspError, nearest
+from xsp import plugins
+from xsp.errors import PluginError, UsageError, XspError, nearest
 from xsp.version import __version__
 
 COMMANDS = (
@@ -31,6 +32,9 @@ COMMANDS = (
     "serve",
     "doctor",
 )
+"""Those of the profiler; what stands on it (graphs, and commands of third parties) comes in through entry points."""
+
+GROUP = "xsp.commands"
 
 EXAMPLES = """examples:
   xsp profile torchvision:resnet50 --out runs/demo  profile a model by name
@@ -44,6 +48,7 @@ EXAMPLES = """examples:
   xsp import trace.json.gz -o runs/gpu              traces of other profilers
   xsp counters runs/train report.csv                add hardware counters
   xsp serve                                         receive spans over OTLP
+  xsp graph torchvision:resnet50                    a model's calls and measures
   xsp doctor                                        what can be recorded here
 """
 
@@ -76,8 +81,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    parser = _parser()
     typed = sys.argv[1:] if argv is None else argv
+    parser = _parser(COMMANDS if typed and typed[0] in COMMANDS else None)
     if not typed:
         parser.print_help()
         return 2
@@ -86,8 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if typed[0] != "run":  # whose streams are its program's
         progress.take_any_letter()
     try:
-        if not typed[0].startswith("-") and typed[0] not in COMMANDS:
-            hint = nearest(typed[0], COMMANDS) or "; `xsp --help` lists them"
+        if not typed[0].startswith("-") and typed[0] not in COMMANDS and typed[0] not in plugins.names(GROUP):
+            hint = nearest(typed[0], names()) or "; `xsp --help` lists them"
             raise UsageError(f"there is no command {typed[0]!r}{hint}")
         options = parser.parse_args(typed)
         options.typed = list(typed)
@@ -121,7 +126,24 @@ def _is_of_tables(error: Exception) -> bool:
     return engine is not None and isinstance(error, engine.Error)
 
 
-def _parser() -> argparse.ArgumentParser:
+def names() -> tuple[str, ...]:
+    """Return the names of all commands."""
+    return (*COMMANDS, *(name for name in plugins.names(GROUP) if name not in COMMANDS))
+
+
+def _command(name: str) -> Any:
+    """Return the module of a command.
+
+    Raises:
+        PluginError: it comes from an entry point, and cannot be imported.
+    """
+    if name in COMMANDS:
+        return import_module(f"xsp.cli.{name}_" if keyword.iskeyword(name) else f"xsp.cli.{name}")
+    return plugins.load(GROUP, name)
+
+
+def _parser(of: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """Return the parser of some commands; of all that can be imported, unless told otherwise."""
     parser = _Parser(
         prog="xsp",
         description="Profile deep learning across the stack, and know what the profiling costs.",
@@ -130,8 +152,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"xsp {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        command = import_module(f"xsp.cli.{name}_" if keyword.iskeyword(name) else f"xsp.cli.{name}")
+    for name in names() if of is None else of:
+        try:
+            command = _command(name)
+        except PluginError:  # of a third party's command; the others work
+            continue
         entry = commands.add_parser(
             name,
             help=command.SUMMARY,

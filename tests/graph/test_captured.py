@@ -1,0 +1,248 @@
+"""Graphs captured from models and modules."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import xsp  # noqa: E402
+from xsp.cli import main  # noqa: E402
+from xsp.errors import GraphError, ModelError, UsageError  # noqa: E402
+from xsp.graph import NodeKind  # noqa: E402
+from xsp.graph.node import Phase, Role, Why  # noqa: E402
+
+nn = torch.nn
+
+
+class Branches(nn.Module):
+    """A layer that runs twice, a view, an addition in place, and a skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x):
+        y = self.proj(self.proj(x))
+        y += x
+        return self.norm(y.transpose(0, 1))
+
+
+def of(module, *shape: int, **options):
+    return xsp.graph.of(module, torch.zeros(shape), **options)
+
+
+def test_a_module_has_the_calls_of_a_step_with_their_modules() -> None:
+    graph = of(Branches(), 8, 8)
+    assert [(each.call.op, each.module, each.kind.value) for each in graph.nodes] == [
+        ("aten::linear", "proj", "compute"),
+        ("aten::linear", "proj#2", "compute"),
+        ("aten::add_", "", "compute"),
+        ("aten::transpose", "", "view"),
+        ("aten::layer_norm", "norm", "compute"),
+    ]
+    assert graph.measures()["unique"] == 3
+    assert graph.parameters == 8 * 8 + 8 + 16
+    assert [(each.before, each.after, each.why) for each in graph.edges] == [
+        (0, 1, Why.DATA),
+        (1, 2, Why.DATA),
+        (2, 3, Why.DATA),
+        (3, 4, Why.DATA),
+    ]
+
+
+def test_the_module_stays_as_it_is_and_no_hook_stays_behind() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout()).train()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state = torch.get_rng_state()
+    for train in (False, True):
+        of(module, 4, 4, train=train)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert module.training
+    assert all(each.grad is None for each in module.parameters())
+    assert not torch.nn.modules.module._global_forward_hooks
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_a_key_depends_on_the_layout_and_not_on_the_layer() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x):
+            return self.b(self.a(x)), self.a(x.to(memory_format=torch.channels_last))
+
+    graph = of(Twice(), 2, 4, 8, 8)
+    first, second, _, third = graph.nodes
+    assert first.key == second.key != third.key
+
+
+def test_what_reshape_did_decides_whether_it_is_a_view() -> None:
+    class Reshapes(nn.Module):
+        def forward(self, x):
+            return x.reshape(-1), x.t().reshape(-1)
+
+    assert [each.kind for each in of(Reshapes(), 3, 4).nodes if each.call.op == "aten::reshape"] == [
+        NodeKind.VIEW,
+        NodeKind.COMPUTE,
+    ]
+
+
+def test_kinds_follow_from_what_became_of_the_storages() -> None:
+    class Kinds(nn.Module):
+        def forward(self, x):
+            drawn = torch.rand_like(x)
+            empty = torch.empty_like(x)
+            torch.add(x, drawn, out=empty)
+            return nn.functional.dropout(empty, training=False), torch.dropout_(empty, 0.5, False)
+
+    kinds = [(each.call.op.removeprefix("aten::"), each.kind.value) for each in of(Kinds(), 3).nodes]
+    assert kinds == [
+        ("rand_like", "random"),
+        ("empty_like", "create"),
+        ("add", "compute"),
+        ("dropout", "view"),
+        ("dropout_", "view"),
+    ]
+
+
+def test_tied_weights_count_once() -> None:
+    module = nn.Sequential(nn.Embedding(10, 6), nn.Linear(6, 10, bias=False))
+    module[1].weight = module[0].weight
+    graph = xsp.graph.of(module, torch.zeros(2, 3, dtype=torch.long))
+    assert graph.parameters == 60
+    assert graph.nodes[0].call.values == "uniform"
+
+
+def test_a_training_step_has_phases_gradients_and_modules_in_backward() -> None:
+    graph = of(nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.ReLU(), nn.Linear(4, 2)), 3, 4, train=True)
+    by_phase = {phase: [each for each in graph.nodes if each.phase is phase] for phase in Phase}
+    assert all(by_phase.values())
+    assert {each.module for each in by_phase[Phase.BACKWARD] if each.call.op == "aten::mm"} == {"0", "3"}
+    assert {each.module for each in by_phase[Phase.OPTIMIZER]} == {""}
+    assert {Role.GRADIENT, Role.STATE, Role.WEIGHT, Role.INPUT} <= {each.role for each in graph.values}
+    assert any(each.kind is NodeKind.RANDOM for each in graph.nodes)
+    assert graph.edges_of(Why.REUSE)
+
+
+def test_values_that_decide_need_real_tensors_and_the_graph_says_so() -> None:
+    class Decides(nn.Module):
+        def forward(self, x):
+            return x[x > 0] if x.sum().item() > 0 else x.exp()
+
+    graph = xsp.graph.of(Decides(), torch.ones(4))
+    assert [each.where for each in graph.problems] == ["moved to meta"]
+    assert graph.settings["rung"] == "on the CPU"
+    assert {"aten::item", "aten::index"} <= {each.call.op for each in graph.nodes}
+    assert next(each for each in graph.nodes if each.call.op == "aten::item").kind is NodeKind.SYNC
+
+
+def test_a_module_that_raises_is_one_line_with_the_reason_of_each_rung() -> None:
+    class Raises(nn.Module):
+        def forward(self, x):
+            raise ValueError("mine")
+
+    with pytest.raises(
+        GraphError, match=r"Raises cannot be captured \(moved to meta: ValueError: mine .*CPU"
+    ) as caught:
+        of(Raises(), 2)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_lazy_module_is_captured_after_its_first_call() -> None:
+    graph = of(nn.Sequential(nn.LazyLinear(5), nn.ReLU()), 2, 7)
+    assert graph.parameters == 40
+
+
+def test_flops_are_those_of_the_shapes_and_unknown_ones_make_no_total() -> None:
+    class Products(nn.Module):
+        def forward(self, x):
+            y = torch.einsum("bij,bjk->bik", x, x.transpose(1, 2))
+            z = nn.functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])
+            return torch.matmul(y, x), z
+
+    found = of(Products(), 2, 3, 5).measures()
+    assert found["flops"] == 2 * 2 * 3 * 3 * 5 * 2 + 2 * 2 * 3 * 3 * (5 + 5)
+
+    class Unknown(nn.Module):
+        def forward(self, x):
+            return torch.linalg.inv(x) @ x
+
+    found = of(Unknown(), 4, 4).measures()
+    assert found["flops"] is None
+    assert (found["flops_unknown"], found["flops_at_least"]) == (1, 128)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "flops"),
+    [
+        (lambda: nn.LSTM(6, 5, batch_first=True), (2, 7, 6), 2 * 2 * 7 * 4 * 5 * (6 + 5)),
+        (lambda: nn.GRU(6, 5, bidirectional=True), (7, 2, 6), 2 * 2 * 7 * 2 * 3 * 5 * (6 + 5)),
+        (lambda: nn.Conv2d(4, 8, 3, groups=2, dilation=2), (1, 4, 9, 9), 2 * 8 * 25 * 2 * 9),
+        (lambda: nn.ConvTranspose2d(4, 8, 2), (1, 4, 3, 3), 2 * 4 * 9 * 8 * 4),
+    ],
+)
+def test_flops_of_layers(layer, shape, flops) -> None:
+    assert of(layer(), *shape).measures()["flops"] == flops
+
+
+# --- by name ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("depth", "nodes"), [(18, 69), (34, 125), (50, 175), (101, 345), (152, 515)])
+def test_resnets_have_the_published_number_of_layers(depth: int, nodes: int) -> None:
+    pytest.importorskip("torchvision")
+    found = xsp.graph.of(f"torchvision:resnet{depth}").measures()
+    assert found["nodes"] == nodes
+    assert found["unique"] == (28 if depth < 50 else 54)
+
+
+def test_a_named_model_is_shown_kept_and_read_again(tmp_path, capsys) -> None:
+    pytest.importorskip("transformers")
+    spec = "transformers:gpt2?n_layer=1&n_embd=32&n_head=2&vocab_size=100"
+    assert main(["graph", spec, "--sequence", "9", "--save", str(tmp_path / "g.json"), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    documented = "nodes views computing unique edges parameters flops bytes longest_path diameter".split()
+    assert [key for key in found if key in documented] == documented
+    assert found["input_elements"] == 9
+    assert all(isinstance(found[key], int) for key in documented)
+    assert main(["graph", str(tmp_path / "g.json")]) == 0
+    page = capsys.readouterr().out
+    assert "aten::scaled_dot_product_attention" in page
+    assert max(map(len, page.splitlines())) <= 80
+
+
+def test_a_name_that_there_is_not_is_refused_before_anything_is_built() -> None:
+    pytest.importorskip("torchvision")
+    with pytest.raises(ModelError, match="did you mean resnet50"):
+        xsp.graph.of("torchvision:resnet5O")
+
+
+@pytest.mark.parametrize(("what", "says"), [("nothing.onnx", "no such file"), (7, "a graph of int")])
+def test_what_is_no_source_is_refused(what, says) -> None:
+    with pytest.raises((GraphError, UsageError), match=says):
+        xsp.graph.of(what)
+
+
+def test_a_function_of_a_users_file_that_does_a_step_is_captured(tmp_path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n"
+        "def step(batch):\n"
+        "    net, x = torch.nn.Linear(4, 2), torch.zeros(batch, 4)\n"
+        "    best = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "    def one():\n"
+        "        best.zero_grad()\n"
+        "        net(x).sum().backward()\n"
+        "        best.step()\n"
+        "    return one\n"
+    )
+    graph = xsp.graph.of(f"{path}:step", batch=3)
+    assert {each.phase for each in graph.nodes} == set(Phase)
+    assert graph.parameters == 10

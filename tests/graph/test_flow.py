@@ -1,0 +1,224 @@
+"""Data flow, keys, paths and files of graphs, without torch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xsp.errors import GraphError
+from xsp.graph import files, keys, paths
+from xsp.graph.measures import as_json, critical, measures
+from xsp.graph.node import Call, Edge, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, Why
+from xsp.graph.values import Flow
+
+IMAGE = Tensor("float32", (1, 8, 4, 4))
+
+
+def add(*inputs: Tensor, op: str = "aten::add", **scalars: object) -> Call:
+    arguments = [*((f"input{place}", each) for place, each in enumerate(inputs)), *scalars.items()]
+    return Call(op, tuple(arguments), (IMAGE,))
+
+
+def graph_of(*steps: tuple[str, list[str], str | None], known_by: KnownBy = KnownBy.STORAGE) -> Graph:
+    """Return a graph of calls: operator, names of the storages that it reads, and of the one that it writes.
+
+    A name that ends in `!` is written in place; an operator that writes nothing is a view of what it reads first.
+    """
+    flow, nodes = Flow(), []
+    for number, (op, reads, made) in enumerate(steps):
+        names = [each.rstrip("!") for each in reads]
+        for name in names:
+            flow.outside(name, Role.INPUT, 512)
+        numbers = tuple(flow.read(number, name) for name in names)
+        writes = [flow.write(number, each[:-1], Role.ACTIVATION, 512) for each in reads if each.endswith("!")]
+        if made is not None:
+            writes.append(flow.write(number, made, Role.ACTIVATION, 512))
+        call = add(*[IMAGE] * len(reads), op=op)
+        kind = NodeKind.COMPUTE if writes else NodeKind.VIEW
+        nodes.append(
+            Node(call, keys.key(call), kind, "", Phase.FORWARD, numbers, tuple(writes or numbers)[-1:], tuple(writes))
+        )
+    return Graph("made", Source.CAPTURED, tuple(nodes), flow.edges(), flow.finished(), known_by, "calls", 7)
+
+
+# --- edges --------------------------------------------------------------------------------------------
+
+
+def test_a_read_after_a_write_is_an_edge_of_data() -> None:
+    graph = graph_of(("aten::relu", ["x"], "y"), ("aten::relu", ["y"], "z"))
+    assert graph.edges == (Edge(0, 1, Why.DATA),)
+
+
+def test_what_is_changed_in_place_comes_after_those_who_read_it_before() -> None:
+    graph = graph_of(("aten::relu", ["x"], "y"), ("aten::exp", ["y"], "z"), ("aten::add_", ["y!"], None))
+    assert graph.edges == (Edge(0, 1, Why.DATA), Edge(0, 2, Why.DATA), Edge(1, 2, Why.REUSE))
+    assert [each.version for each in graph.values if each.storage == 1] == [0, 1]
+
+
+def test_who_reads_a_changed_value_reads_the_change() -> None:
+    graph = graph_of(("aten::relu", ["x"], "y"), ("aten::add_", ["y!"], None), ("aten::exp", ["y"], "z"))
+    assert Edge(1, 2, Why.DATA) in graph.edges
+    assert all((each.before, each.after) != (0, 2) for each in graph.edges)
+
+
+def test_a_state_outside_the_tensors_orders_those_who_change_it() -> None:
+    flow = Flow()
+    for node in (0, 3, 5):
+        flow.follow(node, "random")
+    assert flow.edges() == (Edge(0, 3, Why.ORDER), Edge(3, 5, Why.ORDER))
+
+
+# --- paths --------------------------------------------------------------------------------------------
+
+
+def test_the_heaviest_branch_of_the_published_inception_module_wins() -> None:
+    """Figures of Benanza's worked example, in microseconds."""
+    weight = [10.228, 30.511, 8.046, 30.719, 8.045, 47.652, 8.122, 30.231, 7.963, 41.912, 8.017, 10.102, 30.465, 8.017]
+    earlier = [[], [0], [1], [0], [3], [4], [5], [0], [7], [8], [9], [0], [11], [12]]
+    length, path = paths.longest(earlier, [0, *weight[1:]])
+    assert round(length, 3) == 94.538
+    assert path == [0, 3, 4, 5, 6]
+
+
+def test_a_skip_connection_shortens_the_diameter_and_not_the_longest_path() -> None:
+    steps = [("aten::relu", ["x"], "a"), ("aten::relu", ["a"], "b"), ("aten::relu", ["b"], "c")]
+    found = measures(graph_of(*steps, ("aten::add", ["a", "c"], "d")))
+    assert (found["longest_path"], found["diameter"]) == (4, 3)
+
+
+def test_a_view_takes_no_place_on_the_longest_path() -> None:
+    steps = [("aten::relu", ["x"], "a"), ("aten::view", ["a"], None), ("aten::relu", ["a"], "b")]
+    found = measures(graph_of(*steps))
+    assert (found["nodes"], found["views"], found["computing"], found["longest_path"]) == (3, 1, 2, 2)
+
+
+def test_an_order_that_is_all_that_is_known_has_no_longest_path() -> None:
+    found = measures(graph_of(("aten::relu", ["x"], "a"), known_by=KnownBy.ORDER))
+    assert found["longest_path"] is None
+    assert found["diameter"] is None
+    assert critical(graph_of(("aten::relu", ["x"], "a"), known_by=KnownBy.ORDER)) == []
+
+
+def random_steps(draw: st.DrawFn) -> list[tuple[str, list[str], str | None]]:
+    steps: list[tuple[str, list[str], str | None]] = []
+    for number in range(draw(st.integers(1, 25))):
+        names = st.sampled_from(["x", *(f"v{each}" for each in range(number) if steps[each][2] is not None)])
+        reads = draw(st.lists(names, min_size=1, max_size=3))
+        kind = draw(st.sampled_from(["new", "place", "view"]))
+        if kind == "place":
+            reads[0] += "!"
+        steps.append((f"aten::{kind}", reads, f"v{number}" if kind == "new" else None))
+    return steps
+
+
+graphs = st.composite(lambda draw: graph_of(*random_steps(draw)))()
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs)
+def test_edges_go_forward_and_each_value_has_one_writer(graph: Graph) -> None:
+    assert all(each.before < each.after for each in graph.edges)
+    writers = [number for node in graph.nodes for number in node.writes]
+    assert len(writers) == len(set(writers))
+    assert len({(each.storage, each.version) for each in graph.values}) == len(graph.values)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs)
+def test_a_graph_is_the_same_after_it_was_written_and_read(graph: Graph) -> None:
+    assert files.from_plain(json.loads(json.dumps(files.to_plain(graph)))) == graph
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs)
+def test_paths_are_those_of_networkx(graph: Graph) -> None:
+    networkx = pytest.importorskip("networkx")
+    made = networkx.DiGraph()
+    made.add_nodes_from(range(len(graph.nodes)))
+    made.add_edges_from((each.before, each.after) for each in graph.edges_of(Why.DATA))
+    earlier = paths.before(graph)
+    length, path = paths.longest(earlier, [1] * len(earlier))
+    assert length == networkx.dag_longest_path_length(made) + 1 == len(path)
+    assert all(made.has_edge(*pair) for pair in itertools.pairwise(path))
+    lengths = dict(networkx.all_pairs_shortest_path_length(made))
+    assert paths.diameter(earlier) == 1 + max(each for row in lengths.values() for each in row.values())
+
+
+# --- keys ---------------------------------------------------------------------------------------------
+
+
+def test_equal_calls_have_equal_keys_and_others_have_not() -> None:
+    one = keys.key(add(IMAGE, alpha=1))
+    assert one == keys.key(add(IMAGE, alpha=1))
+    others = [
+        add(IMAGE, alpha=2), add(IMAGE, alpha=1.0), add(IMAGE, alpha="1"), add(IMAGE, alpha=True), add(IMAGE, beta=1),
+        add(IMAGE, IMAGE, alpha=1), add(Tensor("float16", IMAGE.shape), alpha=1), add(IMAGE, alpha=(1,)),
+        add(Tensor("float32", IMAGE.shape, (128, 1, 32, 8)), alpha=1), add(IMAGE, alpha=1, op="onnx::add"),
+        add(Tensor("float32", None), alpha=1), add(IMAGE, alpha=float("nan")), add(IMAGE, alpha=complex(1, 0)),
+    ]  # fmt: skip
+    assert len({one, *map(keys.key, others)}) == len(others) + 1
+
+
+def test_the_key_of_work_leaves_out_what_cannot_change_it() -> None:
+    norms = [add(IMAGE, op="aten::batch_norm", eps=eps, training=training) for eps in (1e-5, 1e-3) for training in "ab"]
+    assert len(set(map(keys.key, norms))) == 4
+    assert len(set(map(keys.work_key, norms))) == 2
+
+
+def test_the_key_of_a_block_does_not_depend_on_where_it_stands() -> None:
+    twice = [("aten::relu", ["x"], "a"), ("aten::add", ["a", "x"], "b"), ("aten::relu", ["b"], "c")]
+    graph = graph_of(*twice, ("aten::add", ["c", "b"], "d"))
+    assert keys.block_key(graph.nodes[:2]) == keys.block_key(graph.nodes[2:])
+    assert keys.block_key(graph.nodes[:2]) != keys.block_key(graph.nodes[1:3])
+
+
+# --- files --------------------------------------------------------------------------------------------
+
+
+def test_a_graph_of_order_alone_and_one_of_nothing_have_measures() -> None:
+    found = as_json(graph_of(("aten::relu", ["x"], "a"), known_by=KnownBy.ORDER))
+    assert found["edges_known_by"] == "order"
+    empty = Graph("none", Source.ONNX, (), (), (), KnownBy.NAMES, "nodes")
+    assert measures(empty)["diameter"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text[: len(text) // 2], "damaged"),
+        (lambda text: text.replace('"xsp_graph":1', '"xsp_graph":99'), "newer xsp"),
+        (lambda text: text.replace('"xsp_graph":1', '"other":1'), "no graph of xsp's"),
+        (lambda text: text.replace("aten::relu", "aten::gelu"), "the key of a call"),
+        (lambda text: text.replace('[0,1,"data"]', '[1,0,"data"]'), "an edge from 1 to 0"),
+        (lambda text: text.replace('"nodes":', '"knots":'), "damaged"),
+        (lambda text: "[" * 100_000, "damaged"),
+    ],
+)
+def test_a_file_that_was_damaged_or_edited_is_refused_in_one_line(tmp_path: Path, change, says) -> None:
+    path = tmp_path / "graph.json"
+    files.save(graph_of(("aten::relu", ["x"], "a"), ("aten::relu", ["a"], "b")), path)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(GraphError, match=says) as caught:
+        files.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="cannot be written"):
+        files.save(graph_of(("aten::relu", ["x"], "a")), tmp_path / "no" / "graph.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hundred_thousand_nodes_have_measures_and_no_diameter(tmp_path: Path) -> None:
+    steps = [("aten::relu", [f"v{number}"], f"v{number + 1}") for number in range(100_000)]
+    graph = graph_of(*steps)
+    found = measures(graph)
+    assert found["longest_path"] == 100_000
+    assert found["diameter"] is None
+    graph.save(tmp_path / "large.json")
+    assert files.load(tmp_path / "large.json") == graph

@@ -1,0 +1,73 @@
+"""Show the calls of a step as a graph: layers, parameters, FLOPs, bytes, longest path, unique layers.
+
+Nothing is timed. A model by name runs one step on tensors without values, so that it needs neither a device nor memory
+for its weights, which are never loaded.
+
+examples:
+  xsp graph torchvision:resnet50
+  xsp graph timm:vit_tiny_patch16_224 --batch 8
+  xsp graph transformers:bert --sequence 64 --train
+  xsp graph torchvision:resnet50 --save resnet50.json   keep it; a saved graph is a source too
+  xsp graph resnet50.json --format json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from xsp.cli import options
+
+SUMMARY = "show a model's calls, data flow and measures, untimed"
+
+FORMATS = ("table", "json")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="torchvision:NAME, timm:NAME, transformers:NAME, path/to/file.py:function, or a saved graph",
+    )
+    parser.add_argument("--batch", type=options.rows, default=1, metavar="N", help="samples in a step (default: 1)")
+    parser.add_argument("--train", action="store_true", help="forward, backward and optimizer instead of a prediction")
+    parser.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 (default: the model's own)")
+    parser.add_argument(
+        "--sequence",
+        type=options.rows,
+        default=128,
+        metavar="N",
+        help="tokens of one sample (default: 128)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and inputs (default: 0)")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the graph as JSON; xsp graph reads it again")
+    parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Make the graph, show or write it."""
+    from xsp import graph as graphs
+
+    found = graphs.of(
+        given.source,
+        batch=given.batch,
+        train=given.train,
+        seed=given.seed,
+        shape=options.shape(given.input),
+        sequence=given.sequence,
+    )
+    if given.save is not None:
+        found.save(given.save)
+    if given.format == "json":
+        from xsp.graph.measures import as_json
+
+        json.dump(as_json(found), sys.stdout, indent=2)
+        print()
+    else:
+        from xsp.graph import text
+
+        print(text.page(found))
+    return 0

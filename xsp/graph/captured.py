@@ -1,0 +1,225 @@
+"""Graphs of models and modules: one step runs under a recorder, on tensors without values where that works.
+
+| rung | tried | what it cannot do |
+|---|---|---|
+| built on meta | first | initialisers that compute with values |
+| moved to meta | where building on meta failed | operators whose result depends on values |
+| on the CPU | where running on meta failed | models that do not fit into half of the free memory |
+
+A rung that failed is a problem of the graph, with the class of the error and its place. Without values nothing is
+computed: a model of any size is captured in the memory that its description takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xsp import models
+from xsp.errors import GraphError, ModelError
+from xsp.graph.node import Graph, KnownBy, Problem, Source
+from xsp.version import __version__
+
+if TYPE_CHECKING:
+    from xsp.models import Built, Settings
+
+RUNGS = ("built on meta", "moved to meta", "on the CPU")
+
+COUNTS = "operators of ATen"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step, ready to run, and what is known of it beforehand."""
+
+    run: Callable[[], object]
+    built: Built | None
+
+
+def named(spec: str, settings: Settings) -> Graph:
+    """Capture a step of a model by name.
+
+    Args:
+        spec: as `xsp.models` reads it.
+        settings: batch, training or inference, seed, shape of the input; on its device only the last rung is affected.
+
+    Raises:
+        ModelError: there is no such model, or its library is missing.
+        GraphError: no rung of the ladder worked; the message says why each did not.
+    """
+
+    built_on_meta = False
+
+    def on_meta() -> _Step:
+        nonlocal built_on_meta
+        built = models.build(spec, settings, device="meta")
+        built_on_meta = True
+        return ready(built, "meta")
+
+    def moved() -> _Step | None:
+        return None if built_on_meta else ready(models.build(spec, settings), "meta")
+
+    def on_cpu() -> _Step:
+        return ready(models.build(spec, settings), "cpu")
+
+    def ready(built: Built | Callable[[], object], device: str) -> _Step:
+        if isinstance(built, models.Built):
+            return _ready(spec, built, settings, device)
+        if device == "meta":
+            raise GraphError("a function that does a step makes its own tensors")
+        built()
+        return _Step(built, None)
+
+    return _climb(spec, settings, dict(zip(RUNGS, (on_meta, moved, on_cpu), strict=True)))
+
+
+def of_module(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings) -> Graph:
+    """Capture a step of a module with its arguments; it runs on a copy, and the module stays as it is.
+
+    Raises:
+        GraphError: no rung of the ladder worked; the message says why each did not.
+    """
+    name = type(module).__name__
+
+    def moved() -> _Step:
+        return _ready(name, models.Built(_without_values(module), args, kwargs), settings, "meta")
+
+    def on_cpu() -> _Step:
+        _check_memory(module)
+        return _ready(name, models.Built(copy.deepcopy(module), args, kwargs), settings, "cpu")
+
+    return _climb(name, settings, {RUNGS[1]: moved, RUNGS[2]: on_cpu})
+
+
+def _ready(name: str, built: Built, settings: Settings, device: str) -> _Step:
+    if device == "cpu":
+        _check_memory(built.model)
+    settings = replace(settings, device=device)
+    built = models.placed(name, built, settings)
+    return _Step(models.step_of(built, settings), built)
+
+
+def _climb(name: str, settings: Settings, rungs: dict[str, Callable[[], _Step | None]]) -> Graph:
+    problems: list[Problem] = []
+    for rung, make in rungs.items():
+        try:
+            with _left_as_it_was():
+                step = make()
+                if step is not None:
+                    return _capture(name, settings, rung, step, problems)
+        except Exception as error:
+            cause = error.__cause__
+            if isinstance(error, ModelError) and (cause is None or isinstance(cause, ImportError)):
+                raise
+            problems.append(Problem(rung, _said(error)))
+    reasons = "; ".join(f"{each.where}: {each.reason}" for each in problems)
+    raise GraphError(f"{name} cannot be captured ({reasons})")
+
+
+def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: list[Problem]) -> Graph:
+    import torch
+
+    from xsp.graph.recorder import Recorder
+
+    if settings.train:
+        step.run()  # the state of the optimizer is made in the first step: the second is as all others
+    recorder = Recorder()
+    if step.built is not None:
+        recorder.modules.know(step.built.model)
+        recorder.inputs((step.built.args, step.built.kwargs))
+    with recorder.recording():
+        step.run()
+    found = recorder.finish()
+    if not found.nodes:
+        raise GraphError(f"{name} calls no operator")
+    stated = {
+        "batch": settings.batch,
+        "train": settings.train,
+        "rung": rung,
+        "dtype": None if step.built is None else _dtype(step.built.model),
+        "torch": torch.__version__,
+        "xsp": __version__,
+    }
+    return Graph(
+        name=name,
+        source=Source.CAPTURED,
+        nodes=found.nodes,
+        edges=found.edges,
+        values=found.values,
+        known_by=KnownBy.STORAGE,
+        counts=COUNTS,
+        parameters=found.parameters,
+        settings=stated,
+        problems=tuple(problems),
+    )
+
+
+def _dtype(model: Any) -> str | None:
+    first = next((each for each in model.parameters() if each.is_floating_point()), None)
+    return None if first is None else str(first.dtype).removeprefix("torch.")
+
+
+def _without_values(module: Any) -> Any:
+    """Return a copy of a module whose parameters and buffers have shapes and no values."""
+    import torch
+
+    shapes: dict[int, Any] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
+            continue
+        empty = torch.empty_like(tensor, device="meta", requires_grad=False)
+        if isinstance(tensor, torch.nn.Parameter):
+            empty = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
+        shapes[id(tensor)] = empty
+    return copy.deepcopy(module, shapes)
+
+
+@contextlib.contextmanager
+def _left_as_it_was() -> Iterator[None]:
+    """Keep the random numbers of the program as they are, whatever is built and run inside."""
+    import torch
+
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+def _check_memory(model: Any) -> None:
+    """Refuse to run a model whose parameters take more than half of the free memory.
+
+    Raises:
+        GraphError: they do.
+    """
+    import torch
+
+    held = [each for each in (*model.parameters(), *model.buffers()) if not torch.nn.parameter.is_lazy(each)]
+    needed = sum(each.numel() * each.element_size() for each in held)
+    free = _free_bytes()
+    if free is not None and needed > free // 2:
+        raise GraphError(f"its weights take {needed / 2**30:.1f} GiB, more than half of the {free / 2**30:.1f} free")
+
+
+def _free_bytes() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return None
+
+
+def _said(error: BaseException) -> str:
+    """Return class, first sentence and place of an error."""
+    root = error.__cause__ or error
+    first = (str(root).strip().split("\n")[0].split(". ")[0] or "no message").rstrip(".")[:200]
+    if isinstance(root, GraphError):
+        return first
+    frames = traceback.extract_tb(root.__traceback__)
+    place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    return f"{type(root).__name__}: {first}{place}"

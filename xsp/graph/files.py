@@ -1,0 +1,172 @@
+"""A graph on the disk: one JSON file that appears in one piece.
+
+Equal calls stand there once, as most layers of a model are alike; nodes name them by number. A number on a file says
+which version of this form it has, and a newer one is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from xsp import atomic
+from xsp.errors import GraphError
+from xsp.graph import keys
+from xsp.graph.node import (
+    Call,
+    Edge,
+    Graph,
+    KnownBy,
+    Node,
+    NodeKind,
+    Phase,
+    Problem,
+    Role,
+    Source,
+    Tensor,
+    Value,
+    Why,
+)
+
+VERSION = 1
+AGAIN = "save it again: xsp graph SPEC --save FILE"
+MARK = "xsp_graph"
+"""First key of the file; its value is the version."""
+
+
+def save(graph: Graph, path: Path | str) -> None:
+    """Write a graph to a file.
+
+    Raises:
+        GraphError: it cannot be written; nothing is left of the attempt.
+    """
+    text = json.dumps(to_plain(graph), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    try:
+        with atomic.written(Path(path)) as beside:
+            beside.write_text(text, encoding="ascii")
+    except OSError as error:
+        raise GraphError(f"{path}: the graph cannot be written ({error.strerror or error})") from error
+
+
+def load(path: Path | str) -> Graph:
+    """Read a graph that `save` wrote.
+
+    Raises:
+        GraphError: there is no such file, it is damaged, of a newer version, or something else.
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise GraphError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:
+        raise GraphError(f"{path}: the graph is damaged ({error}); {AGAIN}") from error
+    version = found.get(MARK) if isinstance(found, dict) else None
+    if type(version) is not int:
+        raise GraphError(f"{path}: this is no graph of xsp's; write one: xsp graph SPEC --save FILE")
+    if version > VERSION:
+        raise GraphError(f"{path}: the graph was written by a newer xsp (version {version}, known is {VERSION})")
+    try:
+        return from_plain(found)
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise GraphError(f"{path}: the graph is damaged ({error}); {AGAIN}") from error
+
+
+def to_plain(graph: Graph) -> dict[str, Any]:
+    """Return a graph as JSON can hold it."""
+    numbers: dict[tuple[str, str], int] = {}
+    calls: list[Any] = []
+    nodes = []
+    for node in graph.nodes:
+        made = json.dumps([keys.plain(each) for each in node.call.outputs])
+        number = numbers.setdefault((node.key, made), len(calls))
+        if number == len(calls):
+            calls.append(_call(node))
+        place = [node.kind.value, node.module, node.phase.value]
+        nodes.append([number, *place, list(node.reads), list(node.returns), list(node.writes)])
+    return {
+        MARK: VERSION,
+        "name": graph.name,
+        "source": graph.source.value,
+        "known_by": graph.known_by.value,
+        "counts": graph.counts,
+        "parameters": graph.parameters,
+        "settings": dict(graph.settings),
+        "problems": [[each.where, each.reason] for each in graph.problems],
+        "calls": calls,
+        "values": [[each.storage, each.version, each.role.value, each.bytes] for each in graph.values],
+        "nodes": nodes,
+        "edges": [[each.before, each.after, each.why.value] for each in graph.edges],
+    }
+
+
+def from_plain(found: dict[str, Any]) -> Graph:
+    """Return the graph that `to_plain` made JSON of.
+
+    Raises:
+        LookupError, ValueError, TypeError: it did not, or somebody changed it.
+    """
+    calls = [(_read_call(each), str(each["key"])) for each in found["calls"]]
+    for call, key in calls:
+        if keys.key(call) != key:
+            raise ValueError(f"the key of a call of {call.op} is not that of its arguments")
+    values = tuple(Value(int(place), int(turn), Role(role), size) for place, turn, role, size in found["values"])
+    nodes = tuple(
+        Node(
+            calls[number][0],
+            calls[number][1],
+            NodeKind(kind),
+            module,
+            Phase(phase),
+            tuple(reads),
+            tuple(returns),
+            tuple(writes),
+        )
+        for number, kind, module, phase, reads, returns, writes in found["nodes"]
+    )
+    edges = tuple(Edge(before, after, Why(why)) for before, after, why in found["edges"])
+    _check(nodes, edges, values)
+    return Graph(
+        name=str(found["name"]),
+        source=Source(found["source"]),
+        nodes=nodes,
+        edges=edges,
+        values=values,
+        known_by=KnownBy(found["known_by"]),
+        counts=str(found["counts"]),
+        parameters=found["parameters"],
+        settings=dict(found["settings"]),
+        problems=tuple(Problem(*each) for each in found["problems"]),
+    )
+
+
+def _check(nodes: tuple[Node, ...], edges: tuple[Edge, ...], values: tuple[Value, ...]) -> None:
+    for edge in edges:
+        if not 0 <= edge.before < edge.after < len(nodes):
+            raise ValueError(f"an edge from {edge.before} to {edge.after} among {len(nodes)} nodes")
+    for node in nodes:
+        if len(node.reads) not in (0, len(node.call.inputs)) or len(node.returns) not in (0, len(node.call.outputs)):
+            raise ValueError(f"a call of {node.call.op} with other values than it has tensors")
+        for number in (*node.reads, *node.returns, *node.writes):
+            if not 0 <= number < len(values):
+                raise ValueError(f"there is no value {number}")
+
+
+def _call(node: Node) -> dict[str, Any]:
+    call = node.call
+    return {
+        "op": call.op,
+        "overload": call.overload,
+        "values": call.values,
+        "arguments": [[name, keys.plain(value)] for name, value in call.arguments],
+        "outputs": [keys.plain(each) for each in call.outputs],
+        "key": node.key,
+    }
+
+
+def _read_call(found: dict[str, Any]) -> Call:
+    arguments = tuple((str(name), keys.read(value)) for name, value in found["arguments"])
+    outputs = tuple(keys.read(each) for each in found["outputs"])
+    if not all(isinstance(each, Tensor) for each in outputs):
+        raise ValueError("an output that is no tensor")
+    return Call(str(found["op"]), arguments, outputs, str(found["overload"]), str(found["values"]))

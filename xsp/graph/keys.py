@@ -1,0 +1,121 @@
+"""When two calls are the same: the canonical form of a call, and its key.
+
+In the key are the operator with its overload, of each tensor argument type, shape and strides (unless contiguous), and
+all other arguments. Not in it are the values of weights, names, modules, the position in a graph, and devices: devices
+belong to the machine on which a call is timed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from xsp.graph.node import Call, Node, Tensor
+
+VALUE_DEPENDENT = frozenset(
+    f"aten::{name}"
+    for name in (
+        "embedding embedding_bag _embedding_bag _embedding_bag_forward_only embedding_dense_backward gather scatter "
+        "scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ index index_put index_put_ _index_put_impl_ "
+        "index_add index_add_ index_select index_copy index_copy_ take take_along_dim masked_select masked_scatter "
+        "masked_scatter_ nonzero sort argsort topk unique _unique2 unique_consecutive bincount histc searchsorted "
+        "bucketize repeat_interleave multinomial _grouped_mm kthvalue median mode"
+    ).split()
+)
+"""Operators whose time depends on the values of their inputs, by the positions or the order that they hold."""
+
+UNIFORM = "uniform"
+"""Values drawn evenly from what is allowed: the rule where nothing else was observed."""
+
+ERASED: Mapping[str, frozenset[str]] = {
+    # adds a constant or scales by one: the same instructions whatever it is
+    **dict.fromkeys(
+        ("aten::batch_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit_no_training"),
+        frozenset(["eps", "momentum"]),
+    ),
+    **dict.fromkeys(("aten::layer_norm", "aten::native_layer_norm", "aten::rms_norm"), frozenset(["eps"])),
+    **dict.fromkeys(("aten::group_norm", "aten::native_group_norm", "aten::instance_norm"), frozenset(["eps"])),
+    **dict.fromkeys(("aten::leaky_relu", "aten::leaky_relu_"), frozenset(["negative_slope"])),
+    **dict.fromkeys(("aten::elu", "aten::elu_"), frozenset(["alpha", "scale", "input_scale"])),
+    "onnx::BatchNormalization": frozenset(["epsilon", "momentum"]),
+    "onnx::LayerNormalization": frozenset(["epsilon"]),
+    "onnx::LeakyRelu": frozenset(["alpha"]),
+}
+"""Operator → arguments that cannot change the work. Drop-out is not here: probabilities of 0 and 1 do other work."""
+
+
+def key(call: Call) -> str:
+    """Return the key of a call: 32 hexadecimal digits, equal for equal calls."""
+    return _hash(canonical(call))
+
+
+def work_key(call: Call) -> str:
+    """Return the key of the work of a call: arguments that cannot change it (`ERASED`) are left out."""
+    erased = ERASED.get(call.op)
+    if not erased:
+        return key(call)
+    kept = tuple((name, value) for name, value in call.arguments if name not in erased)
+    return _hash(canonical(Call(call.op, kept, call.outputs, call.overload, call.values)))
+
+
+def canonical(call: Call) -> str:
+    """Return a call as text: JSON without freedom, in which equal calls are equal."""
+    return _text([call.op, call.overload, [[name, plain(value)] for name, value in call.arguments], call.values])
+
+
+def block_key(nodes: Iterable[Node]) -> str:
+    """Return the key of consecutive nodes: the keys of their calls, and the wiring in numbers of first appearance."""
+    seen: dict[int, int] = {}
+
+    def local(numbers: Iterable[int]) -> list[int]:
+        return [seen.setdefault(each, len(seen)) for each in numbers]
+
+    return _hash(_text([[each.key, local(each.reads), local(each.returns), local(each.writes)] for each in nodes]))
+
+
+def plain(value: Any) -> Any:
+    """Return an argument as JSON can hold it, so that different arguments stay different."""
+    if isinstance(value, Tensor):
+        stride = [] if value.stride is None else [list(value.stride)]
+        return {"tensor": [value.dtype, None if value.shape is None else list(value.shape), *stride]}
+    if isinstance(value, (tuple, list)):
+        return [plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if isinstance(value, complex):
+        return {"complex": [repr(value.real), repr(value.imag)]}
+    return value if value is None or isinstance(value, (bool, int, float, str)) else {"other": str(value)}
+
+
+def read(value: Any) -> Any:
+    """Return what `plain` made JSON of.
+
+    Raises:
+        ValueError: it did not.
+    """
+    if isinstance(value, list):
+        return tuple(read(each) for each in value)
+    if not isinstance(value, dict):
+        return value
+    ((kind, held),) = value.items()
+    if kind == "tensor":
+        dtype, shape, *stride = held
+        return Tensor(dtype, None if shape is None else tuple(shape), tuple(stride[0]) if stride else None)
+    if kind == "complex":
+        return complex(float(held[0]), float(held[1]))
+    if kind == "float":
+        return float(held)
+    if kind == "other":
+        return str(held)
+    raise ValueError(f"there is no argument of kind {kind!r}")
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

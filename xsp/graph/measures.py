@@ -1,0 +1,146 @@
+"""Measures of a graph without timing: size, parameters, operations, critical path, and the wider family.
+
+| measure | convention |
+|---|---|
+| `nodes` | all calls, in the vocabulary of the source |
+| `views` | calls that neither move nor compute anything: all outputs lie in storages of inputs |
+| `computing` | calls that are neither views nor bare allocations |
+| `unique` | different keys among the computing calls |
+| `edges` | pairs of nodes of which the later one reads what the earlier one made |
+| `parameters` | elements of all parameters; tied ones once, buffers not |
+| `flops` | a multiply-add is 2; matrix products, convolutions and attention; null if a call's are unknown |
+| `bytes` | each input of a computing call read once, each output written once; null if a size is unknown |
+| `longest_path` | computing nodes on the path with most of them, over data edges, to any end |
+| `diameter` | computing nodes on the longest of all shortest paths, views left out; null beyond 20,000 |
+
+SPOC's four are `input_elements`, `parameters`, `flops` and `longest_path`; the literature also says "diameter" for the
+last one, which is another number wherever a connection skips nodes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from xsp.graph import paths, work
+from xsp.graph.keys import work_key
+from xsp.graph.node import Graph, KnownBy, NodeKind, Role, Why
+
+
+def measures(graph: Graph) -> dict[str, Any]:
+    """Return the measures of a graph, by name; plain values, None where one cannot be told."""
+    computing = graph.computing
+    earlier = paths.contracted(graph, lambda node: node.computes)
+    ordered_only = graph.known_by is KnownBy.ORDER
+    path, _ = paths.longest(earlier, [1] * len(earlier))
+    whole, _ = paths.longest(paths.before(graph), [1] * len(graph.nodes))
+    levels = Counter(paths.levels(earlier, [1] * len(earlier)))
+    flops = [work.flops_of(each) for each in graph.nodes]
+    moved = [work.bytes_of(each) for each in graph.nodes]
+    by_role = _by_role(graph)
+    total, moves = _total(flops), _total(moved)
+    return {
+        "nodes": len(graph.nodes),
+        "views": sum(each.kind is NodeKind.VIEW for each in graph.nodes),
+        "computing": len(computing),
+        "unique": len({each.key for each in computing}),
+        "edges": len(graph.edges_of(Why.DATA)),
+        "parameters": graph.parameters,
+        "flops": total,
+        "bytes": moves,
+        "longest_path": None if ordered_only else int(path),
+        "diameter": None if ordered_only else paths.diameter(earlier),
+        "input_elements": _input_elements(graph),
+        "longest_path_all_nodes": None if ordered_only else int(whole),
+        "width": None if ordered_only else max(levels.values(), default=0),
+        "parallelism": None if ordered_only or not path else round(len(computing) / path, 3),
+        "unique_work": len({work_key(each.call) for each in computing}),
+        "unique_all_nodes": len({each.key for each in graph.nodes}),
+        "edges_reuse": len(graph.edges_of(Why.REUSE)),
+        "edges_order": len(graph.edges_of(Why.ORDER)),
+        "flops_unknown": sum(each is None for each in flops),
+        "flops_at_least": sum(filter(None, flops)),
+        "bytes_unknown": sum(each is None for each in moved),
+        "bytes_at_least": sum(filter(None, moved)),
+        "intensity": round(total / moves, 3) if total is not None and moves else None,
+        "weight_bytes": by_role[Role.WEIGHT],
+        "peak_activation_bytes": _peak(graph),
+        "creates": sum(each.kind is NodeKind.CREATE for each in graph.nodes),
+        "random": sum(each.kind is NodeKind.RANDOM for each in graph.nodes),
+        "opaque": sum(each.kind is NodeKind.OPAQUE for each in graph.nodes),
+    }
+
+
+def as_json(graph: Graph) -> dict[str, Any]:
+    """Return the measures of a graph, and what they are of, as plain values: what `xsp graph --format json` prints."""
+    return {
+        "name": graph.name,
+        "source": graph.source.value,
+        "counts": graph.counts,
+        "edges_known_by": graph.known_by.value,
+        **measures(graph),
+        "settings": dict(graph.settings),
+        "problems": [{"where": each.where, "reason": each.reason} for each in graph.problems],
+    }
+
+
+def critical(graph: Graph) -> list[int]:
+    """Return the places of the nodes on the longest path, views on it included; empty if only the order is known."""
+    if graph.known_by is KnownBy.ORDER:
+        return []
+    return paths.longest(paths.before(graph), [float(each.computes) for each in graph.nodes])[1]
+
+
+def _total(figures: Sequence[int | None]) -> int | None:
+    return None if None in figures else sum(filter(None, figures))
+
+
+def _by_role(graph: Graph) -> dict[Role, int | None]:
+    """Return the bytes of all storages of each role; None where one is unknown."""
+    first = {each.storage: each for each in reversed(graph.values)}.values()
+    return {role: _total([each.bytes for each in first if each.role is role]) for role in Role}
+
+
+def _input_elements(graph: Graph) -> int | None:
+    """Return the elements of all tensors that the step takes, of the whole batch; None if these are not known."""
+    numbers = {number for number, value in enumerate(graph.values) if value.role is Role.INPUT}
+    found: dict[int, int] = {}
+    for node in graph.nodes:
+        for number, tensor in zip(node.reads, node.call.inputs, strict=False):
+            if number in numbers and tensor.elements is not None:
+                found.setdefault(number, tensor.elements)
+    return sum(found.values()) if numbers and len(found) == len(numbers) else None
+
+
+def _peak(graph: Graph) -> int | None:
+    """Return the most bytes of storages made in the step that are alive at once, each until its last reader.
+
+    A storage that nobody reads is an output, and stays; inputs, weights and what lives between steps are left out.
+    """
+    if graph.known_by is KnownBy.ORDER:
+        return None
+    kept = {each.storage for each in graph.values if each.version == 0 and each.role in _LASTING}
+    size = {each.storage: each.bytes for each in graph.values if each.storage not in kept}
+    if None in size.values():
+        return None
+    born: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for place, node in enumerate(graph.nodes):
+        for number in node.writes:
+            born.setdefault(graph.values[number].storage, place)
+        for number in node.reads:
+            last[graph.values[number].storage] = place
+    change = [0] * (len(graph.nodes) + 1)
+    for storage, place in born.items():
+        if storage in size:
+            change[place] += size[storage] or 0
+            change[last.get(storage, len(graph.nodes) - 1) + 1] -= size[storage] or 0
+    now = most = 0
+    for each in change:
+        now += each
+        most = max(most, now)
+    return most
+
+
+_LASTING = (Role.WEIGHT, Role.BUFFER, Role.INPUT, Role.STATE, Role.CONSTANT)

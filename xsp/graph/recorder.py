@@ -1,0 +1,383 @@
+"""Records the calls of a step, under the mode of PyTorch's dispatcher. Imports torch: import it where it is needed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optimizer_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from xsp.graph import keys
+from xsp.graph.node import Call, Edge, Node, NodeKind, Phase, Role, Tensor, Value
+from xsp.graph.values import Flow
+
+NO_CALLS = frozenset(["profiler", "prim", "rngprims"])
+"""Vocabularies of what the framework tells itself: no calls of the step."""
+
+NOT_OF_THE_CALL = frozenset(["device", "pin_memory", "non_blocking", "generator"])
+"""Arguments that belong to the machine or to the program and not to the work."""
+
+TRAINING = ("training", "train")
+
+STATISTICS = frozenset(
+    f"aten::{name}" for name in ("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+)
+"""Operators that change their running statistics in training, though their schemas do not say so."""
+
+DROPS = frozenset(f"aten::{kind}dropout_" for kind in ("", "alpha_", "feature_", "feature_alpha_"))
+"""Operators that leave their input alone outside training, though their schemas say that they write it."""
+
+COMMUNICATES = frozenset(["c10d", "_c10d_functional", "c10d_functional", "symm_mem"])
+
+
+class Argument(NamedTuple):
+    """What the schema of an operator says of an argument."""
+
+    name: str
+    default: Any
+    written: bool
+    only_written: bool
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The calls of a step."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    values: tuple[Value, ...]
+    parameters: int
+    """Elements of all parameters of the modules that ran, those that share memory counted once."""
+
+
+class Recorder(TorchDispatchMode):
+    """Notes each operator that the dispatcher is asked for.
+
+    In the autograd mode of the workload the dispatcher is asked for what a profiler sees as the outermost operators: in
+    inference mode composite operators stay whole, with gradients they decompose.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.nodes: list[Node] = []
+        self.flow = Flow()
+        self.modules = Modules(self._known_module)
+        self.parameters = 0
+        self._schemas: dict[Any, list[Argument]] = {}
+        self._alive: dict[int, StorageWeakRef] = {}
+        self._held: list[Any] = []
+        self._through: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._counted: set[tuple[Any, ...]] = set()
+        self._by_sequence: list[tuple[int, str]] = []
+        self._optimizing = 0
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what runs inside on this thread; nothing of it stays behind."""
+        with ExitStack() as stack:
+            stack.enter_context(self.modules.watched())
+            for handle in (
+                optimizer_hooks.register_optimizer_step_pre_hook(lambda *_: self._optimizer(1)),
+                optimizer_hooks.register_optimizer_step_post_hook(lambda *_: self._optimizer(-1)),
+            ):
+                stack.callback(handle.remove)
+            stack.enter_context(self)
+            yield
+
+    def inputs(self, values: Any) -> None:
+        """Take the tensors in an argument of the step for its inputs."""
+        for tensor in flat(values):
+            self._outside(tensor, Role.INPUT)
+
+    def finish(self) -> Recorded:
+        """Return what was recorded."""
+        for module in self.modules.roots:
+            for parameter in module.parameters():
+                if parameter.grad is not None:
+                    self.flow.mark(self._storage(parameter.grad), Role.GRADIENT)
+        return Recorded(tuple(self.nodes), self.flow.edges(), self.flow.finished(), self.parameters)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and note it."""
+        kwargs = kwargs or {}
+        schema = getattr(func, "_schema", None)
+        namespace = getattr(func, "namespace", "")
+        if schema is None or namespace in NO_CALLS:
+            return func(*args, **kwargs)
+        declared = self._declared(func, schema)
+        given = [
+            args[place] if place < len(args) else kwargs.get(each.name, each.default)
+            for place, each in enumerate(declared)
+        ]
+        described = tuple(
+            (each.name, argument(None if each.name in NOT_OF_THE_CALL else value))
+            for each, value in zip(declared, given, strict=True)
+        )
+        phase = self._phase()
+        number = len(self.nodes)
+        reads, written = self._read(number, schema.name, declared, given, phase)
+        if torch.Tag.inplace_view in func.tags:  # it changes the tensor, and nothing that the tensor holds
+            written = []
+        result = func(*args, **kwargs)
+        module = self._module(phase)
+        role = Role.GRADIENT if phase is Phase.BACKWARD else Role.ACTIVATION
+        writes = {each: self.flow.write(number, each, role, None) for each in written}
+        tensors = list(flat(result))
+        returns, made = self._returned(number, tensors, role)
+        call = Call(
+            schema.name,
+            described,
+            tuple(map(tensor_of, tensors)),
+            schema.overload_name,
+            keys.UNIFORM if schema.name in keys.VALUE_DEPENDENT else "",
+        )
+        kind = kind_of(func, namespace, reads, tensors, writes=bool(writes), made=len(made))
+        if kind in (NodeKind.RANDOM, NodeKind.COMMUNICATION):
+            self.flow.follow(number, kind)
+        self.nodes.append(Node(call, keys.key(call), kind, module, phase, reads, returns, (*writes.values(), *made)))
+        return result
+
+    def _declared(self, func: Any, schema: Any) -> list[Argument]:
+        found = self._schemas.get(func)
+        if found is None:
+            found = self._schemas[func] = []
+            for each in schema.arguments:
+                written = each.alias_info is not None and each.alias_info.is_write
+                found.append(Argument(each.name, each.default_value, written, written and each.kwarg_only))
+        return found
+
+    def _read(
+        self, number: int, op: str, declared: list[Argument], given: list[Any], phase: Phase
+    ) -> tuple[tuple[int, ...], list[Hashable]]:
+        """Return the values behind the tensors among the arguments, and the storages that are going to be written."""
+        reads: list[int] = []
+        written: dict[Hashable, None] = {}
+        training = any(
+            each.name in ("training", "train") and value for each, value in zip(declared, given, strict=True)
+        )
+        trains, idles = op in STATISTICS and training, op in DROPS and not training
+        for each, value in zip(declared, given, strict=True):
+            changes = each.written or (trains and each.name in ("running_mean", "running_var"))
+            for tensor in flat(value):
+                role = Role.STATE if phase is Phase.OPTIMIZER else Role.CONSTANT
+                storage = self._outside(tensor, role)
+                if changes and not idles:
+                    written[storage] = None
+                if each.only_written:
+                    reads.append(self.flow.current(storage))
+                else:
+                    reads.append(self.flow.read(number, storage, self._handle(tensor)))
+        return tuple(reads), list(written)
+
+    def _returned(self, number: int, tensors: list[Any], role: Role) -> tuple[tuple[int, ...], list[int]]:
+        """Return the values behind what an operator returned, and those that it made in new storages."""
+        returns, made = [], []
+        for tensor in tensors:
+            storage = self._storage(tensor)
+            if self.flow.known(storage):
+                returns.append(self.flow.current(storage))
+            else:
+                made.append(self.flow.write(number, storage, role, self._bytes(tensor)))
+                returns.append(made[-1])
+            self._through[id(tensor)] = (weakref.ref(tensor), number)
+        return tuple(returns), made
+
+    def _outside(self, tensor: Any, role: Role) -> Hashable:
+        storage = self._storage(tensor)
+        if not self.flow.known(storage):
+            self.flow.outside(storage, role, self._bytes(tensor))
+        return storage
+
+    def _storage(self, tensor: Any) -> Hashable:
+        """Return what names the storage of a tensor; its address is not given to another one while this lives."""
+        try:
+            storage = tensor.untyped_storage()
+            address = int(storage._cdata)
+        except (NotImplementedError, RuntimeError):  # sparse, and other layouts without one
+            self._held.append(tensor)
+            return ("tensor", id(tensor))
+        if address not in self._alive:
+            self._alive[address] = StorageWeakRef(storage)
+        return address
+
+    def _bytes(self, tensor: Any) -> int | None:
+        try:
+            return int(tensor.untyped_storage().nbytes())
+        except (NotImplementedError, RuntimeError):
+            return None
+
+    def _handle(self, tensor: Any) -> int | None:
+        """Return the node that made this tensor, which may be a view of a storage that another one wrote."""
+        alive, number = self._through.get(id(tensor), (None, 0))
+        return number if alive is not None and alive() is tensor else None
+
+    # --- where in the step --------------------------------------------------------------------------------
+
+    def _optimizer(self, change: int) -> None:
+        self._optimizing += change
+
+    def _phase(self) -> Phase:
+        if self._optimizing:
+            return Phase.OPTIMIZER
+        return Phase.FORWARD if torch._C._current_autograd_node() is None else Phase.BACKWARD
+
+    def _module(self, phase: Phase) -> str:
+        here = self.modules.current
+        if phase is Phase.FORWARD:
+            self._by_sequence.append((torch._C._autograd._get_sequence_nr(), here))
+            return here
+        if here or phase is Phase.OPTIMIZER:
+            return here
+        return self._forward_module(torch._C._current_autograd_node())
+
+    def _forward_module(self, made_by: Any) -> str:
+        """Return the module of the forward operator that an autograd node belongs to; empty if it is not known."""
+        variable = getattr(made_by, "variable", None)  # of what accumulates the gradient of a parameter
+        if variable is not None:
+            return self.modules.owner(variable)
+        sequence = made_by._sequence_nr()
+        low, high = 0, len(self._by_sequence)
+        while low < high:  # the first operator that left a higher number behind it made the node
+            middle = (low + high) // 2
+            if self._by_sequence[middle][0] > sequence:
+                high = middle
+            else:
+                low = middle + 1
+        return self._by_sequence[low][1] if low < len(self._by_sequence) else ""
+
+    def _known_module(self, module: Any) -> None:
+        """Take the parameters and buffers of a module for weights."""
+        for parameter in module.parameters():
+            if torch.nn.parameter.is_lazy(parameter):
+                continue
+            storage = self._outside(parameter, Role.WEIGHT)
+            place = (storage, 0 if parameter.layout is not torch.strided else parameter.storage_offset())
+            if (*place, *parameter.shape) not in self._counted:
+                self._counted.add((*place, *parameter.shape))
+                self.parameters += parameter.numel()
+        for buffer in module.buffers():
+            self._outside(buffer, Role.BUFFER)
+
+
+class Modules:
+    """The path of the module that is running, from hooks on all modules: those on one module would change its path.
+
+    `torch.nn.TransformerEncoderLayer` takes its slow path where a module has hooks of its own.
+    """
+
+    def __init__(self, found: Callable[[Any], None]) -> None:
+        self.roots: list[Any] = []
+        self._found = found
+        self._paths: dict[int, str] = {}
+        self._owners: dict[int, str] = {}
+        self._calls: dict[str, int] = {}
+        self._stack: list[str] = []
+
+    @property
+    def current(self) -> str:
+        """Path of the innermost module that is running; empty outside all."""
+        return self._stack[-1] if self._stack else ""
+
+    def owner(self, parameter: Any) -> str:
+        """Return the path of the module that holds a parameter; empty if unknown."""
+        return self._owners.get(id(parameter), "")
+
+    def know(self, root: Any) -> None:
+        """Name a module and those in it by their paths in it."""
+        prefix = f"{type(root).__name__}." if self.roots else ""
+        self.roots.append(root)  # held, so that no other object gets its id
+        for path, module in root.named_modules():
+            self._paths.setdefault(id(module), (prefix + path).rstrip("."))
+            for parameter in module.parameters(recurse=False):
+                self._owners.setdefault(id(parameter), (prefix + path).rstrip("."))
+        self._found(root)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Follow calls of modules on this thread."""
+        handles = [
+            module_hooks.register_module_forward_pre_hook(self._enter),
+            module_hooks.register_module_forward_hook(self._leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, module: Any, args: Any) -> None:
+        if id(module) not in self._paths:
+            if self._stack:  # made while the model runs: it has no path
+                self._stack.append(self._stack[-1])
+                return
+            self.know(module)
+        path = self._paths[id(module)]
+        turn = self._calls[path] = self._calls.get(path, 0) + 1
+        self._stack.append(f"{path}#{turn}" if turn > 1 else path)
+
+    def _leave(self, module: Any, args: Any, output: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+
+def kind_of(
+    func: Any, namespace: str, reads: Iterable[int], tensors: list[Any], *, writes: bool, made: int
+) -> NodeKind:
+    """Return what an operator did, from what became of the storages."""
+    if namespace in COMMUNICATES:
+        return NodeKind.COMMUNICATION
+    if not writes and not made:
+        return NodeKind.VIEW if tensors else NodeKind.SYNC
+    if namespace not in ("aten", "prims", "quantized"):
+        return NodeKind.OPAQUE
+    name = func._schema.name.partition("::")[2].lstrip("_")
+    if not writes and name.startswith(("empty", "new_empty")):
+        return NodeKind.CREATE
+    if torch.Tag.nondeterministic_seeded in func.tags and not name.startswith("scaled_dot_product"):
+        return NodeKind.RANDOM
+    return NodeKind.COMPUTE
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """Yield the tensors in a value, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from flat(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from flat(each)
+
+
+def tensor_of(tensor: Any) -> Tensor:
+    """Return what an operator sees of a tensor."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    shape = tuple(map(int, tensor.shape))
+    if tensor.layout is not torch.strided:
+        return Tensor(f"{dtype}:{str(tensor.layout).removeprefix('torch.')}", shape)
+    return Tensor(dtype, shape, None if tensor.is_contiguous() else tuple(map(int, tensor.stride())))
+
+
+def argument(value: Any) -> Any:
+    """Return an argument of an operator in plain values: tensors described, no objects of torch."""
+    if isinstance(value, torch.Tensor):
+        return tensor_of(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(argument, value))
+    if isinstance(value, (torch.device, torch.Generator)):
+        return None
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    if isinstance(value, torch.SymFloat):
+        return float(value)
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
+        return value
+    return str(value).removeprefix("torch.")

@@ -1,0 +1,75 @@
+"""Which source a graph is made from: a name, a module, or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from xsp.errors import GraphError, UsageError
+from xsp.graph import files
+from xsp.graph.node import Graph
+from xsp.models import Settings
+
+HEAD = 4096
+
+
+def of(
+    what: Any,
+    *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    batch: int = 1,
+    train: bool = False,
+    seed: int = 0,
+    shape: tuple[int, ...] | None = None,
+    sequence: int = 128,
+) -> Graph:
+    """Return the graph of a step.
+
+    Args:
+        what: the name of a model as `xsp profile` takes it, a path, or a module of PyTorch, whose arguments follow.
+        args: arguments of the module.
+        kwargs: its keyword arguments.
+        batch: samples in a step, of a named model.
+        train: forward, backward and optimizer, in place of a prediction in inference mode.
+        seed: of the weights and inputs of a named model; the graph does not depend on it unless the model does.
+        shape: of one sample, of a named model; what it expects unless told otherwise.
+        sequence: tokens of one sample, of a language model.
+
+    Raises:
+        GraphError: the graph cannot be had; the message is the reason.
+        ModelError: there is no such model, or its library is missing.
+    """
+    settings = Settings(batch=batch, train=train, seed=seed, shape=shape, sequence=sequence)
+    if isinstance(what, Graph):
+        return what
+    if isinstance(what, (str, Path)):
+        return _named(str(what), settings)
+    if callable(what) and hasattr(what, "parameters"):
+        from xsp.graph import captured
+
+        return captured.of_module(what, args, dict(kwargs or {}), settings)
+    raise UsageError(
+        f"a graph of {type(what).__name__}: give the name of a model, a path, or a module and its arguments"
+    )
+
+
+def _named(spec: str, settings: Settings) -> Graph:
+    path = Path(spec)
+    if path.is_file():
+        return _of_file(path, settings)
+    if ":" not in spec:
+        raise GraphError(
+            f"{spec}: there is no such file; models are named torchvision:NAME, timm:NAME, transformers:NAME"
+        )
+    from xsp.graph import captured
+
+    return captured.named(spec, settings)
+
+
+def _of_file(path: Path, settings: Settings) -> Graph:
+    with path.open("rb") as file:
+        head = file.read(HEAD)
+    if head.lstrip().startswith(b'{"' + files.MARK.encode() + b'"'):
+        return files.load(path)
+    raise GraphError(f"{path}: no source of graphs knows this file")

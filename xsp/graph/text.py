@@ -1,0 +1,104 @@
+"""A graph as text that fits a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from xsp.graph import work
+from xsp.graph.measures import measures
+from xsp.graph.node import Graph, KnownBy, Node
+from xsp.scrub import plain
+
+MOST_OPERATORS = 12
+_PREFIXES = ("", "K", "M", "G", "T", "P", "E")
+
+
+def page(graph: Graph) -> str:
+    """Return measures, the operators with most work, and what could not be seen."""
+    found = measures(graph)
+    lines = [_title(graph), "", *(_line(*each) for each in _measures(graph, found)), "", *_operators(graph)]
+    if graph.problems:
+        lines += ["", *(plain(f"{each.where}: {each.reason}") for each in graph.problems)]
+    return "\n".join(lines)
+
+
+def amount(value: int | None, unit: str = "") -> str:
+    """Return a figure with three digits and a decimal prefix; a dash for an unknown one."""
+    if value is None:
+        return "–"
+    size, place = float(value), 0
+    while abs(size) >= 999.5 and place < len(_PREFIXES) - 1:
+        size, place = size / 1000, place + 1
+    digits = f"{size:.0f}" if place == 0 or size >= 99.95 else f"{size:.1f}" if size >= 9.995 else f"{size:.2f}"
+    return f"{digits} {_PREFIXES[place]}{unit}".rstrip()
+
+
+def _title(graph: Graph) -> str:
+    stated = graph.settings
+    how = [graph.source.value]
+    if stated.get("rung"):
+        how[0] += f" {stated['rung']}"
+    if stated.get("batch"):
+        how.append(f"batch {stated['batch']}")
+    if stated.get("train") is not None:
+        how.append("training step" if stated["train"] else "inference")
+    how += [str(stated["dtype"])] if stated.get("dtype") else []
+    return plain(graph.name) + "\n" + plain(", ".join(how))
+
+
+def _line(name: str, value: str, note: str) -> str:
+    return f"{name:15} {value:>12}  {note}".rstrip()
+
+
+def _measures(graph: Graph, found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    computing = found["computing"]
+    share = f"{100 * found['unique'] / computing:.1f} % of the computing ones" if computing else ""
+    other = [f"{found[name]} {name}" for name in ("views", "creates", "random", "opaque") if found[name]]
+    unknown = found["flops_unknown"], found["bytes_unknown"]
+    path = f"computing nodes; width {found['width']}, parallelism {found['parallelism']}"
+    return [
+        ("nodes", f"{found['nodes']:,}", graph.counts),
+        ("computing", f"{computing:,}", ", ".join(other)),
+        ("unique", f"{found['unique']:,}", share),
+        ("edges", f"{found['edges']:,}", f"of data, known by {graph.known_by.value}"),
+        ("parameters", _whole(found["parameters"]), f"{amount(found['weight_bytes'], 'B')} of weights"),
+        ("input", _whole(found["input_elements"]), "elements, all samples of the batch"),
+        ("FLOPs", amount(found["flops"]), _partly("a multiply-add is 2", unknown[0], found["flops_at_least"])),
+        ("bytes", amount(found["bytes"], "B"), _partly("compulsory", unknown[1], found["bytes_at_least"])),
+        ("longest path", _whole(found["longest_path"]), "" if graph.known_by is KnownBy.ORDER else path),
+        ("diameter", _whole(found["diameter"]), "the longest of all shortest paths"),
+        ("activations", amount(found["peak_activation_bytes"], "B"), "alive at once, at most"),
+    ]
+
+
+def _whole(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def _partly(convention: str, unknown: int, least: int) -> str:
+    return f"unknown of {unknown:,} nodes; the others: {amount(least)}" if unknown else convention
+
+
+def _operators(graph: Graph) -> list[str]:
+    """Return a table of the operators that compute, those with most FLOPs first, then those with most bytes."""
+    groups: dict[str, list[Node]] = {}
+    for node in graph.computing:
+        groups.setdefault(node.call.op, []).append(node)
+    flops = {name: _sum(work.flops_of, nodes) for name, nodes in groups.items()}
+    moved = {name: _sum(work.bytes_of, nodes) for name, nodes in groups.items()}
+    order = sorted(groups, key=lambda name: (-(flops[name] or 0), -(moved[name] or 0), name))
+    lines = [f"{'operator':44} {'calls':>6} {'unique':>6} {'FLOPs':>9} {'bytes':>9}"]
+    for name in order[:MOST_OPERATORS]:
+        nodes = groups[name]
+        unique = len({each.key for each in nodes})
+        short = plain(name)[:44]
+        lines.append(f"{short:44} {len(nodes):6} {unique:6} {amount(flops[name]):>9} {amount(moved[name], 'B'):>9}")
+    left = len(order) - MOST_OPERATORS
+    return [*lines, *([f"{left} more operators"] if left > 0 else [])]
+
+
+def _sum(figure: Callable[[Node], int | None], nodes: Sequence[Node]) -> int | None:
+    """Return the sum of the figures of some nodes; None if one is unknown."""
+    found = [figure(each) for each in nodes]
+    return None if None in found else sum(filter(None, found))

@@ -1,0 +1,113 @@
+"""Data flow from storages: each write makes a new version, and edges follow from who reads and writes which version."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+
+from xsp.graph.node import Edge, Role, Value, Why
+
+STRENGTH = (Why.DATA, Why.REUSE, Why.ORDER)
+
+
+class Flow:
+    """Numbers values in the order of execution, and finds the edges between nodes.
+
+    A storage is named by anything that can be hashed: the address of a storage that is alive, or a name in a program
+    in which each name is written once.
+    """
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+        self._current: dict[Hashable, int] = {}
+        self._writer: list[int | None] = []
+        self._readers: list[list[int]] = []
+        self._edges: dict[tuple[int, int], Why] = {}
+        self._last: dict[str, int] = {}
+        self._roles: dict[int, Role] = {}
+        self._storages = 0
+
+    def outside(self, storage: Hashable, role: Role, size: int | None) -> int:
+        """Return the value of a storage that no node made; it is numbered where it is seen first."""
+        found = self._current.get(storage)
+        return self._make(storage, None, role, size) if found is None else found
+
+    def known(self, storage: Hashable) -> bool:
+        """Return whether a storage has a value."""
+        return storage in self._current
+
+    def current(self, storage: Hashable) -> int:
+        """Return the value that a storage holds now.
+
+        Raises:
+            KeyError: it was never seen.
+        """
+        return self._current[storage]
+
+    def read(self, node: int, storage: Hashable, through: int | None = None) -> int:
+        """Return the value that a node reads, with an edge from its writer.
+
+        Args:
+            node: place of the reader.
+            storage: seen before.
+            through: the node that made the tensor by which it is read, where that is a view.
+        """
+        number = self._current[storage]
+        writer = self._writer[number]
+        if writer is not None and not (through is not None and through > writer):
+            self._join(writer, node, Why.DATA)
+        if through is not None:
+            self._join(through, node, Why.DATA)
+        if not self._readers[number] or self._readers[number][-1] != node:
+            self._readers[number].append(node)
+        return number
+
+    def write(self, node: int, storage: Hashable, role: Role, size: int | None) -> int:
+        """Return the new value that a node makes in a storage, with edges from those who used the old one."""
+        before = self._current.get(storage)
+        if before is not None:
+            for reader in self._readers[before]:
+                self._join(reader, node, Why.REUSE)
+            writer = self._writer[before]
+            if writer is not None:
+                self._join(writer, node, Why.REUSE)
+            role, size = self.values[before].role, self.values[before].bytes
+        return self._make(storage, node, role, size)
+
+    def mark(self, storage: Hashable, role: Role) -> None:
+        """Set the role of all values of a storage, where it shows only later what it is."""
+        if storage in self._current:
+            self._roles[self.values[self._current[storage]].storage] = role
+
+    def finished(self) -> tuple[Value, ...]:
+        """Return all values."""
+        return tuple(replace(each, role=self._roles.get(each.storage, each.role)) for each in self.values)
+
+    def follow(self, node: int, state: str) -> None:
+        """Put a node behind the last one that changed a state outside the tensors."""
+        if state in self._last:
+            self._join(self._last[state], node, Why.ORDER)
+        self._last[state] = node
+
+    def edges(self) -> tuple[Edge, ...]:
+        """Return the edges found so far, in order."""
+        return tuple(sorted(Edge(before, after, why) for (before, after), why in self._edges.items()))
+
+    def _make(self, storage: Hashable, writer: int | None, role: Role, size: int | None) -> int:
+        before = self._current.get(storage)
+        if before is None:
+            place, version = self._storages, 0
+            self._storages += 1
+        else:
+            place, version = self.values[before].storage, self.values[before].version + 1
+        number = self._current[storage] = len(self.values)
+        self.values.append(Value(place, version, role, size))
+        self._writer.append(writer)
+        self._readers.append([])
+        return number
+
+    def _join(self, before: int, after: int, why: Why) -> None:
+        if before != after:
+            held = self._edges.get((before, after))
+            if held is None or STRENGTH.index(why) < STRENGTH.index(held):
+                self._edges[before, after] = why

@@ -1,0 +1,228 @@
+"""What a call does and moves: FLOPs and bytes, from shapes.
+
+FLOPs follow the convention of `xsp.cost.flops`: a multiply-add is two operations; matrix products, convolutions and
+attention are counted, all else does none. Composite operators, which a trace never shows as the innermost, and nodes of
+ONNX have their formulas here. A call that may multiply matrices and has no formula is unknown, and not 0.
+
+Bytes are compulsory traffic as in `xsp.cost.traffic`: each input is read once, each output is written once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from xsp.cost import flops as of_traces
+from xsp.graph.node import Call, Node, NodeKind, Tensor
+
+LOOK_UPS = frozenset(
+    [
+        *(f"aten::{name}" for name in "embedding index index_select gather take select_index masked_select".split()),
+        *(f"onnx::{name}" for name in ("Gather", "GatherElements", "GatherND")),
+    ]
+)
+"""Of their first tensor they read as many bytes as they write."""
+
+_KINETO = {
+    "bool": "bool", "uint8": "unsigned char", "int8": "signed char", "int16": "short", "int32": "int",
+    "int64": "long int", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "float32": "float", "float64": "double",
+    "complex64": "c10::complex<float>", "complex128": "c10::complex<double>",
+}  # fmt: skip
+
+MAY_MULTIPLY = re.compile(of_traces.PRODUCTS)
+
+NO_PRODUCTS = re.compile(r"^aten::(_native_batch_norm|native_|batch_norm|layer_norm|group_norm|linear_interp)")
+
+
+def bytes_of(node: Node) -> int | None:
+    """Return the bytes that a node reads and writes; 0 for a view or an allocation, None if a size is unknown."""
+    if not node.computes:
+        return 0
+    call = node.call
+    read = [each.bytes for each in call.inputs]
+    written = [each.bytes for each in call.outputs]
+    if call.op in LOOK_UPS and read and written:
+        read[0] = written[0]
+    if None in read or None in written:
+        return None
+    return sum(filter(None, read)) + sum(filter(None, written))
+
+
+def flops_of(node: Node) -> int | None:
+    """Return the operations of a node; None if they cannot be told."""
+    call = node.call
+    if not node.computes:
+        return 0
+    formula = COMPOSITE.get(call.op) or ONNX.get(call.op)
+    if formula is not None:
+        try:
+            return formula(call)
+        except (LookupError, ValueError, TypeError, AttributeError):
+            return None
+    if call.op.startswith("onnx::"):
+        return 0 if node.kind is not NodeKind.OPAQUE and call.op not in UNKNOWN_IN_ONNX else None
+    found = _as_in_a_trace(call)
+    if found is None and node.kind is not NodeKind.OPAQUE and not MAY_MULTIPLY.search(call.op):
+        return 0
+    return found
+
+
+def _as_in_a_trace(call: Call) -> int | None:
+    """Ask the formulas for operators of traces, which read shapes and options as Kineto writes them."""
+    shapes: list[Any] = []
+    scalars: list[Any] = []
+    dtypes: list[str] = []
+    for _, value in call.arguments:
+        tensor = value if isinstance(value, Tensor) else None
+        shapes.append([] if tensor is None or tensor.shape is None else list(tensor.shape))
+        dtypes.append("" if tensor is None else _KINETO.get(tensor.dtype or "", ""))
+        scalars.append("" if tensor is not None or value is None else _as_text(value))
+    result = call.outputs[0].shape if call.outputs else None
+    return of_traces.flops(call.op, shapes, scalars, dtypes, result)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_as_text(each) for each in value) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# --- composite operators ------------------------------------------------------------------------------
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    if tensor.shape is None:
+        raise ValueError("unknown shape")
+    return tensor.shape
+
+
+def _product(call: Call) -> int:
+    """Each element of the result is a sum over the last dimension of the left factor."""
+    return 2 * prod(_shape(call.outputs[0])) * (_shape(call.inputs[0]) or (1,))[-1]
+
+
+def _attention(call: Call) -> int:
+    """Query times key, then weights times value; masks and heads that are shared change nothing."""
+    query, key, value = (_shape(each) for each in call.inputs[:3])
+    return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _recurrent(call: Call) -> int:
+    """Each matrix of weights is used once a sample and a position of the sequence."""
+    data, weights = call.inputs[0], [_shape(each) for each in call.inputs[1:]]
+    steps = prod(_shape(data)[:-1])
+    return 2 * steps * sum(prod(shape) for shape in weights if len(shape) == 2)
+
+
+def _summed(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
+    """One multiply-add for each combination of the letters, and of what an ellipsis stands for, factor by factor."""
+    left = equation.replace(" ", "").partition("->")[0].split(",")
+    if len(left) != len(shapes) or len(left) < 2:
+        return 0 if len(left) == 1 else _raise("not as many shapes as the equation has parts")
+    size: dict[str, int] = {}
+    for part, shape in zip(left, shapes, strict=True):
+        letters = part.replace("...", "")
+        rest = len(shape) - len(letters)
+        hidden = [f"...{place}" for place in range(rest, 0, -1)]
+        before, dots, after = part.partition("...")
+        names = [*before, *(hidden if dots else ()), *after]
+        for name, length in zip(names, shape, strict=True):
+            size[name] = max(size.get(name, 1), length)
+    return 2 * (len(left) - 1) * prod(size.values())
+
+
+def _raise(reason: str) -> int:
+    raise ValueError(reason)
+
+
+def _einsum(call: Call) -> int:
+    equation = dict(call.arguments)["equation"]
+    return _summed(equation, [_shape(each) for each in call.inputs])
+
+
+def _bilinear(call: Call) -> int:
+    weight = _shape(call.inputs[2])
+    rows = prod(_shape(call.inputs[0])[:-1])
+    return 2 * rows * (prod(weight) + weight[0] * weight[2])
+
+
+def _packed_attention(call: Call) -> int:
+    """The projections of a multi-head attention, and its two products."""
+    batch, length, width = _shape(call.inputs[0])
+    other = _shape(call.inputs[1])[1]
+    return 2 * batch * (length * 2 + other * 2) * width * width + 4 * batch * length * other * width
+
+
+Formula = Callable[[Call], int]
+
+COMPOSITE: Mapping[str, Formula] = {
+    **dict.fromkeys(("aten::matmul", "aten::linalg_matmul", "aten::chain_matmul"), _product),
+    "aten::scaled_dot_product_attention": _attention,
+    "aten::_scaled_dot_product_attention_math": _attention,
+    "aten::_scaled_dot_product_attention_math_for_mps": _attention,
+    "aten::_scaled_dot_product_fused_attention_overrideable": _attention,
+    "aten::einsum": _einsum,
+    "aten::bilinear": _bilinear,
+    "aten::_native_multi_head_attention": _packed_attention,
+    **dict.fromkeys(("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"), lambda call: _sequence(call)),
+    **dict.fromkeys(
+        ("aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell"),
+        lambda call: _cell(call),
+    ),
+}
+
+
+def _sequence(call: Call) -> int:
+    """A recurrent operator: its states stand between the data and the weights."""
+    states = 2 if call.op == "aten::lstm" else 1
+    kept = (call.inputs[0], *call.inputs[1 + states :])
+    return _recurrent(Call(call.op, (("", kept),), call.outputs))
+
+
+def _cell(call: Call) -> int:
+    states = 2 if call.op == "aten::lstm_cell" else 1
+    rows = _shape(call.inputs[0])[0]
+    weights = [_shape(each) for each in call.inputs[1 + states :]]
+    return 2 * rows * sum(prod(shape) for shape in weights if len(shape) == 2)
+
+
+# --- nodes of ONNX --------------------------------------------------------------------------------------
+
+
+def _onnx_convolution(call: Call) -> int:
+    weight = _shape(call.inputs[1])
+    return 2 * prod(_shape(call.outputs[0])) * prod(weight[1:])
+
+
+def _onnx_transposed(call: Call) -> int:
+    return 2 * prod(_shape(call.inputs[0])) * prod(_shape(call.inputs[1])[1:])
+
+
+def _onnx_gemm(call: Call) -> int:
+    options = dict(call.scalars)
+    rows, columns = _shape(call.inputs[0])
+    return 2 * prod(_shape(call.outputs[0])) * (rows if options.get("transA") else columns)
+
+
+def _onnx_einsum(call: Call) -> int:
+    return _summed(str(dict(call.scalars)["equation"]), [_shape(each) for each in call.inputs])
+
+
+ONNX: Mapping[str, Formula] = {
+    "onnx::Conv": _onnx_convolution,
+    "onnx::ConvTranspose": _onnx_transposed,
+    "onnx::Gemm": _onnx_gemm,
+    "onnx::MatMul": _product,
+    "onnx::Einsum": _onnx_einsum,
+}
+
+UNKNOWN_IN_ONNX = frozenset(
+    f"onnx::{name}"
+    for name in (
+        "LSTM GRU RNN Attention MultiHeadAttention MatMulInteger ConvInteger QLinearConv QLinearMatMul DeformConv DFT "
+        "STFT Det If Loop Scan"
+    ).split()
+)
+"""They multiply, or hold graphs that do, and have no formula here."""
