@@ -14,6 +14,7 @@ from xsp.counters import ncu
 from xsp.device import ceilings
 from xsp.device import machine as device
 from xsp.errors import CounterError, PluginError, UsageError
+from xsp.importers import contract
 from xsp.samples import sampler
 
 _HINTS = {"torch": "pip install 'xsp[torch]'"}
@@ -107,11 +108,14 @@ def samples() -> Iterator[Finding]:
 
 
 def other_plugins() -> Iterator[str]:
-    """Yield a sentence for each importer, exporter or analysis that cannot be loaded."""
+    """Yield a sentence for each importer, exporter or analysis that cannot be used."""
     for group in ("xsp.importers", "xsp.exporters", "xsp.analyses"):
         for name in plugins.names(group):
             try:
-                plugins.load(group, name)
+                if group == contract.GROUP:
+                    contract.importer(name)
+                else:
+                    plugins.load(group, name)
             except PluginError as error:
                 yield str(error)
 

@@ -42,8 +42,8 @@ def is_read(path: Path) -> None:
     con = table.connect()
     con.execute("SET threads = 1")
     with contextlib.suppress(TraceError, PluginError):
-        importer: Any = contract.find(str(path))
-        if hasattr(importer, "fill"):
+        importer = contract.find(str(path))
+        if isinstance(importer, contract.TableImporter):
             importer.fill(con, str(path))
             rows = con.execute("SELECT count(*) - count(DISTINCT number), min(start_ns), min(dur_ns) FROM seen")
             doubled, start, duration = rows.fetchall()[0]

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 pytest.importorskip("opentelemetry.proto")
@@ -21,9 +22,10 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import xsp
-from xsp import plugins
+from xsp import doctor, plugins, table
 from xsp.errors import PluginError, TraceError
 from xsp.importers import contract
+from xsp.schema import Level, Span
 
 
 def shop() -> ExportTraceServiceRequest:
@@ -132,6 +134,94 @@ def test_what_nobody_reads_is_said(tmp_path: Path, content: bytes, expected: str
     with pytest.raises(TraceError, match=expected) as caught:
         xsp.load(file)
     assert str(file) in str(caught.value)
+
+
+class Plain:
+    """What a third party's importer was before there were kinds: a class with the methods."""
+
+    name = "plain"
+
+    def recognises(self, head: bytes, source: str) -> bool:
+        return head == b"plain"
+
+
+class Rows(Plain):
+    def read(self, source: str) -> contract.Imported:
+        span = Span(level=Level.MODEL, name="a", kind="step", start_ns=5, dur_ns=7, trace_id=1, span_id=2)
+        return contract.Imported(iter([contract.Row(span)]), contract.Losses(self.name, spans=1))
+
+
+class Tables(Plain):
+    def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> contract.Seen:
+        table.create(con, "seen", contract.SEEN)
+        rows = "SELECT 0 AS number, 10 AS level, 'a' AS name, 'op' AS kind, 5 AS start_ns, 7 AS dur_ns"
+        con.execute(f"INSERT INTO seen BY NAME {rows}")
+        return contract.Seen({}, contract.Losses(self.name, spans=1))
+
+
+class Adds(Plain):
+    def enrich(self, con: duckdb.DuckDBPyConnection, source: str, losses: contract.Losses) -> None:
+        raise AssertionError("of no file alone")
+
+
+class Both(Rows, Tables):
+    pass
+
+
+class Nameless(Rows):
+    name = property()  # type: ignore[assignment]
+
+
+def install(monkeypatch: pytest.MonkeyPatch, made: type) -> None:
+    real_names, real_load = plugins.names, plugins.load
+    monkeypatch.setattr(plugins, "names", lambda group: ["a-plain", *real_names(group)])
+    monkeypatch.setattr(plugins, "load", lambda group, name: made if name == "a-plain" else real_load(group, name))
+
+
+@pytest.mark.parametrize("made", [Rows, Tables])
+def test_an_importer_of_a_third_party_need_not_name_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: type
+) -> None:
+    install(monkeypatch, made)
+    (tmp_path / "x").write_bytes(b"plain")
+    trace = xsp.load(tmp_path / "x")
+    assert trace.sql("SELECT name, dur_ns FROM spans WHERE name = 'a'").fetchall() == [("a", 7)]
+
+
+def test_a_file_that_only_adds_to_another_is_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Adds)
+    (tmp_path / "x").write_bytes(b"plain")
+    with pytest.raises(TraceError, match="give it together with the one trace"):
+        xsp.load(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (Plain, "has none of fill, read, enrich; an importer has one of them"),
+        (Both, "has fill and read of fill, read, enrich; an importer has one of them"),
+        (Nameless, "has no name"),
+        (int, "has no name, recognises"),
+    ],
+)
+def test_an_importer_of_no_kind_or_of_several_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: type, says: str
+) -> None:
+    install(monkeypatch, made)
+    (tmp_path / "x").write_bytes(b"plain")
+    with pytest.raises(PluginError) as caught:
+        xsp.load(tmp_path / "x")
+    line = f"importer 'a-plain' cannot be used: TypeError: {says}"
+    assert line in str(caught.value)
+    assert [said for said in doctor.other_plugins() if line in said]
+    (tmp_path / "y").write_bytes(SAMPLES["lines"])
+    assert contract.find(str(tmp_path / "y")).name == "otlp-json"
+
+
+def test_our_importers_name_their_kind() -> None:
+    for name in set(READERS.values()):
+        kinds = {contract.TableImporter, contract.RowImporter, contract.Enricher}
+        assert len(kinds & set(type(contract.importer(name)).__mro__)) == 1, name
 
 
 def test_an_importer_that_is_broken_stops_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

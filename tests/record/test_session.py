@@ -521,7 +521,10 @@ def test_no_broken_plugin_ends_a_program_that_is_profiled(tmp_path):
     (site / "broken-1.dist-info" / "entry_points.txt").write_text("\n".join(points))
     for name, text in PLUGINS.items():
         (site / f"{name}_plugin.py").write_text(text)
-    importer = "class Made:\n    def recognises(self, head, source): raise RuntimeError('no luck')\n"
+    importer = (
+        "class Made:\n    name = 'raises'\n    def read(self, source): return None\n"
+        "    def recognises(self, head, source): raise RuntimeError('no luck')\n"
+    )
     (site / "raises_plugin.py").write_text(importer)
     (tmp_path / "train.py").write_text(
         "import torch\nmodel = torch.nn.Linear(2, 2)\nfor _ in range(60): model(torch.ones(1, 2))\nprint('done')\n"

@@ -17,7 +17,7 @@ import duckdb
 
 from xsp import table
 from xsp.errors import TraceError
-from xsp.importers.contract import Losses
+from xsp.importers.contract import Enricher, Losses
 from xsp.importers.jsonstream import elements
 from xsp.schema import Column, Level
 
@@ -36,7 +36,7 @@ SCALAR = "Scalar"
 """What Kineto calls the type of an input that is no tensor; one that is not given has an empty type."""
 
 
-class Chakra:
+class Chakra(Enricher):
     """Execution traces of PyTorch, of schemas 1.0.1 to 1.1.1."""
 
     name = "chakra"

@@ -14,7 +14,7 @@ import duckdb
 from xsp import table
 from xsp.errors import TraceError
 from xsp.importers import traceevents
-from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen
+from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, TableImporter
 from xsp.importers.kineto import Kineto, is_kineto
 from xsp.importers.kineto_rows import CATEGORIES
 from xsp.schema import Kind, Level
@@ -31,7 +31,7 @@ NOT_SPANS = {
 """Phases that are no spans; M (metadata), c and the like are left out without a word."""
 
 
-class Chrome:
+class Chrome(TableImporter):
     """Chrome's JSON format: VizTracer, JAX and TensorFlow, Chrome itself."""
 
     name = "chrome"
@@ -43,7 +43,7 @@ class Chrome:
         return (events and not is_kineto(head)) or _is_protobuf(head, source)
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
-        """Make the table `seen`, see `xsp.importers.contract.TableImporter.fill`.
+        """Make the table `seen`, see `TableImporter.fill`.
 
         Raises:
             TraceError: it is Perfetto's binary format, or cannot be read.

@@ -1,9 +1,10 @@
-"""What an importer is: it recognises a source, and reads it as a stream of rows, saying what it left out.
+"""What an importer is: it recognises a source, and reads it, saying what it left out.
 
-An importer is a class without arguments, named by an entry point in `xsp.importers`. Rows are a stream, so that
-memory is bounded whatever the size of the file; what is known only at the end (the runs, the losses) is filled in while
-the rows are read. Every row has a trace id and a span id, by which a span that is read twice counts once. Rows of
-a source without steps may leave `step`, `rung` and `key` out: `xsp.ingest` makes a step of each trace.
+An importer is a class without arguments, named by an entry point in `xsp.importers`, and of one kind, by the method it
+has: a `TableImporter` fills a table, a `RowImporter` reads rows, an `Enricher` adds to what another file says. Rows are
+a stream, so that memory is bounded whatever the size of the file; what is known only at the end (the runs, the losses)
+is filled in while the rows are read. Every row has a trace id and a span id, by which a span that is read twice counts
+once. Rows of a source without steps may leave `step`, `rung` and `key` out: `xsp.ingest` makes a step of each trace.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol, cast
+from typing import IO, Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import duckdb
 
@@ -140,14 +141,24 @@ class Seen:
     """What tells of people, machines and paths; it stays behind unless it is asked for."""
 
 
-class TableImporter(Protocol):
-    """Reads a format of spans without parents, of any size, into a table of the engine; `xsp.ingest` places them."""
+class _Reader(Protocol):
+    """What every importer has."""
 
     name: str
 
     def recognises(self, head: bytes, source: str) -> bool:
-        """As of an `Importer`."""
+        """Return whether this importer reads the source.
+
+        Args:
+            head: its first `HEAD` bytes, decompressed if it is gzip; empty for a URL.
+            source: path of a file, or URL.
+        """
         ...
+
+
+@runtime_checkable
+class TableImporter(_Reader, Protocol):
+    """Reads a format of spans without parents, of any size, into a table of the engine; `xsp.ingest` places them."""
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
         """Make the table `seen` with the columns of `SEEN`, of all spans of a source; it is one process's, or a rank's.
@@ -161,19 +172,9 @@ class TableImporter(Protocol):
         ...
 
 
-class Importer(Protocol):
-    """Reads one format."""
-
-    name: str
-
-    def recognises(self, head: bytes, source: str) -> bool:
-        """Return whether this importer reads the source.
-
-        Args:
-            head: its first `HEAD` bytes, decompressed if it is gzip; empty for a URL.
-            source: path of a file, or URL.
-        """
-        ...
+@runtime_checkable
+class RowImporter(_Reader, Protocol):
+    """Reads a format of spans that have identities and parents, as a stream of rows."""
 
     def read(self, source: str) -> Imported:
         """Start to read a source.
@@ -185,8 +186,50 @@ class Importer(Protocol):
         ...
 
 
-def find(source: str) -> Any:
-    """Return what recognises a source: an `Importer`, a `TableImporter`, or an enricher (see `xsp.ingest.tables`).
+@runtime_checkable
+class Enricher(_Reader, Protocol):
+    """Reads a format without times, and adds what it says to the spans of one other file."""
+
+    def enrich(self, con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
+        """Change the table `seen` that a `TableImporter` filled; what does not match is counted.
+
+        Raises:
+            TraceError: it cannot be read, or belongs to another file.
+        """
+        ...
+
+
+Importer: TypeAlias = TableImporter | RowImporter | Enricher
+
+_KINDS: dict[str, Any] = {"fill": TableImporter, "read": RowImporter, "enrich": Enricher}
+
+
+def importer(name: str) -> Importer:
+    """Load an importer by the name of its entry point, and check that it is of one kind.
+
+    Raises:
+        PluginError: it cannot be loaded or made, or is no importer; the message names it and says why.
+    """
+    made = plugins.load(GROUP, name)
+    try:
+        found: Importer = made()
+        lacks = [each for each in ("name", "recognises") if not hasattr(found, each)]
+        if lacks:
+            raise TypeError(f"has no {', '.join(lacks)}; xsp/importers/contract.py says what an importer has")
+        kinds = [method for method, kind in _KINDS.items() if isinstance(found, kind)]
+        if len(kinds) != 1:
+            raise TypeError(f"has {' and '.join(kinds) or 'none'} of {', '.join(_KINDS)}; an importer has one of them")
+    except plugins.MAY_BREAK as error:
+        raise PluginError(_unusable(name, error)) from error
+    return found
+
+
+def _unusable(name: str, error: BaseException) -> str:
+    return f"importer {name!r} cannot be used: {type(error).__name__}: {error}"
+
+
+def find(source: str) -> Importer:
+    """Return the importer that recognises a source.
 
     Raises:
         TraceError: there is no such file, or no importer recognises it.
@@ -198,16 +241,16 @@ def find(source: str) -> Any:
     unusable: list[str] = []
     for name in plugins.names(GROUP):
         try:
-            importer: Any = plugins.load(GROUP, name)()
-            recognised = importer.recognises(head, source)
+            found = importer(name)
+            recognised = found.recognises(head, source)
         except PluginError as error:
             unusable.append(str(error))
             continue
         except plugins.MAY_BREAK as error:  # a third party's: the others are asked
-            unusable.append(f"importer {name!r} cannot be used: {type(error).__name__}: {error}")
+            unusable.append(_unusable(name, error))
             continue
         if recognised:
-            return importer
+            return found
     if unusable:
         raise PluginError(f"{without_credentials(source)}: no importer recognises it; {'; '.join(unusable)}")
     known = ", ".join(plugins.names(GROUP))

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from xsp.errors import TraceError
 from xsp.importers import otlp_json
-from xsp.importers.contract import Imported, Losses, is_url, opened, without_credentials
+from xsp.importers.contract import Imported, Losses, RowImporter, is_url, opened, without_credentials
 from xsp.importers.otlp import LARGEST, Part, Reader, Spoken, Unfit
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _BY_JAEGER = frozenset(
 """Tags by which Jaeger says what are no attributes in OTLP."""
 
 
-class Jaeger:
+class Jaeger(RowImporter):
     """Importer of Jaeger's traces."""
 
     name = "jaeger"
@@ -53,7 +53,7 @@ class Jaeger:
         return is_url(source) or _UI.match(head) is not None
 
     def read(self, source: str) -> Imported:
-        """Start to read a file or a URL; see `xsp.importers.contract.Importer`."""
+        """Start to read a file or a URL; see `RowImporter.read`."""
         losses = Losses(self.name)
         if is_url(source):
             base, trace_id = _parts_of_url(source)

@@ -14,7 +14,7 @@ import duckdb
 
 from xsp.errors import TraceError
 from xsp.importers import claims, kineto_counters, kineto_rows, kineto_whole, traceevents
-from xsp.importers.contract import Losses, Seen
+from xsp.importers.contract import Losses, Seen, TableImporter
 from xsp.importers.kineto_rows import whole
 
 MARKS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"baseTimeNanoseconds"', b"PyTorch Profiler",
@@ -28,7 +28,7 @@ MOST_DEVICES = 1024
 """Of one machine."""
 
 
-class Kineto:
+class Kineto(TableImporter):
     """Reads a trace file of torch.profiler."""
 
     name = "kineto"
@@ -38,7 +38,7 @@ class Kineto:
         return is_kineto(head)
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
-        """Make the table `seen`, see `xsp.importers.contract.TableImporter`."""
+        """Make the table `seen`, see `TableImporter.fill`."""
         rows = kineto_rows.Rows()
         around = traceevents.read(con, source, rows)
         losses = Losses(self.name)

@@ -17,7 +17,17 @@ import duckdb
 from xsp import table
 from xsp.errors import TraceError
 from xsp.importers import claims, nsys_activities, nsys_ranges
-from xsp.importers.contract import CPU_SAMPLES, CUDA_BACKTRACES, FURTHEST, OS_BACKTRACES, SEEN, Losses, Seen, fitting
+from xsp.importers.contract import (
+    CPU_SAMPLES,
+    CUDA_BACKTRACES,
+    FURTHEST,
+    OS_BACKTRACES,
+    SEEN,
+    Losses,
+    Seen,
+    TableImporter,
+    fitting,
+)
 from xsp.importers.nsys_tables import Export
 from xsp.importers.rocprof import is_rocpd
 from xsp.schema import Level
@@ -48,7 +58,7 @@ _GPU = {"id": "BIGINT", "name": "VARCHAR", "smCount": "BIGINT", "totalMemory": "
         "computeMinor": "BIGINT", "threadsPerWarp": "BIGINT"}  # fmt: skip
 
 
-class Nsys:
+class Nsys(TableImporter):
     """Nsight Systems' export to SQLite."""
 
     name = "nsys"
@@ -58,7 +68,7 @@ class Nsys:
         return (head.startswith(SQLITE) and not is_rocpd(head, source)) or source.lower().endswith(REPORTS)
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
-        """Make the table `seen`, see `xsp.importers.contract.TableImporter.fill`.
+        """Make the table `seen`, see `TableImporter.fill`.
 
         Raises:
             TraceError: it is a report and no export, no SQLite file, damaged, or not nsys's.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from xsp.errors import TraceError
-from xsp.importers.contract import Imported, Losses, broken, opened
+from xsp.importers.contract import Imported, Losses, RowImporter, broken, opened
 from xsp.importers.otlp import DEEPEST, LARGEST, Part, Reader, Spoken, Unfit
 
 _OURS = re.compile(rb'\s*\{[^{}\[\]]*"resource(?:Spans|Metrics|Logs)"\s*:')
@@ -24,7 +24,7 @@ _STATUS = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
 _BOM = b"\xef\xbb\xbf"
 
 
-class OtlpJson:
+class OtlpJson(RowImporter):
     """Importer of OTLP JSON files."""
 
     name = "otlp-json"
@@ -34,7 +34,7 @@ class OtlpJson:
         return _OURS.match(head.removeprefix(_BOM)) is not None
 
     def read(self, source: str) -> Imported:
-        """Start to read a file; see `xsp.importers.contract.Importer`."""
+        """Start to read a file; see `RowImporter.read`."""
         losses = Losses(self.name)
         reader = Reader(losses)
 

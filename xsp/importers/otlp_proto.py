@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from xsp.errors import PluginError, TraceError
-from xsp.importers.contract import Imported, Losses, broken, opened
+from xsp.importers.contract import Imported, Losses, RowImporter, broken, opened
 from xsp.importers.otlp import DEEPEST, LARGEST, Part, Reader, Spoken, Unfit
 
 _LENGTH = struct.Struct(">I")
@@ -23,7 +23,7 @@ _RESOURCE_SPANS = 0x0A
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
-class OtlpProto:
+class OtlpProto(RowImporter):
     """Importer of OTLP protobuf files."""
 
     name = "otlp-proto"
@@ -33,7 +33,7 @@ class OtlpProto:
         return _ZSTD in (head[:4], head[4:8]) or _is_message(head) or _is_message(head[4:], _length(head))
 
     def read(self, source: str) -> Imported:
-        """Start to read a file; see `xsp.importers.contract.Importer`."""
+        """Start to read a file; see `RowImporter.read`."""
         _message_class()
         losses = Losses(self.name)
         reader = Reader(losses)

@@ -19,7 +19,7 @@ import duckdb
 from xsp import table
 from xsp.errors import TraceError
 from xsp.importers import claims, nsys_ranges
-from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, broken, fitting, opened
+from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, TableImporter, broken, fitting, opened
 from xsp.importers.nsys_tables import Export
 from xsp.run import is_count
 from xsp.schema import Column, Kind, Level
@@ -61,7 +61,7 @@ _WHERE = {"process": "BIGINT", "correlation": "BIGINT", "start_ns": "BIGINT", "e
 _MARKERS = "category LIKE 'MARKER%'"
 
 
-class Rocprof:
+class Rocprof(TableImporter):
     """rocprofv3's rocpd databases and JSON."""
 
     name = "rocprof"
@@ -71,7 +71,7 @@ class Rocprof:
         return (head.lstrip()[:1] == b"{" and f'"{KEY}"'.encode() in head) or is_rocpd(head, source)
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
-        """Make the table `seen`, see `xsp.importers.contract.TableImporter.fill`.
+        """Make the table `seen`, see `TableImporter.fill`.
 
         Raises:
             TraceError: it is damaged, too large, or of a schema that is not known.

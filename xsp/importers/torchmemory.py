@@ -18,7 +18,7 @@ import duckdb
 
 from xsp import table
 from xsp.errors import TraceError
-from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, broken, fitting, opened
+from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, TableImporter, broken, fitting, opened
 from xsp.schema import Column, Kind, Level
 
 MOST = 1 << 30
@@ -47,7 +47,7 @@ Rows = Iterator[tuple[int, str | None, int, dict[str, Any]]]
 """Nanoseconds, what the memory is for, how many bytes more or less there are, and attributes."""
 
 
-class TorchMemory:
+class TorchMemory(TableImporter):
     """PyTorch's snapshots of memory, and its memory timelines."""
 
     name = "torch-memory"
@@ -58,7 +58,7 @@ class TorchMemory:
         return _is_pickle(head) or (start[:2] == b"[[" and start[2:3] in b"-0123456789" and len(start) > 2)
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
-        """Make the table `seen`, see `xsp.importers.contract.TableImporter.fill`.
+        """Make the table `seen`, see `TableImporter.fill`.
 
         Raises:
             TraceError: it is damaged, too large, would run code, or holds something else.

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import duckdb
 
 from xsp import atomic, rundir
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
-from xsp.importers.contract import Imported, Losses
+from xsp.importers.contract import Enricher, Imported, Losses, RowImporter, TableImporter
 from xsp.ingest.jobs import RUNS, Job, connect, jobs, name_of, once, read
 from xsp.ingest.tables import import_tables, open_table
 from xsp.ingest.write import noted, write
@@ -36,26 +35,39 @@ def import_into(out: Path, sources: Sequence[str], names: bool = False) -> dict[
         PluginError: an importer needs a package that is not installed.
         OutputError: the disk refuses.
     """
-    by_source = {source: contract.find(source) for source in _files(sources)}
-    if _are_tables(by_source):
+    rows, tables = _found(sources)
+    if tables:
         called = Path(sources[0]).name if len(sources) == 1 else out.name
-        return import_tables(out, by_source, called, names)
-    return _import_rows(out, sources, [each.read(source) for source, each in by_source.items()])
+        return import_tables(out, tables, called, names)
+    return _import_rows(out, sources, [each.read(source) for source, each in rows.items()])
 
 
 def open_whole(folder: Path, sources: Sequence[str]) -> tuple[duckdb.DuckDBPyConnection, Run] | None:
     """Read files into an engine without writing a run directory, where that can be: see `tables.open_table`."""
-    by_source = {source: contract.find(source) for source in _files(sources)}
-    return open_table(folder, by_source) if _are_tables(by_source) else None
+    _, tables = _found(sources)
+    return open_table(folder, tables) if tables else None
 
 
-def _are_tables(by_source: Mapping[str, Any]) -> bool:
-    """Return whether sources hold spans that find their parents here, and not spans that have parents."""
-    tables = [source for source, importer in by_source.items() if not hasattr(importer, "read")]
-    if tables and len(tables) < len(by_source):
-        rest = ", ".join(_shown(source) for source in by_source if source not in tables)
-        raise TraceError(f"{rest}: spans with parents do not go together with {', '.join(map(_shown, tables))}")
-    return bool(tables)
+def _found(sources: Sequence[str]) -> tuple[dict[str, RowImporter], dict[str, TableImporter | Enricher]]:
+    """Return the importers of sources: of spans that have parents, or of such as find them here.
+
+    Raises:
+        TraceError: there are both.
+    """
+    rows: dict[str, RowImporter] = {}
+    tables: dict[str, TableImporter | Enricher] = {}
+    for source in _files(sources):
+        found = contract.find(source)
+        if isinstance(found, RowImporter):
+            rows[source] = found
+        else:
+            tables[source] = found
+    if rows and tables:
+        raise TraceError(
+            f"{', '.join(map(_shown, rows))}: spans with parents do not go together with "
+            f"{', '.join(map(_shown, tables))}"
+        )
+    return rows, tables
 
 
 def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported]) -> dict[Path, Run]:

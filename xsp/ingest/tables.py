@@ -8,7 +8,6 @@ import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
 
 import duckdb
 
@@ -16,7 +15,7 @@ from xsp import rundir, table
 from xsp.correlate.columns import place
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
-from xsp.importers.contract import Losses, Seen, TableImporter
+from xsp.importers.contract import Enricher, Seen, TableImporter
 from xsp.ingest.jobs import RUNS, name_of
 from xsp.ingest.write import noted
 from xsp.run import RANKS, Run
@@ -41,15 +40,9 @@ def connect(folder: Path) -> duckdb.DuckDBPyConnection:
     return con
 
 
-class Enricher(Protocol):
-    """Adds to what another file says: it recognises its own format, and changes the table `seen` of the other."""
-
-    def enrich(self, con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
-        """Add what a file says to the spans of `seen`; what does not match is counted."""
-        ...
-
-
-def import_tables(out: Path, sources: Mapping[str, Any], called: str, names: bool = False) -> dict[Path, Run]:
+def import_tables(
+    out: Path, sources: Mapping[str, TableImporter | Enricher], called: str, names: bool = False
+) -> dict[Path, Run]:
     """Import files into run directories: one into `out`; the ranks of a job, or several runs, into folders in it.
 
     Args:
@@ -65,22 +58,23 @@ def import_tables(out: Path, sources: Mapping[str, Any], called: str, names: boo
         TraceError: one cannot be read, or they do not go together.
         OutputError: the disk refuses.
     """
-    files = {source: each for source, each in sources.items() if hasattr(each, "fill")}
-    beside = {source: each for source, each in sources.items() if source not in files}
+    files, beside = _split(sources)
     if not files or (beside and len(files) > 1):
         raise TraceError(
             f"{', '.join(beside)}: an execution trace has no times; give it together with the one trace "
             "that was recorded beside it"
         )
     if len(files) == 1:
-        return {out: _import(out, sources, names)}
+        return {out: _import(out, *next(iter(files.items())), beside, names)}
     runs: dict[Path, Run] = {}
     for number, (source, importer) in enumerate(files.items()):
-        runs[out / f"{number:04d}"] = _import(out / f"{number:04d}", {source: importer}, names)
+        runs[out / f"{number:04d}"] = _import(out / f"{number:04d}", source, importer, {}, names)
     return _as_ranks(out, runs, called) if _are_ranks(runs.values()) else _as_runs(out, runs, called)
 
 
-def open_table(folder: Path, sources: Mapping[str, Any]) -> tuple[duckdb.DuckDBPyConnection, Run] | None:
+def open_table(
+    folder: Path, sources: Mapping[str, TableImporter | Enricher]
+) -> tuple[duckdb.DuckDBPyConnection, Run] | None:
     """Read one file into an engine, without writing a run directory.
 
     Args:
@@ -94,19 +88,20 @@ def open_table(folder: Path, sources: Mapping[str, Any]) -> tuple[duckdb.DuckDBP
     Raises:
         TraceError, OutputError: as `import_tables`.
     """
-    if sum(hasattr(each, "fill") for each in sources.values()) != 1:
+    files, beside = _split(sources)
+    if len(files) != 1:
         return None
-    return _merged(folder, *_split(sources))
+    return _merged(folder, *next(iter(files.items())), beside)
 
 
-def _split(sources: Mapping[str, Any]) -> tuple[TableImporter, str, Mapping[str, Enricher]]:
-    """Return the importer that fills a table, its source, and what is read beside it."""
-    ((source, importer),) = ((source, each) for source, each in sources.items() if hasattr(each, "fill"))
-    return importer, source, {other: each for other, each in sources.items() if other != source}
+def _split(sources: Mapping[str, TableImporter | Enricher]) -> tuple[dict[str, TableImporter], dict[str, Enricher]]:
+    """Return what fills a table, and what is read beside it."""
+    files = {source: each for source, each in sources.items() if isinstance(each, TableImporter)}
+    return files, {source: each for source, each in sources.items() if isinstance(each, Enricher)}
 
 
 def _merged(
-    folder: Path, importer: TableImporter, source: str, beside: Mapping[str, Enricher], names: bool = False
+    folder: Path, source: str, importer: TableImporter, beside: Mapping[str, Enricher], names: bool = False
 ) -> tuple[duckdb.DuckDBPyConnection, Run]:
     con = connect(folder)
     try:
@@ -132,9 +127,9 @@ def _merged(
         raise
 
 
-def _import(out: Path, sources: Mapping[str, Any], names: bool) -> Run:
+def _import(out: Path, source: str, importer: TableImporter, beside: Mapping[str, Enricher], names: bool) -> Run:
     with tempfile.TemporaryDirectory(prefix="xsp-", ignore_cleanup_errors=True) as folder:
-        con, run = _merged(Path(folder), *_split(sources), names)
+        con, run = _merged(Path(folder), source, importer, beside, names)
         try:
             (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
             table.write_parquet(con, "spans", rundir.segment(out, 0))
