@@ -15,6 +15,7 @@ from xsp import rundir
 from xsp.errors import OutputError
 from xsp.record import output
 from xsp.record.session import profile
+from xsp.record.settings import Settings
 
 BARE: dict[str, Any] = {"levels": "M", "warmup": 0, "settle": False, "collectors": [], "samples": False}
 SCRIPT = "def train():\n    pass\nfor _ in range(12):\n    train()\n"
@@ -137,7 +138,7 @@ def test_a_program_that_is_run_once_per_level_takes_the_next_free_name_as_a_whol
 
 
 def test_a_set_of_runs_that_came_to_nothing_leaves_no_directory(tmp_path: Path) -> None:
-    several = output.claimed_for_several(tmp_path / "runs", False, True)
+    several = output.claimed_for_several(Settings(out=tmp_path / "runs"))
     rundir.write_run(several.__enter__(), {"parts": []})
     assert not several.__exit__(ValueError, ValueError("no model"), None)
     assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,11 @@ from xsp.collector import Kernels
 from xsp.errors import UsageError
 from xsp.levels import parse_levels
 from xsp.otlp import endpoint
-from xsp.record.budget import UNASKED
+from xsp.record.settings import Settings
 from xsp.schema import Level
 
 if TYPE_CHECKING:
-    from xsp.launch.models import Recording
-    from xsp.models import Settings
+    from xsp import models
 
 
 class _KeepArguments(argparse.Action):
@@ -49,7 +49,7 @@ def recording(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--levels",
-        default="M/L/G",
+        default=Settings.levels,
         metavar="LEVELS",
         help="M (model), M/L (and layers, operators), M/L/G (and kernels) (default: %(default)s), or names: "
         "model/layer/op",
@@ -58,12 +58,12 @@ def recording(parser: argparse.ArgumentParser) -> None:
         "--warmup", type=int, metavar="N", help="warm-up steps, which are not kept (default: 1 per rung)"
     )
     group.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the weights and of the order of levels"
+        "--seed", type=int, default=Settings.seed, metavar="N", help="seed of the weights and of the order of levels"
     )
     group.add_argument(
         "--kernels",
         choices=[str(source) for source in Kernels],
-        default=str(Kernels.AUTO),
+        default=Settings.kernels,
         help="source of device work: cupti, kineto (torch.profiler), or auto, the first that works (default)",
     )
     group.add_argument(
@@ -82,14 +82,6 @@ def sampling_steps(parser: argparse.ArgumentParser) -> None:
         help="upper limit of the overhead of recording, in percent of the time, 1%% for example (default: 10%%, plus a "
         "few steps of each kind; off: record every third step)",
     )
-
-
-def budget(given: argparse.Namespace) -> str | None:
-    """Return the budget of a run, from the options of `sampling_steps`; None for none."""
-    if given.budget is not None:
-        return None if given.budget == "off" else str(given.budget)
-    asked = given.every is not None or given.only is not None or given.one_at_a_time or given.counting
-    return None if asked else UNASKED
 
 
 def counting(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +122,7 @@ def delivering(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--otlp-policy",
         choices=("wait", "shed"),
-        default="wait",
+        default=Settings.otlp_policy,
         help="if the receiver is slow: wait between steps (default), or leave steps on disk",
     )
 
@@ -204,10 +196,10 @@ def shape(text: str | None) -> tuple[int, ...] | None:
     return sizes
 
 
-def settings(given: argparse.Namespace, batch: int) -> Settings:
+def model_settings(given: argparse.Namespace, batch: int) -> models.Settings:
     """Return how the model is to be run, from the options of `modelling`."""
     from xsp import models
-    from xsp.launch import models as measure
+    from xsp.launch.models import default_device
 
     return models.Settings(
         batch=batch,
@@ -215,30 +207,20 @@ def settings(given: argparse.Namespace, batch: int) -> Settings:
         seed=given.seed,
         shape=shape(given.input),
         sequence=given.sequence,
-        device=given.device or measure.default_device(),
+        device=given.device or default_device(),
     )
 
 
-def how(given: argparse.Namespace, name: str) -> Recording:
-    """Return how the run is to be recorded, from the options of `recording` and `modelling`.
+def recorded(given: argparse.Namespace, name: str) -> Settings:
+    """Return how the run is to be recorded, from the options of `recording` and perhaps `sampling_steps`.
 
     Args:
-        given: the command's options.
-        name: of the run directory, if none was given.
-    """
-    from xsp.launch import models as measure
+        given: the command's options; those that are called as a setting say it.
+        name: of the run, and of its directory if none was given.
 
-    return measure.Recording(
-        out=given.out or Path("runs") / name,
-        levels=given.levels,
-        repeats=given.repeats,
-        warmup=given.warmup,
-        seed=given.seed,
-        overwrite=given.overwrite,
-        next_free=given.out is None,
-        samples=given.samples,
-        kernels=given.kernels,
-        counting=getattr(given, "counting", False),
-        otlp=given.otlp,
-        otlp_policy=given.otlp_policy,
-    )
+    Raises:
+        UsageError: they make no sense.
+    """
+    asked = {each.name: getattr(given, each.name) for each in fields(Settings) if each.name in given}
+    asked |= {"name": name, "out": given.out or Path("runs") / name, "next_free": given.out is None}
+    return Settings(**asked)

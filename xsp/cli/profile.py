@@ -38,8 +38,9 @@ def run(given: argparse.Namespace) -> int:
     options.check_counting(given)
     if given.counters and len(sizes) > 1:
         raise UsageError("--counters goes with one batch size: leave the others away")
-    settings = options.settings(given, sizes[0])
-    how = options.how(given, models.short_name(given.model))
+    settings = options.model_settings(given, sizes[0])
+    recorded = options.recorded(given, models.short_name(given.model))
+    how = models.Recording(recorded, given.repeats, given.counting)
     with progress.shown(given.quiet) as show:
         if len(sizes) == 1:
             out = models.measure(given.model, settings, how, show)

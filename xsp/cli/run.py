@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from xsp import rundir
 from xsp.cli import counters, options
 from xsp.errors import UsageError
+from xsp.record.budget import UNASKED
 from xsp.record.terminal import say
 
 if TYPE_CHECKING:
@@ -89,26 +90,16 @@ def run(given: argparse.Namespace) -> int:
         own = given.typed[1 : len(given.typed) - len(given.words)]
         meant.go_on(own[:-1] if own[-1:] == ["--"] else own)
     program = meant.program if isinstance(meant, ranks.Job) else meant
+    given.only = Level[given.only.upper()] if given.only else None
+    given.budget = _budget(given)
     how = Launch(
         program=replace(program, args=(*given.for_program, *program.args)),
-        out=given.out or Path("runs") / program.name,
-        levels=given.levels,
+        settings=options.recorded(given, program.name),
         step=given.step,
-        warmup=given.warmup,
-        every=given.every,
-        budget=options.budget(given),
         says_where=not given.quiet,
         shows_line=not given.quiet and sys.stderr.isatty(),
-        seed=given.seed,
-        overwrite=given.overwrite,
-        next_free=given.out is None,
-        only=Level[given.only.upper()] if given.only else None,
         one_at_a_time=given.one_at_a_time,
         counting=given.counting,
-        kernels=given.kernels,
-        samples=given.samples,
-        otlp=given.otlp,
-        otlp_policy=given.otlp_policy,
     )
     if job is not None:
         code, run = ranks.launch(how, job)
@@ -126,6 +117,14 @@ def run(given: argparse.Namespace) -> int:
     elif reason := rundir.read_job(run).empty:
         say(f"{run}: no step was stored: {reason}")
     return code
+
+
+def _budget(given: argparse.Namespace) -> str | None:
+    """Return what the overhead may be; None for no limit."""
+    if given.budget is not None:
+        return None if given.budget == "off" else str(given.budget)
+    asked = given.every is not None or given.only is not None or given.one_at_a_time or given.counting
+    return None if asked else UNASKED
 
 
 def _meant(given: argparse.Namespace) -> Program | Elsewhere | Job:

@@ -35,8 +35,9 @@ def run(given: argparse.Namespace) -> int:
     from xsp.report import text
 
     sizes = options.batches(given.batch)
-    settings = options.settings(given, sizes[0])
-    how = options.how(given, f"{models.short_name(given.model)}-sweep")
+    settings = options.model_settings(given, sizes[0])
+    recorded = options.recorded(given, f"{models.short_name(given.model)}-sweep")
+    how = models.Recording(recorded, given.repeats)
     with progress.shown(False) as show:
         out = models.sweep(given.model, settings, sizes, how, show)
     Console().print(text.sweep([load.load(run) for run in load.parts(out)], given.latency_target))

@@ -16,6 +16,7 @@ from xsp.errors import PluginError, UsageError
 from xsp.launch import children
 from xsp.record import output
 from xsp.record.session import profile
+from xsp.record.settings import Settings
 
 Progress = Callable[[str, int, int], None]
 """Called between steps with what is being profiled, steps done, and steps in all."""
@@ -25,19 +26,8 @@ Progress = Callable[[str, int, int], None]
 class Recording:
     """How a run is to be recorded."""
 
-    out: Path
-    levels: str = "M/L/G"
+    settings: Settings
     repeats: int = 12
-    warmup: int | None = None
-    seed: int = 0
-    overwrite: bool = False
-    next_free: bool = False
-    """Take the next free name where `out` is taken."""
-
-    samples: bool = True
-    otlp: str | None = None
-    otlp_policy: str = "wait"
-    kernels: str = Kernels.AUTO.value
     counting: bool = False
     """See `xsp.counters.secondrun`."""
 
@@ -52,24 +42,14 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
     """
     if how.repeats < 1:
         raise UsageError(f"--repeats {how.repeats}: at least one timed step per level is needed")
-    session = profile(
-        short_name(spec),
-        levels=how.levels,
-        out=how.out,
-        overwrite=how.overwrite,
-        warmup=how.warmup,
-        seed=how.seed,
-        batch_size=settings.batch,
-        spread=False,
-        samples=how.samples,
-        otlp=how.otlp,
-        otlp_policy=how.otlp_policy,
-        kernels=how.kernels,
-        collectors=secondrun.collectors() if how.counting else None,
-    )
-    before_the_first_use_of_libraries(how.kernels)
+    session = profile.of(
+        replace(
+            how.settings, name=short_name(spec), batch_size=settings.batch, spread=False, needs_run=True,
+            collectors=secondrun.collectors() if how.counting else None,
+        )
+    )  # fmt: skip
+    before_the_first_use_of_libraries(how.settings.kernels)
     workload = models.load(spec, settings)
-    session.needs_run, session.takes_next = True, how.next_free
     total = session.schedule.steps_for(0 if how.counting else how.repeats)
     if how.counting:
         session.describe_once()
@@ -93,18 +73,20 @@ def sweep(spec: str, settings: models.Settings, sizes: Sequence[int], how: Recor
         As `measure`.
     """
     parts: list[str] = []
-    content = {"kind": "sweep", "name": short_name(spec), "levels": how.levels, "parts": parts, "finished": False}
-    with output.claimed_for_several(how.out, how.overwrite, how.next_free) as out:
+    content = {
+        "kind": "sweep",
+        "name": short_name(spec),
+        "levels": how.settings.levels,
+        "parts": parts,
+        "finished": False,
+    }
+    with output.claimed_for_several(how.settings) as out:
         for size in sizes:
             name = f"batch-{size:04d}"
             parts.append(name)
             rundir.write_run(out, content)
-            measure(
-                spec,
-                replace(settings, batch=size),
-                replace(how, out=out / name, overwrite=False, next_free=False),
-                progress,
-            )
+            part = replace(how.settings, out=out / name, overwrite=False, next_free=False)
+            measure(spec, replace(settings, batch=size), replace(how, settings=part), progress)
         rundir.write_run(out, {**content, "finished": True})
     return out
 
@@ -122,14 +104,13 @@ def count(spec: str, settings: models.Settings, how: Recording, out: Path) -> di
     Raises:
         CounterError: there are none; the run is as it was, and says why.
     """
-    kernels = Kernels.KINETO.value  # CUPTI is ncu's
-    command = [sys.executable, "-m", "xsp.cli", "profile", spec, "--quiet", "--counting", "--no-samples"]
-    command += ["--levels", how.levels, "--seed", str(settings.seed), "--kernels", kernels]
+    recorded = replace(how.settings, samples=False, kernels=Kernels.KINETO.value)  # CUPTI is ncu's
+    command = ["--counting"]
     command += ["--batch", str(settings.batch), "--sequence", str(settings.sequence), "--device", settings.device]
-    command += ["--warmup", str(how.warmup)] if how.warmup is not None else []
     command += ["--train"] if settings.train else []
     command += ["--input", "x".join(map(str, settings.shape))] if settings.shape is not None else []
-    return secondrun.count(out, lambda run: [*command, "--out", str(run)])
+    start = [sys.executable, "-m", "xsp.cli", "profile", spec]
+    return secondrun.count(out, lambda run: [*start, *replace(recorded, out=run).options(), *command])
 
 
 def before_the_first_use_of_libraries(kernels: str = Kernels.KINETO.value) -> None:

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,24 +139,26 @@ def launch(how: Launch, job: Job) -> tuple[int, Path | None]:
         OutputError: there is something in the run directory already, and `next_free` was not said.
         KeyboardInterrupt: it was interrupted; what was recorded until then is whole.
     """
-    if how.otlp is not None:
-        plugins.load("xsp.exporters", "otlp").check(how.otlp, how.otlp_policy)
+    settings = how.settings
+    if settings.otlp is not None:
+        plugins.load("xsp.exporters", "otlp").check(settings.otlp, settings.otlp_policy)
     if not job.program.is_module:
         read([job.program.target])  # here it is one line, and not one of each rank
     own = identity.of_this_process()
     content = _content(how, own)
-    command = [sys.executable, *rerun.python_options(), "-m", job.module, *job.options]
+    launcher = ["-m", job.module, *job.options]
     with contextlib.ExitStack() as held:
         try:
-            out = held.enter_context(output.claimed_for_several(how.out, how.overwrite, how.next_free))
+            out = held.enter_context(output.claimed_for_several(settings))
             rundir.write_run(out, {**content, "finished": False})
         except UnwritableError as error:
             say(f"{error}. The job runs without a profile.")
-            options = command if job.program.is_module else command[:-1]
-            return children.run([*options, job.program.target, *job.program.args]), None
-        environment = {**os.environ, **rerun.otlp_environment(how), output.JOB_VARIABLE: str(out)}
+            options = launcher if job.program.is_module else launcher[:-1]
+            python = [sys.executable, *rerun.python_options()]
+            return children.run([*python, *options, job.program.target, *job.program.args]), None
+        environment = {**os.environ, **rerun.otlp_environment(settings), output.JOB_VARIABLE: str(out)}
         environment["TRACEPARENT"] = identity.traceparent(own.trace_id, own.span_id)
-        command += ["xsp.cli", "run", *rerun.options(how, out), *job.program.words]
+        command = rerun.command(how, replace(settings, out=out), launcher=launcher)
         code = None
         try:
             with children.says_where(out):
@@ -172,8 +174,9 @@ def _finish(how: Launch, out: Path, content: dict[str, Any], code: int | None) -
         rundir.write_run(out, {**content, "parts": parts, "finished": code == 0, "end_ns": time.time_ns()})
     except UnwritableError as error:  # the job has come to its end, and ends as it would have
         say(f"{error}; what its ranks wrote is kept")
-    if how.otlp is not None:
-        plugins.load("xsp.exporters", "otlp")(out, how.otlp, how.otlp_policy).finish()  # the job's own span
+    settings = how.settings
+    if settings.otlp is not None:
+        plugins.load("xsp.exporters", "otlp")(out, settings.otlp, settings.otlp_policy).finish()  # the job's own span
 
 
 def _content(how: Launch, own: identity.Identity) -> dict[str, Any]:
@@ -188,6 +191,6 @@ def _content(how: Launch, own: identity.Identity) -> dict[str, Any]:
         "process": own.process,
         "host": own.host,
         "command": scrub.command(sys.argv),
-        "levels": how.levels,
+        "levels": how.settings.levels,
         "parts": [],
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from xsp.collector import Kernels
 from xsp.counters import secondrun
 from xsp.launch import children
 from xsp.launch.run import Launch
-from xsp.levels import parse_levels, rung_name
+from xsp.levels import rung_name
 from xsp.otlp import endpoint
 from xsp.record import description, output
+from xsp.record.settings import Settings
 
 
 def once_each(how: Launch) -> tuple[int, Path]:
@@ -28,20 +30,25 @@ def once_each(how: Launch) -> tuple[int, Path]:
     Raises:
         OutputError: there is something in it already, and `next_free` was not said; or it cannot be written.
     """
-    with output.claimed_for_several(how.out, how.overwrite, how.next_free) as out, children.says_where(out):
+    with output.claimed_for_several(how.settings) as out, children.says_where(out):
         return _each(how, out), out
 
 
 def _each(how: Launch, out: Path) -> int:
-    rungs = parse_levels(how.levels)
+    rungs = how.settings.rungs
     parts: list[str] = []
-    content: dict[str, Any] = {"name": how.program.name, "levels": how.levels, "parts": parts, "finished": False}
+    content: dict[str, Any] = {
+        "name": how.program.name,
+        "levels": how.settings.levels,
+        "parts": parts,
+        "finished": False,
+    }
     content["rungs"] = [rung_name(rung) for rung in rungs]
     code = 0
     for rung in rungs:
         parts.append(rung.name.lower())
         rundir.write_run(out, content)
-        code = _again(how, out / parts[-1], ["--only", rung.name.lower()])
+        code = _again(how, replace(how.settings, out=out / parts[-1], only=rung))
         if code:
             break
     recorded = [
@@ -66,13 +73,8 @@ def resolve(how: Launch, run: Path) -> tuple[int, int]:
     from xsp.store.write import resolve_run  # the table engine, after the measured program has ended
 
     serialised = run / rundir.SERIALISED
-    deepest = parse_levels(how.levels)[-1].name.lower()
-    code = _again(
-        replace(how, otlp=None),
-        serialised,
-        ["--one-at-a-time", "--only", deepest],
-        {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"},
-    )
+    settings = replace(how.settings, out=serialised, only=how.settings.rungs[-1], otlp=None)
+    code = _again(how, settings, ["--one-at-a-time"], {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"})
     return (resolve_run(run, serialised) if rundir.segments(serialised) else 0), code
 
 
@@ -89,19 +91,29 @@ def count(how: Launch, run: Path) -> dict[str, Any]:
     Raises:
         CounterError: there are none; the run is as it was, and says why.
     """
-    again = replace(how, otlp=None, samples=False, kernels=Kernels.KINETO.value)  # CUPTI is ncu's
-    return secondrun.count(run, lambda counted: _command(again, counted, ["--counting"]))
+    settings = replace(how.settings, otlp=None, samples=False, kernels=Kernels.KINETO.value)  # CUPTI is ncu's
+    return secondrun.count(run, lambda counted: command(how, replace(settings, out=counted), ["--counting"]))
 
 
-def _again(how: Launch, out: Path, extra: list[str], environment: dict[str, str] | None = None) -> int:
+def _again(
+    how: Launch, settings: Settings, extra: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> int:
     """Run this command again in a process of its own."""
-    environment = {**os.environ, **otlp_environment(how), **(environment or {})}
-    return children.run(_command(how, out, extra), environment)
+    variables = {**os.environ, **otlp_environment(settings), **(environment or {})}
+    return children.run(command(how, settings, extra), variables)
 
 
-def _command(how: Launch, out: Path, extra: list[str]) -> list[str]:
-    """Return this command, for a process of its own."""
-    return [sys.executable, *python_options(), "-m", "xsp.cli", "run", *options(how, out), *extra, *how.program.words]
+def command(how: Launch, settings: Settings, extra: Sequence[str] = (), launcher: Sequence[str] = ()) -> list[str]:
+    """Return the command that runs a program as this one does, in a process of its own.
+
+    Args:
+        how: what is run.
+        settings: how it is recorded there.
+        extra: further options of `xsp run`.
+        launcher: words before the module that is run, in place of `-m`.
+    """
+    python = [sys.executable, *python_options(), *(launcher or ["-m"]), "xsp.cli", "run"]
+    return [*python, *settings.options(), "--step", how.step, *extra, *how.program.words]
 
 
 def python_options() -> list[str]:
@@ -109,17 +121,6 @@ def python_options() -> list[str]:
     return list(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
 
 
-def options(how: Launch, out: Path) -> list[str]:
-    """Return the options of a further `xsp run` that records as this one; it prints nothing of its own."""
-    given = ["--quiet", "--out", str(out), "--levels", how.levels, "--step", how.step, "--seed", str(how.seed)]
-    if how.warmup is not None:
-        given += ["--warmup", str(how.warmup)]
-    if how.every is not None:
-        given += ["--every", str(how.every)]
-    given += [] if how.samples else ["--no-samples"]
-    return [*given, "--kernels", how.kernels, "--otlp-policy", how.otlp_policy]
-
-
-def otlp_environment(how: Launch) -> dict[str, str]:
+def otlp_environment(settings: Settings) -> dict[str, str]:
     """Return what tells a further `xsp run` where to deliver to; a command line would show it to everybody."""
-    return {endpoint.VARIABLE: how.otlp} if how.otlp is not None else {}
+    return {endpoint.VARIABLE: settings.otlp} if settings.otlp is not None else {}

@@ -7,10 +7,9 @@ import functools
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from xsp.collector import Kernels
 from xsp.counters import secondrun
 from xsp.errors import XspError
 from xsp.launch import children, models, script
@@ -20,7 +19,7 @@ from xsp.record import output
 from xsp.record.autostep import AutoStep, OneAtATime, StepRule
 from xsp.record.collecting import Listener
 from xsp.record.session import profile
-from xsp.schema import Level
+from xsp.record.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -28,34 +27,19 @@ class Launch:
     """What is to be run, and how."""
 
     program: Program
-    out: Path
-    levels: str = "M/L/G"
+    settings: Settings
     step: str = StepRule.AUTO.value
     """A `StepRule`, or the function whose calls are steps: `train_one`, `Trainer.fit_batch`, `pkg.mod:function`."""
 
-    warmup: int | None = None
-    every: int | None = None
-    budget: str | None = None
     says_where: bool = False
     """Say on stderr, where an interrupt ends the program, where its run is."""
 
     shows_line: bool = False
     """Draw in the terminal how far the run is."""
 
-    seed: int = 0
-    overwrite: bool = False
-    next_free: bool = False
-    """Take the next free name where `out` is taken."""
-
-    only: Level | None = None
-    kernels: str = Kernels.AUTO.value
     one_at_a_time: bool = False
     counting: bool = False
     """Mark the step that describes for Nsight Compute, which runs this process, and record nothing of the others."""
-
-    samples: bool = True
-    otlp: str | None = None
-    otlp_policy: str = "wait"
 
 
 def launch(how: Launch) -> tuple[int, Path | None]:
@@ -69,7 +53,7 @@ def launch(how: Launch) -> tuple[int, Path | None]:
         OutputError: there is something in the run directory already, and `next_free` was not said.
         PluginError: device work cannot come from where it was asked for.
     """
-    models.before_the_first_use_of_libraries(how.kernels)
+    models.before_the_first_use_of_libraries(how.settings.kernels)
     os.environ.pop(endpoint.VARIABLE, None)  # the script's own children are not meant
     function = how.step if how.step not in {rule.value for rule in StepRule} else None
     try:
@@ -79,25 +63,8 @@ def launch(how: Launch) -> tuple[int, Path | None]:
     except Exception as error:  # of the package that the module is in
         sys.excepthook(type(error), error, error.__traceback__)
         return 1, None
-    session = profile(
-        how.program.name,
-        levels=how.levels,
-        out=how.out,
-        overwrite=how.overwrite,
-        warmup=how.warmup,
-        every=how.every,
-        budget=how.budget,
-        seed=how.seed,
-        only=how.only,
-        kernels=how.kernels,
-        collectors=secondrun.collectors() if how.counting else None,
-        listener=functools.partial(_listener, how=how),
-        hosts=True,
-        samples=how.samples,
-        otlp=how.otlp,
-        otlp_policy=how.otlp_policy,
-    )
-    session.takes_next = how.next_free
+    settings = replace(how.settings, collectors=secondrun.collectors()) if how.counting else how.settings
+    session = profile.of(settings, functools.partial(_listener, how=how), hosts=True)
     if how.shows_line:
         session.show_line()
     if how.counting:

@@ -12,13 +12,16 @@ from all of its run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xsp.errors import UsageError
 from xsp.levels import rung_name
 from xsp.record.overhead import Account
 from xsp.record.schedule import FIRST, Plan, Schedule, Turn
 from xsp.schema import Level
+
+if TYPE_CHECKING:
+    from xsp.record.settings import Settings
 
 RAREST = 1000
 """Bare steps: a rung that can be afforded less often than once in so many is left out."""
@@ -179,39 +182,27 @@ class Budgeted(Schedule):
         )
 
 
-def schedule_of(
-    rungs: Sequence[Level],
-    account: Account,
-    budget: str | float | None,
-    *,
-    warmup: int | None,
-    seed: int,
-    only: Level | None,
-    settle: int | None,
-    every: int | None,
-    spread: bool,
-    alone: bool,
-    unearned: bool,
-) -> Schedule:
+def schedule_of(settings: Settings, account: Account, alone: bool) -> Schedule:
     """Return the schedule of a block: one that keeps a budget, if there is one.
 
     Args:
-        rungs, account, warmup, seed, only, settle, every, spread: as of the schedules.
-        budget: see `parse`; None for none.
+        settings: of the block.
+        account: to which the costs of the steps are added as they run.
         alone: False where other processes must come to the same turns.
-        unearned: let the first steps be recorded before they are earned.
-
-    Raises:
-        UsageError: settings that make no sense.
     """
-    if unearned and not alone:
-        return Schedule(rungs, warmup, seed, only, every=every, spread=spread, by_time=False, later=EVERY_OF_RANKS)
-    if budget is not None:
-        return Budgeted(parse(budget), account, rungs, warmup, seed, only, every, spread, unearned)
+    given, rungs, usual = settings, settings.rungs, settings.budget == UNASKED
+    only, settle, every, spread = given.only, given.settle, given.every, given.spread
+    if usual and not alone:
+        return Schedule(
+            rungs, given.warmup, given.seed, only, every=every, spread=spread, by_time=False, later=EVERY_OF_RANKS
+        )
+    if given.budget is not None:
+        share = parse(USUAL if usual else given.budget)
+        return Budgeted(share, account, rungs, given.warmup, given.seed, only, every, spread, unearned=usual)
     if only is not None:  # once per level: all that such a process is for
-        return Schedule(rungs, warmup, seed, only, 1 if settle is None else settle, every)
+        return Schedule(rungs, given.warmup, given.seed, only, 1 if settle is None else settle, every)
     stretch = STRETCH if settle is None and every is None and alone else 0
-    return Schedule(rungs, warmup, seed, only, settle, every, spread, stretch, by_time=alone)
+    return Schedule(rungs, given.warmup, given.seed, only, settle, every, spread, stretch, by_time=alone)
 
 
 def progress(schedule: Schedule, account: Account) -> dict[str, Any]:

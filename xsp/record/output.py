@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from xsp import identity, rundir
 from xsp.errors import OutputError, UnwritableError
+from xsp.record.settings import Settings
 from xsp.record.terminal import say
 
 _T = TypeVar("_T")
@@ -60,13 +61,14 @@ def claim(
 
 
 @contextlib.contextmanager
-def claimed_for_several(path: Path, overwrite: bool, next_free: bool) -> Iterator[Path]:
+def claimed_for_several(settings: Settings) -> Iterator[Path]:
     """Make a directory of several runs, of which this process writes none itself; hold it while they are written.
 
     Raises:
         OutputError: as `claim`.
     """
-    with rundir.several(*_claim(path, "", None, rundir.hold, overwrite, next_free)) as out:
+    given = settings
+    with rundir.several(*_claim(given.place, "", None, rundir.hold, given.overwrite, given.next_free)) as out:
         yield out
 
 

@@ -18,8 +18,6 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from xsp.errors import UsageError
-from xsp.levels import rung_name
 from xsp.schema import Level
 
 
@@ -120,18 +118,7 @@ class Schedule:
             stretch: steady steps to let run in each block of rungs.
             by_time: False where several processes must come to the same turns: one step settles then.
             later: record one step in so many once each rung was measured `FIRST` times.
-
-        Raises:
-            UsageError: a negative warm-up, or less than one step in one.
         """
-        if settle is not None and settle < 0:
-            raise UsageError(f"settle={settle}: the number of steps cannot be negative; write 0 or more")
-        if every is not None and every < 1:
-            raise UsageError(f"every={every}: one step in so many is recorded; write 1 or more")
-        if warmup is not None and warmup < 0:
-            raise UsageError(f"warmup={warmup}: the number of warm-up steps cannot be negative; write 0 or more")
-        if only is not None and only not in rungs:
-            raise UsageError(f"{only.name} is none of the rungs {', '.join(map(rung_name, rungs))}; name one of them")
         self._describes = rungs[-1] >= Level.LAYER and only in (None, rungs[-1])
         self.rungs = tuple(rungs) if only is None else (only,)
         self.warmup = len(self.rungs) if warmup is None else warmup

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,13 @@ from xsp import clock, identity, plugins, processes, rundir
 from xsp.collector import Collector, Kernels
 from xsp.device import machine as device
 from xsp.errors import OutputError, UnwritableError, UsageError
-from xsp.levels import parse_levels
 from xsp.record import blocks, description, output
 from xsp.record import budget as budgets
 from xsp.record.collecting import Listener
 from xsp.record.overhead import Account
 from xsp.record.quiet import Quiet
 from xsp.record.schedule import DescribeOnce, Schedule
+from xsp.record.settings import Settings
 from xsp.record.steps import UNCLOSED, Marks, Step, Steps
 from xsp.record.terminal import say
 from xsp.schema import Level
@@ -105,35 +105,37 @@ class profile:
         Raises:
             UsageError: settings that make no sense, unknown levels among them.
         """
-        self._kernels = Kernels.parse(kernels)
-        self.name = name
-        self.levels = levels
-        self.out = Path(out) if out is not None else Path("runs") / _file_name(name)
+        given = locals()
+        settings = Settings(**{each.name: given[each.name] for each in fields(Settings) if each.name in given})
+        self._set_up(settings, listener, hosts, enabled)
+
+    @classmethod
+    def of(
+        cls, settings: Settings, listener: Callable[[profile], Listener] | None = None, hosts: bool = False
+    ) -> profile:
+        """Return the block of settings; `listener` and `hosts` are described above."""
+        made = cls.__new__(cls)
+        made._set_up(settings, listener, hosts, enabled=True)
+        return made
+
+    def _set_up(
+        self, settings: Settings, listener: Callable[[profile], Listener] | None, hosts: bool, enabled: bool
+    ) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self.levels = settings.levels
+        self.out = settings.place
         self.hosts = hosts
         self.has_explicit_steps = False
-        self.needs_run = False
-        """Raise where no run can be written: the program is run for the sake of the run."""
-
-        self.takes_next = True
-        """Take the next free name, `runs/train-2`, where the run directory is taken: raise nothing for that."""
-
         self.records = False
         """True once the block is entered and a run is being written, or has been."""
 
         self._enabled = enabled
         self._host: profile | None = None
-        self._overwrite = overwrite
-        self._wanted = collectors
         self._listener = listener
-        self._samples = samples
-        self._otlp = (otlp, otlp_policy) if otlp is not None else None
         account = Account()
-        usual = budget == budgets.UNASKED
-        schedule = budgets.schedule_of(
-            parse_levels(levels), account, budgets.USUAL if usual else budget, warmup=warmup, seed=seed, only=only,
-            settle=settle, every=every, spread=spread, alone=not output.is_one_of_several(), unearned=usual,
-        )  # fmt: skip
-        self._steps = Steps(name, schedule, account, batch_size)
+        schedule = budgets.schedule_of(settings, account, alone=not output.is_one_of_several())
+        self._steps = Steps(settings.name, schedule, account, settings.batch_size)
         self._marks = Marks(self._steps)
         self._writer: Writer
 
@@ -190,11 +192,11 @@ class profile:
             raise UsageError(f"the profile {_active.name!r} is active in this process; leave its block first")
         began_ns = self._steps.account.began_ns = clock.monotonic_ns()
         collecting, rungs = self._steps.collecting, self.schedule.rungs
-        collecting.find(self._wanted, rungs[-1], self._kernels)
+        collecting.find(self.settings.collectors, rungs[-1], Kernels.parse(self.settings.kernels))
         try:
             self._open_run()
         except UnwritableError as error:
-            if self.needs_run:
+            if self.settings.needs_run:
                 raise
             say(f"{error}. The program goes on without a profile.")
             return self
@@ -214,9 +216,12 @@ class profile:
         """Make the run directory, and start the process that stores, samples and delivers."""
         from xsp.record.writer import Writer  # not needed by programs that only import xsp
 
-        if self._otlp is not None:
-            plugins.load("xsp.exporters", "otlp").check(*self._otlp)
-        self.out, self._writer = output.claim(self.out, Writer, overwrite=self._overwrite, next_free=self.takes_next)
+        settings = self.settings
+        if settings.otlp is not None:
+            plugins.load("xsp.exporters", "otlp").check(settings.otlp, settings.otlp_policy)
+        self.out, self._writer = output.claim(
+            self.out, Writer, overwrite=settings.overwrite, next_free=settings.next_free
+        )
         self._identity = identity.of_this_process()
         self._started_ns = time.time_ns()
         self._steps.begin(self._identity, self._writer)
@@ -225,9 +230,9 @@ class profile:
         except UnwritableError:
             self._writer.close()
             raise
-        if self._otlp is not None:
-            self._writer.deliver_to(*self._otlp)
-        if self._samples and not self._writer.sample(self._identity.rank, _devices()):
+        if settings.otlp is not None:
+            self._writer.deliver_to(settings.otlp, settings.otlp_policy)
+        if settings.samples and not self._writer.sample(self._identity.rank, _devices()):
             self._steps.collecting.note("samples", "the process that stores spans did not begin to sample")
 
     def __exit__(
@@ -260,7 +265,7 @@ class profile:
             say(f"{self.out}: the run was not finished ({type(error).__name__}: {error}); its steps are kept")
         finally:
             self._writer.close()
-        if not steps.stored and not self.needs_run and not self.hosts:
+        if not steps.stored and not self.settings.needs_run and not self.hosts:
             say(f"{self.out}: no step was stored: {self._why_empty()}")
 
     def step(self, batch_size: int | None = None) -> contextlib.AbstractContextManager[object]:
@@ -365,7 +370,7 @@ class profile:
                 rundir.write_run(self.out, self._run(finished=True, costs=costs))
         if (lost or done is None) and self._writer.failed is not None:
             say(f"{self.out}: {missing} ({self._writer.failed})")
-        if self._otlp is not None:
+        if self.settings.otlp is not None:
             self._say_what_is_left(done.get("delivery") if done is not None else None)
 
     def _say_what_is_left(self, delivery: dict[str, Any] | None) -> None:
@@ -390,10 +395,6 @@ def _devices() -> list[str]:
         return device.identities()
     except Exception:  # a device that failed must fail in the program, not here; the environment tells as well
         return []
-
-
-def _file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name) or "run"
 
 
 def _forget() -> None:

@@ -1,0 +1,85 @@
+"""The settings of a recording: one definition for the block, the commands, and the processes that they start."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from dataclasses import MISSING, FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import xsp
+from xsp.cli import options
+from xsp.cli import run as command
+from xsp.errors import UsageError
+from xsp.record.settings import Settings
+from xsp.schema import Level
+
+OF_COMMANDS = {"next_free", "needs_run"}
+OF_THE_BLOCK = {"listener", "hosts", "enabled"}
+
+
+def test_the_arguments_of_a_block_are_the_settings_with_the_same_defaults() -> None:
+    arguments = dict(inspect.signature(xsp.profile).parameters)
+    defaults = {each.name: each.default for each in fields(Settings)}
+    assert MISSING not in defaults.values()
+    assert defaults.keys() - OF_COMMANDS == arguments.keys() - OF_THE_BLOCK
+    assert {name: defaults[name] for name in arguments if name in defaults} == {
+        name: each.default for name, each in arguments.items() if name in defaults
+    }
+    documented = inspect.getdoc(xsp.profile) or ""
+    assert [name for name in arguments if f"\n    {name}: " not in documented] == []
+
+
+def test_what_a_block_was_given_is_in_its_settings(tmp_path: Path) -> None:
+    given = {"levels": "M/L", "warmup": 2, "every": 5, "seed": 3, "samples": False, "only": Level.MODEL, "settle": 4}
+    block = xsp.profile("a/b", out=tmp_path, **given)  # type: ignore[arg-type]
+    assert block.settings == Settings("a/b", out=tmp_path, **given)  # type: ignore[arg-type]
+    assert xsp.profile("a/b").out == Path("runs/a-b")
+    with pytest.raises(FrozenInstanceError):
+        block.settings.seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"warmup": -1}, "warmup=-1: the number of warm-up steps cannot be negative"),
+        ({"settle": -1}, "settle=-1: the number of steps cannot be negative"),
+        ({"every": 0}, "every=0: one step in so many"),
+        ({"budget": "all"}, "budget='all': write a share"),
+        ({"budget": ""}, "budget='': write a share"),
+        ({"levels": "M/Q"}, "Q"),
+        ({"kernels": "nsys"}, "kernels='nsys'"),
+        ({"levels": "M/L", "only": Level.KERNEL}, "KERNEL is none of the rungs M, M/L, M/L/op"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_before_anything_starts(wrong: dict[str, Any], says: str) -> None:
+    for make in (Settings, xsp.profile):
+        with pytest.raises(UsageError, match=says):
+            make(**wrong)
+
+
+@given(
+    levels=st.sampled_from(["M", "M/L", "M/L/G", "model/layer"]),
+    warmup=st.none() | st.integers(0, 9),
+    every=st.none() | st.integers(1, 99),
+    seed=st.integers(0, 2**31),
+    kernels=st.sampled_from(["auto", "cupti", "kineto"]),
+    samples=st.booleans(),
+    otlp_policy=st.sampled_from(["wait", "shed"]),
+    only=st.none() | st.just(Level.MODEL),
+)
+def test_another_process_records_as_this_one_does(**chosen: Any) -> None:
+    settings = Settings("train", out="runs/a b", next_free=False, **chosen)
+    parser = argparse.ArgumentParser()
+    command.arguments(parser)
+    read = parser.parse_args([*settings.options(), "train.py"])
+    read.only = Level[read.only.upper()] if read.only else None
+    read.budget, read.otlp = None, None
+    assert read.quiet
+    found = options.recorded(read, "train")
+    assert found == Settings("train", out=Path("runs/a b"), next_free=False, **chosen)

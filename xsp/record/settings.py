@@ -1,0 +1,92 @@
+"""How a program is recorded: the settings of a block, read by commands and passed on to processes that they start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from xsp.collector import Collector, Kernels
+from xsp.errors import UsageError
+from xsp.levels import parse_levels, rung_name
+from xsp.record import budget as budgets
+from xsp.schema import Level
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `xsp.profile`, which describes them, and what commands alone can say."""
+
+    name: str = "run"
+    levels: str = "M/L/G"
+    out: str | os.PathLike[str] | None = None
+    overwrite: bool = False
+    next_free: bool = True
+    """Take the next free name, `runs/train-2`, where `out` is taken; False raises there."""
+
+    needs_run: bool = False
+    """Raise where no run can be written: the program is run for the sake of the run."""
+
+    warmup: int | None = None
+    settle: int | None = None
+    every: int | None = None
+    budget: str | float | None = None
+    """`UNASKED` of `xsp.record.budget`, too: the usual one, which gives the first steps away."""
+
+    spread: bool = True
+    seed: int = 0
+    batch_size: int | None = None
+    collectors: Sequence[str | Collector] | None = None
+    kernels: str = Kernels.AUTO.value
+    only: Level | None = None
+    samples: bool = True
+    otlp: str | None = None
+    otlp_policy: str = "wait"
+
+    def __post_init__(self) -> None:
+        """Check what can be checked before anything starts; an endpoint is checked when the block is entered.
+
+        Raises:
+            UsageError: settings that make no sense, unknown levels among them.
+        """
+        rungs = self.rungs
+        Kernels.parse(self.kernels)
+        if self.budget is not None and self.budget != budgets.UNASKED:
+            budgets.parse(self.budget)
+        if self.settle is not None and self.settle < 0:
+            raise UsageError(f"settle={self.settle}: the number of steps cannot be negative; write 0 or more")
+        if self.every is not None and self.every < 1:
+            raise UsageError(f"every={self.every}: one step in so many is recorded; write 1 or more")
+        if self.warmup is not None and self.warmup < 0:
+            raise UsageError(f"warmup={self.warmup}: the number of warm-up steps cannot be negative; write 0 or more")
+        if self.only is not None and self.only not in rungs:
+            known = ", ".join(map(rung_name, rungs))
+            raise UsageError(f"{self.only.name} is none of the rungs {known}; name one of them")
+
+    @property
+    def rungs(self) -> tuple[Level, ...]:
+        """The rungs of `levels`, outermost first."""
+        return parse_levels(self.levels)
+
+    @property
+    def place(self) -> Path:
+        """The run directory that is asked for."""
+        return Path(self.out) if self.out is not None else Path("runs") / _file_name(self.name)
+
+    def options(self) -> list[str]:
+        """Return the options with which an `xsp run` or `xsp profile` in another process records as this one does.
+
+        It prints nothing of its own, writes to `out`, and keeps no budget: that is one run's. Where to deliver to is
+        said by the environment; a command line would show it to everybody.
+        """
+        given = ["--quiet", "--out", str(self.place), "--levels", self.levels, "--seed", str(self.seed)]
+        given += ["--kernels", self.kernels, "--otlp-policy", self.otlp_policy]
+        given += ["--warmup", str(self.warmup)] if self.warmup is not None else []
+        given += ["--every", str(self.every)] if self.every is not None else []
+        given += ["--only", self.only.name.lower()] if self.only is not None else []
+        return [*given, *([] if self.samples else ["--no-samples"])]
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name) or "run"
