@@ -31,7 +31,7 @@ ON_ONE = [
     ["watch", "--once"],
     ["export", "--to"],
     ["export", "--format", "chrome"],
-    ["export", "--format", "flame"],
+    ["export", "--format", "folded"],
     ["doctor"],
     ["counters"],
     ["compare"],

@@ -98,7 +98,7 @@ def test_nothing_written_names_a_person_or_a_secret(
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert cli.main(["report", "run", "--out", "report.html"]) == 0
-    for form in ("chrome", "speedscope", "flame", "folded", "csv", "parquet"):
+    for form in ("chrome", "speedscope", "folded", "csv", "parquet"):
         assert cli.main(["export", "run", "--format", form, "-o", f"out.{form}"]) == 0
     assert cli.main(["import", "out.chrome", "-o", "imported"]) == 0
     for path in (home / "train.py", home / "lib" / "sitecustomize.py"):

@@ -10,13 +10,14 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from xsp.collector import Collector, DeviceCollector
 from xsp.errors import PluginError, nearest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+    from pathlib import Path
 
 MAY_BREAK = (Exception, SystemExit)
 """What a third party's code may raise without ending the program that is measured."""
@@ -31,7 +32,7 @@ def load(group: str, name: str) -> Any:
     """Import one plugin.
 
     Args:
-        group: `xsp.collectors`, `xsp.importers`, `xsp.exporters`, `xsp.analyses` or `xsp.commands`.
+        group: `xsp.collectors`, `xsp.importers`, `xsp.exporters`, `xsp.analyses` or `xsp.commands`; of ours `xsp.senders`.
         name: its name in that group.
 
     Returns:
@@ -46,6 +47,41 @@ def load(group: str, name: str) -> Any:
     except MAY_BREAK as error:  # a third party's module may raise anything when it is imported
         reason = f"{type(error).__name__}: {error}"
         raise PluginError(f"{group} plugin {name!r} ({point.value}) cannot be imported: {reason}") from error
+
+
+class Sender(Protocol):
+    """Sends the steps of a run while it is recorded, from the process that stores it."""
+
+    def __init__(self, run: Path, target: str, policy: str) -> None:
+        """Start to send a run, by its directory; raises as `check`."""
+
+    @staticmethod
+    def check(target: str, policy: str) -> None:
+        """Say beforehand what is wrong with a target or a policy.
+
+        Raises:
+            UsageError: it makes no sense.
+            PluginError: a package is missing.
+        """
+
+    def stored(self, step: int) -> None:
+        """Take a step that is on the disk now; return when the program may go on."""
+
+    def finish(self) -> dict[str, Any]:
+        """Send what is left, and return what `run.json` says of it all."""
+
+    def close(self) -> None:
+        """Let go of everything, whether the run was finished or not."""
+
+
+def sender() -> type[Sender]:
+    """Return what sends over OTLP. It is loaded by name: it reads the runs of those who start it.
+
+    Raises:
+        PluginError: it cannot be imported.
+    """
+    found: type[Sender] = load("xsp.senders", "otlp")
+    return found
 
 
 def collector(item: str | Collector) -> tuple[Collector, str | None]:

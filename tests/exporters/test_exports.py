@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 import xsp
 from xsp.cli import main
 from xsp.errors import OutputError, UsageError
-from xsp.exporters import chrome, flame, speedscope, tables, tracks
+from xsp.exporters import chrome, folded, speedscope, tables, tracks
 from xsp.exporters.contract import Choice, Weight
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
@@ -131,8 +130,6 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     rows = [span._replace(name=name) for span in spans("step s 0-10\nop x 1-2")]
     hostile = trace_of([*rows, *spans("op y 2-3 attributes={broken input_shapes=[1,")])
     assert of(exported(hostile, tmp_path), name)
-    flame.graph(hostile, tmp_path / "out.svg", Choice())
-    assert name in {node.text for node in ET.parse(tmp_path / "out.svg").iter() if node.text}
 
 
 # --- nesting ----------------------------------------------------------------------------------------------
@@ -185,11 +182,11 @@ def test_profiles_open_and_close_in_order(trace: Trace, tmp_path: Path) -> None:
     assert (around, host["endValue"], host["unit"], host["name"]) == ([], 100_000, "nanoseconds", "process 1, thread 1")
 
 
-# --- flame graphs -----------------------------------------------------------------------------------------
+# --- folded stacks ----------------------------------------------------------------------------------------
 
 
 def test_stacks_add_up_to_the_step(trace: Trace, tmp_path: Path) -> None:
-    flame.folded(trace, tmp_path / "out", Choice(steps=(0,)))
+    folded.write(trace, tmp_path / "out", Choice(steps=(0,)))
     assert (tmp_path / "out").read_text().splitlines() == [
         "train 52001",
         "train;Net 10999",
@@ -203,25 +200,16 @@ def test_stacks_add_up_to_the_step(trace: Trace, tmp_path: Path) -> None:
 
 def test_a_span_on_no_thread_has_no_time_of_its_own(tmp_path: Path) -> None:
     window = trace_of(spans("step window 0-100 thread=None\nop aten::mm 10-30"))
-    written = flame.folded(window, tmp_path / "out", Choice(steps=(0,)))
+    written = folded.write(window, tmp_path / "out", Choice(steps=(0,)))
     assert [line.split()[-1] for line in (tmp_path / "out").read_text().splitlines()] == ["20000"]
     assert written.sentences() == ["1 spans are on no thread, so that none of its time is theirs"]
 
 
 def test_time_of_the_device_stands_under_the_operator(trace: Trace, tmp_path: Path) -> None:
-    flame.folded(trace, tmp_path / "out", Choice(weight=Weight.DEVICE))
+    folded.write(trace, tmp_path / "out", Choice(weight=Weight.DEVICE))
     assert (tmp_path / "out").read_text() == "train;Net;fc1 (Linear);aten::linear;gemm 75000\n"
     with pytest.raises(UsageError, match="no device time"):
-        flame.folded(trace_of(spans("step s 0-1")), tmp_path / "out", Choice(weight=Weight.DEVICE))
-
-
-def test_the_picture_has_a_box_for_each_frame_that_can_be_seen(trace: Trace, tmp_path: Path) -> None:
-    written = flame.graph(trace, tmp_path / "out.svg", Choice(steps=(0,)))
-    boxes = [g for g in ET.parse(tmp_path / "out.svg").iter() if g.tag.endswith("}g")]
-    widths = {g.attrib["data-n"]: float(g.attrib["data-w"]) for g in boxes}
-    assert widths["train"] == 1200
-    assert widths["fc1 (Linear)"] == pytest.approx(1200 * 27 / 100)
-    assert written.spans == 8
+        folded.write(trace_of(spans("step s 0-1")), tmp_path / "out", Choice(weight=Weight.DEVICE))
 
 
 # --- tables -----------------------------------------------------------------------------------------------
@@ -248,7 +236,7 @@ def stored(trace: Trace, tmp_path: Path) -> Path:
     return tmp_path / "net.parquet"
 
 
-@pytest.mark.parametrize("form", ["chrome", "speedscope", "flame", "folded", "csv", "parquet"])
+@pytest.mark.parametrize("form", ["chrome", "speedscope", "folded", "csv", "parquet"])
 def test_each_format_is_a_plugin(form: str, stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = stored.with_name(f"out.{form}")
     assert main(["export", str(stored), "--format", form, "-o", str(out)]) == 0
@@ -270,6 +258,7 @@ def test_an_analysis_is_written_as_a_table(stored: Path, capsys: pytest.CaptureF
         (["--format", "chrome"], "say which file to write with -o"),
         (["--format", "nonsense", "-o", "x"], "--format nonsense: there is no such format; there are chrome"),
         (["--format", "otlp", "-o", "x"], "leave --format away"),
+        (["--format", "flame", "-o", "x"], "--format flame: write --format folded, of which speedscope.app"),
         (["--format", "chrome", "-o", "x", "--resume"], "--resume: of sending"),
         (["--format", "csv", "-o", "x", "--table", "A99"], "--table 'A99'"),
         (["-o", "x"], "--out: only with --format"),

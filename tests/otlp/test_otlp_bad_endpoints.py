@@ -435,7 +435,7 @@ def test_what_is_missing_is_said_with_what_to_install(monkeypatch: pytest.Monkey
 
 
 def test_a_profile_says_what_is_wrong_before_it_begins(tmp_path: Path) -> None:
-    check = plugins.load("xsp.exporters", "otlp").check
+    check = plugins.sender().check
     with pytest.raises(UsageError, match="no endpoint"):
         check("nonsense", "wait")
     with pytest.raises(UsageError, match="there is wait, shed"):

@@ -1,8 +1,8 @@
 """Write a run for another viewer, or send it to a receiver of OpenTelemetry's protocol.
 
-With --format a file is written: chrome (Perfetto's page, chrome://tracing), speedscope, flame (a flame graph, SVG),
-folded (its stacks as text), csv or parquet (the span table, or what --table names). Differences between the file
-and the recording are counted.
+With --format a file is written: chrome (Perfetto's page, chrome://tracing), speedscope, folded (the stacks of a flame
+graph as text), csv or parquet (the span table, or what --table names). Differences between the file and the recording
+are counted.
 
 Without --format the run is sent to Jaeger or to a Collector: each step becomes a trace, and links to a span of the
 run itself. The run directory records what was delivered, so an interrupted export continues with --resume, without
@@ -11,7 +11,7 @@ put secrets there, not on the command line.
 
 examples:
   xsp export runs/demo --format chrome -o demo.json.gz     for ui.perfetto.dev
-  xsp export trace.json.gz --format flame --weight device -o kernels.svg
+  xsp export trace.json.gz --format folded --weight device -o kernels.txt
   xsp export runs/demo --format csv --table A2 -o layers.csv
   xsp export runs/demo                                     localhost:4318
   xsp export runs/demo --to grpc://localhost:4317
@@ -42,18 +42,21 @@ _OF_SENDING = (
     "resume",
 )  # fmt: skip
 
+_NO_FORMATS = {
+    "otlp": "leave --format away, and say where to with --to",
+    "flame": "write --format folded, of which speedscope.app and flamegraph.pl draw a flame graph",
+}
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run directory; with --format also a trace")
     parser.add_argument("--steps", metavar="N[,N…]", help="only these steps")
     file = parser.add_argument_group("a file for another viewer")
-    file.add_argument("--format", metavar="NAME", help="write a file: chrome, speedscope, flame, folded, csv, parquet")
+    file.add_argument("--format", metavar="NAME", help="write a file: chrome, speedscope, folded, csv, parquet")
     file.add_argument("-o", "--out", type=Path, metavar="FILE", help="the file; .gz compresses")
     file.add_argument("--table", metavar="NAME", help="for csv and parquet: spans (default), merged, or an analysis")
-    file.add_argument(
-        "--weight", choices=("host", "device"), help="for flame and folded: time of the host (default) or device"
-    )
+    file.add_argument("--weight", choices=("host", "device"), help="for folded: time of the host (default) or device")
     sent = parser.add_argument_group("sending")
     sent.add_argument(
         "--to",
@@ -139,9 +142,9 @@ def _write(given: argparse.Namespace) -> int:
     _refuse(given, _OF_SENDING, "of sending, not with --format")
     if given.out is None:
         raise UsageError(f"--format {given.format}: say which file to write with -o FILE")
-    if given.format == contract.OTLP:
-        raise UsageError("--format otlp: leave --format away, and say where to with --to")
-    known = [name for name in plugins.names(contract.GROUP) if name != contract.OTLP]
+    if given.format in _NO_FORMATS:
+        raise UsageError(f"--format {given.format}: {_NO_FORMATS[given.format]}")
+    known = plugins.names(contract.GROUP)
     if given.format not in known:
         hint = nearest(given.format, known) or f"; there are {', '.join(known)}"
         raise UsageError(f"--format {given.format}: there is no such format{hint}")

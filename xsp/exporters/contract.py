@@ -21,7 +21,6 @@ from xsp.errors import OutputError, UsageError
 from xsp.store.trace import Trace
 
 GROUP = "xsp.exporters"
-OTLP = "otlp"
 """The exporter that sends, and writes no file of this kind."""
 
 _FAST = 3

@@ -141,7 +141,7 @@ def launch(how: Launch, job: Job) -> tuple[int, Path | None]:
     """
     settings = how.settings
     if settings.otlp is not None:
-        plugins.load("xsp.exporters", "otlp").check(settings.otlp, settings.otlp_policy)
+        plugins.sender().check(settings.otlp, settings.otlp_policy)
     if not job.program.is_module:
         read([job.program.target])  # here it is one line, and not one of each rank
     own = identity.of_this_process()
@@ -176,7 +176,7 @@ def _finish(how: Launch, out: Path, content: dict[str, Any], code: int | None) -
         say(f"{error}; what its ranks wrote is kept")
     settings = how.settings
     if settings.otlp is not None:
-        plugins.load("xsp.exporters", "otlp")(out, settings.otlp, settings.otlp_policy).finish()  # the job's own span
+        plugins.sender()(out, settings.otlp, settings.otlp_policy).finish()  # the job's own span
 
 
 def _content(how: Launch, own: identity.Identity) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Deliver a run while it is recorded, from the process that stores it.
 
-The exporter `otlp` of the entry points `xsp.exporters`. A thread delivers the steps in the order in which they
+A `Sender` of `xsp.plugins`. A thread delivers the steps in the order in which they
 came to the disk. What the program notices of it is stated here: by the policy `wait` it is held between two
 steps until the step is delivered, for at most `HOLD_S`; a receiver that took longer than that, or failed, opens
 the circuit, and from then on nobody waits until it has taken everything. By the policy `shed` nobody ever

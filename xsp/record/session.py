@@ -218,7 +218,7 @@ class profile:
 
         settings = self.settings
         if settings.otlp is not None:
-            plugins.load("xsp.exporters", "otlp").check(settings.otlp, settings.otlp_policy)
+            plugins.sender().check(settings.otlp, settings.otlp_policy)
         self.out, self._writer = output.claim(
             self.out, Writer, overwrite=settings.overwrite, next_free=settings.next_free
         )

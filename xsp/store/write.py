@@ -46,7 +46,7 @@ class Store:
         Raises:
             UsageError, PluginError: see `xsp.otlp.live.Live.check`.
         """
-        self._live = plugins.load("xsp.exporters", "otlp")(self._run, target, policy)
+        self._live = plugins.sender()(self._run, target, policy)
 
     def add(self, step: int, spans: Sequence[Span]) -> None:
         """Correlate one step's spans and write them as its segment; return when the program may go on."""

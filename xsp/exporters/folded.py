@@ -1,4 +1,4 @@
-"""Stacks that were added up: the text that flame graph tools read, and a flame graph that opens by itself.
+"""Stacks that were added up: the text of which speedscope and other tools draw flame graphs.
 
 A stack is a span with the spans above it: model, layers, operators, kernel. Its weight is the time that was spent in
 it and in nothing inside it, in nanoseconds. On the host, "inside" is what ran meanwhile on the same thread, wherever it
@@ -18,9 +18,8 @@ import duckdb
 
 from xsp import table
 from xsp.errors import UsageError
-from xsp.exporters import flamegraph, tracks
+from xsp.exporters import tracks
 from xsp.exporters.contract import Choice, Weight, Written, check_steps, whole
-from xsp.exporters.flamegraph import Frame
 from xsp.schema import Column, Kind, Level
 from xsp.store.trace import Trace
 from xsp.store.views import NS
@@ -38,7 +37,7 @@ _OWN = (
 )  # fmt: skip
 
 
-def folded(trace: Trace, path: Path, choice: Choice) -> Written:
+def write(trace: Trace, path: Path, choice: Choice) -> Written:
     """Write a line for each stack, its frames with `;` between, and its weight.
 
     Args:
@@ -58,28 +57,29 @@ def folded(trace: Trace, path: Path, choice: Choice) -> Written:
     return stacks.written
 
 
-def graph(trace: Trace, path: Path, choice: Choice) -> Written:
-    """Write a flame graph as SVG: a click on a frame makes it the whole width. Needs no other file.
+@dataclass
+class _Frame:
+    """Spans that have the same names above them, as one."""
 
-    Args and errors are those of `folded`.
-    """
-    stacks = _fold(trace, choice)
-    drawn = flamegraph.svg(stacks.frames, trace.name, f"{choice.weight} time")
-    with whole(path) as file:
-        file.write(drawn.text)
-    stacks.written.changed["are in frames too narrow to see, and drawn as part of what is around them"] = drawn.hidden
-    return stacks.written
+    name: str
+    above: int | None
+    """Number of the frame around it."""
+
+    own_ns: int = 0
+    """Time that was spent in it and in nothing inside it."""
+
+    spans: int = 0
 
 
 @dataclass
 class _Stacks:
     """Frames by number, each after the one around it, and what is in them."""
 
-    frames: dict[int, Frame] = field(default_factory=dict)
+    frames: dict[int, _Frame] = field(default_factory=dict)
     written: Written = field(default_factory=Written)
 
 
-def _lines(frames: dict[int, Frame]) -> Iterator[tuple[list[str], int]]:
+def _lines(frames: dict[int, _Frame]) -> Iterator[tuple[list[str], int]]:
     """Yield the stacks in which time was spent: names from the outside in, and nanoseconds."""
     for frame in frames.values():
         if frame.own_ns:
@@ -194,9 +194,9 @@ def _make_nodes(con: duckdb.DuckDBPyConnection) -> None:
     con.execute("UPDATE nodes SET above = NULL WHERE above NOT IN (SELECT node FROM nodes)")
 
 
-def _grown(con: duckdb.DuckDBPyConnection) -> dict[int, Frame]:
+def _grown(con: duckdb.DuckDBPyConnection) -> dict[int, _Frame]:
     """Return the frames of `nodes`, from the outside in, a round for each depth: spans with one stack are one frame."""
-    frames = {0: Frame(ORPHANS, int(Level.APPLICATION), None)}
+    frames = {0: _Frame(ORPHANS, None)}
     con.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE here AS
@@ -212,10 +212,10 @@ def _grown(con: duckdb.DuckDBPyConnection) -> dict[int, Frame]:
             FROM here GROUP BY name, level, stack
             """
         )
-        found = con.execute("SELECT * FROM grown ORDER BY number").fetchall()
+        found = con.execute("SELECT * EXCLUDE (level) FROM grown ORDER BY number").fetchall()
         if not found:
             break
-        frames |= {number: Frame(*rest) for number, *rest in found}
+        frames |= {number: _Frame(*rest) for number, *rest in found}
         con.execute(
             """
             CREATE OR REPLACE TEMP TABLE here AS
