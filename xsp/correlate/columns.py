@@ -251,8 +251,8 @@ def _finish(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
     Most traces leave a third of the columns empty; it saves time to write and to read only the others.
     """
     con.execute(
-        "CREATE OR REPLACE TABLE traces AS SELECT DISTINCT step, "
-        f"md5(concat_ws('/', '{identity}', coalesce(step, -1))) AS trace_id FROM down"
+        "CREATE OR REPLACE TABLE traces AS SELECT step, "
+        f"md5(concat_ws('/', '{identity}', coalesce(step, -1))) AS trace_id FROM (SELECT DISTINCT step FROM down)"
     )
     same = _same(con, rank)
     values = {

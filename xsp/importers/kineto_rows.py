@@ -36,29 +36,23 @@ BASE = "baseTimeNanoseconds"
 _BASE_NS = "BASE_NS"
 """Stands in the SQL for their number."""
 
-_SORTS = " ".join(
-    f"WHEN category IN ({', '.join(map(table.literal, names))}) THEN '{sort}'" for sort, names in CATEGORIES.items()
-)
+_SORTS = " ".join(f"WHEN {table.literal(name)} THEN '{sort}'" for sort, names in CATEGORIES.items() for name in names)
 
 READ = {
+    "process": "TRY_CAST(pid AS BIGINT)",
+    "thread": "coalesce(TRY_CAST(tid AS BIGINT), TRY_CAST(regexp_extract(tid, '(\\d+)$', 1) AS BIGINT))",
     "category": "lower(coalesce(cat, ''))",
     "sorted": "CASE WHEN name = '[memory]' AND ph IN ('i', 'I') THEN 'memory' WHEN ph <> 'X' OR ph IS NULL THEN NULL "
-    f"WHEN category = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL {_SORTS} END",
+    f"WHEN category = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL ELSE CASE category {_SORTS} END END",
+    "sort": f"CASE WHEN ts_ns BETWEEN 0 AND {LONGEST} AND (sorted = 'memory' OR dur_ns BETWEEN 0 AND {LONGEST}) "
+    "THEN sorted END",
 }
-"""Columns that `events` has besides its own: the category in lower case, and what sort of row an event would be."""
-
-_ROWS = f"""
-    CREATE OR REPLACE TEMP VIEW rows AS
-    SELECT * EXCLUDE (pid, tid), TRY_CAST(pid AS BIGINT) AS pid,
-           coalesce(TRY_CAST(tid AS BIGINT), TRY_CAST(regexp_extract(tid, '(\\d+)$', 1) AS BIGINT)) AS tid,
-           CASE WHEN ts_ns BETWEEN 0 AND {LONGEST} AND (sorted = 'memory' OR dur_ns BETWEEN 0 AND {LONGEST})
-                THEN sorted END AS sort
-    FROM portion
-"""
-"""Trace events with what identifies them as numbers, and the sort of each: without a time it is none."""
+"""Columns that a portion has besides its own: process and thread as numbers, the category in lower case, what sort of
+row an event would be, and what it is: without a time none."""
 
 
 STEP = "name LIKE 'ProfilerStep#%'"
+_LIBRARY = "(starts_with(name, 'nccl:') OR starts_with(name, 'rccl:') OR starts_with(name, 'gloo:'))"
 _COMPILED = "name LIKE '## Call CompiledFxGraph %' OR name LIKE 'Torch-Compiled Region%'"
 
 
@@ -70,7 +64,7 @@ class _Arguments(NamedTuple):
     def rows(self, where: str) -> str:
         """Return the SQL of the rows for which a condition holds, with their arguments."""
         paths = ", ".join(table.literal(f'$."{name}"') for name in self.names)
-        return f"(SELECT *, json_extract_string(args, [{paths}]) AS found FROM rows WHERE {where})"
+        return f"(SELECT *, json_extract_string(args, [{paths}]) AS found FROM portion WHERE {where})"
 
     def text(self, *names: str) -> str:
         """Return the SQL of an argument as text, by the first of its names that is there; of JSON, its text."""
@@ -135,15 +129,15 @@ _TENSORS = (
 
 
 _OPS = f"""
-    SELECT number, ts_ns AS start_ns, dur_ns, pid AS process, tid AS thread, name,
+    SELECT number, ts_ns AS start_ns, dur_ns, process, thread, name,
            CASE WHEN {STEP} OR name LIKE 'Optimizer.%' OR name LIKE 'enumerate(DataLoader)%' THEN {int(Level.MODEL)}
                 WHEN {_COMPILED} THEN {int(Level.LAYER)}
-                WHEN name SIMILAR TO '(nccl|rccl|gloo):.*' THEN {int(Level.LIBRARY)}
+                WHEN {_LIBRARY} THEN {int(Level.LIBRARY)}
                 ELSE {int(Level.OP)} END AS level,
            CASE WHEN {STEP} THEN '{Kind.STEP}'
                 WHEN name LIKE 'Optimizer.%' THEN '{Kind.OPTIMIZER}'
                 WHEN name LIKE 'enumerate(DataLoader)%' THEN '{Kind.DATA}'
-                WHEN name SIMILAR TO '(nccl|rccl|gloo):.*' THEN '{Kind.CALL}'
+                WHEN {_LIBRARY} THEN '{Kind.CALL}'
                 WHEN category = 'user_annotation' OR {_COMPILED} THEN '{Kind.USER}'
                 ELSE '{Kind.OP}' END AS kind,
            CASE WHEN {_COMPILED} THEN 'compiled' END AS type,
@@ -155,7 +149,7 @@ _OPS = f"""
            CASE WHEN category <> 'user_annotation' THEN {_OP.text("Concrete Inputs", "Concrete inputs")} END AS scalars,
            {_OP.whole("External id", "external id")} AS operator,
            CASE WHEN {_OP.text("Collective name")} IS NOT NULL THEN {_object(_collective(_OP))}
-                WHEN name SIMILAR TO '(nccl|rccl|gloo):.*' THEN {_object(_sized(_OP))}
+                WHEN {_LIBRARY} THEN {_object(_sized(_OP))}
                 WHEN name LIKE '## Call CompiledFxGraph %' THEN
                     json_object('compiled', regexp_extract(name, 'CompiledFxGraph (\\w+)', 1))::VARCHAR
                 WHEN name LIKE 'triton\\_%' ESCAPE '\\' THEN
@@ -166,17 +160,18 @@ _OPS = f"""
 """Operators, and whatever else Kineto files among them. Their forward thread is Kineto's own number of it."""
 
 _MODULES = f"""
-    SELECT number, ts_ns AS start_ns, dur_ns, pid AS process, tid AS thread, substr(name, 12) AS name,
+    SELECT number, ts_ns AS start_ns, dur_ns, process, thread, substr(name, 12) AS name,
            {int(Level.LAYER)} AS level, '{Kind.MODULE}' AS kind,
            regexp_replace(substr(name, 12), '_\\d+$', '') AS type
-    FROM rows WHERE sort = 'module'
+    FROM portion WHERE sort = 'module'
 """
 
 _CALL = _Arguments(("correlation",))
 
 _RUNTIME = f"""
-    SELECT number, ts_ns AS start_ns, dur_ns, pid AS process, tid AS thread, name, {int(Level.RUNTIME)} AS level,
-           CASE WHEN name SIMILAR TO '.*(Launch|Memcpy|Memset).*' THEN '{Kind.LAUNCH}'
+    SELECT number, ts_ns AS start_ns, dur_ns, process, thread, name, {int(Level.RUNTIME)} AS level,
+           CASE WHEN contains(name, 'Launch') OR contains(name, 'Memcpy') OR contains(name, 'Memset')
+                THEN '{Kind.LAUNCH}'
                 WHEN name LIKE '%Synchronize%' THEN '{Kind.SYNC}'
                 ELSE '{Kind.CALL}' END AS kind,
            nullif({_CALL.whole("correlation")}, 0) AS correlation_id,
@@ -213,8 +208,8 @@ _COPIED = {
 _DEVICE = f"""
     SELECT number, ts_ns AS start_ns, dur_ns, name, {int(Level.KERNEL)} AS level,
            CASE WHEN sort = 'kernel' THEN '{Kind.KERNEL}' ELSE '{Kind.COPY}' END AS kind,
-           coalesce(TRY_CAST(coalesce({_WORK.whole("device")}, pid) AS INTEGER), 0) AS device,
-           coalesce({_WORK.whole("stream")}, tid) AS stream,
+           coalesce(TRY_CAST(coalesce({_WORK.whole("device")}, process) AS INTEGER), 0) AS device,
+           coalesce({_WORK.whole("stream")}, thread) AS stream,
            nullif({_CORRELATION}, 0) AS correlation_id,
            CASE WHEN {_EXTERNAL} IS DISTINCT FROM {_CORRELATION} THEN {_EXTERNAL} END AS operator,
            {_IN_GRAPH} AS replayed, TRY_CAST({_OCCUPANCY} AS DOUBLE) / 100 AS occupancy,
@@ -235,7 +230,7 @@ _MOVED = {
 }
 
 _MEMORY = f"""
-    SELECT number, ts_ns AS start_ns, 0 AS dur_ns, pid AS process, tid AS thread, 'memory' AS name,
+    SELECT number, ts_ns AS start_ns, 0 AS dur_ns, process, thread, 'memory' AS name,
            {int(Level.OP)} AS level, '{Kind.ALLOC}' AS kind, {_ALLOCATION.whole("Bytes")} AS alloc_bytes,
            {_object(_MOVED)} AS attributes
     FROM {_ALLOCATION.rows("sort = 'memory'")}
@@ -243,13 +238,13 @@ _MEMORY = f"""
 
 _OVERHEAD = f"""
     SELECT number, ts_ns AS start_ns, dur_ns, name, {int(Level.RUNTIME)} AS level, '{Kind.OVERHEAD}' AS kind
-    FROM rows WHERE sort = 'overhead'
+    FROM portion WHERE sort = 'overhead'
 """
 
 
 _RANGES = """
-    SELECT number, name, coalesce(pid, 0) AS device, ts_ns AS start_ns, dur_ns, CAST(args AS VARCHAR) AS args
-    FROM rows WHERE sort = 'range'
+    SELECT number, name, coalesce(process, 0) AS device, ts_ns AS start_ns, dur_ns, CAST(args AS VARCHAR) AS args
+    FROM portion WHERE sort = 'range'
 """
 
 
@@ -264,6 +259,7 @@ BESIDE = {
 
 _UNTIMED = "sorted IS NOT NULL AND sort IS NULL"
 _RECORD_FUNCTION = _Arguments(("Record function id",))
+_IS_NUMBERED = f"{_IS_OP} AND contains(args, 'Record function id')"  # few traces number them: their text tells sooner
 
 
 def _spans(*selects: str) -> str:
@@ -275,14 +271,14 @@ def _spans(*selects: str) -> str:
 _TAKE = {
     "seen": _spans(_OPS, _MODULES, _RUNTIME, _DEVICE, _MEMORY, _OVERHEAD),
     "ranges": f"SELECT * REPLACE (start_ns + {_BASE_NS} AS start_ns) FROM ({_RANGES})",
-    "arrows": f"SELECT id, ph, pid, tid, ts_ns + {_BASE_NS} AS ts_ns FROM rows "
+    "arrows": f"SELECT id, ph, process AS pid, thread AS tid, ts_ns + {_BASE_NS} AS ts_ns FROM portion "
     f"WHERE category IN ('fwdbwd', 'fwd_bwd') AND ts_ns BETWEEN 0 AND {LONGEST}",
-    "left_out": "SELECT left(ph, 60) AS phase, left(category, 60) AS category, count(*) AS number FROM rows "
+    "left_out": "SELECT left(ph, 60) AS phase, left(category, 60) AS category, count(*) AS number FROM portion "
     f"WHERE sorted IS NULL AND category NOT IN {_LINKS} AND ph IS DISTINCT FROM 'M' GROUP BY ALL",
     "portions": f"SELECT min(number) AS place, count(*) AS number, count(*) FILTER ({_UNTIMED}) AS untimed, "
-    f"min(number) FILTER ({_UNTIMED}) AS first_untimed FROM rows",
+    f"min(number) FILTER ({_UNTIMED}) AS first_untimed FROM portion",
     "operators": f"SELECT number, {_RECORD_FUNCTION.whole('Record function id')} AS record_function_id "
-    f"FROM {_RECORD_FUNCTION.rows(_IS_OP)} WHERE record_function_id > 0",
+    f"FROM {_RECORD_FUNCTION.rows(_IS_NUMBERED)} WHERE record_function_id > 0",
 }
 """What goes into each table of a portion's rows."""
 
@@ -316,6 +312,5 @@ class Rows:
 
     def take(self, con: duckdb.DuckDBPyConnection) -> None:
         """Fill them from a portion."""
-        con.execute(_ROWS)
         for name, select in _TAKE.items():
             con.execute(f"INSERT INTO {name} BY NAME {select.replace(_BASE_NS, str(self.base_ns))}")

@@ -281,18 +281,16 @@ def _load(con: duckdb.DuckDBPyConnection, source: str, piece: _Piece, taker: Tak
     time = "DOUBLE" if exact else "VARCHAR"
     columns = {**_KINDS, "ts": time, "dur": time, "args": "JSON"}
     shown = ", ".join(f"{name}: '{kind}'" for name, kind in columns.items())
-    wanted = {"args": taker.args, **taker.more}
+    query = f"""
+        SELECT row_number() OVER () - 1 + {piece.place} AS number, {", ".join(_KINDS)},
+               {_nanoseconds("ts", exact)} AS ts_ns, {_nanoseconds("dur", exact)} AS dur_ns, {taker.args} AS args
+        FROM read_json({table.literal(str(piece.path))}, format = 'array', columns = {{{shown}}},
+                       maximum_object_size = {MOST_IN_ONE})
+    """
+    for name, value in taker.more.items():  # one inside the other: else a column is computed again wherever it is used
+        query = f"SELECT *, {value} AS {name} FROM ({query})"
     try:
-        con.execute(
-            f"""
-            CREATE OR REPLACE TEMP TABLE portion AS
-            SELECT row_number() OVER () - 1 + {piece.place} AS number, {", ".join(_KINDS)},
-                   {_nanoseconds("ts", exact)} AS ts_ns, {_nanoseconds("dur", exact)} AS dur_ns,
-                   {", ".join(f"{value} AS {name}" for name, value in wanted.items())}
-            FROM read_json({table.literal(str(piece.path))}, format = 'array', columns = {{{shown}}},
-                           maximum_object_size = {MOST_IN_ONE})
-            """
-        )
+        con.execute(f"CREATE OR REPLACE TEMP TABLE portion AS {query}")
     except duckdb.Error as error:
         reason = str(error).splitlines()[0].replace(str(piece.path), Path(source).name)
         raise TraceError(f"{source}: the array `traceEvents` cannot be read ({reason})") from error
