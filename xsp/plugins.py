@@ -32,7 +32,7 @@ def load(group: str, name: str) -> Any:
     """Import one plugin.
 
     Args:
-        group: `xsp.collectors`, `xsp.importers`, `xsp.exporters`, `xsp.analyses` or `xsp.commands`; of ours `xsp.senders`.
+        group: `xsp.collectors`, `xsp.importers`, `xsp.exporters`, `xsp.analyses`, `xsp.commands` or `xsp.senders`.
         name: its name in that group.
 
     Returns:
