@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import json
 import shutil
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 pytest.importorskip("torch")
 
 from xsp import cli, rundir, table
+from xsp.cli import progress
 
 ESCAPES = "\x1b[2J\x9b1A\x07\u202e"
 FORBIDDEN = set("\x1b\x9b\x07\u202e\r")
@@ -143,3 +147,90 @@ def test_tables_that_hold_what_xsp_does_not_write_are_an_error_of_one_line(small
     code, told = printed(["analyze", "health"], run, tmp_path)
     assert (code, len(told.splitlines())) == (2, 1), told
     assert "Malformed JSON" in told
+
+
+NAMES = [("aten::mm", "cpu_op"), ("k", "kernel"), ("ProfilerStep#1", "cpu_op")]
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_a_file_format_is_only_shown_on_a_terminal_and_exact_in_a_pipe(
+    form: str, hostile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        monkeypatch.setattr("sys.stdout", stream)
+        assert cli.main(["analyze", str(hostile), "A2", "--format", form]) == 0
+    assert not FORBIDDEN & set(terminal.getvalue())
+    assert "\x9b1A" in pipe.getvalue()
+
+
+def test_escapes_in_a_trace_and_in_its_name_reach_no_terminal_while_it_is_imported(tmp_path: Path) -> None:
+    shown = [
+        {"ph": "X", "name": f"{name}{ESCAPES}", "cat": f"{category}{ESCAPES * odd}", "pid": 1, "tid": f"t{ESCAPES}",
+         "ts": 10 * place, "dur": 5, "args": {f"a{ESCAPES}": ESCAPES}}
+        for place, (name, category) in enumerate(NAMES)
+        for odd in (0, 1)
+    ]  # fmt: skip
+    content = {"traceEvents": shown, ESCAPES: ESCAPES, "deviceProperties": [{"id": 0, "name": ESCAPES}]}
+    trace = tmp_path / f"trace{ESCAPES.replace(chr(7), '')}.json"
+    trace.write_text(json.dumps(content))
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+        assert cli.main(["import", str(trace), "-o", str(tmp_path / f"run{ESCAPES}"), "--keep-names"]) == 0
+        assert cli.main(["import", str(trace), "-o", str(tmp_path / f"run{ESCAPES}")]) == 2  # it is there
+        assert cli.main(["analyze", str(trace), "ops"]) in (0, 1)
+        assert cli.main(["analyze", str(trace)]) == 0
+        assert cli.main(["report", str(trace)]) == 0
+        assert cli.main(["export", str(trace), "--to", str(tmp_path / f"o{ESCAPES}.jsonl")]) in (0, 2)
+        assert cli.main(["export", str(trace), "--format", "chrome", "-o", str(tmp_path / f"c{ESCAPES}.json")]) == 0
+    assert not FORBIDDEN & set(told.getvalue())
+
+
+def test_escapes_in_what_is_received_reach_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from xsp.receiver.limits import Limits
+    from xsp.receiver.server import Server, address
+
+    told = io.StringIO()
+    monkeypatch.setattr("sys.stdout", told)
+    server = Server(tmp_path / f"in{ESCAPES}", address("127.0.0.1:0"), None, Limits(), progress.tell)
+    server.start()
+    attributes = [{"key": f"{key}{odd}", "value": {"stringValue": f"{key}{ESCAPES}"}}
+                  for odd in ("", ESCAPES) for key in ("service.name", "xsp.run.id", "host.name")]  # fmt: skip
+    span = {"traceId": "0" * 31 + "1", "spanId": "0" * 15 + "1", "name": ESCAPES, "startTimeUnixNano": "1",
+            "endTimeUnixNano": "2", "attributes": attributes}  # fmt: skip
+    content = {"resourceSpans": [{"resource": {"attributes": attributes}, "scopeSpans": [{"spans": [span]}]}]}
+    url = next(word for word in told.getvalue().split() if word.startswith("http://"))
+    request = urllib.request.Request(url, json.dumps(content).encode(), {"content-type": "application/json"})
+    with contextlib.suppress(urllib.error.HTTPError):
+        urllib.request.urlopen(request).close()
+    server.close()
+    assert "spans received" in told.getvalue()
+    assert not FORBIDDEN & set(told.getvalue())
+
+
+def test_escapes_in_the_words_of_a_plugin_reach_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from xsp import doctor
+
+    finding = doctor.Finding(f"mine{ESCAPES}", ESCAPES, f"it says {ESCAPES}")
+    monkeypatch.setattr(doctor, "collectors", lambda: [finding])
+    monkeypatch.setattr(doctor, "other_plugins", lambda: [f"exporter {ESCAPES}"])
+    monkeypatch.setattr(doctor, "machine", lambda: [("system", ESCAPES)])
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        assert cli.main(["doctor"]) == 0
+    assert not FORBIDDEN & set(told.getvalue())
+
+
+def test_commands_print_through_one_place() -> None:
+    own = {"progress.py", "__init__.py"}  # which makes text plain; and the line of an error, which is plain too
+    for file in sorted(Path(cli.__file__).parent.glob("*.py")):
+        calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        names = [ast.unparse(each) for each in calls]
+        assert file.name in own or not {"print", "sys.stdout.write", "sys.stderr.write"} & set(names), file.name

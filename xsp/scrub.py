@@ -134,6 +134,11 @@ def plain(text: str) -> str:
     return text if text.isprintable() else "".join(map(_sign, text))
 
 
+def plain_lines(text: str) -> str:
+    """Return text of several lines that a terminal only shows."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
 def _sign(letter: str) -> str:
     if ord(letter) < 0x20:
         return chr(0x2400 + ord(letter))

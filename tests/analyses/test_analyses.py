@@ -354,6 +354,24 @@ def test_work_of_an_unknown_type_is_not_single_precision_and_a_sum_of_half_known
     ]
 
 
+@pytest.mark.parametrize("order", [("c10::Half", "float"), ("float", "c10::Half")])
+def test_of_work_of_two_types_that_is_equally_large_the_named_one_depends_on_no_order(order: tuple[str, str]) -> None:
+    first, second = order
+    trace = trace_of(
+        spans(f"""
+        step s                   0-1000
+        module net               0-500 type=Net
+        op aten::mm              10-90 flops=8000 dtype={first}
+        launch cudaLaunchKernel  20-30 correlation_id=1
+        op aten::mm              100-190 flops=8000 dtype={second}
+        launch cudaLaunchKernel  120-130 correlation_id=2
+        kernel same              200-300 correlation_id=1
+        kernel same              300-400 correlation_id=2
+    """)
+    )
+    assert ask(analyses.A10, trace, "calls, precision") == [(2, "fp32")]
+
+
 def test_the_stages_say_where_in_the_model_its_time_goes(trace: Trace) -> None:
     assert ask(analyses.stages, trace, "stage, layers, latency_ms, alloc_mib, flops, dominates") == [
         ("begin", 1, 0.3, 1.0, 1000, "latency_ms"),

@@ -230,6 +230,20 @@ def test_the_merged_step_is_of_the_deepest_rung_the_commonest_structure_and_the_
     assert trace.sql("SELECT DISTINCT step, rung FROM merged").fetchall() == [(3, Level.OP)]
 
 
+def test_where_all_structures_are_equally_common_the_merged_step_is_that_of_the_median_duration() -> None:
+    rows = [
+        row
+        for step, ms in enumerate((900, 100, 500, 300, 700))  # each step calls another layer, as data may have it
+        for row in run(
+            Part(Kind.STEP, "s", 1000, (NET._replace(parts=(module(f"net.{step}", ms, A),)),)),
+            Level.OP, ms / 100, step=step, timed=True,
+        )[0]
+    ]  # fmt: skip
+    for seed in range(5):
+        random.Random(seed).shuffle(rows)
+        assert trace_of(rows).sql("SELECT DISTINCT step FROM merged").fetchall() == [(2,)]
+
+
 def test_a_run_at_one_deep_rung_averages_and_claims_no_true_time_below_the_model() -> None:
     rows = [row for step in range(4) for row in run(STEP, Level.OP, step=step, timed=True)[0]]
     found = figures(trace_of(rows), "steps", "raw_ns", "true_ns")

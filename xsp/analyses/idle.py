@@ -198,8 +198,9 @@ def idle_gaps(trace: Trace) -> Table:
             WHERE span_id IN (SELECT parent_id FROM next UNION SELECT layer_id FROM next)
         ),
         within AS (
-            SELECT longest.rank, longest.device, longest.begins_ns, arg_min(s.name, s.dur_ns) AS name,
-                   arg_min(s.start_ns, s.dur_ns) AS start_ns, arg_min(s.span_id, s.dur_ns) AS span_id,
+            SELECT longest.rank, longest.device, longest.begins_ns, arg_min(s.name, (s.dur_ns, s.span_id)) AS name,
+                   arg_min(s.start_ns, (s.dur_ns, s.span_id)) AS start_ns,
+                   arg_min(s.span_id, (s.dur_ns, s.span_id)) AS span_id,
                    min(s.dur_ns) AS dur_ns
             FROM longest JOIN spans s
             ON s.rank = longest.rank AND coalesce(s.process, -1) = longest.on_process

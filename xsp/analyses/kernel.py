@@ -34,6 +34,14 @@ def throughput(amount: str, ns: str) -> str:
     return f"({amount} / nullif({ns}, 0)::DOUBLE)"
 
 
+def of_most(value: str, figure: str) -> str:
+    """Return the value of the row with the largest figure, the last in order of those that are equal; nulls are none.
+
+    Without an order among equal rows each engine, and each number of threads, would pick its own.
+    """
+    return f"arg_max({value}, ({figure}, {value})) FILTER ({value} IS NOT NULL AND {figure} IS NOT NULL)"
+
+
 def memory_bound(flop_per_byte: str, ideal: str) -> str:
     """Return whether memory bounds: the intensity is below the ideal one, the peak over the bandwidth."""
     return f"({flop_per_byte} < {ideal})"
@@ -107,13 +115,14 @@ def summed(kind: str = "whole") -> str:
     known = share(f"sum(ns) FILTER ({flops} IS NOT NULL OR none_counted)", "sum(ns) FILTER (computes)")
     known = f"coalesce({known}, 0)"
     precision = "coalesce(precision, 'unknown')"
+    largest = f"coalesce({of_most(precision, flops)}, {of_most(precision, 'ns')})"
     return f"""
         coalesce(sum(calls) FILTER (computes), sum(calls))::BIGINT AS calls, sum(ns) AS ns,
         round(sum({flops}))::BIGINT AS flops,
         round(sum({read}))::BIGINT AS dram_read_bytes, round(sum({write}))::BIGINT AS dram_write_bytes,
         {occupancy("occupancy", "ns")} AS occupancy,
         CASE WHEN {traffic} >= {ENOUGH} THEN {together} END AS flop_per_byte,
-        nullif(coalesce(arg_max({precision}, {flops}), arg_max({precision}, ns)), 'unknown') AS precision,
+        nullif({largest}, 'unknown') AS precision,
         {known} AS flops_known_percent,
         {traffic} AS bytes_known_percent
     """

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from xsp.analyses.contract import Table, analysis, values
-from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 from xsp.store.views import LAYERS
@@ -113,7 +112,23 @@ def _no_changes(trace: Trace) -> str | None:
     )
 
 
-@analysis("memory-timeline", "Memory over the step, by layer")
+def _no_memory(trace: Trace) -> str | None:
+    """Return why a trace tells no memory of the merged step, neither changes nor what layers allocated, or None."""
+    if _no_changes(trace) is None:
+        return None
+    query = f"SELECT 1 FROM ({_ALLOCATED}) LIMIT 1"
+    if trace.con.execute(query).fetchall():
+        return None
+    return (
+        f"needs allocations, and {trace.name!r} holds none in its steps; record with xsp and --levels M/L/G, or with "
+        "torch.profiler and profile_memory=True"
+    )
+
+
+_ALLOCATED = f"WITH {LAYERS} SELECT 1 AS one FROM layers WHERE self_alloc_bytes IS NOT NULL"
+
+
+@analysis("memory-timeline", "Memory over the step, by layer", unless=_no_memory)
 def memory_timeline(trace: Trace) -> Table:
     """Memory taken at the start, at the peak and at the end of the step, of its calls and of each layer, per device.
 
@@ -259,7 +274,7 @@ def _allocations_alone(trace: Trace) -> Table:
 
     On which devices, the step says; of several only the sum is known, and the column is null.
     """
-    table = trace.sql(
+    return trace.sql(
         f"""
         WITH {LAYERS}, places AS (
             SELECT DISTINCT unnest(json_extract(attributes, '$.alloc_devices')::INTEGER[]) AS device
@@ -275,9 +290,3 @@ def _allocations_alone(trace: Trace) -> Table:
         FROM layers, used WHERE self_alloc_bytes IS NOT NULL ORDER BY layer_index
         """
     )
-    if not table.aggregate("count(*)").fetchall()[0][0]:
-        raise AnalysisError(
-            f"memory-timeline (Memory over the step, by layer) needs allocations, and {trace.name!r} holds none in its "
-            "steps; record with xsp and --levels M/L/G, or with torch.profiler and profile_memory=True"
-        )
-    return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
-from xsp.analyses.kernel import attainable, devices, memory_bound, prepared, share, throughput
+from xsp.analyses.kernel import attainable, devices, memory_bound, of_most, prepared, share, throughput
 from xsp.device.ceilings import PRECISIONS
 from xsp.schema import Kind, Level
 from xsp.store import selftimes
@@ -49,7 +49,8 @@ def _spent_on(device: str, groups: str) -> str:
                count(kernels.span_id) AS kernel_count, count(*) - count(kernels.span_id) AS copy_count,
                sum(kernels.ns)::DOUBLE AS work_ns, {_known("whole_flops")} AS work_flops,
                {_known("whole_dram_read_bytes")} + {_known("whole_dram_write_bytes")} AS work_bytes,
-               arg_max(precision, kernels.ns) AS precision, arg_max(kernels.name, kernels.ns) AS longest_kernel
+               {of_most("precision", "kernels.ns")} AS precision,
+               {of_most("kernels.name", "kernels.ns")} AS longest_kernel
         FROM launched LEFT JOIN kernels ON kernels.span_id = launched.span_id GROUP BY {groups}
     """
 
@@ -138,8 +139,8 @@ def operators(trace: Trace) -> Table:
                    sum(flops) FILTER (spent.device IS NULL)::BIGINT AS flops,
                    sum(device_ns) AS device_ns, sum(kernel_count) AS kernel_count,
                    sum(copy_count) AS copy_count, sum(work_ns) AS work_ns, sum(work_flops) AS work_flops,
-                   sum(work_bytes) AS work_bytes, arg_max(precision, work_ns) AS precision,
-                   arg_max(longest_kernel, work_ns) AS longest_kernel
+                   sum(work_bytes) AS work_bytes, {of_most("precision", "work_ns")} AS precision,
+                   {of_most("longest_kernel", "work_ns")} AS longest_kernel
             FROM own_times JOIN merged ON merged.span_id = own_times.span_id
             LEFT JOIN spent ON caller_id = merged.span_id
             GROUP BY spent.device, coalesce(within_id, merged.span_id)
@@ -161,7 +162,8 @@ def operators(trace: Trace) -> Table:
                    sum(work_flops) FILTER ({_BOTH}) / nullif(sum(work_bytes) FILTER ({_BOTH}), 0)::DOUBLE
                        AS flop_per_byte,
                    {throughput(f"sum(work_flops) FILTER ({_BOTH})", f"sum(work_ns) FILTER ({_BOTH})")} AS gflop_per_s,
-                   arg_max(precision, work_ns) AS precision, arg_max(longest_kernel, work_ns) AS longest_kernel,
+                   {of_most("precision", "work_ns")} AS precision,
+                   {of_most("longest_kernel", "work_ns")} AS longest_kernel,
                    sum(self_ns) AS self_ns, sum(ns) AS ns, sum(flops)::BIGINT AS flops
             FROM each_call GROUP BY device, name, input_shapes, dtype, phase
         )

@@ -20,6 +20,15 @@ from xsp.store.trace import Trace
 
 _RANKS = "SELECT DISTINCT rank FROM spans WHERE rank IS NOT NULL ORDER BY rank"
 
+
+def _why_no_ranks(trace: Trace) -> str | None:
+    """Return why ranks cannot be held against each other, or None."""
+    reason = why_none(trace)
+    if reason is None and len(trace.con.execute(_RANKS).fetchall()) < 2:
+        return f"compares ranks, and {trace.name!r} holds one; load the directory that holds all of them"
+    return reason
+
+
 _MATCHED = f"""
     {COLLECTIVES},
     counted AS (
@@ -40,7 +49,7 @@ _MATCHED = f"""
 """
 
 
-@analysis("collective-skew", "Who came late to which collective", Level.MODEL, unless=why_none, everywhere=True)
+@analysis("collective-skew", "Who came late to which collective", Level.MODEL, unless=_why_no_ranks, everywhere=True)
 def collective_skew(trace: Trace) -> Table:
     """Each collective that several ranks share: who came first, who last, how long the others waited.
 
@@ -59,7 +68,7 @@ def collective_skew(trace: Trace) -> Table:
     )
 
 
-@analysis("stragglers", "Who waits for whom", Level.MODEL, unless=why_none, everywhere=True)
+@analysis("stragglers", "Who waits for whom", Level.MODEL, unless=_why_no_ranks, everywhere=True)
 def collective_waiting(trace: Trace) -> Table:
     """Each rank: how often it came last to a collective, how long the others then waited, how long it waited.
 
@@ -129,10 +138,6 @@ def _clocks(trace: Trace, identity: str) -> tuple[dict[int, Clock], bool]:
     """Return the clocks of the ranks that share collectives, and whether those are known by their ids."""
     prepare(trace)
     ranks = [rank for (rank,) in trace.con.execute(_RANKS).fetchall()]
-    if len(ranks) < 2:
-        raise AnalysisError(
-            f"{identity} compares ranks, and {trace.name!r} holds one; load the directory that holds all of them"
-        )
     by_id = _has_ids(trace, identity)
     differences, length_ns = _differences(trace, by_id)
     if not differences:

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import argparse
 import io
-import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xsp.cli import options
+from xsp.cli import options, progress
 from xsp.errors import AnalysisError, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _answers(chosen: Sequence[Analysis], traces: Sequence[Trace]) -> tuple[dict[
                 said.append((one.path.name if one.path is not None else one.name, one.con, each(one)))
             except AnalysisError as error:
                 refused += 1
-                print(f"xsp: {error}", file=sys.stderr)
+                progress.warn(f"xsp: {error}")
         if said:
             found[each.id] = said
     return found, refused
@@ -176,7 +176,7 @@ def _put(content: str, out: Path | None) -> None:
     from xsp.report import tablefiles
 
     if out is None:
-        sys.stdout.write(content)
+        progress.put(content)
     else:
         tablefiles.write_text(content, out)
 
@@ -216,20 +216,23 @@ def _overview(trace: Trace) -> None:
 
     if trace.con.execute("SELECT 1 FROM spans WHERE device IS NOT NULL LIMIT 1").fetchall():
         Console().print(text.overview(trace))
-        print()
+        progress.tell("")
 
 
 def _list(trace: Trace) -> None:
+    from rich.console import Console
+
     from xsp.analyses import ANALYSES
+    from xsp.scrub import plain
 
     refused: dict[str, list[Analysis]] = {}
     for each in ANALYSES.values():
         reason = each.refusal(trace)
         if reason is None:
-            print(f"{each.id:22} {each.title}")
+            progress.tell(f"{each.id:22} {each.title}")
         else:  # many have one reason, which follows their name
             refused.setdefault(reason.removeprefix(f"{each.id} ({each.title})").lstrip(": "), []).append(each)
     for reason, those in refused.items():
-        print(f"not of this run: {reason}")
+        progress.tell(textwrap.fill(f"not of this run: {plain(reason)}", Console().width, break_on_hyphens=False))
         for each in those:
-            print(f"  {each.id:22} {each.title}")
+            progress.tell(f"  {each.id:22} {each.title}")

@@ -40,7 +40,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xsp.cli import options
+from xsp.cli import options, progress
 from xsp.errors import UsageError
 from xsp.record import output
 
@@ -120,10 +120,10 @@ def run(given: argparse.Namespace) -> int:
     try:
         found = _in_turns(given, taken, percent)
     except KeyboardInterrupt:
-        print(f"xsp: interrupted{_kept(taken)}", file=sys.stderr)
+        progress.warn(f"xsp: interrupted{_kept(taken)}")
         return INTERRUPTED
     _show(found, given)
-    print(f"xsp: the runs are in {output.shown(taken.out)}", file=sys.stderr)
+    progress.warn(f"xsp: the runs are in {output.shown(taken.out)}")
     return 0 if percent is None else _gate(found, percent, given.if_cannot_tell)
 
 
@@ -192,7 +192,7 @@ def _in_turns(given: argparse.Namespace, taken: Turns, percent: float | None) ->
 
 def _say(what: str, done: int, total: int) -> None:
     """Show progress where no bar can be drawn, as in the log of a CI job."""
-    print(f"xsp: {what}", file=sys.stderr, flush=True)
+    progress.warn(f"xsp: {what}", flush=True)
 
 
 def _kept(taken: Turns) -> str:
@@ -235,7 +235,7 @@ def _show(found: Comparison, given: argparse.Namespace) -> None:
 
     text = _text(found, given)
     if given.out is None or given.turns is not None:
-        sys.stdout.write(text)
+        progress.put(text)
     else:
         rundir.write_whole(given.out, text.encode())
 
@@ -267,16 +267,15 @@ def _gate(found: Comparison, percent: float, if_cannot_tell: int | None) -> int:
     else:
         measured = f"{step.change_percent:+.1f} % ({step.low_percent:+.1f} to {step.high_percent:+.1f})"
     if found.slower_by(percent):
-        print(f"xsp: the step is slower by {measured}, allowed is less than {percent:g} %", file=sys.stderr)
+        progress.warn(f"xsp: the step is slower by {measured}, allowed is less than {percent:g} %")
         return SLOWER
     if found.not_slower_by(percent):
         return 0
     starts = 100 * found.repeats.starts
     known = f"; two starts of the same program may be {starts:.0f} % apart" if starts and step.high_percent else ""
-    print(
+    progress.warn(
         f"xsp: it cannot be told whether the step is slower by {percent:g} % or more: {measured}{known}. "
-        f"To tell: {MORE_RUNS}",
-        file=sys.stderr,
+        f"To tell: {MORE_RUNS}"
     )
     return CANNOT_TELL if if_cannot_tell is None else if_cannot_tell
 

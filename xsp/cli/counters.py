@@ -12,11 +12,11 @@ examples:
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from xsp.cli import progress
 from xsp.errors import CounterError
 
 SUMMARY = "add hardware counters of Nsight Compute to a run"
@@ -32,17 +32,17 @@ def run(given: argparse.Namespace) -> int:
     """Join, and say how much of the device's time has counters now."""
     from xsp.counters import storing
 
-    print(shown(storing.attach(given.run, given.reports)))
+    progress.tell(shown(storing.attach(given.run, given.reports)))
     return 0
 
 
 def once_more(count: Callable[[], dict[str, Any]]) -> None:
     """Have the kernels of a run counted, and say how that went; without counters the run is whole all the same."""
-    print("xsp: running again under Nsight Compute, which replays each kernel of one step", file=sys.stderr)
+    progress.warn("xsp: running again under Nsight Compute, which replays each kernel of one step")
     try:
-        print(shown(count()), file=sys.stderr)
+        progress.warn(shown(count()))
     except CounterError as error:
-        print(f"xsp: no counters: {error}", file=sys.stderr)
+        progress.warn(f"xsp: no counters: {error}")
 
 
 def shown(said: dict[str, Any]) -> str:

@@ -30,21 +30,22 @@ def run(given: argparse.Namespace) -> int:
     from rich.text import Text
 
     from xsp import doctor
+    from xsp.scrub import plain
 
     console = Console()
     for name, value in doctor.machine():
-        console.print(Text(f"{name:12} {value}"))
+        console.print(Text(plain(f"{name:12} {value}")))
     table = Table("collector", "levels", "state", title="What can be collected", title_justify="left")
     for finding in (*doctor.collectors(), *doctor.samples(), doctor.counters()):
         ready = "ready, if asked for by name" if finding.on_request else "ready"
-        state = Text(ready, style="green") if finding.reason is None else Text(finding.reason, style="yellow")
-        table.add_row(Text(finding.name), Text(finding.levels), state)
+        state = Text(ready, style="green") if finding.reason is None else Text(plain(finding.reason), style="yellow")
+        table.add_row(Text(plain(finding.name)), Text(plain(finding.levels)), state)
     console.print(table)
     for name, value in doctor.device_work():
-        console.print(Text(f"{name:12} {value}"))
+        console.print(Text(plain(f"{name:12} {value}")))
     for problem in doctor.other_plugins():
-        console.print(Text(problem, style="yellow"))
+        console.print(Text(plain(problem), style="yellow"))
     if given.measure is not None:
         for line in doctor.measure(given.measure):
-            console.print(Text(line))
+            console.print(Text(plain(line)))
     return 0

@@ -22,11 +22,10 @@ examples:
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xsp.cli import options
+from xsp.cli import options, progress
 from xsp.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ def run(given: argparse.Namespace) -> int:
         with progress.shown(given.quiet) as show:
             counts = export.export(what, to, show)
     except KeyboardInterrupt:
-        print(f"xsp: interrupted; `xsp export {given.run} --resume` continues", file=sys.stderr)
+        progress.warn(f"xsp: interrupted; `xsp export {given.run} --resume` continues")
         return 130
     _say(counts, to, given)
     return 1 if counts.left or counts.rejected else 0
@@ -155,8 +154,8 @@ def _write(given: argparse.Namespace) -> int:
     )
     written = write(trace, given.out, choice)
     for sentence in written.sentences():
-        print(f"xsp: {sentence}", file=sys.stderr)
-    print(f"{written.spans:,} {'spans' if given.table is None else 'rows'} in {given.out}")
+        progress.warn(f"xsp: {sentence}")
+    progress.tell(f"{written.spans:,} {'spans' if given.table is None else 'rows'} in {given.out}")
     return 0
 
 
@@ -201,17 +200,17 @@ def _say(counts: Counts, to: Endpoint, given: argparse.Namespace) -> None:
     """Print what was sent; what was not goes to stderr with the reason and what to type."""
     from xsp.otlp import send
 
-    print(
+    progress.tell(
         f"{counts.spans:,} spans of {counts.steps} steps in {counts.requests} requests, {counts.bytes / 1e6:.3g} MB, "
         f"{counts.seconds:.3g} s to {to.name}"
     )
     page = send.jaeger_page(to, counts.trace_id) if counts.trace_id else None
     if page:
-        print(f"one of them: {page}")
+        progress.tell(f"one of them: {page}")
     for message in counts.messages:
-        print(f"xsp: {message}", file=sys.stderr)
+        progress.warn(f"xsp: {message}")
     if counts.rejected:
-        print(f"xsp: {counts.rejected:,} spans were rejected by {to.name}", file=sys.stderr)
+        progress.warn(f"xsp: {counts.rejected:,} spans were rejected by {to.name}")
     if counts.left:
         again = f"`xsp export {given.run} --resume` sends them"
-        print(f"xsp: {counts.left} traces were not delivered to {to.name}; {again}", file=sys.stderr)
+        progress.warn(f"xsp: {counts.left} traces were not delivered to {to.name}; {again}")

@@ -16,9 +16,9 @@ examples:
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from xsp.cli import progress
 from xsp.run import Run
 
 SUMMARY = "read traces of other profilers, OTLP files or Jaeger's traces"
@@ -44,7 +44,7 @@ def run(given: argparse.Namespace) -> int:
 
 def _say(place: Path, run: Run) -> None:
     read = sum(source.spans or 0 for source in run.imported.sources) if run.imported is not None else 0
-    print(f"{place}: {read} spans read")
+    progress.tell(f"{place}: {read} spans read")
     for note in run.notes:
         if note.source == "import":
-            print(f"  {note.text}", file=sys.stderr)
+            progress.warn(f"  {note.text}")

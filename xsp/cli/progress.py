@@ -1,4 +1,4 @@
-"""Progress between steps, and what is printed when a run is done."""
+"""What commands print: lines, tables for a terminal or a pipe, progress between steps, a run's first tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,22 @@ from pathlib import Path
 
 from xsp.launch.models import Progress, show_nothing
 from xsp.record.output import shown as shown_path
+from xsp.scrub import plain_lines
+
+
+def tell(text: str, flush: bool = False) -> None:
+    """Print lines on stdout; what they quote of a trace, of a path or of a plugin gives no command to a terminal."""
+    print(plain_lines(text), flush=flush)
+
+
+def warn(text: str, flush: bool = False) -> None:
+    """Print lines on stderr, as `tell` does on stdout."""
+    print(plain_lines(text), file=sys.stderr, flush=flush)
+
+
+def put(content: str) -> None:
+    """Write a table to stdout: to a terminal what it only shows, to a pipe or a file each letter as it is."""
+    sys.stdout.write(plain_lines(content) if sys.stdout.isatty() else content)
 
 
 @contextmanager
@@ -57,7 +73,7 @@ def show_result(out: Path) -> None:
         console.print(text.sweep([load.load(run) for run in found]))
     else:
         console.print(text.overview(load.load(out)))
-    console.print(f"\nstored in {shown_path(out)}; next:", highlight=False)
+    tell(f"\nstored in {shown_path(out)}; next:")
     first = shown_path(found[0])
-    console.print(f"  xsp report {first}            timeline, charts and tables in one page", highlight=False)
-    console.print(f"  xsp analyze {first} A2 A10    any table, also as csv, json or parquet", highlight=False)
+    tell(f"  xsp report {first}            timeline, charts and tables in one page")
+    tell(f"  xsp analyze {first} A2 A10    any table, also as csv, json or parquet")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from xsp.cli import progress
 from xsp.errors import OutputError, UsageError
 
 SUMMARY = "write a run's page: timeline, charts, tables"
@@ -64,7 +65,7 @@ def _write(given: argparse.Namespace) -> int:
             page = html.write(loaded, target, others)
         except OSError as error:
             raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
-        print(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
+        progress.tell(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
     return 0
 
 
@@ -80,8 +81,8 @@ def _serve(given: argparse.Namespace) -> int:
     rendered = serve.pages(loop.load(path, given.kind, skip_damaged=given.skip_damaged) for path in given.paths)
     with serve.server(rendered, port) as listening:
         for name in rendered:
-            print(f"serving {serve.address(listening, name)}", flush=True)
-        print("Ctrl-C ends it", flush=True)
+            progress.tell(f"serving {serve.address(listening, name)}", flush=True)
+        progress.tell("Ctrl-C ends it", flush=True)
         try:
             listening.serve_forever()
         except KeyboardInterrupt:

@@ -17,6 +17,7 @@ import signal
 import threading
 from pathlib import Path
 
+from xsp.cli import progress
 from xsp.errors import UsageError
 
 SUMMARY = "receive spans over OpenTelemetry into run directories"
@@ -68,7 +69,7 @@ def run(given: argparse.Namespace) -> int:
     ended = threading.Event()
     before = {each: signal.signal(each, lambda *_: ended.set()) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        server = Server(given.out, http, grpc, limits, lambda line: print(line, flush=True))
+        server = Server(given.out, http, grpc, limits, lambda line: progress.tell(line, flush=True))
         server.start()
         ended.wait()
     finally:

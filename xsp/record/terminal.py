@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from xsp.scrub import plain_lines
+
 _CLEAR = "\r\x1b[2K"
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 
@@ -22,7 +24,7 @@ def say(text: str) -> None:
     """Print a line that begins with `xsp: `, unless stderr is closed, or fails as the program made it."""
     if sys.stderr is not None:  # print() would take None for stdout
         with contextlib.suppress(Exception):
-            print(f"xsp: {text}", file=sys.stderr)
+            print(f"xsp: {plain_lines(text)}", file=sys.stderr)
 
 
 class LiveLine:

@@ -173,7 +173,8 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
             SELECT kind FROM first GROUP BY kind
             -- of a service's requests those that were looked into; a program's kinds are all looked into
             ORDER BY CASE WHEN NOT EXISTS (SELECT 1 FROM loop) THEN max(rung) END DESC NULLS LAST,
-                     coalesce(sum(dur_ns) FILTER (timed AND status = 'ok'), 0) DESC, count(*) DESC, kind LIMIT 1
+                     coalesce(sum(dur_ns) FILTER (timed AND status = 'ok'), 0) DESC, count(*) DESC,
+                     min(step), min(trace_id) LIMIT 1
         )
         SELECT * EXCLUDE (kind) FROM first WHERE kind IS NOT DISTINCT FROM (SELECT kind FROM weightiest)
         """
@@ -240,7 +241,11 @@ def own_rung(level: int, rungs: Sequence[Rung]) -> Rung | None:
 
 
 def _chosen(con: duckdb.DuckDBPyConnection) -> tuple[Any, ...] | None:
-    """Choose the step: deepest rung, most common structure, median duration; as in the table `alike`."""
+    """Choose the step: deepest rung, most common structure, median duration; as in the table `alike`.
+
+    The steps of all structures that are equally common are taken together: where each step differs from all others,
+    it is the step of median duration.
+    """
     found = con.execute(
         """
         WITH deepest AS (
@@ -250,8 +255,8 @@ def _chosen(con: duckdb.DuckDBPyConnection) -> tuple[Any, ...] | None:
             SELECT *, count(*) OVER (PARTITION BY structure) AS steps FROM deepest
         )
         SELECT trace_id, step, rung, rank FROM common
-        QUALIFY rank() OVER (ORDER BY steps DESC, structure) = 1
-        ORDER BY dur_ns, step
+        QUALIFY rank() OVER (ORDER BY steps DESC) = 1
+        ORDER BY dur_ns, step, trace_id
         """
     ).fetchall()
     return found[len(found) // 2] if found else None
