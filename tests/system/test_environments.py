@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -106,3 +107,58 @@ def test_a_program_that_may_start_no_process_and_no_thread_runs_without_a_profil
         folder.chmod(0o777)
         assert "done" in ran(textwrap.dedent(limited) + LOOP, folder)
         assert not (folder / "run" / "run.json").exists()
+
+
+SET_BACK = """
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static long back(void) { const char *mark = getenv("MARK"); return mark && access(mark, F_OK) == 0 ? 3600 : 0; }
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    int code = syscall(SYS_clock_gettime, clock, now);
+    if (code == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec -= back();
+    return code;
+}
+int gettimeofday(struct timeval *now, void *zone) {
+    struct timespec exact;
+    clock_gettime(CLOCK_REALTIME, &exact);
+    now->tv_sec = exact.tv_sec;
+    now->tv_usec = exact.tv_nsec / 1000;
+    return 0;
+}
+time_t time(time_t *now) {
+    struct timespec exact;
+    clock_gettime(CLOCK_REALTIME, &exact);
+    if (now) *now = exact.tv_sec;
+    return exact.tv_sec;
+}
+"""
+"""A library that sets the clock of the epoch back by an hour in all processes, as soon as a file is there."""
+
+
+@pytest.mark.skipif(not (shutil.which("gcc") and sys.platform == "linux"), reason="needs gcc, to set the clock back")
+def test_a_clock_that_is_set_back_by_an_hour_in_the_middle_moves_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "back.c").write_text(SET_BACK)
+    library = tmp_path / "back.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "back.c")], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setenv("MARK", str(tmp_path / "mark"))
+    began = "import time\nbegan = time.time()\n"
+    half = LOOP.replace("            net(", "            _ == 20 and open('mark', 'w').close()\n            net(")
+    assert "set back True" in ran(f"{began}{half}print('set back', time.time() < began)", tmp_path)
+    trace = xsp.load(tmp_path / "run")
+    assert 0 < trace.run["seconds"] < 3000
+    assert any("clock was set by -3600" in note["text"] for note in trace.run.notes)
+    steps = trace.sql("SELECT start_ns FROM loop ORDER BY step").fetchall()
+    assert len(steps) == 40
+    assert steps == sorted(steps)
+    assert steps[-1][0] - steps[0][0] < 3000e9
+    outside = "SELECT count(*) FROM spans s JOIN spans p ON p.trace_id = s.trace_id AND p.span_id = s.parent_id "
+    assert trace.sql(f"{outside} WHERE s.start_ns < p.start_ns - 1000000").fetchall() == [(0,)]
+    at = [each for (each,) in trace.sql("SELECT time_ns FROM samples").fetchall()]
+    assert max(at, default=0) - min(at, default=0) < 3000e9

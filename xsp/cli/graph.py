@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
-from xsp.cli import options
+from xsp.cli import options, progress
 
 SUMMARY = "show a model's calls, data flow and measures, untimed"
 
@@ -64,10 +63,9 @@ def run(given: argparse.Namespace) -> int:
     if given.format == "json":
         from xsp.graph.measures import as_json
 
-        json.dump(as_json(found), sys.stdout, indent=2)
-        print()
+        progress.put(json.dumps(as_json(found), indent=2) + "\n")
     else:
         from xsp.graph import text
 
-        print(text.page(found))
+        progress.tell(text.page(found))
     return 0

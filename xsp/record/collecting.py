@@ -174,7 +174,7 @@ class Collecting:
         rows: list[Span] = []
         for collector in self._those(by_thread):
             seen = self._guard(collector, "spans", lambda c=collector: _checked(c.spans())) or []  # type: ignore[misc]
-            rows += seen if collector.epoch else [clock.on_epoch(span, anchor) for span in seen]
+            rows += _unmoved(seen, anchor) if collector.epoch else [clock.on_epoch(span, anchor) for span in seen]
             self._collect_notes(collector)
         if (change := self.device_work.replace()) is not None:
             self.note("xsp", change)
@@ -282,3 +282,8 @@ def _raise(error: Exception) -> NoReturn:
 def _in_order(collectors: Iterable[Collector]) -> list[Collector]:
     """Return them as they are switched on: deeper ones first, and off last."""
     return sorted(collectors, key=lambda each: (not each.innermost, min(each.levels)), reverse=True)
+
+
+def _unmoved(rows: list[Span], anchor: clock.Anchor) -> list[Span]:
+    """Return rows that a collector placed on the epoch itself, as if nobody had set the clock since the run began."""
+    return [row._replace(start_ns=row.start_ns - anchor.set_ns) for row in rows] if anchor.set_ns else rows

@@ -47,7 +47,8 @@ def of_steps(
         finished: whether the block was left.
         costs: what one span of each collector costs, see `Collecting.close`; empty until then.
     """
-    now_ns, schedule, collecting = time.time_ns(), steps.schedule, steps.collecting
+    anchor, schedule, collecting = steps.clock.anchor(), steps.schedule, steps.collecting
+    now_ns = clock.monotonic_ns() + anchor.offset_ns
     return {
         "xsp": __version__,
         "id": own.id,
@@ -72,15 +73,22 @@ def of_steps(
         "batch_size": steps.batch_size,
         "kinds": steps.kinds.content(),
         "budget": budget.content(schedule, steps.account),
-        "clock": {"durations": "perf_counter_ns", "epoch_error_ns": clock.anchor().error_ns},
+        "clock": {"durations": "perf_counter_ns", "epoch_error_ns": anchor.error_ns},
         "steps": {"seen": steps.seen, "stored": steps.stored, "lost": steps.lost, "skipped": steps.skipped},
         "collectors": collecting.names,
         "absent": collecting.absent,
         "kernels": collecting.device_work.content(),
         "costs": costs,
-        "notes": collecting.notes,
+        "notes": [*collecting.notes, *_that_the_clock_was_set(anchor)],
         "machine": device.describe(),
     }
+
+
+def _that_the_clock_was_set(anchor: clock.Anchor) -> list[dict[str, str]]:
+    if not anchor.set_ns:
+        return []
+    by = f"{anchor.set_ns / 1e9:+.1f} s"
+    return [{"source": "xsp", "text": f"the system's clock was set by {by} meanwhile; times go on from its first one"}]
 
 
 def of_parts(parts: Sequence[Run]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from types import TracebackType
@@ -223,7 +222,7 @@ class profile:
             self.out, Writer, overwrite=settings.overwrite, next_free=settings.next_free
         )
         self._identity = identity.of_this_process()
-        self._started_ns = time.time_ns()
+        self._started_ns = self._steps.clock.now_ns()
         self._steps.begin(self._identity, self._writer)
         try:
             rundir.write_run(self.out, self._run(finished=False))

@@ -36,6 +36,7 @@ class Steps:
     def __init__(self, name: str, schedule: Schedule, account: Account, batch_size: int | None) -> None:
         self.name = name
         self.schedule = schedule
+        self.clock = clock.Steady()
         self.account = account
         self.batch_size = batch_size
         self.collecting = Collecting()
@@ -139,7 +140,7 @@ class Steps:
 
     def hand_over_loop(self) -> None:
         """Have the rows of the loop stored that were not stored yet."""
-        self._writer.add_to_loop(self.loop.take(), clock.anchor().offset_ns)
+        self._writer.add_to_loop(self.loop.take(), self.clock.anchor().offset_ns)
         self.schedule.paused()
 
     def store(self, step: Step, samples: int | None) -> None:
@@ -178,7 +179,7 @@ class Steps:
         self.hand_over_loop()
         rest = self.blocks.take()
         if rest and self.stored:
-            anchor = clock.anchor()
+            anchor = self.clock.anchor()
             rows = [clock.on_epoch(span, anchor) for span in rest]
             self._writer.store(self.seen, self._signed(rows, trace_id=self._own.trace_id), b"", 0)
 
@@ -300,7 +301,7 @@ class Step:
         self.span_id = os.urandom(8).hex()
         blocks.enter(self.span_id)
         on = self._steps.collecting.start(self.turn.rung, self.turn.describe)
-        self.anchor = clock.anchor()
+        self.anchor = self._steps.clock.anchor()
         return on
 
     def __exit__(

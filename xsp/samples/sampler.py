@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xsp import rundir, table
+from xsp import clock, rundir, table
 from xsp.samples.host import Host
 from xsp.samples.nvml import Nvml
 from xsp.samples.source import Source
@@ -48,6 +48,7 @@ class Sampler:
 
     def __init__(self, run: Path, sources: Sequence[Source], rank: int = 0, interval_ns: int | None = None) -> None:
         self._run, self._sources, self._rank = run, list(sources), rank
+        self._clock = clock.Steady()
         self._wanted_ns = interval_ns
         self._asked_ns = self._interval_ns = self._shortest()
         self._rows: list[Sample] = []
@@ -127,9 +128,9 @@ class Sampler:
     def _read_all(self, begun: int, seldom: bool) -> int:
         """Read every source, and return when that was done; a figure carries the time in the middle of its source."""
         for source in self._sources:
-            before = time.time_ns()
+            before = clock.monotonic_ns()
             found = list(source.read(seldom))
-            at = (before + time.time_ns()) // 2
+            at = (before + clock.monotonic_ns()) // 2 + self._clock.anchor().offset_ns
             self._rows += [Sample(at, self._rank, each.device, each.name, each.unit, each.value) for each in found]
             self._read.setdefault(source.name, set()).update(each.name for each in found)
             self._first_ns, self._last_ns = self._first_ns or at, at
