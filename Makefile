@@ -13,11 +13,11 @@ demo: $(VENV)/.models ## Profile ResNet-50, print its tables, write runs/demo an
 	@$(BIN)/xsp profile torchvision:resnet50 --out runs/demo --overwrite
 	@$(BIN)/xsp report runs/demo
 
-# The tests come in two halves. Each half runs in two processes: torch would take all cores in each of them.
-# The tests start hundreds of Pythons. Without compiled modules each compiles torch and the rest again (2 s), so they
-# are kept, whatever the environment says.
+# The tests come in two halves. Each half runs in three processes, since each waits for programs that it starts and for
+# the disk; OMP_NUM_THREADS=1, since torch would take all cores in each of them. The tests start hundreds of Pythons:
+# without compiled modules each compiles torch and the rest again (2 s), so they are kept, whatever the environment says.
 LONG := slow or browser or jaeger
-PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
 
 test: $(VENV)/.dev ## Run the tests: minutes
 	@$(PYTEST) -m 'not ($(LONG))'

@@ -59,7 +59,7 @@ WHY = {
     "mypy": "types",
     "opentelemetry-instrumentation-fastapi": "a traced service to test with",
     "pytest": "tests",
-    "pytest-xdist": "tests in two processes",
+    "pytest-xdist": "tests in several processes",
     "pytorch-lightning": "Lightning, in the tests of ordinary programs",
     "pyyaml": "reads the Collector's settings in the tests",
     "ruff": "style",

@@ -236,7 +236,8 @@ def test_every_page_is_in_the_index() -> None:
 
 def test_decisions_are_numbered_and_short() -> None:
     decisions = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
-    assert [int(path.name[:3]) for path in decisions] == list(range(1, len(decisions) + 1))
+    numbers = [int(path.name[:3]) for path in decisions]
+    assert len(set(numbers)) == len(numbers)  # one may be missing: branches that are under way take theirs in advance
     for path in decisions:
         text = path.read_text(encoding="utf-8")
         assert text.startswith(f"# {path.name[:3]} "), path.name

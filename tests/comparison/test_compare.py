@@ -357,6 +357,7 @@ def test_times_are_said_in_a_unit_that_fits_and_as_all_that_was_recorded_where_n
     assert conclusion(compare(a, b))[0].startswith("50 µs more in all that was recorded (0.17 → 0.22 ms)")
 
 
+@pytest.mark.slow
 def test_workers_of_the_data_loader_are_told_from_none_in_real_traces(
     shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

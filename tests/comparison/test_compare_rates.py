@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,11 @@ WITHIN = 0.03
 """Standard deviation of the steps of a run."""
 
 Noise = Callable[[random.Random], float]
+
+
+def deep(*values: object) -> Any:
+    """Return values of a parameter that `make test-all` draws: one more number of runs or steps."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def quiet(draw: random.Random) -> float:
@@ -61,7 +67,7 @@ def verdict(how: Repeats, a: list[float], b: list[float]) -> str:
     return how.verdict(evidence, how.adjusted([evidence.p])[0], len(a))
 
 
-@pytest.mark.parametrize("runs", [2, 3, 5, 10])
+@pytest.mark.parametrize("runs", [2, deep(3), 5, deep(10)])
 def test_of_one_program_in_several_runs_at_most_one_comparison_in_twenty_finds_a_change(runs: int) -> None:
     draw = random.Random(runs)
     false = sum(
@@ -77,7 +83,7 @@ def loaded(draw: random.Random) -> float:
 
 
 @pytest.mark.parametrize("noise", [quiet, disturbed, loaded], ids=["quiet", "disturbed", "loaded"])
-@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 8), (5, 5), (6, 6), (10, 10)])
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 8), (5, 5), deep(6, 6), deep(10, 10)])
 def test_of_runs_that_are_alike_at_most_one_comparison_in_twenty_finds_a_change(n: int, m: int, noise: Noise) -> None:
     """Two tests are made of few runs, and together they raise no more false alarms than one."""
     draw = random.Random(100 * n + m)
@@ -131,7 +137,7 @@ def stolen(draw: random.Random) -> float:
 @pytest.mark.parametrize(
     "noise", [lambda draw: draw.gauss(1, WITHIN), skewed, stolen], ids=["even", "skewed", "stolen"]
 )
-@pytest.mark.parametrize(("n", "m"), [(3, 3), (3, 5), (4, 4), (5, 12), (6, 6), (12, 12)])
+@pytest.mark.parametrize(("n", "m"), [(3, 3), deep(3, 5), (4, 4), (5, 12), deep(6, 6), deep(12, 12)])
 def test_of_steps_that_are_alike_at_most_one_row_in_twenty_differs(n: int, m: int, noise: Noise) -> None:
     """Two tests are made of few steps, and together they raise no more false alarms than one."""
     draw = random.Random(n * m)
@@ -151,7 +157,7 @@ def test_a_step_that_became_a_fifth_longer_is_found_on_a_loaded_machine() -> Non
     assert found / 300 > 0.85
 
 
-@pytest.mark.parametrize("most", [3, 5, 10, 20])
+@pytest.mark.parametrize("most", [3, 5, deep(10), deep(20)])
 def test_of_one_program_in_turns_at_most_one_course_in_twenty_finds_a_change_in_any_look(most: int) -> None:
     found, turns = courses(600, most, 0.0, quiet)
     assert 0.005 <= found <= 0.065

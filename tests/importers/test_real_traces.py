@@ -35,17 +35,29 @@ class Both(NamedTuple):
 
 
 @functools.cache
-def loaded(path: Path) -> Both:
+def plainly(path: Path) -> Reading | plain_reading.NotPlain:
+    """Return what the plain reader reads, or why there is nothing to read."""
     try:
-        plain = plain_reading.read(path)
+        return plain_reading.read(path)
     except plain_reading.NotPlain as reason:
-        pytest.skip(f"no timeline: {reason}")
+        return reason
+
+
+@functools.cache
+def loaded(path: Path) -> Both:
+    plain = plainly(path)
+    if isinstance(plain, plain_reading.NotPlain):
+        pytest.skip(f"no timeline: {plain}")
     return Both(plain, xsp.load(path))
+
+
+def large(path: Path) -> bool:
+    return path.stat().st_size > SMALL[path.suffix]
 
 
 def marked(path: Path) -> Any:
     """Return a file as a parameter, marked as slow if it is large."""
-    marks = [pytest.mark.slow] if path.stat().st_size > SMALL[path.suffix] else []
+    marks = [pytest.mark.slow] if large(path) else []
     return pytest.param(path, marks=marks, id=path.name.partition(".")[0])
 
 
@@ -299,10 +311,9 @@ def test_a_folder_of_ranks_is_one_job_with_the_work_of_all(folder: Path) -> None
     assert sorted(rows) == sorted((each.rank, len(each.work), plain_reading.total_ns(each.work)) for each in plain)
 
 
-def test_what_is_no_timeline_is_refused_with_its_name() -> None:
+@pytest.mark.parametrize("size", ["small", pytest.param("large", marks=pytest.mark.slow)])
+def test_what_is_no_timeline_is_refused_with_its_name(size: str) -> None:
     for path in FILES:
-        try:
-            plain_reading.read(path)
-        except plain_reading.NotPlain:
+        if large(path) == (size == "large") and isinstance(plainly(path), plain_reading.NotPlain):
             with pytest.raises(XspError, match=re.escape(path.name)):
                 xsp.load(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,9 +58,27 @@ def rows(trace: Trace) -> list[Any]:
 OF_SAMPLES = ("samples", "samples-timeline", "throttling")
 
 
+SOME = ("A1", "A2", "A8", "ledger", "phases", "health")
+"""Analyses of each sort. Where all rows were compared already, they stand for all fifty, which take over a second."""
+
+
 def tables(trace: Trace) -> dict[str, Any]:
     """Return the merged step and the table of each analysis of spans, or why there is none; samples stay behind."""
-    found = {name: _answer(each, trace) for name, each in ANALYSES.items() if name not in OF_SAMPLES}
+    return _tables(trace, [name for name in ANALYSES if name not in OF_SAMPLES])
+
+
+def some(trace: Trace) -> dict[str, Any]:
+    """Return the merged step and the tables of `SOME`."""
+    return _tables(trace, SOME)
+
+
+def some_of(tables: dict[str, Any]) -> dict[str, Any]:
+    """Return of all tables those that `some` returns."""
+    return {name: tables[name] for name in (*SOME, "merged")}
+
+
+def _tables(trace: Trace, names: Iterable[str]) -> dict[str, Any]:
+    found = {name: _answer(ANALYSES[name], trace) for name in names}
     return {**found, "merged": [_said(row) for row in trace.merged.fetchall()]}
 
 
