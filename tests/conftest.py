@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,10 +29,15 @@ _ENOUGH_BYTES = 2 << 30
 
 
 def pytest_configure() -> None:
-    """Put temporary directories into memory where that is possible: each stored step waits for the disk (6 ms or more).
+    """Put temporary directories into memory where that is possible: each stored step waits for the disk, 6 ms or more.
 
     Tests start scripts that they have written, so a file system that runs none does not serve.
+
+    Interrupts are taken as in a terminal: what a shell starts in the background ignores them, and so would all that the
+    tests start and interrupt.
     """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.suppress(OSError):
         room = os.statvfs(_MEMORY)
         free = room.f_bavail * room.f_frsize
