@@ -306,6 +306,22 @@ def _reason(error: Exception) -> str:
     return (str(error).strip().split("\n")[0].split(". ")[0] or type(error).__name__).rstrip(".")
 
 
+def names(source: str) -> list[str]:
+    """Return the names of all models of a source, each with the source before it: `timm:vit_tiny_patch16_224`.
+
+    Raises:
+        ModelError: there is no such source, or its library is missing.
+    """
+    listed: dict[str, Callable[[], Iterable[str]]] = {
+        "torchvision": lambda: _library("torchvision.models", "xsp[models]").list_models(),
+        "timm": lambda: _library("timm", "xsp[models]").list_models(),
+        "transformers": lambda: _library("transformers", "xsp[models]").CONFIG_MAPPING.keys(),
+    }
+    if source not in listed:
+        raise ModelError(f"there is no source {source!r}{nearest(source, listed)}; there are {', '.join(listed)}")
+    return [f"{source}:{name}" for name in sorted(listed[source]())]
+
+
 def placed(spec: str, built: Built, settings: Settings) -> Built:
     """Return a module and its arguments on the device of the settings, after one call that tries them.
 

@@ -9,6 +9,9 @@ examples:
   xsp graph transformers:bert --sequence 64 --train
   xsp graph torchvision:resnet50 --save resnet50.json   keep it; a saved graph is a source too
   xsp graph resnet50.json --format json
+  xsp graph model.onnx --batch 8
+  xsp graph program.pt2
+  xsp graph --all torchvision,timm --out corpus         all their models; goes on where it stopped
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import json
 from pathlib import Path
 
 from xsp.cli import options, progress
+from xsp.errors import UsageError
 
 SUMMARY = "show a model's calls, data flow and measures, untimed"
 
@@ -28,10 +32,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
         "source",
+        nargs="?",
         metavar="SOURCE",
-        help="torchvision:NAME, timm:NAME, transformers:NAME, path/to/file.py:function, or a saved graph",
+        help="torchvision:NAME, timm:NAME, transformers:NAME, path/to/file.py:function, an ONNX file, a program of "
+        "torch.export (.pt2), or a saved graph",
     )
-    parser.add_argument("--batch", type=options.rows, default=1, metavar="N", help="samples in a step (default: 1)")
+    parser.add_argument(
+        "--batch", type=options.rows, metavar="N", help="samples in a step (default: 1, or as the file says)"
+    )
     parser.add_argument("--train", action="store_true", help="forward, backward and optimizer instead of a prediction")
     parser.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 (default: the model's own)")
     parser.add_argument(
@@ -42,6 +50,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of one sample (default: 128)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and inputs (default: 0)")
+    parser.add_argument(
+        "--all",
+        metavar="SOURCES",
+        help="all models of torchvision, timm, transformers; several with commas: a graph of each, and measures.jsonl",
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="DIR", help="with --all: the folder; what is there already is not made again"
+    )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the graph as JSON; xsp graph reads it again")
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
@@ -50,6 +66,12 @@ def run(given: argparse.Namespace) -> int:
     """Make the graph, show or write it."""
     from xsp import graph as graphs
 
+    if (given.all is None) == (given.source is None):
+        raise UsageError("give one SOURCE, or --all SOURCES --out DIR")
+    if given.all is not None:
+        return _corpus(given)
+    if given.out is not None:
+        raise UsageError("--out goes with --all; a single graph is written by --save FILE")
     found = graphs.of(
         given.source,
         batch=given.batch,
@@ -68,4 +90,26 @@ def run(given: argparse.Namespace) -> int:
         from xsp.graph import text
 
         progress.tell(text.page(found))
+    return 0
+
+
+def _corpus(given: argparse.Namespace) -> int:
+    """Make the graphs of all models of some sources, and name those that fail."""
+    from xsp import models
+    from xsp.graph import corpus
+
+    if given.out is None:
+        raise UsageError("--all writes a graph for each model: give --out DIR")
+    if given.save is not None or given.input is not None:
+        raise UsageError("--save and --input are for one model: omit them with --all")
+    specs = [name for source in given.all.split(",") for name in models.names(source.strip())]
+    with progress.shown(quiet=False) as show:
+        found = corpus.collect(specs, given.out, batch=given.batch or 1, train=given.train, progress=show)
+    failed = [row for row in found if "error" in row]
+    if given.format == "json":
+        progress.put(json.dumps(found, indent=2) + "\n")
+        return 0
+    for row in failed:
+        progress.tell(f"{row['spec']}: {row['error']}")
+    progress.tell(f"{len(found) - len(failed)} of {len(found)} models captured; measures in {given.out / corpus.FILE}")
     return 0

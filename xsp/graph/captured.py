@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from xsp import models
 from xsp.errors import GraphError, ModelError
-from xsp.graph.node import Graph, KnownBy, Problem, Source
+from xsp.graph.node import Graph, KnownBy, Problem, Role, Source
 from xsp.version import __version__
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: li
     recorder = Recorder()
     if step.built is not None:
         recorder.modules.know(step.built.model)
-        recorder.inputs((step.built.args, step.built.kwargs))
+        recorder.take((step.built.args, step.built.kwargs), Role.INPUT)
     with recorder.recording():
         step.run()
     found = recorder.finish()

@@ -91,10 +91,10 @@ class Recorder(TorchDispatchMode):
             stack.enter_context(self)
             yield
 
-    def inputs(self, values: Any) -> None:
-        """Take the tensors in an argument of the step for its inputs."""
+    def take(self, values: Any, role: Role) -> None:
+        """Say what the tensors in a value are to the step, before it runs."""
         for tensor in flat(values):
-            self._outside(tensor, Role.INPUT)
+            self._outside(tensor, role)
 
     def finish(self) -> Recorded:
         """Return what was recorded."""
@@ -298,6 +298,15 @@ class Modules:
             for parameter in module.parameters(recurse=False):
                 self._owners.setdefault(id(parameter), (prefix + path).rstrip("."))
         self._found(root)
+
+    @contextmanager
+    def inside(self, path: str) -> Iterator[None]:
+        """Take what is called inside for calls of a module."""
+        self._stack.append(path)
+        try:
+            yield
+        finally:
+            self._stack.pop()
 
     @contextmanager
     def watched(self) -> Iterator[None]:

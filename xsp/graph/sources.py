@@ -18,7 +18,7 @@ def of(
     what: Any,
     *args: Any,
     kwargs: Mapping[str, Any] | None = None,
-    batch: int = 1,
+    batch: int | None = None,
     train: bool = False,
     seed: int = 0,
     shape: tuple[int, ...] | None = None,
@@ -27,10 +27,11 @@ def of(
     """Return the graph of a step.
 
     Args:
-        what: the name of a model as `xsp profile` takes it, a path, or a module of PyTorch, whose arguments follow.
+        what: the name of a model as `xsp profile` takes it, a path, a module of PyTorch, whose
+            arguments follow, or a program of `torch.export`.
         args: arguments of the module.
         kwargs: its keyword arguments.
-        batch: samples in a step, of a named model.
+        batch: samples in a step; 1 unless told otherwise, or what a file says.
         train: forward, backward and optimizer, in place of a prediction in inference mode.
         seed: of the weights and inputs of a named model; the graph does not depend on it unless the model does.
         shape: of one sample, of a named model; what it expects unless told otherwise.
@@ -40,11 +41,15 @@ def of(
         GraphError: the graph cannot be had; the message is the reason.
         ModelError: there is no such model, or its library is missing.
     """
-    settings = Settings(batch=batch, train=train, seed=seed, shape=shape, sequence=sequence)
+    settings = Settings(batch=batch or 1, train=train, seed=seed, shape=shape, sequence=sequence)
     if isinstance(what, Graph):
         return what
     if isinstance(what, (str, Path)):
-        return _named(str(what), settings)
+        return _named(str(what), settings, batch)
+    if type(what).__name__ == "ExportedProgram":
+        from xsp.graph import program
+
+        return program.of(what, "ExportedProgram")
     if callable(what) and hasattr(what, "parameters"):
         from xsp.graph import captured
 
@@ -54,10 +59,10 @@ def of(
     )
 
 
-def _named(spec: str, settings: Settings) -> Graph:
+def _named(spec: str, settings: Settings, batch: int | None) -> Graph:
     path = Path(spec)
     if path.is_file():
-        return _of_file(path, settings)
+        return _of_file(path, settings, batch)
     if ":" not in spec:
         raise GraphError(
             f"{spec}: there is no such file; models are named torchvision:NAME, timm:NAME, transformers:NAME"
@@ -67,9 +72,17 @@ def _named(spec: str, settings: Settings) -> Graph:
     return captured.named(spec, settings)
 
 
-def _of_file(path: Path, settings: Settings) -> Graph:
+def _of_file(path: Path, settings: Settings, batch: int | None) -> Graph:
     with path.open("rb") as file:
         head = file.read(HEAD)
     if head.lstrip().startswith(b'{"' + files.MARK.encode() + b'"'):
         return files.load(path)
+    if path.suffix == ".onnx" or head[:1] == b"\x08":  # the first field of an ONNX model is a number
+        from xsp.graph import onnxfile
+
+        return onnxfile.load(path, batch)
+    if head[:4] == b"PK\x03\x04" or path.suffix == ".pt2":
+        from xsp.graph import program
+
+        return program.load(path)
     raise GraphError(f"{path}: no source of graphs knows this file")

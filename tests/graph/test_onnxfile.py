@@ -1,0 +1,146 @@
+"""Graphs of ONNX files."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+import xsp  # noqa: E402
+from xsp.errors import GraphError  # noqa: E402
+from xsp.graph import NodeKind  # noqa: E402
+from xsp.graph.node import Role  # noqa: E402
+
+helper, FLOAT = onnx.helper, onnx.TensorProto.FLOAT
+
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+PUBLISHED = [
+    ("bvlc_alexnet", 24, 21), ("densenet121", 910, 421), ("inception_v1", 144, 109), ("inception_v2", 509, 154),
+    ("resnet50", 176, 57), ("shufflenet", 203, 53), ("squeezenet", 66, 38), ("vgg19", 46, 26), ("zfnet512", 22, 19),
+]  # fmt: skip
+
+
+def saved(path: Path, nodes, batch: object = 1, weights=((4, 3, 3, 3),), **options) -> Path:
+    """Write a model that takes `x`, an image of 3×8×8, and weights `w0`, …; it returns `y`."""
+    initializers = [
+        onnx.numpy_helper.from_array(numpy.zeros(shape, numpy.float32), f"w{place}")
+        for place, shape in enumerate(weights)
+    ]
+    given = [helper.make_tensor_value_info("x", FLOAT, [batch, 3, 8, 8])]
+    made = [helper.make_tensor_value_info("y", FLOAT, None)]
+    graph = helper.make_graph(nodes, "g", given, made, initializers)
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, **options), path)
+    return path
+
+
+CONV = helper.make_node("Conv", ["x", "w0"], ["c"], "conv", pads=[1, 1, 1, 1])
+RELU = helper.make_node("Relu", ["c"], ["y"], "relu")
+
+
+@pytest.mark.parametrize(("name", "nodes", "unique"), PUBLISHED)
+def test_the_models_of_the_library_have_the_published_nodes(name: str, nodes: int, unique: int) -> None:
+    path = LIGHT / f"light_{name}.onnx"
+    if not path.is_file():
+        pytest.skip("this onnx does not bring its light models")
+    found = xsp.graph.of(path).measures()
+    assert (found["nodes"], found["unique_all_nodes"]) == (nodes, unique)
+    assert found["flops"] > 0
+    assert found["bytes_unknown"] == 0
+
+
+def test_a_node_has_its_attributes_with_the_defaults_of_its_version(tmp_path: Path) -> None:
+    graph = xsp.graph.of(saved(tmp_path / "m.onnx", [CONV, RELU]))
+    conv = graph.nodes[0]
+    assert dict(conv.call.scalars) == {"auto_pad": "NOTSET", "group": 1, "pads": (1, 1, 1, 1)}
+    assert conv.call.outputs[0].shape == (1, 4, 8, 8)
+    assert graph.measures()["flops"] == 2 * 4 * 64 * 27
+    assert graph.parameters == 4 * 27
+    assert [each.role for each in graph.values] == [Role.INPUT, Role.WEIGHT, Role.ACTIVATION, Role.ACTIVATION]
+
+
+def test_a_batch_with_a_name_is_one_unless_told_otherwise(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.onnx", [CONV, RELU], batch="N")
+    assert xsp.graph.of(path).settings["batch"] == 1
+    assert xsp.graph.of(path, batch=7).nodes[1].call.outputs[0].shape == (7, 4, 8, 8)
+
+
+def test_a_batch_that_the_file_fixes_is_said(tmp_path: Path) -> None:
+    shape = helper.make_node(
+        "Constant", [], ["s"], value=helper.make_tensor("s", onnx.TensorProto.INT64, [2], [1, 192])
+    )
+    path = saved(tmp_path / "m.onnx", [shape, helper.make_node("Reshape", ["x", "s"], ["y"], "flat")])
+    assert xsp.graph.of(path).nodes[0].kind is NodeKind.VIEW
+    with pytest.raises(GraphError, match=r"Reshape flat fixes the batch .* omit --batch"):
+        xsp.graph.of(path, batch=2)
+
+
+def test_an_operator_that_nobody_knows_is_a_hole(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Secret", ["x"], ["c"], "it", domain="mine"), RELU]
+    graph = xsp.graph.of(saved(tmp_path / "m.onnx", nodes))
+    assert graph.nodes[0].kind is NodeKind.OPAQUE
+    assert graph.nodes[0].call.op == "mine::Secret"
+    found = graph.measures()
+    assert (found["flops"], found["bytes"], found["bytes_unknown"]) == (None, None, 2)
+    assert found["longest_path"] == 2
+    assert [each.where for each in graph.problems] == ["shapes"]
+
+
+def test_a_dimension_with_a_name_is_a_hole(tmp_path: Path) -> None:
+    made = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g",
+                             [helper.make_tensor_value_info("x", FLOAT, ["N", "length"])],
+                             [helper.make_tensor_value_info("y", FLOAT, ["N", "length"])])  # fmt: skip
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
+    graph = xsp.graph.of(tmp_path / "m.onnx", batch=2)
+    assert "dimension 1 is length" in graph.problems[0].reason
+    assert graph.measures()["bytes"] is None
+
+
+def test_weights_that_are_missing_are_not_needed(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.onnx", [CONV, RELU], weights=((400, 3, 3, 3),))
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    (tmp_path / "weights.bin").unlink()
+    graph = xsp.graph.of(path)
+    assert graph.nodes[0].call.outputs[0].shape == (1, 400, 8, 8)
+    assert "weights.bin" in graph.problems[0].reason
+
+
+def test_functions_are_in_place_of_their_calls(tmp_path: Path) -> None:
+    body = [helper.make_node("Relu", ["a"], ["m"]), helper.make_node("Exp", ["m"], ["b"])]
+    twice = helper.make_function("mine", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
+    nodes = [helper.make_node("Twice", ["x"], ["c"], domain="mine"), RELU]
+    graph = xsp.graph.of(saved(tmp_path / "m.onnx", nodes, functions=[twice]))
+    assert [each.call.op for each in graph.nodes] == ["onnx::Relu", "onnx::Exp", "onnx::Relu"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "no ONNX model"),
+        (b"\x08\x09garbage", "damaged|no ONNX"),
+        (b"not a model at all", "damaged|no ONNX"),
+    ],
+)
+def test_what_is_no_model_is_refused_in_one_line(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(GraphError, match=says) as caught:
+        xsp.graph.of(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_breaks_off_anywhere_gives_one_error_or_a_graph(tmp_path: Path) -> None:
+    whole = saved(tmp_path / "m.onnx", [CONV, RELU]).read_bytes()
+    for end in range(0, len(whole), 7):
+        (tmp_path / "cut.onnx").write_bytes(whole[:end])
+        with contextlib.suppress(GraphError):
+            xsp.graph.of(tmp_path / "cut.onnx").measures()
+
+
+def test_a_node_that_reads_what_nobody_made_is_damage(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="reads c, which nobody made"):
+        xsp.graph.of(saved(tmp_path / "m.onnx", [RELU, CONV]))

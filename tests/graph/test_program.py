@@ -1,0 +1,67 @@
+"""Graphs of programs of torch.export agree with captured ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import xsp  # noqa: E402
+from xsp.errors import GraphError  # noqa: E402
+
+nn = torch.nn
+
+
+class Net(nn.Module):
+    """A constant that is made on a device, a change in place, a view, and an attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x):
+        y = self.first(x) + torch.arange(4, device=x.device)
+        y.add_(self.shift)
+        z = nn.functional.scaled_dot_product_attention(y[None], y[None], y[None])
+        return {"a": self.last(z).view(-1)}
+
+
+def keys_of(graph) -> Counter:
+    return Counter((each.key, each.kind, each.module) for each in graph.nodes)
+
+
+@pytest.fixture(scope="module")
+def program():
+    return torch.export.export(Net().eval(), (torch.zeros(2, 4),))
+
+
+def test_a_program_has_the_calls_and_edges_of_the_captured_step(program, tmp_path) -> None:
+    torch.export.save(program, tmp_path / "net.pt2")
+    read, captured = xsp.graph.of(tmp_path / "net.pt2"), xsp.graph.of(Net(), torch.zeros(2, 4))
+    assert read.source.value == "program"
+    assert keys_of(read) == keys_of(captured)
+    assert [(each.before, each.after, each.why) for each in read.edges] == [
+        (each.before, each.after, each.why) for each in captured.edges
+    ]
+    same = ("flops", "bytes", "parameters", "longest_path", "diameter", "input_elements")
+    assert {key: read.measures()[key] for key in same} == {key: captured.measures()[key] for key in same}
+    assert xsp.graph.of(program).nodes == read.nodes
+
+
+def test_a_size_that_may_vary_is_that_of_the_example() -> None:
+    batch = torch.export.Dim("batch", min=2, max=64)
+    made = torch.export.export(nn.Linear(4, 3), (torch.zeros(6, 4),), dynamic_shapes=({0: batch},))
+    assert xsp.graph.of(made).nodes[0].call.outputs[0].shape == (6, 3)
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04", b"", b"PK\x03\x04" + b"x" * 999])
+def test_what_torch_cannot_read_is_one_line(tmp_path, content, capfd) -> None:
+    path = tmp_path / "net.pt2"
+    path.write_bytes(content)
+    with pytest.raises(GraphError, match="cannot read this program") as caught:
+        xsp.graph.of(path)
+    assert "\n" not in str(caught.value)
+    assert "Traceback" not in capfd.readouterr().err

@@ -1,0 +1,218 @@
+"""Graphs and measures of many models: each is captured in a process beside, with a limit of time.
+
+In the folder are `measures.jsonl`, a line for each model that was tried, and a graph for each that was captured. A
+model that is in the file already is not tried again, so what was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from xsp import processes
+from xsp.errors import GraphError, XspError
+
+FILE = "measures.jsonl"
+LIMIT_S = 60.0
+"""For one model; the first one of a process may take twice as long, as it imports its library."""
+
+MODELS_A_PROCESS = 50
+
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.graph import corpus; corpus.work(int(sys.argv[2]))"
+
+Progress = Callable[[str, int, int], None]
+
+
+def collect(
+    specs: Sequence[str],
+    out: Path,
+    *,
+    batch: int = 1,
+    train: bool = False,
+    limit_s: float = LIMIT_S,
+    progress: Progress = lambda what, done, total: None,
+) -> list[dict[str, Any]]:
+    """Capture models, and return a row for each, in their order.
+
+    Args:
+        specs: names as `xsp.models` reads them.
+        out: folder for `measures.jsonl` and the graphs; it is made.
+        batch: samples in a step.
+        train: training steps instead of predictions.
+        limit_s: seconds for a model.
+        progress: called with the name of a model, how many are done and how many there are.
+
+    Returns:
+        Rows with `spec`, and either the measures of the graph or `error`, one line that says why there is none.
+
+    Raises:
+        GraphError: the folder cannot be written, or holds models of another batch or mode.
+    """
+    settings = {"batch": batch, "train": train}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        known = {row["spec"]: row for row in rows(out)}
+        others = [row for row in known.values() if row.get("asked") != settings]
+        if others:
+            raise GraphError(f"{out}: it holds models of other settings ({others[0].get('asked')}); give another --out")
+        with (out / FILE).open("a", encoding="utf-8") as file, _Worker(limit_s) as worker:
+            _end_line(out / FILE, file)
+            for done, spec in enumerate(specs):
+                progress(spec, done, len(specs))
+                if spec not in known:
+                    known[spec] = {"spec": spec, "asked": settings, **worker.ask(spec, settings, out)}
+                    file.write(json.dumps(known[spec]) + "\n")
+                    file.flush()
+            progress("done", len(specs), len(specs))
+    except OSError as error:
+        raise GraphError(f"{out}: the corpus cannot be written ({error.strerror or error})") from error
+    return [known[spec] for spec in specs]
+
+
+def rows(out: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a corpus; a line that was cut off is left out, and its model is tried again."""
+    path = out / FILE
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict) and isinstance(row.get("spec"), str):
+                yield row
+
+
+def place(out: Path, spec: str) -> Path:
+    """Return where in a corpus the graph of a model lies."""
+    source, _, name = (
+        "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in part)
+        for part in spec.partition(":")
+    )
+    return out / source.lstrip(".") / f"{name}.json"
+
+
+def unique(out: Path, specs: Iterable[str]) -> list[tuple[int, int]]:
+    """Return, after each model of a corpus, how many computing nodes and how many different keys there were so far."""
+    from xsp.graph import files
+
+    nodes, keys, curve = 0, set(), []
+    for spec in specs:
+        if place(out, spec).is_file():
+            computing = files.load(place(out, spec)).computing
+            nodes += len(computing)
+            keys |= {each.key for each in computing}
+            curve.append((nodes, len(keys)))
+    return curve
+
+
+def _end_line(path: Path, file: Any) -> None:
+    """Begin a new line behind one that was cut off."""
+    content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        file.write("\n")
+
+
+class _Worker:
+    """A process that captures models one after the other, and is replaced when it crashes or takes too long."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._answers = -1
+        self._asked = 0
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end()
+
+    def ask(self, spec: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
+        """Return the measures of a model, or `error`; and `seconds`."""
+        if self._asked >= MODELS_A_PROCESS:
+            self._end()
+        process = self._process or self._start()
+        limit = self.limit_s * (1 if self._asked else 2)
+        self._asked += 1
+        path = place(out.resolve(), spec)
+        path.parent.mkdir(exist_ok=True)
+        began = time.monotonic()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps({"spec": spec, "path": str(path), **settings}).encode() + b"\n")
+            process.stdin.flush()
+            answer = self._answer(began + limit)
+        except BrokenPipeError:
+            answer = b""
+        if answer:
+            return {"seconds": round(time.monotonic() - began, 3), **json.loads(answer)}
+        late = time.monotonic() >= began + limit
+        code = self._end()
+        why = f"took more than {limit:.0f} s" if late else f"ended the process that captured it (exit code {code})"
+        return {"seconds": round(time.monotonic() - began, 3), "error": why}
+
+    def _answer(self, until: float) -> bytes:
+        """Return a line of the process; nothing if it ended, or the time is over."""
+        line = b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, until - time.monotonic()))
+            read = os.read(self._answers, 1 << 16) if ready else b""
+            if not read:
+                return b""
+            line += read
+        return line
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._answers, theirs = os.pipe()
+        self._asked = 0
+        try:
+            self._process = processes.start_python(
+                _CODE, str(theirs), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=(theirs,)
+            )
+        finally:
+            os.close(theirs)
+        return self._process
+
+    def _end(self) -> int | None:
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        code = process.poll()
+        process.kill()
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+        os.close(self._answers)
+        return process.returncode if code is None else code
+
+
+def work(answers: int) -> None:
+    """Capture the models that stdin names, one a line, and write a line for each to a file descriptor."""
+    import warnings
+
+    from xsp.graph.measures import as_json
+    from xsp.graph.sources import of
+
+    warnings.simplefilter("ignore")
+    with os.fdopen(answers, "wb") as out:
+        for line in sys.stdin:
+            asked = json.loads(line)
+            answer: dict[str, Any]
+            try:
+                graph = of(asked["spec"], batch=asked["batch"], train=asked["train"])
+                graph.save(asked["path"])
+                answer = as_json(graph)
+            except XspError as error:
+                answer = {"error": str(error)}
+            except Exception as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            out.write(json.dumps(answer).encode() + b"\n")
+            out.flush()

@@ -1,0 +1,368 @@
+"""Graphs of ONNX files: nodes with their attributes, shapes by the library's own inference, edges by names.
+
+Nodes that state a constant are no calls. Those that compute with constants alone are, as published counts have it,
+though a runtime may fold them; `from_constants` among the settings says how many there are. A file says nothing of
+storages, so a view is here what its operator defines as one: it gives its input another shape or another name. Values
+of weights are not read, wherever they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from xsp.errors import GraphError
+from xsp.graph import keys
+from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Problem, Role, Source, Tensor
+from xsp.graph.values import Flow
+from xsp.version import __version__
+
+CONSTANTS = frozenset(["Constant", "ConstantOfShape"])
+"""They state a value, and compute nothing, if their inputs are constants too."""
+
+VIEWS = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"])
+"""They give their input another shape or name."""
+
+RANDOM = frozenset(
+    ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"]
+)
+OURS = frozenset(["", "ai.onnx", "ai.onnx.ml"])
+HOLDS_GRAPHS = frozenset(["If", "Loop", "Scan", "SequenceMap"])
+VALUE_DEPENDENT = frozenset(
+    "Gather GatherElements GatherND Scatter ScatterElements ScatterND NonZero Unique TopK Compress".split()
+)
+SMALL = 4096
+"""Elements of a constant whose values may decide a shape; larger ones are not given to the inference."""
+
+MOST_NAMED = 3
+
+_TYPES = {"FLOAT": "float32", "DOUBLE": "float64", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "BOOL": "bool"}
+
+
+def load(path: Path, batch: int | None = None) -> Graph:
+    """Read an ONNX file.
+
+    Args:
+        path: the file; files beside it that hold its weights are not needed.
+        batch: first dimension of all inputs; what the file says unless told otherwise, and 1 where it gives a name.
+
+    Raises:
+        GraphError: the library is missing, the file is damaged, or does not go with that batch.
+    """
+    onnx = _library()
+    model = _read(onnx, path)
+    problems: list[Problem] = list(_missing_files(path, model))
+    stated = _set_batch(model, batch, problems)
+    model = _inferred(onnx, model, path, problems)
+    return _Reader(onnx, model, path, problems).graph(stated)
+
+
+def _library() -> Any:
+    try:
+        import onnx
+        import onnx.inliner
+        import onnx.shape_inference
+    except ImportError as error:
+        raise GraphError(f"ONNX files need the library onnx ({error}); pip install 'xsp[onnx]'") from error
+    return onnx
+
+
+def _read(onnx: Any, path: Path) -> Any:
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except OSError as error:
+        raise GraphError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except Exception as error:  # the errors of protobuf have no class in common over its versions
+        raise GraphError(f"{path}: the ONNX file is damaged ({_first(error)})") from error
+    if not model.graph.node:
+        raise GraphError(f"{path}: this is no ONNX model, or one without nodes")
+    return model
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).strip().split("\n")[0] or type(error).__name__)[:200]
+
+
+def _missing_files(path: Path, model: Any) -> Iterator[Problem]:
+    """Say which files of weights are not there; shapes do not need them."""
+    places = {
+        entry.value for each in model.graph.initializer for entry in each.external_data if entry.key == "location"
+    }
+    for place in sorted(places):
+        if not (path.parent / place).is_file():
+            yield Problem("weights", f"{place}, which holds weights, is missing; it is not needed for the graph")
+
+
+def _set_batch(model: Any, batch: int | None, problems: list[Problem]) -> int | None:
+    """Give the inputs a batch, and return it; None if they have different ones."""
+    constants = {each.name for each in model.graph.initializer}
+    found: set[int] = set()
+    for given in model.graph.input:
+        if given.name in constants or not given.type.HasField("tensor_type"):
+            continue
+        dimensions = given.type.tensor_type.shape.dim
+        for place, each in enumerate(dimensions):
+            named = not each.HasField("dim_value")
+            if place == 0 and (named or batch is not None):
+                each.dim_value = batch or 1
+            elif named:
+                name = each.dim_param or "?"
+                problems.append(Problem(f"input {given.name}", f"dimension {place} is {name}, which has no number"))
+        if dimensions:
+            found.add(dimensions[0].dim_value)
+    if batch is not None:
+        del model.graph.value_info[:]
+        for made in model.graph.output:
+            if made.type.HasField("tensor_type"):
+                made.type.tensor_type.ClearField("shape")
+    return found.pop() if len(found) == 1 else None
+
+
+def _inferred(onnx: Any, model: Any, path: Path, problems: list[Problem]) -> Any:
+    """Return the model with functions in place of their calls, and with all shapes that can be inferred."""
+    for each in model.graph.initializer:
+        if _elements(each.dims) > SMALL:  # a model of more than 2 GB does not go through the library
+            for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
+                each.ClearField(field)
+    try:
+        if len(model.functions):
+            model = onnx.inliner.inline_local_functions(model)
+        return onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=True)
+    except Exception as error:  # as in _read
+        problems.append(Problem("shape inference", _first(error)))
+        return model
+
+
+def _elements(dims: Any) -> int:
+    count = 1
+    for each in dims:
+        count *= each
+    return count
+
+
+class _Reader:
+    """Goes through the nodes of a model once, in their order."""
+
+    def __init__(self, onnx: Any, model: Any, path: Path, problems: list[Problem]) -> None:
+        self.onnx, self.model, self.path, self.problems = onnx, model, path, problems
+        self.versions = {each.domain: each.version for each in model.opset_import}
+        self.flow = Flow()
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Tensor] = {}
+        self.storage: dict[str, str] = {}
+        self.through: dict[str, int] = {}
+        self.unknown: list[str] = []
+        self.stated = self.folded = 0
+        self.fixed: set[str] = set(self.constants)
+        self.read = {name for node in self.model.graph.node for name in node.input}
+        self.read |= {each.name for each in self.model.graph.output}
+        self._defaults: dict[tuple[str, str], dict[str, Any]] = {}
+        graph = model.graph
+        self.types = {each.name: _tensor(onnx, each.type) for each in (*graph.value_info, *graph.output, *graph.input)}
+        for each in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
+            self.constants[each.name] = Tensor(_dtype(onnx, each.data_type), tuple(each.dims))
+        for each in graph.input:
+            if each.name not in self.constants:
+                self.storage[each.name] = each.name
+                self.flow.outside(each.name, Role.INPUT, self.types[each.name].bytes)
+
+    def graph(self, batch: int | None) -> Graph:
+        """Return the graph."""
+        for node in self.model.graph.node:
+            self._take(node)
+        if not self.nodes:
+            raise GraphError(f"{self.path}: nothing in it depends on an input")
+        if self.unknown:
+            named = ", ".join(self.unknown[:MOST_NAMED])
+            more = f" and {len(self.unknown) - MOST_NAMED} more" if len(self.unknown) > MOST_NAMED else ""
+            self.problems.append(Problem("shapes", f"not known of what {named}{more} make"))
+        stated: dict[str, Any] = {
+            "batch": batch,
+            "train": False,
+            "opset": self.versions.get("", self.versions.get("ai.onnx")),
+            "constant_nodes": self.stated,
+            "from_constants": self.folded,
+            "onnx": self.onnx.__version__,
+            "xsp": __version__,
+        }
+        return Graph(
+            name=self.path.name,
+            source=Source.ONNX,
+            nodes=tuple(self.nodes),
+            edges=self.flow.edges(),
+            values=self.flow.finished(),
+            known_by=KnownBy.NAMES,
+            counts="nodes of ONNX",
+            parameters=self._parameters(),
+            settings=stated,
+            problems=tuple(self.problems),
+        )
+
+    def _take(self, node: Any) -> None:
+        names = [name for name in node.input if name]
+        for name in names:
+            if name not in self.storage and name not in self.constants:
+                raise GraphError(
+                    f"{self.path}: the ONNX file is damaged ({_label(node)} reads {name}, which nobody made)"
+                )
+        if node.op_type in CONSTANTS and all(name in self.constants for name in names):
+            self.stated += 1
+            for name in node.output:
+                self.constants[name] = self._made_constant(node, name)
+            return
+        self._add(node)
+
+    def _made_constant(self, node: Any, name: str) -> Tensor:
+        if node.op_type == "Constant":
+            for each in node.attribute:
+                if each.name == "value":
+                    return Tensor(_dtype(self.onnx, each.t.data_type), tuple(each.t.dims))
+        return self.types.get(name, Tensor(None, None))
+
+    def _add(self, node: Any) -> None:
+        number, domain = len(self.nodes), node.domain
+        made = [name for place, name in enumerate(node.output) if name and (not place or name in self.read)]
+        if all(name in self.fixed or name in self.constants for name in node.input if name):
+            self.folded += 1
+            self.fixed.update(made)
+        own = domain in OURS
+        inputs: list[tuple[str, Any]] = []
+        reads: list[int] = []
+        for place, name in enumerate(node.input):
+            inputs.append((f"input{place}", self._type(name) if name else None))
+            if name:
+                reads.append(self._read(number, name))
+        outputs = tuple(map(self._type, made))
+        if any(each.shape is None for each in outputs):
+            self.unknown.append(_label(node))
+        view = own and reads and (node.op_type in VIEWS or _idles(node, self.versions))
+        returns, writes = [], []
+        for name in made:
+            if view and node.op_type in VIEWS and self._conflicts(node, inputs, name):
+                raise GraphError(
+                    f"{self.path}: {_label(node)} fixes the batch that the file was made for; omit --batch"
+                )
+            if view:
+                self.storage[name] = self.storage.get(node.input[0], node.input[0])
+                self.through[name] = number
+                returns.append(reads[0])
+            else:
+                self.storage[name] = name
+                writes.append(self.flow.write(number, name, Role.ACTIVATION, self._type(name).bytes))
+                returns.append(writes[-1])
+        if node.op_type in HOLDS_GRAPHS or not own:
+            kind = NodeKind.OPAQUE
+        else:
+            kind = NodeKind.VIEW if view else NodeKind.RANDOM if node.op_type in RANDOM else NodeKind.COMPUTE
+        if kind is NodeKind.RANDOM:
+            self.flow.follow(number, kind)
+        call = Call(
+            f"{'onnx' if domain in ('', 'ai.onnx') else domain}::{node.op_type}",
+            (*inputs, *self._attributes(node).items()),
+            outputs,
+            str(self._version(node)),
+            keys.UNIFORM if node.op_type in VALUE_DEPENDENT else "",
+        )
+        self.nodes.append(
+            Node(
+                call, keys.key(call), kind, node.name, reads=tuple(reads), returns=tuple(returns), writes=tuple(writes)
+            )
+        )
+
+    def _read(self, number: int, name: str) -> int:
+        if name in self.constants:
+            tensor = self.constants[name]
+            floats = (tensor.dtype or "").startswith(("float", "bfloat", "complex"))
+            self.flow.outside(name, Role.WEIGHT if floats else Role.CONSTANT, tensor.bytes)
+            return self.flow.read(number, name)
+        return self.flow.read(number, self.storage[name], self.through.get(name))
+
+    def _type(self, name: str) -> Tensor:
+        return self.constants.get(name) or self.types.get(name) or Tensor(None, None)
+
+    def _conflicts(self, node: Any, inputs: list[tuple[str, Any]], name: str) -> bool:
+        before, after = inputs[0][1].elements, self._type(name).elements
+        return before is not None and after is not None and before != after
+
+    def _version(self, node: Any) -> int | None:
+        """Return since which version of its vocabulary the operator is what it is here."""
+        schema = self._schema(node)
+        return schema.since_version if schema is not None else self.versions.get(node.domain)
+
+    def _schema(self, node: Any) -> Any:
+        version = self.versions.get(node.domain, self.versions.get("ai.onnx" if not node.domain else "", 1))
+        try:
+            return self.onnx.defs.get_schema(node.op_type, version, "" if node.domain == "ai.onnx" else node.domain)
+        except self.onnx.defs.SchemaError:
+            return None
+
+    def _attributes(self, node: Any) -> Mapping[str, Any]:
+        """Return the attributes of a node, with the defaults of its version, by name."""
+        key = (node.domain, node.op_type)
+        if key not in self._defaults:
+            schema = self._schema(node)
+            stated = schema.attributes.items() if schema is not None else ()
+            self._defaults[key] = {
+                name: self._value(each.default_value) for name, each in stated if each.default_value.name
+            }
+        found = {**self._defaults[key], **{each.name: self._value(each) for each in node.attribute}}
+        return dict(sorted(found.items()))
+
+    def _value(self, attribute: Any) -> Any:
+        value = self.onnx.helper.get_attribute_value(attribute)
+        return _plain(value)
+
+    def _parameters(self) -> int | None:
+        """Return the elements of the floating-point constants that calls read; None if a shape is unknown."""
+        used = [each for name, each in self.constants.items() if self.flow.known(name)]
+        floats = [each for each in used if (each.dtype or "float").startswith(("float", "bfloat"))]
+        elements = [each.elements for each in floats]
+        return None if None in elements else sum(filter(None, elements))
+
+
+def _idles(node: Any, versions: Mapping[str, int]) -> bool:
+    """Return whether it is a drop-out outside training, which hands its input on."""
+    if node.op_type != "Dropout":
+        return False
+    if versions.get("", 0) < 7:
+        return any(each.name == "is_test" and each.i for each in node.attribute)
+    return len(node.input) < 3 or not node.input[2]
+
+
+def _label(node: Any) -> str:
+    return f"{node.op_type} {node.name or next(iter(node.output), '')}".strip()
+
+
+def _dtype(onnx: Any, number: int) -> str | None:
+    if not number:
+        return None
+    try:
+        name = str(onnx.TensorProto.DataType.Name(number))
+    except ValueError:
+        return None
+    return _TYPES.get(name, name.lower())
+
+
+def _tensor(onnx: Any, kind: Any) -> Tensor:
+    if not kind.HasField("tensor_type"):
+        return Tensor(None, None)
+    held = kind.tensor_type
+    sizes = [each.dim_value if each.HasField("dim_value") else None for each in held.shape.dim]
+    known = held.HasField("shape") and None not in sizes
+    return Tensor(_dtype(onnx, held.elem_type), tuple(size for size in sizes if size is not None) if known else None)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if hasattr(value, "dims"):
+        return f"tensor {value.data_type} {list(value.dims)}"
+    if hasattr(value, "node"):
+        return f"graph of {len(value.node)} nodes"
+    try:
+        return tuple(_plain(each) for each in value)
+    except TypeError:
+        return str(type(value).__name__)

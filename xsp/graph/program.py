@@ -1,0 +1,162 @@
+"""Graphs of programs that `torch.export` made: the program runs under the recorder, on tensors without values.
+
+So a program has the same form as a captured step, with views and edges by storages, and its weights are never read
+into tensors of ours. The batch is the one that the program was exported with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from xsp.errors import GraphError
+from xsp.graph.captured import COUNTS
+from xsp.graph.node import Graph, KnownBy, Role, Source
+from xsp.version import __version__
+
+
+def load(path: Path) -> Graph:
+    """Read a `.pt2` file. PyTorch reads it: open programs of those only whom you would let run code.
+
+    Raises:
+        GraphError: PyTorch is missing, or cannot read the file; the message says why.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise GraphError(f"programs need torch ({error}); pip install 'xsp[torch]'") from error
+    with _quiet():
+        try:
+            made = torch.export.load(path)
+        except Exception as error:  # of the archive, of the schema, of the unpickler: none has a class in common
+            raise GraphError(
+                f"{path}: torch {torch.__version__} cannot read this program ({_first(error)}); it is damaged, "
+                "no program of torch.export, or written by another version: export it again with this one"
+            ) from error
+    return of(made, path.name)
+
+
+def of(program: Any, name: str) -> Graph:
+    """Return the graph of an `ExportedProgram`.
+
+    Raises:
+        GraphError: an operator of it does not run on tensors without values.
+    """
+    import torch
+
+    from xsp.graph.recorder import Recorder
+
+    recorder = Recorder()
+    weights = {each.arg.name: each for each in program.graph_signature.input_specs}
+    given = []
+    parameters = 0
+    for node in program.graph_module.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        value = _without_values(node.meta.get("val"))
+        kind = weights[node.name].kind.name if node.name in weights else "USER_INPUT"
+        recorder.take(value, _ROLES.get(kind, Role.CONSTANT))
+        if kind == "PARAMETER" and isinstance(value, torch.Tensor):
+            parameters += value.numel()
+        given.append(value)
+    runner = _runner(program.graph_module, recorder)
+    try:
+        with _quiet(), torch.inference_mode(), recorder.recording():
+            runner.run(*given)
+    except Exception as error:
+        place = f" at {runner.at}" if runner.at else ""
+        raise GraphError(
+            f"{name}: the program does not run on tensors without values{place} ({_first(error)})"
+        ) from error
+    found = recorder.finish()
+    if not found.nodes:
+        raise GraphError(f"{name} calls no operator")
+    first = next((each for each in given if isinstance(each, torch.Tensor) and each.is_floating_point()), None)
+    return Graph(
+        name=name,
+        source=Source.PROGRAM,
+        nodes=found.nodes,
+        edges=found.edges,
+        values=found.values,
+        known_by=KnownBy.STORAGE,
+        counts=COUNTS,
+        parameters=parameters,
+        settings={
+            "train": False,
+            "dtype": None if first is None else str(first.dtype).removeprefix("torch."),
+            "torch": torch.__version__,
+            "xsp": __version__,
+        },
+    )
+
+
+_ROLES = {
+    "PARAMETER": Role.WEIGHT,
+    "BUFFER": Role.BUFFER,
+    "USER_INPUT": Role.INPUT,
+    "CONSTANT_TENSOR": Role.CONSTANT,
+}
+
+
+def _runner(module: Any, recorder: Any) -> Any:
+    """Return what runs the nodes of a program one by one, each in its module, all of them without values."""
+    import torch
+
+    class Runner(torch.fx.Interpreter):
+        at = ""
+
+        def run_node(self, node: Any) -> Any:
+            self.at = f"{node.target}"
+            stack = list((node.meta.get("nn_module_stack") or {}).values())
+            with recorder.modules.inside(str(stack[-1][0]) if stack else ""):
+                return super().run_node(node)
+
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            if isinstance(kwargs.get("device"), (str, torch.device)):
+                kwargs = {**kwargs, "device": "meta"}
+            return super().call_function(target, args, kwargs)
+
+        def fetch_attr(self, target: str) -> Any:
+            return _without_values(super().fetch_attr(target))
+
+    return Runner(module)
+
+
+def _without_values(value: Any) -> Any:
+    """Return a tensor of the same shape, type and strides without values; sizes that may vary as in the example."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        shape, stride = [_size(each) for each in value.shape], [_size(each) for each in value.stride()]
+        return torch.empty_strided(shape, stride, dtype=value.dtype, device="meta")
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return _size(value)
+    return value
+
+
+def _size(value: Any) -> Any:
+    """Return a number; of a size that may vary the one that it had when the program was exported."""
+    node = getattr(value, "node", None)
+    return value if node is None else node.hint
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).strip().split("\n")[0] or type(error).__name__)[:200]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what torch logs while it reads a program from the terminal: the error has the reason."""
+    noisy = logging.getLogger("torch.export")
+    level = noisy.level
+    noisy.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        noisy.setLevel(level)
