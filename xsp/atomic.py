@@ -11,7 +11,8 @@ from pathlib import Path
 
 def place(path: Path) -> Path:
     """Return where to write what is to become `path`: beside it, hidden, and this thread's own."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    name = os.fsencode(path.name).decode("utf-8", "replace")  # the table engine opens no other names
+    return path.with_name(f".{name}.{os.getpid()}-{threading.get_ident()}.part")
 
 
 def put(beside: Path, path: Path, flush: bool = True) -> None:

@@ -74,11 +74,6 @@ def create(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
     """
     run = Path(path).expanduser().absolute()
     try:
-        str(run).encode()
-    except UnicodeEncodeError as error:
-        shown = os.fsencode(run).decode("utf-8", "replace")
-        raise UnwritableError(f"{shown}: the path is no UTF-8; choose another directory with --out") from error
-    try:
         if run.exists():
             if not run.is_dir():
                 raise OutputError(f"{run}: a file is in the way; choose another output directory")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from xsp import atomic
-from xsp.errors import OutputError, TraceError
+from xsp.errors import OutputError, TraceError, UnwritableError
 from xsp.schema import COLUMNS, Column, Span
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def connect() -> duckdb.DuckDBPyConnection:
 def spilling(folder: Path, memory: str) -> duckdb.DuckDBPyConnection:
     """Return an engine as `connect` does, which puts into a folder what does not fit into so much memory (`1GB`)."""
     con = connect()
-    con.execute(f"SET memory_limit = '{memory}'; SET temp_directory = {literal(str(folder / 'spill'))}")
+    con.execute(f"SET memory_limit = '{memory}'; SET temp_directory = {place(folder / 'spill')}")
     return con
 
 
@@ -110,7 +111,7 @@ def write_rows(rows: Iterable[Sequence[Any]], path: Path, con: duckdb.DuckDBPyCo
         return
     columns = (each.name if each.name in arrays else f"NULL::{each.type} AS {each.name}" for each in COLUMNS)
     with atomic.written(path) as beside, _objects_are_text(con):
-        con.execute(f"COPY (SELECT {', '.join(columns)} FROM arrays) TO {literal(str(beside))} {_FORMAT}")
+        con.execute(f"COPY (SELECT {', '.join(columns)} FROM arrays) TO {place(beside)} {_FORMAT}")
 
 
 _CODES = {"BIGINT": "q", "BOOLEAN": "b", "DOUBLE": "d", "INTEGER": "i", "SMALLINT": "h"}
@@ -162,10 +163,58 @@ def text(value: Any) -> Any:
 def write_parquet(con: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
     """Write a table to a file that appears in one piece."""
     with atomic.written(path) as beside:
-        con.execute(f"COPY {name} TO {literal(str(beside))} {_FORMAT}")
+        con.execute(f"COPY {name} TO {place(beside)} {_FORMAT}")
 
 
 _FORMAT = "(FORMAT parquet, COMPRESSION zstd)"
+
+
+def place(path: Path) -> str:
+    """Return a path as an SQL literal that the engine can open.
+
+    The engine takes text alone. What has a name that is no UTF-8, the file or its folder, is opened here, and reached
+    through its descriptor.
+
+    Raises:
+        UnwritableError: it cannot be opened, or descriptors have no paths on this system.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return literal(_by_descriptor(path))
+    return literal(str(path))
+
+
+_DESCRIPTORS = Path("/proc/self/fd")
+_opened: dict[tuple[int, int], int] = {}
+"""Descriptors of files and folders, by device and inode. They stay open: views read files whenever they are asked."""
+
+
+def _by_descriptor(path: Path) -> str:
+    try:
+        path.name.encode()
+        opened, within = path.parent, path.name
+    except UnicodeEncodeError:
+        opened, within = path, ""
+    try:
+        found = os.stat(opened)
+        known = _opened.get((found.st_dev, found.st_ino))
+        if known is None or not _is_still(known, found):
+            known = _opened[found.st_dev, found.st_ino] = os.open(opened, os.O_RDONLY)
+        beside = _DESCRIPTORS / str(known)
+        beside.stat()
+    except OSError as error:
+        shown = os.fsencode(path).decode("utf-8", "replace")
+        raise UnwritableError(f"{shown}: the path is no UTF-8; choose another one") from error
+    return str(beside / within)
+
+
+def _is_still(descriptor: int, found: os.stat_result) -> bool:
+    """Return whether a descriptor is that file's; a program may close what it does not know."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), found)
+    except OSError:
+        return False
 
 
 def literal(text: str) -> str:
@@ -250,7 +299,7 @@ def parquet(path: Path | Sequence[Path], alike: bool = False) -> str:
 
 
 def _names(files: Sequence[Path]) -> str:
-    names = (literal(_PATTERN.sub(r"[\g<0>]", str(each))) for each in files)
+    names = (_PATTERN.sub(r"[\g<0>]", place(each)) for each in files)
     return f"[{', '.join(names)}]"
 
 
@@ -290,7 +339,7 @@ def write(con: duckdb.DuckDBPyConnection, relation: duckdb.DuckDBPyRelation, pat
     try:
         query = _without_formulas(relation) if form == "csv" else relation.sql_query()
         with atomic.written(path, flush=False) as beside:
-            con.execute(f"COPY ({query}) TO {literal(str(beside))} ({options})")
+            con.execute(f"COPY ({query}) TO {place(beside)} ({options})")
     except (duckdb.IOException, OSError) as error:
         raise OutputError(f"{path}: cannot be written ({str(error).splitlines()[0]})") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import xsp  # noqa: E402
-from xsp import identity  # noqa: E402
+from xsp import cli, identity  # noqa: E402
 from xsp.collector import Collector  # noqa: E402
 from xsp.errors import LevelError, UsageError  # noqa: E402
 from xsp.health import health  # noqa: E402
@@ -449,11 +450,42 @@ def test_text_that_is_none_neither_ends_the_program_nor_keeps_a_step_from_the_di
     assert trace.sql(named).fetchall() == [("l?",)]
 
 
-def test_a_path_that_is_no_text_is_said_and_the_program_goes_on(tmp_path, capsys):
-    with xsp.profile("p", out=tmp_path / "d\udce9" / "run", samples=False) as prof, prof.step():
-        done = True
-    assert done
-    assert "no UTF-8; choose another directory with --out" in capsys.readouterr().err
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_path_that_is_no_text_holds_a_run_as_others_do(tmp_path, capsys):
+    run = tmp_path / "d\udce9" / "r\udce9un"
+    with xsp.profile("p", out=run) as prof:
+        for _ in range(prof.schedule.steps_for(repeats=1)):
+            with prof.step():
+                nn.Linear(2, 2)(torch.ones(1, 2))
+    assert capsys.readouterr().err == ""
+    assert xsp.load(run).run.steps.lost == 0
+    copied = tmp_path / "m\udce9.parquet"
+    copied.write_bytes((run / "merged.parquet").read_bytes())
+    before = len(os.listdir("/proc/self/fd"))
+    for place in (run, copied):
+        assert xsp.load(place).sql("SELECT count(*) > 0 FROM spans WHERE kind = 'forward'").fetchall() == [(True,)]
+        assert cli.main(["analyze", str(place), "A2", "--format", "parquet", "--out", str(tmp_path / "t\udce9")]) == 0
+        assert cli.main(["report", str(place), "--out", str(tmp_path / "p\udce9.html")]) == 0
+        assert cli.main(["export", str(place), "--format", "chrome", "--out", str(tmp_path / "c\udce9.json")]) == 0
+    assert cli.main(["export", str(run), "--to", str(tmp_path / "o\udce9.jsonl")]) == 0
+    assert cli.main(["import", str(tmp_path / "c\udce9.json"), "--out", str(tmp_path / "i\udce9")]) == 0
+    assert cli.main(["compare", str(run), str(run)]) == 0
+    assert len(os.listdir("/proc/self/fd")) < before + 20
+
+
+def test_names_of_threads_hosts_services_and_types_may_be_no_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(threading.current_thread(), "name", "t\udce9")
+    monkeypatch.setattr(socket, "gethostname", lambda: "h\udce9")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "s\udce9")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "a=\udce9,service.namespace=n\udce9")
+    monkeypatch.setattr(nn.Linear, "__module__", "m\udce9")
+    with xsp.profile("p", out=tmp_path / "run", samples=False) as prof:
+        for _ in range(prof.schedule.steps_for(repeats=1)):
+            with prof.step():
+                nn.Sequential(nn.Linear(2, 2))(torch.ones(1, 2))
+    assert xsp.load(tmp_path / "run").run.steps.lost == 0
+    assert cli.main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "o.jsonl"), "--service", "s\udce9"]) == 0
+    assert cli.main(["report", str(tmp_path / "run")]) == 0
 
 
 def left_out(tmp_path, **wrong):

@@ -131,7 +131,7 @@ class Export:
                 csv.writer(file).writerows(rows)
             kinds = ", ".join(f"'{column}': '{kind}'" for column, kind in columns.items())
             con.execute(
-                f"INSERT INTO {into} SELECT * FROM read_csv({table.literal(str(between))}, header = false, "
+                f"INSERT INTO {into} SELECT * FROM read_csv({table.place(between)}, header = false, "
                 f"auto_detect = false, delim = ',', quote = '\"', escape = '\"', nullstr = '', parallel = false, "
                 f"columns = {{{kinds}}})"
             )

@@ -284,7 +284,7 @@ def _load(con: duckdb.DuckDBPyConnection, source: str, piece: _Piece, taker: Tak
     query = f"""
         SELECT row_number() OVER () - 1 + {piece.place} AS number, {", ".join(_KINDS)},
                {_nanoseconds("ts", exact)} AS ts_ns, {_nanoseconds("dur", exact)} AS dur_ns, {taker.args} AS args
-        FROM read_json({table.literal(str(piece.path))}, format = 'array', columns = {{{shown}}},
+        FROM read_json({table.place(piece.path)}, format = 'array', columns = {{{shown}}},
                        maximum_object_size = {MOST_IN_ONE})
     """
     for name, value in taker.more.items():  # one inside the other: else a column is computed again wherever it is used

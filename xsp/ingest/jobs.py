@@ -49,7 +49,7 @@ class Job(NamedTuple):
 def connect(folder: Path) -> duckdb.DuckDBPyConnection:
     """Return an engine whose tables lie in a file, so that memory does not grow with them."""
     con = table.spilling(folder, MEMORY)
-    con.execute(f"ATTACH {table.literal(str(folder / 'arrived.duckdb'))} AS arrived")
+    con.execute(f"ATTACH {table.place(folder / 'arrived.duckdb')} AS arrived")
     con.execute("USE arrived")
     con.execute("SET threads = 2")
     return con

@@ -36,7 +36,7 @@ MANY = 500_000
 def connect(folder: Path) -> duckdb.DuckDBPyConnection:
     """Return an engine in bounded memory that spills into a folder."""
     con = table.spilling(folder, MEMORY)
-    con.execute(f"ATTACH {table.literal(str(folder / 'placed.duckdb'))} AS work")
+    con.execute(f"ATTACH {table.place(folder / 'placed.duckdb')} AS work")
     return con
 
 
