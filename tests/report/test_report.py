@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,8 +99,14 @@ def changes(column: dict) -> list:
 
 
 def packed_of(values: list) -> dict:
-    runs = [list(run) for _, run in groupby(enumerate(values), key=lambda each: each[1])]
-    return json.loads(json.dumps(packed.pack([run[0] for run in runs])))
+    runs = [next(run) for _, run in groupby(enumerate(values), key=lambda each: each[1])]
+    places, found = np.array([place for place, _ in runs], dtype=np.int64), [value for _, value in runs]
+    if {type(value) for value in found} <= {int, type(None)}:  # as the engine gives them
+        numbers = np.array([value or 0 for value in found], dtype=np.int64)
+        column = np.ma.MaskedArray(numbers, [value is None for value in found])
+    else:
+        column = np.array([*found, None], dtype=object)[:-1]
+    return json.loads(json.dumps(packed.pack(places, column)))
 
 
 def column(data: dict, name: str) -> list:

@@ -13,6 +13,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
 EXACT = 2**51
 """Integers from here on are written as text: the differences of larger ones are more than a page counts exactly."""
 
@@ -20,12 +25,12 @@ EXACT = 2**51
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
-def pack(changes: Sequence[tuple[int, Any]]) -> dict[str, Any]:
+def pack(places: Array, values: Array) -> dict[str, Any]:
     """Return a column as JSON.
 
     Args:
-        changes: the places at which its value is another than at the place before, the first one included, with the
-            value from there on.
+        places: at which its value is another than at the place before, the first one included.
+        values: from there on; what is missing is masked, or None.
 
     Returns:
         `all`, where all have one value. Else `from`, the places of the changes, and their values in one of three
@@ -33,60 +38,61 @@ def pack(changes: Sequence[tuple[int, Any]]) -> dict[str, Any]:
         a missing one standing as the one before, and the lengths of the stretches that are there and missing, in turn.
         `hex`: the bytes of ids.
     """
-    column = [_plain(value) for _, value in changes]
-    different = list(dict.fromkeys(column))
-    if len(different) <= 1:
-        return {"all": different[0] if different else None}
-    return {"from": differences([place for place, _ in changes]), **_values(column, different)}
+    if values.dtype.kind == "i":
+        missing = np.ma.getmaskarray(values)
+        numbers = np.where(missing, 0, np.ma.getdata(values)).astype(np.int64)
+        if not len(numbers) or -EXACT < numbers.min() <= numbers.max() < EXACT:
+            different = len(np.unique(numbers[~missing])) + int(missing.any())
+            if different > 1 and 16 * different > len(numbers):
+                packed = {"numbers": differences(_filled(numbers, missing)), "holes": stretches(missing)}
+                return {"from": differences(places), **packed}
+    column = values.tolist()
+    plain = {value: _plain(value) for value in dict.fromkeys(column)}
+    column = [plain[value] for value in column]
+    different_ones = list(dict.fromkeys(plain.values()))
+    if len(different_ones) <= 1:
+        return {"all": different_ones[0] if different_ones else None}
+    return {"from": differences(places), **_values(column, different_ones)}
 
 
 def _values(column: Sequence[Any], different: Sequence[Any]) -> dict[str, Any]:
     several = 16 * len(different) > len(column)
-    if several and _are_integers(different):
-        return {"numbers": differences(_filled(column)), "holes": stretches(column)}
     if several and all(isinstance(value, str) and _ID.fullmatch(value) for value in different):
         return {"hex": base64.b64encode(bytes.fromhex("".join(column))).decode()}
     number = {value: place for place, value in enumerate(different)}
     return {"values": different, "at": differences([number[value] for value in column])}
 
 
-def differences(numbers: Sequence[int]) -> str:
+def differences(numbers: Sequence[int] | Array) -> str:
     """Return integers below `EXACT` as text, each as its difference from the one before."""
-    written = bytearray()
-    before = 0
-    for number in numbers:
-        step = number - before
-        before = number
-        rest = step << 1 if step >= 0 else (-step << 1) - 1
-        while rest > 127:
-            written.append(rest & 127 | 128)
-            rest >>= 7
-        written.append(rest)
-    return base64.b64encode(written).decode()
+    steps: Array = np.diff(np.asarray(numbers, dtype=np.int64), prepend=0)
+    rest: Array = np.where(steps >= 0, steps << 1, (-steps << 1) - 1)
+    lengths = np.ones(len(rest), np.int64)
+    for bits in range(7, 63, 7):
+        lengths += rest >> bits > 0
+    ends = np.cumsum(lengths)
+    written = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+    place, own = ends - lengths, np.arange(len(rest))
+    while len(own):
+        goes_on = rest[own] > 127
+        written[place[own]] = rest[own] & 127 | goes_on << 7
+        own = own[goes_on]
+        rest[own] >>= 7
+        place[own] += 1
+    return base64.b64encode(written.tobytes()).decode()
 
 
-def stretches(column: Sequence[Any]) -> list[int]:
+def stretches(missing: Array) -> list[int]:
     """Return how many values are there, how many then are missing, how many are there again, and so on."""
-    lengths, missing = [0], False
-    for value in column:
-        if (value is None) is not missing:
-            lengths.append(0)
-            missing = not missing
-        lengths[-1] += 1
+    edges = np.flatnonzero(np.diff(missing.astype(np.int8), prepend=0))
+    lengths: list[int] = np.diff(edges, prepend=0, append=len(missing)).tolist()
     return lengths
 
 
-def _are_integers(values: Sequence[Any]) -> bool:
-    return all(value is None or (type(value) is int and abs(value) < EXACT) for value in values)
-
-
-def _filled(column: Sequence[int | None]) -> list[int]:
-    """Replace what is missing by the value before, whose difference is none."""
-    filled, last = [], 0
-    for value in column:
-        last = last if value is None else value
-        filled.append(last)
-    return filled
+def _filled(numbers: Array, missing: Array) -> Array:
+    """Replace what is missing by the value before, whose difference is none; 0 if there is none before."""
+    before = np.maximum.accumulate(np.where(missing, -1, np.arange(len(numbers))))
+    return np.where(before >= 0, numbers[before], 0)
 
 
 def _plain(value: Any) -> Any:

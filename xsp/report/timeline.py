@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import duckdb
+import numpy as np
 
 from xsp.device.kernelnames import NAMES
 from xsp.report.lanes import MOST_LANES, Bar, Lane, lanes
@@ -158,9 +159,10 @@ def _bars(con: duckdb.DuckDBPyConnection) -> list[Bar]:
 
 def _put_in_order(con: duckdb.DuckDBPyConnection, drawn: Sequence[Lane]) -> None:
     """Make the table `placed`: the spans by lane, with `place` and the places of parent, layer and launch."""
-    ordered = [bar.number for lane in drawn for bar in lane.bars]
-    con.execute("CREATE OR REPLACE TEMP TABLE places (number BIGINT, place BIGINT)")
-    con.execute("INSERT INTO places SELECT unnest(?::BIGINT[]), unnest(?::BIGINT[])", [ordered, [*range(len(ordered))]])
+    ordered = np.array([bar.number for lane in drawn for bar in lane.bars], dtype=np.int64)
+    con.register("ordered", {"number": ordered, "place": np.arange(len(ordered))})
+    con.execute("CREATE OR REPLACE TEMP TABLE places AS SELECT number, place FROM ordered")
+    con.unregister("ordered")
     con.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE placed AS
@@ -207,7 +209,7 @@ def _figure(column: Column) -> str:
 
 
 def _packed(con: duckdb.DuckDBPyConnection, expression: str) -> dict[str, Any]:
-    changes = con.execute(
+    found = con.execute(
         f"""
         SELECT place, value FROM (
             SELECT place, value, lag(value) OVER (ORDER BY place) AS before
@@ -215,8 +217,8 @@ def _packed(con: duckdb.DuckDBPyConnection, expression: str) -> dict[str, Any]:
         )
         WHERE place = 0 OR value IS DISTINCT FROM before ORDER BY place
         """
-    )
-    return pack(changes.fetchall())
+    ).fetchnumpy()
+    return pack(found["place"], found["value"])
 
 
 def _note(shown: int, steps: Steps, left_out: Sequence[tuple[int, str]], too_long: Sequence[str]) -> str:
