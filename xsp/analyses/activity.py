@@ -1,4 +1,4 @@
-"""What each device did: over all of its window, by step, and by class of kernel."""
+"""What each device did: over its whole window, by step, and by class of kernel."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _COUNTS = f"""
 def device_activity(trace: Trace) -> Table:
     """Busy and idle time of each device between its first work and its last: computation, communication, copies.
 
-    Each is the time in which at least one such kernel or copy ran on any stream. Communication is hidden while
-    computation runs too, else exposed; exposed copies run while nothing else does. Busy is computation, exposed
-    communication and exposed copies; busy and idle are the window. With several devices the last row, without
-    rank and device, is their sum.
+    Each figure is the time in which at least one such kernel or copy ran on any stream. Communication is hidden while
+    computation runs at the same time, and exposed otherwise; copies are exposed while nothing else runs. Busy time is
+    computation plus exposed communication plus exposed copies; busy plus idle time is the window. With several devices
+    the last row, which has no rank and no device, is their sum.
     """
     prepare(trace)
     return trace.sql(
@@ -65,8 +65,8 @@ def device_activity(trace: Trace) -> Table:
 def device_steps(trace: Trace) -> Table:
     """Each step of each rank: its time on the host, and what its device did from its first work to its last.
 
-    Device work counts for the step that launched it, also where it runs after the step's end on the host. Work
-    outside every step stands in a row without one.
+    Device work belongs to the step that launched it, even if it runs after the end of the step on the host. Work
+    outside every step is in a row without a step.
     """
     prepare(trace)
     return trace.sql(
@@ -94,11 +94,11 @@ def device_steps(trace: Trace) -> Table:
 
 @analysis("kernel-classes", "Device time by class of kernel", Level.KERNEL, everywhere=True)
 def kernel_classes(trace: Trace) -> Table:
-    """Kernels and copies by class, as their names tell it: how many, their time, their share of all of it.
+    """Kernels and copies by class, taken from their names: their number, time, and share of the time of all.
 
-    Kernels that overlap count each for itself. Of matrix products, convolutions and attention, the time is told
-    apart by whether the name says that tensor cores are used, that they are not, or neither. With several devices the
-    rows of each, with the share of its own time, follow those of all, which name no device.
+    The times of kernels that overlap are added up. For matrix products, convolutions and attention, the time is split
+    by whether the name says that tensor cores are used, that they are not, or neither. With several devices, the rows
+    of all devices together come first and name no device; the rows of each follow, with shares of its own time.
     """
     prepare(trace)
     figures = f"""
@@ -129,9 +129,9 @@ def kernel_classes(trace: Trace) -> Table:
 def tensor_cores(trace: Trace) -> Table:
     """Device time of each layer's matrix products, convolutions and attention, with and without tensor cores.
 
-    Over all steps and ranks, layers of one name together; what is of no layer stands under its operator.
-    `untold_ms` is the time of kernels whose names show neither; `tensor_core_percent` is of the other time, and null if
-    there is none. Longest first. The patterns of names are in `xsp.device.kernelnames`.
+    Over all steps and ranks; layers of the same name are one row. Work without a layer is listed under its operator.
+    `untold_ms` is the time of kernels whose names show neither; `tensor_core_percent` is a percentage of the other
+    time, and null if there is none. Longest first. The patterns of names are in `xsp.device.kernelnames`.
     """
     prepare(trace)
     return trace.sql(

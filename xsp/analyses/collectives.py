@@ -1,8 +1,8 @@
-"""Collectives as they ran on each rank, as SQL to put behind WITH: which one, how large, from when to when.
+"""Collectives as they ran on each rank, as SQL for a WITH clause: operation, size, start and end.
 
-Where a device ran them they are its communication kernels. Where none did, they are what a library of the host
-says of its own work (gloo). What is known of a collective stands on the kernel itself, or on the call or operator
-that it belongs to; nothing is known of the size where neither tells.
+If a device ran them, they are its communication kernels. If none did, they are the spans that a library on the host
+(gloo) reports of its own work. The properties of a collective are attributes of the kernel, or of the call or operator
+that launched it; if none of them has the size, it is unknown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""Collectives that end on all ranks together, because each rank needs something of every other."""
+"""Collectives that end on all ranks at the same time, because each rank needs data of every other."""
 
 ELEMENT_BYTES = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "byte", "char", "bool"), 1),
@@ -94,10 +94,10 @@ COLLECTIVES = f"""
         FROM named
     )
 """
-"""One row a rank and collective; `id` is the same on all ranks of it, or null where the source does not tell.
+"""One row per rank and collective; `id` is the same on all of its ranks, or null if the source has none.
 `bytes` is the larger of input and output: the size as the benchmarks of NCCL count it (nccl-tests,
-doc/PERFORMANCE.md); where a source tells the input alone, an all-gather's is as many times larger as the group has
-ranks."""
+doc/PERFORMANCE.md). If a source has only the input, the size of an all-gather is the input times the ranks of the
+group."""
 
 
 def why_none(trace: Trace) -> str | None:

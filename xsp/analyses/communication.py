@@ -1,4 +1,4 @@
-"""Communication: which collectives, how long, how much of it hidden behind computation, at which bandwidth."""
+"""Communication: collectives, their time, the share that computation hides, and their bandwidth."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _EXPOSED = f"""
         GROUP BY ALL
     )
 """
-"""How long a device computed while a collective ran: the time it had computed up to its end, less that up to its
-begin. `done_ns` counts all of the kernels that have begun; what of them lies after a moment is taken off."""
+"""Time that a device computed while a collective ran: its computation time up to the end of the collective, minus that
+up to its start. `done_ns` counts kernels that have begun in full; the part of them after that moment is subtracted."""
 
 _MET = f"""
     placed AS (
@@ -73,21 +73,21 @@ _MET = f"""
     ),
     transferred AS (SELECT rank, span_id, transfer_ns FROM keyed JOIN met USING (key))
 """
-"""The transfer of collectives of which all members are seen: they end together, so the last to come is in it the
-shortest time, and what another is in it longer, it waits. Members are found by the collective's id; of one rank's
-devices, which share a clock, also by their order where they overlap."""
+"""The transfer time of collectives whose members are all in the trace. They end together, so the member that arrives
+last has the shortest duration, and what another member's duration exceeds it by is waiting. Members are matched by the
+id of the collective; those on devices of one rank, which share a clock, also by their order if they overlap."""
 
 
 @analysis("communication", "Collectives by kind and size", Level.MODEL, unless=why_none, everywhere=True)
 def collectives_by_kind(trace: Trace) -> Table:
-    """Collectives of all ranks by kind, communicator and size: how many, their time, how much of it is hidden.
+    """Collectives of all ranks by kind, communicator and size: their number, time, and the time that is hidden.
 
-    A collective is hidden while its device computes too; null where it ran on the host. Its time begins when
-    its own rank has come, so waiting for others is in it; the shortest one has the least. Where all members of a
-    collective are in the trace, `waited_ms` is the time from each one's arrival until the last has come, and
-    `transfer_us` the mean time from then to the end: what the fabric takes. Bandwidths are 10^9 bytes a second, from
-    the mean time, from the transfer and from the shortest time, after nccl-tests: of the algorithm, bytes over time; of
-    the bus, what the links carried for it. They are null where size or group is not known.
+    A collective is hidden while its device also computes; null if it ran on the host. Its time begins when its own rank
+    arrives, so it includes waiting for other ranks; the shortest one includes the least. If all members of a
+    collective are in the trace, `waited_ms` is the time from the arrival of each member to that of the last, and
+    `transfer_us` is the mean time from then to the end: the time of the transfer itself. Bandwidths are in 10^9 bytes
+    per second, from the mean time, the transfer time and the shortest time, as nccl-tests defines them: algorithm
+    bandwidth is bytes over time, bus bandwidth is what the links carried. They are null if size or group is unknown.
     """
     prepare(trace)
     return trace.sql(

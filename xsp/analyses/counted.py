@@ -1,4 +1,4 @@
-"""What hardware counters say, by kernel and by operator: of CUPTI's range profiler, and of Nsight Compute."""
+"""Hardware counters by kernel and by operator, from CUPTI's range profiler and from Nsight Compute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
 UNNAMED = "(unnamed)"
-"""A kernel that the profiler had no name of."""
+"""A kernel for which the profiler had no name."""
 
 _MADE = {
     "flops": "FLOPs",
@@ -30,7 +30,7 @@ _MADE = {
     "occupancy": "occupancy",
     "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy, %",
 }
-"""What a reader calls a metric; in the order in which they are shown, before those that have no such name."""
+"""Plain names of metrics, in the order in which they are shown; metrics without a plain name follow."""
 
 _INSTRUCTIONS = re.compile(r"smsp__sass_thread_inst_executed_op_([dfh])(add|mul|fma)_pred_on\.sum")
 _HALF_TO_DOUBLE = {"h": "fp16", "f": "fp32", "d": "fp64"}
@@ -71,23 +71,24 @@ def _why_none(trace: Trace) -> str | None:
 
 @analysis("counters", "Hardware counters by kernel", unless=_why_none)
 def counters_by_kernel(trace: Trace) -> Table:
-    """What hardware counters say of the kernels of each name: one row a kernel and metric.
+    """Hardware counters of the kernels of each name: one row per kernel and metric.
 
-    `kernels` were counted, of all steps and ranks of a trace of CUPTI's range profiler, of one step of a run that
-    Nsight Compute counted. `total` is their sum, and `percent_of_total` the share of it in all kernels; both are null
-    of a metric that is no sum (a share of a peak, a rate, a ratio). `metric` is a plain name where xsp knows one, else
-    the counter's own, which stands in `counter`. `FLOPs` are there where those of tensor cores are known;
-    `non-tensor FLOPs` are those of the other units alone. Metrics that were zero throughout stand last.
+    `kernels` is the number of kernels that were counted: in all steps and ranks of a trace of CUPTI's range profiler,
+    in one step of a run under Nsight Compute. `total` is the sum over them, and `percent_of_total` its share of the sum
+    over all kernels; both are null for a metric that cannot be summed (a share of a peak, a rate, a ratio). `metric` is
+    a plain name if xsp has one, else that of the counter, which is in `counter`. `FLOPs` requires counters of the
+    tensor cores; `non-tensor FLOPs` are those of the other units alone. Metrics that are zero everywhere come last.
     """
     return _table(trace, "counters", lambda each: each.kernel or UNNAMED)
 
 
 @analysis("op-counters", "Hardware counters by operator", unless=_why_none)
 def counters_by_operator(trace: Trace) -> Table:
-    """What hardware counters say of the kernels that each operator launched: one row an operator and metric.
+    """Hardware counters of the kernels that each operator launched: one row per operator and metric.
 
-    As in `counters`. An operator is the innermost one around the launch; what none launched, or was not joined to its
-    launch, stands under `(no operator)`. `calls` are those of the operator that launched counted kernels.
+    Columns are those of `counters`. The operator is the innermost one around the launch; kernels that no operator
+    launched, or that were not joined to their launch, are in the row `(no operator)`. `calls` is the number of calls of
+    the operator that launched counted kernels.
     """
     return _table(trace, "op_counters", lambda each: each.operator or NO_OPERATOR, by_call=True)
 

@@ -1,14 +1,14 @@
-"""The critical path: which work, on the host and on devices, a step's duration consists of.
+"""The critical path: the chain of work, on the host and on devices, that determines the duration of a step.
 
-At every moment of a step, one thing is what the rest has to wait for. The path is found backwards: from the end of
-the step to what ended last, from there to what that had waited for, and so on to the step's start. The rules of who
-waits for whom stand in `xsp.analyses.waiting`. They rest on the guarantees of threads, of streams (work of one
-stream runs in order) and of synchronising calls, and on times where a trace does not name the cause: dependencies
-between streams through stream events are inferred, and each segment says by which rule the path came to it.
+At each moment of a step, one span is what the others wait for. The path is found backwards: from the end of the step
+to the work that ended last, from there to what that work waited for, and so on to the start of the step.
+`xsp.analyses.waiting` has the rules of what waits for what. They follow from the guarantees of threads, streams (work
+on one stream runs in order) and synchronising calls. Where a trace does not state the cause, they use times:
+dependencies between streams through stream events are inferred. Each segment names the rule that led to it.
 
-What one span of the path takes less, the step takes less, until another path is the longest.
+If a span on the path becomes shorter, the step becomes shorter by as much, until another path is the longest.
 
-A launch that is late because its queue is full looks like any long call: traces do not tell.
+A launch that is late because its queue is full looks like any other long call: traces do not say which it is.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PATH = f"""
     LEFT JOIN (SELECT span_id AS layer_id, layer_index, name FROM merged WHERE level = {int(Level.LAYER)}) layers
     USING (layer_id) ORDER BY start_ns
 """
-"""The table of the path: its segments, and what they are labelled with; few labels stand for many segments."""
+"""The tables of the path: segments and labels; many segments share a label."""
 
 _BY = {
     "grouped_by": "VARCHAR",
@@ -68,12 +68,12 @@ class _Window(NamedTuple):
 def critical_path(trace: Trace) -> Table:
     """The critical path of the merged step in the order of time: segments that follow each other without a gap.
 
-    Their durations add up to the step's duration, and to what it waited for its batch before. Where device work goes on
-    after the host's step has ended, the path goes on to the end of that work, and `after_step` marks what lies beyond
-    the step's end. `what` is host (the program itself between operators), op, launch, call, sync, data, overhead,
-    kernel, copy, communication or idle; on a stream, launch is the time between the call and the kernel's start.
-    `after` is the rule that says what had to end before the segment could begin. Times are as recorded, with the cost
-    of profiling in them.
+    Their durations add up to the duration of the step plus the wait for its batch. If device work continues after the
+    step has ended on the host, the path continues to the end of that work, and `after_step` marks the segments beyond
+    the end of the step. `what` is host (the program itself between operators), op, launch, call, sync, data, overhead,
+    kernel, copy, communication or idle; on a stream, launch is the time between the call and the start of the kernel.
+    `after` is the rule that says what had to end before the segment could begin. Times are as recorded, so they include
+    the overhead of profiling.
     """
     if not trace.has_made("path_segments"):
         _walk(trace)
@@ -112,10 +112,10 @@ def _keep(trace: Trace, walk: Walk, window: _Window, end: int) -> None:
 
 @analysis("critical-path-summary", "Shares of the critical path")
 def critical_path_summary(trace: Trace) -> Table:
-    """Of what the critical path consists: by what its segments are, by layer, and by name.
+    """The critical path summed by kind of segment, by layer, and by name.
 
-    Each of the three (column `grouped_by`) adds up to the whole path. A layer's row has what the path does in it, its
-    backward operators and kernels included; segments of no layer have a row without a name.
+    Each of the three groupings (column `grouped_by`) adds up to the whole path. The row of a layer includes its
+    backward operators and kernels; segments without a layer are in a row without a name.
     """
     critical_path(trace)
     parts = " UNION ALL ".join(

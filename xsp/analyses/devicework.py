@@ -1,9 +1,9 @@
 """Device work of all steps and ranks, the calls that launched it, and what a device did at each moment.
 
-The window of a device is the time from the begin of its first kernel or copy to the end of its last one; where
-steps were recorded without device work (a leveled run takes turns) or only to describe, the window falls into
-several recordings, and what lies between them counts for nothing.
-Within a window each moment is either idle or busy, and what overlaps counts once.
+The window of a device is the time from the start of its first kernel or copy to the end of its last. If some steps
+were recorded without device work (the steps of a leveled run take turns) or only to describe the model, the window
+consists of several recordings, and the time between them does not count.
+Within a window each moment is either idle or busy; time in which work overlaps counts once.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _DEVICE_WORK = f"""
 """
 
 SKEW_NS = 2_000
-"""To so much the clocks of host and device agree, and traces in whole microseconds with themselves."""
+"""Accuracy of times: clocks of host and device agree to this, and some traces have whole microseconds."""
 
 STAGED_NS = 10_000
-"""A call that goes on for so long while its copy runs copies itself, from pageable memory piece by piece."""
+"""A call that overlaps its copy for at least this long does the copying itself, piece by piece from pageable memory."""
 
 _RUNTIME_CALLS = f"""
     WITH calls AS (
@@ -100,7 +100,7 @@ _UNIONS = {
     "copy": f"purpose = '{COPY}'",
     "kernels": f"purpose <> '{COPY}'",
 }
-"""Of which work the time is asked in which at least one runs."""
+"""Sets of purposes for which the time is computed in which at least one such kernel or copy runs."""
 
 
 def shares(*place: str) -> str:

@@ -1,9 +1,9 @@
 """What fusing kernels could save: attention that runs as products and a softmax, and kernels that only move memory.
 
-Attention of eager form is found in the order of kernels on a stream: a batched product (`aten::bmm` or
-`aten::baddbmm`), a softmax, a batched product, and between them nothing but kernels that move memory (scale, mask,
-dropout, casts). Around a softmax's backward the products before and behind these two belong to it as well. The softmax
-of a loss is a logarithmic one and does not count.
+Eager attention is recognised by the order of kernels on a stream: a batched product (`aten::bmm` or `aten::baddbmm`), a
+softmax, a batched product, and between them only kernels that move memory (scale, mask, dropout, casts). Around the
+backward of a softmax, the products before and after these two belong to it as well. The softmax of a loss is a
+log-softmax and does not count.
 
 Kernels of a replayed graph have no operators. There a product is batched if its grid has a third dimension, and the two
 around a softmax must have the same one (batch × heads), with nothing but elementwise kernels and copies between them: a
@@ -109,11 +109,11 @@ def _prepare(trace: Trace) -> None:
 
 @analysis("attention", "Attention by form", Level.KERNEL, everywhere=True)
 def attention_by_form(trace: Trace) -> Table:
-    """Device time of attention: fused kernels, and the products, the softmax and what lies between of eager form.
+    """Device time of attention: fused kernels, and the products, softmax and other kernels of eager attention.
 
-    Softmax and what lies between write and read the whole matrix of scores, which a fused kernel does not; the
-    arithmetic of the products remains. `class` is what the kernels count as in `kernel-classes`. The share is of the
-    time of all kernels and copies. How eager form is recognised stands in docs/understand/device-time.md.
+    The softmax and the kernels between write and read the whole matrix of scores, which a fused kernel does not; the
+    arithmetic of the products remains. `class` is the class of the kernels in `kernel-classes`. The share is of the
+    time of all kernels and copies. docs/understand/device-time.md says how eager attention is recognised.
     """
     _prepare(trace)
     return trace.sql(
@@ -131,9 +131,9 @@ def attention_by_form(trace: Trace) -> Table:
 def fusible_kernels(trace: Trace) -> Table:
     """Elementwise kernels, copies on the device, normalisations and reductions, by class and operator.
 
-    They compute little for what they read and write; fused with their neighbours they save that traffic, and at most
-    the time that stands here. What is part of attention of eager form stands in `attention` and is left out. The share
-    is of the time of all kernels and copies.
+    They compute little for the bytes that they read and write; fused with their neighbours they save that traffic, and
+    at most the time given here. Kernels of eager attention are in `attention` and left out here. The share is of the
+    time of all kernels and copies.
     """
     _prepare(trace)
     return trace.sql(

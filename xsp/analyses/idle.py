@@ -1,26 +1,25 @@
-"""Why devices were idle: each gap between device work is split at the launch that ended it, and each part has a cause.
+"""Why devices were idle: each gap between device work is split at the launch of the work that ended it.
 
-A gap begins where the last work of a device ends, and ends where the next begins. What ended it is that next
-kernel or copy; so its launch on the host tells why it did not come earlier. Until the launch has reached the device
-the host is what it waited for:
+A gap begins when work on a device ends, and ends when the next kernel or copy begins. The launch of that kernel or copy
+on the host shows why it did not begin earlier. Before the launch has reached the device, the device waits for the host:
 
     data loading   for most of that time the launching process waited for the data loader
-    sync           the launching thread was waiting for the device, in a call that synchronises or in a copy that
-                   blocks: for most of that time, or when the device ran dry, and had it not waited for as long, the
-                   launch would have been in time
+    sync           the launching thread waited for the device, in a call that synchronises or in a copy that blocks:
+                   for most of that time; or when the device became idle, and without this wait the launch would have
+                   been in time
     host-bound     the host did something else
 
-What lies behind the launch is not the host's:
+After the launch, the device does not wait for the host:
 
-    kernel wait    the work had been launched: it waited for another stream, for a dependency, or for its turn
-    sync           it is a copy whose call blocks, and that was still at it
-    unknown        the trace holds no launch of this work, or one that begins after it
+    kernel wait    the work had been launched: it waited for another stream, for a dependency, or in the queue
+    sync           it is a copy whose call blocks, and the call was still preparing it
+    unknown        the trace has no launch of this work, or one that begins after it
 
-A launch that begins `LAUNCH_NS` or more before the gap was in time, and all of the gap lies behind it. The causes are
-those of Holistic Trace Analysis (host wait, kernel wait), with the host's wait told apart; the rule here is the
-launch, where there it is a threshold on the gap.
+A launch that begins `LAUNCH_NS` or more before the gap was in time, so all of the gap is after the launch. The causes
+are those of Holistic Trace Analysis (host wait, kernel wait), with the host wait divided further. The rule here uses
+the launch; the rule there is a threshold on the length of the gap.
 
-The call that is responsible for a part is the one that the launching thread was in for half of it or more.
+The call responsible for a part is the one that the launching thread was in for at least half of it.
 """
 
 from __future__ import annotations
@@ -141,10 +140,10 @@ def _prepare(trace: Trace) -> None:
 def idle_causes(trace: Trace) -> Table:
     """Idle time of each device by cause: host-bound, sync, data loading, kernel wait, unknown.
 
-    A gap is divided at the launch of the work that ended it: before it the host is the cause, after it the work waited.
-    The causes of a device add up to its idle time, as `device-activity` has it. `call` is the call that the launching
-    thread was in for most of a cause's time, and `call_ms` that idle time; both are null where no call held half of any
-    gap. docs/understand/device-time.md has the rules.
+    A gap is divided at the launch of the work that ended it: before the launch the host is the cause, after it the work
+    waited. The causes of a device add up to its idle time in `device-activity`. `call` is the call that the launching
+    thread was in for most of the time of a cause, and `call_ms` is that idle time; both are null if no call covers half
+    of any gap. docs/understand/device-time.md has the rules.
     """
     _prepare(trace)
     return trace.sql(
@@ -177,11 +176,11 @@ def idle_causes(trace: Trace) -> Table:
 def idle_gaps(trace: Trace) -> Table:
     """The longest gaps, each part with its cause, the call responsible, and the kernel or copy that ended the gap.
 
-    A gap that is split at its launch has two rows: before it (the host) and behind it. `call` is what the launching
-    thread was in for half of that time or more: a call of the runtime, else the innermost operator, module or block
-    that is about as long; `call_at_ms` is when that began, on the axis of `begins_at_ms` (from the first device work
-    on), `call_us` how long it took in all, `call_bytes` what it copied, and `call_span_id` its span in `spans`.
-    `launched_after_us` is the time from the begin of the gap to the launch of what ended it; it is negative where
+    A gap that is split at a launch has two rows: before the launch (the host) and after it. `call` is what the
+    launching thread was in for at least half of that time: a call of the runtime, else the innermost operator, module
+    or block of about that length. `call_at_ms` is its start, in the time of `begins_at_ms` (from the first device work
+    on), `call_us` its duration, `call_bytes` the bytes that it copied, and `call_span_id` its span in `spans`.
+    `launched_after_us` is the time from the start of the gap to the launch of the work that ended it; it is negative if
     the launch came before the device was idle.
     """
     _prepare(trace)

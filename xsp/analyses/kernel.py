@@ -1,11 +1,11 @@
 """A8 and A10 to A13: kernels, one by one, by name and by layer.
 
-On a machine without a device the kernels are what operators took by themselves (see `xsp.store.views.kernels`), so that
-they add up to the time of the outermost operators. Operations and memory traffic are those that a counter gave, else
-what follows from the shapes of the operator's inputs; which of the two, the columns `flops_source` and `bytes_source`
-say. What neither tells is null, and the `…_known_percent` of a sum say of which share of the time of kernels that
-compute it stands; the arithmetic intensity of a sum is null where that is not `ENOUGH`, and so is its throughput.
-Kernels that do none of the counted operations by the convention of `xsp.cost.flops` (element-wise work) count as known.
+On a machine without a device, kernels are the self times of operators (see `xsp.store.views.kernels`), so they add up
+to the time of the outermost operators. Operations and memory traffic come from a hardware counter, else from the shapes
+of the operator's inputs; the columns `flops_source` and `bytes_source` say which. A value that neither has is null. The
+`…_known_percent` columns of a sum say for which share of the time of computing kernels the value is known; below
+`ENOUGH`, the arithmetic intensity and the throughput of the sum are null. Kernels that do none of the counted
+operations by the convention of `xsp.cost.flops` (element-wise work) count as known.
 """
 
 from __future__ import annotations
@@ -142,13 +142,13 @@ FIGURES = f"""
 def kernel_information(trace: Trace) -> Table:
     """Each kernel call: name, layer, latency, operations, memory traffic, occupancy, and where these are known from.
 
-    Without a device a kernel is a primitive, or the time that an operator took without the operators and primitives
-    inside it. `library` is oneDNN for primitives, `device` for a GPU's kernels, and `unknown` for operators that
-    went to MKL or to PyTorch's own code, which leave no trace; where an operator only handed work on, or only looked
-    at memory in another way, its time is in one row for each layer and phase, of library `framework`.
+    Without a device, a kernel is a primitive, or the self time of an operator: without the operators and primitives
+    inside it. `library` is oneDNN for primitives, `device` for kernels of a GPU, and `unknown` for operators computed
+    by MKL or by PyTorch itself, which report no spans. The time of operators that only call others, or only make a view
+    of memory, is in one row per layer and phase, with library `framework`.
 
-    Figures from shapes are an operator's: where it has several kernels they stand in the sums (A10 to A15), and are
-    null here. `memory_bound` is null without a ceiling of the device (see docs/understand/rooflines.md).
+    Figures from shapes belong to an operator: if it has several kernels, they are in the sums (A10 to A15) and null
+    here. `memory_bound` is null without a ceiling of the device (see docs/understand/rooflines.md).
     """
     at = intensity("flops", "dram_read_bytes", "dram_write_bytes")
     return trace.sql(
@@ -182,7 +182,7 @@ def kernels_by_name(trace: Trace) -> Table:
 
 @analysis("A11", "Kernels by layer", Level.LAYER, Level.OP)
 def kernels_by_layer(trace: Trace) -> Table:
-    """Kernels of the same layer together; those of no layer stand in a row without one. Shares are as in A10."""
+    """Kernels of the same layer together; kernels without a layer are in a row without one. Shares are as in A10."""
     named = "any_value(layer_index) AS layer_index, any_value(layer_name) AS layer_name"
     return _grouped(trace, "whole", "layer_id", named, "layer_index, layer_name", "layer_index NULLS LAST")
 
@@ -327,14 +327,14 @@ def at_work(trace: Trace) -> str:
 
 @analysis("A13", "Kernel against other latency", Level.LAYER, Level.OP)
 def kernel_share(trace: Trace) -> Table:
-    """How much of the time that a layer is at work in the forward pass its kernels take, and how much the rest.
+    """The time that each layer is active in the forward pass, split into the time of its kernels and other time.
 
-    A layer is at work while the host is in its call (and in no layer inside it) or one of its kernels runs.
-    `kernel_ms` is the time in which its kernels run, `other_ms` the host's in which none of them does, and
-    `latency_ms` both together; waiting in a queue behind kernels of other layers is in none of them. Where the host
-    waits for each kernel, as XSP records it and as on a processor, this is XSP's layer latency less kernel latency;
-    where it does not, no difference is negative. `host_ms` is the host's time in the call alone. Time in which
-    operators only handed work on is in `other_ms`.
+    A layer is active while the host is in its call (and in no layer inside it) or one of its kernels runs. `kernel_ms`
+    is the time in which its kernels run, `other_ms` the host time in which none of them runs, and `latency_ms` their
+    sum; none of them includes waiting in a queue behind kernels of other layers. If the host waits for each kernel, as
+    in XSP's recordings and on a CPU, `other_ms` is XSP's layer latency minus kernel latency; if it does not, the value
+    is still never negative. `host_ms` is the host time in the call alone. The time of operators that only call other
+    operators is in `other_ms`.
     """
     return trace.sql(
         f"""

@@ -1,4 +1,4 @@
-"""Launches: what they cost the host, how long device work waits after them, and where the host is what is slow."""
+"""Launches: their time on the host, the delay until device work begins, and layers in which the host is the limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xsp.store.trace import Trace
 
 _COST = "coalesce(sum(launch_dur_ns) FILTER (WHERE place = 1 AND NOT waits), 0)"
 _WAITED = "coalesce(sum(launch_dur_ns) FILTER (WHERE place = 1 AND waits), 0)"
-"""A copy whose call goes on until the copy is done is no launch for most of that time: it waits."""
+"""A copy whose call lasts until the copy is done is not a launch for most of that time: it waits."""
 
 _LAUNCHED = f"""
     WITH launches AS (
@@ -34,13 +34,13 @@ def _prepare(trace: Trace) -> None:
 
 @analysis("launches", "Launches and queues", Level.KERNEL, everywhere=True)
 def launch_costs(trace: Trace) -> Table:
-    """Of each device: what launches cost the host, how long kernels and copies then wait, and how many are waiting.
+    """Launches of each device: their time on the host, the delay until kernels and copies begin, and how many wait.
 
-    `delay` is the time from the begin of the launch to the begin of the work on the device: on an idle device
-    the latency of a launch, on a busy one the queue before it. `waiting` is how many were launched and had not
-    begun: its mean over time between the first launch and the last begin, and its maximum. `short` counts
-    kernels that took less time than the call that launched them. `blocking` counts copies whose call went on until the
-    copy was done; that time is `wait_ms`, and no launch cost. Work without a launch in the trace, and work
+    `delay` is the time from the start of the launch to the start of the work on the device: the latency of a launch on
+    an idle device, the time in the queue on a busy one. `waiting` is the number of kernels and copies that were
+    launched and had not begun: its mean over the time from the first launch to the last start, and its maximum. `short`
+    counts kernels that took less time than the call that launched them. `blocking` counts copies whose call lasted
+    until the copy was done; that time is `wait_ms`, and not a launch cost. Work without a launch in the trace, and work
     that begins before its launch (the clocks disagree), is counted and left out.
     """
     _prepare(trace)
@@ -95,10 +95,11 @@ def launch_costs(trace: Trace) -> Table:
 def launch_bound(trace: Trace) -> Table:
     """Each layer, by name, over all steps and ranks: host time of its launches against device time of their work.
 
-    `launch_bound` says that the calls alone take longer than what they launch; there a graph, fusion or a larger
-    batch helps, and a faster kernel does not. A call that waits until its copy is done is a wait: its time is in
-    `wait_ms`, and in `launch_ms` and `device_ms` neither it nor its copy counts. Device work of no layer stands under
-    its operator; what has neither, in a row without a name. Worst first, by how much longer the calls take.
+    `launch_bound` is true if the calls alone take longer than the work that they launch; then a graph, fusion or a
+    larger batch helps, and a faster kernel does not. The time of a call that waits until its copy is done is in
+    `wait_ms`; neither it nor its copy counts in `launch_ms` and `device_ms`. Device work without a layer is listed
+    under its operator; work with neither is in a row without a name. Sorted by how much longer the calls take, longest
+    first.
     """
     _prepare(trace)
     return trace.sql(

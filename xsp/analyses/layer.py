@@ -1,8 +1,8 @@
 """A2 to A7: the layers of a model, one by one and by type; `layers`: the calls of a module together.
 
-A layer is a call of a module. Modules nest, and a module may compute by itself between the calls of its
-children (an addition, an attention); so each row has the latency of the whole call and `self_ms`, what it
-took without the calls inside it. Sums and shares are over the latter, which add up to the model's time.
+A layer is a call of a module. Modules nest, and a module may compute between the calls of its children (an addition,
+an attention); so each row has the latency of the whole call and its self time, `self_ms`, without the calls inside it.
+Sums and shares use self times, which add up to the time of the model.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ def layer_types(trace: Trace) -> Table:
 
 @analysis("A6", "Host time by type of layer", Level.LAYER)
 def layer_latency_by_type(trace: Trace) -> Table:
-    """Time on the host by type of layer; a container's row is what it does between the calls of its children.
+    """Self time on the host by type of layer; that of a container is the time between the calls of its children.
 
-    Where a device works on behind the host, `module-classes` has the device's time.
+    If a device works asynchronously, `module-classes` has the device time.
     """
     return _by_type(trace, "sum(self_ns) / 1e6", "host_ms", "percent_of_host_time")
 

@@ -1,9 +1,9 @@
-"""How much memory is taken over a step, by whom, and what a step leaves behind.
+"""Memory in use over a step, by what allocated it, and memory that a step does not free.
 
-Two sources tell. Sources that report each allocation and each freeing (Kineto's `[memory]`) give spans of kind alloc,
-with negative bytes where memory was freed, and often the allocator's own totals. Others give only what was newly
-allocated between a span's start and end (`alloc_bytes`); then it is not known what was freed, and the columns that
-would need it are null.
+There are two kinds of sources. Those that report each allocation and each deallocation (Kineto's `[memory]`) give spans
+of kind alloc, with negative bytes for deallocations, and often the totals of the allocator. Others report only what was
+allocated between the start and the end of a span (`alloc_bytes`); then deallocations are unknown, and the columns that
+need them are null.
 """
 
 from __future__ import annotations
@@ -130,14 +130,14 @@ _ALLOCATED = f"WITH {LAYERS} SELECT 1 AS one FROM layers WHERE self_alloc_bytes 
 
 @analysis("memory-timeline", "Memory over the step, by layer", unless=_no_memory)
 def memory_timeline(trace: Trace) -> Table:
-    """Memory taken at the start, at the peak and at the end of the step, of its calls and of each layer, per device.
+    """Memory in use at the start, at the peak and at the end of the step, of its calls and of each layer, per device.
 
     `growth_mib` is end minus start. `allocated_mib` is what a layer itself allocates (for the step and its calls: all
-    that is allocated meanwhile), `left_mib` what of it is not freed before the step's end, `live_at_peak_mib` what of
-    it is there at the step's peak. `peak_layer` and `peak_op` are what was under way at the row's own peak. A null
-    device is the host's memory, unless `basis` says that it is that of several devices. `basis` says what figures rest
-    on: the allocator's totals, sums since the recording began (what was taken before is not known), or allocations
-    alone (what was freed is not known).
+    allocations in that time), `left_mib` the part that is not freed before the end of the step, `live_at_peak_mib` the
+    part that is in use at the peak of the step. `peak_layer` and `peak_op` were running at the peak of the row. A null
+    device is the memory of the host, unless `basis` says that it is that of several devices. `basis` is the source of
+    the figures: totals of the allocator, sums since the recording began (memory in use before is unknown), or
+    allocations alone (deallocations are unknown).
     """
     pools = _changes(trace)
     if not pools:
@@ -150,11 +150,10 @@ def memory_timeline(trace: Trace) -> Table:
 
 @analysis("memory-steps", "Memory of each step", unless=_no_changes)
 def memory_steps(trace: Trace) -> Table:
-    """Memory taken at the start, at the peak and at the end of each step, and what the step leaves behind.
+    """Memory in use at the start, at the peak and at the end of each step, and memory that the step does not free.
 
-    `left_mib` is what the step allocated and what was not freed before its end; memory that every step leaves is a
-    leak, memory that the first one leaves is often state that is kept (an optimizer's, a cache). A null device is the
-    host's memory.
+    `left_mib` is what the step allocated and did not free before its end. If every step leaves memory, it is a leak; if
+    only the first does, it is often state (of an optimizer, a cache). A null device is the memory of the host.
     """
     trace.once("memory_levels", _MEMORY_LEVELS)
     rows = trace.con.execute(

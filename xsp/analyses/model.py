@@ -1,4 +1,4 @@
-"""A1: what a model takes, and how many samples at a time it likes best."""
+"""A1: latency and throughput of a model, and its optimal batch size."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _COLUMNS = {
 def model_information(trace: Trace) -> Table:
     """Latency and throughput of a step, per batch size, and of the loop that it runs in.
 
-    Latency (trimmed mean, its interval, percentiles) comes from steps that ran bare and steady; where there are too
-    few, and where a device works on after the host, from those in which nothing deeper than the model level was on.
+    Latency (trimmed mean, its confidence interval, percentiles) comes from steady steps that were not recorded; if
+    there are too few, or a device still works after the host's step has ended, from steps with the model level only.
     `samples_per_s` is batch size over latency, the throughput of the step alone. `loop_ms` is the time of an iteration
     as the program ran, waiting for data and other time between steps included (see `loop`), and `loop_samples_per_s`
     its throughput. All are null if the batch size is unknown. `samples_from` is the source of the batch size.

@@ -1,7 +1,7 @@
 """Where a step's time goes, asked first: forward, backward, optimizer, waiting for data, and what is left.
 
-Phases nest (an optimizer's closure runs forward and backward), and calls of several threads run side by side. Each
-instant counts once: for the call that began last of those that are under way.
+Phases nest (the closure of an optimizer runs forward and backward), and calls on several threads run at the same time.
+Each instant counts once: for the call that began last among those that are running.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REST, BETWEEN, ITERATION = "rest of the step", "between steps", "the iteration"
 ROWS = (FORWARD, BACKWARD, OPTIMIZER, DATA, REST, BETWEEN, ITERATION)
 
 CALLS, LAYERS, OPERATORS, LOOP, RECORDED = "calls", "layers", "operators", "loop", "recorded steps"
-"""What tells a phase: calls of the model level; where there are none, the outermost layers or operators; the loop."""
+"""Sources of a phase: calls of the model level; if there are none, the outermost layers or operators; the loop."""
 
 PARTS = 10
 """Parts into which `phases-over-time` divides a run."""

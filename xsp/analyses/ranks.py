@@ -1,8 +1,8 @@
-"""Ranks against each other: who came late to which collective, and who waits for whom.
+"""Ranks compared: which rank arrives late at which collective, and which ranks wait for it.
 
-A collective is found on all of its ranks by its id (communicator and number). Where the source tells no ids, the
-n-th collective of a name on one rank is the n-th of that name on the others, if all ranks hold equally many and
-their ends then agree; else it refuses. Clocks are aligned from the ends (`xsp.analyses.ranks`).
+A collective is matched across ranks by its id (communicator and number). If the source has no ids, the n-th collective
+of a name on one rank is the n-th of that name on the others, provided that all ranks have the same number of them and
+their ends then agree; otherwise the analysis refuses. Clocks are aligned by the ends (`align`).
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _MATCHED = f"""
 
 @analysis("collective-skew", "Who came late to which collective", Level.MODEL, unless=_why_no_ranks, everywhere=True)
 def collective_skew(trace: Trace) -> Table:
-    """Each collective that several ranks share: who came first, who last, how long the others waited.
+    """Each collective of several ranks: which rank arrived first, which last, and how long the others waited.
 
-    `arrivals_us` is when each rank came, after the first; `skew_us` when the last one did. `transfer_us` is the
-    shortest time that any rank spent in it, which is that of the last to come: what the collective itself
-    takes. `certain` says that the skew is larger than what the clocks may be wrong by. Longest skew first.
+    `arrivals_us` is when each rank arrived, relative to the first; `skew_us` when the last one did. `transfer_us` is
+    the shortest time that any rank spent in it, which is that of the last to arrive: the time of the collective itself.
+    `certain` says that the skew is larger than the uncertainty of the clocks. Longest skew first.
     """
     return trace.sql(
         f"""
@@ -70,11 +70,11 @@ def collective_skew(trace: Trace) -> Table:
 
 @analysis("stragglers", "Who waits for whom", Level.MODEL, unless=_why_no_ranks, everywhere=True)
 def collective_waiting(trace: Trace) -> Table:
-    """Each rank: how often it came last to a collective, how long the others then waited, how long it waited.
+    """Each rank: how often it arrived last at a collective, how long the others then waited, how long it waited itself.
 
-    `clock_offset_us` was taken from the rank's times, to place them on the clock of the lowest rank.
-    `last_for_certain` counts skews that are larger than what the clocks may be wrong by. Collectives that could
-    not be found on another rank are counted as `unmatched`. Worst first.
+    `clock_offset_us` was subtracted from the times of the rank, to place them on the clock of the lowest rank.
+    `last_for_certain` counts skews that are larger than the uncertainty of the clocks. Collectives that were not found
+    on another rank are counted as `unmatched`. Sorted by the waiting that a rank causes, most first.
     """
     return trace.sql(
         f"""

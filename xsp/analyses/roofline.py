@@ -1,8 +1,8 @@
-"""A9, A14 and A15: where kernels, layers and the model stand under the roof of the machine.
+"""A9, A14 and A15: the roofline of kernels, layers and the model.
 
-The roof is the device's peak in the precision of the work, and its memory's bandwidth: quoted from `devices.toml`, or
-measured (see `xsp.device.ceilings`). Work whose element type neither its operator nor its kernel's name tells stands
-under no peak; of bandwidth it has its share.
+The roof is the peak of the device in the precision of the work, and its memory bandwidth: quoted from `devices.toml`,
+or measured (see `xsp.device.ceilings`). Work whose element type is stated neither by its operator nor by the name of
+its kernel has no peak; its share of the bandwidth is known all the same.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ _POINT = f"""
 
 @analysis("A9", "Kernel roofline", Level.OP, unless=_without_a_point)
 def kernel_roofline(trace: Trace) -> Table:
-    """Arithmetic intensity and throughput of each kernel, and the roof over it.
+    """Arithmetic intensity and throughput of each kernel, and the roof at that intensity.
 
-    `roof_gflop_per_s` is the roof's height at the kernel's intensity, `roof_percent` how much of it is reached;
-    `bandwidth_percent` how much of the memory's bandwidth. Kernels without counted operations (element-wise work,
-    see docs/understand/rooflines.md) or without known traffic have null there.
+    `roof_gflop_per_s` is the height of the roof at the intensity of the kernel, `roof_percent` the share of it that is
+    reached, and `bandwidth_percent` the share of the memory bandwidth. They are null for kernels without counted
+    operations (element-wise work, see docs/understand/rooflines.md) or without known traffic.
     """
     return trace.sql(
         f"""
@@ -86,7 +86,7 @@ def kernel_roofline(trace: Trace) -> Table:
 
 @analysis("A14", "Layer roofline", Level.LAYER, Level.OP, unless=_without_a_point)
 def layer_roofline(trace: Trace) -> Table:
-    """Arithmetic intensity and throughput of each layer's kernels together, and the roof over them.
+    """Arithmetic intensity and throughput of the kernels of each layer together, and the roof at that intensity.
 
     The precision is that of the layer's largest operation, null where that is not known. Throughput is null where less
     than 90 % of the time of the layer's kernels has known operations (`flops_known_percent`).
@@ -112,7 +112,7 @@ def layer_roofline(trace: Trace) -> Table:
 def kernels_by_model(trace: Trace) -> Table:
     """All kernels of the model together: time, operations, memory traffic, and whether memory bounds the model.
 
-    `latency_ms` lasts from the step's begin until its last kernel has ended, `host_ms` is the step's on the host.
+    `latency_ms` lasts from the start of the step to the end of its last kernel, `host_ms` is the step's on the host.
     `kernel_ms` adds up the kernels of a device, `kernel_percent_of_wall` is the share of `latency_ms` in which any of
     them ran: XSP's GPU latency percentage. Of several devices both are the mean. Over the runs of a sweep this is the
     model roofline, see `xsp.analyses.model_roofline`.

@@ -1,7 +1,7 @@
 """Power, clocks, memory and use while the steps ran, and when clocks were held down.
 
-A reading says what was at one moment; what was between two readings nobody saw. Where a table speaks
-of a time, a reading stands for all of it up to the next one.
+A reading is the value at one moment; values between two readings are unknown. Where a table has durations, a reading
+counts for the time until the next one.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def _absent(trace: Trace) -> Mapping[str, str]:
 
 @analysis("samples", "Power, clocks, memory and use", unless=_why_none)
 def samples_summary(trace: Trace) -> Table:
-    """What was read of each device, the process and the machine: lowest, mean, 95th percentile and highest.
+    """Readings of each device, the process and the machine: minimum, mean, 95th percentile and maximum.
 
-    `in_steps_mean` is the mean of the readings that fell into timed steps, null if none did. A null device is the host.
+    `in_steps_mean` is the mean of the readings during timed steps, null if there are none. A null device is the host.
     `gpu.energy` counts from the first reading, so its `max` is the energy of the whole block.
     """
     return trace.sql(
@@ -81,7 +81,7 @@ def samples_summary(trace: Trace) -> Table:
 
 @analysis("samples-timeline", "Power, clocks, memory and use over the run", unless=_why_none)
 def samples_timeline(trace: Trace) -> Table:
-    """What was read over time, at most 300 points a figure: the mean of the readings in each, and their highest.
+    """Readings over time, at most 300 points per quantity: the mean and the maximum of the readings of each point.
 
     `at_s` is the time from the first reading; `step` is a step in which one of the point's readings was taken.
     """
@@ -99,11 +99,11 @@ def samples_timeline(trace: Trace) -> Table:
 
 @analysis("throttling", "Why clocks were not at their highest", unless=_why_no_masks)
 def throttling_reasons(trace: Trace) -> Table:
-    """For how long each device gave a reason for lower clocks, whether it held them down, and in which timed steps.
+    """For how long each device reported a reason for lower clocks, whether it throttled, and in which timed steps.
 
-    `percent_of_sampled_time` is of the time that was sampled; several reasons can hold at once. An idle device and
-    clocks that somebody set are reasons that hold nothing down. `first_steps` names up to 10 of the `timed_steps` that
-    ran meanwhile.
+    `percent_of_sampled_time` is a percentage of the time that was sampled; several reasons can apply at once. An idle
+    device and clocks set by a user are not throttling. `first_steps` names up to 10 of the `timed_steps` that ran in
+    that time.
     """
     return trace.sql(
         f"""

@@ -1,4 +1,4 @@
-"""Streams of a device: how long their queues are, and which sequences of kernels come again and again."""
+"""Streams of a device: the lengths of their queues, and sequences of kernels that repeat."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def _prepare(trace: Trace) -> None:
 
 @analysis("queues", "Queue length of each stream", Level.KERNEL, everywhere=True)
 def stream_queues(trace: Trace) -> Table:
-    """Of each stream: how many kernels and copies were launched and had not begun, over time.
+    """Queue length of each stream over time: kernels and copies that were launched and had not begun.
 
-    Quantiles are by time, from the first launch on the stream to the last begin: `p50` is the length that half of that
-    time did not exceed. `empty_percent` is the share of it in which nothing waited: there the host's next launch is
-    what the stream waits for, unless work of it is running. Of work without a launch in the trace, and of work that
-    begins before its launch, nothing is known; `without_launch` counts both.
+    Quantiles are over time, from the first launch on the stream to the last start: `p50` is the length that was not
+    exceeded in half of that time. `empty_percent` is the share of the time in which the queue was empty: then the
+    stream waits for the next launch of the host, unless it is running work. Work without a launch in the trace, and
+    work that begins before its launch, is left out; `without_launch` counts both.
     """
     _prepare(trace)
     return trace.sql(
@@ -107,14 +107,14 @@ _SHORT = r"""regexp_replace(regexp_replace(regexp_replace(
 
 @analysis("kernel-sequences", "Repeated sequences of kernels", Level.KERNEL, everywhere=True)
 def kernel_sequences(trace: Trace) -> Table:
-    """Sequences of two to eight kernels that come more than once on a stream: how often, how long, with which gaps.
+    """Sequences of two to eight kernels that occur more than once on a stream: their number, time, and gaps.
 
-    Kernels count in the order in which they begin on their stream, copies aside; of occurrences that overlap one
-    another only those that do not are counted. `gap_us` is the mean time of a sequence in which none of its kernels
-    runs: a graph or a fusion saves at most that, and a fusion the memory traffic between them. A sequence that only
-    comes inside a longer one of the list is left out, and so is one that is another of as many kernels, shifted by
-    one. `percent_of_device_time` is of the time of all kernels; sequences share kernels, so it does not add up. Names
-    are cut at their template arguments.
+    Kernels are taken in the order in which they begin on their stream, without copies; occurrences that overlap are
+    counted once. `gap_us` is the mean time in a sequence in which none of its kernels runs: a graph or a fusion saves
+    at most that, and a fusion also saves the memory traffic between the kernels. A sequence that only occurs inside a
+    longer one of the list is left out, as is one that is another sequence of the same length shifted by one.
+    `percent_of_device_time` is a percentage of the time of all kernels; sequences share kernels, so it does not add up
+    to 100. Names are cut at their template arguments.
     """
     _prepare(trace)
     windows = " UNION ALL ".join(f"SELECT * FROM ({_windows(length)}) WHERE whole_ns IS NOT NULL" for length in LENGTHS)

@@ -1,9 +1,9 @@
-"""Model FLOPs utilisation: of what a device can do, how much the counted operations are.
+"""Model FLOPs utilisation: counted operations as a share of what the device could do in the same time.
 
-The operations of each kernel are held against the peak of its own precision, so that work of several types has the peak
-that it could have reached together: operations over the sum of operations / peak. They are those of `xsp.cost.flops`,
-which counts products, convolutions and attention, recomputed ones too (so this is what PaLM's authors call hardware
-FLOPs utilisation where activations are recomputed; Chowdhery et al., arXiv:2204.02311, appendix B).
+The operations of each kernel are compared with the peak of their own precision, so the peak of work of several types is
+the sum of the operations over the sum of operations / peak. Operations are those of `xsp.cost.flops`, which counts
+products, convolutions and attention, recomputed ones too (so with activation recomputation this is what the authors of
+PaLM call hardware FLOPs utilisation; Chowdhery et al., arXiv:2204.02311, appendix B).
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _WORK = """
 def model_flops_utilisation(trace: Trace) -> Table:
     """Counted operations over time, in percent of the device's peak in their precision: of steps, phases, modules.
 
-    A step's time is the wall time until the next step begins (`wall`), of the last one until its last kernel has
-    ended; of a run of xsp's own, what an iteration of its loop takes where nothing is recorded (`loop`). Time of
-    a phase or a module is that in which its kernels ran (`device time`; `operators' time` without a device), so
-    theirs says how well the kernels do, and the step's how well the program does. A module is the innermost one, and
-    modules of one path, as in `modules`, are one row; of each phase, modules come by their time.
+    The time of a step is the wall time until the next step begins (`wall`), for the last step until its last kernel
+    ends; in a run of xsp's own it is the time of an iteration that was not recorded (`loop`). The time of a phase or a
+    module is that in which its kernels ran (`device time`; `operators' time` without a device): its value describes the
+    kernels, that of a step the whole program. Kernels count for the innermost module; modules of one path, as in
+    `modules`, are one row, and follow their phase, longest first.
 
-    `mfu_percent` is null, and `why_null` says why, where less than 90 % of the kernels' time has known operations, or
-    of the operations a known peak: a share from a part of the work would not be that of the whole. Peaks are measured
+    `mfu_percent` is null, and `why_null` says why, if operations are known for less than 90 % of the kernels' time, or
+    a peak for less than 90 % of the operations: the share of a part would not be that of the whole. Peaks are measured
     or quoted, dense, see docs/understand/rooflines.md; `peak_tflop_per_s` is that of the types in use together.
     """
     on_device = trace.has(Level.KERNEL)

@@ -1,16 +1,17 @@
-"""The walk along the critical path of a step: backwards, from its end, to what each moment had to wait for.
+"""The walk along the critical path of a step: backwards, from its end, to what each span had to wait for.
 
-The rules, of which `xsp.analyses.critical` says what they rest on:
+The rules (`xsp.analyses.critical` says what they follow from):
 
-- a host thread does one thing after the other (`program order`);
-- device work begins when what came before it on its stream has ended (`stream order`), and not before its launch
-  (`launch`): the call's return, or the work's own start where the call returns later;
-- device work that neither of the two explains, because they were over `LATENCY_NS` earlier, waited for the work of
-  another stream of its device that ended last before it began (`another stream`);
-- a call that synchronises ends when the device work that it waits for has ended: what ended last while it ran, on
-  its stream where that is known (`device work`). So does a call that starts a copy and returns after the copy's end;
-- a thread on which no operator runs while backward operators run on another waits for that one (`backward thread`),
-  and that one, where it has nothing to do, for the thread that called it (`forward thread`).
+- a host thread runs one span after the other (`program order`);
+- device work begins when the previous work on its stream has ended (`stream order`), and not before its launch
+  (`launch`): the return of the call, or the start of the work itself if the call returns later;
+- device work that began more than `LATENCY_NS` after both waited for the work of another stream of its device that
+  ended last before it began (`another stream`);
+- a call that synchronises ends when the device work that it waits for has ended: the work that ended last while it ran,
+  on its stream if that is known (`device work`). So does a call that starts a copy and returns after the end of the
+  copy;
+- a thread without an operator waits for the thread on which backward operators run (`backward thread`), and that
+  thread, when it is idle, waits for the thread that called it (`forward thread`).
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ LATENCY_NS = 10_000
 """A launch reaches an idle device in less than this; a longer wait has another cause."""
 
 SKEW_NS = 2_000
-"""To so much the clocks of host and device agree, and traces in whole microseconds with themselves."""
+"""Accuracy of times: clocks of host and device agree to this, and some traces have whole microseconds."""
 
 HOLDERS = frozenset({Kind.STEP, Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER, Kind.MODULE, Kind.USER, Kind.RUN})
-"""Kinds of host spans that hold others; what of their time no other span covers is the program's own, or waiting."""
+"""Kinds of host spans that contain others; time that no other span covers is the program's own, or waiting."""
 
 OPS = frozenset({Kind.OP, Kind.PRIMITIVE})
 
