@@ -1,4 +1,4 @@
-"""Programs under a debugger, with a tracer, with a limit of processes: they run as they do without xsp."""
+"""Programs under a debugger, with green threads, with a limit of processes, in odd places: they run as without xsp."""
 
 from __future__ import annotations
 
@@ -162,3 +162,62 @@ def test_a_clock_that_is_set_back_by_an_hour_in_the_middle_moves_no_time(
     assert trace.sql(f"{outside} WHERE s.start_ns < p.start_ns - 1000000").fetchall() == [(0,)]
     at = [each for (each,) in trace.sql("SELECT time_ns FROM samples").fetchall()]
     assert max(at, default=0) - min(at, default=0) < 3000e9
+
+
+GREEN = """
+{patch}
+import torch, xsp
+net = torch.nn.Linear(8, 8)
+done = []
+def work(number):
+    for _ in range(20):
+        net(torch.ones(2, 8))
+        {pause}
+    done.append(number)
+with xsp.profile("odd", out="run") as prof:
+    for _ in range(20):
+        with prof.step():
+            net(torch.ones(2, 8))
+    {start}
+print("done", sorted(done))
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "patch", "pause", "start"),
+    [
+        ("gevent", "from gevent import monkey; monkey.patch_all()\nimport gevent", "gevent.sleep(0)",
+         "gevent.joinall([gevent.spawn(work, n) for n in range(3)])"),
+        ("eventlet", "import eventlet; eventlet.monkey_patch()", "eventlet.sleep(0)",
+         "pool = eventlet.GreenPool(); [pool.spawn(work, n) for n in range(3)]; pool.waitall()"),
+    ],
+    ids=["gevent", "eventlet"],
+)  # fmt: skip
+def test_a_program_whose_threads_are_green_runs_to_its_end(
+    package: str, patch: str, pause: str, start: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(package, exc_type=ImportError)
+    said = ran(GREEN.format(patch=patch, pause=pause, start=start), tmp_path)
+    assert "done [0, 1, 2]" in said
+    trace = xsp.load(tmp_path / "run")
+    assert trace.run["steps"]["stored"] > 0
+    stored = trace.sql("SELECT count(DISTINCT step) FROM spans WHERE kind = 'step'").fetchall()
+    assert stored == [(trace.run["steps"]["stored"],)]
+
+
+def test_a_disk_without_free_inodes_ends_no_program(tmp_path: Path) -> None:
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "nr_inodes=12,size=64m", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no file system with few inodes can be mounted here")
+    try:
+        program = LOOP.replace("range(40)", "range(200)").replace('out="run"', f"out={str(place / 'run')!r}")
+        assert "done" in ran(program, tmp_path)
+        if (place / "run" / "run.json").exists():
+            steps = xsp.load(place / "run").run["steps"]
+            assert len(list((place / "run" / "steps").glob("*.parquet"))) >= min(1, steps["stored"])
+    finally:
+        subprocess.run(["umount", str(place)], check=False)
