@@ -208,12 +208,7 @@ def _remove_empty(directory: Path) -> None:
 
 
 def write_run(run: Path, content: Mapping[str, Any]) -> None:
-    """Write `run.json` in one piece; bytes of an argument, or of another text, that are no UTF-8 are question marks.
-
-    Args:
-        run: the run directory.
-        content: a `Run`, or what makes one.
-    """
+    """Write `run.json` in one piece; bytes of an argument, or of another text, that are no UTF-8 are question marks."""
     text = json.dumps({"format": FORMAT, **Run.of(content).content}, indent=2, sort_keys=False, ensure_ascii=False)
     write_whole(run / RUN_FILE, text.encode("utf-8", "replace"))
 
@@ -326,12 +321,7 @@ def read_job(job: Path) -> Run:
 
 
 def of_ranks(own: Run, ranks: Sequence[Run]) -> Run:
-    """Return the run that several ranks are: the first speaks for all, and what stands above them counts more.
-
-    Args:
-        own: what the launcher said.
-        ranks: in their order.
-    """
+    """Return the run that several ranks are: the first speaks for all, and what stands above them counts more."""
     first = {name: value for name, value in (ranks[0].items() if ranks else ()) if name not in ("finished", "notes")}
     return Run.of(
         {

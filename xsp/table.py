@@ -94,13 +94,7 @@ def insert(
 
 
 def write_rows(rows: Iterable[Sequence[Any]], path: Path, con: duckdb.DuckDBPyConnection) -> None:
-    """Write spans to a Parquet file that appears in one piece, without a table on the way: in a third of the time.
-
-    Args:
-        rows: values of `COLUMNS`, in their order.
-        path: of the file.
-        con: an engine.
-    """
+    """Write spans to a Parquet file that appears in one piece, without a table on the way: in a third of the time."""
     rows = list(rows)
     try:
         arrays = _arrays(COLUMNS, list(zip(*rows, strict=True)))

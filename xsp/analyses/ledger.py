@@ -1,4 +1,4 @@
-"""The overhead ledger: measured = true + overhead, and what of the overhead remains unexplained.
+"""How far figures can be believed: the overhead ledger, measured = true + overhead, and what is missing or doubtful.
 
 Two independent measurements meet here. Leveled experimentation says what a level added to whole steps. The
 calibration says what one span of a collector costs on its own (`xsp.record.calibration`); times the number of spans
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from xsp.analyses.contract import Table, analysis, values
+from xsp.health import health
 from xsp.levels import depth, rung_name
 from xsp.schema import Level
 from xsp.store.trace import Trace
@@ -107,3 +108,16 @@ def ledger_by_kind(trace: Trace) -> Table:
         FROM merged GROUP BY kind ORDER BY level, kind
         """
     )
+
+
+_FINDINGS = {"severity": "VARCHAR", "subject": "VARCHAR", "finding": "VARCHAR", "best_grade": "VARCHAR"}
+
+
+@analysis("health", "What is missing or doubtful")
+def health_findings(trace: Trace) -> Table:
+    """What is missing or doubtful in a trace, the most important first; see docs/understand/true-times.md.
+
+    `best_grade` is the best grade that a trace can have of which the finding is true; the worst of them is its grade.
+    """
+    rows = [(str(each.severity), each.subject, each.text, each.best) for each in health(trace)]
+    return values(trace, "findings", _FINDINGS, rows)

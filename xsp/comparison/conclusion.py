@@ -41,7 +41,8 @@ def _other_devices(found: Comparison) -> Iterator[str]:
 
 def _change(found: Comparison) -> str:
     """Return the sentence that concludes: the change of a step, and the phases that hold it."""
-    whole, verdict = causes.whole(found), _verdict_of_whole(found)
+    whole = causes.whole(found)
+    verdict = next((row.verdict for row in found.section("loop")), found.step.verdict)
     times = causes.both_ms(whole.a_ms, whole.b_ms)
     said = f"{causes.more_or_less(whole.change_ms)} {causes.of_what(found)} ({times})"
     if verdict == OTHER_WORK or found.step.a_ms is None or found.step.b_ms is None:
@@ -62,10 +63,6 @@ def _change(found: Comparison) -> str:
 
 def _joined(change: str, why: str) -> str:
     return f"{change}: {why}." if why else f"{change}."
-
-
-def _verdict_of_whole(found: Comparison) -> str:
-    return next((row.verdict for row in found.section("loop")), found.step.verdict)
 
 
 def _how_sure(found: Comparison) -> str:

@@ -114,12 +114,7 @@ def available(program: str) -> list[str]:
 
 
 def reason(said: str, code: int) -> str:
-    """Return in a sentence why there are no counters.
-
-    Args:
-        said: all that ncu printed.
-        code: its exit status.
-    """
+    """Return in a sentence why there are no counters."""
     for mark, meaning in FAILURES:
         if mark.lower() in said.lower():
             return meaning

@@ -85,7 +85,7 @@ class Nsys(TableImporter):
             finally:
                 export.close()
         with fitting(source):
-            _fill(con, losses, _epoch_of(run))
+            _fill(con, losses, int(run.pop("session_start_ns", 0)))
         return Seen(run, losses)
 
 
@@ -125,10 +125,6 @@ def _run(export: Export, losses: Losses) -> dict[str, Any]:
     else:
         losses.note("the file does not say what its devices are (no TARGET_INFO_GPU)")
     return run
-
-
-def _epoch_of(run: dict[str, Any]) -> int:
-    return int(run.pop("session_start_ns", 0))
 
 
 def _machine(devices: Iterable[tuple[Any, ...]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import duckdb
@@ -79,7 +79,8 @@ def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported
             doubled = once(con)
             found = jobs(con, runs)
             if not con.execute("SELECT 1 FROM distinct_spans LIMIT 1").fetchall():
-                raise TraceError("; ".join([f"{_named(sources)}: no span in it", *_sentences(losses)]))
+                said = [text for each in losses for text in each.sentences()]
+                raise TraceError("; ".join([f"{_named(sources)}: no span in it", *said]))
             places = {_place(out, job, len(found)): job for job in found}
             for place, job in places.items():
                 named = {"name": job.run.name or Path(_shown(sources[0])).stem}
@@ -148,10 +149,6 @@ def _place(out: Path, job: Job, count: int) -> Path:
 
 def _named(sources: Sequence[str]) -> str:
     return ", ".join(map(contract.without_credentials, sources))
-
-
-def _sentences(losses: Iterable[Losses]) -> list[str]:
-    return [text for each in losses for text in each.sentences()]
 
 
 def _shown(source: str) -> str:

@@ -94,10 +94,6 @@ def sweep(spec: str, settings: models.Settings, sizes: Sequence[int], how: Recor
 def count(spec: str, settings: models.Settings, how: Recording, out: Path) -> dict[str, Any]:
     """Profile once more under Nsight Compute, and join the counters of one step to the run.
 
-    Args:
-        spec, settings, how: as of the run.
-        out: the run's directory.
-
     Returns:
         How much was joined, see `xsp.counters.storing.attach`.
 

@@ -129,10 +129,6 @@ def launch(how: Launch, job: Job) -> tuple[int, Path | None]:
 
     Where the disk or another process lets no run be written, a line on stderr says so, and the job runs without xsp.
 
-    Args:
-        how: `program` is the job's.
-        job: from `found_in`.
-
     Raises:
         UsageError: `otlp` is no endpoint; the program is no Python file.
         PluginError: what `otlp` needs is not there.

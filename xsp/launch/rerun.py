@@ -63,10 +63,6 @@ def _each(how: Launch, out: Path) -> int:
 def resolve(how: Launch, run: Path) -> tuple[int, int]:
     """Run the script once more with one thing at a time, and decide what was ambiguous in its run.
 
-    Args:
-        how: the script was run.
-        run: the directory of its run.
-
     Returns:
         How many spans found a parent, and the exit code of the re-run.
     """
@@ -80,10 +76,6 @@ def resolve(how: Launch, run: Path) -> tuple[int, int]:
 
 def count(how: Launch, run: Path) -> dict[str, Any]:
     """Run the script once more under Nsight Compute, and join the counters of one step to its run.
-
-    Args:
-        how: the script was run.
-        run: the directory of its run.
 
     Returns:
         How much was joined, see `xsp.counters.storing.attach`.

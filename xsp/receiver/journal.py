@@ -233,7 +233,11 @@ class Receiving:
         with contextlib.ExitStack() as held:
             for arriving in in_order:
                 held.enter_context(arriving.lock)
-            for arriving in self._concerned(list(concerned.values()), losses):
+            for place, arriving in enumerate(concerned.values()):
+                arriving.requests += 1
+                if place == 0:  # a request is of one run, but for what a Collector put together
+                    arriving.skipped.update(losses.skipped)
+                    arriving.changed.update(losses.changed)
                 arriving.place.mkdir(exist_ok=True)
                 rundir.write_run(arriving.place, arriving.content())
             for arriving, path in staged:
@@ -276,15 +280,6 @@ class Receiving:
         path = folder / f".{next(self._staged):09d}.staged"
         table.write_parquet(con, "staged", path)
         return path
-
-    def _concerned(self, concerned: list[_Arriving], losses: Losses) -> list[_Arriving]:
-        """Count the request where it belongs, and return the directories whose `run.json` changes by it."""
-        for arriving in concerned:
-            arriving.requests += 1
-        for arriving in concerned[:1]:  # a request is of one run, but for what a Collector put together
-            arriving.skipped.update(losses.skipped)
-            arriving.changed.update(losses.changed)
-        return concerned
 
     # --- which directory ------------------------------------------------------------------------------
 

@@ -25,11 +25,6 @@ Answers = Sequence[Answer]
 def write(answers: Answers, path: Path, form: str) -> None:
     """Write what an analysis says of all runs to one file; of several runs the first column, `run`, says of which.
 
-    Args:
-        answers: of at least one run.
-        path: where to.
-        form: csv, json or parquet.
-
     Raises:
         OutputError: the file cannot be written.
     """

@@ -41,7 +41,7 @@ def verdict(answers: Answers) -> Verdict | None:
         _loss(COMMUNICATION, whole["exposed_communication_ms"], whole),
         _loss(COPIES, whole["exposed_copy_ms"], whole),
     ]
-    losses = sorted([*_causes(answers, whole["window_ms"]), *exposed], key=_worst_first)
+    losses = sorted([*_causes(answers, whole["window_ms"]), *exposed], key=lambda loss: -loss.ms)
     work = _work(answers)
     return Verdict(
         _sentence(whole, losses, work, len({(row["rank"], row["device"]) for row in activity[:-1]})),
@@ -54,10 +54,6 @@ def verdict(answers: Answers) -> Verdict | None:
 
 def _loss(name: str, ms: float, whole: Row) -> Loss:
     return Loss(name, 100 * ms / whole["window_ms"], ms)
-
-
-def _worst_first(loss: Loss) -> float:
-    return -loss.ms
 
 
 def _causes(answers: Answers, window_ms: float) -> list[Loss]:

@@ -213,12 +213,8 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
         """
     )
     names, rows = [column[0] for column in found.description], found.fetchall()
-    on_device = _works_on_devices(con)
+    on_device = bool(con.execute("SELECT 1 FROM spans WHERE device IS NOT NULL LIMIT 1").fetchall())
     return [_iteration(dict(zip(names, row, strict=True)), on_device) for row in rows]
-
-
-def _works_on_devices(con: duckdb.DuckDBPyConnection) -> bool:
-    return bool(con.execute("SELECT 1 FROM spans WHERE device IS NOT NULL LIMIT 1").fetchall())
 
 
 def _iteration(row: Mapping[str, Any], on_device: bool) -> Iteration:

@@ -121,12 +121,7 @@ counts as a whole, for rows are folded as it grows."""
 
 
 def spans(con: duckdb.DuckDBPyConnection, own: Otel) -> Iterator[Span]:
-    """Yield the rows of the table `loop` as spans below a run's own.
-
-    Args:
-        con: holds the table.
-        own: the run's own span.
-    """
+    """Yield the rows of the table `loop` as spans below a run's own."""
     names = ", ".join(column.name for column in _SENT)
     query = f"SELECT rank, {names} FROM loop ORDER BY rank, start_ns, step"
     for rank, group in itertools.groupby(con.execute(query).fetchall(), key=lambda row: row[0]):

@@ -168,9 +168,6 @@ def kernels(trace: Trace) -> str:
     known. So a kernel has them (`flops`) where it is its operator's only one; the kernels of a name (`name_flops`,
     shares that only mean something summed) where all of the operator's have that name; and layers and the model
     (`whole_flops`, likewise) always.
-
-    Args:
-        trace: of which they are asked.
     """
     if trace.has(Level.KERNEL):
         return f"{_ON_DEVICE}, {_OPS}, {_KERNELS}"

@@ -74,7 +74,7 @@ class CuptiActivities(DeviceCollector):
         if setting is not None:
             return setting
         try:
-            self._cupti = _binding()
+            self._cupti = importlib.import_module("cupti.cupti")
         except Exception as error:  # a binding of another CUDA may raise anything
             return f"cupti-python cannot be imported: {type(error).__name__}: {error}"
         return None
@@ -242,10 +242,6 @@ class CuptiActivities(DeviceCollector):
                 self._names = CallNames(self._cupti)
                 return
         self.gave_up, self._refused = reason, True
-
-
-def _binding() -> Any:
-    return importlib.import_module("cupti.cupti")
 
 
 def _cuda_is_in_use() -> bool:
