@@ -203,7 +203,12 @@ LOOP_COLUMNS: tuple[Column, ...] = (
     Column("steps", "INTEGER", "number of consecutive steps that the row represents; its times are their means"),
     Column("kind", "INTEGER", "kind of step, a number among `kinds` of run.json"),
     Column("rung", "SMALLINT", "deepest level whose collectors were on; 10 in a step that ran bare"),
-    Column("steady", "BOOLEAN", "bare, and so long after the last recorded step that it ran as if there had been none"),
+    Column(
+        "steady",
+        "BOOLEAN",
+        "bare, and so long after the last recorded step that it ran as if there had been none; null in a step that ran "
+        "while another one was being stored",
+    ),
     Column("start_ns", "BIGINT", "nanoseconds since the epoch"),
     Column("dur_ns", "DOUBLE", "of the step itself"),
     Column("before_ns", "DOUBLE", "from the end of the step before, less what xsp did in between; null for the first"),

@@ -60,6 +60,28 @@ def simulated(
 CHEAP = {"M": 1.0, "M/L": 2.0, "M/L/op": 5.0, "M/L/G": 10.0}
 
 
+def test_a_budget_records_nothing_while_a_step_is_stored_and_waits_for_none(still: None) -> None:
+    account = Account()
+    schedule = Budgeted(0.5, account, parse_levels("M"))
+
+    def run(steps: int) -> list[Turn]:
+        taken = []
+        for _ in range(steps):
+            taken.append(schedule.next())
+            account.add(taken[-1], 10 * MS, 0, NOW)
+            schedule.ended(taken[-1], 0, 10 * MS)
+            if schedule.is_storing:
+                schedule.paused()
+        return taken
+
+    assert any(turn.timed for turn in run(100))
+    schedule.is_storing = True
+    assert not any(turn.timed for turn in run(100))
+    assert not schedule.waits_for_storing
+    schedule.is_storing = False
+    assert [turn.timed for turn in run(2)] == [False, True], "one step settles"
+
+
 def test_the_share_is_kept_and_used(still: None) -> None:
     account, turns = simulated(0.01, CHEAP, 20_000)
     assert 0.8 <= account.content()["overhead_percent"] <= 1.0

@@ -35,11 +35,16 @@ def test_rows_go_to_the_disk_and_come_back_with_what_is_unknown_as_null(tmp_path
     rows = Loop()
     rows.add(row(0, 7, before_ns=UNKNOWN, samples=UNKNOWN, rung=M, steady=0, status=Status.ERROR))
     rows.add(row(1, 9))
+    rows.add(row(2, 9, steady=UNKNOWN))
     loop.append(tmp_path, rows.take(), offset_ns=10**18)
     con = table.connect()
     assert loop.show(con, [tmp_path]) == []
     told = "SELECT step, rung, steady, start_ns, dur_ns, before_ns, samples, status FROM loop ORDER BY step"
-    expected = [(0, M, False, 10**18, 7.0, None, None, "error"), (1, BARE, True, 10**18 + 1000, 9.0, 100.0, 8, "ok")]
+    expected = [
+        (0, M, False, 10**18, 7.0, None, None, "error"),
+        (1, BARE, True, 10**18 + 1000, 9.0, 100.0, 8, "ok"),
+        (2, BARE, None, 10**18 + 2000, 9.0, 100.0, 8, "ok"),
+    ]
     assert con.execute(told).fetchall() == expected
     loop.write(con, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["loop.parquet"]
@@ -135,6 +140,10 @@ def test_steps_right_after_recorded_ones_tell_nothing_where_there_are_others() -
     assert (found["steps"], found["recorded"], found["figures_from"]) == (43, 3, "steady")
     alone = trace(cold)
     assert answer(program_loop, alone)["figures_from"] == "bare"
+    beside = trace([*bare(10, steady=False), *bare(30, dur_ms=5, first=100, steady=None)])
+    found = answer(program_loop, beside)
+    assert found["iteration_ms"] == pytest.approx(1.001, abs=0.01), "nor do those beside which a step was stored"
+    assert found["figures_from"] == "bare"
     assert any("few steps ran undisturbed" in finding.text for finding in health(alone))
 
 
@@ -278,7 +287,8 @@ def steps_of(con: Any) -> list[Any]:
 
 def test_rows_travel_in_spans_below_the_run_and_come_back_as_they_were(tmp_path: Path) -> None:
     first = row(0, 7, before_ns=UNKNOWN, samples=UNKNOWN, rung=M, steady=0, status=Status.ERROR)
-    here = stored(tmp_path, first, *(row(step, 9, rank=step % 2) for step in range(1, 2 * loop.ROWS_OF_A_SPAN)))
+    others = (row(step, 9, rank=step % 2, steady=step % 3 - 1) for step in range(1, 2 * loop.ROWS_OF_A_SPAN))
+    here = stored(tmp_path, first, *others)
     sent = list(loop.spans(here, RUN))
     assert [(each.rank, each.parent_id, each.kind) for each in sent] == [(0, "cd" * 8, "loop"), (1, "cd" * 8, "loop")]
     assert (sent[0].start_ns, sent[0].dur_ns) == (0, 1000 * (2 * loop.ROWS_OF_A_SPAN - 2) + 9)

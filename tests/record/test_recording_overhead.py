@@ -38,6 +38,20 @@ def test_a_recorded_step_costs_what_it_takes_longer_than_the_bare_ones_nearby() 
     assert found["overhead_percent"] == pytest.approx(100 * 11 / 241, abs=1e-4)
 
 
+def test_what_steps_take_longer_while_another_is_stored_is_a_cost_and_tells_not_what_a_bare_step_takes() -> None:
+    account = Account()
+    for _ in range(5):
+        for _ in range(4):
+            add(account, SETTLE, 10)
+        add(account, M, 10)
+        for _ in range(3):
+            account.add(SETTLE, 12 * MS, 0, NOW, is_disturbed=True)
+    found = account.content()
+    assert found["bare_step_ns"] == 10 * MS
+    assert found["after_ns"] == pytest.approx(5 * 3 * 2 * MS, abs=6 * MS)  # the first after a recorded step apart
+    assert found["spent_ns"] == found["after_ns"]
+
+
 def test_time_around_the_step_is_read_from_the_clock() -> None:
     account = Account()
     add(account, SETTLE, 10)

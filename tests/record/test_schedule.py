@@ -200,6 +200,19 @@ def test_each_block_has_a_stretch_of_steady_steps_where_that_is_asked_for() -> N
     assert steady >= 2 * (blocks - 2)
 
 
+@pytest.mark.parametrize(("every", "spread"), [(1, False), (2, False), (3, True), (10, False), (10, True)])
+def test_a_program_waits_for_the_storing_where_at_most_one_bare_step_is_left(every: int, spread: bool) -> None:
+    schedule = Schedule(parse_levels("M"), warmup=0, every=every, spread=spread)
+    turns, waits = [], []
+    while len(turns) < 300:
+        waits.append(schedule.waits_for_storing)  # when the next step begins
+        turns.append(schedule.next(0))
+        schedule.ended(turns[-1], 0, 10_000_000)
+    recorded = [place for place, turn in enumerate(turns) if turn.timed]
+    for before, after in itertools.pairwise(recorded[1:]):
+        assert waits[before + 1 : after + 1] == [place >= after - 1 for place in range(before + 1, after + 1)]
+
+
 def test_ranks_come_to_the_same_turns_however_long_their_steps_take() -> None:
     def turns_of(dur_ns: int) -> list[Turn]:
         schedule = Schedule(parse_levels("M/L"), spread=True, by_time=False, later=20, seed=3)

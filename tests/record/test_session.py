@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import xsp  # noqa: E402
-from xsp import cli, identity  # noqa: E402
+from xsp import cli, identity, rundir  # noqa: E402
 from xsp.collector import Collector  # noqa: E402
 from xsp.errors import LevelError, UsageError  # noqa: E402
 from xsp.health import health  # noqa: E402
@@ -332,6 +332,62 @@ def test_what_may_not_load_in_the_measured_process_does_not(tmp_path):
     """)
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def unhurried(monkeypatch):
+    """A block in which no rung is in a hurry to be measured: one step in twenty is recorded, from the first on."""
+    monkeypatch.setattr(Schedule, "_is_first", False)
+    return {"levels": "M", "warmup": 0, "every": 20, "spread": False, "collectors": [], "samples": False}
+
+
+def test_a_program_goes_on_while_a_step_is_stored(tmp_path, unhurried):
+    with xsp.profile("x", out=tmp_path / "run", **unhurried) as prof:
+        for number in range(45):
+            if number == 19:
+                os.kill(prof._writer.process, signal.SIGSTOP)  # it stores nothing before it may go on
+            with prof.step():
+                pass
+            if number == 30:
+                assert (prof.steps_stored, prof.steps_lost) == (0, 0)
+                os.kill(prof._writer.process, signal.SIGCONT)
+    assert (prof.steps_stored, prof.steps_lost) == (2, 0)
+    trace = xsp.load(tmp_path / "run")
+    assert trace.sql("SELECT DISTINCT step FROM spans ORDER BY 1").fetchall() == [(19,), (39,)]
+    beside = [step for (step,) in trace.sql("SELECT step FROM loop WHERE steady IS NULL ORDER BY step").fetchall()]
+    assert beside[:11] == list(range(20, 31))
+    assert not {*beside} & {*range(20), 38, 39}, "before a step is recorded one runs after the storing"
+
+
+def test_a_step_that_a_dying_process_was_to_store_is_lost(tmp_path, unhurried):
+    with xsp.profile("x", out=tmp_path / "run", **unhurried) as prof:
+        for number in range(45):
+            if number == 19:
+                os.kill(prof._writer.process, signal.SIGSTOP)
+            with prof.step():
+                pass
+            if number == 30:
+                os.kill(prof._writer.process, signal.SIGKILL)
+    assert (prof.steps_stored, prof.steps_lost) == (0, 2)
+    assert any("2 steps were not stored" in note["text"] for note in rundir.read_run(tmp_path / "run").notes)
+
+
+def test_a_step_that_is_being_stored_when_the_program_is_killed_is_stored(tmp_path):
+    program = textwrap.dedent("""
+    import os, signal, sys, xsp
+    with xsp.profile("x", out=sys.argv[1], levels="M", warmup=0, every=40, collectors=[], samples=False) as prof:
+        while not prof._steps.storing.is_underway:
+            with prof.step():
+                pass
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")])
+    assert done.returncode == -signal.SIGKILL
+    for _ in range(600):  # it outlives the program by what it still has to do
+        if rundir.segments(tmp_path / "run"):
+            break
+        time.sleep(0.1)
+    assert len(rundir.segments(tmp_path / "run")) == 1
 
 
 def test_the_storing_process_dying_costs_steps_not_the_program(tmp_path):

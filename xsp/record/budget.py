@@ -138,6 +138,14 @@ class Budgeted(Schedule):
         """Return None: a step is due when it is earned."""
         return None
 
+    @property
+    def waits_for_storing(self) -> bool:
+        """Whether the next step waits: while steps are given away. Later ones are recorded when the last is stored."""
+        return super().waits_for_storing and self._planned is not None and self._planned.taken < self._unearned
+
+    def _is_settled(self) -> bool:
+        return super()._is_settled() and not self.is_storing and (self._since > 0 or not self._ended)
+
     def _choose(self, plan: Plan) -> Turn:
         return self._trial() or super()._choose(plan)
 

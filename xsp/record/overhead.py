@@ -1,9 +1,10 @@
 """What profiling costs a program, kept step by step while it runs, in constant memory.
 
-Three things cost: the time that xsp takes between steps (switching collectors, handing rows over, waiting until
-they are stored), what collectors add inside a recorded step, and what the step after it takes longer on cold
-caches. The first is read from the clock. The other two are differences to the bare steps nearby, so that a drift
-of the machine cancels; their figure is the trimmed mean over the steps of a rung, with its interval.
+Four things cost: the time that xsp takes between steps (switching collectors, handing rows over, waiting until
+they are stored), what collectors add inside a recorded step, what the step after it takes longer on cold caches, and
+what others take longer while it is being stored. The first is read from the clock. The others are differences to the
+bare steps nearby, so that a drift of the machine cancels; their figure is the trimmed mean over the steps of a rung,
+with its interval.
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ class Account:
         self._arounds: deque[int] = deque(maxlen=REMEMBERED)
         self._usual_ns: float | None = None
         self._after = Differences()
+        self._beside = Differences()  # of bare steps that ran while another one was being stored
         self._spent_ns = 0.0  # of all but bare steps
         self._firsts: deque[int] = deque(maxlen=NEARBY)
         self._others: deque[int] = deque(maxlen=NEARBY)
@@ -146,7 +148,7 @@ class Account:
         found = self.rungs.get(rung)
         return found.cost_ns if found is not None else None
 
-    def add(self, turn: Turn, dur_ns: int, before_ns: int, end_ns: int) -> None:
+    def add(self, turn: Turn, dur_ns: int, before_ns: int, end_ns: int, is_disturbed: bool = False) -> None:
         """Count a step.
 
         Args:
@@ -154,10 +156,11 @@ class Account:
             dur_ns: from its start to its end.
             before_ns: what xsp took before its start.
             end_ns: reading of the monotonic clock at its end; what was done since was for xsp.
+            is_disturbed: another step was being stored meanwhile.
         """
         self.steps += 1
         if turn.bare:
-            self._add_bare(dur_ns)
+            self._add_bare(dur_ns, is_disturbed)
             self._add_around(before_ns + monotonic_ns() - end_ns)
         else:
             self._add_recorded(turn, dur_ns, before_ns + monotonic_ns() - end_ns)
@@ -181,9 +184,9 @@ class Account:
         strange = self._usual_ns is not None and around_ns > UNUSUAL * self._usual_ns
         self._around_ns += round(self._usual_ns) if strange and self._usual_ns is not None else around_ns
 
-    def _add_bare(self, dur_ns: int) -> None:
+    def _add_bare(self, dur_ns: int, is_disturbed: bool) -> None:
         self.bare += 1
-        if not self._follows:
+        if not (self._follows or is_disturbed):
             self._others.append(dur_ns)
             self.steps_ns += dur_ns
             return
@@ -193,7 +196,7 @@ class Account:
             return
         usual = summary.percentile(self._others, 0.5)
         self.steps_ns += usual
-        self._after.add(dur_ns - usual)
+        (self._after if self._follows else self._beside).add(dur_ns - usual)
         self._sum_up()
 
     def _add_recorded(self, turn: Turn, dur_ns: int, around_ns: int) -> None:
@@ -207,12 +210,13 @@ class Account:
         self._sum_up()
 
     def _sum_up(self) -> None:
-        self._spent_ns = self._after.total_ns + sum(rung.spent_ns for rung in self.rungs.values())
+        slower_ns = self._after.total_ns + self._beside.total_ns
+        self._spent_ns = slower_ns + sum(rung.spent_ns for rung in self.rungs.values())
 
     def interval_percent(self) -> tuple[float | None, float | None]:
         """Return the 95 % interval of `overhead_percent`. It takes milliseconds: the bootstrap resamples."""
         inside = [rung.inside for rung in self.rungs.values()]
-        margin_ns = math.hypot(*(each.margin_ns for each in (*inside, self._after)))
+        margin_ns = math.hypot(*(each.margin_ns for each in (*inside, self._after, self._beside)))
         low_ns, high_ns = self.spent_ns - margin_ns, self.spent_ns + margin_ns
         return _percent(low_ns, self.loop_ns), _percent(high_ns, self.loop_ns)
 
@@ -226,7 +230,7 @@ class Account:
             "spent_ns": round(self.spent_ns),
             "inside_ns": round(sum(rung.inside.total_ns + rung.once_ns for rung in self.rungs.values())),
             "around_ns": self._around_ns + sum(rung.around_ns for rung in self.rungs.values()),
-            "after_ns": round(self._after.total_ns),
+            "after_ns": round(self._after.total_ns + self._beside.total_ns),
             "start_ns": self.start_ns,
             "end_ns": self.end_ns,
             "bare_step_ns": _rounded(self.bare_ns),

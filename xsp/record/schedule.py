@@ -10,6 +10,9 @@ hundred microseconds, those of the next milliseconds by a few percent. So before
 least one and for `SETTLE_NS`. A bare step is **steady** once so many of them and so much time have passed since
 anything was stored (`STEADY`); steady steps are what the program does without xsp. Which step is recorded next is
 drawn at random, so that a program that does the same in every second step, or every tenth, does not hide from it.
+
+A step is stored while the program goes on, in another process. Bare steps that run meanwhile are not steady, and none
+is recorded: the program waits for the storing where only one bare step is left before the next recorded one.
 """
 
 from __future__ import annotations
@@ -137,6 +140,9 @@ class Schedule:
         self._since = self._since_ns = 0  # bare steps since anything was stored, and their time
         self._plans: dict[int | None, Plan] = {}
         self._planned: Plan | None = None
+        self.is_storing = False
+        """Whether a step is being stored while others run."""
+
         self.repeats: dict[Level, int] = dict.fromkeys(self.rungs, 0)
         """Timed steps that each rung has had, of all kinds."""
 
@@ -154,6 +160,12 @@ class Schedule:
     def is_steady(self) -> bool:
         """Whether the next bare step runs as if nothing had been recorded."""
         return any(self._since >= steps and self._since_ns >= taken_ns for steps, taken_ns in STEADY)
+
+    @property
+    def waits_for_storing(self) -> bool:
+        """Whether the last recorded step must be stored before the next one begins: the one after may be recorded."""
+        hurries = self._is_first or any(map(self._lags, self._plans.values()))
+        return (self._gaps[0] if hurries else self._gap) - self._bare <= 1
 
     def next(self, kind: int | None = None) -> Turn:
         """Return the turn of the next step.

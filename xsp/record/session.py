@@ -252,6 +252,7 @@ class profile:
         _active = None
         blocks.keep_in(None)
         steps.underway.end()
+        steps.storing.wait(counts=True)
         began_ns = clock.monotonic_ns()
         costs = steps.collecting.close()
         steps.account.end_ns = clock.monotonic_ns() - began_ns

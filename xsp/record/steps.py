@@ -1,7 +1,8 @@
 """The steps of a block, one at a time: whose turn it is, what was seen in it, and what became of that.
 
 Between the two clock readings of a step nothing is done here; before and after, collectors are switched, and raw
-rows are handed to a second process (`xsp.record.writer`).
+rows are handed to a second process (`xsp.record.writer`). The program goes on while they are stored, unless another
+step may soon be recorded: see `xsp.record.schedule`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from xsp.record.overhead import Account
 from xsp.record.progress import Underway
 from xsp.record.quiet import Quiet
 from xsp.record.schedule import NEW, Schedule, Turn
+from xsp.record.storing import Storing
 from xsp.schema import Kind, Level, Span
 
 if TYPE_CHECKING:
@@ -46,11 +48,12 @@ class Steps:
         self.loop = Loop()
         self.outline = Outline()
         self.open: Step | None = None
-        self.seen = self.stored = self.lost = self.skipped = 0
+        self.seen = self.skipped = 0
         self.taken = threading.Lock()
         """Held by the open step."""
 
         self.quiet = Quiet(self)
+        self.storing = Storing(self)
         self.left_ns = UNKNOWN
         """When the program went on after the last step; a reading of the monotonic clock."""
 
@@ -62,7 +65,7 @@ class Steps:
 
     def begin(self, own: identity.Identity, writer: Writer) -> None:
         """Say whose steps they are, and who stores them."""
-        self._own, self._writer = own, writer
+        self._own, self._writer, self.storing.writer = own, writer, writer
 
     def listener(self, inner: Listener | None) -> Listener:
         """Return what the collectors signal the program's boundaries to.
@@ -81,6 +84,16 @@ class Steps:
                 inner(signal, subject)
 
         return hear
+
+    @property
+    def stored(self) -> int:
+        """Steps that are on the disk."""
+        return self.storing.stored
+
+    @property
+    def lost(self) -> int:
+        """Steps that were recorded and are not on the disk."""
+        return self.storing.lost
 
     @property
     def rank(self) -> int:
@@ -130,8 +143,9 @@ class Steps:
         samples = batch.size if batch.size is not None else UNKNOWN
         is_steady = turn.bare and step.is_steady and not self.quiet.is_short
         self.quiet.ended(turn.bare, dur_ns, step.waited_ns, kind.number, samples)
+        steady = UNKNOWN if step.is_disturbed else int(is_steady)
         self.loop.add((
-            self._own.rank, step.number, 1, kind.number, turn.rung, int(is_steady), step.start_ns, dur_ns,
+            self._own.rank, step.number, 1, kind.number, turn.rung, steady, step.start_ns, dur_ns,
             step.waited_ns, self.waited_ns, step.own_ns, samples, step.status_number,
         ))  # fmt: skip
         self.waited_ns = 0
@@ -144,7 +158,7 @@ class Steps:
         self.schedule.paused()
 
     def store(self, step: Step, samples: int | None) -> None:
-        """Store what was seen in a step, unless its turn says that nothing is kept."""
+        """Have what was seen in a step stored, unless its turn says that nothing is kept."""
         seen, named = self.collecting.rows(step.anchor), self.blocks.take(since_ns=step.since_ns)
         if not step.turn.kept:
             return
@@ -158,21 +172,7 @@ class Steps:
             rung=int(step.turn.rung),
             timed=step.turn.timed,
         )
-        if self._is_stored(step, rows):
-            self.stored += 1
-        else:
-            self.lost += 1
-
-    def _is_stored(self, step: Step, rows: list[Span]) -> bool:
-        """Have a step stored, in need without the rows of a collector that holds what no column does."""
-        offset_ns, of_loop = step.anchor.offset_ns, self.loop.take()
-        if self._writer.store(step.number, rows, of_loop, offset_ns):
-            return True
-        fitting = self.collecting.without_misfits(rows)
-        if len(fitting) < len(rows) and self._writer.store(step.number, fitting, of_loop, offset_ns):
-            return True
-        self._writer.add_to_loop(of_loop, offset_ns)  # the step is lost, not that it ran
-        return False
+        self.storing.begin(step.number, rows, self.loop.take(), step.anchor.offset_ns)
 
     def store_rest(self) -> None:
         """Store what is left of the loop, and named blocks that belong to no step, around several for instance."""
@@ -202,11 +202,13 @@ class Steps:
                 shown_ns = self.underway.show(self._progress())
                 self.account.spend(shown_ns)
                 self.schedule.paused()
-            if self.loop.is_full:
+            if self.loop.is_full and not self.storing.is_underway:
                 self.hand_over_loop()
             if counts:
                 self.account.waited_ns += max(0, step.waited_ns)
-                self.account.add(step.turn, end_ns - step.start_ns, step.before_ns, end_ns + shown_ns)
+                self.account.add(
+                    step.turn, end_ns - step.start_ns, step.before_ns, end_ns + shown_ns, step.is_disturbed
+                )
         finally:
             self.left_ns = clock.monotonic_ns()
             self.after_ns = self.left_ns - step.end_ns
@@ -230,6 +232,9 @@ class Step:
     turn: Turn
     is_steady: bool
     """Whether it runs as if nothing had been recorded, if it runs bare."""
+
+    is_disturbed = False
+    """Whether another step is being stored when it begins."""
 
     before_ns = 0
     """What xsp took before its start."""
@@ -268,12 +273,15 @@ class Step:
             if steps.left_ns >= 0:
                 self.since_ns = steps.left_ns - steps.after_ns
                 self.waited_ns, self.own_ns = entered - steps.left_ns, steps.after_ns
+            taken_ns = steps.storing.look()
+            entered, self.own_ns = entered + taken_ns, self.own_ns + taken_ns
+            self.is_disturbed = steps.storing.is_underway
             self.is_steady = steps.schedule.is_steady
             self.turn = steps.next_turn(self._by_call)
             self._thread = steps.outline.thread = threading.get_native_id()
             self._on = []
             if not self.turn.bare:
-                entered += self._drain()
+                entered += steps.storing.wait(counts=True) + self._drain()
                 self._on = self._switch_on()
         except BaseException:  # an interrupt of the program's own: this step does not begin
             steps.outline.thread = None
@@ -313,7 +321,7 @@ class Step:
     def close(self, status: str) -> None:
         """Read the clock, switch everything off, store the step."""
         end_ns = clock.monotonic_ns()
-        steps, stored = self._steps, self._steps.stored
+        steps, before = self._steps, self._steps.storing.accounted
         try:
             if self._on:
                 steps.collecting.settle(self._on)
@@ -322,10 +330,10 @@ class Step:
             self._recording, self._status, steps.open = False, status, None
             self._take_in()
         except Exception as error:
-            steps.lost += 1
+            steps.storing.lost += steps.storing.accounted == before
             steps.collecting.note("xsp", f"a step could not be stored: {type(error).__name__}: {error}")
         except BaseException as interrupt:  # the program's own affair
-            steps.lost += steps.stored == stored
+            steps.storing.lost += steps.storing.accounted == before
             steps.collecting.note("xsp", f"{type(interrupt).__name__} came while a step was stored: counted as lost")
             raise
         finally:

@@ -1,8 +1,8 @@
 """A second process that correlates and stores steps, so that neither happens in the measured one.
 
-The measured process sends a step's raw rows and waits for the word that they are stored: so its next step is not
-disturbed, and what was reported as stored survives its death. Both ends are the same Python, so rows travel as
-`marshal`, the format of the interpreter itself.
+The measured process sends a step's raw rows, and counts the step as stored at the word that it is on the disk: so what
+was reported as stored survives its death. It need not wait for that word (`send_step`, `is_answered`, `is_stored`).
+Both ends are the same Python, so rows travel as `marshal`, the format of the interpreter itself.
 
 Either process may die at any moment, and an interrupt may cut off the first one in the middle of a message or of
 its wait. So messages are numbered, an answer counts only for the message of its number, and what was cut off is
@@ -69,6 +69,9 @@ class Writer:
         self._turn = threading.Lock()
         self._number = self._torn = 0
         self._heard = b""
+        self._awaited: dict[int, dict[str, Any] | None] = {}
+        """Answers to messages that nobody waits for at present, by number; None if it was not heard yet."""
+
         self._start(run)
         ready = self._answer(0, START_S)
         if ready is None:
@@ -122,6 +125,51 @@ class Writer:
         """
         return self._ask(("step", step, [tuple(row) for row in rows], loop, offset_ns), STUCK_S) is not None
 
+    def send_step(self, step: int, rows: Iterable[Span], loop: bytes, offset_ns: int) -> int | None:
+        """Have a step stored while the program goes on.
+
+        Args:
+            step, rows, loop, offset_ns: as of `store`.
+
+        Returns:
+            What to ask `is_answered` and `is_stored` for; None if it could not be sent.
+        """
+        content = self._packed(("step", step, [tuple(row) for row in rows], loop, offset_ns))
+        if content is None:
+            return None
+        with self._turn:
+            number = self._post(content)
+            if number is not None:
+                self._awaited[number] = None
+            return number
+
+    def is_answered(self, number: int) -> bool:
+        """Return, at once, whether `is_stored` would not wait."""
+        with self._turn:
+            if self.gone or self._awaited.get(number) is not None or os.getpid() != self._owner:
+                return True
+            try:
+                self._socket.settimeout(0)
+                while self._awaited[number] is None:
+                    line = self._line()
+                    if line is None:
+                        self._give_up("the process that stores spans ended")
+                        break
+                    self._keep(line)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                self._give_up(f"the process that stores spans is gone ({error.strerror or error})")
+            return True
+
+    def is_stored(self, number: int) -> bool:
+        """Wait for the answer to `send_step`, and return whether the step is on the disk. It can be asked once."""
+        with self._turn:
+            if (answer := self._awaited.pop(number, None)) is None:
+                return not self.gone and os.getpid() == self._owner and self._answer(number, STUCK_S) is not None
+            self.failed = answer.get("error", self.failed)
+            return answer.get("answer") is not None
+
     def add_to_loop(self, loop: bytes, offset_ns: int) -> bool:
         """Store rows of the loop; return whether they are on the disk now.
 
@@ -154,22 +202,32 @@ class Writer:
     # --- one message, one answer --------------------------------------------------------------------------
 
     def _ask(self, message: tuple[Any, ...], patience_s: float | None = None) -> dict[str, Any] | None:
+        content = self._packed(message)
+        if content is None:
+            return None
+        with self._turn:
+            number = self._post(content)
+            return self._answer(number, patience_s) if number is not None else None
+
+    def _packed(self, message: tuple[Any, ...]) -> bytes | None:
+        """Return a message as it travels, None if nobody would read it, or it holds what cannot."""
         if self.gone or os.getpid() != self._owner:
             return None
         try:
-            content = marshal.dumps(message)
+            return marshal.dumps(message)
         except ValueError as error:
             self.failed = f"a value that is no text and no number ({error})"
             return None
-        with self._turn:
-            self._number += 1
-            number = self._number
-            try:
-                self._send(number, content)
-            except OSError as error:
-                self._give_up(f"the process that stores spans is gone ({error.strerror or error})")
-                return None
-            return self._answer(number, patience_s)
+
+    def _post(self, content: bytes) -> int | None:
+        """Send a message and return its number, None if nobody reads it."""
+        self._number += 1
+        try:
+            self._send(self._number, content)
+        except OSError as error:
+            self._give_up(f"the process that stores spans is gone ({error.strerror or error})")
+            return None
+        return self._number
 
     def _send(self, number: int, content: bytes) -> None:
         message = bytes(self._torn) + _HEAD.pack(_MARK, number, len(content), zlib.crc32(content)) + content
@@ -185,12 +243,11 @@ class Writer:
         try:
             self._socket.settimeout(patience_s)
             while (line := self._line()) is not None:
-                with contextlib.suppress(ValueError):  # the rest of an answer that was cut off by an interrupt
-                    answer = json.loads(line)
-                    if answer["number"] == number:
-                        self.failed = answer.get("error", self.failed)
-                        found: dict[str, Any] | None = answer.get("answer")
-                        return found
+                answer = self._keep(line)
+                if answer.get("number") == number:
+                    self.failed = answer.get("error", self.failed)
+                    found: dict[str, Any] | None = answer.get("answer")
+                    return found
         except TimeoutError:
             self._give_up(f"the process that stores spans did not answer within {patience_s} s")
         except OSError as error:
@@ -198,6 +255,16 @@ class Writer:
         else:
             self._give_up("the process that stores spans ended")
         return None
+
+    def _keep(self, line: bytes) -> dict[str, Any]:
+        """Return the answer that was heard, empty for the rest of one that an interrupt cut off; keep it if awaited."""
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            return {}
+        if answer["number"] in self._awaited:
+            self._awaited[answer["number"]] = answer
+        return answer
 
     def _line(self) -> bytes | None:
         """Return the next line that was heard, None at the end."""

@@ -126,12 +126,12 @@ NEARNESS = f"""
         WITH followed AS (
             SELECT *, lag(rung) OVER (PARTITION BY rank ORDER BY step) AS last_rung FROM loop
         )
-        SELECT *, CASE WHEN steady THEN 0 WHEN last_rung = {BARE} THEN 1 ELSE 2 END AS nearness
+        SELECT *, CASE WHEN steady THEN 0 WHEN steady IS NOT NULL AND last_rung = {BARE} THEN 1 ELSE 2 END AS nearness
         FROM followed WHERE rung = {BARE} AND status = 'ok'
     )
 """
 """The bare steps, to put behind WITH, each with how much profiling may have disturbed it: 0 if it was steady, 1 if the
-step before it ran bare too, else 2."""
+step before it ran bare too and nothing was stored meanwhile, else 2."""
 
 UNDISTURBED = f"""
     undisturbed AS (

@@ -33,7 +33,7 @@ ROW_BYTES = 8 * _WIDTH
 _NAMES = [column.name for column in LOOP_COLUMNS]
 _START = _NAMES.index("start_ns")
 _STATUS = ("ok", "error", "unclosed")
-_UNKNOWN = ("before_ns", "samples")
+_UNKNOWN = ("before_ns", "samples", "steady")
 """Columns in which -1 stands for null."""
 
 
@@ -92,8 +92,8 @@ def _rows(file: Path) -> list[tuple[Any, ...]]:
     for place, name in enumerate(_NAMES):
         if name in _UNKNOWN:
             columns[place] = [None if value == -1 else value for value in columns[place]]
-        elif name == "steady":
-            columns[place] = [bool(value) for value in columns[place]]
+        if name == "steady":
+            columns[place] = [None if value is None else bool(value) for value in columns[place]]
         elif name == "status":
             columns[place] = [_STATUS[value] if 0 <= value < len(_STATUS) else _STATUS[1] for value in columns[place]]
     return list(zip(*columns, strict=True))
