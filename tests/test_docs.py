@@ -65,6 +65,16 @@ def test_every_analysis_is_documented(identity: str) -> None:
     assert ANALYSES[identity].title in page
 
 
+def test_every_percentage_says_of_what() -> None:
+    page = read("docs/understand/analyses.md")
+    shared = page.partition("**Percentages.**")[2].partition("\n\n")[0]
+    for identity in ANALYSES:
+        section = page.partition(f"### {identity}: ")[2].partition("\n### ")[0]
+        prose, _, columns = section.partition("\nColumns: ")
+        for column in re.findall(r"`(\w*percent\w*)`", columns):
+            assert "percent_of_" in column or f"`{column}`" in prose + shared, (identity, column)
+
+
 def test_every_column_level_kind_and_rule_is_documented() -> None:
     page = read("docs/understand/table.md")
     for column in (*COLUMNS, *MERGED_COLUMNS, *SAMPLE_COLUMNS):

@@ -31,7 +31,7 @@ def ledger(trace: Trace) -> Table:
     """What each depth of recording adds to the step, with its interval, per span, and against the calibration.
 
     `deepest` says what is recorded in the steps of a row beside all that the rows before it record; `rung` is the set
-    of levels that are on, as docs/understand/concepts.md explains it.
+    of levels that are on, as docs/understand/concepts.md explains it. `added_percent` is of the step in the first row.
     """
     rows: list[tuple[Any, ...]] = []
     rungs = trace.rungs
