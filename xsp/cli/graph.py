@@ -11,6 +11,7 @@ examples:
   xsp graph resnet50.json --format json
   xsp graph model.onnx --batch 8
   xsp graph program.pt2
+  xsp graph runs/demo                                   a run, or a trace of another profiler
   xsp graph --all torchvision,timm --out corpus         all their models; goes on where it stopped
 """
 
@@ -35,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="SOURCE",
         help="torchvision:NAME, timm:NAME, transformers:NAME, path/to/file.py:function, an ONNX file, a program of "
-        "torch.export (.pt2), or a saved graph",
+        "torch.export (.pt2), a run or a trace, or a saved graph",
     )
     parser.add_argument(
         "--batch", type=options.rows, metavar="N", help="samples in a step (default: 1, or as the file says)"

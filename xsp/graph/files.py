@@ -84,6 +84,8 @@ def to_plain(graph: Graph) -> dict[str, Any]:
             calls.append(_call(node))
         place = [node.kind.value, node.module, node.phase.value]
         nodes.append([number, *place, list(node.reads), list(node.returns), list(node.writes)])
+        if node.stated is not None:
+            nodes[-1].append(list(node.stated))
     return {
         MARK: VERSION,
         "name": graph.name,
@@ -111,19 +113,7 @@ def from_plain(found: dict[str, Any]) -> Graph:
         if keys.key(call) != key:
             raise ValueError(f"the key of a call of {call.op} is not that of its arguments")
     values = tuple(Value(int(place), int(turn), Role(role), size) for place, turn, role, size in found["values"])
-    nodes = tuple(
-        Node(
-            calls[number][0],
-            calls[number][1],
-            NodeKind(kind),
-            module,
-            Phase(phase),
-            tuple(reads),
-            tuple(returns),
-            tuple(writes),
-        )
-        for number, kind, module, phase, reads, returns, writes in found["nodes"]
-    )
+    nodes = tuple(_read_node(calls, *each) for each in found["nodes"])
     edges = tuple(Edge(before, after, Why(why)) for before, after, why in found["edges"])
     _check(nodes, edges, values)
     return Graph(
@@ -162,6 +152,23 @@ def _call(node: Node) -> dict[str, Any]:
         "outputs": [keys.plain(each) for each in call.outputs],
         "key": node.key,
     }
+
+
+def _read_node(
+    calls: list[tuple[Call, str]],
+    number: int,
+    kind: str,
+    module: str,
+    phase: str,
+    reads: list[int],
+    returns: list[int],
+    writes: list[int],
+    stated: tuple[int | None, int | None] | None = None,
+) -> Node:
+    call, key = calls[number]
+    held = None if stated is None else (stated[0], stated[1])
+    numbers = tuple(reads), tuple(returns), tuple(writes)
+    return Node(call, key, NodeKind(kind), module, Phase(phase), *numbers, stated=held)
 
 
 def _read_call(found: dict[str, Any]) -> Call:

@@ -4,7 +4,7 @@
 |---|---|
 | `nodes` | all calls, in the vocabulary of the source |
 | `views` | calls that neither move nor compute anything: all outputs lie in storages of inputs |
-| `computing` | calls that are neither views nor bare allocations |
+| `computing` | calls that are neither views nor bare allocations; of a trace all, as it does not tell |
 | `unique` | different keys among the computing calls |
 | `edges` | pairs of nodes of which the later one reads what the earlier one made |
 | `parameters` | elements of all parameters; tied ones once, buffers not |
@@ -42,10 +42,10 @@ def measures(graph: Graph) -> dict[str, Any]:
     total, moves = _total(flops), _total(moved)
     return {
         "nodes": len(graph.nodes),
-        "views": sum(each.kind is NodeKind.VIEW for each in graph.nodes),
+        "views": None if ordered_only else sum(each.kind is NodeKind.VIEW for each in graph.nodes),
         "computing": len(computing),
         "unique": len({each.key for each in computing}),
-        "edges": len(graph.edges_of(Why.DATA)),
+        "edges": None if ordered_only else len(graph.edges_of(Why.DATA)),
         "parameters": graph.parameters,
         "flops": total,
         "bytes": moves,
@@ -64,9 +64,9 @@ def measures(graph: Graph) -> dict[str, Any]:
         "bytes_unknown": sum(each is None for each in moved),
         "bytes_at_least": sum(filter(None, moved)),
         "intensity": round(total / moves, 3) if total is not None and moves else None,
-        "weight_bytes": by_role[Role.WEIGHT],
+        "weight_bytes": None if graph.parameters is None else by_role[Role.WEIGHT],
         "peak_activation_bytes": _peak(graph),
-        "creates": sum(each.kind is NodeKind.CREATE for each in graph.nodes),
+        "creates": None if ordered_only else sum(each.kind is NodeKind.CREATE for each in graph.nodes),
         "random": sum(each.kind is NodeKind.RANDOM for each in graph.nodes),
         "opaque": sum(each.kind is NodeKind.OPAQUE for each in graph.nodes),
     }

@@ -209,6 +209,9 @@ class Node:
     writes: tuple[int, ...] = ()
     """Numbers of the values that it made."""
 
+    stated: tuple[int | None, int | None] | None = None
+    """FLOPs and bytes as the source states them, where it does not tell enough of the call to compute them."""
+
     @property
     def computes(self) -> bool:
         """Whether it does work: neither view nor allocation."""

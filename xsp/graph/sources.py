@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from xsp.errors import GraphError, UsageError
 from xsp.graph import files
 from xsp.graph.node import Graph
+from xsp.importers import chakra, contract
 from xsp.models import Settings
 
 HEAD = 4096
@@ -28,7 +31,7 @@ def of(
 
     Args:
         what: the name of a model as `xsp profile` takes it, a path, a module of PyTorch, whose
-            arguments follow, or a program of `torch.export`.
+            arguments follow, a program of `torch.export`, or a trace.
         args: arguments of the module.
         kwargs: its keyword arguments.
         batch: samples in a step; 1 unless told otherwise, or what a file says.
@@ -46,6 +49,10 @@ def of(
         return what
     if isinstance(what, (str, Path)):
         return _named(str(what), settings, batch)
+    if hasattr(what, "con") and hasattr(what, "rungs"):
+        from xsp.graph import spans
+
+        return spans.of(what)
     if type(what).__name__ == "ExportedProgram":
         from xsp.graph import program
 
@@ -61,6 +68,8 @@ def of(
 
 def _named(spec: str, settings: Settings, batch: int | None) -> Graph:
     path = Path(spec)
+    if path.is_dir() or contract.is_url(spec):
+        return _of_trace(spec)
     if path.is_file():
         return _of_file(path, settings, batch)
     if ":" not in spec:
@@ -75,6 +84,9 @@ def _named(spec: str, settings: Settings, batch: int | None) -> Graph:
 def _of_file(path: Path, settings: Settings, batch: int | None) -> Graph:
     with path.open("rb") as file:
         head = file.read(HEAD)
+    if head[:2] == b"\x1f\x8b":
+        with contextlib.suppress(OSError, EOFError), gzip.open(path) as packed:
+            head = packed.read(HEAD)
     if head.lstrip().startswith(b'{"' + files.MARK.encode() + b'"'):
         return files.load(path)
     if path.suffix == ".onnx" or head[:1] == b"\x08":  # the first field of an ONNX model is a number
@@ -85,4 +97,15 @@ def _of_file(path: Path, settings: Settings, batch: int | None) -> Graph:
         from xsp.graph import program
 
         return program.load(path)
-    raise GraphError(f"{path}: no source of graphs knows this file")
+    if chakra.Chakra().recognises(head, str(path)):
+        from xsp.graph import observed
+
+        return observed.load(path)
+    return _of_trace(str(path))
+
+
+def _of_trace(place: str) -> Graph:
+    from xsp.graph import spans
+    from xsp.ingest.load import load
+
+    return spans.of(load(place))

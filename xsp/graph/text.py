@@ -61,8 +61,8 @@ def _measures(graph: Graph, found: dict[str, Any]) -> list[tuple[str, str, str]]
         ("nodes", f"{found['nodes']:,}", graph.counts),
         ("computing", f"{computing:,}", ", ".join(other)),
         ("unique", f"{found['unique']:,}", share),
-        ("edges", f"{found['edges']:,}", f"of data, known by {graph.known_by.value}"),
-        ("parameters", _whole(found["parameters"]), f"{amount(found['weight_bytes'], 'B')} of weights"),
+        ("edges", _whole(found["edges"]), f"of data, known by {graph.known_by.value}"),
+        ("parameters", _whole(found["parameters"]), _weights(found["weight_bytes"])),
         ("input", _whole(found["input_elements"]), "elements, all samples of the batch"),
         ("FLOPs", amount(found["flops"]), _partly("a multiply-add is 2", unknown[0], found["flops_at_least"])),
         ("bytes", amount(found["bytes"], "B"), _partly("compulsory", unknown[1], found["bytes_at_least"])),
@@ -70,6 +70,10 @@ def _measures(graph: Graph, found: dict[str, Any]) -> list[tuple[str, str, str]]
         ("diameter", _whole(found["diameter"]), "the longest of all shortest paths"),
         ("activations", amount(found["peak_activation_bytes"], "B"), "alive at once, at most"),
     ]
+
+
+def _weights(size: int | None) -> str:
+    return "" if size is None else f"{amount(size, 'B')} of weights"
 
 
 def _whole(value: int | None) -> str:

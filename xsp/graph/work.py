@@ -25,7 +25,7 @@ LOOK_UPS = frozenset(
 )
 """Of their first tensor they read as many bytes as they write."""
 
-_KINETO = {
+KINETO = {
     "bool": "bool", "uint8": "unsigned char", "int8": "signed char", "int16": "short", "int32": "int",
     "int64": "long int", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "float32": "float", "float64": "double",
     "complex64": "c10::complex<float>", "complex128": "c10::complex<double>",
@@ -40,6 +40,8 @@ def bytes_of(node: Node) -> int | None:
     """Return the bytes that a node reads and writes; 0 for a view or an allocation, None if a size is unknown."""
     if not node.computes:
         return 0
+    if node.stated is not None:
+        return node.stated[1]
     call = node.call
     read = [each.bytes for each in call.inputs]
     written = [each.bytes for each in call.outputs]
@@ -55,6 +57,8 @@ def flops_of(node: Node) -> int | None:
     call = node.call
     if not node.computes:
         return 0
+    if node.stated is not None:
+        return node.stated[0]
     formula = COMPOSITE.get(call.op) or ONNX.get(call.op)
     if formula is not None:
         try:
@@ -77,7 +81,7 @@ def _as_in_a_trace(call: Call) -> int | None:
     for _, value in call.arguments:
         tensor = value if isinstance(value, Tensor) else None
         shapes.append([] if tensor is None or tensor.shape is None else list(tensor.shape))
-        dtypes.append("" if tensor is None else _KINETO.get(tensor.dtype or "", ""))
+        dtypes.append("" if tensor is None else KINETO.get(tensor.dtype or "", ""))
         scalars.append("" if tensor is not None or value is None else _as_text(value))
     result = call.outputs[0].shape if call.outputs else None
     return of_traces.flops(call.op, shapes, scalars, dtypes, result)
