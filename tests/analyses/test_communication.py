@@ -240,3 +240,17 @@ def test_clocks_go_over_the_most_certain_differences() -> None:
     assert found == {0: Clock(0, 0), 1: Clock(10, 1), 2: Clock(15, 2)}
     assert align([4, 2], [Difference(2, 4, -7, 0)]) == {2: Clock(0, 0), 4: Clock(-7, 0)}
     assert align([], []) == {}
+
+
+def test_why_a_bandwidth_is_null_stands_beside_it() -> None:
+    known = {
+        "no size, group": {}, "no size": {"group_size": 2}, "no group": {"in_elements": 10, "dtype": "Float"},
+        None: {"in_elements": 10, "out_elements": 10, "dtype": "Float", "group_size": 2},
+    }  # fmt: skip
+    for why, said in known.items():
+        told = {f"xsp.collective.{key}": value for key, value in {"name": "allreduce", **said}.items()}
+        trace = trace_of(
+            spans(f"step s 0-900\nkernel ncclDevKernel_Generic 100-200 attributes={json.dumps(told).replace(' ', '')}")
+        )
+        assert ask("communication", trace, "why_null") == [(why,)]
+        assert (ask("communication", trace, "bus_gb_per_s")[0][0] is None) == (why is not None)

@@ -78,6 +78,12 @@ last has the shortest duration, and what another member's duration exceeds it by
 id of the collective; those on devices of one rank, which share a clock, also by their order if they overlap."""
 
 
+_WHY_NO_BANDWIDTH = """CASE
+    WHEN bytes IS NULL AND group_size IS NULL THEN 'no size, group' WHEN bytes IS NULL THEN 'no size'
+    WHEN group_size IS NULL THEN 'no group' END"""
+"""Why a bandwidth is null: profilers without annotations of their own tell neither, as Nsight Systems."""
+
+
 @analysis("communication", "Collectives by kind and size", Level.MODEL, unless=why_none, everywhere=True)
 def collectives_by_kind(trace: Trace) -> Table:
     """Collectives of all ranks by kind, communicator and size: their number, time, and the time that is hidden.
@@ -87,7 +93,8 @@ def collectives_by_kind(trace: Trace) -> Table:
     collective are in the trace, `waited_ms` is the time from the arrival of each member to that of the last, and
     `transfer_us` is the mean time from then to the end: the time of the transfer itself. Bandwidths are in 10^9 bytes
     per second, from the mean time, the transfer time and the shortest time, as nccl-tests defines them: algorithm
-    bandwidth is bytes over time, bus bandwidth is what the links carried. They are null if size or group is unknown.
+    bandwidth is bytes over time, bus bandwidth is what the links carried. They are null if size or group is unknown;
+    `why_null` says which the trace does not tell.
     """
     prepare(trace)
     return trace.sql(
@@ -104,7 +111,7 @@ def collectives_by_kind(trace: Trace) -> Table:
             FROM sized GROUP BY ALL
         )
         SELECT collective, communicator, group_size, bytes, calls, ranks, ns / 1e6 AS total_ms,
-               (ns - hidden_ns) / 1e6 AS exposed_ms, hidden_ns / 1e6 AS hidden_ms,
+               (ns - hidden_ns) / 1e6 AS exposed_ms, hidden_ns / 1e6 AS hidden_ms, {_WHY_NO_BANDWIDTH} AS why_null,
                waited_ns / 1e6 AS waited_ms, transfer_ns / 1e3 AS transfer_us,
                mean_ns / 1e3 AS mean_us, min_ns / 1e3 AS shortest_us, max_ns / 1e3 AS longest_us,
                bytes / nullif(mean_ns, 0) AS algorithm_gb_per_s, bus * bytes / nullif(mean_ns, 0) AS bus_gb_per_s,
