@@ -199,7 +199,7 @@ def test_an_operator_with_primitives_inside_it_is_a_kernel_with_the_rest_of_its_
         (pytest.approx(0.6), pytest.approx(0.63), 15_000, 104)
     ]
     notes = [found.text for found in health(trace) if found.subject == "kernels"]
-    assert notes == ["kernels add up to 105 % of the operators' time: primitives ran side by side"]
+    assert notes == ["kernels add up to 105 % of the operators' time: primitives ran in parallel"]
 
 
 def test_operators_inside_a_module_that_an_operator_calls_are_inside_the_operator() -> None:

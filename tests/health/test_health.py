@@ -42,22 +42,22 @@ def found(text: str, subject: str, **run: Any) -> list[Finding]:
         (
             "op aten::tanh 20-30 thread=7\nop aten::sum 40-50 thread=7",
             "parents",
-            "2 of 6 spans found no parent: 2 (op: aten::sum, aten::tanh) ran on 1 thread without a step",
+            "2 of 6 spans have no parent: 2 (op: aten::sum, aten::tanh) ran on 1 thread without a step",
             "C",
         ),
         (
             "op aten::late 2000-2100",
             "parents",
-            "1 (op: aten::late) ran on 1 thread of the program outside of all that was open there",
+            "1 (op: aten::late) ran on 1 thread of the program outside of all other spans there",
             "C",
         ),
         (
             "op aten::tanh 20-400 thread=7\nprimitive conv 100-200 thread=None",
             "parents",
-            "1 (primitive: conv) ran beside others and could belong to several: `xsp run --resolve`",
+            "1 (primitive: conv) ran in parallel with others and could have several parents: `xsp run --resolve`",
             "C",
         ),
-        ("primitive conv 3000-3100 thread=None", "parents", "1 (primitive: conv) tell no thread, and nothing", "C"),
+        ("primitive conv 3000-3100 thread=None", "parents", "1 (primitive: conv) have no thread, and no span", "C"),
         ("overhead flush 500-600 thread=None", "overhead", "1 records of the profiler's own work, 0.1 ms (10 %", "C"),
     ],
 )

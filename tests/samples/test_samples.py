@@ -456,7 +456,7 @@ def said(trace: xsp.Trace) -> list[tuple[str, str, str]]:
 
 def test_health_names_devices_whose_clocks_were_held_down() -> None:
     hot = beside(held(0x1, 0x1, 0x20, 0x0, 0x0))
-    text = "device 0: clocks were held down (too hot, driver) in 1 of 3 timed steps; see `throttling`"
+    text = "device 0: clocks were throttled (too hot, driver) in 1 of 3 timed steps; see `throttling`"
     assert said(hot) == [("throttling", "B", text)]
     full = beside(held(0x4, 0x4))
     assert [(subject, best) for subject, best, _ in said(full)] == [("throttling", "A")], (
@@ -471,8 +471,8 @@ def test_health_names_the_rank_where_there_are_several() -> None:
     both = beside(rows, STEPS + STEPS.replace("step=", "rank=1 step="))
     both.run |= {"ranks": [{}, {}]}
     assert [text.partition(";")[0] for _, _, text in said(both)] == [
-        "rank 0, device 0: clocks were held down (too hot, driver) in 1 of 3 timed steps",
-        "rank 1, device 0: clocks were held down (too hot, driver) in 2 of 3 timed steps",
+        "rank 0, device 0: clocks were throttled (too hot, driver) in 1 of 3 timed steps",
+        "rank 1, device 0: clocks were throttled (too hot, driver) in 2 of 3 timed steps",
     ]
 
 
@@ -480,7 +480,7 @@ def test_health_names_others_on_the_device_and_on_the_machine() -> None:
     rows = [sample(t, "gpu.processes.others", n, "processes") for t, n in [(0, 0), (150, 2), (190, 0)]]
     rows += [sample(50, "process.cpu.use", 1.5, "cores", None), sample(50, "host.cpu.use", 3.0, "cores", None)]
     assert said(beside(rows)) == [
-        ("device", "B", "device 0: up to 2 other processes were on it in 1 of 3 timed steps"),
+        ("device", "B", "device 0: up to 2 other processes used it in 1 of 3 timed steps"),
         ("machine", "A", "other processes used 1.5 cores during timed steps on average: "
                          "other programs, or children of this one"),
     ]  # fmt: skip
@@ -489,7 +489,7 @@ def test_health_names_others_on_the_device_and_on_the_machine() -> None:
 def test_health_says_what_could_not_be_sampled() -> None:
     trace = beside([])
     trace.run |= {"samples": {"absent": {"nvml": "no driver"}, "notes": ["half"], "readings": 10, "missed": 10}}
-    assert [text for _, _, text in said(trace)] == ["half", "10 of 20 readings came too late and were left out"]
+    assert [text for _, _, text in said(trace)] == ["half", "10 of 20 readings were late and were left out"]
     trace.run |= {"machine": {"devices": ["H200"]}}
     assert said(trace)[0][2] == "devices were not sampled: no driver"
 

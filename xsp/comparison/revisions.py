@@ -77,8 +77,10 @@ def _git(folder: Path, *args: str) -> str:
     except FileNotFoundError:
         raise UsageError("--revisions: git is not installed") from None
     if told.returncode:
-        last = told.stderr.strip().splitlines()[-1:] or [f"exit status {told.returncode}"]
-        raise UsageError(f"--revisions: git says: {last[0]}")
+        lines = told.stderr.strip().splitlines()
+        fatal = [line for line in lines if line.startswith("fatal: ")]  # a hint may follow
+        reason = (fatal or lines[-1:] or [f"exit status {told.returncode}"])[0]
+        raise UsageError(f"--revisions: git says: {reason}")
     return told.stdout.strip()
 
 

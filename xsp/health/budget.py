@@ -38,5 +38,5 @@ def _kept(budget: Budget, asked: float) -> Finding:
 
 def _left_out(budget: Budget) -> Iterator[Finding]:
     for rung, steps in budget.left_out.items():
-        why = f"it allows one in {steps} steps" if steps else "less deep levels were too expensive already"
-        yield Finding(Severity.NOTE, recording(rung), f"was left out for the budget: {why}")
+        why = f"it allows one in {steps} steps" if steps else "shallower levels already exceed the budget"
+        yield Finding(Severity.NOTE, recording(rung), f"was left out because of the budget: {why}")

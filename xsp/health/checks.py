@@ -70,12 +70,13 @@ def _run(trace: Trace) -> list[Finding]:
     steps = trace.run.steps or Steps.of({})
     if trace.run.finished is False:
         stored = _one(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}'")
-        text = f"was interrupted; {stored} steps were stored and are read"
+        text = f"was interrupted; {stored} steps were stored and are shown"
         findings.append(Finding(Severity.WARNING, "run", text, "B"))
     if steps.lost:
         findings.append(Finding(Severity.WARNING, "run", f"{steps.lost} steps were recorded but not stored", "C"))
     if steps.skipped:
-        findings.append(Finding(Severity.NOTE, "run", f"{steps.skipped} steps ran beside others, unrecorded"))
+        text = f"{steps.skipped} steps ran at the same time as others and were not recorded"
+        findings.append(Finding(Severity.NOTE, "run", text))
     failed = _one(trace, f"SELECT count(*) FROM spans WHERE kind = '{Kind.STEP}' AND status <> 'ok'")
     if failed:
         findings.append(
@@ -184,7 +185,7 @@ def _parents(trace: Trace) -> list[Finding]:
     if not orphans:
         return [Finding(Severity.GOOD, "parents", f"all {total} spans of the merged step found their parent")]
     texts = [_why(*row) for row in rows]
-    text = f"{orphans} of {total} spans found no parent: {'; '.join(texts)}"
+    text = f"{orphans} of {total} spans have no parent: {'; '.join(texts)}"
     return [Finding(Severity.WARNING, "parents", text, "B" if orphans < total / 10 else "C")]
 
 
@@ -193,11 +194,11 @@ def _why(reason: str, spans: int, threads: int, kinds: Sequence[str], names: Seq
     which = ", ".join(names) + (", …" if names_in_all > len(names) else "")
     place = "1 thread" if threads == 1 else f"{threads} threads"
     why = {
-        "ambiguous": "ran beside others and could belong to several: `xsp run --resolve` runs the program once more "
-        "with one thing at a time",
-        "threadless": "tell no thread, and nothing was open around them on any",
-        "outside": f"ran on {place} of the program outside of all that was open there",
-        "elsewhere": f"ran on {place} without a step or a call of a model: who gave them the work is unknown",
+        "ambiguous": "ran in parallel with others and could have several parents: `xsp run --resolve` runs the "
+        "program once more, serialised",
+        "threadless": "have no thread, and no span on any thread contains them",
+        "outside": f"ran on {place} of the program outside of all other spans there",
+        "elsewhere": f"ran on {place} without a step or a call of a model: what started them is unknown",
     }[reason]
     return f"{spans} ({'/'.join(kinds)}: {which}) {why}"
 
@@ -211,7 +212,7 @@ def _structure(trace: Trace) -> list[Finding]:
         f"WHERE kind = '{Kind.STEP}' AND timed AND rank = (SELECT min(rank) FROM alike)",
     )
     if others:
-        text = f"{others} timed steps do something else than the {_alike(trace)} that the figures are of"
+        text = f"{others} timed steps differ in structure from the {_alike(trace)} that the figures are of"
         findings.append(Finding(Severity.NOTE, "steps", text))
     rows = trace.con.execute(
         """
@@ -254,11 +255,11 @@ def _library(trace: Trace) -> list[Finding]:
     total, unknown, handed, whole = (value or 0 for value in rows[0])
     text = (
         f"{_percent(unknown, total)} of kernel time is in operators that name no library (MKL, PyTorch's own code), "
-        f"{_percent(handed, total)} in handing work on"
+        f"{_percent(handed, total)} in operators that only call others"
     )
     findings = [Finding(Severity.NOTE, "library", text)]
     if abs(total - whole) > UNCOVERED * whole:
-        text = f"kernels add up to {_percent(total, whole)} of the operators' time: primitives ran side by side"
+        text = f"kernels add up to {_percent(total, whole)} of the operators' time: primitives ran in parallel"
         if total < whole:
             text = f"kernels add up to {_percent(total, whole)} of the operators' time"
         findings.append(Finding(Severity.NOTE, "kernels", text))

@@ -60,10 +60,10 @@ def findings(trace: Trace) -> Iterator[Finding]:
     work = _work(trace)
     if not work.spans:
         if trace.run.counters is not None:
-            text = "kernels were replayed for their counters, not timed: of the GPU there are `counters`, `op-counters`"
+            text = "kernels were replayed for counters, not timed: for the GPU see only `counters` and `op-counters`"
             yield Finding(Severity.WARNING, "device", text, "D")
         elif devices:
-            text = f"no work of a device was recorded, on a machine with {len(devices)} ({devices[0]})"
+            text = f"no device work was recorded, on a machine with {len(devices)} ({devices[0]})"
             yield Finding(Severity.WARNING, "device", text, "D")
         return
     yield from _launches(trace, work)
@@ -150,9 +150,11 @@ def _levels(trace: Trace) -> Iterator[Finding]:
         f"SELECT count(*) FILTER (level = {int(Level.OP)}), count(*) FILTER (level = {int(Level.RUNTIME)}) FROM spans"
     ).fetchall()
     if not ops:
-        yield Finding(Severity.WARNING, "operators", "none was recorded: kernels cannot be told by operator", "C")
+        yield Finding(Severity.WARNING, "operators", "none was recorded: the operator of each kernel is unknown", "C")
     if not calls:
-        yield Finding(Severity.WARNING, "launches", "no runtime call was recorded: why a device idles is unknown", "C")
+        yield Finding(
+            Severity.WARNING, "launches", "no runtime call was recorded: the causes of idle time are unknown", "C"
+        )
 
 
 def _clocks(trace: Trace) -> Iterator[Finding]:

@@ -75,7 +75,7 @@ def _bound(trace: Trace) -> Iterator[Finding]:
     """Say how much of an iteration is not the step itself, and which part of that is waiting for data."""
     own = next((each for each in _here(trace) if each.kind == trace.kind), None)
     if own is None or own.mean_ns is None or not own.step_ns or own.data_ns is None:
-        text = "no step ran bare: what the program's loop takes is not known, only what recorded steps took"
+        text = "all steps were recorded: the time of an iteration without recording is unknown"
         yield Finding(Severity.WARNING, "loop", text, "B")
         return
     if own.disturbed:
@@ -130,7 +130,7 @@ def _cold(trace: Trace) -> Iterator[Finding]:
     found = iterations.coldness(trace.con)
     if found is None or found.ratio <= 1 + COLD:
         return
-    text = f"next to recorded steps a step takes {found.ratio:.2f} times as long, because storing leaves caches cold; "
+    text = f"steps next to recorded steps take {found.ratio:.2f} times as long, because storing leaves caches cold; "
     if found.ratio > 1 + iterations.TOO_COLD:
         text += "so times inside a step are as recorded, not true times"
     else:

@@ -1,4 +1,4 @@
-"""What samples say against the figures of a trace: clocks that were held down, others on the device or the machine."""
+"""Findings from samples: throttled clocks, and other processes on the device or the machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def findings(trace: Trace) -> Iterator[Finding]:
 
 
 def _held_down(trace: Trace) -> Iterator[Finding]:
-    """Name the devices whose clocks were held down while timed steps ran; heat and lack of power cost the A."""
+    """Yield the devices whose clocks were throttled during timed steps; heat and lack of power lower the grade."""
     rows = trace.con.execute(
         f"""
         WITH {WHILE}, {_TIMED}
@@ -47,7 +47,7 @@ def _held_down(trace: Trace) -> Iterator[Finding]:
     ).fetchall()
     for rank, device, reasons, harm, steps, total in rows:
         where = _where(trace, rank, device)
-        text = f"{where}: clocks were held down ({reasons}) in {steps} of {total} timed steps; see `throttling`"
+        text = f"{where}: clocks were throttled ({reasons}) in {steps} of {total} timed steps; see `throttling`"
         yield Finding(Severity.WARNING if harm else Severity.NOTE, "throttling", text, "B" if harm else "A")
 
 
@@ -66,7 +66,7 @@ def _others_on_device(trace: Trace) -> Iterator[Finding]:
     ).fetchall()
     for rank, device, others, steps, total in rows:
         where = _where(trace, rank, device)
-        text = f"{where}: up to {others} other processes were on it in {steps} of {total} timed steps"
+        text = f"{where}: up to {others} other processes used it in {steps} of {total} timed steps"
         yield Finding(Severity.WARNING, "device", text, "B")
 
 
@@ -105,6 +105,4 @@ def _gaps(said: Samples, devices: Sequence[str]) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, "samples", text)
     readings, missed = said.readings, said.missed
     if missed > MISSED * (readings + missed):
-        yield Finding(
-            Severity.NOTE, "samples", f"{missed} of {readings + missed} readings came too late and were left out"
-        )
+        yield Finding(Severity.NOTE, "samples", f"{missed} of {readings + missed} readings were late and were left out")
