@@ -1,0 +1,83 @@
+"""How many models of torchvision and timm can be captured, and how many of their layers are different ones?
+
+Every model, or a sample that the seed chooses, is captured on tensors without values by `xsp.graph.corpus`. Models that
+are in the folder already are not captured again, so an interrupted corpus goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from parts import turns
+
+from xsp import models
+from xsp.graph import corpus
+
+GOAL = 0.97
+UNIQUE = 0.12
+QUICK, SAMPLE = 3, 60
+SOURCES = ("torchvision", "timm")
+
+
+def chosen(sources: Sequence[str], number: int | None, seed: int) -> list[str]:
+    """Return names of models; all of them, or as many as are asked for, chosen by the seed."""
+    names = [name for source in sources for name in models.names(source)]
+    return names if number is None or number >= len(names) else sorted(random.Random(seed).sample(names, number))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    made = turns.parser(__doc__, rounds=3)
+    made.add_argument("--models", type=int, help=f"how many, chosen by the seed (default: {SAMPLE}, quick: {QUICK})")
+    made.add_argument("--all", action="store_true", help="all of them")
+    made.add_argument("--sources", nargs="+", default=list(SOURCES), help=f"(default: {' '.join(SOURCES)})")
+    made.add_argument("--out", type=Path, help="keep graphs and measures here, and go on from what is there")
+    options = turns.parse(made, arguments)
+    wanted = None if options.all else options.models or (QUICK if options.quick else SAMPLE)
+    specs = chosen(options.sources, wanted, options.seed)
+    there = sum(len(models.names(source)) for source in options.sources)
+    with tempfile.TemporaryDirectory() as folder:
+        out = options.out or Path(folder)
+        rows = corpus.collect(specs, out, progress=lambda what, done, total: turns.say(f"{done}/{total} {what}"))
+        curve = corpus.unique(out, specs)
+    report = turns.Report(
+        "graph_corpus",
+        f"Graphs of {len(specs)} of the {there:,} models of {' and '.join(options.sources)}",
+        ("source", "tried", "captured", f"at least {GOAL:.0%}", "without values", "nodes, median", "s a model, median"),
+    )
+    for source in options.sources:
+        of_source = [row for row in rows if row["spec"].startswith(f"{source}:")]
+        if of_source:
+            report.add(_cells(source, of_source))
+    nodes, keys = curve[-1] if curve else (0, 0)
+    report.notes.append(
+        f"Of {nodes:,} computing nodes {keys:,} are different, {keys / max(nodes, 1):.1%}; the goal of {UNIQUE:.0%} is "
+        "for 1,000 models and more: the fewer models, the fewer siblings among them."
+    )
+    report.notes += [f"{row['spec']}: {row['error']}" for row in rows if "error" in row]
+    report.data["growth"] = curve[:: max(1, len(curve) // 50)]
+    report.data["models"] = [{key: row.get(key) for key in ("spec", "nodes", "unique", "longest_path")} for row in rows]
+    report.finish(options)
+
+
+def _cells(source: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+    captured = [row for row in rows if "error" not in row]
+    bare = sum("meta" in row["settings"]["rung"] for row in captured)
+    share = len(captured) / len(rows)
+    return [
+        source,
+        str(len(rows)),
+        f"{len(captured)} ({share:.1%})",
+        "met" if share >= GOAL else "missed",
+        str(bare),
+        f"{statistics.median(row['nodes'] for row in captured):.0f}" if captured else "",
+        f"{statistics.median(row['seconds'] for row in captured):.2f}" if captured else "",
+    ]
+
+
+if __name__ == "__main__":
+    main()
