@@ -19,20 +19,20 @@ from xsp.store.views import WHOLE_NS, kernels
 
 
 class Grade(NamedTuple):
-    """How far a trace can be believed, from A to F, and what keeps it from an A."""
+    """How reliable a trace is, from A to F, and the findings that lower the grade."""
 
     letter: str
     reasons: list[str]
 
 
 UNSTEADY = 0.25
-"""From this share on, the distance of the 90th percentile from the median is worth a warning."""
+"""Minimum distance of the 90th percentile from the median, as a share of it, for a warning."""
 
 UNCOVERED = 0.03
-"""From this share on, what kernels without a device differ by from the operators' time is worth a note."""
+"""Minimum difference between the time of kernels without a device and that of operators, as a share, for a note."""
 
 RANKS_NAMED = 20
-"""Of ranks that are missing, at most so many are named."""
+"""Maximum number of missing ranks that are named."""
 
 ENOUGH_STEPS = 5
 """Below this many timed steps at a rung its interval says little."""
@@ -86,7 +86,7 @@ def _run(trace: Trace) -> list[Finding]:
 
 
 def _ranks(trace: Trace) -> list[Finding]:
-    """Say whose figures these are, and which ranks of a distributed program are not there."""
+    """Return which rank the figures are of, and which ranks of a distributed program are missing."""
     ranks = trace.run.ranks
     if not ranks:
         return []
@@ -105,7 +105,7 @@ def _ranks(trace: Trace) -> list[Finding]:
 
 
 def _deliveries(trace: Trace) -> list[Finding]:
-    """Say what of the run was sent where, and what of it is not there."""
+    """Return what of the run was delivered, and what was not."""
     findings = []
     for each in trace.run.delivery:
         why = "; ".join(each.messages)
@@ -144,7 +144,7 @@ def _rungs(trace: Trace) -> list[Finding]:
 
 
 def _spread(trace: Trace) -> list[Finding]:
-    """Find steps of which the slow ones take much longer than the usual one."""
+    """Find steps whose 90th percentile is far above the median."""
     rows = trace.con.execute(
         f"SELECT median_ns, p90_ns FROM merged WHERE kind = '{Kind.STEP}' AND p90_ns > {1 + UNSTEADY} * median_ns"
     ).fetchall()
@@ -245,7 +245,7 @@ def _structure(trace: Trace) -> list[Finding]:
 
 
 def _library(trace: Trace) -> list[Finding]:
-    """Say how much of the time of operators went to a library that leaves no record, and whether any is left out."""
+    """Return the share of operator time in libraries that report no spans, and whether any time is not covered."""
     if not trace.has(Level.LIBRARY) or trace.has(Level.KERNEL):
         return []
     rows = trace.sql(

@@ -1,4 +1,4 @@
-"""What is missing or doubtful in the device work of a trace: launches, layers, clocks, the profiler's own work."""
+"""Findings on the device work of a trace: missing launches and layers, clocks, the overhead of the profiler."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from xsp.schema import Grade, Kind, Level
 from xsp.store.trace import Trace
 
 MANY = 0.10
-"""From this share of device work on without evidence, figures by layer or by operator say little."""
+"""Minimum share of device work without evidence for figures by layer or by operator to be of little use."""
 
 MOST = 0.50
-"""From this share on they say nothing."""
+"""Minimum share for them to be of no use."""
 
 OVERHEAD = 0.05
-"""From this share of the recorded time on, the profiler's own work has changed what it measured."""
+"""Minimum share of the profiler's own work in the recorded time for a warning."""
 
 STACKS_WEIGH, STACKS_DECIDE = 0.05, 0.20
 """From these shares of the device's window on that it waited for launches, recorded stacks cost the grade: that time is
@@ -51,11 +51,11 @@ STACKS = {
 """By what an importer calls them; those that weigh most come first."""
 
 EARLY_NS = 1_000
-"""A kernel that begins by more than this before its launch tells that clocks disagree."""
+"""A kernel that begins earlier than this before its launch shows that clocks disagree."""
 
 
 def findings(trace: Trace) -> Iterator[Finding]:
-    """Yield what a reader of the device's figures should know; nothing for a run without devices."""
+    """Yield the findings on device work; nothing for a run without devices."""
     devices = trace.run.machine.devices
     work = _work(trace)
     if not work.spans:
@@ -104,7 +104,7 @@ _BY_PROFILER = f"kind = '{Kind.OVERHEAD}' AND coalesce(attributes ->> '$.by', ''
 
 
 def _launches(trace: Trace, work: _Work) -> Iterator[Finding]:
-    """Say how much device work has no launch in the trace, and whether it stands at the trace's beginning."""
+    """Return how much device work has no launch in the trace, and whether it is at the start of the trace."""
     ((missing, ns, early),) = trace.con.execute(
         f"""
         WITH {_LAUNCHES}, first AS (SELECT rank, min(start_ns) AS start_ns FROM launches GROUP BY rank)

@@ -1,4 +1,4 @@
-"""Whether the figures that a user would believe are those of his program: the loop's, not only the recorded steps'."""
+"""Whether the figures of the recorded steps describe the program: findings from its loop."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from xsp.store.loop import BARE
 from xsp.store.trace import Trace
 
 BOUND = 0.2
-"""From this share of the loop's time on that is not the step's, the step's throughput is not the program's."""
+"""Minimum share of the loop outside steps for a warning that throughput of steps is not that of the program."""
 
 MIXED = 0.2
-"""From this share of the loop's time on in steps of other kinds, one kind's figures are not the program's."""
+"""Minimum share of the loop in steps of other kinds for a warning that one kind does not describe the program."""
 
 COLD = 0.05
-"""From this share on by which steps were slowed where they were recorded, figures inside a step are in doubt."""
+"""Minimum slowdown of steps next to recorded ones, as a share, for doubt about figures inside a step."""
 
 DRIFT = 0.1
-"""From this share on by which steps take longer, or less long, at the end of a run, one figure does not describe it."""
+"""Minimum change of step time from start to end of a run, as a share, to be called a drift."""
 
 UNLIKE = 0.25
-"""From this share on by which a recorded step takes longer than bare ones, it is not like them."""
+"""Minimum share by which a recorded step is longer than unrecorded ones to be called unlike them."""
 
 STRETCHES = 9
-"""A long run is cut into so many, to tell a drift from scatter: the first third is held against the last."""
+"""Parts into which a long run is cut to find a drift: the first third is compared with the last."""
 
 FEW = 12
-"""Fewer rows do not tell a drift from scatter."""
+"""Minimum rows to distinguish a drift from scatter."""
 
 OFTEN = 0.9
 """From this share of pairs on, one of the first third and one of the last, that agree a run drifts: three and three
@@ -53,7 +53,7 @@ def findings(trace: Trace) -> Iterator[Finding]:
 
 
 def _program(run: Run) -> Iterator[Finding]:
-    """Say how much longer the whole program took for being profiled, and what to type against it."""
+    """Return the slowdown of the whole program by profiling, and the option that lowers it."""
     budget = run.budget
     if budget is None or budget.program_percent is None:
         return
@@ -72,7 +72,7 @@ def _here(trace: Trace) -> list[iterations.Iteration]:
 
 
 def _bound(trace: Trace) -> Iterator[Finding]:
-    """Say how much of an iteration is not the step itself, and which part of that is waiting for data."""
+    """Return the share of an iteration outside the step, and how much of it is waiting for data."""
     own = next((each for each in _here(trace) if each.kind == trace.kind), None)
     if own is None or own.mean_ns is None or not own.step_ns or own.data_ns is None:
         text = "all steps were recorded: the time of an iteration without recording is unknown"
@@ -95,7 +95,7 @@ def _bound(trace: Trace) -> Iterator[Finding]:
 
 
 def _mixed(trace: Trace) -> Iterator[Finding]:
-    """Name the kinds of steps that the figures are not of."""
+    """Name the kinds of steps that the figures do not cover."""
     here = _here(trace)
     others = [each for each in here if each.kind != trace.kind]
     share = sum(each.share for each in others)
@@ -126,7 +126,7 @@ def _guessed(trace: Trace) -> Iterator[Finding]:
 
 
 def _cold(trace: Trace) -> Iterator[Finding]:
-    """Say how cold caches were where steps were recorded."""
+    """Return the slowdown of steps next to recorded ones, where storing evicts caches."""
     found = iterations.coldness(trace.con)
     if found is None or found.ratio <= 1 + COLD:
         return
@@ -162,7 +162,7 @@ def _drifts(trace: Trace) -> Iterator[Finding]:
 
 
 def _unlike(trace: Trace) -> Iterator[Finding]:
-    """Say where even the least of recording changes the step."""
+    """Find runs in which even the lowest recorded level changes the step."""
     if len(trace.rungs) < 2 or trace.rungs[0].level != BARE:
         return
     bare, first = trace.rungs[:2]

@@ -1,8 +1,8 @@
-"""What to change, as far as a trace tells: each piece names what it is about, and what it could gain at most.
+"""Advice: what to change, as far as the trace shows it, with an upper bound of the gain.
 
-A piece is specific or absent. What the program does already (graphs, compiled code, workers) is read from the trace and
-not advised again. The gain is an upper bound: all of the time that the piece is about, in percent of the device's
-window, which is the time from its first kernel to the end of its last.
+Advice is given only if it is specific. What the program does already (graphs, compiled code, workers) is read from the
+trace and not advised again. The bound of the gain is all of the time concerned, in percent of the window of the device:
+the time from the start of its first kernel to the end of its last.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
 WORTH = 5.0
-"""Percent of the window from which on a loss, or what a change could gain at most, is worth a line."""
+"""Minimum percentage of the window for a loss, or for the bound of a gain, to be listed."""
 
 RUNNING = 40.0
-"""Percent of the window that the device has to be busy before its kernels are what to look at."""
+"""Minimum percentage of the window that the device is busy for advice on kernels."""
 
 HELD = 0.5
-"""The share of a cause's idle time from which on one call, or one gap, is what to look at."""
+"""Minimum share of the idle time of a cause for one call, or one gap, to be named."""
 
 AT_BEGIN = 0.01
-"""A gap before which less than so much of its length was recorded stands at the begin of the trace."""
+"""A gap is at the start of the trace if less than this multiple of its length was recorded before it."""
 
 NAMED = 0.5
-"""Percent of GPU time from which on an operator is named."""
+"""Minimum percentage of GPU time for an operator to be named."""
 
 MOST = 4
-"""As many pieces of advice are given."""
+"""Maximum number of pieces of advice."""
 
 COMMUNICATION, COPIES, IDLE = "exposed communication", "exposed copies", "idle, "
 

@@ -1,4 +1,4 @@
-"""All that a report asks of a trace, each analysis computed once."""
+"""The tables of analyses that a report uses, each computed once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xsp.store.trace import Trace
 
 
 class Answer(NamedTuple):
-    """The table of an analysis; where the trace cannot carry it, empty and with the reason."""
+    """The table of an analysis; if the trace does not support it, an empty one with the reason."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
@@ -28,7 +28,7 @@ class Answers:
     """What the analyses say of a trace, by their ids."""
 
     def __init__(self, trace: Trace) -> None:
-        """Nothing is computed before it is asked for."""
+        """Results are computed on first access."""
         self.trace = trace
         self._known: dict[str, Answer] = {}
 

@@ -1,7 +1,7 @@
-"""Which charts stand in the page, as one table: each draws columns of an analysis, in a section, in a way.
+"""The charts of the page, as one table: each draws columns of an analysis in a section of the page.
 
-A chart computes nothing but sums of rows: what it shows is in the table of the same analysis. Where the analysis
-refuses, or the columns that it draws hold nothing, the section says so instead.
+A chart computes nothing but sums of rows: its values are in the table of the same analysis. If the analysis refuses the
+trace, or its columns are empty, the section gives the reason instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xsp.schema import Level
 from xsp.store.trace import Trace
 
 MOST_POINTS = 20_000
-"""Rows that any chart draws at most."""
+"""Maximum number of rows of a chart."""
 
 Row = dict[str, Any]
 
@@ -51,7 +51,7 @@ class Chart:
     """Rows that are drawn; of more, the first, and the chart says so."""
 
     least: int = 1
-    """Rows below which there is nothing to see."""
+    """Minimum number of rows; a chart with fewer is left out."""
 
     @property
     def measured(self) -> list[str]:

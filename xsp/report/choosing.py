@@ -1,7 +1,7 @@
-"""Which rows of a table are shown, and in which order: what `--where`, `--sort` and `--limit` say.
+"""Which rows of a table are shown, and in which order: `--where`, `--sort` and `--limit`.
 
-A condition is read here, and written anew as SQL: names must be columns of the table, values become literals. Nothing
-that a person types reaches the engine as it was typed.
+A condition is parsed here and written as new SQL: names must be columns of the table, values become literals. Nothing
+that a user types reaches the engine unparsed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def chosen(
         name: what to call it in messages.
         where: conditions: a column, a comparison and a value, put together with and, or, not and parentheses.
         sort: columns, with commas between them; numbers begin with the largest and text with A, unless `:asc` or
-            `:desc` stands behind a column. What is missing comes last.
+            `:desc` follows a column. Nulls come last.
 
     Raises:
         UsageError: a column that the table does not have, or a condition that cannot be read.

@@ -1,8 +1,7 @@
-"""A table that fits the width it is given: names are shortened in the middle, numbers never.
+"""A table that fits a given width: names are shortened in the middle, numbers never.
 
-Of a module's name the parts go first that all names have in that place, so that names that differ stay different.
-
-Where even that is not enough columns are left out, the last ones first, and the table says which.
+In names of modules, parts that all names have in common at that place are removed first, so that different names stay
+different. If that is not enough, columns are left out, the last ones first, and the table names them.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ _PATH = re.compile(r"[\w-]+(\.[\w-]+)+")
 def told_apart(names: Sequence[str], width: int) -> list[str]:
     """Return names in at most so many columns of a terminal; module names that differ stay different if they can.
 
-    The parts of a module's name that go, from the left, are those which alone can stand in their place, given what is
-    before them. Where that is not enough the words that are left are cut to their first letter, numbers never; and
-    where that is not enough either, the middle goes.
+    Parts of the name of a module are removed from the left if no other part occurs at their place after the same
+    prefix. If that is not enough, the remaining words are cut to their first letter, numbers never; and if that is not
+    enough either, the middle is removed.
     """
     follow: dict[tuple[str, ...], set[str | None]] = defaultdict(set)
     paths = [tuple(name.split(".")) for name in names if _PATH.fullmatch(name)]

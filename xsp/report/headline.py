@@ -1,4 +1,4 @@
-"""The figures that stand on top of the page: the loop as the program ran it, then a step, devices, and profiling."""
+"""The figures at the top of the page: the loop as the program ran it, then a step, devices, and profiling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xsp.schema import Grade
 Row = Mapping[str, Any]
 
 Figure = tuple[str, str, str]
-"""What, how much, and how sure or of what."""
+"""Name, value, and a note: its confidence interval, or what it refers to."""
 
 CHEAPER = 2
 """Percent: the budget that is named where profiling cost the program more than five times as much."""
@@ -42,7 +42,7 @@ def headline(answers: Answers, said: Verdict | None, attributed: Sequence[tuple[
 
 
 def phases(rows: Sequence[Row]) -> list[tuple[str, float]]:
-    """Return what a step's time goes to, for one bar: name and milliseconds, in their order.
+    """Return the phases of a step, for one bar: name and milliseconds, in their order.
 
     Args:
         rows: of the analysis `phases`; the one that is the whole is left out, and so is what is not known.
@@ -54,7 +54,7 @@ _WHOLE = "the iteration"
 
 
 def _loop(rows: Sequence[Row]) -> list[Figure]:
-    """Return wall time from step to step, samples per second, and what of it is waiting; of the job, if it is one."""
+    """Return wall time per iteration, samples per second, and the share of waiting; of the whole job, if it is one."""
     row = next(iter(sorted(rows, key=lambda row: not row["scope"].startswith("job"))), None)
     if row is None or row["iteration_ms"] is None:
         return []
@@ -89,7 +89,7 @@ def _latency(models: Sequence[Row]) -> list[Figure]:
 
 
 def _device(said: Verdict | None, attributed: Sequence[tuple[str, int, float]], devices: int) -> list[Figure]:
-    """Return how busy the devices are, what is lost most, and how much of their time has a layer."""
+    """Return how busy the devices are, the largest loss, and the share of their time with a known layer."""
     if said is None:
         return []
     mean = f"; the mean of {devices} GPUs" if devices > 1 else ""
@@ -116,7 +116,7 @@ def _profiling(run: Run, models: Sequence[Row], ledger: Sequence[Row]) -> list[F
 
 
 def _whole_program(budget: Budget | None) -> list[Figure]:
-    """Return what profiling did to the program as a whole, and what to type where that is much."""
+    """Return the overhead of profiling on the whole program, and the option that lowers it if it is large."""
     if budget is None or budget.program_percent is None:
         return []
     percent, asked = budget.program_percent, budget.asked_percent
@@ -129,7 +129,7 @@ def _whole_program(budget: Budget | None) -> list[Figure]:
 
 
 def cost(ledger: Sequence[Row]) -> Figure:
-    """Return what all of recording adds to a step; where none can be told from the noise, that is said instead."""
+    """Return the overhead of full recording on a step, or that it cannot be distinguished from noise."""
     true, full, rung = ledger[0]["step_ms"], ledger[-1]["step_ms"], ledger[-1]["rung"]
     added = f"{full - true:+.3g} ms"
     told = any(row.get("low_ms") is None or not row["low_ms"] <= 0 <= row["high_ms"] for row in ledger[1:])

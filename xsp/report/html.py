@@ -28,13 +28,13 @@ from xsp.report.words import devices, explained
 from xsp.store.trace import Trace
 
 MOST_ROWS = 1000
-"""Rows of a table; below it stands the command that prints the others."""
+"""Maximum rows of a table; the command that prints the others is below it."""
 
 LEAST_SPANS = 20_000
 """Room that the timeline of each further kind of step has at least, of `timeline.MOST_SPANS` for all of them."""
 
 DEAREST = {"A8": ("latency_us", 200)}
-"""Tables of which only so many rows are shown, those with the most of something."""
+"""Tables of which only the rows with the highest values of a column are shown: column, number of rows."""
 
 SCRIPTS = (
     "echarts.min.js", "spans.js", "lanes.js", "timeline.js", "words.js", "charts.js", "loop.js", "ledger.js",
@@ -96,7 +96,7 @@ def _asset(name: str) -> str:
 
 
 def _allowed(script: str) -> str:
-    """Return how a content security policy names a script that may run; no other one may."""
+    """Return the hash by which a content security policy allows a script."""
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
@@ -130,7 +130,7 @@ def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
 
 
 def _sayable(value: Any) -> Any:
-    """Replace what JSON cannot say: numbers that are not finite, and types that it does not know."""
+    """Replace what JSON cannot represent: numbers that are not finite, and unknown types."""
     if isinstance(value, dict):
         return {key: _sayable(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,8 +1,8 @@
-"""Spans in lanes: a lane holds spans that do not overlap, a track has as many lanes as spans nest in it.
+"""Lanes of the timeline: the spans of a lane do not overlap; a track has as many lanes as its spans nest.
 
-There is a track for each thread and each stream of each rank. In a track a span stands below the spans that are
-open when it starts: nesting in time, not parenthood, for a backward operator hangs under the layer of its forward
-operator, and the wait for data begins before the step.
+There is a track for each thread and each stream of each rank. In a track a span is drawn below the spans that are open
+when it starts. This is nesting in time, which differs from parent spans: the parent of a backward operator is the layer
+of its forward operator, and the wait for data begins before the step.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 MOST_LANES = 64
-"""In a track; what overlaps more deeply than that cannot be read, and is counted instead."""
+"""Maximum lanes of a track; spans that overlap more deeply are counted instead."""
 
 WORTH = 0.1
-"""Share of a lane's time from which on a level is named beside it."""
+"""Minimum share of the time of a lane for a level to be named beside it."""
 
 Track = tuple[int, bool, int | None, int | None]
 """Rank, whether it is a device's, process and thread or device and stream."""
 
 
 class Bar(NamedTuple):
-    """What of a span decides on its place."""
+    """The columns of a span that determine its lane."""
 
     number: int
     parent: int | None

@@ -1,8 +1,7 @@
-"""The run over time, for the page: what each step took, recorded or not, and what lay between the steps.
+"""The run over time, for the page: the duration of each step, recorded or not, and the time between steps.
 
-It is read from the table `loop`, of the trace's rank. Means are
-of the steps that profiling disturbed least. Of more steps than can be told apart on a screen those are kept that are
-extreme among their neighbours of the same kind; means are always of all steps.
+The source is the table `loop` of the rank of the trace. Means are of the steps that profiling disturbed least. If there
+are more steps than a screen can show, the extremes among neighbours of the same kind are kept; means are of all steps.
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ def weights(trace: Trace) -> dict[int, float]:
 def _prepare(trace: Trace) -> bool:
     """Make the table `loop_rows` of the trace's rank, and say whether it holds anything.
 
-    What a step waited for data counts as that, whether the wait stood before the step or in it. `most` is null in a
-    step of which no mean is taken.
+    Waiting for data counts as such, whether it was before the step or in it. `most` is null in a step that is left out
+    of the means.
     """
     trace.once(
         "loop_rows",
@@ -103,7 +102,7 @@ def _prepare(trace: Trace) -> bool:
 
 
 def _basis(con: duckdb.DuckDBPyConnection) -> tuple[str, str]:
-    """Return which steps say most of the program itself: in words, and as a condition."""
+    """Return the steps that represent the program best: in words, and as an SQL condition."""
     most = _first(con, "SELECT max(most) AS most FROM loop_rows")["most"]
     return (FROM[most], "most IS NOT NULL") if most is not None else (ALL, "status = 'ok'")
 

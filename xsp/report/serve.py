@@ -1,6 +1,6 @@
-"""Reports on loopback, where a link on a span in Jaeger leads (`deploy/ui.json`).
+"""Reports served on loopback, for the links on spans in Jaeger (`deploy/ui.json`).
 
-Pages are rendered once and served from memory: whatever path is asked for, nothing is read from the disk.
+Pages are rendered once and served from memory: no request reads from the disk.
 """
 
 from __future__ import annotations

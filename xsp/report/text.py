@@ -1,6 +1,6 @@
 """Tables that fit a terminal.
 
-Names in a trace are somebody else's text: they are shown as they are, never read as markup.
+Names in a trace are foreign text: they are shown literally, never interpreted as markup.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _findings(findings: Sequence[Finding]) -> RenderableType:
 
 
 def overview(trace: Trace) -> RenderableType:
-    """Return what a person wants to see first: of a trace of devices verdict, why and next, else latency and layers."""
+    """Return the overview: verdict, reasons and next steps for a trace of devices, else latency and layers."""
     answers = Answers(trace)
     said = verdict(answers)
     return _of_devices(answers, said) if said is not None else _of_host(trace)
@@ -145,7 +145,7 @@ def _has_loop(trace: Trace) -> bool:
 
 
 def _of_devices(answers: Answers, said: Verdict) -> RenderableType:
-    """Return one screen: verdict, why, next, the layers and kernels that take most, how far it can be believed."""
+    """Return one screen: verdict, reasons, next steps, the longest layers and kernels, and the grade."""
     grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -188,7 +188,7 @@ def _named(answers: Answers) -> str:
 
 
 def _known(trace: Trace) -> list[str]:
-    """Return the shares of device time by how surely its layer is known, in a sentence."""
+    """Return the shares of device time by grade of attribution, in a sentence."""
     shares = attributed(trace)
     whole = sum(ms for _, _, ms in shares)
     named = [f"{100 * ms / whole:.0f} % {grade}" for grade, _, ms in shares] if whole else []

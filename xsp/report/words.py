@@ -1,4 +1,4 @@
-"""What the page says instead of letters and numbers: how deep a step was recorded, which devices a trace is of."""
+"""Words for codes: the recorded levels of a step, the devices of a trace, and how far the trace can be trusted."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _counted(names: Iterable[str]) -> str:
 
 
 _UNNAMED = ""
-"""What a device is called of which the trace does not say what it is."""
+"""Name of a device that the trace does not name."""
 
 
 # --- trust -------------------------------------------------------------------------------------------------------
