@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xsp.errors import GraphError
-from xsp.graph import files, keys, paths
+from xsp.graph import files, keys, page, paths
 from xsp.graph.measures import as_json, critical, measures
 from xsp.graph.node import Call, Edge, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, Why
 from xsp.graph.values import Flow
@@ -222,3 +223,23 @@ def test_a_hundred_thousand_nodes_have_measures_and_no_diameter(tmp_path: Path) 
     assert found["diameter"] is None
     graph.save(tmp_path / "large.json")
     assert files.load(tmp_path / "large.json") == graph
+
+
+# --- the page -----------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_the_modules_and_gives_no_command_to_a_browser(tmp_path: Path) -> None:
+    graph = graph_of(("aten::relu", ["x"], "a"), ("aten::<script>", ["a"], "b"))
+    graph = dataclasses.replace(graph, name="<img src=x>")
+    page.write(graph, tmp_path / "g.html")
+    text = (tmp_path / "g.html").read_text()
+    assert "<script" not in text
+    assert "<img" not in text
+    assert "aten::&lt;script&gt;" in text
+    assert text.count('class="critical"') == 2
+    assert text.count("<details") == text.count("</details>") == 2
+
+
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="cannot be written"):
+        page.write(graph_of(("aten::relu", ["x"], "a")), tmp_path / "no" / "g.html")

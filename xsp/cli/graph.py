@@ -9,6 +9,7 @@ examples:
   xsp graph transformers:bert --sequence 64 --train
   xsp graph torchvision:resnet50 --save resnet50.json   keep it; a saved graph is a source too
   xsp graph resnet50.json --format json
+  xsp graph resnet50.json --html resnet50.html          a page: modules that open, longest path
   xsp graph model.onnx --batch 8
   xsp graph program.pt2
   xsp graph runs/demo                                   a run, or a trace of another profiler
@@ -60,6 +61,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--out", type=Path, metavar="DIR", help="with --all: the folder; what is there already is not made again"
     )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the graph as JSON; xsp graph reads it again")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page: measures, and modules that open with their calls"
+    )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
 
@@ -83,6 +87,10 @@ def run(given: argparse.Namespace) -> int:
     )
     if given.save is not None:
         found.save(given.save)
+    if given.html is not None:
+        from xsp.graph import page
+
+        page.write(found, given.html)
     if given.format == "json":
         from xsp.graph.measures import as_json
 
@@ -101,8 +109,8 @@ def _corpus(given: argparse.Namespace) -> int:
 
     if given.out is None:
         raise UsageError("--all writes a graph for each model: give --out DIR")
-    if given.save is not None or given.input is not None:
-        raise UsageError("--save and --input are for one model: omit them with --all")
+    if given.save is not None or given.html is not None or given.input is not None:
+        raise UsageError("--save, --html and --input are for one model: omit them with --all")
     specs = [name for source in given.all.split(",") for name in models.names(source.strip())]
     with progress.shown(quiet=False) as show:
         found = corpus.collect(specs, given.out, batch=given.batch or 1, train=given.train, progress=show)
