@@ -103,8 +103,9 @@ def xsp(turn: Turn, trace: str) -> None:
     from xsp.errors import AnalysisError
 
     turn.version = xsp.__version__
+    load = xsp.load  # imports what it needs; importing counts for no tool
     with _loading(turn):
-        loaded = xsp.load(trace)
+        loaded = load(trace)
     if turn.load_s is None:
         return
     for name, analysis in xsp.analyses.ANALYSES.items():
