@@ -247,10 +247,12 @@ def _transformers_input(name: str, model: Any, config: Any, settings: Settings) 
         return {wants: torch.randn(settings.batch, *(settings.shape or usual))}, _input(usual)
     if wants != "input_ids":
         if settings.shape is None:
-            raise ModelError(f"this model takes {wants}: say the shape of one sample, --input 80x3000")
-        return {wants: torch.randn(settings.batch, *settings.shape)}, f"say the shape of one sample of {wants}, --input"
+            raise ModelError(f"this model takes {wants}: give the shape of one sample, --input 80x3000")
+        return {
+            wants: torch.randn(settings.batch, *settings.shape)
+        }, f"give the shape of one sample of {wants}, --input"
     if settings.shape is not None:
-        raise ModelError(f"transformers:{name} takes tokens: leave --input away, and say how many, --sequence 128")
+        raise ModelError(f"transformers:{name} takes tokens: omit --input, and give their number, --sequence 128")
     words = getattr(config, "vocab_size", None) or config.get_text_config().vocab_size
     tokens = torch.randint(0, words, (settings.batch, settings.sequence))
     inputs = {wants: tokens}

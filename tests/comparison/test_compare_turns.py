@@ -96,8 +96,8 @@ def test_an_interpreter_with_its_place_its_options_and_variables_before_it_are_k
         ("python -m", "which script"),
         ("python -c 'print(1)'", "put the program into a file"),
         ("python 'train.py", "No closing quotation"),
-        ("xsp run --out here train.py", "leave --out away"),
-        ("torchvision:resnet18 --levels=M", "leave --levels away"),
+        ("xsp run --out here train.py", "omit --out"),
+        ("torchvision:resnet18 --levels=M", "omit --levels"),
     ],
 )
 def test_what_cannot_be_run_in_turns_is_said(typed: str, said: str) -> None:
@@ -110,7 +110,7 @@ def test_what_cannot_be_run_in_turns_is_said(typed: str, said: str) -> None:
     [
         (["--turns", "5", "python a.py"], "takes two commands"),
         (["--turns", "5", "--revisions", "a", "b", "x.py", "y.py"], "takes one command"),
-        (["--turns", "5", "x.py", "--with", "y.py"], "leave one of them away"),
+        (["--turns", "5", "x.py", "--with", "y.py"], "omit one of them"),
         (["--revisions", "a", "b", "x.py"], "goes with --turns"),
         (["a", "b", "--levels", "M"], "goes with --turns"),
         (["--turns", "2", "x.py", "y.py"], "at least 3"),

@@ -255,9 +255,9 @@ def test_an_analysis_is_written_as_a_table(stored: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--format", "chrome"], "say which file to write with -o"),
+        (["--format", "chrome"], "name the file to write with -o"),
         (["--format", "nonsense", "-o", "x"], "--format nonsense: there is no such format; there are chrome"),
-        (["--format", "otlp", "-o", "x"], "leave --format away"),
+        (["--format", "otlp", "-o", "x"], "omit --format"),
         (["--format", "flame", "-o", "x"], "--format flame: write --format folded, of which speedscope.app"),
         (["--format", "chrome", "-o", "x", "--resume"], "--resume: of sending"),
         (["--format", "csv", "-o", "x", "--table", "A99"], "--table 'A99'"),

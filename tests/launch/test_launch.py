@@ -130,7 +130,7 @@ def test_a_script_that_cannot_take_turns_is_run_once_per_level(tmp_path):
 @pytest.mark.parametrize("spelling", [("--once-each",), ("--levels", "once-each")])
 def test_once_per_level_can_be_said_as_an_option_and_as_levels(capsys, spelling):
     assert main(["run", *spelling, "--counters", "train.py"]) == 2
-    assert "leave --once-each away" in capsys.readouterr().err
+    assert "omit --once-each" in capsys.readouterr().err
 
 
 PARALLEL = """

@@ -201,4 +201,4 @@ def test_xsp_run_takes_every_and_budget(tmp_path: Path, capsys: pytest.CaptureFi
     assert 4 <= steps.pop("stored") <= 11, "one in ten on average, each 5 to 14 bare ones after the last"
     assert steps == {"seen": 60, "lost": 0, "skipped": 0}
     assert cli.main([*run, "--budget", "1%", "torchrun", str(script)]) == 2
-    assert "say --every N" in capsys.readouterr().err
+    assert "use --every N" in capsys.readouterr().err

@@ -138,7 +138,7 @@ def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
                 raise UsageError(f"{option} goes with --turns N, which runs both programs in turns")
         return
     if given.after is not None:
-        raise UsageError("--turns runs commands, --with takes runs that are there: leave one of them away")
+        raise UsageError("--turns runs commands, --with takes recorded runs: omit one of them")
     wanted = 1 if given.revisions else 2
     if len(given.before) != wanted:
         raise UsageError(

@@ -42,7 +42,7 @@ _OF_SENDING = (
 )  # fmt: skip
 
 _NO_FORMATS = {
-    "otlp": "leave --format away, and say where to with --to",
+    "otlp": "omit --format, and name the target with --to",
     "flame": "write --format folded, of which speedscope.app and flamegraph.pl draw a flame graph",
 }
 
@@ -140,7 +140,7 @@ def _write(given: argparse.Namespace) -> int:
 
     _refuse(given, _OF_SENDING, "of sending, not with --format")
     if given.out is None:
-        raise UsageError(f"--format {given.format}: say which file to write with -o FILE")
+        raise UsageError(f"--format {given.format}: name the file to write with -o FILE")
     if given.format in _NO_FORMATS:
         raise UsageError(f"--format {given.format}: {_NO_FORMATS[given.format]}")
     known = plugins.names(contract.GROUP)

@@ -51,7 +51,7 @@ def run(given: argparse.Namespace) -> int:
     if given.out and (given.serve or len(given.paths) > 1):
         raise UsageError("-o names the page of one run: leave it out with several runs and with --serve")
     if given.port is not None and not given.serve:
-        raise UsageError("--port is where --serve listens: say --serve, too")
+        raise UsageError("--port is the port of --serve: add --serve")
     return _serve(given) if given.serve else _write(given)
 
 

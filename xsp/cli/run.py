@@ -133,7 +133,7 @@ def _meant(given: argparse.Namespace) -> Program | Elsewhere | Job:
 
     words = given.words[1:] if given.words[0] == "--" else given.words
     if not words:
-        raise UsageError("say which program: xsp run train.py")
+        raise UsageError("name the program: xsp run train.py")
     if not given.module and (found := ranks.found_in(words)) is not None:
         return found
     meant = program.read(words, given.module)
@@ -145,19 +145,21 @@ def _meant(given: argparse.Namespace) -> Program | Elsewhere | Job:
 
 def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
     if given.resolve and given.otlp is not None:
-        raise UsageError("--resolve finds parents after the run: leave --otlp away, and `xsp export` the run then")
+        raise UsageError(
+            "--resolve finds parents after the run: omit --otlp, and send the run afterwards with `xsp export`"
+        )
     options.check_counting(given)
     if given.counters and given.once_each:
-        raise UsageError("--counters needs the kernels of one run: leave --once-each away")
+        raise UsageError("--counters needs the kernels of one run: omit --once-each")
     if given.budget not in (None, "off") and (given.once_each or given.counters or given.resolve):
-        raise UsageError("--budget is kept in one run: leave --counters, --resolve and --once-each away")
+        raise UsageError("--budget is kept in one run: omit --counters, --resolve and --once-each")
 
 
 def _refuse_what_does_not_go_with(job: Job, given: argparse.Namespace) -> None:
     if given.budget is not None:
-        raise UsageError("--budget would record other steps on each rank: say --every N, the same on all of them")
+        raise UsageError("--budget would record other steps on each rank: use --every N, the same on all of them")
     if given.resolve or given.counters or given.once_each:
-        raise UsageError(f"--resolve, --counters and --once-each do not go with {job.name}: leave them away")
+        raise UsageError(f"--resolve, --counters and --once-each do not go with {job.name}: omit them")
 
 
 def _show(out: Path) -> None:

@@ -65,7 +65,7 @@ def run(given: argparse.Namespace) -> int:
     limits = Limits(_size(given.max_body), given.connections, given.timeout)
     http, grpc = address(given.http), address(given.grpc)
     if http is None and grpc is None:
-        raise UsageError("--http off and --grpc off: there is no door left")
+        raise UsageError("--http off and --grpc off: nothing would be received; leave one of them on")
     ended = threading.Event()
     before = {each: signal.signal(each, lambda *_: ended.set()) for each in (signal.SIGINT, signal.SIGTERM)}
     try:

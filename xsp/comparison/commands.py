@@ -95,7 +95,7 @@ def _check_options(words: list[str], typed: str) -> None:
     for word in words:
         option = word.partition("=")[0]
         if option in _ITS_PLACE:
-            raise UsageError(f"{typed!r}: leave {option} away; `xsp compare` itself says where and how deep it records")
+            raise UsageError(f"{typed!r}: omit {option}; `xsp compare` itself says where and how deep it records")
         if word.endswith(".py"):
             return
 

@@ -77,7 +77,7 @@ def load(
 
 def _refuse_kind(kind: int | str | None, path: object) -> None:
     if kind is not None:
-        raise UsageError(f"{path}: tells no kinds of steps; only runs that xsp recorded do: leave the kind away")
+        raise UsageError(f"{path}: has no kinds of steps; only runs that xsp recorded have them: omit the kind")
 
 
 def _number_of(kind: int | str | None, run: Run) -> int | None:

@@ -215,7 +215,7 @@ def _split(name: str, rest: tuple[str, ...]) -> tuple[tuple[str, ...], Program]:
         if word.startswith(f"{_LONG}="):
             options.append(word)
     if not words or words[0] == "-":
-        raise UsageError(f"{name}: say which program, `xsp run {name} train.py`")
+        raise UsageError(f"{name}: name the program, `xsp run {name} train.py`")
     found = read(words)
     assert isinstance(found, Program)
     return tuple(options), found

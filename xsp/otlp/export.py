@@ -51,7 +51,7 @@ def export(what: Export, to: Endpoint, progress: Callable[[str, int, int], None]
         OutputError: the file, or `delivery.json`, cannot be written.
     """
     if to.is_file and what.resume:
-        raise UsageError(f"--resume: {to.name} is written as a whole; leave it away")
+        raise UsageError(f"--resume: {to.name} is written as a whole; omit it")
     patience_s, starting_s = (PATIENCE_S, STARTING_S) if what.patience_s is None else (what.patience_s, None)
     begin, exporter = time.monotonic(), Exporter(to, patience_s, starting_s=starting_s)
     complete = False

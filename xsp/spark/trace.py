@@ -29,9 +29,9 @@ TYPES = {"tinyint": "TINYINT", "smallint": "SMALLINT", "int": "INTEGER", "bigint
 OF_RUNGS = {"alike", "alike_spans"}
 """What `xsp.store.merge` finds out from the steps of a run, beside its spans."""
 
-NO_RUNGS = "this asks what the rungs of a run say, which Spark does not compare; leave --engine away"
+NO_RUNGS = "this asks what the rungs of a run say, which Spark does not compare; omit --engine"
 
-NO_LOOP = "this asks the program's loop, which Spark does not read; leave --engine away"
+NO_LOOP = "this asks the program's loop, which Spark does not read; omit --engine"
 
 PARTS = "rank-*"
 """The runs of a job's ranks, as Spark finds them."""
