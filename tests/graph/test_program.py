@@ -19,11 +19,11 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.first, self.last, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)
         self.register_buffer("shift", torch.ones(4))
 
     def forward(self, x):
-        y = self.first(x) + torch.arange(4, device=x.device)
+        y = self.norm(self.first(x)) + torch.arange(4, device=x.device)
         y.add_(self.shift)
         z = nn.functional.scaled_dot_product_attention(y[None], y[None], y[None])
         return {"a": self.last(z).view(-1)}

@@ -24,6 +24,10 @@ NO_CALLS = frozenset(["profiler", "prim", "rngprims"])
 NOT_OF_THE_CALL = frozenset(["device", "pin_memory", "non_blocking", "generator"])
 """Arguments that belong to the machine or to the program and not to the work."""
 
+FLAGS = {"cudnn_enabled": True, "cudnn_enable": True, "allow_tf32": True, "benchmark": False, "deterministic": False}
+"""Arguments by which a call is told the settings of the process, and what stands in their place: settings belong to
+the environment in which a call is timed."""
+
 TRAINING = ("training", "train")
 
 STATISTICS = frozenset(
@@ -117,7 +121,7 @@ class Recorder(TorchDispatchMode):
             for place, each in enumerate(declared)
         ]
         described = tuple(
-            (each.name, argument(None if each.name in NOT_OF_THE_CALL else value))
+            (each.name, FLAGS.get(each.name, argument(None if each.name in NOT_OF_THE_CALL else value)))
             for each, value in zip(declared, given, strict=True)
         )
         phase = self._phase()
