@@ -392,7 +392,7 @@ def test_a_receiver_that_hangs_holds_the_program_once_and_in_bounds(tmp_path: Pa
         begin = time.monotonic()
         record(tmp_path / "run", steps=5, otlp=receiver.url)
         held = time.monotonic() - begin
-    assert held < live.HOLD_S + live.FINISH_S + 20  # the rest is for a slow machine to start two processes
+    assert held < live.HOLD_S + live.FINISH_S + 60  # the rest is for a slow machine to start two processes
     run = rundir.read_run(tmp_path / "run")
     assert run["steps"]["stored"] == 5
     assert run["delivery"][0]["left"] == 6

@@ -6,7 +6,6 @@ import gzip
 import re
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,9 +59,7 @@ def test_a_small_request_of_many_empty_things_is_refused_before_they_are_made(
     assert answer.status_code == 413
     assert peak_mb(receiver) < MOST_MB
     assert receiver.post(body()).status_code == 200
-    began = time.monotonic()
-    receiver.end(signal.SIGTERM)
-    assert time.monotonic() - began < 30, "it ends when it is asked to"
+    receiver.end(signal.SIGTERM)  # it ends when it is asked to, or this raises after a minute
 
 
 def test_over_grpc_as_well(receiver: Receiver) -> None:

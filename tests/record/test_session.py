@@ -457,7 +457,7 @@ def test_a_wait_for_data_belongs_to_the_step_that_uses_its_batch_alone(tmp_path)
 
         def __getitem__(self, place):
             begin = time.perf_counter_ns()
-            time.sleep(0.005)
+            time.sleep(0.02)
             self.took.append(time.perf_counter_ns() - begin)
             return torch.randn(8)
 
@@ -473,7 +473,7 @@ def test_a_wait_for_data_belongs_to_the_step_that_uses_its_batch_alone(tmp_path)
     waited = [row[0] for row in trace.sql("SELECT data_ns FROM loop ORDER BY step").fetchall()]
     more = [wait - took for wait, took in zip(waited, data.took, strict=True)]
     assert min(more) >= 0
-    assert statistics.median(more) < 5e6, "each step has its own wait and no other's"
+    assert statistics.median(more) < 15e6, "each step has its own wait and no other's"
     found = xsp.analyses.program_loop(trace).fetchall()[0]
     assert found[7] > 5, "data_ms"
 
