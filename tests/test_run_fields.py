@@ -26,7 +26,19 @@ SEED = int(os.environ.get("XSP_FUZZ_SEED", "1"))
 TIMES = int(os.environ.get("XSP_FUZZ_TIMES", "1"))
 ESCAPES = "\x1b[2J\x9b1A\u202e"
 ODD = [None, True, -1, 0, 1 << 80, 1e308, "", ESCAPES, [], [None], {}, {ESCAPES: ESCAPES}, [[]], "\ud800", "x" * 10_000]
-COMMANDS = (["analyze"], ["analyze", "A1", "loop", "phases", "health", "ledger"], ["report"])
+COMMANDS = (
+    ["analyze"],
+    ["analyze", "A1", "loop", "phases", "health", "ledger"],
+    ["analyze", "A2", "--format", "csv"],
+    ["report"],
+    ["watch", "--once"],
+    ["compare", "RUN"],
+    ["export", "--format", "chrome", "--out", "RUN/../out"],
+    ["export", "--to", "RUN/../out.jsonl"],
+    ["counters", "RUN/run.json"],
+    ["import", "--out", "RUN/../imported", "--overwrite"],
+    ["doctor", "--measure"],
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +69,19 @@ def said(command: list[str], run: Path) -> tuple[int, str]:
     """Return how a command ended on a run, and all that it printed."""
     printed = io.StringIO()
     more = ["--out", str(run / "report.html")] if command == ["report"] else []
+    rest = [each.replace("RUN", str(run)) for each in command[1:]]
+    measures = "--measure" in rest  # its runs follow the option
+    typed = [command[0], *rest, str(run)] if measures else [command[0], str(run), *rest, *more]
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        code = cli.main([command[0], str(run), *command[1:], *more])
+        code = cli.main(typed)
     return code, printed.getvalue()
 
 
 @pytest.mark.slow
 def test_no_field_of_a_run_ends_a_command_with_more_than_a_line_or_reaches_the_terminal(
-    run: Path, tmp_path: Path
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("xsp.device.ceilings.measure", lambda _: [])  # which would take seconds each time
     place = tmp_path / "run"
     shutil.copytree(run, place)
     content = json.loads((run / "run.json").read_text())

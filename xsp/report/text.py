@@ -101,7 +101,7 @@ def number(value: float) -> str:
     if value == 0 or 0.001 <= abs(value) < 100_000:
         digits = max(0, 3 - len(str(int(abs(value))))) + (1 if abs(value) < 1000 else 0)
         return f"{value:.{digits}f}"
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if 100_000 <= abs(value) < 10_000_000 else f"{value:.3g}"
 
 
 def health_table(trace: Trace) -> RenderableType:
