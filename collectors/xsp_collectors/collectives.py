@@ -116,13 +116,17 @@ def _communicators() -> list[Any]:
     return list(distributed._world.pg_map) if distributed is not None and distributed.is_initialized() else []
 
 
-def told(event: Any) -> str | None:
+def told(event: Any, name: str) -> str | None:
     """Return what an event of torch.profiler's says of a collective, as attributes; None where it says nothing.
 
     Older versions of torch say it in the file that they write, and not in the process.
+
+    Args:
+        event: of the operator.
+        name: its name.
     """
-    ask = getattr(event, "metadata_json", None)
-    if ask is None or event.name() != _PARAMETERS:
+    ask = getattr(event, "metadata_json", None) if name == _PARAMETERS else None
+    if ask is None:
         return None
     try:
         stated = json.loads("{" + ask() + "}")

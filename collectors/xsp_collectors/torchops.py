@@ -192,13 +192,17 @@ def _spans_of(events: list[Any], collector: str) -> Iterator[Span]:
         if getattr(event, "is_hidden_event", bool)():
             continue
         make = _MAKERS.get(_category(event))
-        span = make(event, threads) if make is not None else None
+        span = make(event, threads, collector) if make is not None else None
         if span is not None:
-            yield span._replace(collector=collector)
+            yield span
+
+
+# members of enums are dear to look up, for hundreds of events
+_CPU, _OP = torch._C._autograd.DeviceType.CPU, Level.OP
 
 
 def _on_host(event: Any) -> bool:
-    return bool(event.device_type() == torch._C._autograd.DeviceType.CPU)
+    return bool(event.device_type() == _CPU)
 
 
 def _category(event: Any) -> str:
@@ -213,43 +217,48 @@ def _category(event: Any) -> str:
     return "gpu_memcpy" if event.name().startswith(("Memcpy", "Memset")) else "kernel"
 
 
-def _op(event: Any, threads: dict[int, int]) -> Span:
-    sequence = event.sequence_nr()
-    backward = event.fwd_thread_id() > 0
-    shapes, dtypes, scalars = event.shapes(), event.dtypes(), event.concrete_inputs()
-    operations = flops(event.name(), shapes, scalars, dtypes) if shapes else None
-    moved = traffic(event.name(), shapes, dtypes, scalars) if shapes else None
-    return Span(
-        level=Level.OP,
-        kind=Kind.OP.value,
-        name=event.name(),
+def _op(event: Any, threads: dict[int, int], collector: str, kind: str = Kind.OP.value) -> Span:
+    name, sequence, forward, shapes = event.name(), event.sequence_nr(), event.fwd_thread_id(), event.shapes()
+    span = Span(
+        level=_OP,
+        kind=kind,
+        name=name,
         # RecordScope 1 is BACKWARD_FUNCTION; the engine's own frame around it has the default scope
-        phase="backward" if backward or event.scope() == 1 or event.name().startswith("autograd::") else None,
+        phase="backward" if forward > 0 or event.scope() == 1 or name.startswith("autograd::") else None,
         start_ns=event.start_ns(),
         dur_ns=event.duration_ns(),
         thread=event.device_resource_id(),
         sequence_nr=sequence if sequence >= 0 else None,
-        forward_thread=threads.get(event.fwd_thread_id()) if backward else None,
-        input_shapes=json.dumps(shapes) if shapes else None,
-        dtype=next((name for name in dtypes if name), None) if shapes else None,
+        forward_thread=threads.get(forward) if forward > 0 else None,
+        collector=collector,
+        attributes=collectives.told(event, name),
+    )
+    return _described(span, shapes, event) if shapes else span  # a second time where that is dear already
+
+
+def _described(span: Span, shapes: Any, event: Any) -> Span:
+    dtypes, scalars = event.dtypes(), event.concrete_inputs()
+    operations, moved = flops(span.name, shapes, scalars, dtypes), traffic(span.name, shapes, dtypes, scalars)
+    return span._replace(
+        input_shapes=json.dumps(shapes),
+        dtype=next((name for name in dtypes if name), None),
         flops=operations,
         flops_source="shapes" if operations is not None else None,
         dram_read_bytes=moved.read_bytes if moved is not None else None,
         dram_write_bytes=moved.write_bytes if moved is not None else None,
         bytes_source="shapes" if moved is not None else None,
-        attributes=collectives.told(event),
     )
 
 
-def _annotation(event: Any, threads: dict[int, int]) -> Span | None:
+def _annotation(event: Any, threads: dict[int, int], collector: str) -> Span | None:
     # torch's own label around an optimizer's step says what the training collector's span says, and ends
     # after the hooks that may have closed the step.
     if event.name().startswith("Optimizer.step#"):
         return None
-    return collectives.as_call(_op(event, threads)._replace(kind=Kind.USER.value))
+    return collectives.as_call(_op(event, threads, collector, Kind.USER.value))
 
 
-def _allocation(event: Any, threads: dict[int, int]) -> Span | None:
+def _allocation(event: Any, threads: dict[int, int], collector: str) -> Span | None:
     if event.nbytes() <= 0:
         return None
     return Span(
@@ -260,10 +269,11 @@ def _allocation(event: Any, threads: dict[int, int]) -> Span | None:
         thread=event.device_resource_id() or threads.get(event.start_thread_id()),
         device=None if _on_host(event) else event.device_index(),
         alloc_bytes=event.nbytes(),
+        collector=collector,
     )
 
 
-def _runtime(event: Any, threads: dict[int, int]) -> Span:
+def _runtime(event: Any, threads: dict[int, int], collector: str) -> Span:
     return Span(
         level=Level.RUNTIME,
         kind=kind_of(event.name()).value,
@@ -272,10 +282,11 @@ def _runtime(event: Any, threads: dict[int, int]) -> Span:
         dur_ns=event.duration_ns(),
         thread=event.device_resource_id(),
         correlation_id=event.correlation_id() or None,
+        collector=collector,
     )
 
 
-def _device(event: Any, threads: dict[int, int]) -> Span:
+def _device(event: Any, threads: dict[int, int], collector: str) -> Span:
     kernel = _category(event) in ("kernel", "concurrent_kernel")
     return Span(
         level=Level.KERNEL,
@@ -286,11 +297,12 @@ def _device(event: Any, threads: dict[int, int]) -> Span:
         device=event.device_index(),
         stream=event.device_resource_id(),
         correlation_id=event.correlation_id() or None,
+        collector=collector,
         attributes=kinetolaunches.attributes(event),
     )
 
 
-_MAKERS: dict[str, Callable[[Any, dict[int, int]], Span | None]] = {
+_MAKERS: dict[str, Callable[[Any, dict[int, int], str], Span | None]] = {
     "cpu_op": _op,
     "user_annotation": _annotation,
     "cpu_instant_event": _allocation,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -165,14 +164,9 @@ class Steps:
         rows = seen + [clock.on_epoch(span, step.anchor) for span in named]
         if samples is None:
             samples = next((row.batch_size for row in rows if row.batch_size is not None), None)
-        rows = self._signed(
-            [step.span(self.name, samples), *rows],
-            trace_id=step.trace_id,
-            step=step.number,
-            rung=int(step.turn.rung),
-            timed=step.turn.timed,
-        )
-        self.storing.begin(step.number, rows, self.loop.take(), step.anchor.offset_ns)
+        common = self._common(trace_id=step.trace_id, step=step.number, rung=int(step.turn.rung), timed=step.turn.timed)
+        rows = [step.span(self.name, samples), *rows]
+        self.storing.begin(step.number, rows, common, self.loop.take(), step.anchor.offset_ns)
 
     def store_rest(self) -> None:
         """Store what is left of the loop, and named blocks that belong to no step, around several for instance."""
@@ -181,12 +175,11 @@ class Steps:
         if rest and self.stored:
             anchor = self.clock.anchor()
             rows = [clock.on_epoch(span, anchor) for span in rest]
-            self._writer.store(self.seen, self._signed(rows, trace_id=self._own.trace_id), b"", 0)
+            self._writer.store(self.seen, rows, self._common(trace_id=self._own.trace_id), b"", 0)
 
-    def _signed(self, rows: Iterable[Span], **common: Any) -> list[Span]:
-        """Return rows with what they have in common, in the form in which they travel."""
-        common |= {"process": self._own.process, "rank": self._own.rank}
-        return [row._replace(level=int(row.level), **common) for row in rows]
+    def _common(self, **values: Any) -> dict[str, Any]:
+        """Return what rows have in common, by column."""
+        return {**values, "process": self._own.process, "rank": self._own.rank}
 
     def release(self, step: Step, counts: bool) -> None:
         """Count what a closed step cost, say how far the run is, and let the next one begin.

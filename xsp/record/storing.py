@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from xsp import clock
 from xsp.record.collecting import Collecting
@@ -22,6 +22,7 @@ class Sent(NamedTuple):
 
     step: int
     rows: list[Span]
+    common: dict[str, Any]
     of_loop: bytes
     offset_ns: int
 
@@ -53,10 +54,10 @@ class Storing:
         """Steps that are stored, lost, or being stored."""
         return self.stored + self.lost + self.is_underway
 
-    def begin(self, step: int, rows: list[Span], of_loop: bytes, offset_ns: int) -> None:
+    def begin(self, step: int, rows: list[Span], common: dict[str, Any], of_loop: bytes, offset_ns: int) -> None:
         """Have a step stored, as `Writer.store` does; wait for it only if the schedule says so."""
-        number = self.writer.send_step(step, rows, of_loop, offset_ns)
-        self._sent = Sent(number, step, rows, of_loop, offset_ns)
+        number = self.writer.send_step(step, rows, common, of_loop, offset_ns)
+        self._sent = Sent(number, step, rows, common, of_loop, offset_ns)
         self._steps.schedule.is_storing = True
         if number is None or self._steps.schedule.waits_for_storing:
             self.wait()
@@ -103,7 +104,7 @@ class Storing:
         if sent.number is not None and self.writer.is_stored(sent.number):
             return True
         fitting = self._steps.collecting.without_misfits(sent.rows)
-        if len(fitting) < len(sent.rows) and self.writer.store(sent.step, fitting, sent.of_loop, sent.offset_ns):
+        if len(fitting) < len(sent.rows) and self.writer.store(sent.step, fitting, *sent[3:]):
             return True
         self.writer.add_to_loop(sent.of_loop, sent.offset_ns)  # the step is lost, not that it ran
         return False

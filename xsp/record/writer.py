@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -115,26 +115,29 @@ class Writer:
         """Have power, clocks and memory read from now on, see `xsp.samples`; return whether it began. Never raises."""
         return self._ask(("sample", os.getpid(), rank, list(devices))) is not None
 
-    def store(self, step: int, rows: Iterable[Span], loop: bytes, offset_ns: int) -> bool:
+    def store(self, step: int, rows: Sequence[Span], common: dict[str, Any], loop: bytes, offset_ns: int) -> bool:
         """Store a step; return whether it is on the disk now. One that is not stands alone: the next one may be.
 
         Args:
             step: its number.
-            rows: its spans.
+            rows: its spans, at least one.
+            common: what all of them have in common, by column; put in by the second process.
             loop, offset_ns: see `add_to_loop`.
         """
-        return self._ask(("step", step, [tuple(row) for row in rows], loop, offset_ns), STUCK_S) is not None
+        return self._ask(("step", step, _columns(rows), common, loop, offset_ns), STUCK_S) is not None
 
-    def send_step(self, step: int, rows: Iterable[Span], loop: bytes, offset_ns: int) -> int | None:
+    def send_step(
+        self, step: int, rows: Sequence[Span], common: dict[str, Any], loop: bytes, offset_ns: int
+    ) -> int | None:
         """Have a step stored while the program goes on.
 
         Args:
-            step, rows, loop, offset_ns: as of `store`.
+            step, rows, common, loop, offset_ns: as of `store`.
 
         Returns:
             What to ask `is_answered` and `is_stored` for; None if it could not be sent.
         """
-        content = self._packed(("step", step, [tuple(row) for row in rows], loop, offset_ns))
+        content = self._packed(("step", step, _columns(rows), common, loop, offset_ns))
         if content is None:
             return None
         with self._turn:
@@ -280,6 +283,24 @@ class Writer:
         self.failed, self.gone = reason, True
 
 
+_LEVEL = Span._fields.index("level")
+
+
+def _columns(rows: Sequence[Span]) -> list[Sequence[Any]]:
+    """Return rows as columns, which travel in half of the time; levels as plain numbers."""
+    columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
+    columns[_LEVEL] = list(map(int, columns[_LEVEL]))
+    return columns
+
+
+def _rows(columns: list[Sequence[Any]], common: dict[str, Any]) -> list[Span]:
+    """Return the rows of columns, with what they have in common."""
+    count = len(columns[0])
+    for name, value in common.items():
+        columns[Span._fields.index(name)] = [value] * count
+    return list(map(Span._make, zip(*columns, strict=True)))
+
+
 # --- in the second process --------------------------------------------------------------------------------
 
 
@@ -314,9 +335,10 @@ def _answer_to(store: Store, message: tuple[Any, ...]) -> dict[str, Any]:
     """Do what a message asks for, and return the answer."""
     kind, *content = message
     if kind == "step":
-        store.add(content[0], [Span._make(row) for row in content[1]])
-        store.add_to_loop(*content[2:])
-        return {"stored": content[0]}
+        step, columns, common, *of_loop = content
+        store.add(step, _rows(columns, common))
+        store.add_to_loop(*of_loop)
+        return {"stored": step}
     if kind == "loop":
         store.add_to_loop(*content)
         return {"stored": True}
