@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -53,7 +54,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeCupti:
     monkeypatch.setattr(cuptitrial, "_small_kernel", fake.gemm)
     monkeypatch.setattr(libcupti, "reason_against", lambda parts: None)
     monkeypatch.setattr(hostclock.HostClock, "install", lambda self: True)
-    monkeypatch.setattr(cupti, "_binding", lambda: fake)
+    monkeypatch.setitem(sys.modules, "cupti.cupti", fake)
     return fake
 
 
