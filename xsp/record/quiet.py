@@ -36,13 +36,14 @@ ALIKE = 50
 class _Passing:
     """The context of a step in a stretch."""
 
-    __slots__ = ("_quiet", "inside")
+    __slots__ = ("_outline", "_quiet", "inside")
 
-    def __init__(self, quiet: Quiet) -> None:
-        self._quiet = quiet
+    def __init__(self, quiet: Quiet, outline: Outline) -> None:
+        self._quiet, self._outline = quiet, outline
         self.inside = False
 
     def __enter__(self) -> None:
+        self._outline.clear()
         self.inside = True
 
     def __exit__(
@@ -87,7 +88,7 @@ class Quiet:
         self.by_signal: Signal | None = None
         """The signal that ends them, and by which they are counted, where they are found at signals."""
 
-        self.passing = _Passing(self)
+        self.passing = _Passing(self, steps.outline)
         self._count = 0
         self._began_ns = self._last_ns = 0
         self._other_ns: int | None = None
@@ -131,6 +132,7 @@ class Quiet:
             if count < LEAST:
                 return
             self.left = self._count = count
+            self._steps.outline.clear()
             self._steps.outline.thread = threading.get_native_id()
             self._steps.outline.usual = self._steps.kinds.all[self._kind].words
             self._steps.collecting.hush(True, None if self.by_context else self.by_signal)
@@ -150,7 +152,6 @@ class Quiet:
         now_ns = monotonic_ns()
         if self._other_ns is None:
             self._last_ns = now_ns
-            self._steps.outline.clear()
         else:
             self._take_in_other(self._other_ns, now_ns)
 
