@@ -30,7 +30,7 @@ class Signal(enum.Enum):
     OPTIMIZER_BEGIN = enum.auto()  # the subject is the optimizer
     OPTIMIZER_END = enum.auto()
     DATA_END = enum.auto()  # a wait for data ended; the subject is its length in nanoseconds
-    UNUSUAL = enum.auto()  # hushed: what begins is none of `Outline.usual`
+    UNUSUAL = enum.auto()  # of a hushed collector: what begins is not in `Outline.usual`
 
 
 class Kernels(str, enum.Enum):
@@ -82,8 +82,8 @@ class Outline(deque[tuple[Any, ...]]):
         """Native id of the only thread whose calls are noted; None for any, between steps."""
 
         self.usual: Set[tuple[Any, ...]] | None = None
-        """Where steps pass by in stretches, the words that these consist of: a collector that is hushed signals
-        `UNUSUAL` before any other; None outside of stretches."""
+        """The words of the steps in the current stretch, see `xsp.record.quiet`; None outside of stretches. A hushed
+        collector signals `UNUSUAL` before it notes another word."""
 
 
 def ignore(signal: Signal, subject: object) -> None:

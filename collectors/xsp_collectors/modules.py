@@ -27,8 +27,8 @@ from xsp_collectors.tensors import Sketch, describe, first_shape, sketch, tensor
 
 _OFF, _INSIDE, _WATCH, _ENDS, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(8)
 # _INSIDE: the one thread of the program is in an outermost call, and no other call is of interest
-# _WATCH: outermost calls are signalled if they are unusual
-# _ENDS: of others the end alone is signalled as well
+# _WATCH: an outermost call is signalled only if it is not in `Outline.usual`
+# _ENDS: as _WATCH, and the end of each outermost call is signalled
 
 _FORWARD = Kind.FORWARD
 
@@ -97,7 +97,7 @@ class ModuleCalls(Collector):
         self._set_mode(_OFF if self.notify is ignore and self.outline is None else _SIGNAL)
 
     def hush(self, quiet: bool, but: Signal | None = None) -> None:
-        """Let calls pass by, or signal their ends alone; before an unusual one that is signalled."""
+        """Let calls pass by, or signal their ends alone; a call that is not in `Outline.usual` is signalled first."""
         if quiet:
             self._set_mode(_ENDS if but is Signal.CALL_END else _OFF if self.outline is None else _WATCH)
         else:
@@ -199,7 +199,7 @@ def _wrap(
     """Return the wrapper of `original` and the function that sets its mode."""
     mode = _OFF
     threads = _Threads()
-    clock, grad_enabled, tensor, threads_running = monotonic_ns, torch.is_grad_enabled, torch.Tensor, _threads_running()
+    clock, grad_enabled, threads_running = monotonic_ns, torch.is_grad_enabled, _threads_running()
     around = _OFF  # the mode outside of the outermost call
     # Dynamo traces through the wrapper. Asking it keeps clocks and lists out of compiled graphs; asking it
     # first keeps `mode` out of their guards, which would have them compiled again for each mode.
@@ -226,13 +226,9 @@ def _wrap(
                 inputs = sketch(args, kwargs)
         else:
             outline = collector.outline
-            word = None
             if outline is not None and outline.thread in (None, here[1]):
-                shape = args[0].shape if args and type(args[0]) is tensor else None
-                word = (
-                    _FORWARD, id(self), type(self), self.training and grad_enabled(),
-                    shape or first_shape(args, kwargs),
-                )  # fmt: skip
+                trains = self.training and grad_enabled()
+                word = (_FORWARD, id(self), type(self), trains, first_shape(args, kwargs))
                 if mode <= _ENDS and outline.usual is not None and word not in outline.usual:
                     collector.notify(Signal.UNUSUAL, self)  # which ends the stretch, and sets another mode
                 outline.append(word)

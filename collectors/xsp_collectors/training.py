@@ -23,6 +23,10 @@ from xsp.schema import Kind, Level, Span
 
 _ENGINE = "_engine_run_backward"
 
+# words of an outline, see `xsp.collector.Token`; members of enums are dear to look up
+_OPTIMIZER = Kind.OPTIMIZER
+_BACKWARD_BEGINS, _BACKWARD_ENDS, _OPTIMIZER_BEGINS = (Kind.BACKWARD, 0), (Kind.BACKWARD, 1), (Kind.OPTIMIZER, 0)
+
 
 class TrainingCalls(Collector):
     """Runs of the autograd engine (BACKWARD) and steps of optimizers (OPTIMIZER)."""
@@ -94,13 +98,8 @@ class TrainingCalls(Collector):
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return original(*args, **kwargs)
-            if self._hushed and self._is_usual((Kind.BACKWARD, 0)) and self._but is not Signal.BACKWARD_END:
-                self._note((Kind.BACKWARD, 0))
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    self._note((Kind.BACKWARD, 1))
-            self._note((Kind.BACKWARD, 0))
+            passes = self._hushed and self._is_usual(_BACKWARD_BEGINS) and self._but is not Signal.BACKWARD_END
+            self._note(_BACKWARD_BEGINS)
             start, status = monotonic_ns(), "ok"
             try:
                 return original(*args, **kwargs)
@@ -111,8 +110,9 @@ class TrainingCalls(Collector):
                 if self._on:
                     thread = threading.get_native_id()
                     self._rows.append((Kind.BACKWARD, "backward", thread, start, monotonic_ns(), status))
-                self._note((Kind.BACKWARD, 1))
-                self.notify(Signal.BACKWARD_END, None)
+                self._note(_BACKWARD_ENDS)
+                if not passes:
+                    self.notify(Signal.BACKWARD_END, None)
 
         return run_backward
 
@@ -121,7 +121,7 @@ class TrainingCalls(Collector):
             self.outline.append(word)
 
     def _is_usual(self, word: tuple[Any, ...]) -> bool:
-        """Return whether what comes is of the stretch that passes by; signal what is not, which ends the stretch."""
+        """Return whether a word belongs to the stretch of steps that pass by; one that does not is signalled."""
         outline = self.outline
         if outline is None or outline.usual is None or word in outline.usual:
             return True
@@ -131,16 +131,16 @@ class TrainingCalls(Collector):
         return False
 
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._hushed and self._is_usual((Kind.OPTIMIZER, id(optimizer), type(optimizer))):
-            self._note((Kind.OPTIMIZER, 0))
+        if self._hushed and self._is_usual((_OPTIMIZER, id(optimizer), type(optimizer))):
+            self._note(_OPTIMIZER_BEGINS)
             return
         self.notify(Signal.OPTIMIZER_BEGIN, optimizer)  # which may open a step, so first
-        self._note((Kind.OPTIMIZER, 0))
+        self._note(_OPTIMIZER_BEGINS)
         self._running[id(optimizer)] = (threading.get_native_id(), monotonic_ns())
 
     def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
+        self._note((_OPTIMIZER, id(optimizer), type(optimizer)))
         if self._hushed:
-            self._note((Kind.OPTIMIZER, id(optimizer), type(optimizer)))
             if self._but is Signal.OPTIMIZER_END:
                 self.notify(Signal.OPTIMIZER_END, optimizer)
             return
@@ -148,5 +148,4 @@ class TrainingCalls(Collector):
         if self._on and thread is not None and start is not None:
             name = type(optimizer).__name__
             self._rows.append((Kind.OPTIMIZER, name, thread, start, monotonic_ns(), "ok"))
-        self._note((Kind.OPTIMIZER, id(optimizer), type(optimizer)))
         self.notify(Signal.OPTIMIZER_END, optimizer)

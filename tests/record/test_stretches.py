@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -131,6 +132,42 @@ def test_what_another_thread_calls_breaks_no_stretch(tmp_path: Path) -> None:
     assert kinds_of(tmp_path / "run") == {(False, 1): 3000}
     longest = xsp.load(tmp_path / "run").sql("SELECT max(steps) FROM loop").fetchall()
     assert longest[0][0] > 1, "no step passed in a stretch"
+
+
+def test_a_step_that_ends_a_stretch_has_no_calls_of_another_thread(tmp_path: Path) -> None:
+    program, stop = Program(), threading.Event()
+    encoder = nn.Linear(4, 4)
+
+    def encode() -> None:
+        while not stop.wait(0.0002):
+            encoder(torch.ones(2, 4))
+
+    beside = threading.Thread(target=encode)
+    with xsp.profile("beside", out=tmp_path / "run", levels="M", samples=False) as prof:
+        beside.start()
+        try:
+            for number in range(1500):
+                with prof.step():
+                    if number % 150 == 149:
+                        program.act(WIDE)
+                        time.sleep(0.002)
+                    program.act()
+        finally:
+            stop.set()
+            beside.join()
+    kinds = {len(kind["calls"]): kind["steps"] for kind in xsp.load(tmp_path / "run").run["kinds"]}
+    assert kinds == {1: 1490, 2: 10}
+
+
+def test_samples_that_the_program_states_are_those_of_a_step_that_ends_a_stretch(tmp_path: Path) -> None:
+    program = Program()
+    with xsp.profile("stated", out=tmp_path / "run", levels="M", samples=False, batch_size=7) as prof:
+        for number in range(300):
+            with prof.step():
+                program.act(WIDE if number == 299 else SMALL)
+    trace = xsp.load(tmp_path / "run")
+    assert {(kind["batch_size"], kind["batch_source"]) for kind in trace.run["kinds"]} == {(7, "stated")}
+    assert trace.sql("SELECT DISTINCT samples FROM loop").fetchall() == [(7,)]
 
 
 def test_short_steps_pass_in_stretches_and_none_is_lost(tmp_path: Path) -> None:

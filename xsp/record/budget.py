@@ -198,19 +198,17 @@ def schedule_of(settings: Settings, account: Account, alone: bool) -> Schedule:
         account: to which the costs of the steps are added as they run.
         alone: False where other processes must come to the same turns.
     """
-    given, rungs, usual = settings, settings.rungs, settings.budget == UNASKED
-    only, settle, every, spread = given.only, given.settle, given.every, given.spread
+    rungs, warmup, seed, only = settings.rungs, settings.warmup, settings.seed, settings.only
+    settle, every, spread, usual = settings.settle, settings.every, settings.spread, settings.budget == UNASKED
     if usual and not alone:
-        return Schedule(
-            rungs, given.warmup, given.seed, only, every=every, spread=spread, by_time=False, later=EVERY_OF_RANKS
-        )
-    if given.budget is not None:
-        share = parse(USUAL if usual else given.budget)
-        return Budgeted(share, account, rungs, given.warmup, given.seed, only, every, spread, unearned=usual)
+        return Schedule(rungs, warmup, seed, only, every=every, spread=spread, by_time=False, later=EVERY_OF_RANKS)
+    if settings.budget is not None:
+        share = parse(USUAL if usual else settings.budget)
+        return Budgeted(share, account, rungs, warmup, seed, only, every, spread, unearned=usual)
     if only is not None:  # once per level: all that such a process is for
-        return Schedule(rungs, given.warmup, given.seed, only, 1 if settle is None else settle, every)
+        return Schedule(rungs, warmup, seed, only, 1 if settle is None else settle, every)
     stretch = STRETCH if settle is None and every is None and alone else 0
-    return Schedule(rungs, given.warmup, given.seed, only, settle, every, spread, stretch, by_time=alone)
+    return Schedule(rungs, warmup, seed, only, settle, every, spread, stretch, by_time=alone)
 
 
 def progress(schedule: Schedule, account: Account) -> dict[str, Any]:

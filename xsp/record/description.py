@@ -88,7 +88,12 @@ def _that_the_clock_was_set(anchor: clock.Anchor) -> list[dict[str, str]]:
     if not anchor.set_ns:
         return []
     by = f"{anchor.set_ns / 1e9:+.1f} s"
-    return [{"source": "xsp", "text": f"the system's clock was set by {by} meanwhile; times go on from its first one"}]
+    return [
+        {
+            "source": "xsp",
+            "text": f"the system's clock was set by {by} during the run; its times continue from the first reading",
+        }
+    ]
 
 
 def of_parts(parts: Sequence[Run]) -> dict[str, Any]:

@@ -101,8 +101,13 @@ class Kinds:
             return found.number if found is not None else None
         return self._last.next if self._last is not None else None
 
-    def ended(self, outline: Sequence[tuple[Any, ...]]) -> Known:
-        """Count a step, and return what is known of it."""
+    def ended(self, outline: Sequence[tuple[Any, ...]], stated: int | None = None) -> Known:
+        """Count a step, and return what is known of it.
+
+        Args:
+            outline: of the step.
+            stated: samples in the step, as the program says; None where it does not.
+        """
         words = tuple(outline)
         known = self._by_outline.get(words)
         if known is None:
@@ -112,6 +117,9 @@ class Kinds:
         if self._last is not None:
             self._last.next = kind.number
         self._last = kind
+        if stated is not None:
+            kind.batch = Batch(stated, "stated")
+            return Known(kind, kind.batch)
         return known
 
     def _look_closer(self, words: tuple[tuple[Any, ...], ...]) -> Known:

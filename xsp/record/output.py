@@ -67,8 +67,8 @@ def claimed_for_several(settings: Settings) -> Iterator[Path]:
     Raises:
         OutputError: as `claim`.
     """
-    given = settings
-    with rundir.several(*_claim(given.place, "", None, rundir.hold, given.overwrite, given.next_free)) as out:
+    held = _claim(settings.place, "", None, rundir.hold, settings.overwrite, settings.next_free)
+    with rundir.several(*held) as out:
         yield out
 
 

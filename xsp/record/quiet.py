@@ -3,8 +3,8 @@
 What xsp does around a bare step takes some six microseconds, and leaves caches to a step of ten that make it twice as
 long. So where steps are shorter than `SHORT_NS` and of one kind, stretches of them are timed as a whole: their steps
 are counted, and nothing else is done around them. Such a stretch is one row of the loop, and in such programs the only
-steady one. Its outermost calls are compared with those of its kind: another model, another shape, an evaluation after
-the training steps or a training step after the calls of a rollout break it off, and are steps of their own.
+steady one. Its calls are compared with those of its kind. A call of another model or with another shape ends the
+stretch, for instance a training step after the calls of a rollout, and its step is counted as one of its own kind.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from xsp.clock import monotonic_ns
 from xsp.collector import Outline, Signal
@@ -92,7 +92,7 @@ class Quiet:
         self._count = 0
         self._began_ns = self._last_ns = 0
         self._other_ns: int | None = None
-        """Since when the open step of the program's own is known to be none of the stretch that it broke off."""
+        """When the open step, which the program names, was seen to be of another kind than its stretch; None if not."""
 
         self._kind = self._alike = 0
         self._samples = UNKNOWN
@@ -148,7 +148,7 @@ class Quiet:
                 self.end(self._last_ns, between=0.0)
 
     def passed(self) -> None:
-        """Take in the end of a step that the program names, in a stretch or after what broke it off."""
+        """Take in the end of a step that the program names, in a stretch or where it ended one."""
         now_ns = monotonic_ns()
         if self._other_ns is None:
             self._last_ns = now_ns
@@ -156,34 +156,38 @@ class Quiet:
             self._take_in_other(self._other_ns, now_ns)
 
     def break_off(self) -> None:
-        """End the stretch with the last step that ended: what the program does now is none of it."""
+        """End the stretch with the last step that ended: what the program does now is of another kind."""
         if not self.has_begun:
             return
-        words: list[tuple[Any, ...]] = []
-        if self.passing.inside:
-            self.left += 1
-            self._other_ns, words = monotonic_ns(), list(self._steps.outline)
+        if not self.passing.inside:
+            self.end(self._last_ns, between=0.0)
+            return
+        outline = self._steps.outline
+        self.left += 1
+        self._other_ns, words, thread = monotonic_ns(), list(outline), outline.thread
         self.end(self._last_ns, between=0.0)
-        self._steps.outline.extend(words)
+        outline.thread = thread
+        outline.extend(words)
 
     def _take_in_other(self, since_ns: int, now_ns: int) -> None:
-        """Count the step that broke a stretch off, as a row of the loop that is not steady: its start was not seen."""
+        """Count the step that ended a stretch, as a row of the loop that is not steady: its start was not seen."""
         self._other_ns = None
         steps = self._steps
-        kind, batch = steps.kinds.ended(steps.outline)
-        samples = steps.batch_size or batch.size
-        self._alike, self._kind = 0, kind.number
-        before_ns = max(0, since_ns - steps.left_ns)
+        kind, batch = steps.kinds.ended(steps.outline, steps.batch_size)
+        samples = UNKNOWN if batch.size is None else batch.size
+        dur_ns, before_ns = now_ns - since_ns, max(0, since_ns - steps.left_ns)
+        self.ended(False, dur_ns, before_ns, kind.number, samples)
         steps.loop.add((
-            steps.rank, steps.seen, 1, kind.number, SETTLE.rung, 0, since_ns, now_ns - since_ns, before_ns,
-            steps.waited_ns, 0, UNKNOWN if samples is None else samples, Status.OK,
+            steps.rank, steps.seen, 1, kind.number, SETTLE.rung, 0, since_ns, dur_ns, before_ns,
+            steps.waited_ns, 0, samples, Status.OK,
         ))  # fmt: skip
         steps.waited_ns = 0
         steps.seen += 1
-        steps.account.pass_by(1, now_ns - since_ns, before_ns)
-        steps.schedule.passed(kind.number, 1, now_ns - since_ns)
+        steps.account.pass_by(1, dur_ns, before_ns)
+        steps.schedule.passed(kind.number, 1, dur_ns)
         steps.left_ns, steps.after_ns = now_ns, 0
         steps.outline.clear()
+        steps.outline.thread = None
 
     def end(self, now_ns: int, between: float | None = None) -> None:
         """Take in the stretch that has ended, or was broken off, as a row of the loop.

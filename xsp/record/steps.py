@@ -18,7 +18,7 @@ from xsp.collector import Collector, Outline, Signal
 from xsp.record import blocks
 from xsp.record import budget as budgets
 from xsp.record.collecting import Collecting, Listener
-from xsp.record.kinds import Batch, Kinds
+from xsp.record.kinds import Kinds
 from xsp.record.loop import UNKNOWN, Loop, Status
 from xsp.record.overhead import Account
 from xsp.record.progress import Underway
@@ -134,10 +134,7 @@ class Steps:
 
     def enter_in_loop(self, step: Step) -> int | None:
         """Add a step that ended to the loop, and return how many samples it has; None where nothing tells."""
-        kind, batch = self.kinds.ended(self.outline)
-        stated = step.batch_size or self.batch_size
-        if stated is not None:
-            kind.batch = batch = Batch(stated, "stated")
+        kind, batch = self.kinds.ended(self.outline, step.batch_size or self.batch_size)
         turn, dur_ns = step.turn, step.end_ns - step.start_ns
         samples = batch.size if batch.size is not None else UNKNOWN
         is_steady = turn.bare and step.is_steady and not self.quiet.is_short
