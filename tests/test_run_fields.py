@@ -11,19 +11,18 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("hypothesis")
 
+from fuzzing import SEED, TIMES, places
 
 from xsp import cli
 
-SEED = int(os.environ.get("XSP_FUZZ_SEED", "1"))
-TIMES = int(os.environ.get("XSP_FUZZ_TIMES", "1"))
 ESCAPES = "\x1b[2J\x9b1A\u202e"
 ODD = [None, True, -1, 0, 1 << 80, 1e308, "", ESCAPES, [], [None], {}, {ESCAPES: ESCAPES}, [[]], "\ud800", "x" * 10_000]
 COMMANDS = (
@@ -44,15 +43,6 @@ COMMANDS = (
 @pytest.fixture(scope="module")
 def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shutil.copytree(small_run, tmp_path_factory.mktemp("fields") / "run")
-
-
-def places(content: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the way to each value, and to what holds it."""
-    if before:
-        yield before
-    each = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
-    for key, value in each:
-        yield from places(value, (*before, key))
 
 
 def changed(content: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +28,10 @@ from torch import nn
 
 import xsp
 from xsp.errors import PluginError, UsageError
-from xsp.instrumentation import instrument as service_module
 from xsp.instrumentation.worker import Called, Recorded, _Sending, spans_of
 from xsp.testing import spans
 
 HALF = 1 << 63
-
-
-@pytest.fixture(autouse=True)
-def every_handle_is_closed() -> Iterator[None]:
-    yield
-    assert service_module._active is None
-
-
-@pytest.fixture
-def service() -> Iterator[Service]:
-    made = Service()
-    yield made
-    made.provider.shutdown()
 
 
 # --- under the request's span -----------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import gc
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,19 +23,6 @@ import xsp
 from xsp.instrumentation import instrument as service_module
 from xsp.instrumentation.worker import Called, Recorded, spans_of
 from xsp.testing import spans
-
-
-@pytest.fixture(autouse=True)
-def every_handle_is_closed() -> Iterator[None]:
-    yield
-    assert service_module._active is None
-
-
-@pytest.fixture
-def service() -> Iterator[Service]:
-    made = Service()
-    yield made
-    made.provider.shutdown()
 
 
 class Waits(nn.Module):
@@ -55,6 +42,16 @@ class Waits(nn.Module):
 def requested(service: Service, call: Callable[[torch.Tensor], Any]) -> None:
     with service.request():
         call(X)
+
+
+def request_during(service: Service, waits: Waits, net: nn.Module) -> None:
+    """Serve a request while another one is in its call."""
+    thread = threading.Thread(target=requested, args=(service, waits))
+    thread.start()
+    waits.inside.wait(20)
+    requested(service, net)
+    waits.go.set()
+    thread.join()
 
 
 # --- several handles --------------------------------------------------------------------------------------
@@ -227,12 +224,7 @@ def test_calls_at_the_same_time_each_have_their_own_layers_and_operators(
     monkeypatch.setattr("xsp.instrumentation.windows.OPEN_NS", 60 * 10**9)
     net, waits = model(), Waits()
     with xsp.instrument(net, waits, sample=1.0, provider=service.provider) as traced:
-        thread = threading.Thread(target=requested, args=(service, waits))
-        thread.start()
-        waits.inside.wait(20)
-        requested(service, net)
-        waits.go.set()
-        thread.join()
+        request_during(service, waits, net)
         assert traced.flush()
         assert traced.counts[:4] == (2, 2, 2, 0)
         assert traced.counts.lost == {}
@@ -252,12 +244,7 @@ def test_a_call_that_comes_when_a_window_takes_nobody_in_has_layers_and_says_wha
     monkeypatch.setattr("xsp.instrumentation.windows.OPEN_NS", 0)
     net, waits = model(), Waits()
     with xsp.instrument(net, waits, sample=1.0, provider=service.provider) as traced:
-        thread = threading.Thread(target=requested, args=(service, waits))
-        thread.start()
-        waits.inside.wait(20)
-        requested(service, net)
-        waits.go.set()
-        thread.join()
+        request_during(service, waits, net)
         assert traced.flush()
         assert traced.counts[:4] == (2, 2, 2, 1)
         reason = "operators: the collectors were busy with earlier calls"

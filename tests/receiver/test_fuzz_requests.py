@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("hypothesis")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 
 import requests
+from fuzzing import SEED, TIMES, places
 from google.protobuf.json_format import MessageToDict
-from test_serve import JSON, PROTOBUF, Receiver
+from realparts import PROTOBUF, ServeProcess
+from test_serve import JSON
 from test_serve_collector import JOB, of_rank
 
 import xsp
 
-SEED = int(os.environ.get("XSP_FUZZ_SEED", "1"))
-TIMES = int(os.environ.get("XSP_FUZZ_TIMES", "1"))
 REQUESTS = 120
 """As many damaged requests are sent, times `XSP_FUZZ_TIMES`."""
 
@@ -39,23 +37,6 @@ HEADERS = {
     "Content-Encoding": ["gzip", "deflate", "x"],
     "Content-Type": ["", "text/plain", "application/json; charset=x"],
 }
-
-
-@pytest.fixture
-def receiver(tmp_path: Path) -> Iterator[Receiver]:
-    started = Receiver(tmp_path / "received")
-    yield started
-    started.process.kill()
-    started.process.communicate()
-
-
-def places(content: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the way to each value of a request in JSON."""
-    if before:
-        yield before
-    each = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
-    for key, value in each:
-        yield from places(value, (*before, key))
 
 
 def damaged_json(content: dict[str, Any], chance: random.Random) -> bytes:
@@ -94,7 +75,7 @@ def damaged_protobuf(content: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.slow
-def test_after_any_damaged_request_others_are_served_and_what_they_sent_is_there(receiver: Receiver) -> None:
+def test_after_any_damaged_request_others_are_served_and_what_they_sent_is_there(receiver: ServeProcess) -> None:
     chance = random.Random(SEED)
     whole = of_rank(0)
     as_json, as_protobuf = MessageToDict(whole), whole.SerializeToString()

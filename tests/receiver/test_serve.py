@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
-import resource
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 import grpc
 import requests
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-from realparts import until
+from realparts import PROTOBUF, ServeProcess, until
 from roundtrip import Whole, request, rows, sent, some, some_of, spans_of, tables, without
 
 import xsp
@@ -34,53 +32,8 @@ from xsp.health import health
 from xsp.otlp.transport import as_json
 from xsp.receiver.journal import Receiving
 
-PROTOBUF, JSON = {"Content-Type": "application/x-protobuf"}, {"Content-Type": "application/json"}
+JSON = {"Content-Type": "application/json"}
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
-
-
-class Receiver:
-    """A real `xsp serve` on free ports."""
-
-    def __init__(self, out: Path, *options: str, most_of_a_file: int | None = None) -> None:
-        self.out = out
-        command = [sys.executable, "-m", "xsp.cli", "serve", "--out", str(out), "--http", "127.0.0.1:0"]
-        self.process = subprocess.Popen(
-            [*command, "--grpc", "127.0.0.1:0", *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=(lambda: _limit(most_of_a_file)) if most_of_a_file else None,
-        )
-        assert self.process.stdout is not None
-        lines = [self.process.stdout.readline() for _ in range(2)]
-        self.http = lines[0].split()[-1].removesuffix("/v1/traces")
-        self.grpc = lines[1].split()[-1]
-
-    def end(self, how: signal.Signals = signal.SIGTERM) -> str:
-        """End it, and return what it printed."""
-        self.process.send_signal(how)
-        printed, _ = self.process.communicate(timeout=60)
-        return printed
-
-    def post(self, body: bytes, headers: dict[str, str] = PROTOBUF, path: str = "/v1/traces") -> Any:
-        return requests.post(self.http + path, data=body, headers=headers, timeout=30)
-
-    def runs(self) -> list[Path]:
-        return sorted(self.out.iterdir())
-
-
-def _limit(size: int) -> None:
-    """Let no file grow beyond a size, as a full disk does not."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
-@pytest.fixture
-def receiver(tmp_path: Path) -> Iterator[Receiver]:
-    started = Receiver(tmp_path / "received")
-    yield started
-    started.process.kill()
-    started.process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +64,7 @@ def many(count: int, sender: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("door", ["http", "grpc"])
-def test_a_run_arrives_as_it_was(receiver: Receiver, run: Path, original: Whole, door: str) -> None:
+def test_a_run_arrives_as_it_was(receiver: ServeProcess, run: Path, original: Whole, door: str) -> None:
     sent(run, getattr(receiver, door))
     (place,) = receiver.runs()
     printed = receiver.end()
@@ -123,14 +76,14 @@ def test_a_run_arrives_as_it_was(receiver: Receiver, run: Path, original: Whole,
     assert not (place / "arrived").exists()
 
 
-def test_a_run_that_is_complete_is_put_in_order_while_others_arrive(receiver: Receiver, run: Path) -> None:
+def test_a_run_that_is_complete_is_put_in_order_while_others_arrive(receiver: ServeProcess, run: Path) -> None:
     sent(run, receiver.http, "--compression", "gzip")
     (place,) = receiver.runs()
     until(lambda: rundir.read_run(place)["finished"])
     assert len(rundir.segments(place)) == len(rundir.segments(run))
 
 
-def test_a_run_that_is_sent_twice_counts_once(receiver: Receiver, run: Path, original: Whole) -> None:
+def test_a_run_that_is_sent_twice_counts_once(receiver: ServeProcess, run: Path, original: Whole) -> None:
     sent(run, receiver.http)
     until(lambda: rundir.read_run(receiver.runs()[0])["finished"])
     sent(run, receiver.grpc)
@@ -142,7 +95,7 @@ def test_a_run_that_is_sent_twice_counts_once(receiver: Receiver, run: Path, ori
     assert back.run["received"]["doubled"] == len(original.rows)
 
 
-def test_opentelemetrys_own_exporters_are_served(receiver: Receiver) -> None:
+def test_opentelemetrys_own_exporters_are_served(receiver: ServeProcess) -> None:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp
     from opentelemetry.sdk.trace import TracerProvider
@@ -178,7 +131,7 @@ sys.exit(cli.main(["export", str(prof.out), "--to", sys.argv[2], "--quiet"]))
 
 
 @pytest.mark.slow
-def test_ranks_that_send_at_once_come_out_as_one_timeline(receiver: Receiver, tmp_path: Path) -> None:
+def test_ranks_that_send_at_once_come_out_as_one_timeline(receiver: ServeProcess, tmp_path: Path) -> None:
     caller = f"00-{'ab' * 16}-{'cd' * 8}-01"
     ranks = [
         subprocess.Popen(
@@ -202,7 +155,7 @@ def test_ranks_that_send_at_once_come_out_as_one_timeline(receiver: Receiver, tm
 
 
 @pytest.mark.slow
-def test_many_senders_at_once_lose_nothing(receiver: Receiver) -> None:
+def test_many_senders_at_once_lose_nothing(receiver: ServeProcess) -> None:
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda sender: receiver.post(many(500, sender)), range(1, 33)))
     assert {answer.status_code for answer in answers} == {200}
@@ -222,7 +175,7 @@ def test_what_a_kill_left_of_a_run_of_which_nothing_was_taken_goes_at_the_next_s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_acknowledged_survives_a_kill(receiver: Receiver, tmp_path: Path) -> None:
+def test_what_was_acknowledged_survives_a_kill(receiver: ServeProcess, tmp_path: Path) -> None:
     acknowledged: list[int] = []
 
     def send(sender: int) -> None:
@@ -246,7 +199,7 @@ def test_what_was_acknowledged_survives_a_kill(receiver: Receiver, tmp_path: Pat
     assert left.run["finished"] is False
     assert "was interrupted" in " ".join(finding.text for finding in health(left))
 
-    again = Receiver(receiver.out)
+    again = ServeProcess(receiver.out)
     assert again.post(many(20, 9999)).status_code == 200
     again.end()
     assert len(xsp.load(place).spans) == 20 * (len(found) + 1)
@@ -254,7 +207,7 @@ def test_what_was_acknowledged_survives_a_kill(receiver: Receiver, tmp_path: Pat
     assert receiver.runs() == [place]
 
 
-def test_overwriting_takes_away_what_was_not_in_order_yet(receiver: Receiver) -> None:
+def test_overwriting_takes_away_what_was_not_in_order_yet(receiver: ServeProcess) -> None:
     receiver.post(GOOD)
     receiver.end(signal.SIGKILL)
     place = receiver.out / "services"
@@ -264,12 +217,12 @@ def test_overwriting_takes_away_what_was_not_in_order_yet(receiver: Receiver) ->
 
 
 def test_a_receiver_goes_on_with_a_run_that_was_cut(run: Path, original: Whole, tmp_path: Path) -> None:
-    first = Receiver(tmp_path / "received")
+    first = ServeProcess(tmp_path / "received")
     sent(run, first.http, "--steps", ",".join(str(int(file.stem)) for file in rundir.segments(run)[:4]))
     first.end(signal.SIGKILL)
     (place,) = first.runs()
     assert xsp.load(place).run["finished"] is False
-    second = Receiver(tmp_path / "received")
+    second = ServeProcess(tmp_path / "received")
     sent(run, second.http)
     second.end(signal.SIGINT)
     assert second.runs() == [place]
@@ -302,7 +255,7 @@ BAD = [
 """Content, headers, path, and the status that answers it."""
 
 
-def test_bad_requests_are_refused_store_nothing_and_harm_nobody(receiver: Receiver) -> None:
+def test_bad_requests_are_refused_store_nothing_and_harm_nobody(receiver: ServeProcess) -> None:
     for content, headers, path, status in BAD:
         assert receiver.post(content, headers, path).status_code == status, (content[:40], headers, path)
         assert receiver.runs() == []
@@ -310,7 +263,7 @@ def test_bad_requests_are_refused_store_nothing_and_harm_nobody(receiver: Receiv
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    receiver = Receiver(tmp_path / "received", "--max-body", "1MiB")
+    receiver = ServeProcess(tmp_path / "received", "--max-body", "1MiB")
     with socket.create_connection(("127.0.0.1", int(receiver.http.rpartition(":")[2]))) as connection:
         head = "POST /v1/traces HTTP/1.1\r\nContent-Type: application/x-protobuf\r\nContent-Length: 99999999999\r\n\r\n"
         connection.sendall(head.encode())
@@ -335,7 +288,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -
 
 
 def test_who_sends_too_slowly_is_let_go(tmp_path: Path) -> None:
-    receiver = Receiver(tmp_path / "received", "--timeout", "1")
+    receiver = ServeProcess(tmp_path / "received", "--timeout", "1")
     place = ("127.0.0.1", int(receiver.http.rpartition(":")[2]))
     head = b"POST /v1/traces HTTP/1.1\r\nContent-Type: application/x-protobuf\r\nContent-Length: 1000\r\n\r\nxx"
     with socket.create_connection(place) as silent, socket.create_connection(place) as slow:
@@ -350,7 +303,7 @@ def test_who_sends_too_slowly_is_let_go(tmp_path: Path) -> None:
 
 
 def test_too_many_at_once_are_told_to_come_again(tmp_path: Path) -> None:
-    receiver = Receiver(tmp_path / "received", "--connections", "2")
+    receiver = ServeProcess(tmp_path / "received", "--connections", "2")
     place = ("127.0.0.1", int(receiver.http.rpartition(":")[2]))
     with contextlib.ExitStack() as open_ones:
         for _ in range(2):
@@ -361,7 +314,7 @@ def test_too_many_at_once_are_told_to_come_again(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_said_and_stores_nothing_half(tmp_path: Path) -> None:
-    receiver = Receiver(tmp_path / "received", most_of_a_file=20_000)
+    receiver = ServeProcess(tmp_path / "received", most_of_a_file=20_000)
     answer = receiver.post(body(name=os.urandom(100_000).hex()))
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
     assert b"cannot be written" in answer.content
@@ -371,7 +324,7 @@ def test_a_full_disk_is_said_and_stores_nothing_half(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "proto"])
-def test_what_cannot_be_a_span_is_said_to_the_sender(receiver: Receiver, form: str) -> None:
+def test_what_cannot_be_a_span_is_said_to_the_sender(receiver: ServeProcess, form: str) -> None:
     message = request()
     spans_of(message).append(spans_of(request(trace_id=b"", span_id=b"\x05" * 8))[0])
     spans_of(message).append(spans_of(request(end_time_unix_nano=1, span_id=b"\x06" * 8))[0])
@@ -389,7 +342,7 @@ def test_what_cannot_be_a_span_is_said_to_the_sender(receiver: Receiver, form: s
     assert received["skipped"] == {"its trace id is not valid": 1, "it ends before it starts": 1}
 
 
-def test_an_answer_is_in_the_words_of_the_question(receiver: Receiver) -> None:
+def test_an_answer_is_in_the_words_of_the_question(receiver: ServeProcess) -> None:
     good = receiver.post(as_json(GOOD).encode(), JSON)
     assert (good.json(), good.headers["Content-Type"]) == ({}, "application/json")
     assert "no JSON" in receiver.post(b"{", JSON).json()["message"]
@@ -405,19 +358,19 @@ def test_options_that_make_no_sense(options: list[str], capsys: pytest.CaptureFi
     assert "xsp: error:" in capsys.readouterr().err
 
 
-def test_an_address_that_is_taken(receiver: Receiver, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_that_is_taken(receiver: ServeProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = receiver.http.removeprefix("http://")
     assert cli.main(["serve", "--http", place, "--grpc", "off", "--out", str(tmp_path / "x")]) == 2
     assert f"--http {place}: cannot be listened on" in capsys.readouterr().err
 
 
 def test_of_two_receivers_of_one_directory_one_is_refused(
-    receiver: Receiver, capsys: pytest.CaptureFixture[str]
+    receiver: ServeProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["serve", "--http", "127.0.0.1:0", "--grpc", "off", "--out", str(receiver.out)]) == 2
     assert f"{receiver.out}: another receiver writes there; choose another" in capsys.readouterr().err
     receiver.end(signal.SIGKILL)
-    after = Receiver(receiver.out)
+    after = ServeProcess(receiver.out)
     assert after.post(GOOD).status_code == 200
     after.end()
 

@@ -15,10 +15,9 @@ pytest.importorskip("torch")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from realparts import Collector, until
+from realparts import Collector, ServeProcess, until
 from receivers import about, write_run
 from roundtrip import sent
-from test_serve import Receiver
 
 import xsp
 from xsp.otlp.transport import as_json
@@ -39,7 +38,7 @@ def write_ranks(folder: Path) -> list[Path]:
     return runs
 
 
-def batching(to: Receiver, door: str) -> dict[str, Any]:
+def batching(to: ServeProcess, door: str) -> dict[str, Any]:
     """Return the configuration of a Collector that collects spans for a second, and sends them on together."""
     own = {
         "http": {"otlp_http": {"endpoint": to.http, "retry_on_failure": {"initial_interval": "200ms"}}},
@@ -66,7 +65,7 @@ def started() -> Iterator[list[Any]]:
     parts: list[Any] = []
     yield parts
     for part in reversed(parts):
-        if isinstance(part, Receiver):
+        if isinstance(part, ServeProcess):
             part.process.kill()
             part.process.communicate()
         else:
@@ -82,7 +81,7 @@ def found(place: Path) -> dict[int, int]:
 @pytest.mark.jaeger
 @pytest.mark.parametrize("door", ["http", "grpc"])
 def test_ranks_that_a_collector_put_into_one_request_all_arrive(started: list[Any], tmp_path: Path, door: str) -> None:
-    receiver = Receiver(tmp_path / "received")
+    receiver = ServeProcess(tmp_path / "received")
     collector = Collector(tmp_path, batching(receiver, door))
     started += [receiver, collector]
     collector.start()
@@ -99,7 +98,7 @@ def test_ranks_that_a_collector_put_into_one_request_all_arrive(started: list[An
 def test_a_receiver_that_is_killed_behind_a_collector_has_all_ranks_in_the_end(
     started: list[Any], tmp_path: Path
 ) -> None:
-    receiver = Receiver(tmp_path / "received")
+    receiver = ServeProcess(tmp_path / "received")
     port = receiver.http.rpartition(":")[2]
     collector = Collector(tmp_path, batching(receiver, "http"))
     started += [receiver, collector]
@@ -111,7 +110,7 @@ def test_a_receiver_that_is_killed_behind_a_collector_has_all_ranks_in_the_end(
     receiver.end(signal.SIGKILL)
     sent(ranks[2], collector.otlp_http)
     time.sleep(1.5)  # the Collector's batch goes to nobody, and is tried again
-    second = Receiver(tmp_path / "received", "--http", f"127.0.0.1:{port}")
+    second = ServeProcess(tmp_path / "received", "--http", f"127.0.0.1:{port}")
     started.append(second)
     (place,) = second.runs()
     until(lambda: found(place) == dict.fromkeys(range(RANKS), 60))
@@ -150,7 +149,7 @@ def of_rank(rank: int) -> ExportTraceServiceRequest:
 
 
 def test_one_request_with_two_ranks_of_a_job_is_stored_whole(started: list[Any], tmp_path: Path) -> None:
-    receiver = Receiver(tmp_path / "received")
+    receiver = ServeProcess(tmp_path / "received")
     started.append(receiver)
     answer = receiver.post(of_two(of_rank))
     assert (answer.status_code, answer.text) == (200, "")
@@ -162,7 +161,7 @@ def test_one_request_with_two_ranks_of_a_job_is_stored_whole(started: list[Any],
 def test_a_description_of_a_run_that_holds_no_text_does_not_keep_its_job_from_going_on(
     started: list[Any], tmp_path: Path
 ) -> None:
-    receiver = Receiver(tmp_path / "received")
+    receiver = ServeProcess(tmp_path / "received")
     started.append(receiver)
     for rank in (0, 1):
         request = json.loads(as_json(of_rank(rank).SerializeToString()))

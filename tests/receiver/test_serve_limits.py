@@ -6,7 +6,6 @@ import gzip
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,8 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 
 import grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from test_serve import EXPORT, JSON, PROTOBUF, Receiver, body
+from realparts import PROTOBUF, ServeProcess
+from test_serve import EXPORT, JSON, body
 from test_serve_collector import of_rank
 
 import xsp
@@ -32,15 +32,7 @@ LISTS = b'{"resourceSpans":' + b"[" * 2 * EMPTY
 MOST_MB = 600
 
 
-@pytest.fixture
-def receiver(tmp_path: Path) -> Iterator[Receiver]:
-    started = Receiver(tmp_path / "received")
-    yield started
-    started.process.kill()
-    started.process.communicate()
-
-
-def peak_mb(receiver: Receiver) -> float:
+def peak_mb(receiver: ServeProcess) -> float:
     status = Path(f"/proc/{receiver.process.pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+)", status)
     assert found is not None
@@ -53,7 +45,7 @@ def peak_mb(receiver: Receiver) -> float:
     ids=["spans", "values", "objects", "lists"],
 )
 def test_a_small_request_of_many_empty_things_is_refused_before_they_are_made(
-    receiver: Receiver, content: bytes, headers: dict[str, str]
+    receiver: ServeProcess, content: bytes, headers: dict[str, str]
 ) -> None:
     answer = receiver.post(gzip.compress(content, 1), {**headers, "Content-Encoding": "gzip"})
     assert answer.status_code == 413
@@ -62,7 +54,7 @@ def test_a_small_request_of_many_empty_things_is_refused_before_they_are_made(
     receiver.end(signal.SIGTERM)  # it ends when it is asked to, or this raises after a minute
 
 
-def test_over_grpc_as_well(receiver: Receiver) -> None:
+def test_over_grpc_as_well(receiver: ServeProcess) -> None:
     with grpc.insecure_channel(receiver.grpc.removeprefix("grpc://")) as channel:
         export = channel.unary_unary(EXPORT)
         with pytest.raises(grpc.RpcError) as refused:
@@ -71,7 +63,7 @@ def test_over_grpc_as_well(receiver: Receiver) -> None:
     assert peak_mb(receiver) < MOST_MB
 
 
-def test_a_request_of_many_runs_is_refused_and_leaves_nothing(receiver: Receiver) -> None:
+def test_a_request_of_many_runs_is_refused_and_leaves_nothing(receiver: ServeProcess) -> None:
     request = ExportTraceServiceRequest()
     for rank in range(200):
         request.MergeFrom(of_rank(rank))
@@ -101,7 +93,7 @@ def test_what_is_cut_off_is_left_to_what_decodes_it(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("door", ["resource", "span"])
-def test_attributes_that_are_nested_too_deeply_are_said(receiver: Receiver, door: str) -> None:
+def test_attributes_that_are_nested_too_deeply_are_said(receiver: ServeProcess, door: str) -> None:
     request = of_rank(0)
     resource = request.resource_spans[0]
     holder = resource.resource if door == "resource" else resource.scope_spans[0].spans[0]
@@ -115,7 +107,7 @@ def test_attributes_that_are_nested_too_deeply_are_said(receiver: Receiver, door
     assert receiver.post(body()).status_code == 200
 
 
-def test_a_directory_that_was_removed_is_made_again(receiver: Receiver) -> None:
+def test_a_directory_that_was_removed_is_made_again(receiver: ServeProcess) -> None:
     for number in (1, 2):
         assert receiver.post(body(span_id=number.to_bytes(8, "big"))).status_code == 200
         if number == 1:

@@ -1,13 +1,20 @@
-"""How much is tried at random: little and the same each time in the suite, more and else with XSP_FUZZ_TIMES."""
+"""How much is tried at random: little and the same each time in the suite, more and else with XSP_FUZZ_TIMES; and how
+inputs are damaged.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 
 TIMES = int(os.environ.get("XSP_FUZZ_TIMES", "1"))
 """How many times as many examples are tried as in the suite."""
+
+SEED = int(os.environ.get("XSP_FUZZ_SEED", "1"))
+"""Of the tests that use no Hypothesis."""
 
 settings.register_profile("xsp", deadline=None, derandomize=TIMES == 1, print_blob=True, database=None)
 settings.load_profile("xsp")
@@ -20,6 +27,15 @@ def examples(count: int) -> settings:
         max_examples=count * TIMES,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
+
+
+def places(content: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path to each value in a JSON document, and to each object or list that holds values."""
+    if before:
+        yield before
+    each = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in each:
+        yield from places(value, (*before, key))
 
 
 def mutated(content: bytes, mutations: list[tuple[float, str, bytes]]) -> bytes:

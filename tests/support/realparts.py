@@ -1,12 +1,14 @@
-"""A real Jaeger and a real OpenTelemetry Collector on free loopback ports; `make jaeger` builds them."""
+"""A real `xsp serve`, Jaeger and Collector on free loopback ports; `make jaeger` builds the latter two."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +21,7 @@ import pytest
 _REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = _REPOSITORY / "deploy"
 PATIENCE_S = 60
+PROTOBUF = {"Content-Type": "application/x-protobuf"}
 
 Found = TypeVar("Found")
 
@@ -124,6 +127,56 @@ class Part:
 def _listening(grpc: int, http: int) -> dict[str, Any]:
     protocols = {"grpc": {"endpoint": f"127.0.0.1:{grpc}"}, "http": {"endpoint": f"127.0.0.1:{http}"}}
     return {"otlp": {"protocols": protocols}}
+
+
+class ServeProcess:
+    """An `xsp serve`, which can be ended or killed, and started again where it was."""
+
+    def __init__(self, out: Path, *options: str, most_of_a_file: int | None = None) -> None:
+        self.out = out
+        self._options = options
+        self._most_of_a_file = most_of_a_file
+        self._start("127.0.0.1:0", "127.0.0.1:0")
+
+    def _start(self, http: str, grpc: str) -> None:
+        command = [sys.executable, "-m", "xsp.cli", "serve", "--out", str(self.out), "--http", http, "--grpc", grpc]
+        most = self._most_of_a_file
+        self.process = subprocess.Popen(
+            [*command, *self._options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=None if most is None else lambda: _limit_files(most),
+        )
+        assert self.process.stdout is not None
+        lines = [self.process.stdout.readline() for _ in range(2)]
+        self.http = lines[0].split()[-1].removesuffix("/v1/traces")
+        self.grpc = lines[1].split()[-1]
+
+    def start_again(self) -> None:
+        """Start it on the addresses that it had."""
+        self._start(self.http.removeprefix("http://"), self.grpc.removeprefix("grpc://"))
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> str:
+        """End it, and return what it printed."""
+        self.process.send_signal(how)
+        printed, _ = self.process.communicate(timeout=300)
+        return printed
+
+    def post(self, body: bytes, headers: dict[str, str] = PROTOBUF, path: str = "/v1/traces") -> Any:
+        """Send a request over HTTP, and return the answer."""
+        import requests
+
+        return requests.post(self.http + path, data=body, headers=headers, timeout=30)
+
+    def runs(self) -> list[Path]:
+        return sorted(self.out.iterdir())
+
+
+def _limit_files(size: int) -> None:
+    """Let no file grow beyond a size, as a full disk does not."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 class Jaeger(Part):

@@ -10,7 +10,6 @@ import os
 import random
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from realparts import ServeProcess
 
 import xsp
 from xsp import rundir, table
@@ -50,30 +50,9 @@ PROGRAM = f"""
 """
 
 
-class Receiver:
-    """`xsp serve`, which can be killed and started again where it was."""
-
-    def __init__(self, out: Path) -> None:
-        self.out = out
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
-        self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "xsp.cli", "serve", "--out", str(self.out), "--grpc", "127.0.0.1:0"]
-        self.process = subprocess.Popen([*command, "--http", self.address], stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        assert self.address in self.process.stdout.readline()
-
-    def end(self, how: signal.Signals) -> None:
-        self.process.send_signal(how)
-        self.process.communicate(timeout=300)
-
-
 @contextlib.contextmanager
-def a_receiver(out: Path) -> Iterator[Receiver]:
-    receiver = Receiver(out)
+def a_receiver(out: Path) -> Iterator[ServeProcess]:
+    receiver = ServeProcess(out)
     try:
         yield receiver
     finally:
@@ -81,13 +60,13 @@ def a_receiver(out: Path) -> Iterator[Receiver]:
 
 
 def interfere(
-    fault: str, program: subprocess.Popen[str], storing: int, receiver: Receiver, chance: random.Random
+    fault: str, program: subprocess.Popen[str], storing: int, receiver: ServeProcess, chance: random.Random
 ) -> None:
     if fault == "program":
         program.kill()
     elif fault == "receiver":
         receiver.end(signal.SIGKILL)
-        receiver.start()
+        receiver.start_again()
     else:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             if fault == "storing":
@@ -99,9 +78,9 @@ def interfere(
                 resource.prlimit(storing, resource.RLIMIT_FSIZE, (most, most))
 
 
-def attempt(fault: str, chance: random.Random, run: Path, receiver: Receiver) -> set[int]:
+def attempt(fault: str, chance: random.Random, run: Path, receiver: ServeProcess) -> set[int]:
     """Run the program, do it harm at a random moment, and return the steps that it was told are stored."""
-    to = f"http://{receiver.address}" if fault == "receiver" or chance.random() < 0.25 else ""
+    to = receiver.http if fault == "receiver" or chance.random() < 0.25 else ""
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(run), to]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
@@ -148,7 +127,7 @@ def test_every_step_that_was_reported_as_stored_is_readable_and_right_and_is_del
             check(run, stored)
             counted[fault] += len(stored)
             if delivering(run):
-                assert main(["export", str(run), "--resume", "--to", f"http://{receiver.address}", "-q"]) == 0
+                assert main(["export", str(run), "--resume", "--to", receiver.http, "-q"]) == 0
         receiver.end(signal.SIGTERM)
     arrived = {xsp.load(place).run["id"]: place for place in receiver.out.iterdir()}
     for run in filter(delivering, runs):
