@@ -14,6 +14,8 @@ examples:
   xsp graph program.pt2
   xsp graph runs/demo                                   a run, or a trace of another profiler
   xsp graph --all torchvision,timm --out corpus         all their models; goes on where it stopped
+  xsp graph corpus                                      which layers they share
+  xsp graph corpus --only 'torchvision:resnet*'         of some of them
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="SOURCE",
         help="torchvision:NAME, timm:NAME, transformers:NAME, path/to/file.py:function, an ONNX file, a program of "
-        "torch.export (.pt2), a run or a trace, or a saved graph",
+        "torch.export (.pt2), a run or a trace, a saved graph, or a folder that --all wrote",
     )
     parser.add_argument(
         "--batch", type=options.rows, metavar="N", help="samples in a step (default: 1, or as the file says)"
@@ -60,6 +62,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--out", type=Path, metavar="DIR", help="with --all: the folder; what is there already is not made again"
     )
+    parser.add_argument(
+        "--only",
+        metavar="PATTERNS",
+        help="of a folder that --all wrote: models with these names, 'timm:vit*,timm:deit*'",
+    )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the graph as JSON; xsp graph reads it again")
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write a page: measures, and modules that open with their calls"
@@ -70,6 +77,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Make the graph, show or write it."""
     from xsp import graph as graphs
+    from xsp.graph import corpus
 
     if (given.all is None) == (given.source is None):
         raise UsageError("give one SOURCE, or --all SOURCES --out DIR")
@@ -77,6 +85,10 @@ def run(given: argparse.Namespace) -> int:
         return _corpus(given)
     if given.out is not None:
         raise UsageError("--out goes with --all; a single graph is written by --save FILE")
+    if (Path(given.source) / corpus.FILE).is_file():
+        return _shared(given)
+    if given.only is not None:
+        raise UsageError("--only chooses models of a folder that --all wrote")
     found = graphs.of(
         given.source,
         batch=given.batch,
@@ -109,8 +121,8 @@ def _corpus(given: argparse.Namespace) -> int:
 
     if given.out is None:
         raise UsageError("--all writes a graph for each model: give --out DIR")
-    if given.save is not None or given.html is not None or given.input is not None:
-        raise UsageError("--save, --html and --input are for one model: omit them with --all")
+    if any(each is not None for each in (given.save, given.html, given.input, given.only)):
+        raise UsageError("--save, --html, --input and --only do not go with --all: show the folder afterwards")
     specs = [name for source in given.all.split(",") for name in models.names(source.strip())]
     with progress.shown(quiet=False) as show:
         found = corpus.collect(specs, given.out, batch=given.batch or 1, train=given.train, progress=show)
@@ -121,4 +133,20 @@ def _corpus(given: argparse.Namespace) -> int:
     for row in failed:
         progress.tell(f"{row['spec']}: {row['error']}")
     progress.tell(f"{len(found) - len(failed)} of {len(found)} models captured; measures in {given.out / corpus.FILE}")
+    return 0
+
+
+def _shared(given: argparse.Namespace) -> int:
+    """Show which layers the models of a corpus share."""
+    from xsp.graph import corpustext, sharing
+
+    if given.save is not None or given.input is not None or given.batch is not None or given.train:
+        raise UsageError("--save, --input, --batch and --train are for one model: a folder has its graphs already")
+    patterns = tuple(filter(None, (given.only or "").split(",")))
+    with progress.shown(quiet=False) as show:
+        found = sharing.read(Path(given.source), patterns, show)
+    if given.format == "json":
+        progress.put(json.dumps(corpustext.as_json(found), indent=2) + "\n")
+    else:
+        progress.tell(corpustext.page(found))
     return 0

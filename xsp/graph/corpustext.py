@@ -1,0 +1,147 @@
+"""What the models of a corpus share, as text for a terminal of 80 columns, and as plain values."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from xsp.graph import sharing
+from xsp.graph.sharing import Corpus, Group
+from xsp.scrub import plain
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+WIDTH = 80
+MOST_IN_GRID = 10
+"""Models whose grid fits the width; of more, the groups and the pairs that are most alike are shown."""
+
+MOST_PAIRS = MOST_GROUPS = MOST_HOLES = 10
+GROWTH = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+"""Numbers of models at which the growth is shown."""
+
+
+def page(corpus: Corpus) -> str:
+    """Return how many layers there are and how many are different, groups of models that are alike, and the holes."""
+    curve = sharing.growth(corpus.members)
+    asked = corpus.settings
+    how = f"batch {asked.get('batch', '?')}, {'training step' if asked.get('train') else 'inference'}"
+    lines = [plain(str(corpus.path)), f"{len(corpus.members)} of {len(corpus.rows)} models have a graph, {how}"]
+    if corpus.members:
+        indexes = sharing.jaccard(corpus.members)
+        found = sharing.groups(indexes)
+        lines += ["", *_growth(curve), "", *_groups(corpus, found)]
+        lines += ["", *(_grid if len(corpus.members) <= MOST_IN_GRID else _pairs)(corpus, indexes, found)]
+    if corpus.holes:
+        lines += ["", f"{len(corpus.holes)} without a graph, and in none of these figures:"]
+        lines += [line for hole in corpus.holes[:MOST_HOLES] for line in _wrapped(f"{hole[0]}: {hole[1]}")]
+        left = len(corpus.holes) - MOST_HOLES
+        lines += [f"and {left} more"] if left > 0 else []
+    return "\n".join(lines)
+
+
+def as_json(corpus: Corpus) -> dict[str, Any]:
+    """Return what `xsp graph CORPUS --format json` prints.
+
+    Returns:
+        `settings`; `models`, `computing`, `unique`; `growth` with a row for each model in the order of the capture, the
+        calls and different calls so far; `order`, names in the order of the clustering; `jaccard`, the square in that
+        order; `groups`; and `holes`.
+    """
+    indexes = sharing.jaccard(corpus.members)
+    found = sharing.groups(indexes)
+    order = [place for group in found for place in group.places]
+    names = [member.spec for member in corpus.members]
+    curve = sharing.growth(corpus.members)
+    computing, unique = curve[-1] if curve else (0, 0)
+    return {
+        "settings": corpus.settings,
+        "models": len(names),
+        "computing": computing,
+        "unique": unique,
+        "growth": [
+            {"model": name, "computing": calls, "unique": keys, "of_it": len(member.unique)}
+            for name, member, (calls, keys) in zip(names, corpus.members, curve, strict=True)
+        ],
+        "order": [names[place] for place in order],
+        "jaccard": [[_index(indexes[row, column]) for column in order] for row in order],
+        "groups": [
+            {"models": [names[place] for place in group.places], "mean_jaccard": _index(group.least)}
+            for group in found
+            if len(group.places) > 1
+        ],
+        "holes": [{"model": spec, "reason": reason} for spec, reason in corpus.holes],
+    }
+
+
+def _index(value: float) -> float | None:
+    return None if value != value else round(float(value), 4)
+
+
+def _growth(curve: Sequence[tuple[int, int]]) -> list[str]:
+    lines = ["Layers (computing calls), in the order of the capture", f"{'models':>8} {'layers':>12} {'different':>12}"]
+    for count in sorted({*(each for each in GROWTH if each < len(curve)), len(curve)}):
+        calls, keys = curve[count - 1]
+        lines.append(f"{count:8,} {calls:12,} {keys:12,}" + (f"  {100 * keys / calls:5.1f} %" if calls else ""))
+    return lines
+
+
+def _groups(corpus: Corpus, found: Sequence[Group]) -> list[str]:
+    large = sorted((group for group in found if len(group.places) > 1), key=lambda group: -len(group.places))
+    if not large:
+        return [f"No models are alike: no two have a Jaccard index of {sharing.ALIKE} or more"]
+    lines = [f"Models that share their different layers: mean Jaccard index of {sharing.ALIKE} or more"]
+    for group in large[:MOST_GROUPS]:
+        names = sorted(corpus.members[place].spec for place in group.places)
+        lines += _wrapped(f"{group.least:.2f}  " + ", ".join(_without_prefix(names)), indent=6)
+    left = len(large) - MOST_GROUPS
+    alone = len(found) - len(large)
+    lines += [f"{left} more groups"] if left > 0 else []
+    return [*lines, f"{alone} models are in no group"] if alone else lines
+
+
+def _grid(corpus: Corpus, indexes: NDArray[Any], found: Sequence[Group]) -> list[str]:
+    order = [place for group in found for place in group.places]
+    lines = [
+        "Jaccard index of different layers",
+        " " * 30 + "".join(f"{number:5}" for number in range(1, len(order) + 1)),
+    ]
+    for number, row in enumerate(order, 1):
+        cells = "".join(
+            "    –" if indexes[row, each] != indexes[row, each] else f"{indexes[row, each]:5.2f}" for each in order
+        )
+        lines.append(f"{number:2} {_cut(corpus.members[row].spec, 27):27}{cells}")
+    return lines
+
+
+def _pairs(corpus: Corpus, indexes: NDArray[Any], found: Sequence[Group]) -> list[str]:
+    import numpy as np
+
+    first, second = np.triu_indices(len(indexes), 1)
+    values = np.nan_to_num(indexes[first, second], nan=-1.0)
+    best = np.argsort(-values, kind="stable")[:MOST_PAIRS]
+    lines = [f"Most alike pairs, by Jaccard index (--only shows a grid of up to {MOST_IN_GRID} models)"]
+    for place in best:
+        names = (_cut(corpus.members[each[place]].spec, 35) for each in (first, second))
+        lines.append(f"{values[place]:.2f}  " + "  ".join(f"{name:35}" for name in names).rstrip())
+    return lines
+
+
+def _without_prefix(names: Sequence[str]) -> list[str]:
+    """Return names without their source where it is that of the one before."""
+    shown, last = [], ""
+    for name in names:
+        source, colon, rest = plain(name).rpartition(":")
+        shown.append(rest if colon and source == last else plain(name))
+        last = source
+    return shown
+
+
+def _cut(name: str, width: int) -> str:
+    text = plain(name)
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _wrapped(text: str, indent: int = 2) -> list[str]:
+    return textwrap.wrap(plain(text), WIDTH, subsequent_indent=" " * indent, break_long_words=True) or [""]

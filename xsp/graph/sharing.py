@@ -1,0 +1,193 @@
+"""Which layers the models of a corpus share: the Jaccard index of their keys, groups that are alike, growth.
+
+The Jaccard index of two models is the number of different computing calls that both have, over the number that at least
+one of them has. How often a call occurs in a model does not matter: it is timed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xsp.errors import GraphError, UsageError, nearest
+from xsp.graph import corpus, files
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ALIKE = 0.5
+"""Mean Jaccard index from which two groups are one."""
+
+_CHUNK = 4096
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A model of a corpus."""
+
+    spec: str
+    keys: tuple[str, ...]
+    """Of its computing calls, in the order of execution."""
+
+    @property
+    def unique(self) -> frozenset[str]:
+        """The different keys."""
+        return frozenset(self.keys)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What a folder of graphs holds."""
+
+    path: Path
+    members: tuple[Member, ...]
+    """In the order in which they were captured."""
+
+    holes: tuple[tuple[str, str], ...]
+    """Models without a graph, and why."""
+
+    rows: tuple[dict[str, Any], ...]
+    """The lines of `measures.jsonl` that were asked for, failures among them."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Batch and mode of its graphs."""
+        return dict(next((row["asked"] for row in self.rows if isinstance(row.get("asked"), dict)), {}))
+
+
+def read(
+    path: Path, only: Sequence[str] = (), progress: Progress = lambda what, done, total: None, *, graphs: bool = True
+) -> Corpus:
+    """Read a corpus that `xsp graph --all` wrote; a graph that is missing or damaged is a named hole.
+
+    Args:
+        path: its folder.
+        only: patterns of names, `torchvision:resnet*`; all of them unless there are any.
+        progress: called with the name of a model, how many are done and how many there are.
+        graphs: read the graphs too; without them there are no members.
+
+    Raises:
+        GraphError: there is no corpus.
+        UsageError: a pattern fits no model of it.
+    """
+    if not (path / corpus.FILE).is_file():
+        raise GraphError(f"{path}: no corpus; make one: xsp graph --all torchvision --out {path}")
+    rows = list({row["spec"]: row for row in corpus.rows(path)}.values())
+    if not rows:
+        raise GraphError(f"{path}: {corpus.FILE} names no model; go on: xsp graph --all torchvision --out {path}")
+    for pattern in only:
+        if not any(fnmatchcase(row["spec"], pattern) for row in rows):
+            raise UsageError(f"no model of {path} is {pattern!r}{nearest(pattern, [row['spec'] for row in rows])}")
+    chosen = [row for row in rows if not only or any(fnmatchcase(row["spec"], pattern) for pattern in only)]
+    members, holes = [], []
+    for done, row in enumerate(chosen):
+        spec = row["spec"]
+        if isinstance(row.get("error"), str):
+            holes.append((spec, row["error"]))
+        elif graphs:
+            progress(spec, done, len(chosen))
+            try:
+                computing = files.load(corpus.place(path, spec)).computing
+                members.append(Member(spec, tuple(node.key for node in computing)))
+            except GraphError as error:
+                holes.append((spec, str(error)))
+    progress("done", len(chosen), len(chosen))
+    return Corpus(path, tuple(members), tuple(holes), tuple(chosen))
+
+
+def growth(members: Sequence[Member]) -> list[tuple[int, int]]:
+    """Return, after each model, how many computing calls and how many different ones there were so far."""
+    seen: set[str] = set()
+    calls, curve = 0, []
+    for member in members:
+        calls += len(member.keys)
+        seen |= member.unique
+        curve.append((calls, len(seen)))
+    return curve
+
+
+def new(member: Member, others: Sequence[Member]) -> int:
+    """Return how many different calls of a model no other one has: what is left to be timed."""
+    known: set[str] = set().union(*(other.unique for other in others))
+    return len(member.unique - known)
+
+
+def jaccard(members: Sequence[Member]) -> NDArray[Any]:
+    """Return the Jaccard index of each pair of models, as a square of floats; NaN for two without computing calls."""
+    import numpy as np
+
+    numbers: dict[str, int] = {}
+    places = [[numbers.setdefault(key, len(numbers)) for key in sorted(member.unique)] for member in members]
+    both = np.zeros((len(members), len(members)), dtype=np.float32)
+    held = np.zeros((len(members), len(numbers)), dtype=bool)
+    for row, those in enumerate(places):
+        held[row, those] = True
+    for first in range(0, len(numbers), _CHUNK):
+        part = held[:, first : first + _CHUNK].astype(np.float32)
+        both += part @ part.T
+    sizes = np.diag(both)
+    either = sizes[:, None] + sizes[None, :] - both
+    found: NDArray[Any] = np.full_like(both, np.nan, dtype=float)
+    return np.divide(both, either, out=found, where=either > 0)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Models that are alike."""
+
+    places: tuple[int, ...]
+    """In the order of the clustering: neighbours are alike."""
+
+    least: float
+    """The mean Jaccard index between the two halves that were joined last; 1 for a single model."""
+
+
+def groups(indexes: NDArray[Any], alike: float = ALIKE) -> list[Group]:
+    """Return the models in groups, by average linkage; the groups stand in the order of the clustering.
+
+    Two groups are joined while the mean Jaccard index between their models is the highest there is. Those that are
+    joined at `alike` or above are one group in what is returned; the joining goes on, so that the order of the groups
+    too has neighbours that are alike. Equal ones are joined in the order of the corpus.
+    """
+    import numpy as np
+
+    count = len(indexes)
+    near = np.nan_to_num(indexes, nan=0.0).copy()
+    np.fill_diagonal(near, -1.0)
+    exact = np.nan_to_num(indexes, nan=0.0)
+    order: dict[int, tuple[int, ...]] = {place: (place,) for place in range(count)}
+    parts = {place: [Group((place,), 1.0)] for place in range(count)}
+    size = np.ones(count)
+    for _ in range(count - 1):
+        first, second = divmod(int(near.argmax()), count)
+        level = float(near[first, second])
+        flipped = _turned(exact, order[first], order[second])
+        pair = ((first, flipped[0]), (second, flipped[1]))
+        order[first] = tuple(place for which, turned in pair for place in order[which][:: -1 if turned else 1])
+        if level >= alike:
+            parts[first] = [Group(order[first], level)]
+        else:
+            parts[first] = [group for which, turned in pair for group in _in_order(parts[which], turned)]
+        del order[second], parts[second]
+        row = (size[first] * near[first] + size[second] * near[second]) / (size[first] + size[second])
+        row[near[first] < 0] = -1.0
+        near[first], near[:, first] = row, row
+        near[second], near[:, second] = -1.0, -1.0
+        near[first, first] = -1.0
+        size[first] += size[second]
+    return parts[min(parts)] if parts else []
+
+
+def _in_order(found: list[Group], turned: bool) -> list[Group]:
+    return [Group(each.places[::-1], each.least) for each in found[::-1]] if turned else found
+
+
+def _turned(indexes: NDArray[Any], first: tuple[int, ...], second: tuple[int, ...]) -> tuple[bool, bool]:
+    """Return which of two rows of models to turn round, so that those that meet are as alike as they can be."""
+    ways = [(False, False), (False, True), (True, False), (True, True)]
+    return max(ways, key=lambda way: indexes[first[0 if way[0] else -1], second[-1 if way[1] else 0]])
