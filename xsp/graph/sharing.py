@@ -133,7 +133,8 @@ def jaccard(members: Sequence[Member]) -> NDArray[Any]:
     sizes = np.diag(both)
     either = sizes[:, None] + sizes[None, :] - both
     found: NDArray[Any] = np.full_like(both, np.nan, dtype=float)
-    return np.divide(both, either, out=found, where=either > 0)
+    np.divide(both, either, out=found, where=either > 0)
+    return found
 
 
 @dataclass(frozen=True)
