@@ -13,6 +13,7 @@ XspError
 ├── CounterError          hardware counters that cannot be had, with the reason
 ├── AnalysisError         an analysis that this trace cannot carry, with the reason
 ├── GraphError           a graph that cannot be captured, read or written, with the reason
+├── BenchError           timings that cannot be taken, read or written, with the reason
 ├── ProgramError          a program that xsp started failed
 └── PluginError           a collector, importer or exporter that is missing or broken
 ```
@@ -85,6 +86,10 @@ class AnalysisError(XspError):
 
 class GraphError(XspError):
     """A graph that cannot be captured, read or written; the message is the reason."""
+
+
+class BenchError(XspError):
+    """Timings that cannot be taken, read or written; the message is the reason."""
 
 
 class ProgramError(XspError):

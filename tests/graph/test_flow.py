@@ -10,42 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from madegraphs import IMAGE, add, graph_of
 
 from xsp.errors import GraphError
 from xsp.graph import files, keys, page, paths
+from xsp.graph.blocks import block
 from xsp.graph.measures import as_json, critical, measures
-from xsp.graph.node import Call, Edge, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, Why
+from xsp.graph.node import Edge, Graph, KnownBy, Source, Tensor, Why
 from xsp.graph.values import Flow
-
-IMAGE = Tensor("float32", (1, 8, 4, 4))
-
-
-def add(*inputs: Tensor, op: str = "aten::add", **scalars: object) -> Call:
-    arguments = [*((f"input{place}", each) for place, each in enumerate(inputs)), *scalars.items()]
-    return Call(op, tuple(arguments), (IMAGE,))
-
-
-def graph_of(*steps: tuple[str, list[str], str | None], known_by: KnownBy = KnownBy.STORAGE) -> Graph:
-    """Return a graph of calls: operator, names of the storages that it reads, and of the one that it writes.
-
-    A name that ends in `!` is written in place; an operator that writes nothing is a view of what it reads first.
-    """
-    flow, nodes = Flow(), []
-    for number, (op, reads, made) in enumerate(steps):
-        names = [each.rstrip("!") for each in reads]
-        for name in names:
-            flow.outside(name, Role.INPUT, 512)
-        numbers = tuple(flow.read(number, name) for name in names)
-        writes = [flow.write(number, each[:-1], Role.ACTIVATION, 512) for each in reads if each.endswith("!")]
-        if made is not None:
-            writes.append(flow.write(number, made, Role.ACTIVATION, 512))
-        call = add(*[IMAGE] * len(reads), op=op)
-        kind = NodeKind.COMPUTE if writes else NodeKind.VIEW
-        nodes.append(
-            Node(call, keys.key(call), kind, "", Phase.FORWARD, numbers, tuple(writes or numbers)[-1:], tuple(writes))
-        )
-    return Graph("made", Source.CAPTURED, tuple(nodes), flow.edges(), flow.finished(), known_by, "calls", 7)
-
 
 # --- edges --------------------------------------------------------------------------------------------
 
@@ -174,8 +146,8 @@ def test_the_key_of_work_leaves_out_what_cannot_change_it() -> None:
 def test_the_key_of_a_block_does_not_depend_on_where_it_stands() -> None:
     twice = [("aten::relu", ["x"], "a"), ("aten::add", ["a", "x"], "b"), ("aten::relu", ["b"], "c")]
     graph = graph_of(*twice, ("aten::add", ["c", "b"], "d"))
-    assert keys.block_key(graph.nodes[:2]) == keys.block_key(graph.nodes[2:])
-    assert keys.block_key(graph.nodes[:2]) != keys.block_key(graph.nodes[1:3])
+    assert block(graph, 0, 2).key == block(graph, 2, 4).key
+    assert block(graph, 0, 2).key != block(graph, 1, 3).key
 
 
 # --- files --------------------------------------------------------------------------------------------

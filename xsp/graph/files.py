@@ -24,7 +24,6 @@ from xsp.graph.node import (
     Problem,
     Role,
     Source,
-    Tensor,
     Value,
     Why,
 )
@@ -81,7 +80,7 @@ def to_plain(graph: Graph) -> dict[str, Any]:
         made = json.dumps([keys.plain(each) for each in node.call.outputs])
         number = numbers.setdefault((node.key, made), len(calls))
         if number == len(calls):
-            calls.append(_call(node))
+            calls.append({**keys.call_to_plain(node.call), "key": node.key})
         place = [node.kind.value, node.module, node.phase.value]
         nodes.append([number, *place, list(node.reads), list(node.returns), list(node.writes)])
         if node.stated is not None:
@@ -108,7 +107,7 @@ def from_plain(found: dict[str, Any]) -> Graph:
     Raises:
         LookupError, ValueError, TypeError: it did not, or somebody changed it.
     """
-    calls = [(_read_call(each), str(each["key"])) for each in found["calls"]]
+    calls = [(keys.call_from_plain(each), str(each["key"])) for each in found["calls"]]
     for call, key in calls:
         if keys.key(call) != key:
             raise ValueError(f"the key of a call of {call.op} is not that of its arguments")
@@ -142,18 +141,6 @@ def _check(nodes: tuple[Node, ...], edges: tuple[Edge, ...], values: tuple[Value
                 raise ValueError(f"there is no value {number}")
 
 
-def _call(node: Node) -> dict[str, Any]:
-    call = node.call
-    return {
-        "op": call.op,
-        "overload": call.overload,
-        "values": call.values,
-        "arguments": [[name, keys.plain(value)] for name, value in call.arguments],
-        "outputs": [keys.plain(each) for each in call.outputs],
-        "key": node.key,
-    }
-
-
 def _read_node(
     calls: list[tuple[Call, str]],
     number: int,
@@ -169,11 +156,3 @@ def _read_node(
     held = None if stated is None else (stated[0], stated[1])
     numbers = tuple(reads), tuple(returns), tuple(writes)
     return Node(call, key, NodeKind(kind), module, Phase(phase), *numbers, stated=held)
-
-
-def _read_call(found: dict[str, Any]) -> Call:
-    arguments = tuple((str(name), keys.read(value)) for name, value in found["arguments"])
-    outputs = tuple(keys.read(each) for each in found["outputs"])
-    if not all(isinstance(each, Tensor) for each in outputs):
-        raise ValueError("an output that is no tensor")
-    return Call(str(found["op"]), arguments, outputs, str(found["overload"]), str(found["values"]))

@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from xsp.graph.node import Call, Node, Tensor
+from xsp.graph.node import Call, Tensor
 
 VALUE_DEPENDENT = frozenset(
     f"aten::{name}"
@@ -66,14 +66,28 @@ def canonical(call: Call) -> str:
     return _text([call.op, call.overload, [[name, plain(value)] for name, value in call.arguments], call.values])
 
 
-def block_key(nodes: Iterable[Node]) -> str:
-    """Return the key of consecutive nodes: the keys of their calls, and the wiring in numbers of first appearance."""
-    seen: dict[int, int] = {}
+def call_to_plain(call: Call) -> dict[str, Any]:
+    """Return a call as JSON can hold it."""
+    return {
+        "op": call.op,
+        "overload": call.overload,
+        "values": call.values,
+        "arguments": [[name, plain(value)] for name, value in call.arguments],
+        "outputs": [plain(each) for each in call.outputs],
+    }
 
-    def local(numbers: Iterable[int]) -> list[int]:
-        return [seen.setdefault(each, len(seen)) for each in numbers]
 
-    return _hash(_text([[each.key, local(each.reads), local(each.returns), local(each.writes)] for each in nodes]))
+def call_from_plain(found: Any) -> Call:
+    """Return the call that `call_to_plain` made JSON of.
+
+    Raises:
+        LookupError, TypeError, ValueError: it did not, or somebody changed it.
+    """
+    arguments = tuple((str(name), read(value)) for name, value in found["arguments"])
+    outputs = tuple(read(each) for each in found["outputs"])
+    if not all(isinstance(each, Tensor) for each in outputs):
+        raise ValueError("an output that is no tensor")
+    return Call(str(found["op"]), arguments, outputs, str(found["overload"]), str(found["values"]))
 
 
 def plain(value: Any) -> Any:

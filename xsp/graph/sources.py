@@ -11,7 +11,6 @@ from typing import Any
 from xsp.errors import GraphError, UsageError
 from xsp.graph import files
 from xsp.graph.node import Graph
-from xsp.importers import chakra, contract
 from xsp.models import Settings
 
 HEAD = 4096
@@ -67,6 +66,8 @@ def of(
 
 
 def _named(spec: str, settings: Settings, batch: int | None) -> Graph:
+    from xsp.importers import contract  # with the table engine, which a process that times calls does without
+
     path = Path(spec)
     if path.is_dir() or contract.is_url(spec):
         return _of_trace(spec)
@@ -82,6 +83,8 @@ def _named(spec: str, settings: Settings, batch: int | None) -> Graph:
 
 
 def _of_file(path: Path, settings: Settings, batch: int | None) -> Graph:
+    from xsp.importers import chakra
+
     with path.open("rb") as file:
         head = file.read(HEAD)
     if head[:2] == b"\x1f\x8b":

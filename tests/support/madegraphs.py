@@ -1,0 +1,36 @@
+"""Small graphs from a list of calls, without torch."""
+
+from __future__ import annotations
+
+from xsp.graph import keys
+from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor
+from xsp.graph.values import Flow
+
+IMAGE = Tensor("float32", (1, 8, 4, 4))
+
+
+def add(*inputs: Tensor, op: str = "aten::add", **scalars: object) -> Call:
+    arguments = [*((f"input{place}", each) for place, each in enumerate(inputs)), *scalars.items()]
+    return Call(op, tuple(arguments), (IMAGE,))
+
+
+def graph_of(*steps: tuple[str, list[str], str | None], known_by: KnownBy = KnownBy.STORAGE) -> Graph:
+    """Return a graph of calls: operator, names of the storages that it reads, and of the one that it writes.
+
+    A name that ends in `!` is written in place; an operator that writes nothing is a view of what it reads first.
+    """
+    flow, nodes = Flow(), []
+    for number, (op, reads, made) in enumerate(steps):
+        names = [each.rstrip("!") for each in reads]
+        for name in names:
+            flow.outside(name, Role.INPUT, 512)
+        numbers = tuple(flow.read(number, name) for name in names)
+        writes = [flow.write(number, each[:-1], Role.ACTIVATION, 512) for each in reads if each.endswith("!")]
+        if made is not None:
+            writes.append(flow.write(number, made, Role.ACTIVATION, 512))
+        call = add(*[IMAGE] * len(reads), op=op)
+        kind = NodeKind.COMPUTE if writes else NodeKind.VIEW
+        nodes.append(
+            Node(call, keys.key(call), kind, "", Phase.FORWARD, numbers, tuple(writes or numbers)[-1:], tuple(writes))
+        )
+    return Graph("made", Source.CAPTURED, tuple(nodes), flow.edges(), flow.finished(), known_by, "calls", 7)

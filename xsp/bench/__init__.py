@@ -1,0 +1,35 @@
+"""Blocks are timed once on a machine, by themselves, and their timings are kept.
+
+>>> from xsp import bench, graph
+>>> wanted = bench.specs(graph.of("torchvision:resnet50"))          # doctest: +SKIP
+>>> timings = bench.Timings.open()                                 # doctest: +SKIP
+>>> bench.fill([spec for spec, _ in wanted], timings, seconds=60)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from xsp.bench.spec import TIMED, CacheState, Spec, Status, Timing
+
+if TYPE_CHECKING:
+    from xsp.bench.environment import Environment
+    from xsp.bench.plan import fill, specs
+    from xsp.bench.timings import Timings
+
+__all__ = ["TIMED", "CacheState", "Environment", "Spec", "Status", "Timing", "Timings", "fill", "specs"]
+
+# The table engine does not enter the worker, which imports this package.
+_LAZY = {
+    "Environment": "xsp.bench.environment",
+    "Timings": "xsp.bench.timings",
+    "fill": "xsp.bench.plan",
+    "specs": "xsp.bench.plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'xsp.bench' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

@@ -1,0 +1,184 @@
+"""What has to be equal for timings to be compared, and what is noted beside it.
+
+The environment is processor, memory, cores, devices, versions of the libraries that have the kernels, and variables
+that change which one is taken. Its hash is part of where timings lie. The number of threads belongs to the spec.
+Circumstance, such as the load of the machine, is noted and may differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from xsp.device import machine
+
+VARIABLES = re.compile(
+    r"(OMP|GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|BLIS|ATEN|CUBLAS|CUDNN|MALLOC)_\w+"
+    r"|TORCH_(CUDNN|BLAS|CUBLAS|ALLOW_TF32|MKLDNN|USE)\w*|NVIDIA_TF32_OVERRIDE|CUDA_LAUNCH_BLOCKING|GLIBC_TUNABLES"
+)
+"""Variables that change which kernel runs, or how."""
+
+NOT_OF_KERNELS = re.compile(r"\w*(NUM_THREADS|VERBOSE\w*|_LOG\w*|DISPLAY\w*)")
+"""Those among them that do not: threads are part of a spec."""
+
+FLAGS = ("avx", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_tile", "fma", "asimd", "sve", "bf16")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where timings were taken."""
+
+    equal: Mapping[str, Any]
+    """What has to be equal for timings to be compared: plain values."""
+
+    noted: Mapping[str, Any] = field(default_factory=dict)
+    """What may differ."""
+
+    @cached_property
+    def hash(self) -> str:
+        """16 hexadecimal digits of what has to be equal."""
+        text = json.dumps(self.equal, sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """One line for people: processor, cores, torch."""
+        equal = self.equal
+        devices = [str(each.get("name")) for each in equal.get("devices") or () if isinstance(each, dict)]
+        what = ", ".join(devices) or f"{equal.get('cpu')}, {equal.get('cores')} cores"
+        return f"{what}, torch {equal.get('torch') or 'none'}"
+
+
+@lru_cache(maxsize=1)
+def here() -> Environment:
+    """Return the environment of this process; torch is loaded if it is installed."""
+    equal = {
+        "cpu": machine.cpu_model(),
+        "machine": os.uname().machine,
+        "instructions": _instructions(),
+        "cores": cores(),
+        "nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
+        "memory_gib": _memory_gib(),
+        "caches": [f"{level} {size}" for level, size in caches()],
+        "variables": _variables(os.environ),
+        "onnxruntime": _version("onnxruntime"),
+        **_torch(),
+    }
+    return Environment(equal, noted())
+
+
+def noted() -> dict[str, Any]:
+    """Return the circumstances of now."""
+    one = next(iter(os.getloadavg()), None) if hasattr(os, "getloadavg") else None
+    governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    turbo = Path("/sys/devices/system/cpu/intel_pstate/no_turbo")
+    siblings = Path("/sys/devices/system/cpu/smt/active")
+    return {
+        "load": None if one is None else round(one, 2),
+        "governor": _read(governor),
+        "no_turbo": _read(turbo),
+        "hyper_threads": _read(siblings),
+        "container": Path("/.dockerenv").exists() or "KUBERNETES_SERVICE_HOST" in os.environ,
+    }
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def caches() -> list[tuple[int, int]]:
+    """Return level and bytes of the caches of data that a core sees, smallest first; none if they cannot be told."""
+    found = []
+    for place in sorted(CACHES.glob("index[0-9]*")):
+        level, size, kind = (_read(place / name) for name in ("level", "size", "type"))
+        if level and size and kind != "Instruction" and size.rstrip("KM").isdecimal():
+            unit = {"K": 1 << 10, "M": 1 << 20}.get(size[-1], 1)
+            found.append((int(level), int(size.rstrip("KM")) * unit))
+    return sorted(found)
+
+
+def _instructions() -> list[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return [each for each in FLAGS if each in flags]
+
+
+def _memory_gib() -> int | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    found = {
+        name: value
+        for name, value in sorted(environment.items())
+        if VARIABLES.fullmatch(name) and not NOT_OF_KERNELS.fullmatch(name)
+    }
+    loaded = [Path(each).name for each in re.split(r"[:\s]+", environment.get("LD_PRELOAD", "")) if each]
+    return {**found, **({"LD_PRELOAD": " ".join(loaded)} if loaded else {})}
+
+
+def _torch() -> dict[str, Any]:
+    try:
+        import torch
+    except ImportError:
+        return {"torch": None}
+    shown = torch.__config__.show()
+    libraries = {
+        name: found.group(1)
+        for name, found in {
+            "onednn": re.search(r"(?:MKL-DNN|oneDNN) v(\S+)", shown),
+            "mkl": re.search(r"Math Kernel Library Version (\S+)", shown),
+            "blas": re.search(r"BLAS_INFO=(\w+)", shown),
+            "capability": re.search(r"CPU capability usage: (\S+)", shown),
+        }.items()
+        if found is not None
+    }
+    devices = []
+    if torch.cuda.is_available():
+        for place in range(torch.cuda.device_count()):
+            each = torch.cuda.get_device_properties(place)
+            devices.append({"name": each.name, "memory_bytes": each.total_memory, "sms": each.multi_processor_count})
+    return {
+        "torch": torch.__version__,
+        "git": torch.version.git_version,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if devices else None,
+        "driver": _driver() if devices else None,
+        "devices": devices,
+        **libraries,
+    }
+
+
+def _driver() -> str | None:
+    found = re.search(r"(\d+\.\d+(\.\d+)?)", _read(Path("/proc/driver/nvidia/version")) or "")
+    return None if found is None else found.group(1)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None

@@ -1,0 +1,359 @@
+"""Timings that are kept: a folder of Parquet by environment, or one file that carries them elsewhere.
+
+```
+DIR/environment=<hash>/part-<id>.parquet     rows as `COLUMNS`; a later row of a spec replaces an earlier one
+DIR/environments/<hash>.json                 what the hash is of, and what was noted
+```
+
+Parts appear in one piece, so several processes may write. A row says by `seal`, a hash of all its values, that nobody
+changed it; one that does not fit, and a part that is damaged, are left out, counted and named: their timings are holes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from xsp import atomic, table
+from xsp.bench.environment import Environment, here
+from xsp.bench.spec import CacheState, Spec, Status, Timing, spec_of, untimed
+from xsp.errors import BenchError, OutputError
+from xsp.schema import Column
+
+VARIABLE = "XSP_TIMINGS"
+"""Names the folder of timings."""
+
+MARK = "xsp_timings"
+VERSION = 1
+
+_TYPES = {
+    "threads": "INTEGER", "samples": "INTEGER", "taken_ns": "BIGINT",
+    **dict.fromkeys(
+        "trimmed_ns low_ns high_ns least_ns host_ns device_ns error_max canary_ratio".split(), "DOUBLE"
+    ),
+}  # fmt: skip
+
+COLUMNS = (
+    *(Column(each.name, _TYPES.get(each.name, "VARCHAR"), "") for each in fields(Timing)),
+    Column("seal", "VARCHAR", "hash of the other values"),
+)
+
+_HASH = re.compile(r"[0-9a-f]{16}")
+
+
+def default_folder() -> Path:
+    """Return where timings lie unless told otherwise: what `XSP_TIMINGS` names, or a folder in the user's cache."""
+    named = os.environ.get(VARIABLE)
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(named or f"{cache}/xsp/timings").expanduser()
+
+
+class Timings:
+    """Timings of one environment, in memory and on the disk."""
+
+    def __init__(self, folder: Path, environment: Environment, like: str | None = None) -> None:
+        self.folder = folder
+        self.environment = environment
+        self.like = like
+        """Hash of another environment, whose timings stand in where this one has none."""
+
+        self.problems: list[str] = []
+        """What was found in the folder and left out."""
+
+        self._held: dict[str, Timing] = {}
+        self._borrowed: dict[str, Timing] = {}
+
+    @classmethod
+    def open(
+        cls, folder: Path | str | None = None, environment: Environment | None = None, like: str | None = None
+    ) -> Timings:
+        """Return the timings of a folder, which need not be there yet.
+
+        Args:
+            folder: unless told otherwise that of `default_folder`.
+            environment: whose timings; that of this process unless told otherwise.
+            like: hash of another environment, or how it begins, whose timings stand in where there are none of this
+                one. Each timing says by its own `environment` which it is of.
+
+        Raises:
+            BenchError: the folder is none of timings, or there is no environment `like`.
+        """
+        place = default_folder() if folder is None else Path(folder)
+        if place.exists() and not place.is_dir():
+            raise BenchError(f"{place}: timings are a folder; read one file of them with `xsp bench --import FILE`")
+        found = cls(place, environment or here())
+        found._held = found._read(found.environment.hash)
+        if like is not None:
+            known = found.environments()
+            fitting = [each for each in known if each.startswith(like)]
+            if len(fitting) != 1:
+                shown = ", ".join(known) or "none"
+                raise BenchError(f"{place}: no one environment {like!r}; there are {shown}: see `xsp bench --list`")
+            found.like = fitting[0]
+            found._borrowed = found._read(fitting[0])
+        return found
+
+    def of(self, specs: Iterable[Spec]) -> dict[str, Timing]:
+        """Return the timing of each spec by its key; with status `missing` where there is none."""
+        found: dict[str, Timing] = {}
+        for spec in specs:
+            known = self.get(spec.key)
+            found[spec.key] = untimed(spec) if known is None else known
+        return found
+
+    def get(self, key: str) -> Timing | None:
+        """Return the timing of a spec by its key: of this environment, else of the one that stands in; else None."""
+        return self._held.get(key) or self._borrowed.get(key)
+
+    def __iter__(self) -> Iterator[Timing]:
+        return iter(self._held.values())
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, timings: Iterable[Timing]) -> None:
+        """Keep timings, in memory and as one part on the disk; nothing is written for none.
+
+        Those without an environment get this one; what is missing is not kept.
+
+        Raises:
+            BenchError: one is of another environment, or the folder cannot be written.
+        """
+        own = self.environment.hash
+        kept = [replace(each, environment=each.environment or own) for each in timings]
+        kept = [each for each in kept if each.status is not Status.MISSING]
+        other = next((each.environment for each in kept if each.environment != own), None)
+        if other is not None:
+            raise BenchError(f"a timing of environment {other} does not belong to {own}")
+        if not kept:
+            return
+        self._write(self.environment, kept)
+        self._held.update((each.key, each) for each in kept)
+
+    def environments(self) -> dict[str, Environment]:
+        """Return the environments that the folder has timings of, by hash; those whose description fits it."""
+        found: dict[str, Environment] = {}
+        for place in sorted(self.folder.glob("environment=*")):
+            hash_ = place.name.partition("=")[2]
+            if _HASH.fullmatch(hash_):
+                try:
+                    found[hash_] = _described(self.folder / "environments" / f"{hash_}.json", hash_)
+                except BenchError as error:
+                    self._problem(str(error))
+        return found
+
+    def all_of(self, environment: str) -> list[Timing]:
+        """Return the timings of an environment by its hash."""
+        return list(self._held.values() if environment == self.environment.hash else self._read(environment).values())
+
+    def compact(self) -> int:
+        """Write the parts of this environment as one, and return how many there were.
+
+        Parts that are damaged stay where they are.
+
+        Raises:
+            BenchError: the folder cannot be written.
+        """
+        parts = self._parts(self.environment.hash)
+        whole = [part for part in parts if self._rows(part) is not None]
+        if len(whole) > 1:
+            rows = self._read(self.environment.hash)
+            self._write(self.environment, list(rows.values()))
+            for part in whole:
+                part.unlink(missing_ok=True)
+        return len(parts)
+
+    # --- one file ---------------------------------------------------------------------------------------
+
+    def export(self, path: Path) -> int:
+        """Write all environments with their timings into one Parquet file, and return how many timings there are.
+
+        Raises:
+            BenchError: it cannot be written, or there are none.
+        """
+        known = self.environments()
+        rows = [(row, known[hash_]) for hash_ in known for row in self.all_of(hash_)]
+        if not rows:
+            raise BenchError(f"{self.folder}: there are no timings to export; take some with `xsp bench SOURCE`")
+        described = Column("described", "VARCHAR", "the environment, as JSON")
+        texts = {hash_: json.dumps(_plain(each), sort_keys=True) for hash_, each in known.items()}
+        values = [(*_row(row), texts[environment.hash]) for row, environment in rows]
+        _put(path, values, (*COLUMNS, described))
+        return len(rows)
+
+    def take_in(self, path: Path) -> tuple[int, int]:
+        """Add the timings of a file that `export` wrote.
+
+        What is there already and was taken later stays. Rows that somebody changed are left out, and named in
+        `problems`.
+
+        Returns:
+            How many were added, and of how many environments.
+
+        Raises:
+            BenchError: the file is none of timings, is damaged, or nothing in it is whole.
+        """
+        columns = ", ".join(each.name for each in COLUMNS)
+        con = table.connect()
+        try:
+            found = con.execute(f"SELECT {columns}, described FROM {_parquet(path)}").fetchall()
+        except duckdb.Error as error:
+            reason = str(error).splitlines()[0][:160]
+            raise BenchError(
+                f"{path}: no file of timings ({reason}); one is made with `xsp bench --export FILE`"
+            ) from error
+        finally:
+            con.close()
+        by_environment: dict[str, list[Timing]] = {}
+        descriptions: dict[str, Environment] = {}
+        for *row, described in found:
+            try:
+                timing = _timing(row)
+                environment = descriptions.get(described) or _environment(json.loads(described))
+                if environment.hash != timing.environment:
+                    raise ValueError("its environment is not that of its hash")
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                self._problem(f"{path}: {row[2]}: {error}")
+                continue
+            descriptions[described] = environment
+            by_environment.setdefault(timing.environment, []).append(timing)
+        if found and not by_environment:
+            raise BenchError(f"{path}: none of its {len(found)} timings is whole ({self.problems[-1]})")
+        added = 0
+        for environment in descriptions.values():
+            known = {each.key: each.taken_ns for each in self.all_of(environment.hash)}
+            fresh = [each for each in by_environment[environment.hash] if each.taken_ns > known.get(each.key, -1)]
+            if fresh:
+                self._write(environment, fresh)
+                added += len(fresh)
+        self._held = self._read(self.environment.hash)
+        return added, len(by_environment)
+
+    # --- on the disk ------------------------------------------------------------------------------------
+
+    def _parts(self, environment: str) -> list[Path]:
+        return sorted((self.folder / f"environment={environment}").glob("part-*.parquet"))
+
+    def _read(self, environment: str) -> dict[str, Timing]:
+        found: dict[str, Timing] = {}
+        for part in self._parts(environment):
+            for row in self._rows(part) or ():
+                try:
+                    timing = _timing(row)
+                    if timing.environment != environment:
+                        raise ValueError(f"it is of environment {timing.environment}")
+                except (ValueError, LookupError, TypeError, AttributeError) as error:
+                    self._problem(f"{part}: {row[2]}: {error}")
+                    continue
+                known = found.get(timing.key)
+                if known is None or known.taken_ns <= timing.taken_ns:
+                    found[timing.key] = timing
+        return found
+
+    def _rows(self, part: Path) -> Sequence[Sequence[Any]] | None:
+        con = table.connect()
+        try:
+            columns = ", ".join(each.name for each in COLUMNS)
+            return con.execute(f"SELECT {columns} FROM {_parquet(part)}").fetchall()
+        except (duckdb.Error, OutputError) as error:
+            self._problem(f"{part}: cannot be read ({str(error).splitlines()[0][:160]})")
+            return None
+        finally:
+            con.close()
+
+    def _write(self, environment: Environment, timings: Sequence[Timing]) -> None:
+        folder = self.folder / f"environment={environment.hash}"
+        described = self.folder / "environments" / f"{environment.hash}.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            described.parent.mkdir(exist_ok=True)
+            if not described.exists():
+                with atomic.written(described) as beside:
+                    beside.write_text(json.dumps(_plain(environment), indent=2, sort_keys=True), encoding="ascii")
+        except OSError as error:
+            raise BenchError(
+                f"{self.folder}: timings cannot be written ({error.strerror}); name another folder: --timings DIR"
+            ) from error
+        _put(folder / f"part-{secrets.token_hex(8)}.parquet", [_row(each) for each in timings], COLUMNS)
+
+    def _problem(self, said: str) -> None:
+        if said not in self.problems:
+            self.problems.append(said)
+
+
+def _parquet(path: Path) -> str:
+    """Return a file as SQL reads it: all columns from inside, none from the name of its folder."""
+    return f"read_parquet({table.place(path)}, hive_partitioning = false)"
+
+
+def _put(path: Path, rows: Sequence[Sequence[Any]], columns: Sequence[Column]) -> None:
+    con = table.connect()
+    try:
+        table.create(con, "timings", columns)
+        table.insert(con, "timings", rows, columns)
+        table.write_parquet(con, "timings", path)
+    except (OSError, duckdb.Error, OutputError) as error:
+        raise BenchError(f"{path}: timings cannot be written ({str(error).splitlines()[0][:160]})") from error
+    finally:
+        con.close()
+
+
+def _row(timing: Timing) -> tuple[Any, ...]:
+    values = {each.name: getattr(timing, each.name) for each in fields(timing)}
+    values |= {
+        "state": timing.state.value,
+        "status": timing.status.value,
+        "kernels": json.dumps(timing.kernels),
+        "reason": timing.reason.encode("utf-8", "replace").decode(),
+    }
+    return (*values.values(), _seal(tuple(values.values())))
+
+
+def _timing(row: Sequence[Any]) -> Timing:
+    """Return the timing of a row.
+
+    Raises:
+        ValueError: somebody changed it, or it is of something else.
+    """
+    *values, seal = row
+    if seal != _seal(values):
+        raise ValueError("somebody changed this timing")
+    named = dict(zip((each.name for each in fields(Timing)), values, strict=True))
+    named |= {"state": CacheState(named["state"]), "status": Status(named["status"])}
+    found = Timing(**{**named, "kernels": tuple(map(str, json.loads(named["kernels"])))})
+    spec_of(found)
+    return found
+
+
+def _seal(values: Sequence[Any]) -> str:
+    text = json.dumps([repr(each) if isinstance(each, float) else each for each in values], separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _plain(environment: Environment) -> dict[str, Any]:
+    return {MARK: VERSION, "equal": dict(environment.equal), "noted": dict(environment.noted)}
+
+
+def _environment(found: Mapping[str, Any]) -> Environment:
+    if found.get(MARK) != VERSION:
+        raise ValueError("no description of an environment, or one of a newer xsp")
+    return Environment(dict(found["equal"]), dict(found["noted"]))
+
+
+def _described(path: Path, hash_: str) -> Environment:
+    try:
+        found = _environment(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise BenchError(f"{path}: the description of an environment cannot be read ({error})") from error
+    if found.hash != hash_:
+        raise BenchError(f"{path}: somebody changed this description: it is not what its name is the hash of")
+    return found
