@@ -108,12 +108,13 @@ def samples() -> Iterator[Finding]:
 
 
 def other_plugins() -> Iterator[str]:
-    """Yield a sentence for each importer, exporter or analysis that cannot be used."""
-    for group in ("xsp.importers", "xsp.exporters", "xsp.analyses"):
+    """Yield a sentence for each importer, exporter, analysis or command that cannot be used."""
+    checked = {contract.GROUP: contract.importer, plugins.COMMANDS: plugins.command}
+    for group in (contract.GROUP, "xsp.exporters", "xsp.analyses", plugins.COMMANDS):
         for name in plugins.names(group):
             try:
-                if group == contract.GROUP:
-                    contract.importer(name)
+                if group in checked:
+                    checked[group](name)
                 else:
                     plugins.load(group, name)
             except PluginError as error:

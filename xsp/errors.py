@@ -12,10 +12,10 @@ XspError
 ├── DeliveryError         spans that a receiver does not take
 ├── CounterError          hardware counters that cannot be had, with the reason
 ├── AnalysisError         an analysis that this trace cannot carry, with the reason
-├── GraphError           a graph that cannot be captured, read or written, with the reason
-├── BenchError           timings that cannot be taken, read or written, with the reason
+├── GraphError            a graph that cannot be captured, read or written, with the reason
+├── BenchError            timings that cannot be taken, read or written, with the reason
 ├── ProgramError          a program that xsp started failed
-└── PluginError           a collector, importer or exporter that is missing or broken
+└── PluginError           a plugin that is missing or broken
 ```
 
 Only the command line turns these into exit codes. A message names what is wrong, where, and what to do
@@ -97,4 +97,4 @@ class ProgramError(XspError):
 
 
 class PluginError(XspError):
-    """A collector, importer or exporter that is missing or broken; the message says what to install."""
+    """A collector, importer, exporter, analysis or command that is missing or broken; the message says why."""

@@ -16,8 +16,11 @@ from xsp.collector import Collector, DeviceCollector
 from xsp.errors import PluginError, nearest
 
 if TYPE_CHECKING:
+    import argparse
     from importlib.metadata import EntryPoint
     from pathlib import Path
+
+COMMANDS = "xsp.commands"
 
 MAY_BREAK = (Exception, SystemExit)
 """What a third party's code may raise without ending the program that is measured."""
@@ -110,6 +113,38 @@ def collector(item: str | Collector) -> tuple[Collector, str | None]:
         what = item if isinstance(item, str) else getattr(item, "name", type(item).__name__)
         raise PluginError(f"collector {what!r} cannot be used: {type(error).__name__}: {error}") from error
     return found, None if reason is None else str(reason)
+
+
+class Command(Protocol):
+    """A module that is a command, beside its docstring, which is its help."""
+
+    SUMMARY: str
+    """Its line in the list of commands."""
+
+    def arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add its options."""
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Run it, and return the exit code."""
+
+
+def command(name: str) -> Command:
+    """Return a command that an entry point names.
+
+    Raises:
+        PluginError: it cannot be imported, is no command, or cannot add its options; the message names it and says why.
+    """
+    from argparse import ArgumentParser  # not in the measured program
+
+    found: Command = load(COMMANDS, name)
+    try:
+        lacks = [each for each in ("SUMMARY", "arguments", "run") if not hasattr(found, each)]
+        if lacks:
+            raise TypeError(f"has no {', '.join(lacks)}; docs/extend/plugins.md says what a command has")
+        found.arguments(ArgumentParser())
+    except MAY_BREAK as error:
+        raise PluginError(f"command {name!r} cannot be used: {type(error).__name__}: {error}") from error
+    return found
 
 
 def _entry_points(group: str) -> Sequence[EntryPoint]:

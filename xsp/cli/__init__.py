@@ -34,8 +34,6 @@ COMMANDS = (
 )
 """Those of the profiler; what stands on it (graphs, and commands of third parties) comes in through entry points."""
 
-GROUP = "xsp.commands"
-
 EXAMPLES = """examples:
   xsp profile torchvision:resnet50 --out runs/demo  profile a model by name
   xsp run train.py --epochs 1                       profile a program
@@ -82,16 +80,19 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     typed = sys.argv[1:] if argv is None else argv
-    parser = _parser(COMMANDS if typed and typed[0] in COMMANDS else None)
     if not typed:
-        parser.print_help()
+        _parser().print_help()
         return 2
     from xsp.cli import progress
 
     if typed[0] != "run":  # whose streams are its program's
         progress.take_any_letter()
     try:
-        if not typed[0].startswith("-") and typed[0] not in COMMANDS and typed[0] not in plugins.names(GROUP):
+        if typed[0].startswith("-"):
+            parser = _parser()
+        elif typed[0] in COMMANDS or typed[0] in plugins.names(plugins.COMMANDS):
+            parser = _parser(typed[0])
+        else:
             hint = nearest(typed[0], names()) or "; `xsp --help` lists them"
             raise UsageError(f"there is no command {typed[0]!r}{hint}")
         options = parser.parse_args(typed)
@@ -128,22 +129,26 @@ def _is_of_tables(error: Exception) -> bool:
 
 def names() -> tuple[str, ...]:
     """Return the names of all commands."""
-    return (*COMMANDS, *(name for name in plugins.names(GROUP) if name not in COMMANDS))
+    return (*COMMANDS, *(name for name in plugins.names(plugins.COMMANDS) if name not in COMMANDS))
 
 
 def _command(name: str) -> Any:
     """Return the module of a command.
 
     Raises:
-        PluginError: it comes from an entry point, and cannot be imported.
+        PluginError: it comes from an entry point, and cannot be used.
     """
     if name in COMMANDS:
         return import_module(f"xsp.cli.{name}_" if keyword.iskeyword(name) else f"xsp.cli.{name}")
-    return plugins.load(GROUP, name)
+    return plugins.command(name)
 
 
-def _parser(of: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """Return the parser of some commands; of all that can be imported, unless told otherwise."""
+def _parser(only: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of one command, or of all; one of a third party that cannot be used is listed as such.
+
+    Raises:
+        PluginError: the one command cannot be used.
+    """
     parser = _Parser(
         prog="xsp",
         description="Profile deep learning across the stack, and know what the profiling costs.",
@@ -152,10 +157,13 @@ def _parser(of: Sequence[str] | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"xsp {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name in names() if of is None else of:
+    for name in names() if only is None else (only,):
         try:
             command = _command(name)
-        except PluginError:  # of a third party's command; the others work
+        except PluginError:
+            if only is not None:
+                raise
+            commands.add_parser(name, help="cannot be used; `xsp doctor` says why")
             continue
         entry = commands.add_parser(
             name,
