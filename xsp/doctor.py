@@ -122,7 +122,7 @@ def other_plugins() -> Iterator[str]:
 
 
 def measure(runs: Sequence[str]) -> Iterator[str]:
-    """Measure what this machine can do at most, and keep it in the `run.json` of runs of this machine.
+    """Measure what this machine can do at most, and keep it: for this machine, and in the `run.json` of its runs.
 
     Args:
         runs: run directories; of a distributed job or a sweep, name its parts.
@@ -141,11 +141,17 @@ def measure(runs: Sequence[str]) -> Iterator[str]:
     for place, content in contents.items():
         if content.machine.cpu != processor:
             raise UsageError(f"{place}: the run is not of this machine; measure where it was recorded")
-    found: dict[str, Any] = {}
+    measured: dict[str, ceilings.Ceiling] = {}
     for each in ceilings.measure(processor):
-        found[each.name] = each.content()
+        measured[each.name] = each
         peaks = ", ".join(f"{kind} {peak / 1e12:.3g}" for kind, peak in each.vector.items())
-        yield f"{each.name}: {peaks} TFLOP/s, {each.bytes_per_s / 1e9:.4g} GB/s"
+        caches = ", ".join(f"{size >> 10:,} KiB {rate / 1e9:.3g}" for size, rate in each.levels)
+        within = f"; GB/s within {caches}" if caches else ""
+        yield f"{each.name}: {peaks} TFLOP/s, {each.bytes_per_s / 1e9:.4g} GB/s{within}"
+    place_kept = ceilings.keep(measured)
+    if place_kept is not None and not contents:
+        yield f"{place_kept}: kept, for bounds on this machine"
+    found = {name: each.content() for name, each in measured.items()}
     for place, content in contents.items():
         rundir.write_run(place, content | {"machine": content.machine | {"ceilings": found}})
         yield f"{place}: kept"

@@ -100,6 +100,7 @@ def test_a_run_that_says_anything_else_is_refused_with_a_reason(machine, reason)
 
 def test_a_processor_is_measured_and_its_ceiling_kept_in_the_run(tmp_path: Path, monkeypatch):
     torch = pytest.importorskip("torch")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(ceilings, "ROUNDS_NS", 1_000_000)
     measured = ceilings._measure(torch, "cpu", device.cpu_model() or "cpu", 64, 1 << 16, lambda: None)
     assert set(measured.precisions()) == {"fp64", "fp32", "bf16"}
@@ -111,6 +112,48 @@ def test_a_processor_is_measured_and_its_ceiling_kept_in_the_run(tmp_path: Path,
     assert ceilings.of_run(rundir.read_run(tmp_path / "mine"), on_device=False) == measured
     with pytest.raises(UsageError, match="not of this machine"):
         list(doctor.measure([str(tmp_path / "other")]))
+
+
+def test_a_working_set_has_the_rate_of_the_cache_that_it_fits() -> None:
+    found = Ceiling("cpu", {"fp32": 1e11}, {}, 10e9, "measured", ((1 << 16, 90e9), (1 << 20, 50e9), (1 << 26, 11e9)))
+    sizes = (1, 1 << 16, 1 << 18, 1 << 20, 1 << 25, 1 << 26, 1 << 40)
+    assert [found.bandwidth(size) / 1e9 for size in sizes] == [90, 90, 90, 50, 50, 11, 10]
+    assert ceilings._measured(found.content()) == found
+    bare = Ceiling("Tesla T4", {"fp32": 7e12}, {}, 250e9, "quoted")
+    assert bare.bandwidth(1) == 250e9
+    assert "levels" not in bare.content()
+
+
+def test_caches_are_measured_not_slower_than_what_is_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(ceilings, "ROUNDS_NS", 1_000_000)
+    found = ceilings._measure(torch, "cpu", "a cpu", 64, 1 << 16, lambda: None)
+    rates = [rate for _, rate in found.levels]
+    assert [size for size, _ in found.levels] == list(ceilings.WORKING_SETS)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] >= found.bytes_per_s
+
+
+def test_a_name_without_its_form_means_the_fastest() -> None:
+    assert ceilings.meant("H100").name == "H100 HBM3"
+    assert ceilings.meant("Tesla V100-SXM2-16GB") == ceiling("Tesla V100-SXM2-16GB")
+    assert ceilings.meant("mi300x").bytes_per_s == ceiling("AMD Instinct MI300X").bytes_per_s
+    for unknown in ("", "no such device"):
+        with pytest.raises(AnalysisError, match="no ceiling"):
+            ceilings.meant(unknown)
+
+
+def test_what_was_measured_of_a_machine_is_kept_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured = Ceiling("a cpu", {"fp32": 7e12}, {}, 250e9, "measured", ((1 << 16, 9e11),))
+    assert ceilings.of_machine("a cpu") is None
+    assert ceilings.keep({"a cpu": measured}) == ceilings.kept_at()
+    assert ceilings.of_machine("a cpu") == measured
+    ceilings.kept_at().write_text('{"a cpu": 3}')
+    with pytest.raises(AnalysisError, match="measure again"):
+        ceilings.of_machine("a cpu")
+    ceilings.kept_at().write_text("half a fi")
+    assert ceilings.of_machine("a cpu") is None
 
 
 @pytest.mark.gpu

@@ -1,11 +1,13 @@
 """What a device can do at most: operations and bytes per second, quoted from its maker or measured.
 
 A quote is an entry of `devices.toml`, each with its source. A measurement is a short calibration (`measure`) that
-`xsp doctor --measure RUN` keeps in `run.json` under `machine.ceilings`; where there is one, it counts.
+`xsp doctor --measure RUN` keeps in `run.json` under `machine.ceilings`; where there is one, it counts. That of a
+machine itself, for what is not a run, is kept in the user's cache (`keep`, `of_machine`).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -16,6 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from xsp import atomic
 from xsp.clock import monotonic_ns
 from xsp.errors import AnalysisError, UsageError
 from xsp.run import Run
@@ -59,6 +62,19 @@ class Ceiling:
     source: str
     """URL of the quote, or how it was measured."""
 
+    levels: tuple[tuple[int, float], ...] = ()
+    """Bytes of a working set and bytes per second within it, smallest first: the caches above the memory; none in a
+    quote. The rates do not rise with the size."""
+
+    def bandwidth(self, working_set: int) -> float:
+        """Return the most bytes per second within a working set: that of the largest measured one that is no larger.
+
+        So what lies between two points has the higher rate, and the result is a ceiling.
+        """
+        if working_set > BEYOND_CACHES or not self.levels:
+            return self.bytes_per_s
+        return next((rate for size, rate in reversed(self.levels) if size <= working_set), self.levels[0][1])
+
     def peak(self, precision: str = USUAL) -> float | None:
         """Return the most FLOP/s in a precision, dense, on whichever units; None where the source does not say."""
         return max((units[precision] for units in (self.vector, self.tensor) if precision in units), default=None)
@@ -75,7 +91,8 @@ class Ceiling:
     def content(self) -> dict[str, Any]:
         """Return it as it stands in `run.json`."""
         units = {"vector": dict(self.vector), "tensor": dict(self.tensor)}
-        return {"name": self.name, **units, "bytes_per_s": self.bytes_per_s, "source": self.source}
+        found = {"name": self.name, **units, "bytes_per_s": self.bytes_per_s, "source": self.source}
+        return found | ({"levels": [list(each) for each in self.levels]} if self.levels else {})
 
 
 def ceiling(name: str) -> Ceiling:
@@ -87,19 +104,48 @@ def ceiling(name: str) -> Ceiling:
     Raises:
         AnalysisError: there is no such entry (a part of a divided device, a "Ti", has none); it says how to add one.
     """
-    asked = _words(name)
-    fitting = [
-        (len(words), entry)
-        for entry in _entries(os.environ.get(VARIABLE))
-        for words in map(_words, entry["names"])
-        if words <= asked and all(_NEUTRAL.fullmatch(word) for word in asked - words)
-    ]
+    fitting = _fitting(name)
     if not fitting:
         raise AnalysisError(
             f"there is no ceiling of the device {name!r}: measure it on its machine with `xsp doctor --measure RUN`, "
             f"or quote it in a file like xsp/device/devices.toml and name that file in {VARIABLE}"
         )
     _, entry = max(fitting, key=lambda found: found[0])
+    return _quoted(name, entry)
+
+
+def meant(name: str) -> Ceiling:
+    """Return the quoted ceiling of a device that a person names: of several forms ("H100") the fastest.
+
+    Its `name` says which form that is.
+
+    Raises:
+        AnalysisError: there is no such entry.
+    """
+    if _fitting(name):
+        return ceiling(name)
+    asked = _words(name)
+    forms = [
+        _quoted(own, entry) for entry in _entries(os.environ.get(VARIABLE)) for own in entry["names"]
+        if asked and asked <= _words(own)
+    ]  # fmt: skip
+    if not forms:
+        return ceiling(name)
+    return max(forms, key=lambda form: (form.peak() or 0, form.bytes_per_s))
+
+
+def _fitting(name: str) -> list[tuple[int, dict[str, Any]]]:
+    """Return the entries that a driver's name may be of, with how many words they have in common."""
+    asked = _words(name)
+    return [
+        (len(words), entry)
+        for entry in _entries(os.environ.get(VARIABLE))
+        for words in map(_words, entry["names"])
+        if words <= asked and all(_NEUTRAL.fullmatch(word) for word in asked - words)
+    ]
+
+
+def _quoted(name: str, entry: Mapping[str, Any]) -> Ceiling:
     vector, tensor = ({k: peak * 1e12 for k, peak in entry.get(unit, {}).items()} for unit in ("vector", "tensor"))
     return Ceiling(name, vector, tensor, entry["memory"] * 1e9, entry["source"])
 
@@ -134,9 +180,55 @@ def of_run(run: Run, on_device: bool) -> Ceiling:
 def _measured(content: Any) -> Ceiling:
     try:
         vector, tensor = ({str(k): float(v) for k, v in content[unit].items()} for unit in ("vector", "tensor"))
-        return Ceiling(str(content["name"]), vector, tensor, float(content["bytes_per_s"]), str(content["source"]))
+        levels = tuple(sorted((int(size), float(rate)) for size, rate in content.get("levels") or ()))
+        source = str(content["source"])
+        return Ceiling(str(content["name"]), vector, tensor, float(content["bytes_per_s"]), source, levels)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise AnalysisError(f"machine.ceilings in run.json is damaged ({error}); measure again") from error
+
+
+# --- of this machine ------------------------------------------------------------------------------------
+
+
+def kept_at() -> Path:
+    """Return the file in the user's cache that holds what was measured of this machine."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "xsp" / "ceilings.json"
+
+
+def keep(found: Mapping[str, Ceiling]) -> Path | None:
+    """Keep ceilings of this machine by the names of its devices; None where the cache cannot be written."""
+    path = kept_at()
+    content = _kept() | {name: each.content() for name, each in found.items()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic.written(path) as beside:
+            beside.write_text(json.dumps(content, indent=2), encoding="utf-8")
+    except OSError:
+        return None
+    return path
+
+
+def of_machine(name: str) -> Ceiling | None:
+    """Return what was measured of a device of this machine; None where nothing was.
+
+    Raises:
+        AnalysisError: what was kept is damaged.
+    """
+    found = _kept().get(name)
+    try:
+        return None if found is None else _measured(found)
+    except AnalysisError as error:
+        raise AnalysisError(f"{kept_at()} is damaged; measure again with `xsp doctor --measure`") from error
+
+
+def _kept() -> dict[str, Any]:
+    """Return what the file holds; nothing where it is none."""
+    try:
+        found = json.loads(kept_at().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _words(name: str) -> set[str]:
@@ -195,7 +287,52 @@ def _measure(torch: Any, where: str, name: str, size: int, copied: int, finish: 
     other = torch.empty_like(one)
     seconds = _fastest(lambda: other.copy_(one), finish)
     how = f"measured: products of {size} × {size}, a copy of {copied >> 20} MiB, {torch.get_num_threads()} threads"
-    return Ceiling(name, peaks, {}, 2 * copied / seconds, how)
+    rate = 2 * copied / seconds
+    return Ceiling(name, peaks, {}, rate, how, _levels(torch, where, rate, finish))
+
+
+WORKING_SETS = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+"""Bytes of which half are copied onto the other half."""
+
+BEYOND_CACHES = 1 << 28
+"""Working sets that are larger have the rate of the memory, whatever lies in a cache."""
+
+_COPIES = 8
+
+
+def _levels(torch: Any, where: str, memory: float, finish: Callable[[], None]) -> tuple[tuple[int, float], ...]:
+    """Measure copies within working sets; what a call costs is taken off, so that the rate is that of the bytes.
+
+    A copy that one thread makes counts for all threads, each of which has such a cache: it is a ceiling.
+    """
+    threads = 1 if where != "cpu" else torch.get_num_threads()
+    empty = _copies(torch, where, 1, finish)
+    found: list[tuple[int, float]] = []
+    least = memory
+    for size in reversed(WORKING_SETS):
+        copied = size // 8
+        alone = threads if where == "cpu" and copied < _SHARED_FROM else 1
+        took = _copies(torch, where, copied, finish)
+        if took > 1.2 * empty:  # else the figure is that of the call
+            least = max(least, alone * size / (took - empty))
+        found.append((size, least))
+    return tuple(reversed(found))
+
+
+_SHARED_FROM = 32_768
+"""Elements from which on torch copies with several threads."""
+
+
+def _copies(torch: Any, where: str, elements: int, finish: Callable[[], None]) -> float:
+    """Return the seconds of one copy of so many elements of four bytes, of several in a row."""
+    one = torch.empty(elements, dtype=torch.float32, device=where).fill_(1)
+    other = torch.empty_like(one)
+
+    def work() -> None:
+        for _ in range(_COPIES):
+            other.copy_(one)
+
+    return _fastest(work, finish, ROUNDS_NS // 6) / _COPIES
 
 
 def _product(torch: Any, where: str, size: int, dtype: Any) -> Callable[[], object]:
@@ -204,12 +341,12 @@ def _product(torch: Any, where: str, size: int, dtype: Any) -> Callable[[], obje
     return lambda: torch.mm(left, right, out=out)
 
 
-def _fastest(work: Callable[[], object], finish: Callable[[], None]) -> float:
+def _fastest(work: Callable[[], object], finish: Callable[[], None], rounds_ns: int | None = None) -> float:
     """Return the seconds that work takes at least, once warm."""
     work()
     finish()
     began, best = monotonic_ns(), None
-    while best is None or monotonic_ns() - began < ROUNDS_NS:
+    while best is None or monotonic_ns() - began < (ROUNDS_NS if rounds_ns is None else rounds_ns):
         start = monotonic_ns()
         work()
         finish()
