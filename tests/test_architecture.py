@@ -16,7 +16,7 @@ LAYERS = [
     {"atomic", "errors", "identity", "processes", "schema", "scrub", "summary", "version"},
     {"clock", "collector", "cost", "levels", "run"},
     {"device", "plugins", "rundir", "semconv", "table", "xsp_collectors"},
-    {"importers", "samples"},
+    {"importers", "samples", "sections"},
     {"correlate"},
     {"store"},
     {"exporters", "health", "ingest", "models", "record", "spark", "testing"},

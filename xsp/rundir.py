@@ -13,6 +13,7 @@ RUN/
   rank-0000/           a run for each process of a distributed program
   job.txt              which job's ranks these are, where no launcher of xsp's says it; see `xsp.record.output`
   arrived/             what `xsp serve` received and has not put in order yet
+  sections/NAME.json   sections of the report that others wrote; see `xsp.sections`
   serialised/          a re-run with one thing at a time, where parents were ambiguous (`xsp run --resolve`)
 ```
 
@@ -53,6 +54,8 @@ LOOP_ROWS = "loop.rows"
 SERIALISED = "serialised"
 DELIVERY_FILE = "delivery.json"
 JOB_FILE = "job.txt"
+SECTIONS = "sections"
+"""Folder with sections of the report that others wrote (`xsp.sections`)."""
 
 PATIENCE_S = 5.0
 """How long to wait for a process whose program was killed, and which still writes what it was given."""
@@ -198,6 +201,10 @@ def _clear(run: Path) -> None:
             for file in [*folder.glob("[0-9]*.parquet"), *folder.glob(".*.part")]:
                 file.unlink(missing_ok=True)
             _remove_empty(folder)
+    if not (run / SECTIONS).is_symlink():
+        for file in [*(run / SECTIONS).glob("*.json"), *(run / SECTIONS).glob(".*.part")]:
+            file.unlink(missing_ok=True)
+        _remove_empty(run / SECTIONS)
     for name in (RUN_FILE, MERGED_FILE, LOOP_FILE, LOOP_ROWS, DELIVERY_FILE, JOB_FILE, "progress.json", "report.html"):
         (run / name).unlink(missing_ok=True)
 

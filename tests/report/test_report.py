@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from xsp import rundir, sections
 from xsp.analyses import ANALYSES
 from xsp.errors import OutputError
 from xsp.report import headline, html, lanes, loop, packed, text, timeline
@@ -538,3 +539,18 @@ def test_a_narrow_table_keeps_what_it_is_sorted_by():
     shown = console.export_text()
     assert shown.count("0.125") == 3
     assert "columns that do not fit: calls, shape, percent of layers" in " ".join(shown.split())
+
+
+def test_the_page_shows_the_sections_that_lie_in_the_run_directory_and_names_those_that_are_none(tmp_path):
+    rundir.write_run(tmp_path, {"name": "run"})
+    written = sections.Section(HOSTILE, (sections.Text(HOSTILE), sections.Table((HOSTILE,), ((HOSTILE,),))))
+    sections.write(tmp_path, "mine", written)
+    (tmp_path / "sections" / "bad.json").write_text("{}", encoding="utf-8")
+    found = trace(*FULL)
+    found.path = tmp_path
+    page = html.render(found)
+    shown = payload(page)
+    assert shown["sections"] == [{"name": "mine", **sections.plain(written)}]
+    assert shown["damaged"] == ["sections/bad.json: xsp_section is None; this xsp reads form 1"]
+    assert "window.hacked=1</script>" not in page
+    assert payload(html.render(trace(*FULL)))["sections"] == []

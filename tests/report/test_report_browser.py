@@ -13,11 +13,23 @@ from test_report import FULL, HOSTILE, STEP, looped, trace
 from test_security import HOSTILE as NAMES
 from test_security import hostile_trace
 
+from xsp import rundir, sections
 from xsp.report import html
 from xsp.schema import Level
+from xsp.sections import Branch, Chart, Section, Series, Table, Text, Tree
 from xsp.testing import spans, trace_of
 
 pytestmark = pytest.mark.browser
+
+FULL_SECTION = Section(
+    "Bound",
+    (
+        Table(("rung", "ms"), (("best", 4.4), ("as run", None)), "The ladder"),
+        Chart("bars", "Rungs", "ms", ("best", HOSTILE), (Series("step", (4.4, None), (4.0, None), (4.9, None)),)),
+        Chart("points", "FLOPs", "ms", (1e9, 2e9), (Series(HOSTILE, (1.0, 2.5)),), "FLOPs", ("at",), ("a", HOSTILE)),
+        Tree(("ms",), (Branch("layer1", (2.0,), True, (Branch("conv", (None,)),)),), "Modules", "on the longest path"),
+    ),
+)
 
 
 @pytest.fixture(scope="module")
@@ -417,3 +429,28 @@ def test_operators_by_gpu_time_come_first_where_there_is_a_gpu(browser, tmp_path
     browser.get(html.write(trace(*FULL), tmp_path / "host.html").as_uri())
     assert browser.execute_script(first)[0] != "operators"
     assert browser.execute_script("return document.querySelector('#tables #table-ops') !== null")
+
+
+def test_sections_of_others_are_drawn_as_text_tables_charts_and_trees(browser, tmp_path):
+    hostile = Section(HOSTILE, (Text(HOSTILE), *FULL_SECTION.parts))
+    rundir.write_run(tmp_path, {"name": "run"})
+    sections.write(tmp_path, "bound", hostile)
+    (tmp_path / "sections" / "bad.json").write_text("{}", encoding="utf-8")
+    found = trace(*FULL)
+    found.path = tmp_path
+    browser.get(html.write(found, tmp_path / "report.html").as_uri())
+    assert browser.get_log("browser") == []
+    section = browser.find_element("id", "section-bound")
+    assert section.find_element("tag name", "h2").text == HOSTILE
+    assert "The ladder" in section.text
+    assert browser.execute_script("return window.hacked") is None
+    painted = browser.execute_script("""
+        plots.forEach(each => each.draw());
+        return [...document.querySelectorAll('#section-bound .chart canvas')].map(canvas =>
+            canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(value => value))
+    """)
+    assert painted == [True, True]
+    assert [each.text for each in section.find_elements("css selector", ".branch.leaf span")][:1] == ["conv"]
+    assert "1 section of the run directory cannot be shown" in browser.find_element("id", "others").text
+    assert browser.find_element("css selector", 'nav a[href="#section-bound"]').is_displayed()
+    assert browser.execute_script("return document.body.scrollWidth <= innerWidth")

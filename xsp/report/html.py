@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from xsp import rundir
+from xsp import rundir, sections
 from xsp.analyses import ANALYSES
 from xsp.analyses.loop import kinds_of
 from xsp.levels import depth
@@ -38,7 +38,7 @@ DEAREST = {"A8": ("latency_us", 200)}
 
 SCRIPTS = (
     "echarts.min.js", "spans.js", "lanes.js", "timeline.js", "words.js", "charts.js", "loop.js", "ledger.js",
-    "tables.js", "report.js",
+    "tables.js", "sections.js", "report.js",
 )  # fmt: skip
 """The page's scripts, in the order in which they run."""
 
@@ -74,6 +74,7 @@ def render(trace: Trace, others: Sequence[Trace] = ()) -> str:
         "name": trace.name,
         "facts": _facts(trace),
         "loop": loop(trace),
+        **_written_by_others(trace),
         "kinds": listed(trace, shown),
     }
     contents = {
@@ -138,6 +139,15 @@ def _sayable(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (str, int)) else str(value)
+
+
+def _written_by_others(trace: Trace) -> dict[str, Any]:
+    """Return the sections that lie in the run directory, and what is no section there."""
+    if trace.path is None or not trace.path.is_dir():
+        return {"sections": [], "damaged": []}
+    found = sections.read(trace.path)
+    shown = [{"name": name, **sections.plain(section)} for name, section in found.sections.items()]
+    return {"sections": shown, "damaged": [f"{rundir.SECTIONS}/{line}" for line in found.damaged]}
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:

@@ -267,6 +267,7 @@ const timeline = new Timeline(show);
 drawHeader();
 drawKinds();
 drawLoop();
+drawSections();
 drawKind(0);
 follow();
 addEventListener("hashchange", follow);

@@ -1,0 +1,357 @@
+"""Sections of the report that others write: plain data in the run directory, which the page of the run shows.
+
+The report knows nothing of who wrote a section. A writer puts one file under its own name into the run directory, and
+`xsp report RUN` shows all that lie there, by name, below the figures of the recording:
+
+```python
+from pathlib import Path
+
+from xsp import sections
+from xsp.sections import Chart, Section, Series, Table, Text
+
+ladder = Chart("bars", "Rungs", "ms", at=("ceiling", "best", "as run"), series=(Series("step", (3.1, 4.4, None)),))
+table = Table(("rung", "ms"), (("ceiling", 3.1), ("best", 4.4), ("as run", None)))
+section = Section("Bound", (Text("What the layers cost by themselves."), ladder, table))
+sections.write(Path("runs/demo"), "bound", section)  # runs/demo/sections/bound.json, in one piece
+```
+
+The file is JSON: `xsp_section` (the version of the form, 1), `title` and `parts`, a list of objects with one key each,
+`text`, `table`, `chart` or `tree`, whose fields are those of the classes here. A figure that is unknown is None, and
+never 0. What is written is text: the page shows it, and does not interpret it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from xsp import rundir
+from xsp.errors import OutputError, TraceError, UsageError
+
+VERSION = 1
+
+MOST_BYTES = 8 << 20
+"""Of a file; of larger ones a page would not open at once."""
+
+MOST_SECTIONS = 50
+
+MOST_LEVELS = 60
+"""Of a tree."""
+
+KINDS = ("bars", "stacked", "lines", "points")
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,59}")
+
+Cell: TypeAlias = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells; the page sorts and filters them."""
+
+    columns: tuple[str, ...]
+    """Names; `_ms`, `_us`, `_ns`, `_mib`, `_bytes`, `_percent` at the end are shown as the unit."""
+
+    rows: tuple[tuple[Cell, ...], ...]
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Figures that have one name and one colour, a value for each place of the chart."""
+
+    name: str
+    values: tuple[float | None, ...]
+    low: tuple[float | None, ...] = ()
+    """Lower ends of intervals, drawn as whiskers; empty if there are none, as `high`."""
+
+    high: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing of one or more series over the same places."""
+
+    kind: str
+    """`bars`: lying bars side by side; `stacked`: lying bars of which each series is a part; `lines`; `points`."""
+
+    title: str
+    unit: str
+    """Of the values."""
+
+    at: tuple[Cell, ...]
+    """Names of the bars, or the numbers over which lines and points are drawn."""
+
+    series: tuple[Series, ...]
+    over: str = ""
+    """What `at` is, with its unit: the label of its axis."""
+
+    log: tuple[str, ...] = ()
+    """Axes with a logarithmic scale: `at`, `values`."""
+
+    labels: tuple[str, ...] = ()
+    """What each point is, for the tooltip; empty where `at` says it."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A row of a tree, which opens."""
+
+    name: str
+    cells: tuple[Cell, ...] = ()
+    marked: bool = False
+    inside: tuple[Branch, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Rows inside rows, closed but for the outermost."""
+
+    columns: tuple[str, ...]
+    """Of the cells; the name of a row stands before them."""
+
+    branches: tuple[Branch, ...]
+    title: str = ""
+    mark: str = ""
+    """What a mark means: "on the longest path"."""
+
+
+Part: TypeAlias = Text | Table | Chart | Tree
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page."""
+
+    title: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The sections of a run."""
+
+    sections: dict[str, Section]
+    """By name, in the order of the names."""
+
+    damaged: tuple[str, ...]
+    """A line for each file that is no section: its name, and why."""
+
+
+def write(run: Path, name: str, section: Section) -> Path:
+    """Put a section into a run directory, in the place of the one that has the name there.
+
+    Args:
+        run: the run directory.
+        name: of the writer, small letters, digits and hyphens.
+        section: what the page shall show; numbers that are not finite become None.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        UsageError: the name is none, or the section does not hold together (rows of other lengths, say).
+        OutputError: there is no run, or it cannot be written; what was there before is still there.
+    """
+    if not NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name of a section: small letters, digits and hyphens")
+    content = {"xsp_section": VERSION, **plain(section)}
+    try:
+        of(content)
+    except ValueError as error:
+        raise UsageError(f"the section {name}: {error}") from error
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+    if len(text) > MOST_BYTES:
+        raise UsageError(f"the section {name} takes {len(text) >> 20} MB, a page shows up to {MOST_BYTES >> 20}")
+    if not rundir.is_one(run):
+        raise OutputError(f"{run}: not a run directory; sections belong to a run")
+    folder = run / rundir.SECTIONS
+    try:
+        folder.mkdir(exist_ok=True)
+        rundir.check_inside(run, [folder / f"{name}.json"])
+    except (OSError, TraceError) as error:
+        raise OutputError(f"{folder}: cannot be written ({error})") from error
+    rundir.write_whole(folder / f"{name}.json", text)
+    return folder / f"{name}.json"
+
+
+def read(run: Path) -> Found:
+    """Return the sections of a run directory; one that cannot be read is named, and the others are there."""
+    found: dict[str, Section] = {}
+    damaged: list[str] = []
+    files = sorted((run / rundir.SECTIONS).glob("*.json"))
+    for file in files[:MOST_SECTIONS]:
+        try:
+            rundir.check_inside(run, [file])
+            if not NAME.fullmatch(file.stem):
+                raise ValueError("its name is none of a section")
+            if not file.is_file() or file.stat().st_size > MOST_BYTES:
+                raise ValueError(f"no file, or larger than {MOST_BYTES >> 20} MB")
+            found[file.stem] = of(json.loads(file.read_text(encoding="utf-8")))
+        except TraceError:
+            damaged.append(f"{file.name}: a link that leads out of the run directory")
+        except OSError as error:
+            damaged.append(f"{file.name}: {error.strerror or error}")
+        except (ValueError, RecursionError) as error:
+            damaged.append(f"{file.name}: {error}")
+    if len(files) > MOST_SECTIONS:
+        damaged.append(f"{len(files) - MOST_SECTIONS} more files: a page has up to {MOST_SECTIONS} sections")
+    return Found(found, tuple(damaged))
+
+
+def plain(section: Section) -> dict[str, Any]:
+    """Return title and parts of a section as JSON holds them: numbers that are not finite are None."""
+    parts = []
+    for part in section.parts:
+        held = _finite(asdict(part))
+        parts.append({type(part).__name__.lower(): held["text"] if isinstance(part, Text) else held})
+    return {"title": section.title, "parts": parts}
+
+
+def of(content: Any) -> Section:
+    """Return what the JSON of a section says.
+
+    Raises:
+        ValueError: it is none; the message says where.
+    """
+    whole = _object(content, "a section")
+    version = whole.get("xsp_section")
+    if type(version) is not int or not 1 <= version <= VERSION:
+        raise ValueError(f"xsp_section is {version!r}; this xsp reads form {VERSION}")
+    return Section(_text(whole, "title"), tuple(_part(each) for each in _list(whole, "parts")))
+
+
+# --- reading ------------------------------------------------------------------------------------------------
+
+
+def _part(found: Any) -> Part:
+    part = _object(found, "a part")
+    if len(part) != 1 or next(iter(part)) not in _PARTS:
+        raise ValueError(f"a part has one key of {', '.join(_PARTS)}, not {', '.join(map(repr, part)) or 'none'}"[:200])
+    ((kind, held),) = part.items()
+    return _PARTS[kind](held)
+
+
+def _table(held: Any) -> Table:
+    table = _object(held, "a table")
+    columns = _texts(table, "columns")
+    rows = tuple(_cells(row, "a row", len(columns)) for row in _list(table, "rows"))
+    return Table(columns, rows, _text(table, "title", ""))
+
+
+def _chart(held: Any) -> Chart:
+    chart = _object(held, "a chart")
+    kind, at = _text(chart, "kind"), _cells(chart.get("at"), "at")
+    if kind not in KINDS:
+        raise ValueError(f"there is no chart {kind[:40]!r}; there are {', '.join(KINDS)}")
+    if kind in ("lines", "points") and any(isinstance(each, (str, bool)) for each in at):
+        raise ValueError(f"{kind} are drawn over numbers")
+    log, labels = _texts(chart, "log", ()), _texts(chart, "labels", ())
+    if set(log) - {"at", "values"} or len(labels) not in (0, len(at)):
+        raise ValueError("log names axes (at, values), and labels are as many as at")
+    series = tuple(_series(each, len(at)) for each in _list(chart, "series"))
+    return Chart(kind, _text(chart, "title"), _text(chart, "unit"), at, series, _text(chart, "over", ""), log, labels)
+
+
+def _series(held: Any, length: int) -> Series:
+    series = _object(held, "a series")
+    low, high = (_numbers(series.get(name) or [], name, length) for name in ("low", "high"))
+    if len(low) != len(high):
+        raise ValueError("low and high go together")
+    return Series(_text(series, "name"), _numbers(series.get("values"), "values", length, needed=True), low, high)
+
+
+def _tree(held: Any) -> Tree:
+    tree = _object(held, "a tree")
+    columns = _texts(tree, "columns")
+    branches = tuple(_branch(each, len(columns), 1) for each in _list(tree, "branches"))
+    return Tree(columns, branches, _text(tree, "title", ""), _text(tree, "mark", ""))
+
+
+def _branch(held: Any, width: int, level: int) -> Branch:
+    branch = _object(held, "a branch")
+    if level > MOST_LEVELS:
+        raise ValueError(f"a tree has up to {MOST_LEVELS} levels")
+    if not isinstance(branch.get("marked", False), bool):
+        raise ValueError("marked is true or false")
+    cells = _cells(branch.get("cells", []), "cells")
+    if len(cells) not in (0, width):
+        raise ValueError(f"a branch has {len(cells)} cells, and {width} columns")
+    inside = tuple(_branch(each, width, level + 1) for each in _list(branch, "inside", ()))
+    return Branch(_text(branch, "name"), cells, branch.get("marked", False), inside)
+
+
+_PARTS: Mapping[str, Callable[[Any], Part]] = {
+    "text": lambda held: Text(_text({"text": held}, "text")),
+    "table": _table,
+    "chart": _chart,
+    "tree": _tree,
+}
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is an object")
+    return value
+
+
+def _text(within: Mapping[str, Any], name: str, missing: str | None = None) -> str:
+    value = within.get(name, missing)
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is a text")
+    return value
+
+
+def _list(within: Mapping[str, Any], name: str, missing: Any = None) -> list[Any]:
+    value = within.get(name, missing)
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"{name} is a list")
+    return list(value)
+
+
+def _texts(within: Mapping[str, Any], name: str, missing: Any = None) -> tuple[str, ...]:
+    found = _list(within, name, missing)
+    if not all(isinstance(each, str) for each in found):
+        raise ValueError(f"{name} is a list of texts")
+    return tuple(found)
+
+
+def _cells(value: Any, what: str, length: int | None = None) -> tuple[Cell, ...]:
+    if not isinstance(value, (list, tuple)) or not all(each is None or isinstance(each, _SCALARS) for each in value):
+        raise ValueError(f"{what} is a list of texts, numbers and nulls")
+    if length is not None and len(value) != length:
+        raise ValueError(f"{what} has {len(value)} cells, and {length} columns")
+    return tuple(value)
+
+
+_SCALARS = (str, int, float, bool)
+
+
+def _numbers(value: Any, what: str, length: int, *, needed: bool = False) -> tuple[float | None, ...]:
+    found = _cells(value, what)
+    if any(isinstance(each, (str, bool)) for each in found):
+        raise ValueError(f"{what} is a list of numbers and nulls")
+    if len(found) != length and (needed or found):
+        raise ValueError(f"{what} has {len(found)} figures, and the chart {length} places")
+    return found  # type: ignore[return-value]
+
+
+def _finite(value: Any) -> Any:
+    """Return a value as JSON can hold it: no numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
