@@ -415,8 +415,28 @@ def test_A1_one_row_for_each_batch_size() -> None:
 
 def test_the_ledger_what_a_rung_added_and_what_the_calibration_explains_of_it() -> None:
     assert ask(analyses.ledger, leveled(), "*") == [
-        ("steps and calls", "M", 3, 1.0, None, None, None, None, None, None, None, None),
-        ("layers", "M/L", 3, 1.08, 0.08, 0.08, 0.08, 8.0, 2, 40_000.0, 0.06, 0.02),
+        ("steps and calls", "M", 3, 1.0, None, None, None, None, None, None, None, None, None),
+        ("layers", "M/L", 3, 1.08, 0.08, 0.08, 0.08, 8.0, 2, 40_000.0, None, 0.06, 0.02),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ends", "why"),
+    [
+        ([1080, 940, 1010], "cannot be distinguished from noise"),
+        ([900, 910, 905], "cannot be distinguished from noise"),
+        ([930], "too few steps for an interval"),
+    ],
+    ids=["as much above 0 as below", "below 0", "one step"],
+)
+def test_the_ledger_has_no_cost_of_a_span_where_it_cannot_be_told(ends: list[int], why: str) -> None:
+    rows: list[Span] = []
+    for number, end in enumerate(ends):
+        rows += spans("step s 0-1000", step=2 * number, rung=20)
+        rows += spans(f"step s 0-{end}\nmodule net 0-900 type=Net", step=2 * number + 1, rung=30)
+    assert ask(analyses.ledger, trace_of(rows), "deepest, spans, ns_per_span, why_null") == [
+        ("steps and calls", None, None, None),
+        ("layers", 1, None, why),
     ]
 
 

@@ -13,7 +13,7 @@ from xsp.analyses.contract import Table, analysis, values
 from xsp.health import health
 from xsp.levels import depth, rung_name
 from xsp.schema import Level
-from xsp.store.trace import Trace
+from xsp.store.trace import Rung, Trace
 from xsp.store.views import LAYERS
 
 _COLUMNS = {
@@ -22,7 +22,9 @@ _COLUMNS = {
     "steps": "INTEGER",
     **dict.fromkeys(("step_ms", "added_ms", "low_ms", "high_ms", "added_percent"), "DOUBLE"),
     "spans": "BIGINT",
-    **dict.fromkeys(("ns_per_span", "explained_ms", "residual_ms"), "DOUBLE"),
+    "ns_per_span": "DOUBLE",
+    "why_null": "VARCHAR",
+    **dict.fromkeys(("explained_ms", "residual_ms"), "DOUBLE"),
 }
 
 
@@ -32,6 +34,7 @@ def ledger(trace: Trace) -> Table:
 
     `deepest` says what is recorded in the steps of a row beside all that the rows before it record; `rung` is the set
     of levels that are on, as docs/understand/concepts.md explains it. `added_percent` is of the step in the first row.
+    `ns_per_span` is null where the interval does not lie above 0, and `why_null` says so.
     """
     rows: list[tuple[Any, ...]] = []
     rungs = trace.rungs
@@ -39,6 +42,7 @@ def ledger(trace: Trace) -> Table:
     for rung in rungs:
         explained = _explained(trace, before, rung.level)
         added, ends = rung.added_ns, rung.added
+        why_null = _no_cost_per_span(rung)
         rows.append(
             (
                 depth(rung.level),
@@ -50,13 +54,25 @@ def ledger(trace: Trace) -> Table:
                 _ms(ends.hi if ends else None),
                 100 * added / rungs[0].step_ns if added is not None else None,
                 rung.spans if added is not None else None,
-                added / rung.spans if added is not None and rung.spans else None,
+                rung.cost_ns if added is not None and why_null is None else None,
+                why_null,
                 _ms(explained) if added is not None else None,
                 _ms(added - explained) if added is not None and explained is not None else None,
             )
         )
         before = rung.level
     return values(trace, "ledger", _COLUMNS, rows)
+
+
+def _no_cost_per_span(rung: Rung) -> str | None:
+    """Return why the cost of one span of a rung cannot be told; None if it can, or if nothing is added."""
+    if rung.added_ns is None:
+        return None
+    if not rung.spans:
+        return "no spans are added"
+    if rung.added is None:
+        return "too few steps for an interval"
+    return None if rung.added.lo > 0 else "cannot be distinguished from noise"
 
 
 def _explained(trace: Trace, before: int, level: int) -> float | None:
