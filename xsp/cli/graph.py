@@ -16,6 +16,7 @@ examples:
   xsp graph --all torchvision,timm --out corpus         all their models; goes on where it stopped
   xsp graph corpus                                      which layers they share
   xsp graph corpus --only 'torchvision:resnet*'         of some of them
+  xsp graph corpus --against latencies.csv              which measure follows latency
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xsp.cli import options, progress
 from xsp.errors import UsageError
+
+if TYPE_CHECKING:
+    from xsp.graph.sharing import Corpus
 
 SUMMARY = "show a model's calls, data flow and measures, untimed"
 
@@ -67,6 +72,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERNS",
         help="of a folder that --all wrote: models with these names, 'timm:vit*,timm:deit*'",
     )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="CSV",
+        help="of such a folder: correlate measures with latencies; columns model, latency_ms, device, batch, threads",
+    )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the graph as JSON; xsp graph reads it again")
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write a page: measures, and modules that open with their calls"
@@ -87,8 +98,8 @@ def run(given: argparse.Namespace) -> int:
         raise UsageError("--out goes with --all; a single graph is written by --save FILE")
     if (Path(given.source) / corpus.FILE).is_file():
         return _shared(given)
-    if given.only is not None:
-        raise UsageError("--only chooses models of a folder that --all wrote")
+    if given.only is not None or given.against is not None:
+        raise UsageError("--only and --against are for a folder that --all wrote")
     found = graphs.of(
         given.source,
         batch=given.batch,
@@ -121,8 +132,10 @@ def _corpus(given: argparse.Namespace) -> int:
 
     if given.out is None:
         raise UsageError("--all writes a graph for each model: give --out DIR")
-    if any(each is not None for each in (given.save, given.html, given.input, given.only)):
-        raise UsageError("--save, --html, --input and --only do not go with --all: show the folder afterwards")
+    if any(each is not None for each in (given.save, given.html, given.input, given.only, given.against)):
+        raise UsageError(
+            "--save, --html, --input, --only and --against do not go with --all: show the folder afterwards"
+        )
     specs = [name for source in given.all.split(",") for name in models.names(source.strip())]
     with progress.shown(quiet=False) as show:
         found = corpus.collect(specs, given.out, batch=given.batch or 1, train=given.train, progress=show)
@@ -137,16 +150,38 @@ def _corpus(given: argparse.Namespace) -> int:
 
 
 def _shared(given: argparse.Namespace) -> int:
-    """Show which layers the models of a corpus share."""
+    """Show which layers the models of a corpus share, or how its measures go with latencies."""
     from xsp.graph import corpustext, sharing
 
     if given.save is not None or given.input is not None or given.batch is not None or given.train:
         raise UsageError("--save, --input, --batch and --train are for one model: a folder has its graphs already")
     patterns = tuple(filter(None, (given.only or "").split(",")))
+    if given.against is not None:
+        return _correlated(given, sharing.read(Path(given.source), patterns, graphs=False))
     with progress.shown(quiet=False) as show:
         found = sharing.read(Path(given.source), patterns, show)
     if given.format == "json":
         progress.put(json.dumps(corpustext.as_json(found), indent=2) + "\n")
     else:
         progress.tell(corpustext.page(found))
+    return 0
+
+
+def _correlated(given: argparse.Namespace, corpus: Corpus) -> int:
+    """Show how latencies of a file follow the measures of a corpus."""
+    from xsp.bound import correlate, correlatetext, latencies
+
+    measured, holes = latencies.read(given.against)
+    found = correlate.groups(corpus.rows, measured)
+    if not found:
+        raise UsageError(
+            f"no model of {given.against} is in {given.source}: the file has names like {measured[0].model!r}, the "
+            f"folder like {corpus.rows[0]['spec']!r}"
+        )
+    notes, left = correlate.left_out(corpus.rows, measured, corpus.settings.get("batch"))
+    if given.format == "json":
+        content = {"groups": correlate.as_json(found), "notes": notes, "holes": [*holes, *left]}
+        progress.put(json.dumps(content, indent=2) + "\n")
+    else:
+        progress.tell(correlatetext.page(found, notes, [*holes, *left]))
     return 0

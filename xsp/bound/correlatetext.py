@@ -1,0 +1,91 @@
+"""Correlations of measures with latency as text for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from xsp.bound.correlate import MEASURES, PATH, WORK, Correlation, Difference, Figure, Group, Regression
+from xsp.scrub import plain
+
+WIDTH = 80
+MOST_HOLES = 10
+_CLOSER = {PATH: "the longest path follows latency more closely", WORK: "FLOPs follow latency more closely"}
+
+
+def page(found: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[str] = ()) -> str:
+    """Return a table for each group, who wins in how many of them, and what is left out."""
+    lines = [line for group in found for line in (*_group(group), "")]
+    lines += [line for text in (*_won(found), *notes) for line in _wrapped(text)]
+    if holes:
+        lines += ["", f"{len(holes)} left out:", *(line for hole in holes[:MOST_HOLES] for line in _wrapped(hole))]
+        left = len(holes) - MOST_HOLES
+        lines += [f"and {left} more"] if left > 0 else []
+    return "\n".join(lines)
+
+
+def shown(figure: Figure | None) -> str:
+    """Return a coefficient with its interval; a dash for none."""
+    if figure is None:
+        return "–"
+    if figure.low is None or figure.high is None:
+        return f"{figure.value:.2f} [–, –]"
+    return f"{figure.value:.2f} [{figure.low:.2f}, {figure.high:.2f}]"
+
+
+def _group(group: Group) -> Iterator[str]:
+    yield plain(f"{group.title}: {len(group.points)} models")
+    if not group.correlations:
+        yield f"no figures: {group.reason}"
+        return
+    yield f"{'measure':15} {'n':>4} {'r of logarithms':>20} {'rank ρ':>20} {'R²':>17}"
+    for each in group.correlations:
+        yield from _row(each)
+    for difference in group.differences:
+        yield from _wrapped(_decided(difference))
+    if group.regression is None:
+        yield group.reason
+    else:
+        yield from _wrapped(_regression(group.regression))
+
+
+def _row(each: Correlation) -> Iterator[str]:
+    name = MEASURES[each.measure]
+    if each.pearson is None:
+        yield from _wrapped(f"{name:15} {each.models:4} {each.reason}")
+        return
+    r, rho, r2 = shown(each.pearson), shown(each.spearman), shown(each.r2)
+    yield f"{name:15} {each.models:4} {r:>20} {rho:>20} {r2:>17}"
+
+
+def _decided(each: Difference) -> str:
+    name = {"pearson": "r", "spearman": "ρ"}[each.coefficient]
+    told = _CLOSER[each.winner] if each.winner else "not decided, the interval holds 0"
+    return f"{name} of the longest path less {name} of FLOPs {shown(each.figure)}: {told}"
+
+
+def _regression(found: Regression) -> str:
+    powers = ", ".join(f"{MEASURES[name]}^{each.value:.2f}" for name, each in found.exponents.items())
+    error = found.mean_error_percent
+    ends = "" if error.low is None or error.high is None else f" [{error.low:.0f}, {error.high:.0f}]"
+    dropped = "; ".join(f"without {MEASURES[name]}: {reason}" for name, reason in found.dropped.items())
+    return (
+        f"latency ~ {powers}: R² {found.r2:.2f}; models left out one by one are missed by {error.value:.0f}{ends} % on "
+        f"average, {found.median_error_percent:.0f} % at the median" + (f"; {dropped}" if dropped else "")
+    )
+
+
+def _won(found: Sequence[Group]) -> Iterator[str]:
+    """Yield who wins in how many groups, for each coefficient."""
+    for name, coefficient in (("r of logarithms", "pearson"), ("rank ρ", "spearman")):
+        won = Counter(each.winner for group in found for each in group.differences if each.coefficient == coefficient)
+        if won.total() > 1:
+            yield (
+                f"By {name}, of {won.total()} groups: longest path {won[PATH]}, FLOPs {won[WORK]}, "
+                f"not decided {won[None]}."
+            )
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(plain(text), WIDTH, subsequent_indent="  ")

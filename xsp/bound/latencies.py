@@ -1,0 +1,89 @@
+"""Latencies of models from a CSV file, whoever measured them.
+
+The first line names the columns: `model`, the names that `xsp graph` takes, and one of `latency_ns`, `latency_us`,
+`latency_ms`, `latency_s`; and, as far as they vary, `device`, `batch` and `threads`. Other columns are not read.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from xsp.errors import UsageError
+
+UNITS: Mapping[str, float] = {"latency_ns": 1.0, "latency_us": 1e3, "latency_ms": 1e6, "latency_s": 1e9}
+MODEL = ("model", "spec")
+FORM = "columns are model, latency_ms (or _ns, _us, _s), and device, batch, threads where they vary"
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How long a step of a model takes."""
+
+    model: str
+    ns: float
+    device: str = ""
+    batch: int | None = None
+    threads: int | None = None
+
+
+def read(path: Path) -> tuple[list[Latency], list[str]]:
+    """Return the latencies of a file, and a line for each row that holds none, with the reason.
+
+    Raises:
+        UsageError: it cannot be read, is no such table, or no row of it holds a latency.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read as text ({getattr(error, 'strerror', None) or error})") from error
+    head = text.split("\n", 1)[0]
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count))
+    found: list[Latency] = []
+    holes: list[str] = []
+    try:
+        columns = [each.strip() for each in rows.fieldnames or ()]
+        rows.fieldnames = columns
+        model = next((each for each in MODEL if each in columns), None)
+        unit = [each for each in UNITS if each in columns]
+        if model is None or len(unit) != 1:
+            shown = ", ".join(columns)[:100] or "none"
+            raise UsageError(f"{path}: no table of latencies: {FORM}; there are {shown}")
+        for row in rows:
+            made = _latency(row, model, unit[0])
+            if isinstance(made, Latency):
+                found.append(made)
+            else:
+                holes.append(f"line {rows.line_num}: {made}")
+    except csv.Error as error:
+        raise UsageError(f"{path}: line {rows.line_num}: no CSV ({error})") from error
+    if not found:
+        raise UsageError(f"{path}: no row holds a latency{f' ({holes[0]})' if holes else ''}")
+    return found, holes
+
+
+def _latency(row: Mapping[str, str | None], model: str, unit: str) -> Latency | str:
+    """Return what a row says, or why it says nothing."""
+    name = (row[model] or "").strip()
+    if not name:
+        return "no model"
+    try:
+        value = float(row[unit] or "")
+    except ValueError:
+        return f"{name}: {unit} is {row[unit]!r}"
+    if not (math.isfinite(value) and value > 0):
+        return f"{name}: {unit} is {row[unit]!r}"
+    numbers: dict[str, int | None] = {}
+    for column in ("batch", "threads"):
+        text = (row.get(column) or "").strip()
+        try:
+            numbers[column] = int(float(text)) if text else None
+        except (ValueError, OverflowError):
+            return f"{name}: {column} is {text!r}"
+        if numbers[column] is not None and (numbers[column] or 0) < 1:
+            return f"{name}: {column} is {text!r}"
+    return Latency(name, value * UNITS[unit], (row.get("device") or "").strip(), numbers["batch"], numbers["threads"])
