@@ -1,0 +1,476 @@
+"""The time of a model from the timings of its blocks of up to G calls, instead of running it (DLBricks).
+
+A model is cut into blocks of G consecutive computing calls; equal blocks of any models are timed once. The time of the
+model is the sum of its blocks; what the framework adds between them (calls of modules) is a line of its own. A block
+without a timing is a hole and no zero: there is a total while those that are known are expected to make up `ENOUGH` of
+the time, and otherwise only, if asked for, an "at least".
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import random
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+from xsp.bench.environment import cores
+from xsp.bench.plan import settled
+from xsp.bench.spec import AS_RUN, CacheState, Spec, Status, Timing
+from xsp.bound.totals import ENOUGH, Coverage, Figure, coverage, half
+from xsp.errors import GraphError
+from xsp.graph.blocks import Block, block, windows
+from xsp.graph.node import Graph
+
+MOST = 16
+"""Calls of a block, of a curve."""
+
+DRAWS = 201
+"""Covers that are drawn, each with the same probability, for the spread."""
+
+
+class Known(Protocol):
+    """What holds timings: `xsp.bench.Timings`, or anything that finds one by the key of its spec."""
+
+    def get(self, key: str, /) -> Timing | None:
+        """Return the timing of a spec; None where there is none."""
+
+
+@dataclass(frozen=True)
+class How:
+    """How the blocks are timed: what belongs to the identity of a timing beside the block."""
+
+    state: CacheState = CacheState.CHAIN
+    threads: int = 0
+    """As many as the process may use unless told otherwise."""
+
+    variant: str = AS_RUN
+    runtime: str = "torch"
+
+    def spec(self, graph: Graph, found: Block) -> Spec:
+        """Return the spec of a block of a graph."""
+        return Spec(found, self.variant, settled(graph, self.state), self.threads or cores(), self.runtime)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A block in its place."""
+
+    start: int
+    """Its first computing call, in numbers of computing calls."""
+
+    stop: int
+    """Behind its last one."""
+
+    spec: Spec
+    timing: Timing | None
+
+    @property
+    def ns(self) -> float | None:
+        """Nanoseconds; None if it is a hole."""
+        return self.timing.trimmed_ns if self.timing is not None and self.timing.is_timed else None
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A block that has no figure."""
+
+    op: str
+    count: int
+    """How often it occurs."""
+
+    status: Status
+    reason: str
+
+
+@dataclass(frozen=True)
+class Construction:
+    """A model's time as the sum of its blocks."""
+
+    granularity: int
+    windows: tuple[Window, ...]
+    coverage: Coverage
+    """Of blocks, and of their expected time."""
+
+    ns: float | None
+    """Sum of the blocks; None where too little is known."""
+
+    half_ns: float | None
+    """Half of its 95 % interval; blocks with one key share their error."""
+
+    glue_ns: float | None
+    """What the framework adds, not part of `ns`; None if it is not known."""
+
+    @property
+    def at_least(self) -> bool:
+        """Whether there are holes, so that it is at least so much."""
+        return not self.coverage.whole
+
+    @property
+    def unique(self) -> int:
+        """Different blocks."""
+        return len({each.spec.key for each in self.windows})
+
+    @property
+    def with_glue_ns(self) -> float | None:
+        """Blocks and framework; None if one is unknown."""
+        return None if self.ns is None or self.glue_ns is None else self.ns + self.glue_ns
+
+    @cached_property
+    def holes(self) -> tuple[Hole, ...]:
+        """The blocks without a figure, the most frequent ones first."""
+        count = Counter(each.spec.key for each in self.windows if each.ns is None)
+        first = {each.spec.key: each for each in reversed(self.windows)}
+        return tuple(_hole(first[key], number) for key, number in count.most_common())
+
+    @property
+    def once_ns(self) -> float | None:
+        """One run of each different block; None if one has no figure."""
+        taken = {each.spec.key: each.ns for each in self.windows}
+        return None if None in taken.values() else math.fsum(each for each in taken.values() if each is not None)
+
+
+def _hole(window: Window, count: int) -> Hole:
+    known = window.timing
+    status = Status.MISSING if known is None else known.status
+    return Hole(window.spec.block.op, count, status, "" if known is None else known.reason)
+
+
+# --- the sum of blocks ----------------------------------------------------------------------------------------
+
+
+def construct(
+    graph: Graph,
+    timings: Known,
+    granularity: int = 1,
+    *,
+    how: How | None = None,
+    only: Collection[str] | None = None,
+    glue_ns: float | None = None,
+    partial: bool = False,
+) -> Construction:
+    """Return the time of a model as the sum of its blocks.
+
+    Args:
+        graph: of the model.
+        timings: where the blocks are looked up.
+        granularity: computing calls of a block, G; the last one of a phase may have fewer.
+        how: state of the caches, threads, variant and runtime of the timings.
+        only: keys of specs that may be used, see `elsewhere`; all of them unless told otherwise.
+        glue_ns: what the framework adds to a call of a module, see `module_calls`; unknown unless told.
+        partial: give the sum of what is known below `ENOUGH` of the time too.
+
+    Raises:
+        GraphError: a granularity below 1, or a graph without computing calls.
+    """
+    found = _windows(graph, timings, granularity, None, how or How(), only)
+    if not found:
+        raise GraphError(f"{graph.name}: there are no computing calls to construct a time from")
+    figures = [None if each.ns is None else _figure(each, each.ns) for each in found]
+    covered = coverage(figures, [True] * len(found), _expected(found))
+    enough = covered.nodes and (partial or covered.share >= ENOUGH)
+    calls = module_calls(graph)
+    return Construction(
+        granularity,
+        tuple(found),
+        covered,
+        math.fsum(each.ns for each in figures if each is not None) if enough else None,
+        half(figures) if enough else None,
+        None if glue_ns is None else glue_ns * calls,
+    )
+
+
+def module_calls(graph: Graph) -> int:
+    """Return how many calls of modules a step makes, as far as operators in them show: containers, and modules."""
+    paths: set[str] = set()
+    for node in graph.nodes:
+        parts = node.module.split(".") if node.module else []
+        paths.update(f"{node.phase.value}/{'.'.join(parts[:end])}" for end in range(1, len(parts) + 1))
+    return len(paths)
+
+
+def elsewhere(
+    others: Iterable[Graph], granularity: int, *, how: How | None = None, stride: int | None = None
+) -> frozenset[str]:
+    """Return the keys of all specs that other models consist of: what `construct` may use of timings taken for them."""
+    used = how or How()
+    return frozenset(
+        used.spec(graph, block(graph, *ends)).key for graph in others for ends in windows(graph, granularity, stride)
+    )
+
+
+def _windows(
+    graph: Graph, timings: Known, size: int, stride: int | None, how: How, only: Collection[str] | None
+) -> list[Window]:
+    places = [place for place, node in enumerate(graph.nodes) if node.computes]
+    specs: dict[str, Spec] = {}
+    found = []
+    for start, stop in windows(graph, size, stride):
+        spec = how.spec(graph, block(graph, start, stop))
+        spec = specs.setdefault(spec.key, spec)
+        timing = timings.get(spec.key) if only is None or spec.key in only else None
+        ends = bisect.bisect_left(places, start), bisect.bisect_left(places, stop)
+        found.append(Window(*ends, spec, timing))
+    return found
+
+
+def _figure(window: Window, ns: float) -> Figure:
+    known = window.timing
+    return Figure(ns, (known.half_ns or 0.0) if known is not None else 0.0, window.spec.key)
+
+
+def _expected(found: Sequence[Window]) -> list[float | None]:
+    """Return what each block is expected to take, for coverage only.
+
+    Its figure; else by its bytes, as blocks of the same operators are timed, or as all are; None if nothing tells.
+    """
+    rates: dict[str, list[float]] = {}
+    sizes = [_bytes(each.spec.block) for each in found]
+    for each, size in zip(found, sizes, strict=True):
+        if each.ns is not None and size:
+            rates.setdefault(each.spec.block.op, []).append(each.ns / size)
+    overall = statistics.median([each for those in rates.values() for each in those] or [math.nan])
+    expected: list[float | None] = []
+    for each, size in zip(found, sizes, strict=True):
+        rate = statistics.median(rates.get(each.spec.block.op) or [overall])
+        guess = None if size is None or math.isnan(rate) else size * rate
+        expected.append(guess if each.ns is None else each.ns)
+    return expected
+
+
+def _bytes(found: Block) -> int | None:
+    sizes = [tensor.bytes for call in found.calls for tensor in (*call.inputs, *call.outputs)]
+    return None if None in sizes else sum(filter(None, sizes))
+
+
+# --- the best cover by overlapping blocks ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cover:
+    """A model's calls covered by timed blocks of up to G calls, wherever those begin."""
+
+    granularity: int
+    ns: float
+    """The least sum of blocks that lie end to end and cover all calls."""
+
+    median_ns: float
+    """The median of all such covers, of `DRAWS` that are drawn with equal probability."""
+
+    blocks: tuple[Window, ...]
+    """Those of the least one, in order."""
+
+    arcs: int
+    """Timed blocks that there were to choose from."""
+
+    @property
+    def spread(self) -> float:
+        """How much longer the median cover is than the least one, as a share of the least one."""
+        return self.median_ns / self.ns - 1 if self.ns else 0.0
+
+
+def cover(
+    graph: Graph, timings: Known, granularity: int, *, how: How | None = None, only: Collection[str] | None = None
+) -> Cover:
+    """Return the best cover of a model by overlapping blocks.
+
+    Boundaries between calls are the vertices 0 … n, a timed block is an arc from where it begins to where it ends, and
+    the shortest path from 0 to n is the tightest estimate that the timings allow. It takes the least of noisy figures,
+    so it is too low by part of the spread.
+
+    Raises:
+        GraphError: no timed blocks cover all calls; the message names the first call that none does.
+    """
+    used = how or How()
+    found = [
+        each
+        for size in range(1, granularity + 1)
+        for each in _windows(graph, timings, size, 1, used, only)
+        if each.ns is not None
+    ]
+    arcs: dict[tuple[int, int], Window] = {}
+    for each in found:
+        arcs.setdefault((each.start, each.stop), each)
+    count = sum(node.computes for node in graph.nodes)
+    weights = {ends: each.ns or 0.0 for ends, each in arcs.items()}
+    path = shortest(count, weights)
+    if path is None or not count:
+        missing = _first_gap(count, weights)
+        calls = [node for node in graph.nodes if node.computes]
+        what = f"call {missing} ({calls[missing].call.op})" if missing < count else "no call"
+        raise GraphError(f"{graph.name}: timed blocks of up to {granularity} calls do not lead past {what}")
+    drawn = draws(count, weights)
+    least = math.fsum(weights[ends] for ends in path)
+    return Cover(granularity, least, statistics.median(drawn), tuple(arcs[ends] for ends in path), len(arcs))
+
+
+Arcs = Mapping[tuple[int, int], float]
+
+
+def shortest(count: int, arcs: Arcs) -> list[tuple[int, int]] | None:
+    """Return the arcs of the shortest path from 0 to `count`; None if none leads there.
+
+    Args:
+        count: the vertices are 0 … `count`.
+        arcs: from a smaller vertex to a larger one, with its length.
+    """
+    into = _into(arcs)
+    best = [0.0] + [math.inf] * count
+    came: list[int] = [0] * (count + 1)
+    for end in range(1, count + 1):
+        for start in into.get(end, ()):
+            length = best[start] + arcs[start, end]
+            if length < best[end]:
+                best[end], came[end] = length, start
+    if math.isinf(best[count]):
+        return None
+    path, end = [], count
+    while end:
+        path.append((came[end], end))
+        end = came[end]
+    return path[::-1]
+
+
+def draws(count: int, arcs: Arcs, number: int = DRAWS, seed: int = 0) -> list[float]:
+    """Return the lengths of paths from 0 to `count`, each drawn with equal probability; none if no path leads there."""
+    into = _into(arcs)
+    ways = [1] + [0] * count
+    for end in range(1, count + 1):
+        ways[end] = sum(ways[start] for start in into.get(end, ()))
+    if not ways[count]:
+        return []
+    draw, found = random.Random(seed), []
+    for _ in range(number):
+        end, length = count, 0.0
+        while end:
+            at = draw.randrange(ways[end])
+            for start in into[end]:
+                at -= ways[start]
+                if at < 0:
+                    break
+            length += arcs[start, end]
+            end = start
+        found.append(length)
+    return found
+
+
+def _into(arcs: Arcs) -> dict[int, list[int]]:
+    into: dict[int, list[int]] = {}
+    for start, end in sorted(arcs):
+        into.setdefault(end, []).append(start)
+    return into
+
+
+def _first_gap(count: int, arcs: Arcs) -> int:
+    """Return the last call that a path from the beginning leads to, and none leads past."""
+    reached = {0}
+    for start, end in sorted(arcs):
+        if start in reached:
+            reached.add(end)
+    return max(each for each in reached if each <= count)
+
+
+# --- granularity against error and cost -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Point:
+    """One granularity of a curve."""
+
+    construction: Construction
+    error: float | None
+    """Constructed over measured, less 1; None if one of them is unknown, or only an "at least"."""
+
+
+def curve(
+    graph: Graph,
+    timings: Known,
+    measured_ns: float | None = None,
+    granularities: Sequence[int] = range(1, MOST + 1),
+    *,
+    how: How | None = None,
+    only: Mapping[int, Collection[str]] | None = None,
+    glue_ns: float | None = None,
+) -> list[Point]:
+    """Return the construction of each granularity, with its error against the measured step.
+
+    The error is of blocks with glue where the glue is known.
+
+    Args:
+        graph: of the model.
+        timings: where the blocks are looked up.
+        measured_ns: the step as it was measured, without the cost of measuring it.
+        granularities: numbers of computing calls of a block.
+        how: of the timings.
+        only: granularity → keys of specs that may be used; all of them unless told otherwise.
+        glue_ns: of a call of a module.
+    """
+    found = []
+    for size in granularities:
+        usable = None if only is None else only.get(size, ())
+        made = construct(graph, timings, size, how=how, only=usable, glue_ns=glue_ns)
+        ns = made.ns if made.glue_ns is None else made.with_glue_ns
+        known = ns is not None and measured_ns and not made.at_least
+        found.append(Point(made, ns / measured_ns - 1 if known and ns is not None and measured_ns else None))
+    return found
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Timing blocks against running the models, for one granularity."""
+
+    granularity: int
+    models: int
+    """That take part: all their blocks are timed, and their step is known."""
+
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Model → why it takes no part."""
+
+    blocks: int = 0
+    unique: int = 0
+    steps_ns: float = 0.0
+    """One step of each model."""
+
+    blocks_ns: float = 0.0
+    """One run of each different block of all of them."""
+
+    @property
+    def saved(self) -> float | None:
+        """How many times longer running the models takes than running their different blocks, as often each."""
+        return self.steps_ns / self.blocks_ns if self.blocks_ns else None
+
+
+def cost(
+    graphs: Iterable[Graph],
+    timings: Known,
+    steps_ns: Mapping[str, float],
+    granularity: int = 1,
+    *,
+    how: How | None = None,
+) -> Cost:
+    """Return what timing the different blocks of models costs against running the models, for the same repetitions.
+
+    Args:
+        graphs: of the models.
+        timings: where the blocks are looked up.
+        steps_ns: measured steps by the names of the graphs.
+        granularity: computing calls of a block.
+        how: of the timings.
+    """
+    left: dict[str, str] = {}
+    taken: dict[str, float] = {}
+    models, blocks, steps = 0, 0, 0.0
+    for graph in graphs:
+        made = construct(graph, timings, granularity, how=how, partial=True)
+        if graph.name not in steps_ns:
+            left[graph.name] = "its step was not measured"
+        elif made.at_least:
+            left[graph.name] = f"{sum(each.count for each in made.holes)} of {len(made.windows)} blocks are not timed"
+        else:
+            models, blocks, steps = models + 1, blocks + len(made.windows), steps + steps_ns[graph.name]
+            taken |= {each.spec.key: each.ns for each in made.windows if each.ns is not None}
+    return Cost(granularity, models, left, blocks, len(taken), steps, math.fsum(taken.values()))
