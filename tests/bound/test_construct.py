@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from xsp import bench
 from xsp.bench.spec import CacheState, Status, Timing, untimed
-from xsp.bound import construct
+from xsp.bound import construct, curves
 from xsp.errors import GraphError
 from xsp.graph import keys
 from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, Value
@@ -42,7 +42,7 @@ def chain(layers: Sequence[int], name: str = "m:chain", phases: Mapping[int, Pha
 def timed(
     *graphs: Graph, sizes: Sequence[int] = (1,), stride: int | None = None, less: float = 0.0
 ) -> dict[str, Timing]:
-    """Timings of all blocks: a hundred nanoseconds for each unit of a number, and less for each call that has company."""
+    """Timings of all blocks: a hundred nanoseconds a unit, and less for each call that has company."""
     found = {}
     for graph, size in itertools.product(graphs, sizes):
         for spec, _ in bench.specs(graph, granularity=size, stride=stride, state=CacheState.WARM, threads=2):
@@ -107,7 +107,7 @@ def test_a_total_with_a_small_hole_is_at_least_and_has_no_error() -> None:
     known[long.key] = long
     made = construct.construct(graph, known, 1, how=HOW, partial=True)
     assert made.at_least
-    assert [each.error for each in construct.curve(graph, known, 1e9, [1], how=HOW)] == [None]
+    assert [each.error for each in curves.curve(graph, known, 1e9, [1], how=HOW)] == [None]
 
 
 def test_other_variants_and_failed_figures_never_enter() -> None:
@@ -132,13 +132,13 @@ def test_glue_is_a_line_of_its_own() -> None:
     assert made.ns == pytest.approx(600)
     assert made.glue_ns == pytest.approx(35)
     assert made.with_glue_ns == pytest.approx(635)
-    (point,) = construct.curve(graph, timed(graph), 1270, [1], how=HOW, glue_ns=7)
+    (point,) = curves.curve(graph, timed(graph), 1270, [1], how=HOW, glue_ns=7)
     assert point.error == pytest.approx(-0.5)
 
 
 def test_a_curve_has_a_point_for_each_size_and_an_error_where_all_is_known() -> None:
     graph = chain([1, 2, 3, 1, 2, 3])
-    found = construct.curve(graph, timed(graph, sizes=[1, 2, 3], less=10), 1200, [1, 2, 3, 4], how=HOW)
+    found = curves.curve(graph, timed(graph, sizes=[1, 2, 3], less=10), 1200, [1, 2, 3, 4], how=HOW)
     assert [each.construction.granularity for each in found] == [1, 2, 3, 4]
     assert [each.error for each in found[:3]] == pytest.approx([0.0, 1170 / 1200 - 1, 1160 / 1200 - 1])
     assert found[3].error is None
@@ -215,16 +215,16 @@ def test_a_model_is_constructed_from_timings_that_were_taken_for_others() -> Non
     some = construct.construct(own, known, 1, how=HOW, only=construct.elsewhere(others[:1], 1, how=HOW), partial=True)
     assert some.ns == pytest.approx(400)
     assert [each.op for each in some.holes] == ["aten::add"]
-    pairs = construct.curve(own, known, 600, [2], how=HOW, only={2: construct.elsewhere(others, 2, how=HOW)})
+    pairs = curves.curve(own, known, 600, [2], how=HOW, only={2: construct.elsewhere(others, 2, how=HOW)})
     assert pairs[0].construction.coverage.nodes == 0
     assert pairs[0].error is None
 
 
 def test_the_cost_is_of_different_blocks_and_models_with_holes_take_no_part() -> None:
     graphs = [chain([1, 2, 1, 2], "m:a"), chain([2, 2, 2], "m:b"), chain([1, 9], "m:hole"), chain([1], "m:unmeasured")]
-    found = construct.cost(graphs, timed(*graphs[:2]), {"m:a": 600, "m:b": 600, "m:hole": 5}, 1, how=HOW)
+    found = curves.cost(graphs, timed(*graphs[:2]), {"m:a": 600, "m:b": 600, "m:hole": 5}, 1, how=HOW)
     assert found.models == 2
     assert (found.blocks, found.unique) == (7, 2)
     assert found.saved == pytest.approx(1200 / 300)
     assert found.left_out == {"m:hole": "1 of 2 blocks are not timed", "m:unmeasured": "its step was not measured"}
-    assert construct.cost([], {}, {}, how=HOW).saved is None
+    assert curves.cost([], {}, {}, how=HOW).saved is None
