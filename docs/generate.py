@@ -20,7 +20,18 @@ from xsp import semconv, testing
 from xsp.analyses import ANALYSES, Analysis
 from xsp.cli import _parser
 from xsp.errors import AnalysisError
-from xsp.schema import COLUMNS, LOOP_COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, SCHEMA_VERSION, Column, Kind, Level, Rule
+from xsp.schema import (
+    COLUMNS,
+    DESCRIBING,
+    LOOP_COLUMNS,
+    MERGED_COLUMNS,
+    SAMPLE_COLUMNS,
+    SCHEMA_VERSION,
+    Column,
+    Kind,
+    Level,
+    Rule,
+)
 from xsp.store.trace import Trace
 
 DOCS = Path(__file__).resolve().parent
@@ -134,6 +145,15 @@ def table_part() -> str:
             "See [gpu.md](../use/gpu.md#power-clocks-memory-and-utilisation).",
             "",
             *columns(SAMPLE_COLUMNS),
+            "",
+            "### Attributes of steps that describe",
+            "",
+            "These keys of the column `attributes` have the spans of the step that describes, and those of the merged",
+            "step that match it.",
+            "",
+            "| key | meaning |",
+            "|---|---|",
+            *(f"| `{name}` | {meaning} |" for name, meaning in DESCRIBING.items()),
             "",
             "### Levels",
             "",

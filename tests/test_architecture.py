@@ -35,7 +35,7 @@ PLACE = {name: place for place, names in enumerate(LAYERS) for name in names}
 TABLE_OF_CONTENTS = "__init__"
 """`xsp/__init__.py` shows what stands in other modules, so it may import all of them."""
 
-FOR_COLLECTORS = {"clock", "collector", "cost", "errors", "plugins", "schema", "testing"}
+FOR_COLLECTORS = {"clock", "collector", "cost", "errors", "plugins", "schema", "scrub", "testing"}
 """What of xsp may enter the measured process with a collector."""
 
 MOST_LINES = 470

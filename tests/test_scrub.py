@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xsp.run import Run
-from xsp.scrub import HIDDEN, KEEP, command, plain
+from xsp.scrub import HIDDEN, KEEP, command, plain, stated
 
 
 @pytest.mark.parametrize(
@@ -100,3 +100,18 @@ def test_no_secret_is_no_secret() -> None:
     assert command([]) == []
     assert command(["", "/", "a=b=c", "--flag="], keep=True) == ["", "/", "a=b=c", "--flag="]
     assert command(["--token"]) == ["--token"]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("8, 4, bias=True", "8, 4, bias=True"),
+        ("num_tokens=197, key_dim=64, pad_token_id=None", "num_tokens=197, key_dim=64, pad_token_id=None"),
+        ("api_key='S3 CRET', b=1", "api_key=***, b=1"),
+        ("{'password': 'S3CRET'}", "{'password': ***}"),
+        ("url=https://ada:S3CRET@host/x?sig=S3CRET", "url=https://***@host/x?sig=***"),
+        ("hub=hf_abcdefghijkl file='/home/ada/a/b.bin'", "hub=*** file='b.bin'"),
+    ],
+)
+def test_a_text_of_settings_is_kept_without_secrets_and_directories(given: str, kept: str) -> None:
+    assert stated(given) == kept

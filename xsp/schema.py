@@ -78,6 +78,23 @@ WEAK = (Rule.GRAPH, Rule.EXTERNAL, Rule.PROVENANCE)
 DEEPEST = 200
 """Spans above one another that are followed: no program nests deeper, but a file may, or lead in a circle."""
 
+OVERLOAD, DTYPES, STRIDES, SCALARS = "overload", "input_dtypes", "input_strides", "input_scalars"
+PARAMETERS, OUTPUTS = "extra_repr", "output_shapes"
+
+DESCRIBING = {
+    OVERLOAD: "of an operator: its overload, `Tensor` of `aten::add.Tensor`",
+    DTYPES: "of an operator: element types of its arguments in Kineto's words, a list for a list of tensors; "
+    "`Scalar`, `ScalarList` or empty where an argument is no tensor",
+    STRIDES: "of an operator: strides of its tensor arguments in elements, null where they are contiguous; "
+    "absent if all are",
+    SCALARS: "of an operator: its arguments that are no tensors, null for tensors and for what torch.profiler does not "
+    "tell (texts, devices); numbers that are not finite are text; absent if all are null",
+    PARAMETERS: "of a module call: what the module says of its hyper-parameters (`extra_repr`), its first 200 letters, "
+    "without secrets",
+    OUTPUTS: "of a module call: shapes of the tensors that it returned",
+}
+"""Keys of the column `attributes` that steps that describe have, and the merged step from them; with the meaning."""
+
 
 class Grade(str, enum.Enum):
     """Certainty of the layer of device work."""

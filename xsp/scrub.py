@@ -126,6 +126,20 @@ def _without_directories(part: str) -> str:
     return _DIRECTORIES.sub(r"\g<1>", _HOME.sub(r"\g<1>~", part))
 
 
+_STATED = re.compile(rf"(?i)([\w.-]*(?:{_WORDS})[\w.-]*[\"']?\s*[=:]\s*)(\"[^\"]*\"?|'[^']*'?|[^\s,;)\]}}]+)")
+
+
+def stated(text: str) -> str:
+    """Return a text of settings, `in_features=8, api_key='x'`, without secrets and directories.
+
+    Hidden are values of names that speak of a secret, unless they are plainly numbers or switches (`num_tokens=197`),
+    credentials in URLs, and tokens of well-known forms.
+    """
+    shown = _STATED.sub(lambda found: found[0] if _PLAIN.fullmatch(found[2]) else found[1] + HIDDEN, text)
+    shown = _QUERY.sub(rf"\g<1>{HIDDEN}", _IN_URL.sub(rf"\g<1>{HIDDEN}@", _KNOWN.sub(HIDDEN, shown)))
+    return _without_directories(shown)
+
+
 # --- in a terminal ----------------------------------------------------------------------------------------------
 
 

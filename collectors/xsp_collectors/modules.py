@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from xsp import scrub
 from xsp.clock import monotonic_ns
 from xsp.collector import Collector, Probe, Signal, ignore
-from xsp.schema import Kind, Level, Span
+from xsp.schema import OUTPUTS, PARAMETERS, Kind, Level, Span
 from xsp_collectors import language
-from xsp_collectors.tensors import Sketch, describe, first_shape, sketch, tensor_bytes
+from xsp_collectors.tensors import Sketch, describe, first_shape, sketch, sketch_of, tensor_bytes
 
 _OFF, _INSIDE, _WATCH, _ENDS, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(8)
 # _INSIDE: the one thread of the program is in an outermost call, and no other call is of interest
@@ -31,6 +32,9 @@ _OFF, _INSIDE, _WATCH, _ENDS, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(8)
 # _ENDS: as _WATCH, and the end of each outermost call is signalled
 
 _FORWARD = Kind.FORWARD
+
+MOST_LETTERS = 200
+"""Of what a module says of its hyper-parameters."""
 
 
 class _Call(NamedTuple):
@@ -42,7 +46,9 @@ class _Call(NamedTuple):
     start: int
     end: int
     inputs: Sketch | None
-    activation_bytes: int | None
+    outputs: Sketch | None
+    """Of what it returned; None in steps that do not describe."""
+
     error: str | None
 
 
@@ -68,6 +74,8 @@ class ModuleCalls(Collector):
         self._original: Any = None
         self._wrapper: Any = None
         self._notes: set[str] = set()
+        self._mute: dict[str, str] = {}
+        """Class of modules whose `extra_repr` raised, and what."""
 
     def open(self) -> None:
         """Put the wrapper around `Module.__call__`; it passes calls through until the first `start`."""
@@ -140,7 +148,9 @@ class ModuleCalls(Collector):
     def notes(self) -> Iterable[str]:
         """Return what could not be seen inside compiled modules, and the like."""
         found, self._notes = sorted(self._notes), set()
-        return found
+        mute, self._mute = self._mute, {}
+        yield from found
+        yield from (f"extra_repr of {kind} raised {error}: its parameters are unknown" for kind, error in mute.items())
 
     def probe(self) -> Probe:
         """Return calls of an empty module inside another, as most calls are."""
@@ -187,10 +197,28 @@ class ModuleCalls(Collector):
             input_shapes=inputs.shapes,
             dtype=inputs.dtype,
             param_bytes=entry.param_bytes,
-            activation_bytes=call.activation_bytes,
+            activation_bytes=tensor_bytes(call.outputs or []),
             collector=self.name,
-            attributes=_json({**entry.code, **({"opaque": "torch.compile"} if entry.compiled else {})}),
+            attributes=_json(
+                {
+                    **entry.code,
+                    **({"opaque": "torch.compile"} if entry.compiled else {}),
+                    **({} if call.outputs is None else self._describing(call.module, call.outputs)),
+                }
+            ),
         )
+
+    def _describing(self, module: nn.Module, outputs: Sketch) -> dict[str, Any]:
+        """Return the attributes of a module call that only steps that describe have."""
+        found: dict[str, Any] = {OUTPUTS: [list(shape) for shape, _ in outputs]} if outputs else {}
+        try:
+            told = module.extra_repr()
+        except Exception as error:  # it is the program's own code
+            self._mute[type(module).__name__] = type(error).__name__
+            return found
+        if isinstance(told, str) and told:
+            found[PARAMETERS] = shortened(told)
+        return found
 
 
 def _wrap(
@@ -251,8 +279,8 @@ def _wrap(
         else:
             if (around if mode == _INSIDE else mode) > _SIGNAL:
                 end = clock()
-                size = tensor_bytes(result) if mode == _DESCRIBE else None
-                append((self, here[1], depth, start, end, inputs, size, None))
+                outputs = sketch_of(result) if mode == _DESCRIBE else None
+                append((self, here[1], depth, start, end, inputs, outputs, None))
             return result
         finally:
             here[0] = depth
@@ -335,6 +363,13 @@ class _Repeat(nn.Module):
     def forward(self, argument: torch.Tensor) -> None:
         for _ in range(self.times):
             self.module(argument)
+
+
+def shortened(told: str) -> str:
+    """Return what a module says of itself on one line, without secrets, cut where it is long."""
+    told = told[: 4 * MOST_LETTERS].encode("utf-8", "replace").decode()
+    line = scrub.stated(" ".join(told.split()))
+    return line if len(line) <= MOST_LETTERS else line[: MOST_LETTERS - 1] + "…"
 
 
 def _json(attributes: dict[str, Any]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +32,15 @@ def sketch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sketch:
     """Return what `describe` needs of a call's arguments; hot, so most calls take the first way."""
     if len(args) == 1 and not kwargs and type(args[0]) is Tensor:
         return [(args[0].shape, args[0].dtype)]
-    return [(tensor.shape, tensor.dtype) for tensor in _tensors((args, kwargs), _NESTING)]
+    return sketch_of((args, kwargs))
+
+
+def sketch_of(value: Any) -> Sketch:
+    """Return shape and type of each tensor in a value; of a subclass that does not tell them, nothing."""
+    try:
+        return [(tensor.shape, tensor.dtype) for tensor in _tensors(value, _NESTING)]
+    except Exception:  # the class of a tensor is the program's own: what it raises here is not to reach the program
+        return []
 
 
 def first_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Size | None:
@@ -53,10 +62,9 @@ def describe(tensors: Sketch) -> Inputs:
     return Inputs(str(shapes), str(tensors[0][1]).removeprefix("torch."), batch)
 
 
-def tensor_bytes(value: Any) -> int | None:
-    """Return the bytes of all tensors in a call's result; None if there is none."""
-    sizes = [tensor.numel() * tensor.element_size() for tensor in _tensors(value, _NESTING)]
-    return sum(sizes) if sizes else None
+def tensor_bytes(tensors: Sketch) -> int | None:
+    """Return the bytes of all elements of some tensors; None if there is none."""
+    return sum(prod(shape) * dtype.itemsize for shape, dtype in tensors) if tensors else None
 
 
 def _tensors(value: Any, nesting: int) -> Iterator[Tensor]:

@@ -21,7 +21,7 @@ from xsp.collector import DeviceCollector, Kernels, Probe
 from xsp.cost.flops import flops
 from xsp.cost.traffic import traffic
 from xsp.schema import Kind, Level, Span
-from xsp_collectors import collectives, compiledlayers, kinetolaunches, kinetouse
+from xsp_collectors import collectives, compiledlayers, kinetolaunches, kinetouse, opinputs
 from xsp_collectors.cuda.calls import kind_of
 from xsp_collectors.provenance import CompiledGraphs
 from xsp_collectors.torchlog import WarningsHeldBack
@@ -87,7 +87,7 @@ class TorchOps(DeviceCollector):
             use_device="cuda" if self._on_device else None,
             record_shapes=describe,
             profile_memory=describe,
-            experimental_config=_config(all_threads=not describe),
+            experimental_config=_config(describe),
             **({} if self._on_device else _HOST_ONLY),
         )
         self._profile.__enter__()
@@ -108,7 +108,8 @@ class TorchOps(DeviceCollector):
         finished, self._finished = self._finished, []
         for profile, counts, on_device in finished:
             if profile.kineto_results is not None:
-                seen = _spans_of(profile.kineto_results.events(), self.name)
+                results = profile.kineto_results
+                seen = _spans_of(results.events(), self.name, getattr(results, "experimental_event_tree", list))
                 # without a filter Kineto records the runtime's calls for the operators' sake too
                 kept = [span for span in seen if on_device or span.level < Level.RUNTIME]
                 found = collectives.label(kept, counts)
@@ -164,37 +165,44 @@ def _host_only() -> dict[str, Any]:
 _HOST_ONLY = _host_only()
 
 
-def _config(all_threads: bool) -> _ExperimentalConfig:
+def _config(describe: bool) -> _ExperimentalConfig:
     """Return the options that this torch has of those that we want.
 
     With all threads in view Kineto records no allocations; so a step that describes does without the threads
-    that do not inherit the profiler's state, and what runs on them stays undescribed.
+    that do not inherit the profiler's state, and what runs on them stays undescribed. It has overloads instead.
     """
-    return _ExperimentalConfig(profile_all_threads=all_threads) if _ALL_THREADS else _ExperimentalConfig()
+    wanted: dict[str, Any] = {"profile_all_threads": not describe} if _ALL_THREADS else {}
+    if _OVERLOADS:
+        wanted["capture_overload_names"] = describe
+    return _ExperimentalConfig(**wanted)
 
 
-def _sees_all_threads() -> bool:
-    """Return whether this torch can; an older one never sees the threads that did not switch the profiler on."""
+def _knows(option: str) -> bool:
+    """Return whether this torch has an option; one without it never sees what the option asks for."""
     try:
-        _ExperimentalConfig(profile_all_threads=True)
+        wanted: dict[str, Any] = {option: True}
+        _ExperimentalConfig(**wanted)
     except TypeError:
         return False
     return True
 
 
-_ALL_THREADS = _sees_all_threads()
+_ALL_THREADS = _knows("profile_all_threads")
+_OVERLOADS = _knows("capture_overload_names")
 
 
-def _spans_of(events: list[Any], collector: str) -> Iterator[Span]:
+def _spans_of(events: list[Any], collector: str, tree: Callable[[], list[Any]] = list) -> Iterator[Span]:
     # Kineto numbers threads by itself where it speaks of a forward op; its events carry both numbers.
     threads = {event.start_thread_id(): event.device_resource_id() for event in events if _on_host(event)}
+    lists = opinputs.Lists(tree)
     for event in events:
         if getattr(event, "is_hidden_event", bool)():
             continue
         make = _MAKERS.get(_category(event))
         span = make(event, threads, collector) if make is not None else None
         if span is not None:
-            yield span
+            shapes = event.shapes() if span.level is _OP else None
+            yield _described(span, event, lists) if shapes else span
 
 
 # members of enums are dear to look up, for hundreds of events
@@ -218,8 +226,8 @@ def _category(event: Any) -> str:
 
 
 def _op(event: Any, threads: dict[int, int], collector: str, kind: str = Kind.OP.value) -> Span:
-    name, sequence, forward, shapes = event.name(), event.sequence_nr(), event.fwd_thread_id(), event.shapes()
-    span = Span(
+    name, sequence, forward = event.name(), event.sequence_nr(), event.fwd_thread_id()
+    return Span(
         level=_OP,
         kind=kind,
         name=name,
@@ -233,11 +241,10 @@ def _op(event: Any, threads: dict[int, int], collector: str, kind: str = Kind.OP
         collector=collector,
         attributes=collectives.told(event, name),
     )
-    return _described(span, shapes, event) if shapes else span  # a second time where that is dear already
 
 
-def _described(span: Span, shapes: Any, event: Any) -> Span:
-    dtypes, scalars = event.dtypes(), event.concrete_inputs()
+def _described(span: Span, event: Any, lists: opinputs.Lists) -> Span:
+    shapes, dtypes, scalars = opinputs.shapes(event), event.dtypes(), event.concrete_inputs()
     operations, moved = flops(span.name, shapes, scalars, dtypes), traffic(span.name, shapes, dtypes, scalars)
     return span._replace(
         input_shapes=json.dumps(shapes),
@@ -247,6 +254,7 @@ def _described(span: Span, shapes: Any, event: Any) -> Span:
         dram_read_bytes=moved.read_bytes if moved is not None else None,
         dram_write_bytes=moved.write_bytes if moved is not None else None,
         bytes_source="shapes" if moved is not None else None,
+        attributes=opinputs.attributes(span.attributes, event, shapes, lists),
     )
 
 

@@ -21,7 +21,7 @@ from xsp.testing import check_collector  # noqa: E402
 from xsp_collectors.dataloading import DataLoading  # noqa: E402
 from xsp_collectors.modules import ModuleCalls  # noqa: E402
 from xsp_collectors.onednn import OneDnnPrimitives  # noqa: E402
-from xsp_collectors.tensors import describe, sketch, tensor_bytes  # noqa: E402
+from xsp_collectors.tensors import describe, sketch, sketch_of, tensor_bytes  # noqa: E402
 from xsp_collectors.torchops import TorchOps  # noqa: E402
 from xsp_collectors.training import TrainingCalls  # noqa: E402
 
@@ -221,5 +221,5 @@ def test_tensors_are_found_in_nested_arguments_and_none_is_kept():
     assert inputs == ("[[2, 3], [4], [1]]", "float32", 2)
     assert describe(sketch((), {})) == (None, None, None)
     assert describe(sketch((torch.zeros(5, 1),), {})) == ("[[5, 1]]", "float32", 5)
-    assert tensor_bytes((torch.zeros(2), {"x": torch.zeros(3)})) == 20
-    assert tensor_bytes("text") is None
+    assert tensor_bytes(sketch_of((torch.zeros(2), {"x": torch.zeros(3)}))) == 20
+    assert tensor_bytes(sketch_of("text")) is None

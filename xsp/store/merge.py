@@ -24,6 +24,8 @@ Steps that are not alike, and spans that have no counterpart in the merged step,
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +38,7 @@ from xsp import summary, table
 from xsp.device import occupancy
 from xsp.levels import depth
 from xsp.run import Run
-from xsp.schema import COLUMNS, DEEPEST, LOOP_COLUMNS, MERGED_COLUMNS, Kind, Level, Rule, Span
+from xsp.schema import COLUMNS, DEEPEST, DESCRIBING, LOOP_COLUMNS, MERGED_COLUMNS, Kind, Level, Rule, Span
 from xsp.store import iterations
 from xsp.store.loop import BARE
 from xsp.store.trace import Rung, Trace
@@ -117,7 +119,7 @@ def _merge_leveled(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...], run:
     for span, inside in reversed(list(zip(template.rows, template.inside, strict=True))):
         if described is not None and span.key in described:
             found = described[span.key]
-            span = span._replace(**{name: value for name, value in found.items() if getattr(span, name) is None})
+            span = _with_description(span, found)
         figures = _figures(span, inside, measured[span.key or ""], rungs, least[span.span_id])
         if span.kind != Kind.STEP and cold is not None:
             figures = _on_cold_caches(figures, cold)
@@ -389,6 +391,19 @@ def _described(con: duckdb.DuckDBPyConnection, template: _Template) -> dict[str 
             if other is None or other["input_shapes"] != span.input_shapes:
                 return None
     return known
+
+
+def _with_description(span: Span, found: Mapping[str, Any]) -> Span:
+    """Return a span of a timed step with what the describing step knows of it, where it says nothing itself."""
+    filled = {name: value for name, value in found.items() if getattr(span, name) is None}
+    told = found["attributes"]
+    if span.attributes is not None and told is not None and told != span.attributes:
+        with contextlib.suppress(ValueError, AttributeError):  # of a collector of somebody's: no JSON object
+            own = json.loads(span.attributes)
+            more = {name: value for name, value in json.loads(told).items() if name in DESCRIBING and name not in own}
+            if more:
+                filled["attributes"] = json.dumps({**own, **more}, separators=(",", ":"))
+    return span._replace(**filled)
 
 
 class _Figures(NamedTuple):

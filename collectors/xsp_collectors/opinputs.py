@@ -1,0 +1,125 @@
+"""What torch.profiler says of an operator's inputs in a step that describes: overload, types, strides, other arguments.
+
+These are attributes of the span. With the shapes they tell the whole call, but for texts (`equation`, `rounding_mode`)
+and the values of tensors, of which torch.profiler says nothing. What an operator returns it does not say either.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from xsp.schema import DTYPES, OVERLOAD, SCALARS, STRIDES
+
+MOST_LETTERS = 256
+"""Of an argument that is neither a number nor a list of numbers."""
+
+_LIST = "TensorList"
+
+
+class Lists:
+    """The types of the tensors in lists, which the events do not tell and their tree does; it is read when asked."""
+
+    def __init__(self, tree: Callable[[], list[Any]]) -> None:
+        self._tree = tree
+        self._found: dict[tuple[str, int], list[Any]] | None = None
+
+    def dtypes(self, event: Any, place: int) -> list[str] | None:
+        """Return the types of the tensors in the list that an operator has at a place; None if they are not told."""
+        if self._found is None:
+            self._found = dict(_with_lists(self._tree()))
+        inputs = self._found.get((event.name(), event.start_ns()), [])
+        listed = inputs[place] if place < len(inputs) else None
+        if not isinstance(listed, list):
+            return None
+        found = [_WORDS.get(each.dtype, "") if hasattr(each, "dtype") else "" for each in listed]
+        return found if all(found) else None
+
+
+def shapes(event: Any) -> list[Any]:
+    """Return the shapes of the inputs, those in lists too; an older torch tells none of these."""
+    structured = getattr(event, "structured_input_shapes", None)
+    found = event.shapes()
+    nested = structured() if structured is not None else []
+    return list(nested) if len(nested) == len(found) else list(found)
+
+
+def attributes(known: str | None, event: Any, shapes: list[Any], lists: Lists) -> str:
+    """Return the attributes of an operator's span as JSON: those that it has, and what its inputs are."""
+    dtypes = [
+        (lists.dtypes(event, place) or _LIST) if word == _LIST else word for place, word in enumerate(event.dtypes())
+    ]
+    overload = getattr(event, "overload_name", None)
+    strides = _strides(shapes, getattr(event, "structured_input_strides", list)())
+    scalars = [_plain(each) for each in event.concrete_inputs()]
+    found: dict[str, Any] = json.loads(known) if known else {}
+    if overload is not None:
+        found[OVERLOAD] = overload()
+    found[DTYPES] = dtypes
+    if any(each is not None for each in strides):
+        found[STRIDES] = strides
+    if any(each is not None for each in scalars):
+        found[SCALARS] = scalars
+    return json.dumps(found, separators=(",", ":"))
+
+
+def _strides(shapes: list[Any], strides: list[Any]) -> list[Any]:
+    """Return strides, null where a tensor (or each of a list) is contiguous, or there is none."""
+    if len(strides) != len(shapes):
+        return []
+    found: list[Any] = []
+    for shape, stride in zip(shapes, strides, strict=True):
+        if stride and isinstance(stride[0], list):
+            inside = _strides(list(shape), list(stride))
+            found.append(inside if any(each is not None for each in inside) else None)
+        else:
+            found.append(None if _is_contiguous(shape, stride) else list(stride))
+    return found
+
+
+def _is_contiguous(shape: list[int], stride: list[int]) -> bool:
+    """Return what torch calls contiguous; a dimension of one element may have any stride."""
+    if len(shape) != len(stride) or 0 in shape:
+        return True
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1:
+            if step != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _plain(value: Any) -> Any:
+    """Return an argument as JSON can hold it; what is not finite is text."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return str(value)[:MOST_LETTERS]
+
+
+def _with_lists(tree: list[Any]) -> Iterator[tuple[tuple[str, int], list[Any]]]:
+    """Yield name, start and inputs of the operators that take lists."""
+    pending = list(tree)
+    while pending:
+        event = pending.pop()
+        pending += event.children
+        inputs = getattr(event.extra_fields, "inputs", None)
+        if inputs and any(isinstance(each, list) for each in inputs):
+            yield (event.name, event.start_time_ns), inputs
+
+
+_WORDS = {
+    torch.float32: "float", torch.float64: "double", torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16",
+    torch.int64: "long int", torch.int32: "int", torch.int16: "short", torch.int8: "signed char",
+    torch.uint8: "unsigned char", torch.bool: "bool", torch.complex64: "c10::complex<float>",
+    torch.complex128: "c10::complex<double>",
+}  # fmt: skip
+"""How Kineto calls the types of torch."""
