@@ -7,6 +7,7 @@ transformers:bert               a model type, its default configuration (here BE
 transformers:GPT2LMHeadModel    a class, its default configuration (here GPT-2 small)
 transformers:llama?num_hidden_layers=2&hidden_size=256     with other values in the configuration
 transformers:./config.json      a configuration file
+micro:path-3                    a small model of a family that varies one measure, see `xsp.micromodels`
 path/to/file.py:build           a function of yours, see `from_file`
 ```
 
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xsp import micromodels
 from xsp.errors import ModelError, nearest
 
 IMAGE = (3, 224, 224)
@@ -262,10 +264,18 @@ def _transformers_input(name: str, model: Any, config: Any, settings: Settings) 
     return inputs, f"it takes up to --sequence {longest}" if isinstance(longest, int) and longest > 0 else ""
 
 
+def _micro(name: str, settings: Settings) -> Built:
+    if settings.shape is not None:
+        raise ModelError(f"micro:{name} has the input that its family says: omit --input")
+    model, value = micromodels.build(name, settings.batch)
+    return Built(model, (value,), {})
+
+
 _SOURCES: dict[str, Callable[[str, Settings], Built]] = {
     "torchvision": _torchvision,
     "timm": _timm,
     "transformers": _transformers,
+    "micro": _micro,
 }
 
 
@@ -318,6 +328,7 @@ def names(source: str) -> list[str]:
         "torchvision": lambda: _library("torchvision.models", "xsp[models]").list_models(),
         "timm": lambda: _library("timm", "xsp[models]").list_models(),
         "transformers": lambda: _library("transformers", "xsp[models]").CONFIG_MAPPING.keys(),
+        "micro": micromodels.names,
     }
     if source not in listed:
         raise ModelError(f"there is no source {source!r}{nearest(source, listed)}; there are {', '.join(listed)}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xsp.bound import correlate, correlatetext, latencies
+from xsp.bound import coefficients, correlate, correlatetext, latencies
 from xsp.bound.latencies import Latency
 from xsp.cli import main
 from xsp.errors import UsageError
@@ -75,16 +75,16 @@ def test_coefficients_are_those_of_their_definitions() -> None:
     draw = np.random.default_rng(5)
     x, y = draw.integers(0, 6, 50).astype(float), draw.normal(size=50)
     y[3] = y[4]
-    assert correlate.pearson_of(x, y) == pytest.approx(np.corrcoef(x, y)[0, 1])
+    assert coefficients.pearson_of(x, y) == pytest.approx(np.corrcoef(x, y)[0, 1])
 
     def ranks(values: np.ndarray) -> list[float]:
         return [
             sum(other < each for other in values) + (sum(other == each for other in values) + 1) / 2 for each in values
         ]
 
-    assert correlate.spearman_of(x, y) == pytest.approx(np.corrcoef(ranks(x), ranks(y))[0, 1])
-    assert correlate.spearman_of(x, np.exp(x)) == pytest.approx(1)
-    assert math.isnan(correlate.pearson_of(x, np.ones(50)))
+    assert coefficients.spearman_of(x, y) == pytest.approx(np.corrcoef(ranks(x), ranks(y))[0, 1])
+    assert coefficients.spearman_of(x, np.exp(x)) == pytest.approx(1)
+    assert math.isnan(coefficients.pearson_of(x, np.ones(50)))
 
 
 def test_the_error_of_models_left_out_is_that_of_fitting_without_each() -> None:
@@ -252,3 +252,22 @@ def test_the_command_needs_no_graphs_and_fits_80_columns(folder: Path, tmp_path:
 def test_the_command_refuses_a_table_that_does_not_fit(folder: Path, tmp_path: Path, lines, says: str, capsys) -> None:
     assert main(["graph", str(folder), "--against", str(write(tmp_path / "l.csv", lines))]) != 0
     assert says in capsys.readouterr().err
+
+
+def test_micro_models_have_slopes_and_no_part_in_the_coefficients() -> None:
+    measures = rows(10)
+    family = [{**rows(1)[0], "spec": f"micro:path-{place}", "longest_path": 2**place} for place in range(1, 7)]
+    made = taken(measures, "flops") + [Latency(row["spec"], 1e6 * row["longest_path"] ** 0.5) for row in family]
+    made.append(Latency("micro:depth-1", 5.0))
+    (group,) = correlate.groups([*measures, *family], made)
+    assert len(group.points) == 10
+    (slope,) = group.slopes
+    assert (slope.family, slope.measure, slope.models, slope.factor) == ("path", "longest_path", 6, 32)
+    assert slope.exponent is not None
+    assert slope.exponent.value == pytest.approx(0.5)
+    (alone,) = correlate.groups(family, made)
+    shown = correlatetext.page([alone])
+    assert "longest path" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "needed" not in shown
+    json.dumps(correlate.as_json([alone]), allow_nan=False)

@@ -5,19 +5,30 @@ The intervals are 95 % percentile bootstraps that resample models. Whether the l
 decided by the interval of the difference of their coefficients, over the same resamples of the same models, and by
 nothing else.
 
-A coefficient is no cause: in most collections a model with a longer path also has more FLOPs. `xsp.models` has families
-of small models (`micro:`) of which each varies one measure alone.
+A coefficient is no cause: in most collections a model with a longer path also has more FLOPs. The families of small
+models (`micro:`, see `xsp.micromodels`) vary one measure alone. They take no part in the coefficients; what latency
+does in a family is a slope of its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from xsp.bound.coefficients import (
+    Figure,
+    each_pearson,
+    each_spearman,
+    exponent,
+    figure,
+    pearson_of,
+    resamples,
+    spearman_of,
+)
 from xsp.bound.latencies import Latency
-from xsp.summary import CONFIDENCE
+from xsp.micromodels import VARIES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,21 +51,10 @@ REGRESSED = ("input_elements", "parameters", "flops", "longest_path", "bytes")
 PATH, WORK = "longest_path", "flops"
 """The two of which one wins."""
 
+MICRO = "micro:"
+
 LEAST = 4
 """Models; of fewer there is no figure."""
-
-RESAMPLES = 1000
-MOST_UNDEFINED = 0.05
-"""Share of resamples without a coefficient, as all their models are equal, from which on there is no interval."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure with both ends of its 95 % interval."""
-
-    value: float
-    low: float | None
-    high: float | None
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,24 @@ class Regression:
 
 
 @dataclass(frozen=True)
+class Slope:
+    """Latency in a family of micro-models: what its measure causes."""
+
+    family: str
+    measure: str
+    models: int
+    least_ns: float
+    """Latency of the model with the least of the measure."""
+
+    most_ns: float
+    factor: float
+    """Its most of the measure over its least."""
+
+    exponent: Figure | None
+    """The power with which latency grows in the measure; None for fewer than `LEAST` models."""
+
+
+@dataclass(frozen=True)
 class Group:
     """The models of one device, batch and number of threads."""
 
@@ -121,6 +139,8 @@ class Group:
     regression: Regression | None
     reason: str = ""
     """Why there are no figures, or no regression."""
+
+    slopes: tuple[Slope, ...] = ()
 
     @property
     def title(self) -> str:
@@ -170,11 +190,17 @@ def left_out(
 def _group(
     device: str, batch: int, threads: int, ns: Mapping[str, float], known: Mapping[str, Mapping[str, Any]]
 ) -> Group:
-    points = tuple((name, ns[name], {each: known[name].get(each) for each in MEASURES}) for name in sorted(ns))
-    at = device, batch or None, threads or None, points
+    every = [(name, ns[name], {each: known[name].get(each) for each in MEASURES}) for name in sorted(ns)]
+    points = tuple(each for each in every if not each[0].startswith(MICRO))
+    slopes = _slopes([each for each in every if each[0].startswith(MICRO)])
+    return replace(_of_points(device, batch or None, threads or None, points), slopes=slopes)
+
+
+def _of_points(device: str, batch: int | None, threads: int | None, points: Points) -> Group:
+    at = device, batch, threads, tuple(points)
     if len(points) < LEAST:
         return Group(*at, (), (), None, f"{len(points)} models; at least {LEAST} are needed")
-    if len(set(ns.values())) == 1:
+    if len({ns for _, ns, _ in points}) == 1:
         return Group(*at, (), (), None, "all latencies are equal")
     correlations = tuple(_correlation(measure, points) for measure in MEASURES)
     regression = regress(points)
@@ -213,11 +239,11 @@ def _correlation(measure: str, points: Points) -> Correlation:
         return Correlation(measure, len(kept), None, None, None, "it is the same in all models")
     if y.min() == y.max():
         return Correlation(measure, len(kept), None, None, None, "all latencies are equal")
-    draws = _draws(len(kept))
-    pearson = _pearson(x[draws], y[draws])
-    of_logs = _figure(pearson_of(x, y), pearson)
-    of_ranks = _figure(spearman_of(x, y), _spearman(x, y, draws))
-    return Correlation(measure, len(kept), of_logs, of_ranks, _figure(of_logs.value**2, pearson**2))
+    draws = resamples(len(kept))
+    pearson = each_pearson(x[draws], y[draws])
+    of_logs = figure(pearson_of(x, y), pearson)
+    of_ranks = figure(spearman_of(x, y), each_spearman(x, y, draws))
+    return Correlation(measure, len(kept), of_logs, of_ranks, figure(of_logs.value**2, pearson**2))
 
 
 def _differences(points: Points) -> tuple[Difference, ...]:
@@ -228,88 +254,46 @@ def _differences(points: Points) -> tuple[Difference, ...]:
     path, work, y = _logs(kept, PATH), _logs(kept, WORK), _logs(kept)
     if path.min() == path.max() or work.min() == work.max() or y.min() == y.max():
         return ()
-    draws = _draws(len(kept))
+    draws = resamples(len(kept))
     return (
         Difference(
             "pearson",
             len(kept),
-            _figure(
+            figure(
                 pearson_of(path, y) - pearson_of(work, y),
-                _pearson(path[draws], y[draws]) - _pearson(work[draws], y[draws]),
+                each_pearson(path[draws], y[draws]) - each_pearson(work[draws], y[draws]),
             ),
         ),
         Difference(
             "spearman",
             len(kept),
-            _figure(spearman_of(path, y) - spearman_of(work, y), _spearman(path, y, draws) - _spearman(work, y, draws)),
+            figure(
+                spearman_of(path, y) - spearman_of(work, y),
+                each_spearman(path, y, draws) - each_spearman(work, y, draws),
+            ),
         ),
     )
-
-
-def pearson_of(x: Array, y: Array) -> float:
-    """Return Pearson's correlation of two rows of numbers; NaN if one of them is constant."""
-    return float(_pearson(x[None, :], y[None, :])[0])
-
-
-def spearman_of(x: Array, y: Array) -> float:
-    """Return Spearman's rank correlation; equal values share the mean of their ranks."""
-    import numpy as np
-
-    return float(_spearman(x, y, np.arange(len(x))[None, :])[0])
-
-
-def _draws(count: int) -> Array:
-    """Return the places of the models in each resample, a row each; equal for equal counts."""
-    import numpy as np
-
-    return np.random.default_rng(count).integers(0, count, size=(RESAMPLES, count))
-
-
-def _pearson(x: Array, y: Array) -> Array:
-    """Return the correlation of each pair of rows; NaN where a row is constant."""
-    import numpy as np
-
-    constant = (np.ptp(x, axis=1) == 0) | (np.ptp(y, axis=1) == 0)
-    x, y = x - x.mean(axis=1, keepdims=True), y - y.mean(axis=1, keepdims=True)
-    size = np.sqrt((x * x).sum(axis=1) * (y * y).sum(axis=1))
-    found: Array = np.full(len(x), np.nan)
-    np.divide((x * y).sum(axis=1), size, out=found, where=~constant & (size > 0))
-    np.clip(found, -1, 1, out=found)
-    return found
-
-
-def _spearman(x: Array, y: Array, draws: Array) -> Array:
-    return _pearson(_ranks(x, draws), _ranks(y, draws))
-
-
-def _ranks(values: Array, draws: Array) -> Array:
-    """Return the rank of each value within its resample; equal ones share the mean of their ranks."""
-    import numpy as np
-
-    kinds, codes = np.unique(values, return_inverse=True)
-    drawn = codes.reshape(-1)[draws]
-    rows = np.arange(len(draws))[:, None]
-    counts = np.bincount((drawn + rows * len(kinds)).ravel(), minlength=len(draws) * len(kinds))
-    counts = counts.reshape(len(draws), len(kinds))
-    mean: Array = np.cumsum(counts, axis=1) - counts + (counts + 1) / 2
-    ranks: Array = mean[rows, drawn]
-    return ranks
-
-
-def _figure(value: float, resampled: Array) -> Figure:
-    import numpy as np
-
-    kept = resampled[np.isfinite(resampled)]
-    if len(kept) < (1 - MOST_UNDEFINED) * len(resampled):
-        return Figure(value, None, None)
-    tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(kept, [tail, 100 - tail])
-    return Figure(value, float(low), float(high))
 
 
 def _median(values: Sequence[float]) -> float:
     ordered = sorted(values)
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def _slopes(points: Points) -> tuple[Slope, ...]:
+    """Return what latency does in each family of micro-models of which there are two models at least."""
+    found = []
+    for family, measure in VARIES.items():
+        prefix = f"{MICRO}{family}-"
+        kept = sorted(
+            _having([each for each in points if each[0].startswith(prefix)], measure), key=lambda each: each[2][measure]
+        )
+        if len(kept) < 2 or kept[0][2][measure] == kept[-1][2][measure]:
+            continue
+        factor = kept[-1][2][measure] / kept[0][2][measure]
+        power = exponent(_logs(kept, measure), _logs(kept)) if len(kept) >= LEAST else None
+        found.append(Slope(family, measure, len(kept), kept[0][1], kept[-1][1], factor, power))
+    return tuple(found)
 
 
 # --- several measures -----------------------------------------------------------------------------------------
@@ -347,13 +331,13 @@ def regress(points: Points, measures: Sequence[str] = REGRESSED) -> Regression |
         return f"no regression on {len(taken)} measures: {len(kept)} models, at least {len(columns) + 2} are needed"
     x, y = np.stack(columns, 1), _logs(kept)
     exponents, errors, r2 = _fitted(x, y)
-    again = [_fitted(x[draw], y[draw])[0] for draw in _draws(len(kept))[:400] if _full(x[draw])]
+    again = [_fitted(x[draw], y[draw])[0] for draw in resamples(len(kept))[:400] if _full(x[draw])]
     powers = {
-        measure: _figure(float(exponents[place]), np.array([each[place] for each in again] or [np.nan]))
+        measure: figure(float(exponents[place]), np.array([each[place] for each in again] or [np.nan]))
         for place, measure in enumerate(taken, 1)
     }
-    means = errors[_draws(len(kept))].mean(axis=1)
-    return Regression(len(kept), powers, dropped, r2, _figure(float(errors.mean()), means), float(np.median(errors)))
+    means = errors[resamples(len(kept))].mean(axis=1)
+    return Regression(len(kept), powers, dropped, r2, figure(float(errors.mean()), means), float(np.median(errors)))
 
 
 def _full(x: Array) -> bool:
@@ -406,6 +390,18 @@ def _plain(group: Group) -> dict[str, Any]:
             for each in group.differences
         },
         "regression": None if group.regression is None else _regression(group.regression),
+        "families": [
+            {
+                "family": each.family,
+                "measure": each.measure,
+                "models": each.models,
+                "factor": round(each.factor, 3),
+                "least_ns": each.least_ns,
+                "most_ns": each.most_ns,
+                "exponent": _of(each.exponent),
+            }
+            for each in group.slopes
+        ],
         "points": [{"model": name, "latency_ns": ns, **measures} for name, ns, measures in group.points],
     }
 

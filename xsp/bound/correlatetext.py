@@ -6,7 +6,8 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from xsp.bound.correlate import MEASURES, PATH, WORK, Correlation, Difference, Figure, Group, Regression
+from xsp.bound.coefficients import Figure
+from xsp.bound.correlate import MEASURES, PATH, WORK, Correlation, Difference, Group, Regression, Slope
 from xsp.scrub import plain
 
 WIDTH = 80
@@ -36,6 +37,12 @@ def shown(figure: Figure | None) -> str:
 
 def _group(group: Group) -> Iterator[str]:
     yield plain(f"{group.title}: {len(group.points)} models")
+    if group.slopes:
+        yield "families that vary one measure alone: latency ~ measure^exponent"
+        yield f"{'family':11} {'varies':13} {'n':>2} {'by':>7} {'latency, ms':>18} {'exponent':>20}"
+        yield from map(_slope, group.slopes)
+    if not group.points and group.slopes:
+        return
     if not group.correlations:
         yield f"no figures: {group.reason}"
         return
@@ -48,6 +55,12 @@ def _group(group: Group) -> Iterator[str]:
         yield group.reason
     else:
         yield from _wrapped(_regression(group.regression))
+
+
+def _slope(each: Slope) -> str:
+    latency = f"{each.least_ns / 1e6:.3g} → {each.most_ns / 1e6:.3g}"
+    name = MEASURES[each.measure]
+    return f"{each.family:11} {name:13} {each.models:2} {each.factor:6.1f}× {latency:>18} {shown(each.exponent):>20}"
 
 
 def _row(each: Correlation) -> Iterator[str]:

@@ -62,7 +62,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all",
         metavar="SOURCES",
-        help="all models of torchvision, timm, transformers; several with commas: a graph of each, and measures.jsonl",
+        help="all models of torchvision, timm, transformers, micro; several with commas: their graphs, measures.jsonl",
     )
     parser.add_argument(
         "-o", "--out", type=Path, metavar="DIR", help="with --all: the folder; what is there already is not made again"

@@ -1,0 +1,129 @@
+"""Small models in families, of which each varies one of SPOC's measures and holds the other three.
+
+| family | varies | by |
+|---|---|---|
+| `input` | elements of the input | its height and width, which a pooling takes to one size |
+| `parameters` | parameters | rows of an embedding, of which as many are read |
+| `operations` | FLOPs | height and width behind the pooling |
+| `path` | longest path | the same 24 convolutions as 24 branches of one, …, one branch of 24 |
+| `depth` | longest path | deeper and narrower: layers times channels² is the same |
+
+How latency goes with a measure in its family is caused by the measure, and not only correlated with it. `path` has the
+same calls in all its models, so it tells what dependence alone costs; `depth` has more calls the longer the path is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from xsp.errors import ModelError, nearest
+
+VARIES: Mapping[str, str] = {
+    "input": "input_elements",
+    "parameters": "parameters",
+    "operations": "flops",
+    "path": "longest_path",
+    "depth": "longest_path",
+}
+"""Family → the measure of `xsp.graph.measures` that it varies."""
+
+_CHANNELS, _WIDTH, _READ = 16, 64, 64
+"""Of the input; of a row of the embedding; rows of it that are read."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one of the models is like."""
+
+    side: int = 64
+    """Height and width of the input."""
+
+    size: int = 32
+    """Height and width behind the pooling."""
+
+    channels: int = 32
+    branches: int = 1
+    depth: int = 24
+    """Convolutions of a branch."""
+
+    rows: int = 64
+    """Of the embedding."""
+
+    sums_all: bool = False
+    """Whether the result sums what all convolutions return, and not the last one of each branch."""
+
+
+_PATH = Plan(size=16, sums_all=True)
+_DEPTH = Plan(size=8)
+_FAMILIES: Mapping[str, tuple[Plan, ...]] = {
+    "input": tuple(Plan(side=32 * times) for times in (1, 2, 3, 4, 6, 8)),
+    "parameters": tuple(Plan(rows=1 << power) for power in (6, 9, 11, 13, 15, 17)),
+    "operations": tuple(Plan(size=size) for size in (8, 16, 24, 32, 48, 64)),
+    "path": tuple(replace(_PATH, branches=count, depth=24 // count) for count in (24, 12, 6, 4, 3, 2, 1)),
+    "depth": tuple(
+        replace(_DEPTH, depth=147_456 // (channels * channels), channels=channels)
+        for channels in (384, 192, 128, 96, 64, 48, 32)
+    ),
+}
+
+
+def names() -> list[str]:
+    """Return the names of all models, `path-3`; within a family the measure grows with the number."""
+    return [f"{family}-{number}" for family, plans in _FAMILIES.items() for number in range(1, len(plans) + 1)]
+
+
+def plan(name: str) -> Plan:
+    """Return what a model is like.
+
+    Raises:
+        ModelError: there is none of this name.
+    """
+    if name not in names():
+        raise ModelError(f"there is no micro-model {name!r}{nearest(name, names())}")
+    family, _, number = name.rpartition("-")
+    return _FAMILIES[family][int(number) - 1]
+
+
+def build(name: str, batch: int) -> tuple[Any, Any]:
+    """Return a module and its input; weights and input are drawn by torch's generator, which its caller has seeded.
+
+    Raises:
+        ModelError: there is none of this name.
+    """
+    import torch
+
+    made = plan(name)
+
+    class Micro(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branches = torch.nn.ModuleList(
+                torch.nn.ModuleList(_convolution(torch, made.channels) for _ in range(made.depth))
+                for _ in range(made.branches)
+            )
+            self.table = torch.nn.Embedding(made.rows, _WIDTH)
+            self.register_buffer("read", torch.arange(_READ) * (made.rows // _READ))
+
+        def forward(self, x: Any) -> Any:
+            x = torch.nn.functional.adaptive_avg_pool2d(x, made.size)
+            x = x.repeat(1, made.channels // _CHANNELS, 1, 1)
+            summed = []
+            for branch in self.branches:
+                at = x
+                for place, layer in enumerate(branch):  # type: ignore[arg-type, var-annotated]
+                    at = layer(at)
+                    if made.sums_all or place == made.depth - 1:
+                        summed.append(at)
+            found = torch.stack(summed).sum(0) + self.table(self.read).mean()
+            return found.mean((2, 3))
+
+    return Micro(), torch.randn(batch, _CHANNELS, made.side, made.side)
+
+
+def _convolution(torch: Any, channels: int) -> Any:
+    """Return a layer that keeps the scale of its input, so that no deep model computes with denormal numbers."""
+    layer = torch.nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+    torch.nn.init.normal_(layer.weight, std=(9 * channels) ** -0.5)
+    return layer
