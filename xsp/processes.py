@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,3 +51,82 @@ def start_python(code: str, *arguments: str, **options: Any) -> subprocess.Popen
             start_new_session=True,  # an interrupt in the terminal is for the program
             **options,
         )
+
+
+class Asked:
+    """A Python process that is asked in lines of JSON, and answers in lines over a pipe of its own."""
+
+    def __init__(self, code: str, *arguments: str, **options: Any) -> None:
+        """Start it.
+
+        Args:
+            code: as for `start_python`; it reads stdin, and writes to the descriptor whose number is its last argument.
+            arguments: what comes before that number.
+            options: for `subprocess.Popen`.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self._answers, theirs = os.pipe()
+        self._read = b""
+        try:
+            self._process = start_python(
+                code,
+                *arguments,
+                str(theirs),
+                stdin=subprocess.PIPE,
+                pass_fds=(theirs, *options.pop("pass_fds", ())),
+                **{"stderr": subprocess.DEVNULL, **options},
+            )
+        except BaseException:
+            os.close(self._answers)
+            raise
+        finally:
+            os.close(theirs)
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
+    def ask(self, question: Any) -> None:
+        """Send one line; a process that has ended does not read it, and `answer` tells."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def answer(self, until: float) -> bytes:
+        """Return the next line; nothing if the process ended, or the time is over.
+
+        Args:
+            until: as `time.monotonic` counts.
+        """
+        while b"\n" not in self._read:
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, until - time.monotonic()))
+            read = os.read(self._answers, 1 << 16) if ready else b""
+            if not read:
+                return b""
+            self._read += read
+        line, _, self._read = self._read.partition(b"\n")
+        return line
+
+    def has_ended(self) -> bool:
+        """Return whether it ended by itself."""
+        return self._process.poll() is not None
+
+    def end(self, patience_s: float = 0.0) -> int:
+        """End it, and return the exit code that it ended with before, or that of being killed.
+
+        Args:
+            patience_s: how long one that has stopped to answer may take to end by itself.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
+        self._process.kill()
+        code = self._process.wait()
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        os.close(self._answers)
+        return code

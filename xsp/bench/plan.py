@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
-from xsp.bench.environment import caches
-from xsp.bench.spec import AS_RUN, CacheState, Spec, Timing
+from xsp import plugins
+from xsp.bench.environment import caches, cores
+from xsp.bench.spec import AS_RUN, RUNTIMES, CacheState, Spec, Timing
 from xsp.bench.timings import Timings
+from xsp.bench.turns import Limits, Turns, rotated_bytes
+from xsp.errors import BenchError, nearest
+from xsp.graph import work
 from xsp.graph.blocks import LASTING, Block, block, windows
-from xsp.graph.node import Graph
+from xsp.graph.node import Graph, Node, NodeKind
 
 Progress = Callable[[str, int, int], None]
 """Called with what is timed, how many are done, and how many there are."""
+
+A_SITTING = 16
+"""Specs that take turns."""
+
+OVERHEADS = ("overhead/module_call", "overhead/op_call")
+
+ROUGH_FLOPS, ROUGH_BYTES, ROUGH_CALL_S = 50e9, 10e9, 5e-6
+"""Of a core: good enough to say what is timed first, and used for nothing else."""
+
+SHOWN = 40
 
 PRIVATE_BYTES = 1 << 20
 """Of the caches that belong to one core, where the system does not tell."""
@@ -42,8 +60,6 @@ def specs(
     Raises:
         GraphError: a granularity below 1.
     """
-    from xsp.bench.environment import cores
-
     state = settled(graph, CacheState(state))
     threads = threads or cores()
     counts: dict[str, int] = {}
@@ -76,10 +92,116 @@ def private_bytes() -> int:
 
 
 def fill(
-    wanted: Iterable[Spec],
+    wanted: Iterable[Spec | tuple[Spec, int]],
     timings: Timings,
     seconds: float,
     progress: Progress = lambda what, done, total: None,
+    *,
+    again: bool = False,
+    limits: Limits | None = None,
 ) -> list[Timing]:
-    """Time specs that have no timing yet, most valuable first, for so many seconds; return what was timed."""
-    raise NotImplementedError
+    """Time specs that have no timing yet, most valuable first, and keep what came of them.
+
+    Worth is how often a spec occurs, times its roofline time. What the time was not enough for stays missing.
+
+    Args:
+        wanted: specs, or pairs of a spec and how often it occurs, as `specs` returns them.
+        timings: what is known, and where it is kept; after each sitting, so that nothing is lost.
+        seconds: to spend, starting of processes included.
+        progress: see `Progress`.
+        again: time those too that have a timing.
+        limits: of one spec, see `xsp.bench.turns`.
+
+    Returns:
+        The new timings, also of what failed.
+
+    Raises:
+        BenchError: no time, no such runtime, torch is not installed, or timings cannot be written.
+    """
+    if not 0 < seconds < math.inf:
+        raise BenchError(f"a budget of {seconds:g} s times nothing: give seconds above 0, --budget 60s")
+    pairs: dict[str, tuple[Spec, int]] = {}
+    for each in wanted:
+        spec, count = each if isinstance(each, tuple) else (each, 1)
+        pairs.setdefault(spec.key, (spec, count))
+    _check_runtimes({spec.runtime for spec, _ in pairs.values()})
+    ordered = missing(pairs.values(), timings if not again else None)
+    until = time.monotonic() + seconds
+    made: list[Timing] = []
+    progress("starting", 0, len(ordered))
+    for threads in dict.fromkeys(spec.threads for spec in ordered):  # one size of the pool a process
+        own = [spec for spec in ordered if spec.threads == threads]
+        with Turns(threads, limits or Limits()) as turns:
+            for sitting in _sittings(own, turns.memory_bytes):
+                if time.monotonic() >= until:
+                    break
+                done = len(made)
+                told = partial(_tell, progress, done, len(ordered))
+                found = turns.sit(sitting, until, told, seed=len(made))
+                timings.add(found)
+                made += [replace(each, environment=timings.environment.hash) for each in found]
+    progress("timed", len(made), len(ordered))
+    return made
+
+
+def _check_runtimes(asked: Iterable[str]) -> None:
+    known = plugins.names(RUNTIMES)
+    for name in asked:
+        if name not in known:
+            raise BenchError(
+                f"there is no runtime {name!r}{nearest(name, known)}; there are {', '.join(known) or 'none'}; after an "
+                "update of xsp, install it anew: pip install -e ."
+            )
+
+
+def missing(pairs: Iterable[tuple[Spec, int]], timings: Timings | None) -> list[Spec]:
+    """Return specs without a timing, most valuable first.
+
+    Args:
+        pairs: specs and how often each occurs.
+        timings: what is known; None for nothing.
+    """
+    unknown = [(spec, count) for spec, count in pairs if timings is None or timings.get(spec.key) is None]
+    return [spec for spec, _ in sorted(unknown, key=lambda pair: -worth(*pair))]
+
+
+def worth(spec: Spec, count: int) -> float:
+    """Return how many seconds of a step a spec stands for, by a rough roofline: what is timed first."""
+    total = 0.0
+    for call in spec.block.calls:
+        node = Node(call, "", NodeKind.COMPUTE)
+        total += max((work.flops_of(node) or 0) / ROUGH_FLOPS, (work.bytes_of(node) or 0) / ROUGH_BYTES, ROUGH_CALL_S)
+    return count * (total or ROUGH_CALL_S)
+
+
+def overheads(threads: int) -> list[Spec]:
+    """Return what the calls of a module and of an operator cost, as specs of no calls."""
+    empty = Block((), ())
+    return [Spec(empty, name, CacheState.WARM, threads) for name in OVERHEADS]
+
+
+def _sittings(specs: Sequence[Spec], memory_bytes: int) -> Iterator[list[Spec]]:
+    """Yield specs that take turns: few enough to be in memory together."""
+    sitting: list[Spec] = []
+    taken = 0
+    for spec in specs:
+        needed = footprint(spec)
+        if sitting and (len(sitting) == A_SITTING or taken + needed > memory_bytes // 2):
+            yield sitting
+            sitting, taken = [], 0
+        sitting.append(spec)
+        taken += needed
+    if sitting:
+        yield sitting
+
+
+def footprint(spec: Spec) -> int:
+    """Return the bytes that a spec takes while it is timed, about: inputs, copies of weights, and outputs."""
+    outside = sum(each.bytes or 0 for each in spec.block.external.values())
+    made = sum(each.bytes or 0 for call in spec.block.calls for each in call.outputs)
+    return 2 * outside + made + (0 if spec.state is CacheState.WARM else rotated_bytes())
+
+
+def _tell(progress: Progress, before: int, total: int, spec: Spec, done: int) -> None:
+    op = spec.block.op or spec.variant
+    progress(op if len(op) <= SHOWN else op[: SHOWN - 1] + "…", before + done, total)

@@ -15,6 +15,10 @@ AS_RUN = "as-run"
 """The variant that a framework takes by itself."""
 
 
+RUNTIMES = "xsp.runtimes"
+"""Entry points of what runs blocks: classes with `prepare`, as `xsp.bench.torchcalls.Torch` has it."""
+
+
 class CacheState(str, enum.Enum):
     """Where the inputs of a block lie when it begins."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -125,8 +123,7 @@ class _Worker:
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._process: subprocess.Popen[bytes] | None = None
-        self._answers = -1
+        self._process: processes.Asked | None = None
         self._asked = 0
 
     def __enter__(self) -> _Worker:
@@ -139,59 +136,25 @@ class _Worker:
         """Return the measures of a model, or `error`; and `seconds`."""
         if self._asked >= MODELS_A_PROCESS:
             self._end()
-        process = self._process or self._start()
+        if self._process is None:
+            self._process, self._asked = processes.Asked(_CODE), 0
         limit = self.limit_s * (1 if self._asked else 2)
         self._asked += 1
         path = place(out.resolve(), spec)
         path.parent.mkdir(exist_ok=True)
         began = time.monotonic()
-        assert process.stdin is not None
-        try:
-            process.stdin.write(json.dumps({"spec": spec, "path": str(path), **settings}).encode() + b"\n")
-            process.stdin.flush()
-            answer = self._answer(began + limit)
-        except BrokenPipeError:
-            answer = b""
+        self._process.ask({"spec": spec, "path": str(path), **settings})
+        answer = self._process.answer(began + limit)
         if answer:
             return {"seconds": round(time.monotonic() - began, 3), **json.loads(answer)}
         late = time.monotonic() >= began + limit
-        code = self._end()
+        code = self._end(patience_s=0.0 if late else 1.0)
         why = f"took more than {limit:.0f} s" if late else f"ended the process that captured it (exit code {code})"
         return {"seconds": round(time.monotonic() - began, 3), "error": why}
 
-    def _answer(self, until: float) -> bytes:
-        """Return a line of the process; nothing if it ended, or the time is over."""
-        line = b""
-        while not line.endswith(b"\n"):
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, until - time.monotonic()))
-            read = os.read(self._answers, 1 << 16) if ready else b""
-            if not read:
-                return b""
-            line += read
-        return line
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._answers, theirs = os.pipe()
-        self._asked = 0
-        try:
-            self._process = processes.start_python(
-                _CODE, str(theirs), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=(theirs,)
-            )
-        finally:
-            os.close(theirs)
-        return self._process
-
-    def _end(self) -> int | None:
+    def _end(self, patience_s: float = 0.0) -> int | None:
         process, self._process = self._process, None
-        if process is None:
-            return None
-        code = process.poll()
-        process.kill()
-        process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
-        os.close(self._answers)
-        return process.returncode if code is None else code
+        return None if process is None else process.end(patience_s)
 
 
 def work(answers: int) -> None:

@@ -1,0 +1,273 @@
+"""Tensors for a block's inputs: synthetic, by rules per operator. Imports torch: import it where it is needed.
+
+Floating point is normal with unit scale: zeros let devices skip work, and denormals make processors slow. What is a
+variance is positive. Integers that are positions lie within what they are positions of; masks are true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from xsp.graph.node import Call, Tensor
+
+POOL = 1 << 20
+"""Random values that are drawn; larger tensors repeat them."""
+
+
+class NotTimeable(Exception):
+    """A block that cannot be run by itself; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the values of an input are made."""
+
+    high: int | None = None
+    """Integers from 0 up to this, evenly; None: not positions."""
+
+    positive: bool = False
+    """Floating point above a half."""
+
+    share: bool = False
+    """Floating point between 0 and 1."""
+
+    rising: int | None = None
+    """Integers that rise evenly from 0 to this: offsets."""
+
+    one: bool = False
+    """Integers of 1."""
+
+    guessed: bool = False
+    """No rule is known though the time may depend on the values."""
+
+
+POSITIVE = ("var", "invstd", "rstd", "std", "scale")
+ROOTS = (
+    "sqrt",
+    "rsqrt",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "pow",
+    "multinomial",
+    "gamma",
+    "lgamma",
+    "digamma",
+    "poisson",
+)
+SHARES = ("bernoulli", "binary_cross_entropy", "logit")
+
+
+def rule(call: Call, name: str, place: int) -> Rule:
+    """Return how the values of an argument's tensor are made.
+
+    Args:
+        call: with shapes of all its tensors.
+        name: of the argument.
+        place: in its list, if it is one.
+    """
+    op = call.op.partition("::")[2].strip("_").removeprefix("foreach_")
+    special = _POSITIONS.get(call.op.partition("::")[2].rstrip("_") or "")
+    if special is not None:
+        found = special(dict(call.arguments), name, place)
+        if found is not None:
+            return found
+    if any(name.endswith(each) or f"{each}_" in name for each in POSITIVE):
+        return Rule(positive=True)
+    if op.startswith(SHARES):
+        return Rule(share=True)
+    return Rule(positive=op.split("_")[0] in ROOTS, guessed=bool(call.values) and special is None)
+
+
+def _size(tensor: Any, dim: int) -> int:
+    return int(tensor.shape[dim]) if tensor.shape else 1
+
+
+def _along(argument: str, source: str = "self") -> Callable[[Mapping[str, Any], str, int], Rule | None]:
+    """Positions along a dimension of another tensor."""
+
+    def found(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+        return Rule(high=_size(given[source], int(given["dim"]))) if name == argument else None
+
+    return found
+
+
+def _embedding(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    return Rule(high=_size(given["weight"], 0)) if name == "indices" else None
+
+
+def _bag(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    if name == "offsets":
+        return Rule(rising=_size(given["indices"], 0))
+    return _embedding(given, name, place)
+
+
+def _embedding_backward(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    return Rule(high=int(given["num_weights"])) if name == "indices" else None
+
+
+def _index(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    """Each tensor of the list holds positions along its own dimension; masks stand for as many as they have."""
+    if name != "indices":
+        return None
+    before = 0
+    for each in given["indices"][:place]:
+        before += len(each.shape or ()) if isinstance(each, Tensor) and each.dtype in ("bool", "uint8") else 1
+    return Rule(high=_size(given["self"], before))
+
+
+def _classes(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    scores = given["self"]
+    if name == "target":
+        return Rule(high=_size(scores, 1 if len(scores.shape) > 1 else 0))
+    return Rule(positive=True) if name in ("weight", "total_weight") else None
+
+
+def _pooled(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    """Positions in the plane that was pooled."""
+    return Rule(high=_size(given["self"], -1) * _size(given["self"], -2)) if name == "indices" else None
+
+
+def _one_hot(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    return Rule(high=max(1, int(given["num_classes"])))
+
+
+def _repeated(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    return Rule(one=True) if name == "repeats" else None
+
+
+def _grouped(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    return Rule(rising=_size(given["self"], 0)) if name == "offs" else None
+
+
+def _counted(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    return Rule(high=max(1, int(given.get("minlength") or 64)))
+
+
+def _ordered(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
+    """Any values will do: they are compared."""
+    return Rule()
+
+
+_POSITIONS: Mapping[str, Callable[[Mapping[str, Any], str, int], Rule | None]] = {
+    "embedding": _embedding,
+    **dict.fromkeys(("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), _bag),
+    "embedding_dense_backward": _embedding_backward,
+    **dict.fromkeys(
+        "gather index_select index_add index_copy index_fill scatter scatter_add scatter_reduce".split(),
+        _along("index"),
+    ),
+    "take_along_dim": _along("indices"),
+    **dict.fromkeys(("index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"), _index),
+    **dict.fromkeys(
+        (
+            "nll_loss nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward cross_entropy_loss "
+            "nll_loss_nd"
+        ).split(),
+        _classes,
+    ),
+    **dict.fromkeys(("max_pool2d_with_indices_backward", "max_unpool2d", "adaptive_max_pool2d_backward"), _pooled),
+    "one_hot": _one_hot,
+    "repeat_interleave": _repeated,
+    "_grouped_mm": _grouped,
+    "bincount": _counted,
+    **dict.fromkeys(
+        (
+            "sort argsort topk kthvalue median mode unique _unique2 unique_consecutive nonzero masked_select "
+            "masked_scatter multinomial searchsorted bucketize histc"
+        ).split(),
+        _ordered,
+    ),
+}
+
+
+def size(tensors: list[Tensor]) -> int:
+    """Return the bytes of a storage that holds tensors, each from its beginning.
+
+    Raises:
+        NotTimeable: a type is unknown, or not one of dense tensors.
+    """
+    return max(_extent(each) * dtype(each).itemsize for each in tensors)
+
+
+def dtype(tensor: Tensor) -> torch.dtype:
+    """Return the type of a tensor.
+
+    Raises:
+        NotTimeable: it is unknown, or not one of dense tensors.
+    """
+    found = getattr(torch, tensor.dtype or "", None)
+    if not isinstance(found, torch.dtype) or found.is_floating_point is None or str(found).startswith("torch.q"):
+        raise NotTimeable(f"there are no inputs of type {tensor.dtype or 'unknown'}")
+    return found
+
+
+def _extent(tensor: Tensor) -> int:
+    """Return how many elements of a storage a tensor reaches over."""
+    if tensor.shape is None:
+        raise NotTimeable("a shape is unknown")
+    if 0 in tensor.shape:
+        return 0
+    if tensor.stride is None:
+        return int(tensor.elements or 0)
+    return 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride, strict=True))
+
+
+class Values:
+    """Makes tensors; equal seeds make equal values."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._drawn = torch.Generator().manual_seed(seed)
+        self._normal = torch.randn(POOL, generator=self._drawn)
+
+    def storage(self, tensors: list[Tensor], how: Rule) -> list[torch.Tensor]:
+        """Return tensors that lie in one storage, each from its beginning.
+
+        Raises:
+            NotTimeable: there are no values of their type.
+        """
+        kind = dtype(tensors[0])
+        length = -(-size(tensors) // kind.itemsize)
+        flat = self._flat(length, kind, how)
+        return [_shaped(flat, each) for each in tensors]
+
+    def _flat(self, length: int, kind: torch.dtype, how: Rule) -> torch.Tensor:
+        if kind is torch.bool:
+            return torch.ones(length, dtype=kind)
+        if not (kind.is_floating_point or kind.is_complex):
+            return self._integers(length, kind, how)
+        pool = self._normal
+        if how.share:
+            pool = pool.sigmoid()
+        elif how.positive:
+            pool = pool.abs() + 0.5
+        real = torch.empty(length * (2 if kind.is_complex else 1), dtype=kind.to_real() if kind.is_complex else kind)
+        pool = pool.to(real.dtype)
+        whole = real.numel() // POOL
+        real[: whole * POOL].view(whole, POOL).copy_(pool.expand(whole, POOL))
+        real[whole * POOL :].copy_(pool[: real.numel() - whole * POOL])
+        return torch.view_as_complex(real.view(-1, 2)) if kind.is_complex else real
+
+    def _integers(self, length: int, kind: torch.dtype, how: Rule) -> torch.Tensor:
+        if how.rising is not None:
+            return (torch.arange(length) * how.rising // max(1, length)).to(kind)
+        if how.high is not None:
+            high = max(1, min(how.high, torch.iinfo(kind).max))
+            return torch.randint(0, high, (length,), generator=self._drawn, dtype=torch.int64).to(kind)
+        return torch.zeros(length, dtype=kind) if how.guessed else torch.ones(length, dtype=kind)
+
+
+def _shaped(flat: torch.Tensor, tensor: Tensor) -> torch.Tensor:
+    assert tensor.shape is not None
+    kind = dtype(tensor)
+    if flat.dtype is not kind:
+        flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() and not kind.is_complex else flat
+        flat = flat if flat.dtype is kind else flat.view(kind)
+    if tensor.stride is None:
+        return flat[: _extent(tensor)].view(tensor.shape)
+    return flat.as_strided(tensor.shape, tensor.stride)

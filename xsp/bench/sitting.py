@@ -1,0 +1,282 @@
+"""One sitting: several blocks are timed in rounds, a batch of calls each, so that a slow minute falls on all of them.
+
+Imports torch: import it where it is needed. A batch begins with a call that is not timed, as the batch before was of
+another block. Fixed work, the canaries, is timed at the start, in between and at the end; how much it drifted is stored
+with every timing of the sitting.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from xsp import summary
+from xsp.bench import torchcalls, variants
+from xsp.bench.inputs import NotTimeable
+from xsp.bench.spec import Spec, Status, Timing, untimed
+from xsp.bench.torchcalls import Prepared
+from xsp.errors import PluginError
+from xsp.version import __version__
+
+BATCH_NS = 1_000_000
+"""A batch lasts at least so long, unless one call does."""
+
+WARM_UP_NS = 100_000_000
+FEWEST = 5
+"""Batches."""
+
+CLOSE = 0.01
+"""Half the interval over the figure, from which on it is known."""
+
+WIDE = 0.05
+"""The same, above which a figure is unstable when its time is over."""
+
+ENOUGH_NS = 250_000_000
+ENOUGH_FOR_LONG_NS = 2_000_000_000
+LONG_NS = 50_000_000
+CANARIES_EVERY_NS = 2_000_000_000
+
+Tell = Callable[[int, Timing], None]
+"""Called with the place of a spec, and its timing, when it is known."""
+
+Mark = Callable[[int], None]
+"""Called with the place of a spec before it runs, so that others know what crashed."""
+
+
+@dataclass
+class _Seat:
+    """A spec that is being timed."""
+
+    place: int
+    spec: Spec
+    prepared: Prepared
+    calls: int = 1
+    batches: list[float] = field(default_factory=list)
+    """Nanoseconds of a call, of each batch."""
+
+    spent_ns: int = 0
+    error_max: float | None = None
+
+    def batch(self) -> None:
+        """Run and time one batch."""
+        prepared = self.prepared
+        began = time.perf_counter_ns()
+        with torch.inference_mode(), prepared.around():
+            if prepared.flush is None:
+                for given in prepared.arguments(1):
+                    prepared.function(*given)
+            took = _run(prepared, self.calls)
+        self.batches.append(took / self.calls)
+        self.spent_ns += time.perf_counter_ns() - began
+
+    def is_known(self) -> bool:
+        """Return whether more batches would not tell more, or are not worth it."""
+        if len(self.batches) < FEWEST:
+            return False
+        if self.spent_ns >= (ENOUGH_FOR_LONG_NS if self.batches[-1] * self.calls > LONG_NS else ENOUGH_NS):
+            return True
+        return self.half() <= CLOSE
+
+    def half(self) -> float:
+        """Return half the interval over the figure."""
+        ends = summary.interval(self.batches)
+        return math.inf if ends is None else (ends.hi - ends.lo) / 2 / summary.trimmed_mean(self.batches)
+
+
+def sit(
+    specs: Sequence[Spec],
+    tell: Tell,
+    mark: Mark,
+    *,
+    seconds: float,
+    rotated_bytes: int,
+    limit_bytes: int,
+    seed: int = 0,
+) -> float:
+    """Time specs in rounds, tell each when it is known, and return how much fixed work drifted meanwhile.
+
+    Those of which too little is known when the time is over are not told.
+
+    Args:
+        specs: all of the number of threads that this process has.
+        tell: see `Tell`.
+        mark: see `Mark`.
+        seconds: that it may take.
+        rotated_bytes: see `Torch.prepare`.
+        limit_bytes: that the tensors of one spec may take.
+        seed: of the order in a round.
+    """
+    until = time.perf_counter_ns() + round(seconds * 1e9)
+    canaries = Canaries()
+    floor = _floor()
+    seats = []
+    for place, spec in enumerate(specs):
+        if time.perf_counter_ns() > until:
+            break
+        mark(place)
+        found = _prepared(place, spec, rotated_bytes, limit_bytes)
+        if isinstance(found, Timing):
+            tell(place, found)
+        else:
+            seats.append(found)
+    canaries.run()
+    draw, ran = random.Random(seed), time.perf_counter_ns()
+    gc.collect()
+    gc.disable()
+    try:
+        while seats and time.perf_counter_ns() < until:
+            draw.shuffle(seats)
+            for seat in tuple(seats):
+                mark(seat.place)
+                seat.batch()
+                if seat.is_known():
+                    seats.remove(seat)
+                    tell(seat.place, _timing(seat, floor, canaries.ratio))
+                if time.perf_counter_ns() >= until:
+                    break
+            if time.perf_counter_ns() - ran > CANARIES_EVERY_NS:
+                canaries.run()
+                ran = time.perf_counter_ns()
+        for seat in seats:  # the time is over
+            if len(seat.batches) >= FEWEST:
+                tell(seat.place, _timing(seat, floor, canaries.ratio))
+        canaries.run()
+    finally:
+        gc.enable()
+    return canaries.ratio
+
+
+def _prepared(place: int, spec: Spec, rotated_bytes: int, limit_bytes: int) -> _Seat | Timing:
+    """Return a spec ready to be timed, warm; or why it cannot be."""
+    try:
+        error = None
+        if spec.block.calls:
+            prepared, error = variants.prepare(spec, rotated_bytes, limit_bytes)
+        else:
+            prepared = torchcalls.overhead(spec.variant)
+        seat = _Seat(place, spec, prepared, error_max=error)
+        _warm_up(seat)
+    except (NotTimeable, PluginError) as problem:
+        return untimed(spec, Status.FAILED, str(problem))
+    except variants.Different as problem:
+        return replace(untimed(spec, Status.DIFFERENT, str(problem)), error_max=problem.error)
+    except MemoryError as problem:
+        return untimed(spec, Status.TOO_LARGE, str(problem))
+    except Exception as problem:
+        said = str(problem).strip().split("\n")[0][:200]
+        if "can't allocate memory" in str(problem) or "not enough memory" in str(problem):
+            return untimed(spec, Status.TOO_LARGE, said)
+        return untimed(spec, Status.FAILED, f"{type(problem).__name__}: {said}")
+    return seat
+
+
+def _warm_up(seat: _Seat) -> None:
+    """Run until two batches agree within a tenth, or for `WARM_UP_NS`, and settle how many calls a batch has."""
+    prepared = seat.prepared
+    began, last = time.perf_counter_ns(), 0.0
+    with torch.inference_mode(), prepared.around():
+        while True:
+            took = _run(prepared, seat.calls)
+            each = took / seat.calls
+            steady = last and abs(each - last) <= 0.1 * last
+            if (steady and took >= BATCH_NS / 2) or time.perf_counter_ns() - began > WARM_UP_NS:
+                break
+            last = each
+            wanted = math.ceil(BATCH_NS / max(each, 1.0))
+            seat.calls = max(1, min(wanted, seat.calls * 10, prepared.most or wanted))
+    wanted = math.ceil(BATCH_NS / max(each, 1.0))
+    seat.calls = max(1, min(wanted, prepared.most or wanted))
+
+
+def _run(prepared: Prepared, calls: int) -> int:
+    """Return the nanoseconds of so many calls."""
+    function, given = prepared.function, prepared.arguments(calls)
+    prepared.chill()
+    clock = time.perf_counter_ns
+    if calls == 1:
+        (arguments,) = given
+        began = clock()
+        function(*arguments)
+        return clock() - began
+    began = clock()
+    for arguments in given:
+        function(*arguments)
+    return clock() - began
+
+
+def _floor() -> float:
+    """Return the nanoseconds of an operator that does nothing."""
+    empty = torchcalls.overhead("overhead/op_call")
+    with torch.inference_mode():
+        return min(_run(empty, 200) / 200 for _ in range(5))
+
+
+def _timing(seat: _Seat, floor: float, ratio: float) -> Timing:
+    ends = summary.interval(seat.batches)
+    assert ends is not None
+    middle = summary.trimmed_mean(seat.batches)
+    status, reasons = Status.OK, [seat.prepared.notes] if seat.prepared.notes else []
+    if seat.half() > WIDE:
+        status = Status.UNSTABLE
+        reasons.append(f"half its interval is {100 * seat.half():.0f} % of the figure")
+    if seat.spec.block.calls and middle <= floor:
+        status = Status.QUICK
+        reasons.append(f"not longer than an empty call, {floor / 1000:.1f} µs")
+    return replace(
+        untimed(seat.spec, status, "; ".join(reasons)),
+        samples=len(seat.batches),
+        trimmed_ns=middle,
+        low_ns=ends.lo,
+        high_ns=ends.hi,
+        least_ns=min(seat.batches),
+        host_ns=middle,
+        error_max=seat.error_max,
+        canary_ratio=ratio,
+        taken_ns=time.time_ns(),
+        xsp=__version__,
+    )
+
+
+class Canaries:
+    """Fixed work whose time should not change: a product, a copy, a convolution."""
+
+    def __init__(self) -> None:
+        left, image = torch.ones(256, 256), torch.ones(1, 32, 56, 56)
+        kernel, source = torch.ones(32, 32, 3, 3), torch.ones(1 << 20)
+        there = torch.empty_like(source)
+        self._work: list[Callable[[], object]] = [
+            lambda: torch.mm(left, left),
+            lambda: there.copy_(source),
+            lambda: torch.conv2d(image, kernel, padding=1),
+        ]
+        self._rounds: list[list[float]] = []
+        self.run()
+
+    def run(self) -> None:
+        """Time them once more."""
+        with torch.inference_mode():
+            self._rounds.append([self._once(work) for work in self._work])
+
+    @property
+    def ratio(self) -> float:
+        """The slowest round of the canary that drifted most, over its best one."""
+        drifts: list[float] = [max(each) / min(each) for each in zip(*self._rounds, strict=True)]
+        return max(drifts)
+
+    @staticmethod
+    def _once(work: Callable[[], object]) -> float:
+        work()
+        took: list[int] = []
+        for _ in itertools.repeat(None, 9):
+            began = time.perf_counter_ns()
+            work()
+            took.append(time.perf_counter_ns() - began)
+        return float(statistics.median(took))

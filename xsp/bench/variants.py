@@ -1,0 +1,169 @@
+"""Other ways to compute the same: what `best` of a bound is the least of. Imports torch: import it where it is needed.
+
+A variant is checked against float64 when it is first timed; one whose results are further from it than those of the
+block as it runs, and than its type allows, is `different`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from xsp import plugins
+from xsp.bench.inputs import NotTimeable
+from xsp.bench.spec import AS_RUN, RUNTIMES, Spec
+from xsp.bench.torchcalls import Prepared
+from xsp.graph.node import Tensor
+from xsp.graph.recorder import flat
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Largest difference from float64, in parts of the largest result."""
+
+
+class Different(Exception):
+    """Results that are not those of the block; the message says how far off they are."""
+
+    def __init__(self, said: str, error: float | None = None) -> None:
+        super().__init__(said)
+        self.error = error
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to compute the same."""
+
+    name: str
+    applies: Callable[[Spec], bool]
+    """Whether it would do anything else than the block as it runs."""
+
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    arranged: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """What becomes of each input."""
+
+
+def _inputs(spec: Spec) -> Iterable[Tensor]:
+    return (tensor for call in spec.block.calls for tensor in call.inputs)
+
+
+def _has_plane(spec: Spec) -> bool:
+    """Convolutions, pooling and norms of images."""
+    words = ("conv", "pool", "norm", "upsample", "interpolate", "pixel_shuffle")
+    return any(word in spec.block.op for word in words) and any(len(each.shape or ()) == 4 for each in _inputs(spec))
+
+
+def _has_strides(spec: Spec) -> bool:
+    return any(each.stride is not None for each in _inputs(spec))
+
+
+def _last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
+def _of_onednn(spec: Spec) -> bool:
+    words = ("conv", "linear", "mm", "matmul", "pool", "norm", "softmax", "gelu", "lstm", "attention")
+    return torch.backends.mkldnn.is_available() and any(word in spec.block.op for word in words)
+
+
+def _attends(spec: Spec) -> bool:
+    return "scaled_dot_product_attention" in spec.block.op
+
+
+def _backend(backend: Any) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: sdpa_kernel([backend])
+
+
+VARIANTS: Mapping[str, Variant] = {
+    each.name: each
+    for each in (
+        Variant("channels-last", _has_plane, arranged=_last),
+        Variant("contiguous", _has_strides, arranged=torch.Tensor.contiguous),
+        Variant("onednn-off", _of_onednn, around=lambda: torch.backends.mkldnn.flags(enabled=False)),
+        Variant("attention-math", _attends, around=_backend(SDPBackend.MATH)),
+        Variant("attention-flash", _attends, around=_backend(SDPBackend.FLASH_ATTENTION)),
+    )
+}
+
+
+def prepare(spec: Spec, rotated_bytes: int, limit_bytes: int) -> tuple[Prepared, float | None]:
+    """Return a spec ready to be called, and how far the results of its variant are off; None for no variant.
+
+    Raises:
+        NotTimeable: it cannot be run by itself, or the variant does nothing else.
+        MemoryError: it takes more than it may.
+        Different: the variant does not compute the same.
+        PluginError: there is no such runtime, or it cannot be imported.
+    """
+    runtime = plugins.load(RUNTIMES, spec.runtime)()
+    prepared: Prepared = runtime.prepare(spec, rotated_bytes, limit_bytes)
+    if spec.variant == AS_RUN:
+        return prepared, None
+    variant = VARIANTS.get(spec.variant)
+    if variant is None:
+        raise NotTimeable(f"there is no variant {spec.variant!r}; there are {', '.join(VARIANTS)}")
+    if not variant.applies(spec):
+        raise NotTimeable(f"{variant.name} changes nothing here")
+    if variant.arranged is not None and prepared.written:
+        raise NotTimeable("it changes its inputs, which are to lie otherwise")
+    with torch.inference_mode():
+        plain = prepared.function(*prepared.sets[0])
+        prepared.restore()
+        if variant.arranged is not None:
+            different = {id(each): each for given in prepared.sets for each in given}
+            arranged = {number: variant.arranged(each) for number, each in different.items()}  # shared ones stay shared
+            prepared = replace(prepared, sets=[tuple(arranged[id(each)] for each in given) for given in prepared.sets])
+        prepared.around = variant.around
+        with variant.around():
+            other = prepared.function(*prepared.sets[0])
+        prepared.restore()
+        exact = _in_float64(prepared)
+    return prepared, check(plain, other, exact)
+
+
+def check(plain: Any, other: Any, exact: Any | None) -> float:
+    """Return how far the results of a variant are off, in parts of the largest result.
+
+    Args:
+        plain: results of the block as it runs.
+        other: those of the variant.
+        exact: those in float64; None where it cannot be computed in it, and `plain` stands in.
+
+    Raises:
+        Different: further than they may.
+    """
+    wanted = list(flat(plain if exact is None else exact))
+    found, usual = list(flat(other)), list(flat(plain))
+    if [each.shape for each in found] != [each.shape for each in usual]:
+        raise Different("its results have other shapes")
+    worst = 0.0
+    for got, was, right in zip(found, usual, wanted, strict=True):
+        if not got.is_floating_point():
+            if not torch.equal(got, was):
+                raise Different("its integers are others")
+            continue
+        error, usual_error = _off(got, right), _off(was, right)
+        worst = max(worst, error)
+        if not error <= max(TOLERANCE.get(got.dtype, 1e-2), 4 * usual_error):
+            raise Different(f"its results are off by {error:.2g} of the largest one", error)
+    return worst
+
+
+def _off(got: torch.Tensor, right: torch.Tensor) -> float:
+    if not got.numel():
+        return 0.0
+    same = (got.double() == right.double()) | (got.isnan() & right.isnan())
+    difference = torch.where(same, 0.0, (got.double() - right.double()).abs())
+    return float(difference.max() / right.double().nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-30))
+
+
+def _in_float64(prepared: Prepared) -> Any | None:
+    """Return the results in float64; None where an operator does not take it."""
+    wide = [each.double() if each.is_floating_point() else each.clone() for each in prepared.sets[0]]
+    with contextlib.suppress(Exception):
+        return prepared.function(*wide)
+    return None

@@ -1,0 +1,87 @@
+"""The process that times: it reads specs as lines of JSON and writes timings as such. Neither xsp's table engine nor
+anything of the parent's enters it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import mmap
+import os
+import struct
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from xsp.bench.spec import Spec, Timing
+
+CELL = struct.Struct("qq")
+"""Place of the spec that runs, and since when, in nanoseconds of the monotonic clock."""
+
+BESIDE_BYTES = 1 << 30
+"""What libraries may take beside the tensors of a block: pools, caches of kernels, work space."""
+
+
+def work(threads: int, cell: int, limit_bytes: int, answers: int) -> None:
+    """Time the sittings that stdin names, one a line.
+
+    Args:
+        threads: of torch.
+        cell: a file, mapped, that says which spec runs: the parent reads it when this process is no more.
+        limit_bytes: that tensors may take.
+        answers: descriptor to write to.
+    """
+    import torch
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(threads)
+    _limit(limit_bytes)
+    with os.fdopen(answers, "wb", buffering=0) as out, mmap.mmap(cell, CELL.size) as running:
+
+        def mark(place: int) -> None:
+            running[:] = CELL.pack(place, time.monotonic_ns())
+
+        def say(answer: dict[str, Any]) -> None:
+            out.write(json.dumps(answer).encode() + b"\n")
+
+        for line in sys.stdin:
+            asked = json.loads(line)
+            mark(-1)
+            _sit(asked, mark, say, limit_bytes)
+
+
+def _sit(asked: dict[str, Any], mark: Any, say: Any, limit_bytes: int) -> None:
+    from xsp.bench import sitting
+
+    specs = [Spec.from_plain(each) for each in asked["specs"]]
+    ratio = sitting.sit(
+        specs,
+        lambda place, timing: say({"place": place, "timing": to_plain(timing)}),
+        mark,
+        seconds=asked["seconds"],
+        rotated_bytes=asked["rotated_bytes"],
+        limit_bytes=limit_bytes,
+        seed=asked["seed"],
+    )
+    say({"canary_ratio": ratio})
+
+
+def _limit(limit_bytes: int) -> None:
+    """Let allocations fail beyond what this process may take, before the system ends it or another one."""
+    try:
+        import resource
+
+        said = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        from_now = int(next(line.split()[1] for line in said if line.startswith("VmData"))) * 1024
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (from_now + limit_bytes + BESIDE_BYTES, hard))
+    except (ImportError, OSError, ValueError, StopIteration):  # not on Linux: the footprint alone is looked at
+        return
+
+
+def to_plain(timing: Timing) -> dict[str, Any]:
+    """Return a timing as JSON can hold it, without what its spec says already."""
+    left_out = {"calls", "key", "work_key", "op", "variant", "state", "threads", "runtime", "environment"}
+    held = dataclasses.asdict(timing)
+    return {name: value for name, value in held.items() if name not in left_out}
