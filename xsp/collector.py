@@ -200,6 +200,10 @@ class Collector:
         """Return work to measure its cost per span with, or None if that makes no sense for it."""
         return None
 
+    def outer_probe(self) -> Probe | None:
+        """Return work whose spans are outermost calls, where a hushed one costs more to let them pass; else None."""
+        return None
+
 
 class DeviceCollector(Collector):
     """Base of collectors that can record device work: of those in a block, one at a time does."""

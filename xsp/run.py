@@ -198,6 +198,9 @@ class Cost(Fields):
     ns_passing: Number = 0
     """Of a call that it lets pass."""
 
+    ns_passing_outer: Number = 0
+    """Of an outermost call that it lets pass, where those are told apart."""
+
     rounds: Count | None = None
 
 

@@ -51,6 +51,8 @@ class Kind(str, enum.Enum):
     OVERHEAD = "overhead"  # the profiler's own work, as it reports it
     ALLOC = "alloc"  # memory taken; folded into the spans around it and not kept
 
+    __hash__ = str.__hash__  # that of an Enum is a Python function, and kinds are hashed in the measured program
+
     def __str__(self) -> str:
         return self.value
 

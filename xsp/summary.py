@@ -93,25 +93,28 @@ def interval(values: Sequence[float]) -> Interval | None:
 
 
 BATCHES = 20
-"""Stretches of a series whose means tell how it drifts."""
+"""Stretches of a series whose means tell how it drifts; fewer where they would have less than `OF_A_BATCH` values."""
+
+OF_A_BATCH = 3
+LEAST_BATCHES = 6
 
 
 def drifting_interval(values: Sequence[float]) -> Interval | None:
     """Return the 95 % interval of the trimmed mean of a series in the order in which it was measured.
 
-    Neighbours in a long series are alike, and what drifts is not in the spread of single values. So from `2 * BATCHES`
-    values on the series is cut into stretches, and the spread of their trimmed means tells (batch means, with Student's
-    quantile); the wider of that interval and `interval` counts.
+    Neighbours in a series are alike, and what drifts is not in the spread of single values. So the series is cut into
+    stretches, and the spread of their trimmed means tells (batch means, with Student's quantile); the wider of that
+    interval and `interval` counts. Of fewer than `LEAST_BATCHES * OF_A_BATCH` values, `interval` counts alone.
 
     Returns:
         None for fewer than three values.
     """
-    usual = interval(values)
-    if usual is None or len(values) < 2 * BATCHES:
+    usual, batches = interval(values), min(BATCHES, len(values) // OF_A_BATCH)
+    if usual is None or batches < LEAST_BATCHES:
         return usual
-    cuts = [len(values) * place // BATCHES for place in range(BATCHES + 1)]
+    cuts = [len(values) * place // batches for place in range(batches + 1)]
     means = [trimmed_mean(values[low:high]) for low, high in itertools.pairwise(cuts)]
-    width = _T_OF_BATCHES * statistics.stdev(means) / math.sqrt(BATCHES)
+    width = _student(batches - 1) * statistics.stdev(means) / math.sqrt(batches)
     middle = trimmed_mean(values)
     return Interval(min(usual.lo, middle - width), max(usual.hi, middle + width))
 
@@ -131,20 +134,19 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     if len(values) >= 2 * BATCHES:
         cuts = [len(values) * place // BATCHES for place in range(BATCHES + 1)]
         means = [math.fsum(values[low:high]) / (high - low) for low, high in itertools.pairwise(cuts)]
-    freedom = len(means) - 1
-    normal = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    quantile = (
-        normal
-        + (normal**3 + normal) / (4 * freedom)
-        + (5 * normal**5 + 16 * normal**3 + 3 * normal) / (96 * freedom**2)
-    )  # Student's, by the expansion of Cornish and Fisher
     middle = math.fsum(values) / len(values)
-    width = quantile * statistics.stdev(means) / math.sqrt(len(means))
+    width = _student(len(means) - 1) * statistics.stdev(means) / math.sqrt(len(means))
     return Interval(middle - width, middle + width)
 
 
-_T_OF_BATCHES = 2.093
-"""Student's 97.5 % quantile with `BATCHES - 1` degrees of freedom."""
+def _student(freedom: int) -> float:
+    """Return Student's quantile for `CONFIDENCE`, by the expansion of Cornish and Fisher."""
+    normal = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    return (
+        normal
+        + (normal**3 + normal) / (4 * freedom)
+        + (5 * normal**5 + 16 * normal**3 + 3 * normal) / (96 * freedom**2)
+    )
 
 
 def _normal(ordered: Sequence[float]) -> Interval:

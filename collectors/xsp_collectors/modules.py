@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from xsp import scrub
 from xsp.clock import monotonic_ns
@@ -35,6 +36,8 @@ _FORWARD = Kind.FORWARD
 
 MOST_LETTERS = 200
 """Of what a module says of its hyper-parameters."""
+
+_PROBED = 500
 
 
 class _Call(NamedTuple):
@@ -152,10 +155,20 @@ class ModuleCalls(Collector):
         yield from found
         yield from (f"extra_repr of {kind} raised {error}: its parameters are unknown" for kind, error in mute.items())
 
-    def probe(self) -> Probe:
+    def probe(self) -> Probe | None:
         """Return calls of an empty module inside another, as most calls are."""
-        module, argument = _Repeat(nn.Identity(), 500), torch.empty(0)
-        return Probe(lambda: module(argument), spans=500)
+        return self._probe(inside=True)
+
+    def outer_probe(self) -> Probe | None:
+        """Return outermost calls of an empty module."""
+        return self._probe(inside=False)
+
+    def _probe(self, inside: bool) -> Probe | None:
+        if _has_any_global_hook():  # of the program's own: they would be called
+            return None
+        argument = torch.empty(0, device="cpu")
+        repeated = _Repeat(nn.Identity(), _PROBED)
+        return Probe(lambda: repeated(argument) if inside else repeated.forward(argument), spans=_PROBED)
 
     def _forward(self, call: _Call) -> Span:
         inputs = describe(call.inputs or [])

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch.optim.optimizer import (
     Optimizer,
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
 from xsp.clock import monotonic_ns
-from xsp.collector import Collector, Signal
+from xsp.collector import Collector, Probe, Signal
 from xsp.schema import Kind, Level, Span
 
 _ENGINE = "_engine_run_backward"
@@ -26,6 +28,16 @@ _ENGINE = "_engine_run_backward"
 # words of an outline, see `xsp.collector.Token`; members of enums are dear to look up
 _OPTIMIZER = Kind.OPTIMIZER
 _BACKWARD_BEGINS, _BACKWARD_ENDS, _OPTIMIZER_BEGINS = (Kind.BACKWARD, 0), (Kind.BACKWARD, 1), (Kind.OPTIMIZER, 0)
+
+
+_PROBED = 40
+
+
+class _Idle(Optimizer):
+    """Does nothing in its steps."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Do nothing."""
 
 
 class TrainingCalls(Collector):
@@ -37,6 +49,7 @@ class TrainingCalls(Collector):
     def __init__(self) -> None:
         self._on = self._hushed = False
         self._but: Signal | None = None
+        self._seen_backward = False
         self._rows: list[tuple[Kind, str, int, int, int, str]] = []
         self._running: dict[int, tuple[int, int]] = {}
         self._undo: list[Callable[[], None]] = []
@@ -94,12 +107,43 @@ class TrainingCalls(Collector):
         found, self._notes = self._notes, []
         return found
 
+    def probe(self) -> Probe | None:
+        """Return backward passes and steps of an optimizer that do next to nothing.
+
+        None where the program ran no backward pass, as the first one starts threads, and where hooks of the program's
+        own would be called.
+        """
+        if not self._seen_backward or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+            return None
+        with torch.inference_mode(False):
+            weight = torch.zeros(1, device="cpu", dtype=torch.float32, requires_grad=True)
+        optimizer = _Idle([weight], {})
+
+        def run() -> None:
+            with torch.inference_mode(False), torch.enable_grad():
+                for _ in range(_PROBED):
+                    weight.sum().backward()
+                    optimizer.step()
+
+        return Probe(run, spans=2 * _PROBED)
+
     def _wrap_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        is_compiling = torch.compiler.is_compiling
+
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 return original(*args, **kwargs)
-            passes = self._hushed and self._is_usual(_BACKWARD_BEGINS) and self._but is not Signal.BACKWARD_END
-            self._note(_BACKWARD_BEGINS)
+            if self._lets_pass(_BACKWARD_BEGINS, _BACKWARD_BEGINS) and self._but is not Signal.BACKWARD_END:
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._note(_BACKWARD_ENDS)
+            return recorded(*args, **kwargs)
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if not self._hushed:  # else it is noted already
+                self._note(_BACKWARD_BEGINS)
+            self._seen_backward = True
             start, status = monotonic_ns(), "ok"
             try:
                 return original(*args, **kwargs)
@@ -111,8 +155,7 @@ class TrainingCalls(Collector):
                     thread = threading.get_native_id()
                     self._rows.append((Kind.BACKWARD, "backward", thread, start, monotonic_ns(), status))
                 self._note(_BACKWARD_ENDS)
-                if not passes:
-                    self.notify(Signal.BACKWARD_END, None)
+                self.notify(Signal.BACKWARD_END, None)
 
         return run_backward
 
@@ -120,19 +163,29 @@ class TrainingCalls(Collector):
         if self.outline is not None:
             self.outline.append(word)
 
-    def _is_usual(self, word: tuple[Any, ...]) -> bool:
-        """Return whether a word belongs to the stretch of steps that pass by; one that does not is signalled."""
+    def _lets_pass(self, word: tuple[Any, ...], noted: tuple[Any, ...]) -> bool:
+        """Return whether what begins belongs to the stretch of steps that pass by, and note it then.
+
+        What does not belong to it is signalled, which ends the stretch.
+
+        Args:
+            word: what it is known by in `Outline.usual`.
+            noted: the word that is noted.
+        """
+        if not self._hushed:
+            return False
         outline = self.outline
-        if outline is None or outline.usual is None or word in outline.usual:
+        if outline is None:
             return True
-        if outline.thread not in (None, threading.get_native_id()):
-            return True
-        self.notify(Signal.UNUSUAL, None)
-        return False
+        usual = outline.usual
+        if usual is not None and word not in usual and outline.thread in (None, threading.get_native_id()):
+            self.notify(Signal.UNUSUAL, None)
+            return False
+        outline.append(noted)
+        return True
 
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._hushed and self._is_usual((_OPTIMIZER, id(optimizer), type(optimizer))):
-            self._note(_OPTIMIZER_BEGINS)
+        if self._lets_pass((_OPTIMIZER, id(optimizer), type(optimizer)), _OPTIMIZER_BEGINS):
             return
         self.notify(Signal.OPTIMIZER_BEGIN, optimizer)  # which may open a step, so first
         self._note(_OPTIMIZER_BEGINS)

@@ -12,6 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.nn.modules.module import register_module_forward_hook  # noqa: E402
+from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
+
 from xsp import plugins  # noqa: E402
 from xsp.collector import Collector, Probe  # noqa: E402
 from xsp.doctor import collectors  # noqa: E402
@@ -213,7 +216,36 @@ def test_the_cost_of_a_span_is_measured_with_the_collector_on_and_off():
     assert cost["ns_per_span"] > 2 * cost["ns_passing"] > 10e6
     cost = cost_per_span(ModuleCalls())
     assert (cost["level"], min(cost["ns_per_span"], cost["ns_passing"]) >= 0) == (Level.LAYER, True)
-    assert cost_per_span(TrainingCalls()) is None
+    assert cost_per_span(TrainingCalls()) is None, "the program ran no backward pass"
+
+
+def test_what_passes_by_a_hushed_collector_is_measured_with_calls_of_its_own():
+    calls, training = ModuleCalls(), TrainingCalls()
+    training.open()
+    torch.ones(1, requires_grad=True).sum().backward()
+    training.close()
+    assert cost_per_span(calls)["ns_passing_outer"] > 0
+    cost = cost_per_span(training)
+    assert (cost["level"], min(cost["ns_per_span"], cost["ns_passing"]) >= 0) == (Level.MODEL, True)
+    assert calls.outline is training.outline is None
+
+
+def test_a_calibration_calls_no_hook_of_the_program():
+    heard = []
+    training = TrainingCalls()
+    training.open()
+    torch.ones(1, requires_grad=True).sum().backward()
+    training.close()
+    hooks = [
+        register_module_forward_hook(lambda *_: heard.append("module")),
+        register_optimizer_step_post_hook(lambda *_: heard.append("optimizer")),
+    ]
+    try:
+        assert (cost_per_span(ModuleCalls()), cost_per_span(training)) == (None, None)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert heard == []
 
 
 def test_tensors_are_found_in_nested_arguments_and_none_is_kept():

@@ -96,6 +96,18 @@ def test_one_or_two_steps_tell_nothing_so_their_margin_is_all_that_they_cost() -
     assert (differences.total_ns, differences.margin_ns) == (50.0, pytest.approx(0.0))
 
 
+def test_a_machine_that_became_faster_makes_no_cost_below_zero() -> None:
+    account = Account()
+    for _ in range(20):
+        add(account, SETTLE, 10)
+    for _ in range(10):
+        add(account, M, 5)
+    low, high = account.interval_percent()
+    assert account.content()["overhead_percent"] == high == 0
+    assert low is not None
+    assert low < 0
+
+
 def test_memory_does_not_grow_with_the_steps() -> None:
     account = Account()
     for _ in range(3000):

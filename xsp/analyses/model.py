@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from xsp import summary
 from xsp.analyses.contract import Table, analysis, values
@@ -13,7 +13,7 @@ from xsp.analyses.loop import kinds_of
 from xsp.analyses.roofline import kernels_by_model
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
-from xsp.store.iterations import iterations, steady_steps
+from xsp.store.iterations import BareStep, bare_interval, iterations, steady_steps
 from xsp.store.trace import Trace
 
 PLATEAU = 0.05
@@ -40,10 +40,8 @@ def model_information(trace: Trace) -> Table:
     its throughput. All are null if the batch size is unknown. `samples_from` is the source of the batch size.
     """
     rows = []
-    bare = _bare(trace)
-    for batch, durations in bare or _recorded(trace):
+    for batch, durations, ends in _bare(trace) or _recorded(trace):
         mean = summary.trimmed_mean(durations)
-        ends = summary.drifting_interval(durations) if bare else summary.interval(durations)
         around = _around(trace, batch)
         rows.append(
             (
@@ -63,19 +61,21 @@ def model_information(trace: Trace) -> Table:
     return values(trace, "a1", _COLUMNS, rows)
 
 
-def _bare(trace: Trace) -> list[tuple[int | None, list[float]]]:
-    """Return the times of steady bare steps by batch size; empty where they do not tell."""
-    found = steady_steps(trace.con, trace.run)
-    if not found:
-        return []
-    by_size: dict[int | None, list[float]] = defaultdict(list)
-    for step in found:
-        by_size[step.samples].append(step.dur_ns)
-    return sorted(by_size.items(), key=lambda each: (each[0] is None, each[0]))
+_OfSize: TypeAlias = tuple[int | None, list[float], summary.Interval | None]
+"""A batch size, the times of its steps in nanoseconds, and the interval of their trimmed mean."""
 
 
-def _recorded(trace: Trace) -> list[tuple[int | None, list[float]]]:
-    return trace.con.execute(
+def _bare(trace: Trace) -> list[_OfSize]:
+    """Return what steady bare steps take, by batch size; empty where they do not tell."""
+    by_size: dict[int | None, list[BareStep]] = defaultdict(list)
+    for step in steady_steps(trace.con, trace.run):
+        by_size[step.samples].append(step)
+    sizes = sorted(by_size, key=lambda size: (size is None, size))
+    return [(size, [each.dur_ns for each in by_size[size]], bare_interval(by_size[size])) for size in sizes]
+
+
+def _recorded(trace: Trace) -> list[_OfSize]:
+    found = trace.con.execute(
         f"""
         SELECT batch_size, list(dur_ns::DOUBLE ORDER BY step) FROM alike_spans
         WHERE kind = '{Kind.STEP}' AND status = 'ok' AND timed
@@ -83,6 +83,7 @@ def _recorded(trace: Trace) -> list[tuple[int | None, list[float]]]:
         GROUP BY batch_size ORDER BY batch_size
         """
     ).fetchall()
+    return [(size, durations, summary.interval(durations)) for size, durations in found]
 
 
 def _around(trace: Trace, batch: int | None) -> tuple[float | None, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from xsp.clock import monotonic_ns
-from xsp.collector import Collector, Probe
+from xsp.collector import Collector, Outline, Probe
 from xsp.schema import Level
 from xsp.summary import percentile
 
@@ -24,8 +24,8 @@ def cost_per_span(collector: Collector) -> dict[str, Any] | None:
 
     Returns:
         `ns_per_span` (median over the rounds of the difference, never negative), `ns_passing` (the same of the
-        collector hushed and not there at all, of one that can be hushed), `level` and `rounds`; None if the collector
-        has no probe.
+        collector hushed and not there at all, of one that can be hushed), `ns_passing_outer` (that of outermost calls),
+        `level` and `rounds`; None if the collector has no probe.
     """
     probe = collector.probe()
     if probe is None:
@@ -50,25 +50,33 @@ def cost_per_span(collector: Collector) -> dict[str, Any] | None:
     return {
         "ns_per_span": max(0.0, percentile(differences, 0.5)),
         "ns_passing": _passing(collector, probe),
+        "ns_passing_outer": _passing(collector, collector.outer_probe()),
         "level": int(deepest if Level.KERNEL not in collector.levels else min(collector.levels)),
         "rounds": ROUNDS,
     }
 
 
-def _passing(collector: Collector, probe: Probe) -> float:
+def _passing(collector: Collector, probe: Probe | None) -> float:
     """Return the nanoseconds by which a span's work takes longer where the collector is there and hushed."""
-    if type(collector).hush is Collector.hush:
+    if probe is None or type(collector).hush is Collector.hush:
         return 0.0
     differences = []
-    for _ in range(ROUNDS):
-        without = _time(probe.run)
-        collector.open()
-        try:
-            collector.hush(True)
-            probe.run()
-            differences.append((_time(probe.run) - without) / probe.spans)
-        finally:
-            collector.close()
+    try:
+        for _ in range(ROUNDS):
+            without = _time(probe.run)
+            collector.outline = outline = Outline()
+            collector.open()
+            try:
+                probe.run()
+                outline.usual = set(outline)  # as in a stretch of steps that pass by, see `xsp.record.quiet`
+                collector.hush(True)
+                probe.run()
+                outline.clear()
+                differences.append((_time(probe.run) - without) / probe.spans)
+            finally:
+                collector.close()
+    finally:
+        collector.outline = None
     return max(0.0, percentile(differences, 0.5))
 
 

@@ -214,11 +214,14 @@ class Account:
         self._spent_ns = slower_ns + sum(rung.spent_ns for rung in self.rungs.values())
 
     def interval_percent(self) -> tuple[float | None, float | None]:
-        """Return the 95 % interval of `overhead_percent`. It takes milliseconds: the bootstrap resamples."""
+        """Return the 95 % interval of `overhead_percent`. It takes milliseconds: the bootstrap resamples.
+
+        A cost is not negative. Where the noise of the machine makes it seem so, the upper end is 0.
+        """
         inside = [rung.inside for rung in self.rungs.values()]
         margin_ns = math.hypot(*(each.margin_ns for each in (*inside, self._after, self._beside)))
         low_ns, high_ns = self.spent_ns - margin_ns, self.spent_ns + margin_ns
-        return _percent(low_ns, self.loop_ns), _percent(high_ns, self.loop_ns)
+        return _percent(low_ns, self.loop_ns), _percent(max(0.0, high_ns), self.loop_ns)
 
     def content(self) -> dict[str, Any]:
         """Return what is to be said of it; a share that is unknown is None."""

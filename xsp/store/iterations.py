@@ -14,7 +14,6 @@ import duckdb
 
 from xsp import summary
 from xsp.run import Run
-from xsp.schema import Level
 from xsp.store.loop import BARE
 
 ENOUGH = 5
@@ -22,6 +21,12 @@ ENOUGH = 5
 
 NEARBY = 5
 """Steady steps that a recorded one is held against: their median."""
+
+MOST_PASSING = 0.25
+"""Share of a step that is taken off at most."""
+
+COLDER = 1.0
+"""How many times as much again what passes by may take in a program, see `bare_interval`."""
 
 TOO_COLD = 0.25
 """From this share on by which a step is slowed where steps are recorded, true times of spans inside are not known."""
@@ -33,13 +38,15 @@ class BareStep(NamedTuple):
     step: int
     dur_ns: float
     samples: int | None
+    passing_ns: float = 0.0
+    """What was taken off, because collectors that let everything pass slow a step too."""
 
 
 def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     """Return the steps that ran as if nothing were recorded, of the kind and rank of `alike`, in their order.
 
-    What calls of modules took longer because collectors let them pass is taken off where steps ran in a stretch; in
-    longer steps it is nothing.
+    What calls, backward passes and steps of optimizers took longer because collectors let them pass is taken off where
+    steps ran in a stretch; in longer steps it is nothing.
 
     Args:
         con: holds `loop`, `alike` and `spans`.
@@ -50,28 +57,61 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     """
     found = con.execute(
         f"""
-        SELECT step, dur_ns - CASE WHEN steps > 1 THEN least(?, dur_ns / 10) ELSE 0 END, samples FROM loop
+        SELECT step, dur_ns, samples, steps > 1 FROM loop
         WHERE steady AND rung = {BARE} AND status = 'ok' AND {OF_ALIKE}
           AND NOT EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL)
         ORDER BY step
-        """,
-        [passing_ns(con, run)],
+        """
     ).fetchall()
-    return [BareStep(*row) for row in found] if len(found) >= ENOUGH else []
+    if len(found) < ENOUGH:
+        return []
+    most = passing_ns(con, run) if any(in_stretch for *_, in_stretch in found) else 0.0
+    taken_off = [min(most, dur_ns * MOST_PASSING) if in_stretch else 0.0 for _, dur_ns, _, in_stretch in found]
+    return [
+        BareStep(step, dur_ns - off, samples, off)
+        for (step, dur_ns, samples, _), off in zip(found, taken_off, strict=True)
+    ]
+
+
+def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
+    """Return the 95 % interval of the trimmed mean of bare steps, in the order in which they ran.
+
+    The calibration runs with its code in the caches, and the step's own work evicts it. So the interval reaches further
+    down, by `COLDER` times what was taken off.
+
+    Returns:
+        None for fewer than three steps.
+    """
+    ends = summary.drifting_interval([each.dur_ns for each in steps])
+    if ends is None:
+        return None
+    return ends._replace(lo=max(0.0, ends.lo - COLDER * max(each.passing_ns for each in steps)))
 
 
 def passing_ns(con: duckdb.DuckDBPyConnection, run: Run) -> float:
-    """Return what a step takes longer because calls of modules pass by a collector that looks at none of them.
+    """Return what a step takes longer because what it does passes by collectors that look at none of it.
 
     Args:
-        con: holds `alike`.
+        con: holds `alike_spans`.
         run: whose calibration says what one call takes longer.
     """
-    per_call = sum(each.ns_passing for each in run.costs.values() if each.level == Level.LAYER)
-    ((calls,),) = con.execute(
-        f"SELECT median(on_host[{int(Level.LAYER)}::SMALLINT]) FROM alike WHERE rung >= {int(Level.LAYER)}"
+    costs = {name: each for name, each in run.costs.items() if each.ns_passing or each.ns_passing_outer}
+    if not costs:
+        return 0.0
+    found = con.execute(
+        """
+        SELECT collector, level, median(spans) FROM (
+            SELECT collector, level, count(*) AS spans FROM alike_spans
+            WHERE collector IN (SELECT unnest(?::VARCHAR[])) AND timed GROUP BY rank, rung, step, collector, level
+        ) GROUP BY collector, level
+        """,
+        [list(costs)],
     ).fetchall()
-    return float(per_call * (calls or 0))
+    total = 0.0
+    for name, level, spans in found:
+        cost = costs[name]
+        total += spans * (cost.ns_passing if level == cost.level else cost.ns_passing_outer)
+    return total
 
 
 OF_ALIKE = """

@@ -346,9 +346,9 @@ class _Measured:
         """Take in the durations at the own rung."""
         self._take(durations, summary.interval(durations))
 
-    def take_bare(self, durations: list[float]) -> None:
-        """Take in those of steady bare steps, in the order in which they ran."""
-        self._take(durations, summary.drifting_interval(durations))
+    def take_bare(self, steps: Sequence[iterations.BareStep]) -> None:
+        """Take in steady bare steps, in the order in which they ran."""
+        self._take([each.dur_ns for each in steps], iterations.bare_interval(steps))
 
     def _take(self, durations: list[float], ends: summary.Interval | None) -> None:
         self.steps, self.mean = len(durations), summary.trimmed_mean(durations)
@@ -376,7 +376,7 @@ def _measured(
             if rung == rungs[-1].level:
                 measured[key].raw = summary.trimmed_mean(durations)
     if step is not None and rungs and rungs[0].level == BARE:
-        measured[step].take_bare([each.dur_ns for each in iterations.steady_steps(con, run)])
+        measured[step].take_bare(iterations.steady_steps(con, run))
     return measured
 
 
