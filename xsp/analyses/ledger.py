@@ -120,7 +120,7 @@ def ledger_by_kind(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        SELECT kind, any_value(level) AS level, count(*) AS spans, {_SHARES}
+        SELECT kind, min(level) AS level, count(*) AS spans, {_SHARES}
         FROM merged GROUP BY kind ORDER BY level, kind
         """
     )

@@ -86,14 +86,10 @@ _LINE = "PARTITION BY rank, device, stream, recording ORDER BY place"
 
 
 def _windows(length: int) -> str:
-    """Return the SQL of all runs of so many kernels; `head` and `tail` are without the last and the first one."""
-    ids, names = (
-        [name, *(f"lead({name}, {ahead}) OVER line" for ahead in range(1, length))] for name in ("id", "short")
-    )
+    """Return the SQL of all runs of so many kernels."""
+    ids = ", ".join(["id", *(f"lead(id, {ahead}) OVER line" for ahead in range(1, length))])
     return f"""
-        SELECT {length} AS length, rank, device, stream, recording, place, concat_ws(' ', {", ".join(ids)}) AS key,
-               concat_ws(' ', {", ".join(ids[:-1])}) AS head, concat_ws(' ', {", ".join(ids[1:])}) AS tail,
-               concat_ws(' → ', {", ".join(names)}) AS sequence,
+        SELECT {length} AS length, rank, device, stream, recording, place, concat_ws(' ', {ids}) AS key,
                sum(dur_ns) OVER ({_LINE} ROWS BETWEEN CURRENT ROW AND {length - 1} FOLLOWING) AS ns,
                (lead(end_ns, {length - 1}) OVER line) - start_ns AS whole_ns
         FROM ordered WINDOW line AS ({_LINE})
@@ -117,10 +113,15 @@ def kernel_sequences(trace: Trace) -> Table:
     to 100. Names are cut at their template arguments.
     """
     _prepare(trace)
+    places = range(1, max(LENGTHS) + 1)
+    names = ", ".join(f"kind_{place}.short" for place in places)
+    found = " ".join(
+        f"LEFT JOIN kinds kind_{place} ON kind_{place}.id::VARCHAR = split_part(key, ' ', {place})" for place in places
+    )
     windows = " UNION ALL ".join(f"SELECT * FROM ({_windows(length)}) WHERE whole_ns IS NOT NULL" for length in LENGTHS)
     return trace.sql(
         f"""
-        WITH kinds AS (
+        WITH kinds AS MATERIALIZED (
             SELECT name, row_number() OVER (ORDER BY name) AS id, coalesce(nullif({_SHORT}, ''), name) AS short
             FROM (SELECT DISTINCT name FROM stream_work WHERE purpose <> '{COPY}')
         ), ordered AS (
@@ -144,11 +145,11 @@ def kernel_sequences(trace: Trace) -> Table:
             SELECT * FROM places
             WHERE many = 1 OR offset_ % (ceil(length * (many - 1.0) / width) * width / (many - 1.0))::BIGINT = 0
         ), counted AS (
-            SELECT length, key, head, tail, sequence, count(*) AS times, sum(ns) AS ns,
-                   avg(greatest(whole_ns - ns, 0)) AS gap_ns
-            FROM alone GROUP BY length, key, head, tail, sequence HAVING count(*) > 1
+            SELECT length, key, count(*) AS times, sum(ns) AS ns, avg(greatest(whole_ns - ns, 0)) AS gap_ns
+            FROM alone GROUP BY length, key HAVING count(*) > 1
         ), ranked AS (
-            SELECT * FROM (
+            SELECT *, regexp_replace(key, ' [0-9]+$', '') AS head, regexp_replace(key, '^[0-9]+ ', '') AS tail
+            FROM (
                 SELECT *, row_number() OVER (PARTITION BY length ORDER BY ns DESC, key) AS standing FROM counted
             ) WHERE standing <= {MOST}
         ), whole AS (
@@ -162,7 +163,7 @@ def kernel_sequences(trace: Trace) -> Table:
         )
         SELECT times, length AS kernels, ns / 1e6 AS device_ms,
                100.0 * ns / nullif((SELECT sum(dur_ns) FROM ordered), 0) AS percent_of_device_time,
-               ns / 1e3 / times AS mean_us, gap_ns / 1e3 AS gap_us, sequence
-        FROM whole ORDER BY device_ms DESC, kernels DESC, sequence
+               ns / 1e3 / times AS mean_us, gap_ns / 1e3 AS gap_us, concat_ws(' → ', {names}) AS sequence
+        FROM whole {found} ORDER BY device_ms DESC, kernels DESC, sequence
         """
     )

@@ -52,6 +52,7 @@ class Answers:
 
 def rows_of(relation: duckdb.DuckDBPyRelation) -> list[tuple[Any, ...]]:
     """Return the rows of a relation, with SQL's decimals as numbers like others."""
-    return [
-        tuple(float(value) if isinstance(value, Decimal) else value for value in row) for row in relation.fetchall()
-    ]
+    rows = relation.fetchall()
+    if not any(str(kind).startswith("DECIMAL") for kind in relation.types):
+        return rows
+    return [tuple(float(value) if isinstance(value, Decimal) else value for value in row) for row in rows]

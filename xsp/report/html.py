@@ -82,9 +82,9 @@ def render(trace: Trace, others: Sequence[Trace] = ()) -> str:
         "__CSS__": _asset("report.css"),
         "__ALLOWED__": " ".join(_allowed(script) for script in scripts),
         "__SCRIPTS__": "\n".join(f"<script>{script}</script>" for script in scripts),
-        "__DATA__": _as_json(_sayable({**common, **pages[0]})),
+        "__DATA__": _as_json({**common, **pages[0]}),
         "__OTHERS__": "\n".join(
-            f'<script type="application/json" id="kind-{place}">{_as_json(_sayable(page))}</script>'
+            f'<script type="application/json" id="kind-{place}">{_as_json(page)}</script>'
             for place, page in enumerate(pages[1:], 1)
         ),
     }
@@ -103,8 +103,12 @@ def _allowed(script: str) -> str:
 
 
 def _as_json(data: Any) -> str:
-    """Return JSON that can stand inside a script element, whatever text is in it."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    """Return JSON that can stand inside a script element, whatever text is in it; what JSON does not know is text."""
+    written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
+    try:
+        text = written.encode(data)
+    except ValueError:  # there are numbers that are not finite, which hardly ever happens
+        text = written.encode(_finite(data))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
@@ -130,15 +134,13 @@ def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
     }
 
 
-def _sayable(value: Any) -> Any:
-    """Replace what JSON cannot represent: numbers that are not finite, and unknown types."""
+def _finite(value: Any) -> Any:
+    """Replace numbers that are not finite, which JSON cannot represent, by null."""
     if isinstance(value, dict):
-        return {key: _sayable(each) for key, each in value.items()}
+        return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_sayable(each) for each in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (str, int)) else str(value)
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _written_by_others(trace: Trace) -> dict[str, Any]:

@@ -55,6 +55,19 @@ def pack(places: Array, values: Array) -> dict[str, Any]:
     return {"from": differences(places), **_values(column, different_ones)}
 
 
+def changes(values: Array) -> Array:
+    """Return the places at which a column's value is another than at the place before, the first one included.
+
+    Args:
+        values: what is missing is masked.
+    """
+    held, missing = np.ma.getdata(values), np.ma.getmaskarray(values)
+    begins = np.ones(len(held), bool)
+    begins[1:] = np.where(missing[1:] | missing[:-1], missing[1:] != missing[:-1], held[1:] != held[:-1])
+    places: Array = np.flatnonzero(begins)
+    return places
+
+
 def _values(column: Sequence[Any], different: Sequence[Any]) -> dict[str, Any]:
     several = 16 * len(different) > len(column)
     if several and all(isinstance(value, str) and _ID.fullmatch(value) for value in different):

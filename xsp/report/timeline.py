@@ -6,7 +6,7 @@ all of its steps are shown, as many as fit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import duckdb
@@ -14,7 +14,7 @@ import numpy as np
 
 from xsp.device.kernelnames import NAMES
 from xsp.report.lanes import MOST_LANES, Bar, Lane, lanes
-from xsp.report.packed import pack
+from xsp.report.packed import Array, changes, pack
 from xsp.schema import COLUMNS, MERGED_COLUMNS, Column, Kind, Level
 from xsp.store.trace import Trace
 from xsp.table import literal
@@ -44,23 +44,23 @@ def timeline(trace: Trace, most: int | None = None) -> dict[str, Any]:
     most = MOST_SPANS if most is None else most
     steps = _choose(trace, most)
     total = _number(trace.con, "SELECT count(*) FROM chosen_spans")
-    _limit(trace.con, most)
+    _limit(trace.con, most if total > most else None)
     bars = _bars(trace.con)
     drawn = lanes(bars)
-    _put_in_order(trace.con, drawn)
-    shown = _number(trace.con, "SELECT count(*) FROM placed")
-    columns, too_long = _columns(trace.con)
-    zero = _number(trace.con, "SELECT coalesce(min(start_ns), 0) FROM placed")
+    spans = _Drawn(trace.con, [bar.number for lane in drawn for bar in lane.bars])
+    columns, too_long = _columns(spans)
+    shown, begins, ends = len(spans.numbers), spans.start_ns, spans.start_ns + spans.dur_ns
+    zero = begins.min() if shown else 0
     return {
         "count": shown,
         "note": _note(shown, steps, [(total - len(bars), "the shortest"), (len(bars) - shown, _DEEP)], too_long),
         "lanes": _bounds(drawn),
-        "range": _row(trace.con, f"SELECT min(start_ns) - {zero}, max(start_ns + dur_ns) - {zero} FROM placed"),
+        "range": [0, (ends.max() - zero).tolist()] if shown else [None, None],
         "about": {column.name: column.about for column in _SHOWN},
         "columns": {
-            "start": _packed(trace.con, f"start_ns - {zero}"),
-            "dur_ns": _packed(trace.con, "dur_ns"),
-            **{name: _packed(trace.con, name) for name in ("parent", "layer", "launch", "work", "key")},
+            "start": _packed(begins - zero),
+            "dur_ns": _packed(spans.dur_ns),
+            **{name: _packed(values) for name, values in spans.relations().items()},
             **columns,
         },
     }
@@ -123,13 +123,12 @@ def _view(con: duckdb.DuckDBPyConnection, condition: str) -> None:
     )
 
 
-def _limit(con: duckdb.DuckDBPyConnection, most: int) -> None:
-    """Make the table `numbered` of the longest spans, each with the numbers of its parent, layer and launch."""
+def _limit(con: duckdb.DuckDBPyConnection, most: int | None) -> None:
+    """Make the table `numbered` of the longest spans, or of all, and `related`: their parents, layers and launches."""
+    longest = "" if most is None else f"ORDER BY dur_ns DESC, start_ns LIMIT {most}"
     con.execute(
-        f"""
-        CREATE OR REPLACE TEMP TABLE numbered AS
-        SELECT row_number() OVER () - 1 AS number, * FROM chosen_spans ORDER BY dur_ns DESC, start_ns LIMIT {most}
-        """
+        "CREATE OR REPLACE TEMP TABLE numbered AS "
+        f"SELECT row_number() OVER () - 1 AS number, * FROM chosen_spans {longest}"
     )
     con.execute(
         f"""
@@ -154,50 +153,65 @@ def _bars(con: duckdb.DuckDBPyConnection) -> list[Bar]:
         "SELECT number, parent, start_ns, dur_ns, level, coalesce(depth, 0), rank, process, thread, device, stream "
         "FROM numbered JOIN related USING (number)"
     )
-    return [Bar(*row) for row in found.fetchall()]
+    return list(map(Bar._make, found.fetchall()))
 
 
-def _put_in_order(con: duckdb.DuckDBPyConnection, drawn: Sequence[Lane]) -> None:
-    """Make the table `placed`: the spans by lane, with `place` and the places of parent, layer and launch."""
-    ordered = np.array([bar.number for lane in drawn for bar in lane.bars], dtype=np.int64)
-    con.register("ordered", {"number": ordered, "place": np.arange(len(ordered))})
-    con.execute("CREATE OR REPLACE TEMP TABLE places AS SELECT number, place FROM ordered")
-    con.unregister("ordered")
-    con.execute(
-        f"""
-        CREATE OR REPLACE TEMP TABLE placed AS
-        WITH {NAMES}
-        SELECT own.place, up.place AS parent, layers.place AS layer, launches.place AS launch,
-               CASE kind WHEN '{Kind.COPY}' THEN 'copy' WHEN '{Kind.KERNEL}' THEN names.class END AS work, numbered.*
-        FROM places own JOIN numbered USING (number) JOIN related USING (number)
-        LEFT JOIN names USING (name)
-        LEFT JOIN places up ON up.number = related.parent
-        LEFT JOIN places layers ON layers.number = related.layer
-        LEFT JOIN places launches ON launches.number = related.launch
-        ORDER BY own.place
-        """
-    )
+class _Drawn:
+    """The spans that are drawn, place by place: lane after lane, and by start in a lane."""
+
+    def __init__(self, con: duckdb.DuckDBPyConnection, numbers: Sequence[int]) -> None:
+        """Take the number in the table `numbered` of the span at each place."""
+        self.con = con
+        self.numbers = np.array(numbers, dtype=np.int64)
+        times = self.columns({"start_ns": "start_ns", "dur_ns": "dur_ns"})
+        self.start_ns, self.dur_ns = times["start_ns"], times["dur_ns"]
+
+    def columns(self, expressions: Mapping[str, str], source: str = "numbered") -> dict[str, Array]:
+        """Return columns by the names that they are to have; what is missing is masked."""
+        named = ", ".join(f"{expression} AS {name}" for name, expression in expressions.items())
+        found = self.con.execute(f"SELECT number, {named} FROM {source}").fetchnumpy()
+        number = np.asarray(found["number"])
+        rows = np.zeros(number.max(initial=-1) + 1, np.int64)  # the engine gives them in any order
+        rows[number] = np.arange(len(number))
+        return {name: found[name][rows[self.numbers]] for name in expressions}
+
+    def relations(self) -> dict[str, Array]:
+        """Return the places of parents, layers and launches; masked where there is none, or none that is drawn."""
+        names = ("parent", "layer", "launch")
+        related = self.columns({name: f"coalesce({name}, -1)" for name in names}, "related")
+        most = max(values.max(initial=-1) for values in (self.numbers, *related.values()))
+        places = np.full(most + 2, -1, np.int64)  # the last one is that of -1, of no span
+        places[self.numbers] = np.arange(len(self.numbers))
+        return {name: np.ma.masked_equal(places[related[name]], -1) for name in names}
 
 
-def _columns(con: duckdb.DuckDBPyConnection) -> tuple[dict[str, Any], list[str]]:
-    """Return the columns that hold anything, and the names of those whose texts are too long."""
+def _columns(spans: _Drawn) -> tuple[dict[str, Any], list[str]]:
+    """Return the packed columns that hold anything, and the names of those whose texts are too long."""
     counted = ", ".join(f"count({column.name}), {_letters(column)}" for column in _SHOWN)
-    figures = _row(con, f"SELECT {counted} FROM placed")
-    columns, too_long = {}, []
+    figures = _row(spans.con, f"SELECT {counted} FROM numbered")
+    texts, numbers, too_long = ["key"], {}, []
     for column, held, letters in zip(_SHOWN, figures[::2], figures[1::2], strict=True):
         if letters > MOST_TEXT:
             too_long.append(column.name)
+        elif (held or column.name in ALWAYS) and column.type == "VARCHAR":
+            texts.append(column.name)
         elif held or column.name in ALWAYS:
-            columns[column.name] = _packed(con, _figure(column))
-    return columns, too_long
+            numbers[column.name] = _figure(column)
+    named = f"(WITH {NAMES} SELECT number, {_WORK} AS work FROM numbered LEFT JOIN names USING (name))"
+    found = {**spans.columns(numbers), **spans.columns({"work": "work"}, named)}
+    packed = {name: _packed(values) for name, values in found.items()}
+    # text by text: all of them at once are hundreds of megabytes
+    return {**packed, **{name: _packed(spans.columns({name: name})[name]) for name in texts}}, too_long
 
+
+_WORK = f"CASE kind WHEN '{Kind.COPY}' THEN 'copy' WHEN '{Kind.KERNEL}' THEN names.class END"
 
 ALWAYS = ("name", "level", "kind", "type", "phase", "true_ns", "true_lo_ns", "true_hi_ns", "cause", "parent_rule")
 """Columns that the page always asks for."""
 
 
 def _letters(column: Column) -> str:
-    text = f"(SELECT sum(length(each)) FROM (SELECT DISTINCT {column.name} AS each FROM placed))"
+    text = f"(SELECT sum(length(each)) FROM (SELECT DISTINCT {column.name} AS each FROM numbered))"
     return f"coalesce({text}, 0)" if column.type == "VARCHAR" and column.name != "name" else "0"
 
 
@@ -208,17 +222,9 @@ def _figure(column: Column) -> str:
     return f"round({column.name})::BIGINT" if column.name.endswith("_ns") else f"round({column.name}, 4)"
 
 
-def _packed(con: duckdb.DuckDBPyConnection, expression: str) -> dict[str, Any]:
-    found = con.execute(
-        f"""
-        SELECT place, value FROM (
-            SELECT place, value, lag(value) OVER (ORDER BY place) AS before
-            FROM (SELECT place, {expression} AS value FROM placed)
-        )
-        WHERE place = 0 OR value IS DISTINCT FROM before ORDER BY place
-        """
-    ).fetchnumpy()
-    return pack(found["place"], found["value"])
+def _packed(values: Array) -> dict[str, Any]:
+    places = changes(values)
+    return pack(places, values[places])
 
 
 def _note(shown: int, steps: Steps, left_out: Sequence[tuple[int, str]], too_long: Sequence[str]) -> str:

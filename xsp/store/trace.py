@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,11 @@ class Trace:
 
     def has(self, level: Level) -> bool:
         """Return whether the merged step holds spans of a level."""
-        return bool(self.con.execute("SELECT 1 FROM merged WHERE level = ? LIMIT 1", [int(level)]).fetchall())
+        return int(level) in self._levels
+
+    @cached_property
+    def _levels(self) -> set[int]:
+        return {level for (level,) in self.con.execute("SELECT DISTINCT level FROM merged").fetchall()}
 
     @property
     def name(self) -> str:

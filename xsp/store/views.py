@@ -170,6 +170,9 @@ def kernels(trace: Trace) -> str:
     (`whole_flops`, likewise) always.
     """
     if trace.has(Level.KERNEL):
-        return f"{_ON_DEVICE}, {_OPS}, {_KERNELS}"
-    selftimes.make(trace)
-    return f"{_ON_HOST}, {_OPS_ON_HOST}, {_KERNELS}"
+        prepared = f"{_ON_DEVICE}, {_OPS}, {_KERNELS}"
+    else:
+        selftimes.make(trace)
+        prepared = f"{_ON_HOST}, {_OPS_ON_HOST}, {_KERNELS}"
+    trace.once("attributed_kernels", f"WITH {prepared} SELECT * FROM kernels")
+    return "kernels AS (SELECT * FROM attributed_kernels)"
