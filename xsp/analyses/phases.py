@@ -15,8 +15,8 @@ from xsp import summary
 from xsp.analyses.contract import Table, analysis, values
 from xsp.schema import Kind, Level
 from xsp.store import selftimes
+from xsp.store.figures import own_rung
 from xsp.store.iterations import OF_ALIKE, UNDISTURBED, iterations
-from xsp.store.merge import own_rung
 from xsp.store.trace import Trace
 from xsp.store.views import NS
 

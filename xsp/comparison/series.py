@@ -12,8 +12,8 @@ from typing import NamedTuple
 from xsp import summary
 from xsp.analyses.devicework import prepare
 from xsp.schema import Kind, Level
+from xsp.store.figures import own_rung
 from xsp.store.iterations import NEARNESS
-from xsp.store.merge import own_rung
 from xsp.store.trace import Trace
 from xsp.store.views import LAYERS, NS
 

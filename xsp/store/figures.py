@@ -1,0 +1,122 @@
+"""What the timed steps say of one span of the merged step: raw and true time, their interval, and why they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from xsp import summary
+from xsp.levels import depth
+from xsp.schema import Kind, Level, Span
+from xsp.store import iterations
+from xsp.store.trace import Rung
+
+UNMEASURED = "not measured at its own rung"
+NO_RUNG_OUTSIDE = "no rung further out to tell the cost of this one"
+
+
+def own_rung(level: int, rungs: Sequence[Rung]) -> Rung | None:
+    """Return the rung in which a level is the deepest one on, if steps were measured there."""
+    return next((rung for rung in rungs if rung.level >= max(level, Level.MODEL)), None)
+
+
+@dataclass
+class Measured:
+    """What the durations of the spans with one key come to, in nanoseconds."""
+
+    raw: float | None = None
+    """Mean at the deepest rung; None if it holds none of them."""
+
+    steps: int = 0
+    """Of the own rung, and what they say; nothing where there is none."""
+
+    mean: float = 0.0
+    ends: summary.Interval | None = None
+    shares: tuple[float | None, ...] = (None, None, None)
+    """The median, the 90th and the 99th percentile."""
+
+    def take_own(self, durations: list[float]) -> None:
+        """Take in the durations at the own rung."""
+        self._take(durations, summary.interval(durations))
+
+    def take_bare(self, steps: Sequence[iterations.BareStep]) -> None:
+        """Take in steady bare steps, in the order in which they ran."""
+        self._take([each.dur_ns for each in steps], iterations.bare_interval(steps))
+
+    def _take(self, durations: list[float], ends: summary.Interval | None) -> None:
+        self.steps, self.mean = len(durations), summary.trimmed_mean(durations)
+        self.ends = ends
+        self.shares = tuple(summary.percentile(durations, share) for share in (0.5, 0.9, 0.99))
+
+
+class Figures(NamedTuple):
+    """The values of `MERGED_COLUMNS`, in their order."""
+
+    steps: int
+    raw_ns: float | None
+    true_ns: float | None = None
+    true_lo_ns: float | None = None
+    true_hi_ns: float | None = None
+    median_ns: float | None = None
+    p90_ns: float | None = None
+    p99_ns: float | None = None
+    explained_ns: float | None = None
+    cause: str | None = None
+
+
+def figures_of(
+    span: Span, inside: Mapping[int, int], measured: Measured, rungs: Sequence[Rung], least_ns: float
+) -> Figures:
+    """Return what the timed steps say of one span.
+
+    Args:
+        span: of the template.
+        inside: spans inside it, per rung that adds them.
+        measured: of its counterparts.
+        rungs: outermost first.
+        least_ns: true time of the spans directly inside it.
+    """
+    own = rungs[0] if span.kind == Kind.STEP and rungs else own_rung(span.level, rungs)
+    if own is None or not measured.steps:
+        return Figures(0, measured.raw, cause=UNMEASURED)
+    median, p90, p99 = measured.shares
+    seen = Figures(measured.steps, measured.raw, median_ns=median, p90_ns=p90, p99_ns=p99)
+    if own.added_ns is None and own.level > Level.MODEL:
+        return seen._replace(cause=NO_RUNG_OUTSIDE)
+    nested, ends = inside.get(own.level, 0), measured.ends
+    deeper = [rung for rung in rungs if rung.level > own.level]
+    true = max(min(least_ns, measured.mean), measured.mean - nested * own.cost_ns)
+    return seen._replace(
+        true_ns=true,
+        true_lo_ns=min(true, max(0.0, ends.lo - nested * own.cost.hi)) if ends is not None else None,
+        true_hi_ns=max(true, ends.hi - nested * own.cost.lo) if ends is not None else None,
+        explained_ns=nested * own.cost_ns + sum(inside.get(rung.level, 0) * rung.cost_ns for rung in deeper),
+        cause=_cause(nested, own, inside, deeper),
+    )
+
+
+def on_cold_caches(figures: Figures, cold: iterations.Coldness) -> Figures:
+    """Return what is to be said of a span in steps that ran on caches that were still cold.
+
+    Its interval reaches as far down as it would if the span were slowed like its step; where a step is slowed by more
+    than `iterations.TOO_COLD`, nothing is known of the span's true time.
+    """
+    if figures.true_ns is None or cold.ratio <= 1:
+        return figures
+    if cold.ratio > 1 + iterations.TOO_COLD:
+        why = f"recorded on cold caches, where a step takes {cold.ratio:.2f} times as long"
+        return figures._replace(true_ns=None, true_lo_ns=None, true_hi_ns=None, cause=why)
+    low = figures.true_lo_ns if figures.true_lo_ns is not None else figures.true_ns
+    return figures._replace(true_lo_ns=low / cold.ratio, true_hi_ns=figures.true_hi_ns or figures.true_ns)
+
+
+def _cause(nested: int, own: Rung, inside: Mapping[int, int], deeper: Sequence[Rung]) -> str | None:
+    """Say in words what lies between the raw and the true duration."""
+    counted = [(nested, own), *((inside.get(rung.level, 0), rung) for rung in deeper)]
+    parts = [
+        f"{count} spans of {depth(rung.level)} at {rung.cost_ns / 1e3:.2f} µs"
+        for count, rung in counted
+        if count and rung.cost_ns
+    ]
+    return " + ".join(parts) or None
