@@ -1,0 +1,154 @@
+"""Steps of models by name, measured once and kept in a folder, so that a run of hours goes on where it was stopped.
+
+`steps.jsonl` has a line for each model, batch and number of threads: nanoseconds of each round, and how many of them
+others disturbed. What is there is not measured again; remove a line to measure its model anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parts import turns, workloads
+from xsp import models
+
+FILE = "steps.jsonl"
+
+MANY = (
+    *(
+        f"torchvision:{name}"
+        for name in (
+            "resnet18 resnet34 resnet50 resnet101 wide_resnet50_2 resnext50_32x4d vgg11 vgg13 vgg16 vgg11_bn alexnet "
+            "squeezenet1_0 squeezenet1_1 densenet121 densenet169 googlenet inception_v3 mobilenet_v2 "
+            "mobilenet_v3_small mobilenet_v3_large shufflenet_v2_x0_5 shufflenet_v2_x1_0 shufflenet_v2_x1_5 mnasnet0_5 "
+            "mnasnet1_0 efficientnet_b0 efficientnet_b1 regnet_x_400mf regnet_x_800mf regnet_y_400mf regnet_y_800mf "
+            "convnext_tiny swin_t vit_b_32"
+        ).split()
+    ),
+    *(
+        f"timm:{name}"
+        for name in "vit_tiny_patch16_224 deit_small_patch16_224 mixer_s32_224 resmlp_12_224 mobilevit_xs "
+        "resnetv2_50 convnextv2_atto".split()
+    ),
+    "transformers:bert",
+    "transformers:gpt2,sequence=64",
+)
+"""Models of several families, small enough for a step of at most a second on one core."""
+
+FEW = (
+    "torchvision:resnet18", "torchvision:resnet34", "torchvision:mobilenet_v2", "torchvision:squeezenet1_1",
+    "torchvision:mnasnet0_5", "timm:vit_tiny_patch16_224",
+)  # fmt: skip
+QUICK = ("torchvision:squeezenet1_1", "torchvision:squeezenet1_0")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A model's step as it was measured, without xsp."""
+
+    model: str
+    """As `--models` takes it, without its batch."""
+
+    batch: int
+    threads: int
+    rounds: tuple[int, ...]
+    disturbed: int
+    """Of the rounds."""
+
+    @property
+    def ns(self) -> float:
+        """The median of the rounds."""
+        return turns.median(self.rounds)
+
+
+class Kept:
+    """The steps of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.steps: dict[tuple[str, int, int], Step] = {}
+        if (folder / FILE).is_file():
+            for line in (folder / FILE).read_text(encoding="utf-8").splitlines():
+                try:
+                    found = Step(**{**(row := json.loads(line)), "rounds": tuple(row["rounds"])})
+                except (ValueError, LookupError, TypeError):
+                    continue  # cut off when it was written
+                self.steps[found.model, found.batch, found.threads] = found
+
+    def add(self, step: Step) -> Step:
+        """Keep a step, in place of one that is there."""
+        self.steps[step.model, step.batch, step.threads] = step
+        with (self.folder / FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(vars(step)) + "\n")
+        return step
+
+
+def add_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add `--models`, `--all` and `--out`."""
+    made.add_argument(
+        "--models", nargs="+", metavar="MODEL", help="names as `xsp profile` takes them, with ,sequence=N"
+    )
+    made.add_argument("--all", action="store_true", help=f"all {len(MANY)} models")
+    made.add_argument("--out", type=Path, help="keep what is measured here, and go on from what is there")
+    return made
+
+
+def chosen(options: argparse.Namespace) -> list[str]:
+    """Return the models that the options ask for."""
+    return list(options.models or (MANY if options.all else QUICK if options.quick else FEW))
+
+
+def spec_of(text: str) -> str:
+    """Return the name of a model without its settings."""
+    return workloads.parse(text, 0)[0]
+
+
+def settings_of(text: str, batch: int, seed: int) -> tuple[str, models.Settings]:
+    """Return a model's name, and its settings with this batch."""
+    spec, settings = workloads.parse(f"{text},batch={batch}", seed)
+    return spec, settings
+
+
+def each(
+    wanted: list[str], batches: tuple[int, ...], threads: tuple[int, ...], kept: Kept, options: argparse.Namespace
+) -> Iterator[tuple[Step, models.Workload | None]]:
+    """Yield the step of each model, batch and number of threads; the ones that are not kept yet are measured.
+
+    Yields:
+        The step, and what runs it; None for one that was kept.
+    """
+    import torch
+
+    for text in wanted:
+        for batch in batches:
+            left = [count for count in threads if (text, batch, count) not in kept.steps]
+            workload = None
+            if left:
+                turns.say(f"  {text}, batch {batch}")
+                workload = models.load(*settings_of(text, batch, options.seed))
+            for count in threads:
+                if count in left and workload is not None:
+                    torch.set_num_threads(count)
+                    kept.add(measured(text, batch, count, workload, options))
+                yield kept.steps[text, batch, count], workload if count in left else None
+            del workload
+            gc.collect()
+
+
+def measured(text: str, batch: int, threads: int, workload: models.Workload, options: argparse.Namespace) -> Step:
+    """Measure a step in rounds; each has a step before it that is not measured."""
+    rounds = options.rounds or min(max(5, int(1.5 / turns.time_of(workload.step))), 40)
+    turn = turns.turns_of(options)
+    taken = turn.take([turns.Group([turns.Condition("step", workload.step)])], rounds, settle=workload.step)
+    return Step(text, batch, threads, tuple(each["step"] for each in taken), turn.disturbed)
+
+
+def cells(values: list[Any]) -> list[str]:
+    """Return values as cells of a table."""
+    return ["–" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value) for value in values]

@@ -1,0 +1,139 @@
+"""How many layers of many models are different, and how many timings do further models of a family need?
+
+Nothing is timed. Models that are in the folder already are not captured again: `graph_corpus.py --all --out DIR` and
+this script with `--out DIR` share the graphs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from parts import turns
+
+from xsp.graph import corpus, files, sharing, work
+from xsp.graph.blocks import block, windows
+
+SIZES = (1, 2, 4, 8)
+UNIQUE, LEAST_MODELS, FEWER, SAVED = 0.12, 1000, 0.75, 4.4
+
+RESNETS = ("torchvision:resnet18", "torchvision:resnet34", "torchvision:resnet50")
+LARGER = ("torchvision:resnet101", "torchvision:resnet152")
+SECOND = {
+    "timm:resnetv2_50": ["torchvision:resnet50"],
+    "timm:resnetv2_101": ["torchvision:resnet101"],
+    "torchvision:vgg16_bn": ["torchvision:vgg16"],
+    "torchvision:vgg19_bn": ["torchvision:vgg19"],
+    "torchvision:swin_v2_t": ["torchvision:swin_t"],
+    "torchvision:efficientnet_v2_s": ["torchvision:efficientnet_b0"],
+    "torchvision:mobilenet_v3_large": ["torchvision:mobilenet_v2"],
+    "timm:convnextv2_tiny": ["torchvision:convnext_tiny"],
+    "timm:beitv2_base_patch16_224": ["timm:beit_base_patch16_224"],
+}
+"""Second version of a family → the first one, whose layers are timed already."""
+
+QUICK = (*RESNETS, "torchvision:resnet101", "timm:resnetv2_50")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    made = turns.parser(__doc__, rounds=3)
+    made.add_argument("--out", type=Path, help="folder of graphs: what is there is read, what is missing is captured")
+    made.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="calls of a block (default: 1 2 4 8)")
+    made.add_argument("--most", type=int, default=200, help="models whose blocks are counted (default: 200)")
+    options = turns.parse(made, arguments)
+    needed = (
+        QUICK if options.quick else (*RESNETS, *LARGER, *SECOND, *(one for those in SECOND.values() for one in those))
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        out = options.out or Path(folder)
+        corpus.collect(list(dict.fromkeys(needed)), out, progress=lambda what, done, total: turns.say(f"  {what}"))
+        found = sharing.read(out)
+        report = turns.Report(
+            "shared_layers",
+            f"Layers that {len(found.members)} models share",
+            ("question", "models", "layers", "different", "answer", "goal", "verdict"),
+        )
+        _growth(report, found)
+        _families(report, found)
+        if not options.quick:
+            _blocks(report, found, options.sizes, options.most)
+    report.notes += [f"{spec}: {reason}" for spec, reason in found.holes]
+    report.finish(options)
+
+
+def _growth(report: turns.Report, found: sharing.Corpus) -> None:
+    """Number 2: the share of different layers, over at least a thousand models."""
+    curve = sharing.growth(found.members)
+    calls, keys = curve[-1]
+    share = keys / max(calls, 1)
+    enough = len(curve) >= LEAST_MODELS
+    verdict = turns.verdict(turns.Figure(share, share, share), UNIQUE) if enough else f"needs {LEAST_MODELS:,} models"
+    report.add(
+        ["different layers", str(len(curve)), f"{calls:,}", f"{keys:,}", f"{share:.1%}", f"≤ {UNIQUE:.0%}", verdict],
+        growth=curve[:: max(1, len(curve) // 100)] + curve[-1:],
+    )
+
+
+def _families(report: turns.Report, found: sharing.Corpus) -> None:
+    """Number 10: timings that a larger model and a second version need when the others are timed."""
+    members = {member.spec: member for member in found.members}
+    asked = [(name, list(RESNETS), 0.0, "0 new") for name in LARGER]
+    asked += [(name, first, 1 - FEWER, f"≥ {FEWER:.0%} fewer") for name, first in SECOND.items()]
+    second: list[float] = []
+    for name, first, most, goal in asked:
+        if name not in members or any(each not in members for each in first):
+            continue
+        own = members[name]
+        left = sharing.new(own, [members[each] for each in first])
+        share = left / max(len(own.unique), 1)
+        if name in SECOND:
+            second.append(share)
+        report.add(
+            [
+                f"{name.split(':')[1]} after {', '.join(each.split(':')[1] for each in first)}",
+                str(1 + len(first)),
+                f"{len(own.keys):,}",
+                f"{len(own.unique):,}",
+                f"{left} new, {1 - share:.0%} fewer",
+                goal,
+                turns.verdict(turns.Figure(share, share, share), most),
+            ],
+            new=left,
+        )
+    if second:
+        report.notes.append(
+            f"Second versions: {sum(1 - share >= FEWER for share in second)} of {len(second)} need {FEWER:.0%} fewer "
+            "timings than without the first version. Those that miss it changed the order of the calls or their widths, "
+            "so their shapes are others; the first version alone is counted as timed, no siblings."
+        )
+
+
+def _blocks(report: turns.Report, found: sharing.Corpus, sizes: Sequence[int], most: int) -> None:
+    """Number 9, as far as counts tell: blocks over different blocks, and work over different work."""
+    chosen = found.members[:: max(1, len(found.members) // most)][:most]
+    for size in sizes:
+        count, work_all, seen = 0, 0, {}
+        for member in chosen:
+            graph = files.load(corpus.place(found.path, member.spec))
+            for start, stop in windows(graph, size):
+                flops = sum(work.flops_of(node) or 0 for node in graph.nodes[start:stop])
+                count, work_all = count + 1, work_all + flops
+                seen.setdefault(block(graph, start, stop).work_key, flops)
+        times, by_work = count / max(len(seen), 1), work_all / max(sum(seen.values()), 1)
+        report.add(
+            [
+                f"blocks of {size}",
+                str(len(chosen)),
+                f"{count:,}",
+                f"{len(seen):,}",
+                f"{times:.1f} × blocks, {by_work:.1f} × FLOPs",
+                f"{SAVED} × of time" if size == 1 else "",
+                "see construction" if size == 1 else "",
+            ]
+        )
+        turns.say(f"  blocks of {size}: {times:.1f}")
+
+
+if __name__ == "__main__":
+    main()
