@@ -1,0 +1,205 @@
+"""How well does the sum of a model's blocks of G calls foretell its step, and what does timing the blocks cost?
+
+For each model: rounds of its step, then its blocks that have no timing yet, then rounds of its step again; so a drift
+of the machine between the two shows, and the step is what both halves say. Every model also is constructed from the
+timings of the other models alone. What is timed stays in `--out`, so a run of hours goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from parts import steps, turns
+
+from xsp import bench, graph
+from xsp.bench.plan import overheads
+from xsp.bench.spec import CacheState
+from xsp.bound import construct, curves
+from xsp.graph.node import Graph
+
+SIZES = (1, 2, 4, 8)
+BEST, LAYERS, CROSS, SAVED = 0.05, 0.11, 0.03, 4.4
+FOUND = 0.9
+"""Share of the expected time that other models' timings must hold for a cross-model error."""
+
+DRIFT = 0.05
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    made = steps.add_options(turns.parser(__doc__))
+    made.add_argument("--sizes", type=int, nargs="+", help="calls of a block (default: 1 2 4 8, quick: 1 2)")
+    made.add_argument("--budget", type=float, help="seconds a model for its blocks (default: 60, quick: 20)")
+    made.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
+    made.add_argument("--only-report", action="store_true", help="measure nothing: figures of what is in --out")
+    options = turns.parse(made, arguments)
+    sizes = options.sizes or (SIZES[:2] if options.quick else SIZES)
+    how = construct.How(CacheState.CHAIN, options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = steps.Kept(options.out or Path(folder))
+        timings = bench.Timings.open(kept.folder / "timings")
+        wanted = [
+            text
+            for text in steps.chosen(options)
+            if not options.only_report or (text, 1, options.threads) in kept.steps
+        ]
+        graphs: dict[str, Graph] = {}
+        for text in wanted:
+            spec, settings = steps.settings_of(text, 1, options.seed)
+            captured = graph.of(spec, batch=1, sequence=settings.sequence)
+            graphs[text] = replace(captured, name=text)
+            if not options.only_report:
+                _measure(text, graphs[text], kept, timings, sizes, options)
+        report = _report(graphs, kept, timings, sizes, how)
+    report.finish(options)
+
+
+def _measure(
+    text: str,
+    found: Graph,
+    kept: steps.Kept,
+    timings: bench.Timings,
+    sizes: Sequence[int],
+    options: argparse.Namespace,
+) -> None:
+    """Measure the step, time the blocks, and measure the step again, unless all of that is there."""
+    wanted = [(spec, 1) for spec in overheads(options.threads)]
+    for size in sizes:
+        wanted += bench.specs(found, granularity=size, threads=options.threads)
+    left = [pair for pair in wanted if timings.get(pair[0].key) is None]
+    done = (text, 1, options.threads) in kept.steps
+    if done and not left:
+        return
+    before = None
+    if not done:
+        ((before, _),) = steps.each([text], (1,), (options.threads,), kept, options)
+    if left:
+        turns.say(f"  {text}: {len(left)} of {len(wanted)} blocks have no timing")
+        bench.fill(left, timings, options.budget or (20 if options.quick else 60))
+    if before is not None:
+        del kept.steps[text, 1, options.threads]
+        ((after, _),) = steps.each([text], (1,), (options.threads,), kept, options)
+        drift = after.ns / before.ns - 1
+        if abs(drift) > DRIFT:
+            turns.say(f"  {text}: the step is {drift:+.0%} after its blocks were timed")
+        whole = replace(after, rounds=(*before.rounds, *after.rounds), disturbed=before.disturbed + after.disturbed)
+        kept.add(whole)
+
+
+def _report(
+    graphs: Mapping[str, Graph],
+    kept: steps.Kept,
+    timings: bench.Timings,
+    sizes: Sequence[int],
+    how: construct.How,
+) -> turns.Report:
+    report = turns.Report(
+        "construction",
+        f"Models from their blocks of G calls, {len(graphs)} models, {how.threads} threads, batch 1",
+        (
+            "G", "models", "error, mean abs.", "with glue", "constructed/step", "from others: models", "error of those",
+            "blocks", "different", "step time saved",
+        ),
+    )  # fmt: skip
+    glue = next(
+        (found.trimmed_ns for spec in overheads(how.threads)[:1] if (found := timings.get(spec.key)) is not None), None
+    )
+    measured = {text: kept.steps[text, 1, how.threads].ns for text in graphs if (text, 1, how.threads) in kept.steps}
+    errors: dict[int, turns.Figure] = {}
+    for size in sizes:
+        points = {
+            text: curves.curve(found, timings, measured[text], [size], how=how)[0]
+            for text, found in graphs.items()
+            if text in measured
+        }
+        signed = {text: point.error for text, point in points.items() if point.error is not None}
+        glued = {
+            text: point.error
+            for text in signed
+            if (point := curves.curve(graphs[text], timings, measured[text], [size], how=how, glue_ns=glue)[0]).error
+            is not None
+        }
+        cross = _from_others(graphs, timings, measured, size, how)
+        paid = curves.cost([graphs[text] for text in signed], timings, measured, size, how=how)
+        errors[size] = _mean_abs(list(signed.values()))
+        report.add(
+            [
+                str(size),
+                str(len(signed)),
+                errors[size].shown(1, 100) + " %" if signed else "–",
+                _mean_abs(list(glued.values())).shown(1, 100) + " %" if glue is not None and glued else "–",
+                f"{statistics.geometric_mean(1 + each for each in signed.values()):.3f}" if signed else "–",
+                str(len(cross)),
+                _mean_abs([each for each, _ in cross.values()]).shown(1, 100) + " %" if cross else "–",
+                f"{paid.blocks:,}",
+                f"{paid.unique:,}",
+                f"{paid.saved:.1f} ×" if paid.saved else "–",
+            ],
+            errors=signed,
+            with_glue=glued,
+            cross={text: {"error": error, "found": share} for text, (error, share) in cross.items()},
+            holes={
+                text: [(each.op, each.count, each.status.value) for each in point.construction.holes][:5]
+                for text, point in points.items()
+                if point.construction.holes
+            },
+        )
+    _goals(report, errors, glue)
+    report.data["steps"] = {text: kept.steps[text, 1, how.threads].rounds for text in measured}
+    return report
+
+
+def _from_others(
+    graphs: Mapping[str, Graph],
+    timings: bench.Timings,
+    measured: Mapping[str, float],
+    size: int,
+    how: construct.How,
+) -> dict[str, tuple[float, float]]:
+    """Return the error of each model that is constructed from other models' timings, and the share of its time found.
+
+    What is missing is taken to cost as much for its time as what is there: the sum is divided by the share.
+    """
+    keys = {text: construct.elsewhere([found], size, how=how) for text, found in graphs.items()}
+    found: dict[str, tuple[float, float]] = {}
+    for text, own in graphs.items():
+        others = frozenset().union(*(each for name, each in keys.items() if name != text))
+        full = construct.construct(own, timings, size, how=how, partial=True)
+        some = construct.construct(own, timings, size, how=how, only=others, partial=True)
+        if text in measured and full.ns and not full.at_least and some.ns is not None:
+            share = some.ns / full.ns
+            if share >= FOUND:
+                found[text] = some.ns / share / measured[text] - 1, share
+    return found
+
+
+def _mean_abs(errors: Sequence[float]) -> turns.Figure:
+    if not errors:
+        return turns.Figure(float("nan"), float("nan"), float("nan"))
+    return turns.bootstrap([abs(each) for each in errors], statistics.fmean)
+
+
+def _goals(report: turns.Report, errors: Mapping[int, turns.Figure], glue: float | None) -> None:
+    known = {size: each for size, each in errors.items() if each.value == each.value}
+    if not known:
+        report.notes.append("No model has a step and all its blocks.")
+        return
+    best = min(known, key=lambda size: known[size].value)
+    report.notes.append(
+        f"Goals: at the best G ({best}) at most {BEST:.0%}, {turns.verdict(known[best], BEST)}"
+        + (f"; at G = 1 at most {LAYERS:.0%}, {turns.verdict(known[1], LAYERS)}" if 1 in known else "")
+        + f"; from other models' timings, where these hold {FOUND:.0%} of its time, {CROSS:.0%} more; {SAVED} times "
+        "less time for one run of each different block than for one step of each model, at G = 1 over 100 models."
+    )
+    report.notes.append(
+        "Glue, a call of a module, is "
+        + ("not timed." if glue is None else f"{glue:.0f} ns for each call, and in the column that says so.")
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Who foretells a step best: timed layers, FLOPs over the peak, bytes and FLOPs over both, or PyTorch's estimator?
+
+PyTorch's own, `torch.distributed._tools.runtime_estimator.RuntimeEstimator`, is asked in both of its modes on the same
+models; where it refuses the machine, its reason stands in the table. Steps and timings are those of `construction.py`,
+and stay in the same `--out`. The peak is the most that a product reaches here, measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from parts import steps, turns
+
+from xsp import bench, graph, models
+from xsp.bound import construct
+from xsp.graph import work
+from xsp.graph.node import Graph
+
+MODES = ("operator-level-cost-model", "operator-level-benchmark")
+SIZES = (256, 512, 1024, 2048)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    made = steps.add_options(turns.parser(__doc__))
+    made.add_argument("--budget", type=float, help="seconds a model for its layers (default: 60, quick: 20)")
+    made.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
+    options = turns.parse(made, arguments)
+    import torch
+
+    torch.set_num_threads(options.threads)
+    peak, bandwidth = _peak(torch), _bandwidth(torch)
+    how = construct.How(threads=options.threads)
+    errors: dict[str, dict[str, float]] = {}
+    refused: dict[str, str] = {}
+    wanted = steps.chosen(options)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = steps.Kept(options.out or Path(folder))
+        timings = bench.Timings.open(kept.folder / "timings")
+        for text in wanted:
+            spec, settings = steps.settings_of(text, 1, options.seed)
+            found = replace(graph.of(spec, batch=1, sequence=settings.sequence), name=text)
+            ((step, _),) = steps.each([text], (1,), (options.threads,), kept, options)
+            missing = [pair for pair in bench.specs(found, threads=options.threads) if timings.get(pair[0].key) is None]
+            if missing:
+                turns.say(f"  {text}: {len(missing)} layers have no timing")
+                bench.fill(missing, timings, options.budget or (20 if options.quick else 60))
+            made_of = construct.construct(found, timings, 1, how=how)
+            told: dict[str, float | None] = {
+                "timed layers (R2)": None if made_of.at_least else made_of.ns,
+                "FLOPs ÷ peak": _over(found, peak, None),
+                "FLOPs ÷ peak, bytes ÷ bandwidth": _over(found, peak, bandwidth),
+            }
+            for mode in MODES:
+                told[f"RuntimeEstimator, {mode}"] = _estimated(spec, settings, mode, refused)
+            for name, ns in told.items():
+                if ns:
+                    errors.setdefault(name, {})[text] = ns / step.ns
+    report = turns.Report(
+        "estimators",
+        f"Foretold over measured step, {len(wanted)} models, {options.threads} threads, batch 1",
+        ("estimator", "models", "geometric mean", "least", "most", "error, mean abs.", "times the error of R2"),
+    )
+    names = ["timed layers (R2)", "FLOPs ÷ peak", "FLOPs ÷ peak, bytes ÷ bandwidth"]
+    for name in [*names, *(f"RuntimeEstimator, {mode}" for mode in MODES)]:
+        _add(report, name, errors.get(name, {}), errors.get(names[0], {}), refused.get(name, ""))
+    report.notes.append(
+        f"Peak {peak:.3g} FLOPs a second, {bandwidth:.3g} bytes a second, each the most that was measured here. The "
+        "error is |foretold / measured − 1|; the last column compares it over the models that both have. Timed "
+        "layers are without the framework's own time between them."
+    )
+    report.notes += [f"{name}: refuses this machine: {reason}" for name, reason in refused.items()]
+    report.finish(options)
+
+
+def _add(report: turns.Report, name: str, own: dict[str, float], ours: dict[str, float], refused: str) -> None:
+    if not own:
+        report.add([name, "0", "–", "–", "–", "–", "refused" if refused else "–"])
+        return
+    error = turns.bootstrap([abs(each - 1) for each in own.values()], statistics.fmean)
+    both = [text for text in own if text in ours]
+    times = (
+        turns.bootstrap(
+            [(abs(own[text] - 1), abs(ours[text] - 1)) for text in both],
+            lambda rows: statistics.fmean(each for each, _ in rows) / max(statistics.fmean(e for _, e in rows), 1e-9),
+        )
+        if both and name != "timed layers (R2)"
+        else None
+    )
+    report.add(
+        [
+            name,
+            str(len(own)),
+            f"{statistics.geometric_mean(own.values()):.2f}",
+            f"{min(own.values()):.2f}",
+            f"{max(own.values()):.2f}",
+            f"{error.shown(0, 100)} %",
+            "1" if name == "timed layers (R2)" else "–" if times is None else times.shown(1),
+        ],
+        ratios=own,
+    )
+
+
+def _over(found: Graph, peak: float, bandwidth: float | None) -> float | None:
+    """Return nanoseconds of a step by its FLOPs, and its bytes where a bandwidth is given; None if some are unknown."""
+    total = 0.0
+    for node in found.computing:
+        flops, moved = work.flops_of(node), work.bytes_of(node)
+        if flops is None or (bandwidth is not None and moved is None):
+            return None
+        total += max(flops / peak, 0.0 if bandwidth is None else (moved or 0) / bandwidth)
+    return total * 1e9 or None
+
+
+def _estimated(spec: str, settings: models.Settings, mode: str, refused: dict[str, str]) -> float | None:
+    """Return nanoseconds as PyTorch's estimator has them; None, with the reason kept, if it refuses."""
+    import contextlib
+    import io
+
+    import torch
+    from torch._subclasses import FakeTensorMode
+
+    try:
+        from torch.distributed._tools.runtime_estimator import RuntimeEstimator
+
+        with contextlib.redirect_stdout(io.StringIO()), FakeTensorMode():
+            built = models.build(spec, settings)
+            assert isinstance(built, models.Built)
+            estimator = RuntimeEstimator()
+            model = built.model.eval()
+            with torch.inference_mode(), estimator(mode):
+                model(*built.args, **built.kwargs)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
+        refused.setdefault(f"RuntimeEstimator, {mode}", f"{type(error).__name__}: {reason[:120]} ({spec})")
+        return None
+    return float(estimator.total_runtime) * 1e6 or None
+
+
+def _peak(torch: Any) -> float:
+    """Return the most FLOPs a second that square products reach."""
+    best = 0.0
+    for size in SIZES:
+        a, b = torch.randn(size, size), torch.randn(size, size)
+        best = max(best, 2 * size**3 / _least(lambda a=a, b=b: a @ b))
+    return best
+
+
+def _bandwidth(torch: Any) -> float:
+    """Return the most bytes a second that a copy larger than the caches reads and writes."""
+    source = torch.randn(16 << 20)
+    target = torch.empty_like(source)
+    return 2 * 4 * source.numel() / _least(lambda: target.copy_(source))
+
+
+def _least(step: Callable[[], object], times: int = 7) -> float:
+    step()
+    return min(turns.Condition("", step).measure()[0] for _ in range(times)) / 1e9
+
+
+if __name__ == "__main__":
+    main()
