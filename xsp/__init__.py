@@ -21,7 +21,7 @@ from xsp.schema import Kind, Level, Rule, Span
 from xsp.version import __version__
 
 if TYPE_CHECKING:
-    from xsp import analyses, graph
+    from xsp import analyses, bound, graph
     from xsp.comparison import compare
     from xsp.ingest.load import load
     from xsp.instrumentation.instrument import instrument
@@ -36,6 +36,7 @@ __all__ = [
     "XspError",
     "__version__",
     "analyses",
+    "bound",
     "compare",
     "graph",
     "instrument",
@@ -48,6 +49,7 @@ __all__ = [
 _LAZY = {
     "Trace": "xsp.store.trace",
     "analyses": "xsp.analyses",
+    "bound": "xsp.bound",
     "compare": "xsp.comparison",
     "graph": "xsp.graph",
     "instrument": "xsp.instrumentation.instrument",
@@ -60,7 +62,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'xsp' has no attribute {name!r}")
     module = import_module(_LAZY[name])
-    return module if name in {"analyses", "graph", "runs"} else getattr(module, name)
+    return module if name in {"analyses", "bound", "graph", "runs"} else getattr(module, name)
 
 
 def __dir__() -> list[str]:

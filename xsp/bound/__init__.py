@@ -1,1 +1,14 @@
-"""Bounds."""
+"""What a step costs at least, rung by rung, and why it costs more.
+
+>>> import xsp
+>>> bound = xsp.bound.of("torchvision:resnet50", fill=60)     # doctest: +SKIP
+>>> bound.rungs["best"].sequential, bound.coverage            # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from xsp.bound.ladder import Bound, Difference, Hole, Layer, Rung
+from xsp.bound.sources import of
+from xsp.bound.totals import Coverage, Figure, Total
+
+__all__ = ["Bound", "Coverage", "Difference", "Figure", "Hole", "Layer", "Rung", "Total", "of"]

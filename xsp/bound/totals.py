@@ -105,6 +105,7 @@ def total(
     expected: Sequence[float | None],
     cores: int,
     partial: bool = False,
+    beyond_ns: float = 0.0,
 ) -> Total:
     """Return the total of a rung.
 
@@ -115,9 +116,10 @@ def total(
         expected: what each node is expected to take where it has no figure.
         cores: of the machine.
         partial: give a total, of what is known, below `ENOUGH` too.
+        beyond_ns: time of the step's work that belongs to no node, for coverage.
     """
     known = [figure if counts else None for figure, counts in zip(figures, counted, strict=True)]
-    covered = coverage(known, counted, expected)
+    covered = coverage(known, counted, expected, beyond_ns)
     if not (partial or covered.share >= ENOUGH) or not covered.nodes:
         return Total(covered, None, None)
     there = [each for each in known if each is not None]
@@ -154,16 +156,25 @@ def half(figures: Iterable[Figure | None]) -> float:
     return math.sqrt(math.fsum(each * each for each in of_key.values()))
 
 
-def coverage(figures: Sequence[Figure | None], counted: Sequence[bool], expected: Sequence[float | None]) -> Coverage:
-    """Return how much of the nodes that do work has a figure."""
+def coverage(
+    figures: Sequence[Figure | None],
+    counted: Sequence[bool],
+    expected: Sequence[float | None],
+    beyond_ns: float = 0.0,
+) -> Coverage:
+    """Return how much of the nodes that do work has a figure; by time as they are expected to take it."""
     nodes = sum(counted)
-    there = math.fsum(each.ns for each in figures if each is not None)
+    there = math.fsum(
+        each.ns if expect is None else expect
+        for each, expect, counts in zip(figures, expected, counted, strict=True)
+        if each is not None and counts
+    )
     holes = [
         expect for figure, counts, expect in zip(figures, counted, expected, strict=True) if counts and figure is None
     ]
     time: float | None = None
     if all(each is not None for each in holes):
-        missing = math.fsum(each for each in holes if each is not None)
+        missing = math.fsum(each for each in holes if each is not None) + beyond_ns
         time = there / (there + missing) if there + missing else None
     return Coverage(nodes - len(holes), nodes, time)
 

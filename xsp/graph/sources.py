@@ -82,7 +82,38 @@ def _named(spec: str, settings: Settings, batch: int | None) -> Graph:
     return captured.named(spec, settings)
 
 
+def is_trace(what: str | Path) -> bool:
+    """Return whether `of` reads something as a trace: a run directory, a URL, or a file of none of the other kinds."""
+    from xsp.importers import contract
+
+    spec = str(what)
+    path = Path(spec)
+    if path.is_dir() or contract.is_url(spec):
+        return True
+    return path.is_file() and _kind(path) == "trace"
+
+
 def _of_file(path: Path, settings: Settings, batch: int | None) -> Graph:
+    kind = _kind(path)
+    if kind == "graph":
+        return files.load(path)
+    if kind == "onnx":
+        from xsp.graph import onnxfile
+
+        return onnxfile.load(path, batch)
+    if kind == "program":
+        from xsp.graph import program
+
+        return program.load(path)
+    if kind == "observed":
+        from xsp.graph import observed
+
+        return observed.load(path)
+    return _of_trace(str(path))
+
+
+def _kind(path: Path) -> str:
+    """Return what a file is, from how it begins."""
     from xsp.importers import chakra
 
     with path.open("rb") as file:
@@ -91,20 +122,12 @@ def _of_file(path: Path, settings: Settings, batch: int | None) -> Graph:
         with contextlib.suppress(OSError, EOFError), gzip.open(path) as packed:
             head = packed.read(HEAD)
     if head.lstrip().startswith(b'{"' + files.MARK.encode() + b'"'):
-        return files.load(path)
+        return "graph"
     if path.suffix == ".onnx" or head[:1] == b"\x08":  # the first field of an ONNX model is a number
-        from xsp.graph import onnxfile
-
-        return onnxfile.load(path, batch)
+        return "onnx"
     if head[:4] == b"PK\x03\x04" or path.suffix == ".pt2":
-        from xsp.graph import program
-
-        return program.load(path)
-    if chakra.Chakra().recognises(head, str(path)):
-        from xsp.graph import observed
-
-        return observed.load(path)
-    return _of_trace(str(path))
+        return "program"
+    return "observed" if chakra.Chakra().recognises(head, str(path)) else "trace"
 
 
 def _of_trace(place: str) -> Graph:

@@ -55,7 +55,7 @@ def of(trace: Trace) -> Graph:
     for number, operator in enumerate(found):
         *_, process, thread, layer, name = operator.span
         flow.follow(number, f"{process} {thread}")
-        nodes.append(_node(operator, _module(modules, name, layer)))
+        nodes.append(_node(operator, module_path(modules, name, layer)))
     problems = [Problem("edges", "a trace tells the order of calls, and not what they read and write")]
     bare = sum(not each.call.inputs for each in nodes)
     if bare:
@@ -73,6 +73,11 @@ def of(trace: Trace) -> Graph:
     )
 
 
+def is_call(name: str) -> bool:
+    """Return whether a span that lies in no call is one: the nodes of autograd only wrap calls."""
+    return "::" in name and not name.startswith(("autograd::", "profiler::"))
+
+
 def _outermost(spans: list[tuple[Any, ...]]) -> list[_Operator]:
     """Return the operators that lie in no other one; what only wraps them (the nodes of autograd) is none."""
     holder: dict[str, _Operator | None] = {}
@@ -80,7 +85,7 @@ def _outermost(spans: list[tuple[Any, ...]]) -> list[_Operator]:
     for span in spans:
         identity, parent, name, _, _, _, flops, moved = span[:8]
         around = holder.get(parent)
-        if around is None and "::" in name and not name.startswith(("autograd::", "profiler::")):
+        if around is None and is_call(name):
             around = _Operator(span)
             found.append(around)
         elif around is not None:
@@ -129,7 +134,7 @@ def _tensors(shape: Any, dtype: str | None) -> Any:
     return tuple(_tensors(each, dtype) for each in shape)
 
 
-def _module(known: dict[str, list[str]], name: str | None, layer: str | None) -> str:
+def module_path(known: dict[str, list[str]], name: str | None, layer: str | None) -> str:
     """Return the path of a module, with the number of the call from the second one on."""
     if name is None or layer is None:
         return ""

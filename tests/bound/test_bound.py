@@ -1,0 +1,347 @@
+"""The ladder of bounds: rungs, named differences, coverage, and what is joined with a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import xsp
+from xsp.bench.environment import Environment
+from xsp.bench.plan import specs
+from xsp.bench.spec import Spec, Status, Timing, untimed
+from xsp.bench.timings import Timings
+from xsp.bound import ladder, pictures, text
+from xsp.bound.ladder import Rung
+from xsp.bound.totals import Figure, Total, coverage, half, total
+from xsp.cli import main
+from xsp.device import ceilings
+from xsp.device.ceilings import Ceiling
+from xsp.device.machine import cpu_model
+from xsp.errors import BenchError, GraphError, UsageError
+from xsp.graph import Graph
+from xsp.graph.keys import key
+from xsp.graph.node import Call, Edge, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, Value, Why
+
+HERE = Environment({"cpu": "a cpu", "cores": 2, "torch": "2"})
+ELSEWHERE = Environment({"cpu": "another cpu", "cores": 2, "torch": "2"})
+CPU = Ceiling("a cpu", {"fp32": 1e9, "fp64": 1e9}, {}, 1e9, "measured")
+X = Tensor("float32", (10, 100))
+W = Tensor("float32", (100, 100))
+
+
+def node(op: str, module: str, reads: int, writes: int, *inputs: Tensor, kind: NodeKind = NodeKind.COMPUTE) -> Node:
+    call = Call(f"aten::{op}", tuple((f"input{place}", each) for place, each in enumerate(inputs)), (X,))
+    return Node(call, key(call), kind, module, Phase.FORWARD, (reads,) * len(inputs), (writes,), (writes,))
+
+
+def chain() -> Graph:
+    """Return a graph of four calls: linear, relu, a view, linear; the two products are equal."""
+    nodes = (
+        node("linear", "first", 0, 1, X, W),
+        node("relu", "act", 1, 2, X),
+        node("view", "", 2, 2, X, kind=NodeKind.VIEW),
+        node("linear", "second", 2, 3, X, W),
+    )
+    values = tuple(Value(each, 0, Role.ACTIVATION, 4000) for each in range(4))
+    edges = tuple(Edge(each, each + 1, Why.DATA) for each in range(3))
+    return Graph("chain", Source.CAPTURED, nodes, edges, values, KnownBy.STORAGE, "calls", 10_000)
+
+
+def timed(spec: Spec, ns: float, variant: str = "as-run", environment: Environment = HERE, **changed: object) -> Timing:
+    taken = replace(spec, variant=variant)
+    figures = {"trimmed_ns": ns, "low_ns": ns - 10, "high_ns": ns + 10, "samples": 9, "taken_ns": 1}
+    known = {"status": Status.OK, "environment": environment.hash, **figures, **changed}
+    return replace(untimed(taken), **known)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Timings:
+    """Timings of no call yet, and ceilings of this machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ceilings.keep({cpu_model() or "cpu": CPU})
+    return Timings.open(tmp_path / "timings", HERE)
+
+
+Fill = Callable[..., Timings]
+
+
+@pytest.fixture
+def filled(known: Timings) -> Fill:
+    """Return timings of the operators of a graph, by name."""
+
+    def fill(graph: Graph, **by_op: float) -> Timings:
+        wanted = [spec for spec, _ in specs(graph, threads=2)]
+        known.add(timed(spec, by_op[short]) for spec in wanted if (short := spec.block.op[6:]) in by_op)
+        return known
+
+    return fill
+
+
+# --- totals ---------------------------------------------------------------------------------------------
+
+
+def test_equal_calls_share_the_error_of_their_timing() -> None:
+    assert half([Figure(5, 3, "a"), Figure(5, 3, "a")]) == 6
+    assert half([Figure(5, 3, "a"), Figure(5, 4, "b")]) == 5
+    assert half([Figure(5, 3), Figure(5, 4), None]) == 5
+
+
+def test_coverage_is_of_calls_and_of_expected_time() -> None:
+    found = coverage([Figure(90), None, None], [True, True, False], [90.0, 10.0, None])
+    assert (found.nodes, found.of_nodes, found.time) == (1, 2, 0.9)
+    assert coverage([Figure(90), None], [True, True], [90.0, None]).time is None
+    assert coverage([Figure(90)], [True], [90.0], beyond_ns=90).time == 0.5
+
+
+def test_below_95_percent_there_is_no_total_unless_it_is_asked_for() -> None:
+    graph = chain()
+    figures = [Figure(900.0), Figure(50.0), None, None]
+    counted = [True, True, False, True]
+    found = total(graph, figures, counted, [900.0, 50.0, None, 900.0], 2)
+    assert (found.sequential, found.parallel, found.at_least) == (None, None, True)
+    partial = total(graph, figures, counted, [900.0, 50.0, None, 900.0], 2, partial=True)
+    assert (partial.sequential, partial.parallel, partial.at_least) == (950, 950, True)
+    assert total(graph, figures, counted, [900.0, 50.0, None, 5.0], 2).sequential == 950
+
+
+def test_where_the_order_alone_is_known_nothing_is_said_of_parallel_runs() -> None:
+    graph = replace(chain(), known_by=KnownBy.ORDER)
+    found = total(graph, [Figure(1.0)] * 4, [True] * 4, [None] * 4, 2)
+    assert (found.sequential, found.parallel, found.machine, found.schedule) == (4, None, None, None)
+
+
+# --- ladder ---------------------------------------------------------------------------------------------
+
+SOME = st.lists(st.none() | st.integers(0, 1000), min_size=4, max_size=4)
+
+
+@given(SOME, SOME, SOME, st.integers(0, 9000))
+@settings(max_examples=200)
+def test_the_differences_add_up_exactly_whatever_is_missing(low: list, middle: list, high: list, step: int) -> None:
+    counted = [True, True, False, True]
+    graph = chain()
+    rungs = (Rung.CEILING, Rung.BEST, Rung.AS_RUN)
+    figures = {
+        rung.value: [None if each is None else Figure(float(each)) for each in those]
+        for rung, those in zip(rungs, (low, middle, high), strict=True)
+    }
+    of = {name: total(graph, those, counted, [None] * 4, 2, partial=True) for name, those in figures.items()}
+    of["measured"] = Total(coverage([Figure(step)], [True], [1.0]), float(step), 1.0)
+    order = [each for each in (*rungs, Rung.MEASURED) if of[each.value].sequential is not None]
+    found = ladder.differences(order, of, figures, counted)
+    first, last = of[order[0].value].sequential, of[order[-1].value].sequential
+    assert first is not None
+    assert sum(each.ns for each in found) == (last or 0.0) - first
+
+
+def test_a_graph_without_timings_has_a_ceiling_and_says_what_is_missing(known: Timings) -> None:
+    found = xsp.bound.of(chain(), timings=known)
+    # 200,000 FLOPs at 1 GFLOP/s; 8,000 bytes at 1 GB/s
+    assert [each and each.ns for each in found.figures["ceiling"]] == [200_000, 8_000, 0, 200_000]
+    assert found.rungs["ceiling"].sequential == found.rungs["ceiling"].parallel == 408_000
+    assert found.rungs["best"].sequential is None
+    assert found.absent["as_run"] == "no call is timed"
+    assert (found.rungs["as_run"].coverage.nodes, found.rungs["as_run"].coverage.of_nodes) == (0, 3)
+    assert "--fill 60s" in text.page(found, "chain.json")
+
+
+def test_rungs_differences_and_interval_of_a_timed_graph(filled: Fill) -> None:
+    graph = chain()
+    known = filled(graph, linear=250_000.0, relu=10_000.0)
+    wanted = [spec for spec, _ in specs(graph, threads=2)]
+    known.add(timed(each, 220_000.0, "channels-last") for each in wanted if each.block.op == "aten::linear")
+    found = xsp.bound.of(graph, timings=known, threads=2)
+    assert found.rungs["best"].sequential == 450_000
+    assert found.rungs["as_run"].sequential == 510_000
+    assert found.rungs["as_run"].half_ns == pytest.approx((20**2 + 10**2) ** 0.5)
+    assert [(each.name, each.ns) for each in found.differences] == [
+        ("kernel efficiency", 42_000), ("choice of algorithm", 60_000)
+    ]  # fmt: skip
+    assert found.coverage.whole
+    assert found.layers[0].name in ("first", "second")
+    assert dict(found.layers[0].differences) == {"kernel efficiency": 20_000, "choice of algorithm": 30_000}
+    page = text.page(found, "chain.json")
+    assert max(map(len, page.splitlines())) <= 79
+    assert "kernel efficiency" in page
+
+
+def test_a_hole_is_named_with_its_reason_and_no_total_is_given(filled: Fill) -> None:
+    graph = chain()
+    known = filled(graph, relu=10_000.0)
+    (spec,) = [spec for spec, _ in specs(graph, threads=2) if spec.block.op == "aten::linear"]
+    known.add([replace(untimed(spec, Status.TOO_LARGE, "4 GiB"), environment=HERE.hash, taken_ns=1)])
+    found = xsp.bound.of(graph, timings=known, threads=2)
+    assert found.rungs["as_run"].sequential is None
+    assert [(each.op, each.reason, each.calls) for each in found.holes] == [("aten::linear", "too-large: 4 GiB", 2)]
+    assert found.coverage.time is not None
+    assert found.coverage.time < 0.1
+    partial = xsp.bound.of(graph, timings=known, threads=2, partial=True)
+    assert (partial.rungs["as_run"].sequential, partial.rungs["as_run"].at_least) == (10_000, True)
+    assert "≥" in text.page(partial, "chain.json", partial=True)
+    assert sum(each.ns for each in partial.differences) == 10_000 - 408_000
+
+
+def test_a_call_below_its_ceiling_is_counted(filled: Fill) -> None:
+    found = xsp.bound.of(chain(), timings=filled(chain(), linear=100.0, relu=10_000.0), threads=2)
+    assert found.beats == 2
+    assert found.differences[0].ns < 0
+
+
+def test_another_variant_never_raises_best_and_a_different_one_never_counts(filled: Fill) -> None:
+    graph = chain()
+    known = filled(graph, linear=250_000.0, relu=10_000.0)
+    (spec,) = [spec for spec, _ in specs(graph, threads=2) if spec.block.op == "aten::linear"]
+    known.add([timed(spec, 900_000.0, "onednn-off")])
+    assert xsp.bound.of(graph, timings=known, threads=2).rungs["best"].sequential == 510_000
+    known.add([timed(spec, 1.0, "half", status=Status.DIFFERENT)])
+    assert xsp.bound.of(graph, timings=known, threads=2).rungs["best"].sequential == 510_000
+
+
+def test_timings_of_another_environment_count_only_if_asked_for_and_it_is_said(tmp_path: Path, known: Timings) -> None:
+    graph = chain()
+    theirs = Timings.open(known.folder, ELSEWHERE)
+    theirs.add(timed(spec, 300_000.0, environment=ELSEWHERE) for spec, _ in specs(graph, threads=2))
+    assert xsp.bound.of(graph, timings=known, threads=2).rungs["as_run"].sequential is None
+    borrowed = Timings.open(known.folder, HERE, like=ELSEWHERE.hash[:6])
+    found = xsp.bound.of(graph, timings=borrowed, threads=2)
+    assert found.rungs["as_run"].sequential == found.rungs["best"].sequential == 900_000
+    assert found.settings["borrowed"] == 2
+    assert any(ELSEWHERE.hash in each for each in found.problems)
+    with pytest.raises(BenchError, match="xsp bench --list"):
+        Timings.open(known.folder, HERE, like="beef")
+
+
+def test_blocks_are_a_rung_of_their_own(filled: Fill) -> None:
+    graph = chain()
+    known = filled(graph, linear=250_000.0, relu=10_000.0)
+    assert "blocks" in xsp.bound.of(graph, timings=known, threads=2, granularity=2).absent
+    known.add(timed(spec, 240_000.0) for spec, _ in specs(graph, granularity=2, threads=2))
+    found = xsp.bound.of(graph, timings=known, threads=2, granularity=2)
+    assert found.rungs["blocks"].sequential == 480_000
+    assert ("neighbours", -10_000) in [(each.name, each.ns) for each in found.differences]
+
+
+def test_the_json_has_the_documented_keys_and_no_figure_that_is_not_one(filled: Fill) -> None:
+    found = xsp.bound.of(chain(), timings=filled(chain(), linear=250_000.0), threads=2, partial=True)
+    plain = json.loads(json.dumps(text.as_json(found), allow_nan=False))
+    page = (Path(__file__).parents[2] / "docs" / "use" / "bound.md").read_text(encoding="utf-8")
+    keys = [*plain, *plain["rungs"]["best"], *plain["rungs"]]
+    assert [each for each in keys if f"`{each}`" not in page] == []
+    assert plain["rungs"]["measured"]["sequential_ns"] is None
+
+
+def test_pages_and_sections_are_written_in_one_piece(filled: Fill, tmp_path: Path) -> None:
+    found = xsp.bound.of(chain(), timings=filled(chain(), linear=250_000.0, relu=9_000.0), threads=2)
+    pictures.write(found, tmp_path / "bound.html")
+    html = (tmp_path / "bound.html").read_text(encoding="utf-8")
+    assert "Waterfall by layer" in html
+    assert "<script" not in html
+    assert pictures.keep(found, tmp_path / "no run") is None
+    assert pictures.keep(found, tmp_path) is None
+
+
+def test_nothing_to_bound_and_no_time_to_fill_are_refused(known: Timings) -> None:
+    with pytest.raises(GraphError, match="no bound"):
+        xsp.bound.of(replace(chain(), nodes=(), edges=()), timings=known)
+    with pytest.raises(UsageError, match="above 0"):
+        xsp.bound.of(chain(), timings=known, fill=0)
+
+
+# --- traces ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_of_a_graph_is_joined_call_by_call(small_run: Path, known: Timings) -> None:
+    trace = xsp.load(small_run)
+    found = xsp.bound.of(trace, timings=known)
+    assert found.rungs["measured"].sequential
+    assert found.rungs["in_place"].sequential
+    assert sum(each.ns for each in found.differences) == (
+        found.rungs["measured"].sequential - found.rungs[found.ladder[0].value].sequential
+    )
+
+
+def test_a_run_of_something_else_is_refused(small_run: Path, known: Timings) -> None:
+    torch = pytest.importorskip("torch")
+    other = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Sigmoid(), torch.nn.MaxPool2d(2))
+    with pytest.raises(GraphError, match="is no run of"):
+        xsp.bound.of(other, torch.zeros(1, 3, 8, 8), trace=small_run, timings=known)
+
+
+def with_shapes(shared: Path) -> list[tuple[Path, bool]]:
+    found = {
+        "kineto_nvidia/tracelens_h100_owlv2": True, "kineto_nvidia/tracelens_h100_qwen1.5-0.5b": True,
+        "kineto_nvidia/kineto_sample_resnet50_workers0_1623143089861": True,
+        "kineto_nvidia/kineto_sample_resnet50_workers4_1623212756351": True,
+        "kineto_amd/tracelens_mi300x_resnet_ddp_rank0of8": True,
+        "kineto_amd/tracelens_mi300x_torch_compile_triton": True,
+        "multi_rank/hta_sampled_rank-0": True, "multi_rank/hta_sampled_rank-1": True,
+        "kineto_nvidia/hta_a100_alexnet_critical_path": False,
+        "kineto_nvidia/hta_a100_nccl_metadata_rank0of2": False,
+        "et_pair/hta_simple_add_kineto": False,
+    }  # fmt: skip
+    return [(shared / "traces" / f"{name}.json.gz", has) for name, has in found.items()]
+
+
+@pytest.mark.slow
+def test_every_trace_with_shapes_has_ceilings_and_the_others_are_refused(shared: Path) -> None:
+    for path, has in with_shapes(shared):
+        if not path.is_file():
+            pytest.skip(f"{path.name} is not there")
+        if not has:
+            with pytest.raises(GraphError, match="no shapes"):
+                xsp.bound.of(path, device="H100")
+            continue
+        found = xsp.bound.of(path, device="H100", partial=True)
+        ceiling = found.rungs["ceiling"]
+        assert ceiling.sequential
+        assert ceiling.coverage.nodes > 0.8 * ceiling.coverage.of_nodes
+        assert all(each.reason for each in found.holes)
+        assert found.rungs["measured"].sequential is not None
+
+
+# --- the command ----------------------------------------------------------------------------------------
+
+
+def test_the_command_shows_one_screen(
+    known: Timings, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XSP_TIMINGS", str(tmp_path / "timings"))
+    chain().save(tmp_path / "chain.json")
+    assert main(["bound", str(tmp_path / "chain.json"), "--html", str(tmp_path / "bound.html")]) == 0
+    shown = capsys.readouterr().out
+    assert "ceiling" in shown
+    assert "next: xsp bound" in shown
+    assert len(shown.splitlines()) <= 40
+    assert (tmp_path / "bound.html").is_file()
+    assert main(["bound", str(tmp_path / "chain.json"), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rungs"]["ceiling"]["sequential_ns"] == 408_000
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--fill", "nothing"], "no duration"),
+        (["--fill", "0s"], "no duration"),
+        (["--device", "no such device"], "no ceiling of the device"),
+        (["--like", "beef"], "no one environment"),
+        (["--like", "beef", "--device", "H100"], "--like"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_line(
+    more: list[str], said: str, known: Timings, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XSP_TIMINGS", str(tmp_path / "timings"))
+    chain().save(tmp_path / "chain.json")
+    try:
+        code = main(["bound", str(tmp_path / "chain.json"), *more])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    assert code != 0
+    assert said in capsys.readouterr().err

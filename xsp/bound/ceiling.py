@@ -1,0 +1,76 @@
+"""The ceiling of a call: the longer of its operations at the device's peak and of its bytes at its bandwidth.
+
+Operations and bytes are those of `xsp.graph.work`; the bandwidth is that of the level of memory that the bytes fit.
+No software can be faster, as far as the ceilings are right. A call of which a part is unknown has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xsp.bound.totals import Figure
+from xsp.device.ceilings import Ceiling
+from xsp.graph import work
+from xsp.graph.node import Graph, Node, NodeKind
+
+PRECISIONS = {
+    "float64": "fp64", "complex128": "fp64", "float32": "fp32", "complex64": "fp32", "float16": "fp16",
+    "bfloat16": "bf16", "int8": "int8", "uint8": "int8", "qint8": "int8", "quint8": "int8",
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), "fp8"),
+}  # fmt: skip
+"""Element type of a factor → precision of `xsp.device.ceilings`."""
+
+
+COMMUNICATION = ("c10d::", "_c10d_functional::", "record_param_comms")
+"""How operators begin that exchange values between ranks, for which a device has no ceiling."""
+
+NO_SHAPES = "no shapes"
+
+
+def figures(
+    graph: Graph, ceiling: Ceiling, precisions: Sequence[str | None] | None = None
+) -> tuple[list[Figure | None], list[str]]:
+    """Return the ceiling of each node, and of each why it has none; empty where it has.
+
+    Args:
+        graph: any.
+        ceiling: of the device.
+        precisions: of each node, where its kernels tell another one than its types (`tf32`).
+    """
+    found: list[Figure | None] = []
+    why = []
+    for place, node in enumerate(graph.nodes):
+        ns = least_ns(node, ceiling, precisions[place] if precisions is not None else None)
+        found.append(None if isinstance(ns, str) else Figure(ns, key=node.key))
+        why.append(ns if isinstance(ns, str) else "")
+    return found, why
+
+
+def least_ns(node: Node, ceiling: Ceiling, precision: str | None = None) -> float | str:
+    """Return the nanoseconds that a node takes at least on a device; a reason where that cannot be told."""
+    if not node.computes:
+        return 0.0
+    flops, moved = work.flops_of(node), work.bytes_of(node)
+    if node.kind is NodeKind.COMMUNICATION or node.call.op.startswith(COMMUNICATION):
+        return "exchanges values with other ranks"
+    if moved is None and not node.call.inputs:
+        return NO_SHAPES
+    if moved is None:
+        return "bytes unknown"
+    if flops is None:
+        return "FLOPs unknown"
+    seconds = moved / ceiling.bandwidth(moved)
+    if flops:
+        kind = precision or precision_of(node)
+        if kind is None:
+            return "precision unknown"
+        peak = ceiling.peak(kind)
+        if peak is None:
+            return f"no peak of {kind} known"
+        seconds = max(seconds, flops / peak)
+    return seconds * 1e9
+
+
+def precision_of(node: Node) -> str | None:
+    """Return the precision of a node by the first of its tensors that has one; None where none has."""
+    return next((PRECISIONS[each.dtype] for each in node.call.inputs if each.dtype in PRECISIONS), None)

@@ -1,0 +1,124 @@
+"""Which call of a graph is which of a trace: by phase, module, operator and turn, then by the alignment of comparisons.
+
+Each pair carries its rule. What has no counterpart is counted: planned and not seen, seen and not planned.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xsp.bound.seen import Seen
+from xsp.comparison.align import align, common
+from xsp.comparison.series import Series
+from xsp.graph.node import Graph, Node
+
+
+class By(str, enum.Enum):
+    """The evidence of a pair, best first."""
+
+    PLACE = "place"
+    """Equal phase, module and operator, and the same turn among those."""
+
+    NAME = "name"
+    """Equal phase and operator, in the longest common order of what was left in all."""
+
+    TYPE = "type"
+    """Equal operators after the same neighbour."""
+
+
+@dataclass(frozen=True)
+class Join:
+    """The pairs of a graph and a trace."""
+
+    seen: tuple[Seen, ...]
+    of_node: tuple[int | None, ...]
+    """For each node the place of its counterpart in `seen`."""
+
+    by: tuple[By | None, ...]
+    """Its rule."""
+
+    planned_not_seen: tuple[int, ...]
+    """Nodes that compute and have no counterpart."""
+
+    seen_not_planned: tuple[int, ...]
+    """Calls that work and have none."""
+
+    @property
+    def rules(self) -> dict[str, int]:
+        """Rule → pairs."""
+        found = Counter(each.value for each in self.by if each is not None)
+        return {each.value: found[each.value] for each in By}
+
+    def share(self, graph: Graph) -> float:
+        """Return the share of the computing nodes that have a counterpart."""
+        computing = len(graph.computing)
+        return (computing - len(self.planned_not_seen)) / computing if computing else 0.0
+
+
+def of(graph: Graph, seen: Sequence[Seen]) -> Join:
+    """Pair the nodes of a graph with the calls of a trace."""
+    found = _by_place(graph, seen)
+    rules = dict.fromkeys(found, By.PLACE)
+    taken = set(found.values())
+    for rule, tokens in ((By.NAME, _by_order), (By.TYPE, _by_neighbour)):
+        left = [place for place in range(len(graph.nodes)) if place not in found]
+        others = [place for place in range(len(seen)) if place not in taken]
+        for here, there in tokens(graph, seen, left, others):
+            found[here] = there
+            rules[here] = rule
+            taken.add(there)
+    nodes = range(len(graph.nodes))
+    return Join(
+        tuple(seen),
+        tuple(found.get(each) for each in nodes),
+        tuple(rules.get(each) for each in nodes),
+        tuple(each for each in nodes if graph.nodes[each].computes and each not in found),
+        tuple(place for place, each in enumerate(seen) if each.works and place not in taken),
+    )
+
+
+def _by_place(graph: Graph, seen: Sequence[Seen]) -> dict[int, int]:
+    turns: Counter[tuple[str, str, str]] = Counter()
+    places: dict[tuple[tuple[str, str, str], int], int] = {}
+    for place, each in enumerate(seen):
+        token = (each.phase or "forward", each.module, each.op)
+        places[token, turns[token]] = place
+        turns[token] += 1
+    turns.clear()
+    found = {}
+    for number, node in enumerate(graph.nodes):
+        token = (node.phase.value, node.module, node.call.op)
+        place_ = places.get((token, turns[token]))
+        turns[token] += 1
+        if place_ is not None:
+            found[number] = place_
+    return found
+
+
+def _by_order(graph: Graph, seen: Sequence[Seen], left: list[int], others: list[int]) -> list[tuple[int, int]]:
+    ours = [(graph.nodes[each].phase.value, graph.nodes[each].call.op) for each in left]
+    theirs = [(seen[each].phase or "forward", seen[each].op) for each in others]
+    return [(left[here], others[there]) for here, there in common(ours, theirs)]
+
+
+def _by_neighbour(graph: Graph, seen: Sequence[Seen], left: list[int], others: list[int]) -> list[tuple[int, int]]:
+    """Pair operators whose names differ by an in-place mark or a private prefix."""
+    ours = [_row(_stem(graph.nodes[each].call.op), graph.nodes[each], each) for each in left]
+    theirs = [Series(None, f"seen {each}", _stem(seen[each].op), [seen[each].ns], None) for each in others]
+    places = {id(row): each for row, each in zip([*ours, *theirs], [*left, *others], strict=True)}
+    return [
+        (places[id(pair.a)], places[id(pair.b)])
+        for pair in align(ours, theirs)
+        if pair.a is not None and pair.b is not None
+    ]
+
+
+def _row(stem: str, node: Node, number: int) -> Series:
+    return Series(None, f"planned {number} {node.call.op}", stem, [0.0], None)
+
+
+def _stem(op: str) -> str:
+    return op.rpartition("::")[2].strip("_")

@@ -1,0 +1,258 @@
+"""The ladder: what a step would cost if nothing but its calls cost anything, rung by rung, up to what was measured.
+
+| rung | a call costs | the difference to the rung below |
+|---|---|---|
+| ceiling | the longer of FLOPs at the peak and of bytes at the bandwidth | |
+| best | the least of the variants that were timed | kernel efficiency |
+| as run | the variant that the framework takes, by itself | choice of algorithm, layout and threads |
+| blocks | as part of a block of several calls | neighbours |
+| with framework | and the calls of modules and views cost what they cost empty | framework |
+| in place | what it took in the trace (in place of timings, where there are none) | kernel efficiency |
+| measured | the true step of the trace | waiting and interference |
+
+Figures are whole nanoseconds, so the differences add up exactly.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from xsp.bound import totals
+from xsp.bound.join import Join
+from xsp.bound.totals import Coverage, Figure, Total
+from xsp.graph.node import Graph
+
+
+class Rung(str, enum.Enum):
+    """A rung of the ladder, lowest first."""
+
+    CEILING = "ceiling"
+    BEST = "best"
+    AS_RUN = "as_run"
+    BLOCKS = "blocks"
+    FRAMEWORK = "with_framework"
+    IN_PLACE = "in_place"
+    MEASURED = "measured"
+
+
+NAMES: Mapping[Rung, str] = {
+    Rung.CEILING: "ceiling", Rung.BEST: "best", Rung.AS_RUN: "as run", Rung.BLOCKS: "blocks",
+    Rung.FRAMEWORK: "with framework", Rung.IN_PLACE: "in place", Rung.MEASURED: "measured",
+}  # fmt: skip
+
+BY_NODE = (Rung.CEILING, Rung.BEST, Rung.AS_RUN, Rung.IN_PLACE)
+"""Rungs that have a figure of each node."""
+
+KERNEL = "kernel efficiency"
+CHOICE = "choice of algorithm"
+NEIGHBOURS = "neighbours"
+FRAMEWORK = "framework"
+WAITING = "waiting and interference"
+IN_PLACE = "in place"
+"""What a call took in the trace beyond its timing by itself."""
+
+ORDER = (KERNEL, CHOICE, NEIGHBOURS, FRAMEWORK, IN_PLACE, WAITING)
+"""Names of differences from the ceiling up."""
+
+_BETWEEN: Mapping[tuple[Rung, Rung], str] = {
+    (Rung.CEILING, Rung.BEST): KERNEL,
+    (Rung.CEILING, Rung.IN_PLACE): KERNEL,
+    (Rung.BEST, Rung.AS_RUN): CHOICE,
+    (Rung.AS_RUN, Rung.BLOCKS): NEIGHBOURS,
+    (Rung.AS_RUN, Rung.FRAMEWORK): FRAMEWORK,
+    (Rung.BLOCKS, Rung.FRAMEWORK): FRAMEWORK,
+    (Rung.FRAMEWORK, Rung.MEASURED): WAITING,
+    (Rung.AS_RUN, Rung.IN_PLACE): IN_PLACE,
+    (Rung.IN_PLACE, Rung.MEASURED): "framework and waiting",
+    (Rung.AS_RUN, Rung.MEASURED): "framework, waiting and interference",
+    (Rung.BLOCKS, Rung.MEASURED): "framework, waiting and interference",
+}
+
+Figures = Sequence[Figure | None]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What lies between two rungs, by name; all of a ladder add up to its upper end less its lower one."""
+
+    name: str
+    below: Rung
+    above: Rung
+    ns: float
+    half_ns: float | None = None
+    """Half of the 95 % interval; None where it cannot be told."""
+
+    calls: int | None = None
+    """How many calls it is of, where it is of those that one of both rungs alone has."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module, or an operator where the source tells no modules, with what its calls cost on each rung."""
+
+    name: str
+    nodes: tuple[int, ...]
+    ns: Mapping[Rung, float | None]
+    """Of all its calls that count; None where one is unknown."""
+
+    differences: tuple[tuple[str, float], ...]
+    """Named differences of its calls that have both figures, largest first."""
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Calls of an operator that have no figure, for one reason."""
+
+    op: str
+    reason: str
+    calls: int
+    expected_ns: float | None
+    """What they are expected to take together; None if unknown."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a step costs at least, and why it costs more. Times are nanoseconds."""
+
+    graph: Graph
+    rungs: Mapping[str, Total]
+    """By the names of `Rung`; each of them, with None where it cannot be had (`absent` says why)."""
+
+    figures: Mapping[str, tuple[Figure | None, ...]]
+    """Of each node, of the rungs that have such."""
+
+    counted: tuple[bool, ...]
+    """Whether each node does work."""
+
+    differences: tuple[Difference, ...]
+    layers: tuple[Layer, ...]
+    """Those with the largest differences first."""
+
+    holes: tuple[Hole, ...]
+    """Most expected time first: of the timings where there are some, else of the ceilings."""
+
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Rung → why it is not there."""
+
+    join: Join | None = None
+    beats: int = 0
+    """Calls that were timed below their ceiling."""
+
+    problems: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def coverage(self) -> Coverage:
+        """How much of the graph the timings know; the ceilings, where there are no timings."""
+        found = self.rungs[Rung.AS_RUN.value].coverage
+        return found if found.nodes else self.rungs[Rung.CEILING.value].coverage
+
+    @property
+    def ladder(self) -> list[Rung]:
+        """The rungs that there are, lowest first."""
+        timed = self.rungs[Rung.AS_RUN.value].sequential is not None
+        left_out = Rung.IN_PLACE if timed else Rung.FRAMEWORK
+        return [each for each in Rung if each is not left_out and self.rungs[each.value].sequential is not None]
+
+    @property
+    def ratio(self) -> float | None:
+        """Best over measured: Benanza's ratio, whose inverse is the potential speed-up; None if one is unknown."""
+        best, step = (self.rungs[each.value].sequential for each in (Rung.BEST, Rung.MEASURED))
+        return None if best is None or not step else best / step
+
+
+def whole(figure: Figure | None) -> Figure | None:
+    """Return a figure in whole nanoseconds, so that sums and differences are exact."""
+    if figure is None:
+        return None
+    threads = {count: float(round(ns)) for count, ns in figure.threads.items()}
+    return Figure(float(round(figure.ns)), figure.half_ns, figure.key, threads)
+
+
+def differences(
+    order: Sequence[Rung],
+    rungs: Mapping[str, Total],
+    figures: Mapping[str, Figures],
+    counted: Sequence[bool],
+    beyond_ns: float = 0.0,
+) -> list[Difference]:
+    """Return the named differences between neighbours of a ladder; their sum is exactly its last less its first.
+
+    Where one of two rungs alone has a figure of a call, that is a difference by its own name; so is device work that
+    belongs to no call (`beyond_ns`), which lies between the calls in place and the whole step.
+    """
+    found = []
+    for below, above in pairwise(order):
+        low, high = rungs[below.value], rungs[above.value]
+        assert low.sequential is not None
+        assert high.sequential is not None
+        name = _BETWEEN.get((below, above), f"{NAMES[below]} to {NAMES[above]}")
+        if below not in BY_NODE or above not in BY_NODE:
+            half = None if low.half_ns is None or high.half_ns is None else math.hypot(low.half_ns, high.half_ns)
+            beyond = float(round(beyond_ns)) if below is Rung.IN_PLACE else 0.0
+            if beyond:
+                found.append(Difference("device work of no call", below, above, beyond))
+            found.append(Difference(name, below, above, high.sequential - low.sequential - beyond, half))
+            continue
+        ours, theirs = _counting(figures[below.value], counted), _counting(figures[above.value], counted)
+        both = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
+        apart = [
+            Figure(b.ns - a.ns, 0.0 if a == b else math.hypot(a.half_ns, b.half_ns), b.key or a.key) for a, b in both
+        ]
+        found.append(Difference(name, below, above, math.fsum(each.ns for each in apart), totals.half(apart)))
+        for sign, one, other, which in ((1, theirs, ours, below), (-1, ours, theirs, above)):
+            alone = [a for a, b in zip(one, other, strict=True) if a is not None and b is None]
+            if alone:
+                what = f"calls without {_WITHOUT[which]}"
+                ns = sign * math.fsum(each.ns for each in alone)
+                found.append(Difference(what, below, above, ns, totals.half(alone), len(alone)))
+        rest = (
+            high.sequential
+            - low.sequential
+            - math.fsum(each.ns for each in found if (each.below, each.above) == (below, above))
+        )
+        if rest:
+            found.append(Difference("work of no call of the graph", below, above, rest))
+    return found
+
+
+_WITHOUT = {
+    Rung.CEILING: "a ceiling", Rung.BEST: "a timing", Rung.AS_RUN: "a timing", Rung.IN_PLACE: "a place in the trace",
+}  # fmt: skip
+
+
+def _counting(figures: Figures, counted: Sequence[bool]) -> list[Figure | None]:
+    return [figure if counts else None for figure, counts in zip(figures, counted, strict=True)]
+
+
+def layers(graph: Graph, figures: Mapping[str, Figures], counted: Sequence[bool]) -> list[Layer]:
+    """Return the modules of a graph (operators, where it has no modules), largest difference first."""
+    named = any(node.module for node in graph.nodes)
+    groups: dict[str, list[int]] = defaultdict(list)
+    for number, node in enumerate(graph.nodes):
+        if counted[number]:
+            groups[(node.module or "(outermost module)") if named else node.call.op].append(number)
+    have = [each for each in BY_NODE if any(figures.get(each.value) or ())]
+    found = [_layer(name, numbers, have, figures) for name, numbers in groups.items()]
+    return sorted(found, key=lambda layer: -max((ns for _, ns in layer.differences), default=0.0))
+
+
+def _layer(name: str, numbers: list[int], have: Sequence[Rung], figures: Mapping[str, Figures]) -> Layer:
+    ns: dict[Rung, float | None] = {}
+    for rung in have:
+        there = [figures[rung.value][number] for number in numbers]
+        known = [each.ns for each in there if each is not None]
+        ns[rung] = math.fsum(known) if len(known) == len(there) else None
+    apart = []
+    for below, above in pairwise(have):
+        both = [(figures[below.value][number], figures[above.value][number]) for number in numbers]
+        known = [b.ns - a.ns for a, b in both if a is not None and b is not None]
+        if known:
+            apart.append((_BETWEEN.get((below, above), f"{NAMES[below]} to {NAMES[above]}"), math.fsum(known)))
+    return Layer(name, tuple(numbers), ns, tuple(sorted(apart, key=lambda each: -each[1])))

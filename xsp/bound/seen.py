@@ -1,0 +1,225 @@
+"""What a trace says of the calls of a step: which there were, where, how long each took in place, and the whole step.
+
+The time of a call is its operator's true time on the host, or, where devices worked, the time of the kernels, copies
+and fills that it launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from xsp.analyses.model import model_information
+from xsp.analyses.roofline import kernels_by_model
+from xsp.bound.totals import Figure
+from xsp.device.kernelnames import NAMES
+from xsp.errors import AnalysisError
+from xsp.graph import spans
+from xsp.schema import Kind, Level
+from xsp.store.selftimes import BOOKKEEPING, NS
+from xsp.store.trace import Trace
+
+COMPILED = ("CompiledFunction", "Torch-Compiled Region", "CompiledFxGraph", "triton_")
+"""What the names of operators hold in compiled code."""
+
+
+@dataclass
+class Seen:
+    """A call that a trace holds."""
+
+    op: str
+    module: str
+    """Path as in a graph; empty for the outermost module."""
+
+    phase: str
+    ns: float
+    """On the host its own time with all inside; on a device the sum of what it launched."""
+
+    half_ns: float = 0.0
+    kernels: int = 0
+    """Kernels, copies and fills on a device."""
+
+    tensor_cores: bool = False
+    works: bool = True
+    """Whether it computes: whether it launched something, without a device whether anything in it is no bookkeeping."""
+
+
+class _Row(NamedTuple):
+    span_id: str
+    parent_id: str | None
+    name: str
+    phase: str | None
+    ns: float
+    half_ns: float
+    layer_id: str | None
+    layer: str | None
+
+
+_ROWS = f"""
+    SELECT op.span_id, op.parent_id, op.name, op.phase, coalesce(op.true_ns, op.raw_ns, op.dur_ns)::DOUBLE,
+        coalesce(op.true_hi_ns - op.true_lo_ns, 0)::DOUBLE / 2, op.layer_id, layer.name
+    FROM merged op LEFT JOIN merged layer ON layer.span_id = op.layer_id AND layer.level = {int(Level.LAYER)}
+    WHERE op.level = {int(Level.OP)} AND op.kind = '{Kind.OP}'
+    ORDER BY op.start_ns, op.dur_ns DESC, op.span_id
+"""
+"""In the order of `xsp.graph.spans`."""
+
+
+@dataclass
+class _Span:
+    row: _Row
+    inside: list[_Span] = field(default_factory=list)
+    kernels: int = 0
+    device_ns: float = 0.0
+    tensor_cores: bool = False
+
+
+def outermost(trace: Trace) -> list[Seen]:
+    """Return the outermost calls, one for each node of `xsp.graph.spans.of(trace)`, in its order."""
+    return list(_calls(trace, None))
+
+
+def of(trace: Trace, operators: Set[str]) -> list[Seen]:
+    """Return the calls of operators that a graph may hold, from the outside in, in the order of their beginning.
+
+    An operator that the graph does not know is looked into: with gradients composite operators decompose. One that
+    holds none of them is itself a call that was seen and not planned.
+    """
+    return list(_calls(trace, operators))
+
+
+def measured(trace: Trace) -> Figure | None:
+    """Return the time of a step with its interval: true where the trace is leveled, else as recorded; None if unknown.
+
+    On a device it lasts until the last kernel has ended.
+    """
+    try:
+        if trace.has(Level.KERNEL):
+            rows = kernels_by_model(trace).project("latency_ms, NULL, NULL").fetchall()
+        else:
+            rows = model_information(trace).project("latency_ms, low_ms, high_ms").fetchall()
+    except AnalysisError:
+        return None
+    known = [row for row in rows if row[0] is not None]
+    if not known:
+        return None
+    mean, low, high = known[0]
+    half = 0.0 if low is None or high is None else (high - low) / 2
+    return Figure(mean * 1e6, half * 1e6, "step")
+
+
+def is_compiled(trace: Trace) -> bool:
+    """Return whether compiled code ran in the step."""
+    named = " OR ".join(f"contains(name, '{each}')" for each in COMPILED)
+    return bool(trace.con.execute(f"SELECT 1 FROM merged WHERE {named} LIMIT 1").fetchall())
+
+
+def _calls(trace: Trace, operators: Set[str] | None) -> Iterator[Seen]:
+    on_device = trace.has(Level.KERNEL)
+    roots = _trees(trace)
+    if on_device:
+        _launched(trace, roots)
+    outer = _outer_module(trace)
+    modules: dict[str, list[str]] = {}
+    pending = roots[::-1]
+    while pending:
+        span = pending.pop()
+        name = span.row.name
+        if operators is not None and name not in operators and _holds(span, operators):
+            pending += span.inside[::-1]
+            continue
+        path = spans.module_path(modules, span.row.layer, span.row.layer_id)
+        module = "" if path == outer else path
+        yield _seen(span, module, on_device)
+
+
+def _seen(span: _Span, module: str, on_device: bool) -> Seen:
+    row = span.row
+    every = list(_all(span))
+    kernels = sum(each.kernels for each in every)
+    works = kernels > 0 if on_device else any(_is_busy(each.row.name) for each in every)
+    return Seen(
+        row.name,
+        module,
+        row.phase or "",
+        sum(each.device_ns for each in every) if on_device else row.ns,
+        0.0 if on_device else row.half_ns,
+        kernels,
+        any(each.tensor_cores for each in every),
+        works,
+    )
+
+
+def _is_busy(name: str) -> bool:
+    """Return whether an operator is no bookkeeping, as allocation and views are."""
+    return "::" in name and not name.startswith("autograd::") and name.partition("::")[2] not in BOOKKEEPING
+
+
+def _all(span: _Span) -> Iterator[_Span]:
+    pending = [span]
+    while pending:
+        at = pending.pop()
+        yield at
+        pending += at.inside
+
+
+def _holds(span: _Span, operators: Set[str]) -> bool:
+    return any(each.row.name in operators for each in _all(span) if each is not span)
+
+
+def _trees(trace: Trace) -> list[_Span]:
+    """Return the outermost operators, with those inside them."""
+    roots: list[_Span] = []
+    known: dict[str, _Span] = {}
+    for row in map(_Row._make, trace.con.execute(_ROWS).fetchall()):
+        span = _Span(row)
+        around = known.get(row.parent_id or "")
+        if around is not None:
+            around.inside.append(span)
+        elif spans.is_call(row.name):
+            roots.append(span)
+        else:
+            continue
+        known[row.span_id] = span
+    return roots
+
+
+def _launched(trace: Trace, roots: list[_Span]) -> None:
+    """Give each operator what it launched on devices itself."""
+    known = {span.row.span_id: span for root in roots for span in _all(root)}
+    parents = dict(trace.con.execute("SELECT span_id, parent_id FROM merged WHERE device IS NULL").fetchall())
+    rows = trace.con.execute(
+        f"""
+        WITH {NAMES}
+        SELECT parent_id, {NS}, tensor_cores = 'yes' AND kind = '{Kind.KERNEL}'
+        FROM merged LEFT JOIN names USING (name) WHERE level = {int(Level.KERNEL)}
+        """
+    ).fetchall()
+    for parent, ns, tensor_cores in rows:
+        at, steps = parent, 0
+        while at is not None and at not in known and steps < 1000:
+            at, steps = parents.get(at), steps + 1
+        if at in known:
+            span = known[at]
+            span.kernels += 1
+            span.device_ns += float(ns or 0)
+            span.tensor_cores |= bool(tensor_cores)
+
+
+def _outer_module(trace: Trace) -> str | None:
+    """Return the name of the module that is called by no other one, which in a graph has an empty path."""
+    rows = trace.con.execute(
+        f"""
+        SELECT layer.name FROM merged layer LEFT JOIN merged up ON up.span_id = layer.parent_id
+        WHERE layer.level = {int(Level.LAYER)} AND coalesce(up.level, 0) < {int(Level.LAYER)}
+        """
+    ).fetchall()
+    names = {name for (name,) in rows}
+    return next(iter(names)) if len(names) == 1 else None
+
+
+def device_ns(trace: Trace) -> float:
+    """Return the time of all kernels, copies and fills of a step, one after the other."""
+    ((found,),) = trace.con.execute(f"SELECT sum({NS}) FROM merged WHERE level = {int(Level.KERNEL)}").fetchall()
+    return float(found or 0)

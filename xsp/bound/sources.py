@@ -1,0 +1,431 @@
+"""From what a bound is made: a graph or what one is made from, timings, ceilings, and the trace of a run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from xsp.bench import environment
+from xsp.bench.timings import Timings
+from xsp.bound import ceiling as roof
+from xsp.bound import join as joining
+from xsp.bound import ladder, planned, seen, timed, totals
+from xsp.bound.ladder import Bound, Hole, Rung
+from xsp.bound.totals import Coverage, Figure, Total
+from xsp.device import ceilings, machine
+from xsp.device.ceilings import Ceiling
+from xsp.errors import AnalysisError, GraphError, UsageError
+from xsp.graph.node import Graph, Source
+
+if TYPE_CHECKING:
+    from xsp.store.trace import Trace
+
+LEAST_PAIRS = 0.5
+"""Share of the computing nodes that have to be found in a trace for it to be one of that graph."""
+
+FOREIGN = "timings are of this processor"
+"""Why there are none of another device."""
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class _Parts:
+    """What a bound is put together from."""
+
+    graph: Graph
+    trace: Trace | None
+    partial: bool
+    cores: int
+    counted: tuple[bool, ...]
+    figures: dict[str, tuple[Figure | None, ...]] = field(default_factory=dict)
+    rungs: dict[str, Total] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    join: joining.Join | None = None
+    why: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    beyond_ns: float = 0.0
+    """Of the trace's work that belongs to no call."""
+
+
+def of(
+    what: Any,
+    *args: Any,
+    fill: float | None = None,
+    trace: Any = None,
+    device: str | None = None,
+    granularity: int | None = None,
+    timings: Timings | Path | str | None = None,
+    like: str | None = None,
+    threads: int | None = None,
+    partial: bool = False,
+    progress: Progress = lambda what, done, total: None,
+    **of_model: Any,
+) -> Bound:
+    """Return the bound of a step.
+
+    Args:
+        what: as `xsp.graph.of` takes it: the name of a model, a path, a module with its arguments, a graph or a trace.
+        args: arguments of a module.
+        fill: seconds to spend on timings that are missing; none unless told otherwise.
+        trace: of a run of that graph, or where it lies, to be held against it.
+        device: whose quoted ceilings count, in place of those of this machine or of the run; there are no timings
+            of it.
+        granularity: calls of a block, for the rung `blocks`.
+        timings: an open data base, or its folder; the default one unless told otherwise.
+        like: hash of an environment whose timings stand in where there are none of this one.
+        threads: with which the step runs; as the run did, else all cores.
+        partial: totals below a coverage of 95 %, which are at least so much.
+        progress: called while timings are taken.
+        of_model: `batch`, `train`, `seed`, `shape`, `sequence`, `kwargs` of `xsp.graph.of`.
+
+    Raises:
+        GraphError: there is no graph, or the trace is of another one.
+        BenchError: timings cannot be had.
+        AnalysisError: there is no such device.
+    """
+    if fill is not None and not fill > 0:
+        raise UsageError(f"{fill:g} seconds time nothing: give a number above 0")
+    graph, found = planned.of(what, args, trace, of_model)
+    if not graph.computing:
+        raise GraphError(f"{graph.name}: no call of it computes anything, so that there is no bound")
+    parts = _Parts(graph, found, partial, environment.cores(), tuple(node.computes for node in graph.nodes))
+    parts.problems += [f"{each.where}: {each.reason}" for each in graph.problems]
+    if found is not None:
+        _see(parts, found)
+    ceiling = _ceiling(parts, device, fill is not None)
+    foreign = device is not None or _is_elsewhere(found)
+    known = None if foreign else _timings(timings, like)
+    if known is not None:
+        _look_up(parts, known, _threads(threads, found), fill, progress)
+    _ceilings(parts, ceiling)
+    if known is None:
+        reason = FOREIGN
+        for rung in (Rung.BEST, Rung.AS_RUN, Rung.BLOCKS, Rung.FRAMEWORK):
+            _none(parts, rung, reason)
+    else:
+        _timed_totals(parts, known, granularity, _threads(threads, found))
+    return _finished(parts)
+
+
+# --- the trace ------------------------------------------------------------------------------------------
+
+
+def _see(parts: _Parts, trace: Trace) -> None:
+    """Add what the trace says: each call in place, and the whole step."""
+    graph = parts.graph
+    from_trace = graph.source is Source.SPANS
+    calls = seen.outermost(trace) if from_trace else seen.of(trace, {each.call.op for each in graph.nodes})
+    if from_trace:
+        parts.counted = tuple(each.works for each in calls)
+        if not any(parts.counted):
+            raise GraphError(f"{trace.name}: none of its operators computes anything, so that there is no bound")
+        if not any(node.call.inputs for node, counts in zip(graph.nodes, parts.counted, strict=True) if counts):
+            raise GraphError(f"{trace.name}: the trace has no shapes, so that nothing bounds it; record_shapes=True")
+        places: Sequence[int | None] = range(len(calls))
+    else:
+        found = parts.join = joining.of(graph, calls)
+        places = found.of_node
+        if found.share(graph) < LEAST_PAIRS:
+            _refuse_another(parts, trace, found)
+    parts.figures[Rung.IN_PLACE.value] = tuple(
+        None if place is None else ladder.whole(Figure(calls[place].ns, calls[place].half_ns, f"seen {place}"))
+        for place in places
+    )
+    parts.settings["tensor_cores"] = [None if place is None else calls[place].tensor_cores for place in places]
+    if from_trace and any(each.kernels for each in calls):
+        parts.beyond_ns = max(0.0, seen.device_ns(trace) - sum(each.ns for each in calls))
+        if parts.beyond_ns:
+            share = 100 * parts.beyond_ns / seen.device_ns(trace)
+            parts.problems.append(f"device work: {share:.1f} % of its time belongs to no call of the trace")
+    step = ladder.whole(seen.measured(trace))
+    if step is None:
+        parts.absent[Rung.MEASURED.value] = "the trace has no timed step"
+        step_total = Total(Coverage(0, 1, None), None, None)
+    else:
+        step_total = Total(Coverage(1, 1, 1.0), step.ns, step.half_ns)
+    parts.rungs[Rung.MEASURED.value] = step_total
+    kinds = trace.run.kinds
+    if len(kinds) > 1:
+        names = ", ".join(f"{each.name} ({each.steps})" for each in kinds[:4])
+        parts.problems.append(f"steps: of {len(kinds)} kinds, {names}; this is of kind {trace.kind}, one alone")
+    if seen.is_compiled(trace):
+        parts.problems.append("compiled: calls inside compiled code are not seen one by one; compare totals and layers")
+
+
+def _refuse_another(parts: _Parts, trace: Trace, found: joining.Join) -> None:
+    """Keep a compiled run without its places; refuse a run of something else."""
+    computing = len(parts.graph.computing)
+    paired = computing - len(found.planned_not_seen)
+    if not seen.is_compiled(trace):
+        raise GraphError(
+            f"{trace.name} is no run of {parts.graph.name}: {paired} of its {computing} calls are in the trace; "
+            "give the model, batch and mode of the run, or the run alone"
+        )
+    parts.problems.append(f"calls: {paired} of {computing} found in the compiled run")
+
+
+# --- ceilings ---------------------------------------------------------------------------------------------
+
+
+def _ceiling(parts: _Parts, device: str | None, may_measure: bool) -> Ceiling | str:
+    """Return the ceilings that count; a reason where there are none."""
+    if device is not None:
+        return ceilings.meant(device)
+    trace = parts.trace
+    if trace is not None:
+        on_device = bool(trace.run.machine.devices) and _worked_on_device(trace)
+        try:
+            return ceilings.of_run(trace.run, on_device)
+        except AnalysisError as error:
+            if _worked_on_device(trace) or trace.run.machine.cpu != machine.cpu_model():
+                return f"{error}; or name the device: --device NAME"
+    name = machine.cpu_model() or "cpu"
+    found = ceilings.of_machine(name)
+    if found is None and may_measure:
+        measured = {each.name: each for each in ceilings.measure(name)}
+        ceilings.keep(measured)
+        found = measured.get(name)
+    return found or "what this machine can do at most was not measured: xsp doctor --measure"
+
+
+def _worked_on_device(trace: Trace) -> bool:
+    from xsp.schema import Level
+
+    return trace.has(Level.KERNEL)
+
+
+def _is_elsewhere(trace: Trace | None) -> bool:
+    """Return whether a trace is of a device, or of another processor, of which there are no timings here."""
+    if trace is None:
+        return False
+    return _worked_on_device(trace) or trace.run.machine.cpu != machine.cpu_model()
+
+
+def _ceilings(parts: _Parts, ceiling: Ceiling | str) -> None:
+    graph, rung = parts.graph, Rung.CEILING
+    if isinstance(ceiling, str):
+        _none(parts, rung, ceiling)
+        return
+    cores = parts.settings.pop("tensor_cores", [None] * len(graph.nodes))
+    as_tf32 = [
+        "tf32" if used and "tf32" in ceiling.tensor and roof.precision_of(node) == "fp32" else None
+        for node, used in zip(graph.nodes, cores, strict=True)
+    ]
+    figures, why = roof.figures(graph, ceiling, as_tf32)
+    parts.figures[rung.value] = tuple(ladder.whole(each) for each in figures)
+    parts.settings["ceilings"] = {"name": ceiling.name, "source": ceiling.source}
+    parts.why = {**parts.why, rung.value: why}
+    in_place = parts.figures.get(Rung.IN_PLACE.value)
+    expected: list[float | None] = (
+        [None if each is None else each.ns for each in in_place]
+        if in_place is not None
+        else totals.expectations(graph, parts.figures[rung.value], parts.figures[rung.value])
+    )
+    _add(parts, rung, expected)
+    if parts.rungs[rung.value].sequential is None:
+        parts.absent[rung.value] = _too_little(parts.rungs[rung.value].coverage)
+
+
+# --- timings ----------------------------------------------------------------------------------------------
+
+
+def _timings(given: Timings | Path | str | None, like: str | None) -> Timings:
+    return given if isinstance(given, Timings) else Timings.open(given, like=like)
+
+
+def _threads(asked: int | None, trace: Trace | None) -> int:
+    ran = trace.run.machine.torch_threads if trace is not None else None
+    return asked or ran or environment.cores()
+
+
+def _look_up(parts: _Parts, known: Timings, threads: int, fill: float | None, progress: Progress) -> None:
+    graph = parts.graph
+    if fill is not None:
+        _fill(graph, known, threads, fill, progress)
+    found = timed.of(graph, known, threads, parts.cores)
+    parts.figures[Rung.AS_RUN.value], parts.figures[Rung.BEST.value] = found.as_run, found.best
+    parts.why = {Rung.AS_RUN.value: found.why}
+    specs = [each for each in found.specs if each is not None]
+    parts.settings |= {
+        "environment": known.environment.hash,
+        "machine": known.environment.name,
+        "like": known.like,
+        "borrowed": found.borrowed,
+        "threads": threads,
+        "state": specs[0].state.value if specs else None,
+        "runtime": timed.runtime_of(graph),
+        "drift": found.drift,
+        "at_the_floor": found.at_the_floor,
+    }
+    if found.borrowed:
+        parts.problems.append(
+            f"timings: {found.borrowed} are of environment {known.like}, which stands in for this one"
+        )
+    if found.drift is not None and found.drift > timed.MARKED:
+        parts.problems.append(
+            f"timings: fixed work took up to {100 * (found.drift - 1):.0f} % longer while they were taken: "
+            "the machine was busy"
+        )
+    parts.problems += known.problems[:3]
+
+
+def _fill(graph: Graph, known: Timings, threads: int, seconds: float, progress: Progress) -> None:
+    """Time what is missing as it runs, then variants with what is left of the time."""
+    from xsp import bench
+
+    ends = monotonic() + seconds
+    runtime = timed.runtime_of(graph)
+    plain = [spec for spec, _ in bench.specs(graph, threads=threads, runtime=runtime)]
+    bench.fill(_missing(plain, known), known, seconds, progress)
+    left = ends - monotonic()
+    if left > 1 and runtime == "torch":
+        variants = _variants()
+        wanted = [spec for spec, _ in bench.specs(graph, threads=threads, variants=variants, runtime=runtime)]
+        bench.fill(_missing(wanted, known), known, left, progress)
+
+
+def _variants() -> tuple[str, ...]:
+    try:
+        from xsp.bench.variants import VARIANTS
+    except ImportError:
+        return ()
+    return tuple(VARIANTS)
+
+
+def _missing(specs: Iterable[Any], known: Timings) -> list[Any]:
+    return [spec for spec in specs if known.get(spec.key) is None]
+
+
+def _timed_totals(parts: _Parts, known: Timings, granularity: int | None, threads: int) -> None:
+    graph = parts.graph
+    nothing: tuple[Figure | None, ...] = (None,) * len(graph.nodes)
+    floor = parts.figures.get(Rung.CEILING.value, nothing)
+    for rung in (Rung.BEST, Rung.AS_RUN):
+        expected = _expected(parts, parts.figures[rung.value], floor)
+        _add(parts, rung, expected)
+        total = parts.rungs[rung.value]
+        if total.sequential is None:
+            parts.absent[rung.value] = "no call is timed" if not total.coverage.nodes else _too_little(total.coverage)
+    as_run = parts.rungs[Rung.AS_RUN.value]
+    if granularity is None:
+        _none(parts, Rung.BLOCKS, "--construct G takes blocks of G calls")
+    else:
+        total, reason = timed.blocks(graph, known, threads, granularity, parts.partial)
+        parts.rungs[Rung.BLOCKS.value] = total
+        parts.settings["granularity"] = granularity
+        if reason:
+            parts.absent[Rung.BLOCKS.value] = reason
+    glue, reason = timed.framework(graph, known)
+    blocks = parts.rungs[Rung.BLOCKS.value]
+    below = blocks if blocks.sequential is not None else as_run
+    if glue is None or below.sequential is None or below.half_ns is None:
+        _none(parts, Rung.FRAMEWORK, reason or parts.absent.get(Rung.AS_RUN.value, ""))
+    else:
+        half = (below.half_ns**2 + glue.half_ns**2) ** 0.5
+        parts.rungs[Rung.FRAMEWORK.value] = Total(below.coverage, below.sequential + glue.ns, half)
+
+
+def _expected(parts: _Parts, figures: ladder.Figures, floor: ladder.Figures) -> list[float | None]:
+    """Return what each node is expected to take; the trace tells best, where there is one."""
+    in_place = parts.figures.get(Rung.IN_PLACE.value)
+    found = totals.expectations(parts.graph, figures, floor)
+    if in_place is None:
+        return found
+    return [guess if there is None else there.ns for guess, there in zip(found, in_place, strict=True)]
+
+
+# --- the whole --------------------------------------------------------------------------------------------
+
+
+def _add(parts: _Parts, rung: Rung, expected: Sequence[float | None]) -> None:
+    parts.rungs[rung.value] = totals.total(
+        parts.graph,
+        parts.figures[rung.value],
+        parts.counted,
+        expected,
+        parts.cores,
+        parts.partial,
+        parts.beyond_ns,
+    )
+
+
+def _none(parts: _Parts, rung: Rung, reason: str) -> None:
+    parts.rungs[rung.value] = Total(Coverage(0, sum(parts.counted), None), None, None)
+    parts.absent[rung.value] = reason
+
+
+def _too_little(covered: Coverage) -> str:
+    of = "of the expected time" if covered.time is not None else "of the calls"
+    return f"known of {100 * covered.share:.1f} % {of} alone; --partial gives what it is at least"
+
+
+def _finished(parts: _Parts) -> Bound:
+    graph = parts.graph
+    in_place = parts.figures.get(Rung.IN_PLACE.value)
+    if in_place is None:
+        _none(parts, Rung.IN_PLACE, "there is no trace")
+    else:
+        found = totals.total(
+            graph, in_place, parts.counted, [None] * len(graph.nodes), parts.cores, True, parts.beyond_ns
+        )
+        parts.rungs[Rung.IN_PLACE.value] = found
+    if Rung.MEASURED.value not in parts.rungs:
+        _none(parts, Rung.MEASURED, "there is no trace: record one with xsp profile, and give --run DIR")
+    parts.settings.pop("tensor_cores", None)
+    made = Bound(
+        graph, {each.value: parts.rungs[each.value] for each in Rung}, parts.figures, parts.counted, (), (), ()
+    )
+    apart = ladder.differences(made.ladder, parts.rungs, parts.figures, parts.counted, parts.beyond_ns)
+    return Bound(
+        graph,
+        made.rungs,
+        parts.figures,
+        parts.counted,
+        tuple(apart),
+        tuple(ladder.layers(graph, parts.figures, parts.counted)),
+        tuple(_holes(parts)),
+        {rung: reason for rung, reason in parts.absent.items() if made.rungs[rung].sequential is None},
+        parts.join,
+        _beats(parts),
+        tuple(parts.problems),
+        parts.settings,
+    )
+
+
+def _holes(parts: _Parts) -> list[Hole]:
+    """Return what has no timing, or, where nothing is timed, no ceiling."""
+    rung = next(
+        (each for each in (Rung.AS_RUN, Rung.CEILING) if any(parts.figures.get(each.value) or ())), Rung.CEILING
+    )
+    figures, why = parts.figures.get(rung.value), parts.why.get(rung.value)
+    if figures is None or why is None:
+        return []
+    nothing: tuple[Figure | None, ...] = (None,) * len(figures)
+    expected = _expected(parts, figures, parts.figures.get(Rung.CEILING.value, nothing))
+    groups: dict[tuple[str, str], list[float | None]] = defaultdict(list)
+    for number, node in enumerate(parts.graph.nodes):
+        if parts.counted[number] and figures[number] is None:
+            groups[node.call.op, why[number]].append(expected[number])
+    found = [
+        Hole(op, reason, len(those), None if None in those else sum(each for each in those if each is not None))
+        for (op, reason), those in groups.items()
+    ]
+    return sorted(found, key=lambda hole: -(hole.expected_ns or 0.0))
+
+
+def _beats(parts: _Parts) -> int:
+    """Return how many calls are below their ceiling: at their best, or in place where nothing is timed."""
+    rung = next((each for each in (Rung.BEST, Rung.IN_PLACE) if any(parts.figures.get(each.value) or ())), None)
+    floor = parts.figures.get(Rung.CEILING.value)
+    if rung is None or floor is None:
+        return 0
+    return sum(
+        counts and there is not None and least is not None and there.ns < least.ns
+        for there, least, counts in zip(parts.figures[rung.value], floor, parts.counted, strict=True)
+    )

@@ -1,0 +1,294 @@
+"""A bound as text that fits a terminal of 80 columns, and as plain values."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from xsp.bound.ladder import NAMES, Bound, Rung
+from xsp.bound.totals import Coverage, Total
+from xsp.graph.node import KnownBy
+from xsp.scrub import plain
+
+WIDTH = 22
+"""Letters of the longest bar."""
+
+MOST_LAYERS = 5
+MOST_HOLES = 4
+MOST_PROBLEMS = 4
+
+
+def page(bound: Bound, source: str, partial: bool = False) -> str:
+    """Return ladder, differences, coverage, layers, and what to type next.
+
+    Args:
+        bound: any.
+        source: as it was named, for the command to type next.
+        partial: whether totals below the coverage that they take were asked for.
+    """
+    lines = [
+        *_title(bound), "", *_ladder(bound), *_differences(bound), *_parallel(bound), *_coverage(bound),
+        *_layers(bound), *_holes(bound), *_problems(bound), "", f"next: {_next(bound, source, partial)}",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def time(ns: float | None) -> str:
+    """Return a time with three digits and its unit; a dash for an unknown one."""
+    if ns is None:
+        return "–"
+    size, unit = abs(ns), "ns"
+    for factor, name in ((1e3, "µs"), (1e6, "ms"), (1e9, "s")):
+        if size >= 0.9995 * factor:
+            unit = name
+    value = ns / {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
+    digits = 0 if abs(value) >= 99.95 or unit == "ns" else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{digits}f} {unit}"
+
+
+def _title(bound: Bound) -> list[str]:
+    graph, settings = bound.graph, bound.settings
+    how = [f"{sum(bound.counted):,} computing calls"]
+    for name, text in (("batch", "batch {}"), ("dtype", "{}")):
+        if graph.settings.get(name):
+            how.append(text.format(graph.settings[name]))
+    if graph.settings.get("train") is not None:
+        how.append("training step" if graph.settings["train"] else "inference")
+    if settings.get("threads"):
+        how.append(f"{settings['threads']} threads")
+    if settings.get("state"):
+        how.append(f"caches {settings['state']}")
+    lines = [plain(graph.name), ", ".join(how)]
+    roof = settings.get("ceilings")
+    if roof is not None:
+        lines.append(plain(f"ceilings of {roof['name']}"))
+    return lines
+
+
+def _ladder(bound: Bound) -> list[str]:
+    totals = {rung: bound.rungs[rung.value] for rung in Rung}
+    shown = bound.ladder
+    most = max((total.high or 0.0 for total in totals.values()), default=0.0) or 1.0
+    lines = []
+    for rung in Rung:
+        total = totals[rung]
+        if rung in shown:
+            least = "≥" if total.at_least else " "
+            lines.append(
+                f"{NAMES[rung]:15}{least}{time(total.sequential):>9} {_interval(total):>17} {_bar(total, most)}"
+            )
+        elif rung in (Rung.CEILING, Rung.BEST, Rung.AS_RUN, Rung.MEASURED) and not (rung in _TIMED and _foreign(bound)):
+            lines.append(_cut(f"{NAMES[rung]:15} {'–':>9}  {bound.absent.get(rung.value, '')}"))
+    return lines
+
+
+_TIMED = (Rung.BEST, Rung.AS_RUN)
+
+
+def _foreign(bound: Bound) -> bool:
+    """Return whether the bound is of another device than the timings here."""
+    return "environment" not in bound.settings
+
+
+def _interval(total: Total) -> str:
+    if not total.half_ns or total.low is None:
+        return ""
+    return f"{time(total.low)} … {time(total.high)}"
+
+
+def _bar(total: Total, most: float) -> str:
+    """Draw a bar, with a thin line over the interval at its end."""
+    assert total.sequential is not None
+    low, value, high = (round(WIDTH * (each or 0.0) / most) for each in (total.low, total.sequential, total.high))
+    full = min(low, value) if total.half_ns else value
+    return "█" * full + "─" * (high - full if total.half_ns else 0)
+
+
+def _differences(bound: Bound) -> list[str]:
+    if not bound.differences:
+        return []
+    whole = bound.rungs[bound.ladder[-1].value].sequential or 1.0
+    lines = []
+    for each in bound.differences:
+        sign = "+" if each.ns >= 0 else "−"
+        name = each.name if each.calls is None else f"{each.calls} {each.name}"
+        between = f"{NAMES[each.below]} → {NAMES[each.above]}"
+        lines.append(f"{sign}{time(abs(each.ns)):>9} {100 * each.ns / whole:6.1f} %  {name[:34]:34} {between}"[:79])
+    return ["", f"differences, in percent of {NAMES[bound.ladder[-1]]}:", *lines]
+
+
+def _parallel(bound: Bound) -> list[str]:
+    rung = next((each for each in (Rung.BEST, Rung.CEILING) if bound.rungs[each.value].parallel is not None), None)
+    if rung is None:
+        order = bound.graph.known_by is KnownBy.ORDER
+        return ["", "in parallel: unknown, a trace tells the order of calls alone"] if order else []
+    total = bound.rungs[rung.value]
+    least = "≥ " if total.at_least else ""
+    figures = f"{time(total.parallel)} without limit, {time(total.machine)} at best here"
+    return ["", f"{NAMES[rung]}, in parallel: {least}{figures}, {time(total.schedule)} scheduled"]
+
+
+def _coverage(bound: Bound) -> list[str]:
+    lines = [""]
+    for rung, what in ((Rung.CEILING, "ceilings"), (Rung.AS_RUN, "timings")):
+        found = bound.rungs[rung.value].coverage
+        if found.nodes or (rung is Rung.AS_RUN and not _foreign(bound)):
+            lines.append(f"{what:9} of {_share(found)}")
+    if bound.join is not None:
+        join = bound.join
+        rules = ", ".join(f"{count} by {name}" for name, count in join.rules.items() if count)
+        planned, unplanned = len(join.planned_not_seen), len(join.seen_not_planned)
+        lines.append(f"trace     {rules}; planned and not seen {planned}, seen and not planned {unplanned}")
+    if bound.ratio is not None:
+        lines.append(
+            f"best / measured {bound.ratio:.3f}: at most {1 / bound.ratio:.2f} times as fast with these kernels"
+        )
+    if bound.beats:
+        lines.append(f"{bound.beats} calls beat their ceiling: data in a cache, or a busy machine when measured")
+    floor = bound.settings.get("at_the_floor")
+    if floor:
+        lines.append(f"{floor} calls are as short as an empty call: figures at the floor")
+    return lines
+
+
+def _share(found: Coverage) -> str:
+    time_ = "" if found.time is None else f", {100 * found.time:.1f} % of the expected time"
+    return f"{found.nodes:,} of {found.of_nodes:,} calls{time_}"
+
+
+def _layers(bound: Bound) -> list[str]:
+    have = [each for each in (Rung.CEILING, Rung.BEST, Rung.AS_RUN, Rung.IN_PLACE) if _any(bound, each)]
+    shown = [each for each in bound.layers if each.differences][:MOST_LAYERS]
+    if not shown:
+        return []
+    heads = "".join(f"{NAMES[each]:>8}" for each in have)
+    lines = ["", f"{'layer':18} {'largest difference':28}{heads}"]
+    for layer in shown:
+        name, ns = layer.differences[0]
+        cells = "".join(f"{time(layer.ns.get(each)):>8}" for each in have)
+        lines.append(f"{_short(plain(layer.name), 18):18} {time(ns):>8} {name:19}{cells}")
+    return lines
+
+
+def _any(bound: Bound, rung: Rung) -> bool:
+    return any(bound.figures.get(rung.value) or ())
+
+
+def _holes(bound: Bound) -> list[str]:
+    if not bound.holes:
+        return []
+    timed = _any(bound, Rung.AS_RUN)
+    lines = ["", f"{'not timed' if timed else 'without a ceiling'}: {sum(each.calls for each in bound.holes):,} calls"]
+    for hole in bound.holes[:MOST_HOLES]:
+        worth = "" if hole.expected_ns is None else f"  about {time(hole.expected_ns)}"
+        lines.append(_cut(f"  {hole.calls:5} {plain(hole.op)}: {plain(hole.reason)}{worth}"))
+    left = len(bound.holes) - MOST_HOLES
+    return [*lines, *([f"        {left} more operators"] if left > 0 else [])]
+
+
+def _problems(bound: Bound) -> list[str]:
+    shown = [_cut(plain(each), 158) for each in bound.problems[:MOST_PROBLEMS]]
+    left = len(bound.problems) - len(shown)
+    return ["", *shown, *([f"{left} more in --format json"] if left > 0 else [])] if shown else []
+
+
+def _next(bound: Bound, source: str, partial: bool) -> str:
+    """Return the command that gives what is missing most."""
+    said = shlex.quote(source)
+    ceiling, timed = bound.rungs[Rung.CEILING.value], bound.rungs[Rung.AS_RUN.value]
+    foreign = _foreign(bound)
+    if not ceiling.coverage.nodes:
+        return "xsp doctor --measure" if not foreign else f"xsp bound {said} --device NAME"
+    if foreign:
+        return (
+            f"xsp bound {said} --partial"
+            if ceiling.sequential is None and not partial
+            else f"xsp analyze {said} A9 A15"
+        )
+    if timed.sequential is None or timed.at_least:
+        return f"xsp bound {said} --fill 60s"
+    if bound.rungs[Rung.MEASURED.value].sequential is None:
+        known = re.match(r"(torchvision|timm|transformers):", source)
+        return f"xsp profile {said}" if known else f"xsp bound {said} --run RUN"
+    return f"xsp bound {said} --html bound.html"
+
+
+def _short(name: str, most: int) -> str:
+    return name if len(name) <= most else "…" + name[len(name) - most + 1 :]
+
+
+def _cut(line: str, most: int = 79) -> str:
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def as_json(bound: Bound) -> dict[str, Any]:
+    """Return a bound as plain values: what `xsp bound --format json` prints."""
+    return {
+        "name": bound.graph.name,
+        "source": bound.graph.source.value,
+        "edges_known_by": bound.graph.known_by.value,
+        "nodes": len(bound.graph.nodes),
+        "computing": sum(bound.counted),
+        "coverage": _coverage_json(bound.coverage),
+        "ratio": bound.ratio,
+        "rungs": {each.value: _total_json(bound.rungs[each.value], bound.absent.get(each.value)) for each in Rung},
+        "differences": [
+            {
+                "name": each.name, "below": each.below.value, "above": each.above.value, "ns": each.ns,
+                "half_ns": each.half_ns, "calls": each.calls,
+            }
+            for each in bound.differences
+        ],
+        "layers": [
+            {
+                "name": each.name,
+                "calls": len(each.nodes),
+                "ns": {rung.value: ns for rung, ns in each.ns.items()},
+                "differences": dict(each.differences),
+            }
+            for each in bound.layers
+        ],
+        "holes": [
+            {"op": each.op, "reason": each.reason, "calls": each.calls, "expected_ns": each.expected_ns}
+            for each in bound.holes
+        ],
+        "join": None if bound.join is None else {
+            "pairs": bound.join.rules,
+            "planned_not_seen": [_call(bound, each) for each in bound.join.planned_not_seen],
+            "seen_not_planned": [
+                {"op": bound.join.seen[each].op, "module": bound.join.seen[each].module, "ns": bound.join.seen[each].ns}
+                for each in bound.join.seen_not_planned
+            ],
+        },
+        "beats_ceiling": bound.beats,
+        "settings": dict(bound.settings),
+        "graph_settings": dict(bound.graph.settings),
+        "problems": list(bound.problems),
+    }  # fmt: skip
+
+
+def _call(bound: Bound, number: int) -> Mapping[str, Any]:
+    node = bound.graph.nodes[number]
+    return {"node": number, "op": node.call.op, "module": node.module, "phase": node.phase.value}
+
+
+def _coverage_json(found: Coverage) -> dict[str, Any]:
+    return {"calls": found.nodes, "of_calls": found.of_nodes, "time_share": found.time}
+
+
+def _total_json(total: Total, absent: str | None) -> dict[str, Any]:
+    return {
+        "sequential_ns": total.sequential,
+        "low_ns": total.low,
+        "high_ns": total.high,
+        "parallel_ns": total.parallel,
+        "parallel_half_ns": total.parallel_half_ns,
+        "machine_ns": total.machine,
+        "schedule_ns": total.schedule,
+        "at_least": total.at_least if total.sequential is not None else None,
+        "path": list(total.path),
+        "coverage": _coverage_json(total.coverage),
+        "absent": absent if total.sequential is None else None,
+    }

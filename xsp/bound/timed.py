@@ -1,0 +1,152 @@
+"""Rungs from timings: each node as it runs, at its best, and as part of a block; what is not timed is named."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from xsp.bench.plan import settled
+from xsp.bench.spec import AS_RUN, CacheState, Spec, Status, Timing
+from xsp.bench.timings import Timings
+from xsp.bound.construct import How, construct, module_calls
+from xsp.bound.totals import Figure, Total
+from xsp.graph.blocks import block, windows
+from xsp.graph.node import Graph, Source
+
+MODULE_CALL = "overhead/module_call"
+OP_CALL = "overhead/op_call"
+"""What an empty module and an empty operator cost, as they stand among the timings."""
+
+MARKED = 1.05
+"""A sitting whose fixed work drifted by more is marked."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What timings say of the nodes of a graph."""
+
+    specs: tuple[Spec | None, ...]
+    """Of each node as it runs; None where it does not compute."""
+
+    as_run: tuple[Figure | None, ...]
+    best: tuple[Figure | None, ...]
+    why: tuple[str, ...]
+    """Of each node that has no figure the reason."""
+
+    borrowed: int
+    """Timings of another environment among those that are used."""
+
+    drift: float | None
+    """The largest canary ratio among those that are used; None if none is known."""
+
+    at_the_floor: int
+    """Nodes whose timing is that of an empty call."""
+
+
+def runtime_of(graph: Graph) -> str:
+    """Return the runtime that runs a graph's calls."""
+    return "onnxruntime" if graph.source is Source.ONNX else "torch"
+
+
+def of(graph: Graph, timings: Timings, threads: int, cores: int) -> Timed:
+    """Look up each node.
+
+    Args:
+        graph: any.
+        timings: of a machine.
+        threads: with which the step runs.
+        cores: of the machine: `best` takes timings with up to so many threads.
+    """
+    specs = specs_of(graph, threads)
+    of_work = _by_work(timings, {each.block.work_key for each in specs if each is not None})
+    state, runtime = settled(graph, CacheState.CHAIN), runtime_of(graph)
+    as_run: list[Figure | None] = []
+    best: list[Figure | None] = []
+    why: list[str] = []
+    used: dict[str, Timing] = {}
+    floor = 0
+    for spec in specs:
+        timing = None if spec is None else timings.get(spec.key)
+        if spec is None or timing is None or not timing.is_timed:
+            as_run.append(None)
+            why.append("" if spec is None else "not timed" if timing is None else _reason(timing))
+        else:
+            as_run.append(_figure(timing))
+            why.append("")
+            used[timing.key] = timing
+            floor += timing.status is Status.QUICK
+        others = [] if spec is None else of_work.get(spec.block.work_key, [])
+        same = [each for each in others if (each.state, each.runtime) == (state, runtime) and each.threads <= cores]
+        best.append(_least(same))
+        used.update((each.key, each) for each in same)
+    drifts = [each.canary_ratio for each in used.values() if each.canary_ratio is not None]
+    return Timed(
+        tuple(specs),
+        tuple(as_run),
+        tuple(best),
+        tuple(why),
+        sum(each.environment != timings.environment.hash for each in used.values()),
+        max(drifts, default=None),
+        floor,
+    )
+
+
+def specs_of(graph: Graph, threads: int) -> list[Spec | None]:
+    """Return what each node is timed as; None for those that do not compute."""
+    state, runtime = settled(graph, CacheState.CHAIN), runtime_of(graph)
+    found: list[Spec | None] = [None] * len(graph.nodes)
+    for start, stop in windows(graph, 1):
+        found[start] = Spec(block(graph, start, stop), AS_RUN, state, threads, runtime)
+    return found
+
+
+def _by_work(timings: Timings, keys: set[str]) -> Mapping[str, list[Timing]]:
+    found: dict[str, list[Timing]] = defaultdict(list)
+    known = [*timings, *(timings.all_of(timings.like) if timings.like is not None else ())]
+    for each in known:
+        if each.work_key in keys and each.is_timed:
+            found[each.work_key].append(each)
+    return found
+
+
+def _reason(timing: Timing) -> str:
+    return f"{timing.status.value}: {timing.reason}" if timing.reason else timing.status.value
+
+
+def _figure(timing: Timing) -> Figure:
+    ns = timing.trimmed_ns if timing.device_ns is None else timing.device_ns
+    assert ns is not None
+    return Figure(float(round(ns)), timing.half_ns or 0.0, timing.key)
+
+
+def _least(timings: Sequence[Timing]) -> Figure | None:
+    """Return the least of variants, and the least for each number of threads."""
+    if not timings:
+        return None
+    threads: dict[int, float] = {}
+    for each in timings:
+        ns = _figure(each).ns
+        threads[each.threads] = min(ns, threads.get(each.threads, ns))
+    least = min((_figure(each) for each in timings), key=lambda figure: (figure.ns, figure.key))
+    return Figure(least.ns, least.half_ns, least.key, threads)
+
+
+def blocks(graph: Graph, timings: Timings, threads: int, size: int, partial: bool) -> tuple[Total, str]:
+    """Return the total of blocks of so many calls, and why there is none; see `xsp.bound.construct`."""
+    found = construct(graph, timings, size, how=How(threads=threads, runtime=runtime_of(graph)), partial=partial)
+    total = Total(found.coverage, None if found.ns is None else float(round(found.ns)), found.half_ns)
+    covered = found.coverage
+    return total, "" if found.ns is not None else f"{covered.nodes} of {covered.of_nodes} blocks of {size} are timed"
+
+
+def framework(graph: Graph, timings: Timings) -> tuple[Figure | None, str]:
+    """Return what calls of modules and of views cost in a step beside its computing calls, and why it is unknown."""
+    empty = {each.op: each for each in timings if each.op in (MODULE_CALL, OP_CALL) and each.is_timed}
+    if len(empty) < 2:
+        return None, "what an empty module and an empty operator cost is not among the timings"
+    module, view = _figure(empty[MODULE_CALL]), _figure(empty[OP_CALL])
+    modules = 1 + module_calls(graph)
+    views = sum(not node.computes for node in graph.nodes)
+    ns = modules * module.ns + views * view.ns
+    return Figure(float(round(ns)), modules * module.half_ns + views * view.half_ns, "overhead"), ""

@@ -1,0 +1,110 @@
+"""Show what a step costs at least, rung by rung, and why it costs more.
+
+The ladder goes from the ceiling of the machine over timings of each call to the step as it was measured; each
+difference between two rungs has a name. Timings are those of `xsp bench`; what is missing is named; --fill takes it.
+
+examples:
+  xsp bound torchvision:resnet50                    from the timings that there are
+  xsp bound torchvision:resnet50 --fill 60s         and times what is missing first
+  xsp bound timm:vit_tiny_patch16_224 --batch 8 --train
+  xsp bound runs/demo                               joined with its trace, layer by layer
+  xsp bound model.onnx --run runs/mine              a graph, held against a run of it
+  xsp bound trace.json.gz --device H100             ceilings of a device, for another profiler's trace
+  xsp bound runs/demo --format json
+  xsp bound runs/demo --html bound.html
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+from xsp.cli import options, progress
+from xsp.errors import UsageError
+
+SUMMARY = "what a step costs at least, and why it costs more"
+
+FORMATS = ("table", "json")
+
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def seconds(text: str) -> float:
+    """Return a duration in seconds: 60, 60s, 2m, 1.5h."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text.strip())
+    value = float(found[1]) * _SECONDS[found[2]] if found is not None else 0.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration above 0, such as 60s or 2m")
+    return value
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="torchvision:NAME, timm:NAME, transformers:NAME, path/to/file.py:function, an ONNX file, a program of "
+        "torch.export (.pt2), a run or a trace, or a saved graph",
+    )
+    parser.add_argument("--fill", type=seconds, metavar="TIME", help="time what is missing first, for so long: 60s, 2m")
+    parser.add_argument("--run", type=Path, metavar="RUN", help="a run or a trace of SOURCE, to hold it against")
+    parser.add_argument(
+        "--device", metavar="NAME", help="ceilings of this device (H100, MI300X), as its maker states them"
+    )
+    parser.add_argument(
+        "--construct", type=options.rows, metavar="G", help="a rung from timings of blocks of so many calls"
+    )
+    parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: in the user's cache)")
+    parser.add_argument(
+        "--like", metavar="HASH", help="timings of this environment where there are none of this machine"
+    )
+    parser.add_argument(
+        "--partial", action="store_true", help="totals of which less than 95 %% is known too: at least so much"
+    )
+    parser.add_argument(
+        "--threads", type=options.rows, metavar="N", help="of the step (default: as the run had, or all)"
+    )
+    parser.add_argument("--batch", type=options.rows, metavar="N", help="samples in a step (default: 1)")
+    parser.add_argument("--train", action="store_true", help="forward, backward and optimizer instead of a prediction")
+    parser.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 (default: the model's own)")
+    parser.add_argument(
+        "--sequence", type=options.rows, default=128, metavar="N", help="tokens of one sample (default: 128)"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page: ladder, waterfall by layer")
+    parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Make the bound, show or write it."""
+    from xsp import bound as bounds
+    from xsp.bound import pictures, text
+
+    if given.like is not None and given.device is not None:
+        raise UsageError("--like is of timings, of which --device has none: give one of both")
+    with progress.shown(quiet=given.fill is None) as show:
+        found = bounds.of(
+            given.source,
+            fill=given.fill,
+            trace=given.run,
+            device=given.device,
+            granularity=given.construct,
+            timings=given.timings,
+            like=given.like,
+            threads=given.threads,
+            partial=given.partial,
+            progress=show,
+            batch=given.batch,
+            train=given.train,
+            shape=options.shape(given.input),
+            sequence=given.sequence,
+        )
+    if given.html is not None:
+        pictures.write(found, given.html)
+    pictures.keep(found, given.run or given.source)
+    if given.format == "json":
+        progress.put(json.dumps(text.as_json(found), indent=2) + "\n")
+    else:
+        progress.tell(text.page(found, given.source, given.partial))
+    return 0
