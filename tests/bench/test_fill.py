@@ -150,7 +150,7 @@ def test_a_call_that_torch_does_not_have_is_failed_with_the_reason(tmp_path: Pat
     found = graph_of(("onnx::Conv", ["x"], "a"), ("aten::no_such", ["a"], "b"), ("other::op", ["b"], "c"))
     kept = filled([spec for spec, _ in bench.specs(found, threads=1)], tmp_path)
     assert {each.status for each in kept.values()} == {Status.FAILED}
-    assert kept["onnx::Conv"].reason == "onnx::Conv is a node of ONNX"
+    assert kept["onnx::Conv"].reason == "onnx::Conv is a node of ONNX, no operator of torch"
     assert all(each.trimmed_ns is None and each.reason for each in kept.values())
 
 

@@ -54,11 +54,12 @@ def specs(
         state: of the caches. `chain` becomes `warm` where the weights of the whole graph stay in the caches of the
             cores, so that a step finds them there.
         threads: as many as the process may use unless told otherwise.
-        variants: names, see `xsp.bench.variants`.
+        variants: names, see `xsp.bench.variants`; each stands for those blocks that it may change.
         runtime: of `xsp.runtimes`.
 
     Raises:
         GraphError: a granularity below 1.
+        BenchError: there is no such variant.
     """
     state = settled(graph, CacheState(state))
     threads = threads or cores()
@@ -72,7 +73,37 @@ def specs(
         (Spec(each, variant, state, threads, runtime), counts[key])
         for key, each in first.items()
         for variant in variants
+        if variant == AS_RUN or _applies(Spec(each, variant, state, threads, runtime))
     ]
+
+
+def _applies(spec: Spec) -> bool:
+    """Return whether a variant may compute a block otherwise.
+
+    Raises:
+        BenchError: there is no such variant.
+    """
+    from xsp.bench.variants import VARIANTS
+
+    if spec.variant not in VARIANTS:
+        known = (AS_RUN, *VARIANTS)
+        raise BenchError(
+            f"there is no variant {spec.variant!r}{nearest(spec.variant, known)}; there are {', '.join(known)}"
+        )
+    return VARIANTS[spec.variant].applies(spec)
+
+
+def coverage(pairs: Iterable[tuple[Spec, int]], timings: Timings) -> tuple[float, float]:
+    """Return the shares of calls, and of their expected time, that have a figure; 0 of no calls.
+
+    Args:
+        pairs: specs, and how often each occurs.
+        timings: what is known.
+    """
+    counted = [(count, worth(spec, count), timings.get(spec.key)) for spec, count in pairs]
+    timed = [(count, value) for count, value, found in counted if found is not None and found.is_timed]
+    calls, expected = sum(each[0] for each in counted), sum(each[1] for each in counted)
+    return sum(each[0] for each in timed) / (calls or 1), sum(each[1] for each in timed) / (expected or 1)
 
 
 def settled(graph: Graph, state: CacheState) -> CacheState:

@@ -281,8 +281,8 @@ def _operator(call: Call) -> tuple[Any, list[Any]]:
     packet = getattr(getattr(torch.ops, namespace, None), name, None) if namespace else None
     operator = getattr(packet, call.overload or "default", None)
     if operator is None:
-        where = "a node of ONNX" if namespace == "onnx" else "not an operator of this torch"
-        raise NotTimeable(f"{call.op} is {where}")
+        what = "a node of ONNX, no operator of torch" if namespace == "onnx" else "no operator of this torch"
+        raise NotTimeable(f"{call.op} is {what}")
     return operator, list(operator._schema.arguments)
 
 

@@ -47,6 +47,7 @@ EXAMPLES = """examples:
   xsp counters runs/train report.csv                add hardware counters
   xsp serve                                         receive spans over OTLP
   xsp graph torchvision:resnet50                    a model's calls and measures
+  xsp bench torchvision:resnet50 --budget 60s       time its calls, once
   xsp doctor                                        what can be recorded here
 """
 

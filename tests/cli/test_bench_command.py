@@ -1,0 +1,175 @@
+"""`xsp bench`: times a model's calls, shows and moves what is kept, and says in one line what it cannot do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from xsp.bench import again, text
+from xsp.bench.environment import here
+from xsp.bench.spec import Status
+from xsp.bench.timings import Timings
+from xsp.cli import main
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "use" / "bench.md"
+MODEL = """
+import torch
+
+def net(batch):
+    layers = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.ReLU()
+    return torch.nn.Sequential(*layers).eval(), torch.ones(batch, 3, 16, 16)
+"""
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a model in a file, and its timings in `t`."""
+    place = tmp_path_factory.mktemp("bench")
+    (place / "net.py").write_text(MODEL)
+    options = ["--threads", "1", "--budget", "2m", "--timings", str(place / "t")]
+    assert main(["bench", f"{place}/net.py:net", *options]) == 0
+    return place
+
+
+@pytest.fixture
+def copy(filled: Path, tmp_path: Path) -> Path:
+    """Return a copy of it that a test may change."""
+    shutil.copytree(filled, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def bench(capsys: pytest.CaptureFixture[str], folder: Path, *typed: str) -> str:
+    capsys.readouterr()
+    code = main(["bench", *typed, "--timings", str(folder)])
+    told = capsys.readouterr()
+    assert code == 0, told.err
+    return told.out
+
+
+def as_json(capsys: pytest.CaptureFixture[str], folder: Path, *typed: str) -> Any:
+    return json.loads(bench(capsys, folder, *typed, "--format", "json"))
+
+
+def refused(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
+    capsys.readouterr()
+    assert main(["bench", *typed]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("xsp: error: ")
+    assert told.err.count("\n") == 1
+    return told.err
+
+
+def test_a_table_fits_80_columns_and_says_what_is_covered(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = bench(capsys, copy / "t", f"{copy}/net.py:net", "--threads", "1")
+    assert "100.0%  of the expected time" in shown
+    assert "conv2d 1x3x16x16 8x3x3x3" in shown
+    assert "a call of a module" in shown
+    assert max(map(len, shown.splitlines()[3:])) <= 80
+    assert "0 of them or of holes now" in shown
+
+
+def test_json_has_the_documented_keys(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, copy / "t", f"{copy}/net.py:net", "--threads", "1")
+    assert (found["blocks"], found["unique"], found["timed"], found["timed_now"]) == (4, 3, 3, 0)
+    assert {each["op"]: each["count"] for each in found["timings"]} == {
+        "aten::conv2d": 1, "aten::batch_norm": 1, "aten::relu": 2
+    }  # fmt: skip
+    documented = PAGE.read_text(encoding="utf-8").partition("## Keys")[2].partition("## A runtime")[0]
+    named = set(re.findall(r"`(\w+)`", documented))
+    listed = as_json(capsys, copy / "t", "--list")
+    checked = as_json(capsys, copy / "t", "--check")
+    for keys in (found, found["timings"][0], listed[0], checked):
+        assert set(keys) <= named
+    assert listed[0]["here"] is True
+    assert len(checked["timings"]) + len(checked["not_timed_now"]) == 3
+
+
+def test_what_is_missing_is_timed_and_nothing_twice(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [f"{copy}/net.py:net", "--threads", "1", "--budget", "2m"]
+    assert as_json(capsys, copy / "t", *options, "--granularity", "1,2", "--variants", "all")["timed_now"] >= 2
+    assert as_json(capsys, copy / "t", *options, "--granularity", "1,2")["timed_now"] == 0
+    assert as_json(capsys, copy / "t", *options, "--state", "cold")["timed_now"] == 3
+
+
+def test_timings_are_carried_by_a_file(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(copy / "all.parquet")
+    assert as_json(capsys, copy / "t", "--export", file) == {"exported": 5}
+    assert as_json(capsys, copy / "other", "--import", file)["imported"] == 5
+    assert bench(capsys, copy / "other", "--list").count("(here)") == 1
+    assert as_json(capsys, copy / "other", "--compact") == {"timings": 5, "parts": 1}
+    assert "was" not in refused(capsys, "--import", f"{copy}/net.py", "--timings", str(copy / "other"))
+
+
+def test_an_onnx_file_says_what_it_cannot_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx = pytest.importorskip("onnx")
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4]) for name in "xy"]
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", ends[:1], ends[1:])), tmp_path / "m.onnx")
+    shown = bench(capsys, tmp_path / "t", str(tmp_path / "m.onnx"), "--threads", "1")
+    assert "onnx::Relu: is a node of ONNX" in shown
+    assert "coverage        0.0%" in shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ([], "give one SOURCE"),
+        (["--list", "--check"], "give one SOURCE"),
+        (["a.onnx", "--budget", "0s"], "give a time above 0"),
+        (["a.onnx", "--budget", "-5s"], ""),
+        (["a.onnx", "--budget", "soon"], "give a time above 0"),
+        (["a.onnx"], "there is no such file"),
+        (["net.py:net", "--threads", "0"], "numbers above 0"),
+        (["net.py:net", "--granularity", "x"], "numbers above 0"),
+        (["net.py:net", "--variants", "channels-lats"], "did you mean channels-last"),
+        (["net.py:net", "--runtime", "torhc"], "did you mean torch"),
+        (["--check"], "no timings of this machine"),
+        (["--export", "x.parquet"], "no timings to export"),
+        (["--import", "x.parquet"], "no file of timings"),
+        (["--missing-of", "no-run"], "no such file"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(
+    typed: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XSP_TIMINGS", str(tmp_path / "t"))
+    if "-5s" in typed:
+        with pytest.raises(SystemExit):
+            main(["bench", *typed])
+        return
+    assert said in refused(capsys, *typed)
+    assert not (tmp_path / "t").exists()
+
+
+def test_holes_are_shown_with_their_reasons_and_as_null(copy: Path) -> None:
+    timings = Timings.open(copy / "t", here())
+    from xsp import bench, graph
+    from xsp.bench.spec import untimed
+
+    pairs = bench.specs(graph.of(f"{copy}/net.py:net"), threads=1)
+    spec = pairs[0][0]
+    timings.add([dataclasses.replace(untimed(spec, Status.FAILED, "no \x1b[31mway"), taken_ns=2**62)])
+    shown = text.filled("net", pairs, timings, [], 1.0)
+    assert "failed 1×  conv2d: no " in shown
+    assert "\x1b" not in shown
+    assert text.filled_as_json("net", pairs, timings, [], 1.0)["timings"][0]["trimmed_ns"] is None
+
+
+def test_a_check_says_how_far_timings_are_apart(copy: Path) -> None:
+    kept = [each for each in Timings.open(copy / "t", here()) if each.is_timed]
+    pairs = [(each, dataclasses.replace(each, trimmed_ns=each.trimmed_ns * 1.5)) for each in kept if each.trimmed_ns]
+    found = again.Check(pairs, [])
+    assert found.median == pytest.approx(0.5)
+    assert found.ninetieth == pytest.approx(0.5)
+    assert "+50.0%" in text.checked(found)
+    assert again.Check([], kept).median is None

@@ -1,0 +1,86 @@
+"""Whether timings repeat: some are taken again and held against what is kept."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from dataclasses import dataclass
+
+from xsp.bench.plan import Progress
+from xsp.bench.spec import Spec, Status, Timing, spec_of
+from xsp.bench.timings import Timings
+from xsp.bench.turns import Turns
+from xsp.errors import BenchError
+from xsp.summary import percentile
+
+HOW_MANY = 20
+
+
+@dataclass(frozen=True)
+class Check:
+    """Timings that were taken again."""
+
+    pairs: list[tuple[Timing, Timing]]
+    """What is kept, and what was measured now."""
+
+    lost: list[Timing]
+    """Kept ones that could not be timed now, or not in this time."""
+
+    @property
+    def differences(self) -> list[float]:
+        """Of each pair, how much longer it takes now, in parts of what is kept."""
+        return [(now.trimmed_ns or 0) / kept.trimmed_ns - 1 for kept, now in self.pairs if kept.trimmed_ns]
+
+    @property
+    def median(self) -> float | None:
+        """Of the differences without their signs."""
+        return statistics.median(map(abs, self.differences)) if self.pairs else None
+
+    @property
+    def ninetieth(self) -> float | None:
+        """Their 90th percentile."""
+        return percentile([abs(each) for each in self.differences], 0.9) if self.pairs else None
+
+
+def check(
+    timings: Timings,
+    seconds: float,
+    progress: Progress = lambda what, done, total: None,
+    how_many: int = HOW_MANY,
+    seed: int = 0,
+) -> Check:
+    """Time some specs again, and keep nothing of it.
+
+    Args:
+        timings: of this machine.
+        seconds: that it may take.
+        progress: see `xsp.bench.plan`.
+        how_many: specs, drawn among those whose timing is `ok` or `unstable`.
+        seed: of the draw.
+
+    Raises:
+        BenchError: there are no timings of this environment.
+    """
+    known = [each for each in timings if each.status in (Status.OK, Status.UNSTABLE) and each.op]
+    if not known:
+        raise BenchError(
+            f"{timings.folder}: there are no timings of this machine to check; take some: xsp bench SOURCE"
+        )
+    drawn = random.Random(seed).sample(sorted(known, key=lambda each: each.key), k=min(how_many, len(known)))
+    drawn.sort(key=lambda each: each.threads)
+    until = time.monotonic() + seconds
+    fresh: dict[str, Timing] = {}
+    progress("starting", 0, len(drawn))
+    for threads in dict.fromkeys(each.threads for each in drawn):
+        specs = [spec_of(each) for each in drawn if each.threads == threads]
+
+        def told(spec: Spec, done: int, before: int = len(fresh)) -> None:
+            progress(spec.block.op[:40], before + done, len(drawn))
+
+        with Turns(threads) as turns:
+            fresh |= {each.key: each for each in turns.sit(specs, until, told)}
+    progress("timed", len(fresh), len(drawn))
+    pairs = [(each, fresh[each.key]) for each in drawn if each.key in fresh and fresh[each.key].is_timed]
+    taken = {kept.key for kept, _ in pairs}
+    return Check(pairs, [each for each in drawn if each.key not in taken])

@@ -1,0 +1,221 @@
+"""Timings as text for a terminal of 80 columns, and as plain values for JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from xsp.bench.again import Check
+from xsp.bench.environment import Environment
+from xsp.bench.plan import coverage, overheads
+from xsp.bench.spec import AS_RUN, Spec, Status, Timing, spec_of
+from xsp.bench.timings import Timings
+from xsp.scrub import plain
+
+MOST_ROWS = 12
+WIDTH = 25
+MOST_REASONS = 5
+FIGURES = (
+    "key", "op", "variant", "state", "threads", "runtime", "status", "reason", "samples", "trimmed_ns", "low_ns",
+    "high_ns", "least_ns", "host_ns", "device_ns", "error_max", "canary_ratio", "taken_ns",
+)  # fmt: skip
+
+Pairs = Sequence[tuple[Spec, int]]
+
+
+def filled(name: str, pairs: Pairs, timings: Timings, made: Sequence[Timing], seconds: float) -> str:
+    """Return what is known of a graph's blocks now: coverage, the blocks that cost most, holes with their reasons."""
+    found = [(timings.of([spec])[spec.key], count) for spec, count in pairs]
+    calls, expected = coverage(pairs, timings)
+    states = Counter(each.status for each, _ in found)
+    holes = [(each, count) for each, count in found if not each.is_timed]
+    lines = [
+        plain(name),
+        plain(timings.environment.name),
+        "",
+        f"blocks       {len(pairs):7,}  different ones of {sum(count for _, count in pairs):,}",
+        f"timed        {len(found) - len(holes):7,}  {len(made):,} of them or of holes now, in {seconds:.1f} s",
+        f"coverage     {100 * expected:6.1f}%  of the expected time, {100 * calls:.1f}% of the blocks",
+    ]
+    lines += [f"{status.value:12} {states[status]:7,}  {_WHAT[status]}" for status in _WHAT if states[status]]
+    lines += _overheads(timings, pairs)
+    timed = sorted((pair for pair in found if pair[0].is_timed), key=lambda pair: -(pair[0].trimmed_ns or 0) * pair[1])
+    if timed:
+        lines += ["", _row("operators, shapes", "count", "µs", "±%", "all ms", "variant state threads")]
+        lines += [_timed(*pair) for pair in timed[:MOST_ROWS]]
+        lines += [f"{len(timed) - MOST_ROWS:,} more timed blocks"] if len(timed) > MOST_ROWS else []
+    reasons = _reasons(holes)
+    lines += ["", *reasons] if reasons else []
+    drift = max((each.canary_ratio or 1 for each in made), default=1)
+    if drift >= 1.05:
+        lines += [
+            "",
+            f"disturbed: fixed work took up to {100 * (drift - 1):.0f}% longer meanwhile; repeat with --again",
+        ]
+    return "\n".join([*lines, *problems(timings)])
+
+
+_WHAT = {
+    Status.UNSTABLE: "timed; the interval is wider than ±5% of the figure",
+    Status.QUICK: "timed; not longer than an empty call",
+    Status.MISSING: "the budget was not enough: type it again",
+    Status.FAILED: "cannot be run by themselves",
+    Status.TIMED_OUT: "one batch takes too long",
+    Status.TOO_LARGE: "need more memory than they may take",
+    Status.DIFFERENT: "variants with other results",
+}
+
+
+_CALLS = {"overhead/module_call": "a call of a module", "overhead/op_call": "of an operator"}
+
+
+def _row(op: str, count: str, figure: str, half: str, total: str, how: str) -> str:
+    return f"{op:{WIDTH}} {count:>5} {figure:>9} {half:>4} {total:>8}  {how}".rstrip()
+
+
+def _timed(timing: Timing, count: int) -> str:
+    middle = timing.trimmed_ns or 0.0
+    half = 100 * (timing.half_ns or 0.0) / middle if middle else 0.0
+    how = " ".join([*([] if timing.variant == AS_RUN else [timing.variant]), timing.state.value, f"{timing.threads}"])
+    figures = f"{middle / 1e3:.2f}", f"{half:.0f}", f"{middle * count / 1e6:.3f}"
+    return _row(_shown(timing), f"{count:,}", *figures, how)
+
+
+def _shown(timing: Timing) -> str:
+    """Return operators; of one alone the shapes of its inputs too, as far as there is room."""
+    block = spec_of(timing).block
+    if len(block.calls) != 1:
+        return short(timing.op)
+    shapes = ["x".join(map(str, each.shape or ())) for each in block.calls[0].inputs]
+    text = " ".join([short(timing.op), *filter(None, shapes)])
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
+
+
+def short(op: str, width: int = WIDTH) -> str:
+    """Return operators in so many letters: those of ATen without their vocabulary, the middle left out."""
+    op = plain(op).replace("aten::", "")
+    return op if len(op) <= width else f"{op[: width - 12]}…{op[-11:]}"
+
+
+def _overheads(timings: Timings, pairs: Pairs) -> list[str]:
+    lines = []
+    for threads in sorted({spec.threads for spec, _ in pairs}):
+        found = timings.of(overheads(threads)).values()
+        said = [f"{each.trimmed_ns / 1e3:.2f} µs {_CALLS[each.variant]}" for each in found if each.trimmed_ns]
+        if said:
+            lines.append(f"overhead     {', '.join(said)}; threads {threads}")
+    return lines
+
+
+def _reasons(holes: Iterable[tuple[Timing, int]]) -> list[str]:
+    counted: Counter[tuple[str, str]] = Counter()
+    for each, count in holes:
+        if each.status is not Status.MISSING:
+            counted[each.status.value, f"{short(each.op)}: {each.reason.removeprefix(f'{each.op} ')}"] += count
+    lines = [
+        plain(f"{status} {count}×  {reason}")[:158] for (status, reason), count in counted.most_common(MOST_REASONS)
+    ]
+    left = len(counted) - MOST_REASONS
+    return [*lines, *([f"more reasons: {left}; --format json has all"] if left > 0 else [])]
+
+
+def listed(timings: Timings) -> str:
+    """Return the environments of a folder, and how many timings each has by status."""
+    known = timings.environments()
+    if not known:
+        return "\n".join([f"{timings.folder}: no timings yet; take some: xsp bench SOURCE", *problems(timings)])
+    lines = [str(timings.folder), "", f"{'environment':18} {'timings':>8}  {'what'}"]
+    for hash_, environment in known.items():
+        rows = timings.all_of(hash_)
+        here = " (here)" if hash_ == timings.environment.hash else ""
+        states = Counter(each.status.value for each in rows)
+        lines.append(f"{hash_:18} {len(rows):8,}  {plain(environment.name)}{here}")
+        lines.append(f"{'':28} {', '.join(f'{count:,} {name}' for name, count in sorted(states.items()))}")
+    return "\n".join([*lines, *problems(timings)])
+
+
+def checked(check: Check) -> str:
+    """Return the timings that were taken again, those that differ most first."""
+    ordered = sorted(zip(check.pairs, check.differences, strict=True), key=lambda each: -abs(each[1]))
+    lines = [f"{'operators':{WIDTH}} {'kept µs':>10} {'now µs':>10} {'longer':>8}"]
+    for (kept, now), difference in ordered:
+        figures = f"{(kept.trimmed_ns or 0) / 1e3:10.2f} {(now.trimmed_ns or 0) / 1e3:10.2f} {100 * difference:+7.1f}%"
+        lines.append(f"{_shown(kept):{WIDTH}} {figures}")
+    if check.median is not None and check.ninetieth is not None:
+        median, ninetieth = 100 * check.median, 100 * check.ninetieth
+        lines += [
+            "",
+            f"median difference {median:.1f}%, 90th percentile {ninetieth:.1f}%, of {len(check.pairs)} timings",
+        ]
+    if check.lost:
+        lines.append(f"{len(check.lost)} more could not be timed now")
+    return "\n".join(lines)
+
+
+def problems(timings: Timings) -> list[str]:
+    """Return what is wrong in a folder, a line each."""
+    found = [plain(each) for each in timings.problems]
+    left = len(found) - MOST_REASONS
+    if not found:
+        return []
+    return ["", f"{len(found)} left out:", *found[:MOST_REASONS], *([f"{left} more"] if left > 0 else [])]
+
+
+# --- plain values ---------------------------------------------------------------------------------------
+
+
+def filled_as_json(name: str, pairs: Pairs, timings: Timings, made: Sequence[Timing], seconds: float) -> dict[str, Any]:
+    """Return what `filled` shows, all of it, as plain values."""
+    calls, expected = coverage(pairs, timings)
+    found = [(timings.of([spec])[spec.key], count) for spec, count in pairs]
+    return {
+        "source": name,
+        "environment": timings.environment.hash,
+        "folder": str(timings.folder),
+        "blocks": sum(count for _, count in pairs),
+        "unique": len(pairs),
+        "timed": sum(each.is_timed for each, _ in found),
+        "timed_now": sum(each.is_timed for each in made),
+        "seconds": round(seconds, 3),
+        "coverage_percent_of_blocks": round(100 * calls, 2),
+        "coverage_percent_of_expected_time": round(100 * expected, 2),
+        "timings": [{**figures(each), "count": count} for each, count in found],
+        "overheads": [figures(each) for each in timings.of(_all_overheads(pairs)).values()],
+        "problems": list(timings.problems),
+    }
+
+
+def _all_overheads(pairs: Pairs) -> list[Spec]:
+    return [each for threads in sorted({spec.threads for spec, _ in pairs}) for each in overheads(threads)]
+
+
+def figures(timing: Timing) -> dict[str, Any]:
+    """Return the figures of a timing as plain values; null where there is none."""
+    found = {name: getattr(timing, name) for name in FIGURES}
+    return {**found, "state": timing.state.value, "status": timing.status.value}
+
+
+def listed_as_json(timings: Timings) -> list[dict[str, Any]]:
+    """Return the environments of a folder with all their timings, as plain values."""
+    return [_environment(timings, hash_, each) for hash_, each in timings.environments().items()]
+
+
+def _environment(timings: Timings, hash_: str, environment: Environment) -> dict[str, Any]:
+    return {
+        "environment": hash_,
+        "here": hash_ == timings.environment.hash,
+        "equal": dict(environment.equal),
+        "noted": dict(environment.noted),
+        "timings": [figures(each) for each in timings.all_of(hash_)],
+    }
+
+
+def checked_as_json(check: Check) -> dict[str, Any]:
+    """Return what `checked` shows, as plain values."""
+    return {
+        "median_percent_of_kept": None if check.median is None else round(100 * check.median, 3),
+        "ninetieth_percent_of_kept": None if check.ninetieth is None else round(100 * check.ninetieth, 3),
+        "timings": [{"kept": figures(kept), "now": figures(now)} for kept, now in check.pairs],
+        "not_timed_now": [figures(each) for each in check.lost],
+    }

@@ -1,0 +1,225 @@
+"""Time the calls of a model by themselves, those first that cost most, and keep the timings for this machine.
+
+Each different call, or block of consecutive calls, is timed once, in a process beside. What has a timing already is not
+timed again, whichever model it was timed for. What cannot be timed is named, and has no figure.
+
+examples:
+  xsp bench torchvision:resnet50 --budget 60s
+  xsp bench timm:vit_tiny_patch16_224 --batch 8 --threads 1,2
+  xsp bench transformers:bert --train --budget 3m
+  xsp bench torchvision:resnet50 --granularity 1,4      blocks of four calls too
+  xsp bench torchvision:resnet50 --variants all         channels-last, without oneDNN, …
+  xsp bench --missing-of runs/demo                      what a run did, with its threads
+  xsp bench --list                                      which timings there are
+  xsp bench --check                                     takes 20 again, and compares
+  xsp bench --export timings.parquet                    --import FILE takes them in
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xsp.cli import options, progress
+from xsp.errors import UsageError
+
+if TYPE_CHECKING:
+    from xsp.bench.timings import Timings
+
+SUMMARY = "time a model's calls by themselves, and keep the timings"
+
+FORMATS = ("table", "json")
+STATES = ("warm", "chain", "cold")
+UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("source", nargs="?", metavar="SOURCE", help="a model by name, a file or a run, as of xsp graph")
+    parser.add_argument("--budget", default="60s", metavar="TIME", help="seconds or 90s, 2m to spend (default: 60s)")
+    parser.add_argument("--missing-of", metavar="RUN", help="what a run did, with its threads, in place of SOURCE")
+    parser.add_argument("--again", action="store_true", help="time those too that have a timing")
+    group = parser.add_argument_group("what is timed")
+    group.add_argument("--granularity", default="1", metavar="N,…", help="calls of a block, 1,4 (default: 1)")
+    group.add_argument(
+        "--state",
+        choices=STATES,
+        default="chain",
+        help="of the caches: chain, as in a step (default); warm; cold",
+    )
+    group.add_argument("--threads", metavar="N,…", help="1,2 (default: all cores that there are)")
+    group.add_argument(
+        "--variants", metavar="NAMES", help="other ways to compute the same: names with commas, or all (default: none)"
+    )
+    group.add_argument("--runtime", default="torch", metavar="NAME", help="what runs the calls (default: torch)")
+    group = parser.add_argument_group("the model and its input")
+    group.add_argument(
+        "--batch", type=options.rows, metavar="N", help="samples in a step (default: 1, or as the file says)"
+    )
+    group.add_argument("--train", action="store_true", help="forward, backward and optimizer instead of a prediction")
+    group.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 (default: the model's own)")
+    group.add_argument("--sequence", type=options.rows, default=128, metavar="N", help="tokens (default: 128)")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and inputs (default: 0)")
+    group = parser.add_argument_group("the timings")
+    group.add_argument(
+        "--timings",
+        type=Path,
+        metavar="DIR",
+        help="their folder (default: the variable XSP_TIMINGS, or in the user's cache)",
+    )
+    group.add_argument("--list", action="store_true", help="show which there are, by environment")
+    group.add_argument("--check", action="store_true", help="take 20 again, compare, keep nothing")
+    group.add_argument("--compact", action="store_true", help="write the files of this machine's timings as one")
+    group.add_argument("--export", type=Path, metavar="FILE", help="write all into one file")
+    group.add_argument("--import", type=Path, dest="import_", metavar="FILE", help="add those of such a file")
+    parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Time what is missing, or show and move what there is."""
+    from xsp.bench.timings import Timings
+
+    chosen = [
+        name
+        for name in ("source", "missing_of", "list", "check", "compact", "export", "import_")
+        if getattr(given, name) not in (None, False)
+    ]
+    if len(chosen) != 1:
+        raise UsageError("give one SOURCE, or one of --missing-of, --list, --check, --compact, --export, --import")
+    seconds = budget(given.budget)
+    timings = Timings.open(given.timings)
+    if chosen[0] in ("source", "missing_of"):
+        return _fill(given, timings, seconds)
+    shown, content = {
+        "list": _list, "check": _check, "compact": _compact, "export": _export, "import_": _import,
+    }[chosen[0]](given, timings, seconds)  # fmt: skip
+    _show(given, shown, content)
+    return 0
+
+
+def budget(text: str) -> float:
+    """Read `60s`, `2m` or `90`.
+
+    Raises:
+        UsageError: something else, or nothing.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
+    seconds = float(found.group(1)) * UNITS[found.group(2)] if found and found.group(2) in UNITS else 0.0
+    if seconds <= 0:
+        raise UsageError(f"--budget {text!r}: give a time above 0, 60s or 2m")
+    return seconds
+
+
+def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
+    from xsp import bench
+    from xsp import graph as graphs
+    from xsp.bench import plan, text
+
+    found = graphs.of(
+        given.missing_of or given.source,
+        batch=given.batch,
+        train=given.train,
+        seed=given.seed,
+        shape=options.shape(given.input),
+        sequence=given.sequence,
+    )
+    pairs = [
+        pair
+        for threads in _threads(given)
+        for granularity in _numbers("--granularity", given.granularity)
+        for pair in bench.specs(
+            found,
+            granularity=granularity,
+            state=given.state,
+            threads=threads,
+            variants=_variants(given.variants),
+            runtime=given.runtime,
+        )
+    ]
+    overheads = [
+        (each, 1) for threads in sorted({spec.threads for spec, _ in pairs}) for each in plan.overheads(threads)
+    ]
+    began = time.monotonic()
+    with progress.shown(quiet=False) as show:
+        made = bench.fill([*overheads, *pairs], timings, seconds, show, again=given.again)
+    own = {spec.key for spec, _ in pairs}
+    told = found.name, pairs, timings, [each for each in made if each.key in own], time.monotonic() - began
+    _show(given, text.filled(*told), text.filled_as_json(*told))
+    return 0
+
+
+def _threads(given: argparse.Namespace) -> list[int | None]:
+    """Return the numbers of threads that were asked for; else that of the run; else None for all cores."""
+    if given.threads is not None:
+        return list(_numbers("--threads", given.threads))
+    if given.missing_of is None:
+        return [None]
+    from xsp.ingest.load import load
+
+    return [load(given.missing_of).run.machine.torch_threads]
+
+
+def _variants(text: str | None) -> tuple[str, ...]:
+    from xsp.bench.spec import AS_RUN
+
+    if text is None:
+        return (AS_RUN,)
+    if text == "all":
+        from xsp.bench.variants import VARIANTS
+
+        return (AS_RUN, *VARIANTS)
+    return tuple(dict.fromkeys((AS_RUN, *(each.strip() for each in text.split(",")))))
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    parts = [each.strip() for each in text.split(",")]
+    if not all(each.isdecimal() and 0 < int(each) < 10_000 for each in parts):
+        raise UsageError(f"{option} {text!r}: write numbers above 0 with commas, 1,4")
+    return list(dict.fromkeys(map(int, parts)))
+
+
+def _list(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
+    from xsp.bench import text
+
+    return text.listed(timings), text.listed_as_json(timings)
+
+
+def _check(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
+    from xsp.bench import again, text
+
+    with progress.shown(quiet=False) as show:
+        found = again.check(timings, seconds, show)
+    return text.checked(found), text.checked_as_json(found)
+
+
+def _compact(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
+    parts = timings.compact()
+    return f"{len(timings):,} timings of this machine are one file; they were {parts}", {
+        "timings": len(timings),
+        "parts": parts,
+    }
+
+
+def _export(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
+    count = timings.export(given.export)
+    return f"{count:,} timings are in {given.export}; elsewhere: xsp bench --import FILE", {"exported": count}
+
+
+def _import(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
+    from xsp.bench import text
+
+    count, environments = timings.take_in(given.import_)
+    said = f"{count:,} timings of {environments} environments were added to {timings.folder}"
+    content = {"imported": count, "environments": environments, "problems": list(timings.problems)}
+    return "\n".join([said, *text.problems(timings)]), content
+
+
+def _show(given: argparse.Namespace, shown: str, content: Any) -> None:
+    if given.format == "json":
+        progress.put(json.dumps(content, indent=2) + "\n")
+    else:
+        progress.tell(shown)
