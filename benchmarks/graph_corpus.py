@@ -1,4 +1,4 @@
-"""How many models of torchvision and timm can be captured, and how many of their layers are different ones?
+"""How many models of torchvision, timm and transformers can be captured, and how many layers are different ones?
 
 Every model, or a sample that the seed chooses, is captured on tensors without values by `xsp.graph.corpus`. Models that
 are in the folder already are not captured again, so an interrupted corpus goes on where it stopped.

@@ -184,7 +184,7 @@ def _torchvision(name: str, settings: Settings) -> Built:
 
 def _torchvision_shape(name: str, models: Any) -> tuple[int, ...]:
     if name in models.list_models(module=models.video):
-        return (3, 16, 224, 224) if name.startswith(("mvit", "swin3d")) else (3, 16, 112, 112)
+        return (3, 16, 224, 224) if name.startswith(("mvit", "swin3d", "s3d")) else (3, 16, 112, 112)
     if name in models.list_models(module=models.optical_flow):
         return (3, 128, 128)
     return (3, 299, 299) if name.startswith("inception") else IMAGE
