@@ -1,7 +1,8 @@
 """How many models of torchvision, timm and transformers can be captured, and how many layers are different ones?
 
 Every model, or a sample that the seed chooses, is captured on tensors without values by `xsp.graph.corpus`. Models that
-are in the folder already are not captured again, so an interrupted corpus goes on where it stopped.
+are in the folder already are not captured again, so an interrupted corpus goes on where it stopped. A model type of
+transformers has its default configuration, but four layers where that has more than 48 or is a mixture of experts.
 """
 
 from __future__ import annotations
@@ -18,16 +19,40 @@ from parts import turns
 from xsp import models
 from xsp.graph import corpus
 
-GOAL = 0.97
+GOAL = {"torchvision": 0.97, "timm": 0.97, "transformers": 0.8}
+"""Share of the models of a source that are to be captured: many types of transformers take several kinds of inputs."""
+
 UNIQUE = 0.12
 QUICK, SAMPLE = 3, 60
+TYPES = 310
+"""Of transformers, chosen by the seed, where all models are asked for."""
+
+MOST_LAYERS = 48
 SOURCES = ("torchvision", "timm")
 
 
 def chosen(sources: Sequence[str], number: int | None, seed: int) -> list[str]:
     """Return names of models; all of them, or as many as are asked for, chosen by the seed."""
-    names = [name for source in sources for name in models.names(source)]
-    return names if number is None or number >= len(names) else sorted(random.Random(seed).sample(names, number))
+    draw = random.Random(seed)
+    names = [name for source in sources if source != "transformers" for name in models.names(source)]
+    if "transformers" in sources:
+        types = models.names("transformers")
+        names += map(with_few_layers, sorted(draw.sample(types, min(TYPES, len(types)))))
+    return names if number is None or number >= len(names) else sorted(draw.sample(names, number))
+
+
+def with_few_layers(spec: str) -> str:
+    """Return the name of a type of transformers, with fewer layers where it is very deep or a mixture of experts."""
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.for_model(spec.partition(":")[2])
+    except Exception:  # then it cannot be captured either, and the row of the corpus says why
+        return spec
+    layers = getattr(config, "num_hidden_layers", None)
+    experts = any("experts" in name and isinstance(value, int) and value > 1 for name, value in vars(config).items())
+    deep = isinstance(layers, int) and layers > 4 and (layers > MOST_LAYERS or experts)
+    return f"{spec}?num_hidden_layers=4" if deep else spec
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -47,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = turns.Report(
         "graph_corpus",
         f"Graphs of {len(specs)} of the {there:,} models of {' and '.join(options.sources)}",
-        ("source", "tried", "captured", f"at least {GOAL:.0%}", "without values", "nodes, median", "s a model, median"),
+        ("source", "tried", "captured", "goal", "without values", "nodes, median", "s a model, median"),
     )
     for source in options.sources:
         of_source = [row for row in rows if row["spec"].startswith(f"{source}:")]
@@ -72,7 +97,7 @@ def _cells(source: str, rows: Sequence[dict[str, Any]]) -> list[str]:
         source,
         str(len(rows)),
         f"{len(captured)} ({share:.1%})",
-        "met" if share >= GOAL else "missed",
+        f"{GOAL[source]:.0%}, {'met' if share >= GOAL[source] else 'missed'}",
         str(bare),
         f"{statistics.median(row['nodes'] for row in captured):.0f}" if captured else "",
         f"{statistics.median(row['seconds'] for row in captured):.2f}" if captured else "",

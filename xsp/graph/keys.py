@@ -53,12 +53,30 @@ def key(call: Call) -> str:
 
 
 def work_key(call: Call) -> str:
-    """Return the key of the work of a call: arguments that cannot change it (`ERASED`) are left out."""
-    erased = ERASED.get(call.op)
-    if not erased:
-        return key(call)
-    kept = tuple((name, value) for name, value in call.arguments if name not in erased)
+    """Return the key of the work of a call: without arguments that cannot change it (`ERASED`), and values of numbers
+    that stand for a tensor (`x * 0.5`), which is all that a trace tells of those."""
+    erased = ERASED.get(call.op, frozenset())
+    kept = tuple(
+        (name, _number(value) if stands_for_tensor(call.op, call.overload, name) else value)
+        for name, value in call.arguments
+        if name not in erased
+    )
     return _hash(canonical(Call(call.op, kept, call.outputs, call.overload, call.values)))
+
+
+def stands_for_tensor(op: str, overload: str, argument: str) -> bool:
+    """Return whether a number that is given for an argument becomes a tensor of no dimensions: `other` of `x * 0.5`."""
+    return argument == "other" and overload in ("", "Tensor", "Tensor_mode") and op.startswith("aten::")
+
+
+def _number(value: Any) -> Any:
+    """Return the tensor of no dimensions that a number becomes; anything else as it is."""
+    dtype = NUMBERS.get(type(value))
+    return value if dtype is None else Tensor(dtype, ())
+
+
+NUMBERS: Mapping[type, str] = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
+"""Type of the tensor that a number of Python becomes."""
 
 
 def canonical(call: Call) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from xsp.errors import GraphError, TraceError
 from xsp.graph import keys
 from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor
-from xsp.graph.spans import TYPES
+from xsp.graph.told import TYPES
 from xsp.graph.values import Flow
 from xsp.importers.jsonstream import elements
 from xsp.version import __version__

@@ -1,21 +1,27 @@
-"""Graphs of a trace: its outermost operators, with what their spans say. Only their order is known.
+"""Graphs of a trace: the calls of its operators, with what their spans say. Only their order is known.
 
-A trace has shapes of inputs, often no options and no outputs; the operations and bytes of a node are those that its
+Of a run of xsp the step that describes tells the calls almost whole, so that they have the keys of a captured step
+(see `xsp.graph.told`). Of other traces only the shapes are known, and operations and bytes of a node are those that its
 spans were given when the trace was read. Nothing tells which operator reads what another one made, so there is no
 longest path.
+
+A node is an outermost operator. Where gradients are recorded, the dispatcher sees what composite operators call and not
+these themselves; there the nodes are the outermost operators that are not composite, as in a captured training step.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from xsp.errors import GraphError
-from xsp.graph import keys, work
-from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Phase, Problem, Source, Tensor
+from xsp.graph import keys, told, work
+from xsp.graph.node import Call, Graph, KnownBy, Node, Phase, Problem, Source, Tensor
 from xsp.graph.values import Flow
-from xsp.schema import Kind, Level
+from xsp.schema import DTYPES, PARAMETERS, Kind, Level
 from xsp.version import __version__
 
 if TYPE_CHECKING:
@@ -23,11 +29,15 @@ if TYPE_CHECKING:
 
 _SPANS = f"""
     SELECT op.span_id, op.parent_id, op.name, op.phase, op.input_shapes, op.dtype, op.flops,
-        op.dram_read_bytes + op.dram_write_bytes, op.process, op.thread, op.layer_id, layer.name
+        op.dram_read_bytes + op.dram_write_bytes, op.attributes, op.process, op.thread, op.layer_id,
+        layer.name, layer.attributes
     FROM merged op LEFT JOIN merged layer ON layer.span_id = op.layer_id AND layer.level = {int(Level.LAYER)}
     WHERE op.level = {int(Level.OP)} AND op.kind = '{Kind.OP}'
     ORDER BY op.start_ns, op.dur_ns DESC, op.span_id
 """
+
+MOST_NAMED = 5
+"""Operators that a problem names."""
 
 
 @dataclass
@@ -35,7 +45,6 @@ class _Operator:
     """An operator that becomes a node, and what is known of the spans in it."""
 
     span: tuple[Any, ...]
-    inside: int = 0
     flops: list[int | None] = field(default_factory=list)
     bytes: list[int | None] = field(default_factory=list)
 
@@ -46,20 +55,22 @@ def of(trace: Trace) -> Graph:
     Raises:
         GraphError: it has no operators.
     """
-    found = _outermost(trace.con.execute(_SPANS).fetchall())
+    spans = trace.con.execute(_SPANS).fetchall()
+    trains = any(phase == Phase.BACKWARD.value for _, _, _, phase, *_ in spans)
+    whole = any(f'"{DTYPES}"' in (each[8] or "") for each in spans)
+    found = _nodes_among(spans, through_composites=trains and whole)
     if not found:
         raise GraphError(f"{trace.name}: the trace has no operators; record with --levels M/L/G, or with shapes")
     flow = Flow()
     nodes = []
+    calls, described = told.Calls(), 0
     modules: dict[str, list[str]] = {}
     for number, operator in enumerate(found):
-        *_, process, thread, layer, name = operator.span
+        *_, process, thread, layer, name, _ = operator.span
         flow.follow(number, f"{process} {thread}")
-        nodes.append(_node(operator, module_path(modules, name, layer)))
-    problems = [Problem("edges", "a trace tells the order of calls, and not what they read and write")]
-    bare = sum(not each.call.inputs for each in nodes)
-    if bare:
-        problems.append(Problem("shapes", f"not in the trace for {bare} of {len(nodes)} operators"))
+        said = _told(operator)
+        described += said is not None
+        nodes.append(_node(operator, said, calls, module_path(modules, name, layer)))
     return Graph(
         name=trace.name,
         source=Source.SPANS,
@@ -67,29 +78,46 @@ def of(trace: Trace) -> Graph:
         edges=flow.edges(),
         values=(),
         known_by=KnownBy.ORDER,
-        counts="outermost operators of the trace",
-        settings={"xsp": __version__},
-        problems=tuple(problems),
+        counts="operators of ATen" if described == len(nodes) else "outermost operators of the trace",
+        settings={"train": trains, "xsp": __version__} if described else {"xsp": __version__},
+        problems=tuple(_problems(nodes, calls, described)),
     )
 
 
 def is_call(name: str) -> bool:
     """Return whether a span that lies in no call is one: the nodes of autograd only wrap calls."""
-    return "::" in name and not name.startswith(("autograd::", "profiler::"))
+    return "::" in name and not name.startswith(("autograd::", "torch::autograd::", "profiler::"))
 
 
-def _outermost(spans: list[tuple[Any, ...]]) -> list[_Operator]:
+def _problems(nodes: list[Node], calls: told.Calls, described: int) -> Iterator[Problem]:
+    """Yield what the trace does not tell."""
+    yield Problem("edges", "a trace tells the order of calls, and not what they read and write")
+    bare = sum(not each.call.inputs for each in nodes)
+    if bare and not described:
+        yield Problem("shapes", f"not in the trace for {bare} of {len(nodes)} operators")
+    if described and described < len(nodes):
+        yield Problem("calls", f"{len(nodes) - described} of {len(nodes)} are not in the step that describes")
+    for op, reason in list(calls.reasons.items())[:MOST_NAMED]:
+        count = sum(each.call.op == op for each in nodes)
+        yield Problem(op, f"{count} calls are known by their inputs alone ({reason})")
+    if len(calls.reasons) > MOST_NAMED:
+        yield Problem("operators", f"{len(calls.reasons) - MOST_NAMED} more are known by their inputs alone")
+    for op, argument in list(calls.untold.items())[:MOST_NAMED]:
+        count = sum(each.call.op == op for each in nodes)
+        yield Problem(op, f"a trace does not tell {argument}, so the keys of {count} calls are their own")
+
+
+def _nodes_among(spans: list[tuple[Any, ...]], *, through_composites: bool) -> list[_Operator]:
     """Return the operators that lie in no other one; what only wraps them (the nodes of autograd) is none."""
+    composite = cache(told.is_composite) if through_composites else None
     holder: dict[str, _Operator | None] = {}
     found = []
     for span in spans:
         identity, parent, name, _, _, _, flops, moved = span[:8]
         around = holder.get(parent)
-        if around is None and is_call(name):
+        if around is None and is_call(name) and not (composite is not None and composite(name)):
             around = _Operator(span)
             found.append(around)
-        elif around is not None:
-            around.inside += 1
         holder[identity] = around
         if around is not None:
             around.flops.append(flops)
@@ -97,21 +125,29 @@ def _outermost(spans: list[tuple[Any, ...]]) -> list[_Operator]:
     return found
 
 
-def _node(operator: _Operator, module: str) -> Node:
+def _told(operator: _Operator) -> told.Told | None:
+    """Return what the step that describes says of an operator's call; None where it was not described."""
+    _, _, name, _, shapes, _, _, _, attributes, *_, of_layer = operator.span
+    try:
+        said, layer = (json.loads(each) if each else {} for each in (attributes, of_layer))
+        parameters = layer.get(PARAMETERS) if isinstance(layer, dict) else None
+        return told.told(name, json.loads(shapes), said, parameters) if shapes and isinstance(said, dict) else None
+    except ValueError:
+        return None
+
+
+def _node(operator: _Operator, said: told.Told | None, calls: told.Calls, module: str) -> Node:
     _, _, name, phase, shapes, dtype, *_ = operator.span
-    call = Call(name, tuple(_arguments(shapes, dtype)))
+    phase = Phase(phase) if phase in Phase._value2member_map_ else Phase.FORWARD
+    node = calls.of(said) if said is not None else None
+    if node is not None:
+        return replace(node, module=module, phase=phase, reads=(), returns=(), writes=())
+    call = told.described(said) if said is not None else Call(name, tuple(_arguments(shapes, dtype)))
     known = [each for each in operator.flops if each is not None]
     flops = sum(known) if known else None if work.MAY_MULTIPLY.search(name) else 0
     moved = [each for each in operator.bytes if each is not None]
-    kind = NodeKind.OPAQUE if not name.startswith("aten::") else NodeKind.COMPUTE
-    return Node(
-        call,
-        keys.key(call),
-        kind,
-        module,
-        Phase(phase) if phase in Phase._value2member_map_ else Phase.FORWARD,
-        stated=(flops, sum(moved) if moved else None),
-    )
+    stated = flops, sum(moved) if moved else None
+    return Node(call, keys.key(call), told.kind_of(name), module, phase, stated=stated)
 
 
 def _arguments(shapes: str | None, dtype: str | None) -> list[tuple[str, Any]]:
@@ -119,7 +155,7 @@ def _arguments(shapes: str | None, dtype: str | None) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     first = True
     for place, shape in enumerate(json.loads(shapes) if shapes else []):
-        value = _tensors(shape, TYPES.get(dtype or "") if first else None)
+        value = _tensors(shape, told.TYPES.get(dtype or "") if first else None)
         if value is not None:
             found.append((f"input{place}", value))
             first = False
@@ -143,10 +179,3 @@ def module_path(known: dict[str, list[str]], name: str | None, layer: str | None
         calls.append(layer)
     turn = calls.index(layer) + 1
     return f"{name}#{turn}" if turn > 1 else name
-
-
-TYPES = {
-    **{theirs: ours for ours, theirs in work.KINETO.items()},
-    "long": "int64", "short int": "int16", "signed char": "int8", "char": "int8",
-}  # fmt: skip
-"""Names of types as Kineto and execution traces have them, and as torch has them."""

@@ -1,0 +1,274 @@
+"""Calls as a step that describes tells them: run once more on tensors without values, they are as if captured.
+
+A span has the shapes, types and strides of the operator's inputs and the numbers among its arguments, and says nothing
+of what it returned, nor of names and defaults. The operator itself says the rest: it runs under the recorder, with
+tensors that have no values. So its key is that of a captured step, and so are its kind, its operations and its bytes.
+
+A trace does not tell texts (`equation`, `approximate`), tensors in lists that may have holes (`indices`), and the
+values of numbers that stand for a tensor (`x * 0.5`). A text is that which the module around the operator says of
+itself under the same name. Otherwise, where there is a default, the call runs with that; the argument is `UNKNOWN`, so
+that no other call has the key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from xsp.graph import keys, work
+from xsp.graph.node import Call, Node, NodeKind, Tensor
+from xsp.schema import DTYPES, OVERLOAD, SCALARS, STRIDES
+
+UNKNOWN = "not told"
+
+TYPES = {
+    **{theirs: ours for ours, theirs in work.KINETO.items()},
+    "long": "int64", "short int": "int16", "signed char": "int8", "char": "int8",
+}  # fmt: skip
+"""Names of types as Kineto and execution traces have them, and as torch has them."""
+
+VOCABULARY = "aten::"
+"""Only operators of ATen are run again: those of others are code of others, and may not be there."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a span says of a call: a value for each argument, in the order of the schema."""
+
+    op: str
+    overload: str
+    shapes: tuple[Any, ...]
+    dtypes: tuple[Any, ...]
+    strides: tuple[Any, ...]
+    scalars: tuple[Any, ...]
+    texts: tuple[tuple[str, str], ...] = ()
+    """What the module around it says of itself, name and text."""
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """For each argument the tensor, or the tuple of those in a list; None where there is none."""
+        return tuple(map(_tensors, self.shapes, self.dtypes, self.strides))
+
+
+def told(op: str, shapes: Any, attributes: Mapping[str, Any], parameters: Any = None) -> Told | None:
+    """Return what a span says of its operator's call; None if it is not of a step that describes, or damaged.
+
+    Args:
+        op: the operator.
+        shapes: of its inputs, as the column has them.
+        attributes: of its span.
+        parameters: what the module around it says of itself.
+    """
+    dtypes, overload = attributes.get(DTYPES), attributes.get(OVERLOAD)
+    if not isinstance(dtypes, list) or not isinstance(shapes, list) or len(dtypes) != len(shapes):
+        return None
+    if not isinstance(overload, str):
+        return None
+    strides, scalars = (attributes.get(name) or [None] * len(dtypes) for name in (STRIDES, SCALARS))
+    if not all(isinstance(each, list) and len(each) == len(dtypes) for each in (strides, scalars)):
+        return None
+    try:
+        texts = tuple(_TEXT.findall(parameters)) if isinstance(parameters, str) else ()
+        found = Told(op, overload, _frozen(shapes), _frozen(dtypes), _frozen(strides), _frozen(scalars), texts)
+        hash(found)
+        return found if all(each is None or _is_whole(each) for each in found.tensors) else None
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+_TEXT = re.compile(r"(\w+)='([^']*)'")
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _tensors(shape: Any, dtype: Any, stride: Any) -> Any:
+    if isinstance(dtype, tuple):
+        strides = stride if isinstance(stride, tuple) else (None,) * len(dtype)
+        return tuple(map(_tensors, shape, dtype, strides))
+    if dtype not in TYPES:
+        return None
+    return Tensor(TYPES[dtype], shape, stride if isinstance(stride, tuple) else None)
+
+
+def _is_whole(value: Any) -> bool:
+    """Return whether a tensor, or each in a list, has sizes and strides that are numbers."""
+    if not isinstance(value, Tensor):
+        return all(isinstance(each, Tensor) and _is_whole(each) for each in value)
+    sizes, steps = value.shape, value.stride
+    numbers = (*(sizes or ()), *(steps or ()))
+    fits = isinstance(sizes, tuple) and (steps is None or len(steps) == len(sizes))
+    return fits and all(type(each) is int and 0 <= each < 1 << 40 for each in numbers)
+
+
+class Calls:
+    """Runs the calls that spans tell of, each different one once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Told, Node | None] = {}
+        self.reasons: dict[str, str] = {}
+        """Operator → why a call of it could not be run; one reason each."""
+
+        self.untold: dict[str, str] = {}
+        """Operator → an argument of it that the trace does not tell."""
+
+    def of(self, said: Told) -> Node | None:
+        """Return a node with the call and what it does, as captured; None if it cannot be run."""
+        if said not in self._known:
+            try:
+                self._known[said] = self._run(said)
+            except Exception as error:  # of the operator, of torch, of what the trace says
+                self.reasons.setdefault(said.op, (str(error).strip().split("\n")[0] or type(error).__name__)[:160])
+                self._known[said] = None
+        return self._known[said]
+
+    def _run(self, said: Told) -> Node:
+        import torch
+
+        from xsp.graph.recorder import Recorder
+
+        operator = _operator(torch, said)
+        given: list[Any] = []
+        named: dict[str, Any] = {}
+        replaced: dict[str, Any] = {}
+        for place, argument in enumerate(operator._schema.arguments):
+            value, shown = _value(torch, said, place, argument)
+            if shown is not None:
+                replaced[argument.name] = shown
+                if shown == UNKNOWN:
+                    self.untold[said.op] = argument.name
+            if argument.kwarg_only:
+                named[argument.name] = value
+            else:
+                given.append(value)
+        recorder = Recorder()
+        with torch.inference_mode(), recorder:
+            operator(*given, **named)
+        (node,) = recorder.finish().nodes
+        if not replaced:
+            return node
+        arguments = tuple((name, replaced.get(name, value)) for name, value in node.call.arguments)
+        call = replace(node.call, arguments=arguments)
+        return replace(node, call=call, key=keys.key(call))
+
+
+def is_composite(op: str) -> bool | None:
+    """Return whether an operator only calls others, so that it is not seen where gradients are recorded.
+
+    None if torch is not there, or knows no such operator.
+    """
+    try:
+        import torch
+
+        name = f"{op}.{overload}" if (overload := _first_overload(torch, op)) else op
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+    except (ImportError, RuntimeError, AttributeError):
+        return None
+
+
+def _first_overload(torch: Any, op: str) -> str:
+    namespace, _, name = op.partition("::")
+    found = getattr(getattr(torch.ops, namespace), name).overloads()
+    return "" if "default" in found else str(found[0])
+
+
+def _operator(torch: Any, said: Told) -> Any:
+    """Return the overload of an operator.
+
+    Raises:
+        ValueError: it is not of ATen, or this torch has it with other arguments.
+    """
+    if not said.op.startswith(VOCABULARY):
+        raise ValueError("no operator of ATen")
+    packet = getattr(torch.ops.aten, said.op.removeprefix(VOCABULARY))
+    found = getattr(packet, said.overload or "default")
+    if len(found._schema.arguments) < len(said.shapes):
+        raise ValueError("this torch has it with other arguments")
+    return found
+
+
+def _value(torch: Any, said: Told, place: int, argument: Any) -> tuple[Any, Any]:
+    """Return what is given for an argument, and what stands in the call where that is another thing.
+
+    Raises:
+        ValueError: it is not told, and cannot be left out.
+    """
+    optional = str(argument.real_type).startswith("Optional[")
+    kind = str(argument.real_type)[len("Optional[") : -1] if optional else str(argument.real_type)
+    tensor = said.tensors[place] if place < len(said.shapes) else None
+    if isinstance(tensor, tuple):
+        return [_without_values(torch, each) for each in tensor], None
+    if tensor is not None:
+        if keys.stands_for_tensor(said.op, said.overload, argument.name) and _may_be_number(tensor):
+            return {"bool": True, "int64": 1, "float64": 1.0, "complex128": 1j}[tensor.dtype], tensor
+        return _without_values(torch, tensor), None
+    scalar = said.scalars[place] if place < len(said.scalars) else None
+    if scalar is not None:
+        return _scalar(torch, scalar, kind), None
+    if kind == "Device":
+        return torch.device("meta"), None
+    if kind == "str":
+        if argument.name in dict(said.texts):
+            return dict(said.texts)[argument.name], None
+        if not (argument.has_default_value() or optional):
+            raise ValueError(f"a trace does not tell its {argument.name}")
+        return (argument.default_value if argument.has_default_value() else None), UNKNOWN
+    if optional:
+        return None, None
+    if argument.has_default_value():
+        return argument.default_value, None
+    raise ValueError(f"a trace does not tell its {argument.name}")
+
+
+def _may_be_number(tensor: Tensor) -> bool:
+    return tensor.shape == () and tensor.dtype in keys.NUMBERS.values()
+
+
+def _without_values(torch: Any, tensor: Tensor) -> Any:
+    dtype = getattr(torch, tensor.dtype or "")
+    if tensor.stride is None:
+        return torch.empty(tensor.shape, dtype=dtype, device="meta")
+    return torch.empty_strided(tensor.shape, tensor.stride, dtype=dtype, device="meta")
+
+
+def _scalar(torch: Any, value: Any, kind: str) -> Any:
+    """Return an argument as torch takes it: types, layouts and formats are numbers in a trace."""
+    if kind == "ScalarType":
+        return getattr(torch, _TYPES_BY_NUMBER[value])
+    if kind == "Layout":
+        if value:
+            raise ValueError("a layout that is not strided")
+        return torch.strided
+    if kind == "MemoryFormat":
+        return (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)[value]
+    if kind == "Device":
+        return torch.device("meta")
+    if isinstance(value, tuple):
+        return [float(each) if isinstance(each, str) else each for each in value]
+    return float(value) if isinstance(value, str) else value
+
+
+_TYPES_BY_NUMBER = {
+    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 7: "float64",
+    8: "complex32", 9: "complex64", 10: "complex128", 11: "bool", 15: "bfloat16",
+}  # fmt: skip
+"""Types by the numbers that ATen gives them."""
+
+
+def described(said: Told) -> Call:
+    """Return the call of an operator that cannot be run: the tensors and numbers that the span tells, without names."""
+    found: list[tuple[str, Any]] = []
+    for place, (tensor, scalar) in enumerate(zip(said.tensors, said.scalars, strict=True)):
+        if tensor is not None or scalar is not None:
+            found.append((f"input{place}", tensor if tensor is not None else scalar))
+    return Call(said.op, tuple(found), (), said.overload)
+
+
+def kind_of(op: str) -> NodeKind:
+    """Return the kind of an operator that was not run."""
+    if not op.startswith(VOCABULARY):
+        return NodeKind.OPAQUE
+    return NodeKind.SYNC if op in ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero") else NodeKind.COMPUTE
