@@ -43,7 +43,7 @@ MOST_SECTIONS = 50
 MOST_LEVELS = 60
 """Of a tree."""
 
-KINDS = ("bars", "stacked", "lines", "points")
+KINDS = ("bars", "stacked", "lines", "points", "grid")
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,59}")
 
@@ -85,7 +85,11 @@ class Chart:
     """A drawing of one or more series over the same places."""
 
     kind: str
-    """`bars`: lying bars side by side; `stacked`: lying bars of which each series is a part; `lines`; `points`."""
+    """How it is drawn.
+
+    `bars`: lying bars side by side; `stacked`: lying bars of which each series is a part; `lines`; `points`; `grid`: a
+    square for each value, whose rows are the series and whose columns are `at`.
+    """
 
     title: str
     unit: str

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from xsp.bound.coefficients import Figure
 from xsp.bound.correlate import MEASURES, PATH, WORK, Correlation, Difference, Group, Regression, Slope
 from xsp.scrub import plain
+from xsp.sections import Chart, Section, Series, Table, Text
 
 WIDTH = 80
 MOST_HOLES = 10
@@ -24,6 +25,67 @@ def page(found: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[str]
         left = len(holes) - MOST_HOLES
         lines += [f"and {left} more"] if left > 0 else []
     return "\n".join(lines)
+
+
+def sections(found: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[str] = ()) -> list[Section]:
+    """Return the same as sections of a page: for each group its coefficients, and latency over each measure."""
+    made = []
+    for group in found:
+        rows = tuple(
+            (
+                MEASURES[each.measure],
+                each.models,
+                shown(each.pearson),
+                shown(each.spearman),
+                shown(each.r2),
+                each.reason,
+            )
+            for each in group.correlations
+        )
+        columns = ("measure", "models", "r of logarithms", "rank ρ", "R²", "why not")
+        texts = [Text(" ".join(_decided(each) + "." for each in group.differences))] if group.differences else []
+        texts.append(Text(group.reason if group.regression is None else _regression(group.regression)))
+        charts = tuple(_scatter(group, each) for each in group.correlations if each.pearson is not None)
+        slopes = tuple(
+            (
+                each.family,
+                MEASURES[each.measure],
+                each.models,
+                each.least_ns / 1e6,
+                each.most_ns / 1e6,
+                shown(each.exponent),
+            )
+            for each in group.slopes
+        )
+        families = ("family", "varies", "models", "least_ms", "most_ms", "exponent of latency")
+        made.append(
+            Section(
+                f"{group.title}: {len(group.points)} models",
+                (
+                    *(each for each in texts if each.text),
+                    *([Table(columns, rows, "Measures against latency")] if rows else []),
+                    *charts,
+                    *([Table(families, slopes, "Families that vary one measure alone")] if slopes else []),
+                ),
+            )
+        )
+    rest = [*_won(found), *notes, *(f"Left out: {hole}" for hole in holes)]
+    return [*made, Section("What is counted", tuple(map(Text, rest)))] if rest else made
+
+
+def _scatter(group: Group, each: Correlation) -> Chart:
+    name = MEASURES[each.measure]
+    points = [point for point in group.points if point[2].get(each.measure)]
+    return Chart(
+        "points",
+        f"{name}: r {shown(each.pearson)}, ρ {shown(each.spearman)}",
+        "ms",
+        tuple(point[2][each.measure] for point in points),
+        (Series("latency", tuple(point[1] / 1e6 for point in points)),),
+        over=name,
+        log=("at", "values"),
+        labels=tuple(point[0] for point in points),
+    )
 
 
 def shown(figure: Figure | None) -> str:

@@ -80,7 +80,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the graph as JSON; xsp graph reads it again")
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a page: measures, and modules that open with their calls"
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page: measures and modules that open; of a folder: its charts",
     )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
@@ -152,6 +155,7 @@ def _corpus(given: argparse.Namespace) -> int:
 def _shared(given: argparse.Namespace) -> int:
     """Show which layers the models of a corpus share, or how its measures go with latencies."""
     from xsp.graph import corpustext, sharing
+    from xsp.report import html
 
     if given.save is not None or given.input is not None or given.batch is not None or given.train:
         raise UsageError("--save, --input, --batch and --train are for one model: a folder has its graphs already")
@@ -160,6 +164,8 @@ def _shared(given: argparse.Namespace) -> int:
         return _correlated(given, sharing.read(Path(given.source), patterns, graphs=False))
     with progress.shown(quiet=False) as show:
         found = sharing.read(Path(given.source), patterns, show)
+    if given.html is not None:
+        html.write_sections(given.html, given.source, corpustext.sections(found))
     if given.format == "json":
         progress.put(json.dumps(corpustext.as_json(found), indent=2) + "\n")
     else:
@@ -170,6 +176,7 @@ def _shared(given: argparse.Namespace) -> int:
 def _correlated(given: argparse.Namespace, corpus: Corpus) -> int:
     """Show how latencies of a file follow the measures of a corpus."""
     from xsp.bound import correlate, correlatetext, latencies
+    from xsp.report import html
 
     measured, holes = latencies.read(given.against)
     found = correlate.groups(corpus.rows, measured)
@@ -179,6 +186,9 @@ def _correlated(given: argparse.Namespace, corpus: Corpus) -> int:
             f"folder like {corpus.rows[0]['spec']!r}"
         )
     notes, left = correlate.left_out(corpus.rows, measured, corpus.settings.get("batch"))
+    if given.html is not None:
+        title = f"{given.source} against {given.against.name}"
+        html.write_sections(given.html, title, correlatetext.sections(found, notes, [*holes, *left]))
     if given.format == "json":
         content = {"groups": correlate.as_json(found), "notes": notes, "holes": [*holes, *left]}
         progress.put(json.dumps(content, indent=2) + "\n")

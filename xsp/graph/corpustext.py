@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from xsp.graph import sharing
 from xsp.graph.sharing import Corpus, Group
 from xsp.scrub import plain
+from xsp.sections import Chart, Part, Section, Series, Table, Text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,6 +74,37 @@ def as_json(corpus: Corpus) -> dict[str, Any]:
         ],
         "holes": [{"model": spec, "reason": reason} for spec, reason in corpus.holes],
     }
+
+
+MOST_DRAWN = 300
+"""Models of the picture of the grid."""
+
+
+def sections(corpus: Corpus) -> list[Section]:
+    """Return the same as sections of a page: growth, the grid in the order of the clustering, groups and holes."""
+    found = as_json(corpus)
+    share = f"{100 * found['unique'] / found['computing']:.1f} %" if found["computing"] else "none"
+    growth = found["growth"]
+    lines = Chart(
+        "lines",
+        "Different layers, model after model",
+        "layers",
+        tuple(row["computing"] for row in growth),
+        (Series("different", tuple(row["unique"] for row in growth)),),
+        over="layers (computing calls) so far",
+        labels=tuple(f"{number}: {row['model']}" for number, row in enumerate(growth, 1)),
+    )
+    order = found["order"][:MOST_DRAWN]
+    rows = (Series(name, tuple(row[: len(order)])) for name, row in zip(order, found["jaccard"], strict=False))
+    grid = Chart("grid", "Jaccard index of different layers, by clustering", "of 1", tuple(order), tuple(rows))
+    cut = [Text(f"The first {len(order)} of {len(found['order'])} models; --only chooses others.")]
+    groups = tuple((", ".join(each["models"]), len(each["models"]), each["mean_jaccard"]) for each in found["groups"])
+    holes = tuple((each["model"], each["reason"]) for each in found["holes"])
+    told = f"{found['models']} models, {found['computing']:,} computing calls, {found['unique']:,} different: {share}."
+    parts: list[Part] = [Text(told), lines, grid, *(cut if len(order) < len(found["order"]) else [])]
+    parts.append(Table(("models", "number", "mean Jaccard index"), groups, "Models that are alike"))
+    parts += [Table(("model", "reason"), holes, "Without a graph, and in none of these figures")] if holes else []
+    return [Section("Layers that models share", tuple(parts))]
 
 
 def _index(value: float) -> float | None:

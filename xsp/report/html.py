@@ -62,6 +62,58 @@ def write(trace: Trace, path: str | Path, others: Sequence[Trace] = ()) -> Path:
     return page
 
 
+_OF_SECTIONS = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src __ALLOWED__; \
+style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'">
+<title>__TITLE__</title>
+<style>__CSS__</style>
+</head>
+<body>
+<header><h1>__TITLE__</h1></header>
+<nav aria-label="sections"><a href="#tables" hidden>tables</a></nav>
+<main><div id="others"></div></main>
+<script type="application/json" id="data">__DATA__</script>
+__SCRIPTS__
+</body>
+</html>
+"""
+
+
+def write_sections(path: str | Path, title: str, shown: Sequence[sections.Section]) -> Path:
+    """Write a page of sections alone, without a trace, in one piece; it opens offline as that of a trace does.
+
+    Args:
+        path: of the page.
+        title: of the page.
+        shown: its sections, in their order.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        OutputError: it cannot be written; a page that was there before is still there.
+    """
+    code = [_asset(name) for name in ("echarts.min.js", "words.js", "charts.js", "tables.js", "sections.js")]
+    code.insert(1, "const timeline = { redraw() {} };")
+    code.append("drawSections();")
+    listed = [{"name": str(number), **sections.plain(section)} for number, section in enumerate(shown, 1)]
+    contents = {
+        "__TITLE__": html.escape(title),
+        "__CSS__": _asset("report.css"),
+        "__ALLOWED__": " ".join(_allowed(script) for script in code),
+        "__SCRIPTS__": "\n".join(f"<script>{script}</script>" for script in code),
+        "__DATA__": _as_json({"sections": listed, "damaged": []}),
+    }
+    text = re.sub("|".join(contents), lambda found: contents[found.group()], _OF_SECTIONS)
+    page = Path(path)
+    rundir.write_whole(page, text.encode("utf-8", "replace"))
+    return page
+
+
 def render(trace: Trace, others: Sequence[Trace] = ()) -> str:
     """Return the page of a trace, with a choice between it and others: the same run, of other kinds of steps."""
     scripts = [_asset(name) for name in SCRIPTS]

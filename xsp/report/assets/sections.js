@@ -42,7 +42,8 @@ function sectionChart(chart) {
   holder.setAttribute("aria-label", `${chart.title}, ${about}`);
   if (!upright) holder.style.height = Math.max(110, 70 + Math.max(24, chart.kind === "bars" ? 16 * chart.series.length : 0) * Math.min(40, chart.at.length)) + "px";
   element.append(make("p", about, "quiet"), holder);
-  plot(holder, () => (upright ? overNumbers(chart) : lyingBars(chart)));
+  if (chart.kind === "grid") holder.style.height = Math.max(240, 110 + 14 * chart.series.length) + "px";
+  plot(holder, () => (upright ? overNumbers(chart) : chart.kind === "grid" ? squares(chart) : lyingBars(chart)));
   return element;
 }
 
@@ -69,6 +70,22 @@ function lyingBars(chart) {
       ...chart.series.map((series) => ({ type: "bar", name: series.name, stack: chart.kind === "stacked" ? "all" : undefined, barMaxWidth: 22, data: series.values.map((each) => drawn(chart, "values", each)) })),
       ...(chart.kind === "bars" && chart.series.length === 1 ? chart.series.filter((series) => series.low.length).map((series) => whiskers(series, true)) : []),
     ],
+  };
+}
+
+// A square for each value, the darker the more; names of rows and columns where there is room for them.
+function squares(chart) {
+  const names = chart.at.map((each) => String(each)), rows = chart.series.map((series) => series.name), shown = names.length <= 60;
+  const values = chart.series.flatMap((series, y) => series.values.flatMap((value, x) => (value === null ? [] : [[x, y, value]])));
+  const ends = values.reduce(([low, high], [, , value]) => [Math.min(low, value), Math.max(high, value)], [0, 1e-9]);
+  const label = { show: shown, interval: 0, formatter: labelOf };
+  return {
+    grid: { ...(shown ? beside(rows) : { left: 24 }), right: 24, top: 12, bottom: shown ? 110 : 60 },
+    xAxis: { type: "category", data: names, axisLabel: { ...label, rotate: 60 }, axisTick: { show: false } },
+    yAxis: { type: "category", data: rows, inverse: true, axisLabel: label, axisTick: { show: false } },
+    visualMap: { min: ends[0], max: ends[1], orient: "horizontal", left: "center", bottom: 0, itemHeight: 120, calculable: true, inRange: { color: scheme.matches ? ["#1c2430", "#4c78d8", "#d6e4ff"] : ["#f4f6fa", "#4c78d8", "#14264d"] } },
+    tooltip: { confine: true, formatter: ({ value: [x, y, value] }) => tip([`<b>${plain(rows[y])}</b>`, `<b>${plain(names[x])}</b>`, `${number(value)} ${plain(chart.unit)}`]) },
+    series: [{ type: "heatmap", data: values, progressive: 0, emphasis: { itemStyle: { borderColor: OTHER, borderWidth: 1 } } }],
   };
 }
 
