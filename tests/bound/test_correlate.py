@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +272,20 @@ def test_micro_models_have_slopes_and_no_part_in_the_coefficients() -> None:
     assert max(map(len, shown.splitlines())) <= 80
     assert "needed" not in shown
     json.dumps(correlate.as_json([alone]), allow_nan=False)
+
+
+def test_the_page_has_a_scatter_for_each_measure(folder: Path, tmp_path: Path, capsys) -> None:
+    table = write(
+        tmp_path / "l.csv", [["model", "latency_us"], *([each.model, each.ns] for each in taken(rows(12), "flops"))]
+    )
+    page = tmp_path / "page.html"
+    assert main(["graph", str(folder), "--against", str(table), "--html", str(page)]) == 0
+    content = page.read_text(encoding="utf-8")
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', content, re.DOTALL)[0])
+    charts = [part["chart"] for part in data["sections"][0]["parts"] if "chart" in part]
+    assert [each["title"].split(":")[0] for each in charts] == [
+        "parameters", "FLOPs", "longest path", "diameter", "computing nodes", "bytes",
+    ]  # fmt: skip
+    assert all(each["log"] == ["at", "values"] and len(each["labels"]) == 12 for each in charts)
+    assert "<title>corpus against l.csv</title>" in content
+    assert "http://" not in content.replace("http://www.w3.org", "").replace("http://www.apache.org", "")

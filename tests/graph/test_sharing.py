@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -142,3 +143,18 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path, typed: list[str], s
     written(tmp_path, MODELS)
     assert main(["graph", str(tmp_path), *typed]) != 0
     assert says in capsys.readouterr().err
+
+
+def test_the_page_shows_the_grid_in_the_order_of_the_clustering(tmp_path: Path, capsys) -> None:
+    written(tmp_path / "corpus", {**MODELS, "a:</script><b>": [5]})
+    page = tmp_path / "page.html"
+    assert main(["graph", str(tmp_path / "corpus"), "--html", str(page)]) == 0
+    content = page.read_text(encoding="utf-8")
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', content, re.DOTALL)[0])
+    charts = [part["chart"] for part in data["sections"][0]["parts"] if "chart" in part]
+    assert [each["kind"] for each in charts] == ["lines", "grid"]
+    grid = charts[1]
+    assert [each["name"] for each in grid["series"]] == grid["at"]
+    small, large = grid["at"].index("a:small"), grid["at"].index("a:large")
+    assert abs(small - large) == 1
+    assert grid["series"][small]["values"][large] == 0.75

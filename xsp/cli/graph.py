@@ -165,7 +165,7 @@ def _shared(given: argparse.Namespace) -> int:
     with progress.shown(quiet=False) as show:
         found = sharing.read(Path(given.source), patterns, show)
     if given.html is not None:
-        html.write_sections(given.html, given.source, corpustext.sections(found))
+        html.write_sections(given.html, Path(given.source).resolve().name, corpustext.sections(found))
     if given.format == "json":
         progress.put(json.dumps(corpustext.as_json(found), indent=2) + "\n")
     else:
@@ -187,7 +187,7 @@ def _correlated(given: argparse.Namespace, corpus: Corpus) -> int:
         )
     notes, left = correlate.left_out(corpus.rows, measured, corpus.settings.get("batch"))
     if given.html is not None:
-        title = f"{given.source} against {given.against.name}"
+        title = f"{Path(given.source).resolve().name} against {given.against.name}"
         html.write_sections(given.html, title, correlatetext.sections(found, notes, [*holes, *left]))
     if given.format == "json":
         content = {"groups": correlate.as_json(found), "notes": notes, "holes": [*holes, *left]}
