@@ -1,16 +1,16 @@
-"""Say what xsp can see on this machine, what not, why, and what to install.
+"""Show what xsp can record on this machine, what it cannot, why, and what to install.
 
 examples:
   xsp doctor
   xsp doctor --measure                   peak rates of this machine
-  xsp doctor --measure runs/demo         and keep it in a run, for rooflines
+  xsp doctor --measure runs/demo         also store them in a run, for rooflines
 """
 
 from __future__ import annotations
 
 import argparse
 
-SUMMARY = "what can be collected on this machine, and what not"
+SUMMARY = "what can be recorded on this machine, and what cannot"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,10 +1,11 @@
-"""Chrome's JSON trace format, which Perfetto's page, chrome://tracing and the tools for Kineto's traces open.
+"""Chrome's JSON trace format, which ui.perfetto.dev, chrome://tracing and tools for Kineto traces read.
 
-Categories, names and arguments are Kineto's where it has them, so that what reads a trace of torch.profiler reads
-this: `ProfilerStep#N`, `nn.Module: NAME`, `cpu_op`, `cuda_runtime`, `kernel`, `correlation`, flows `ac2g`. All that
-the table knows beside it stands in `args` under the columns' names. The top-level key `xsp` says who wrote it.
+Categories, names and arguments are those of Kineto where it has them, so that tools for traces of torch.profiler can
+read the file: `ProfilerStep#N`, `nn.Module: NAME`, `cpu_op`, `cuda_runtime`, `kernel`, `correlation`, flows `ac2g`.
+Other columns of the span table are in `args` under their names. The top-level key `xsp` marks the file as ours.
 
-Times are microseconds after `baseTimeNanoseconds`, with three decimals written as text, so that no nanosecond is lost.
+Times are microseconds after `baseTimeNanoseconds` with three decimals, formatted as text, so that no nanosecond is
+lost.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ FORMAT = 1
 """Of the key `xsp`."""
 
 SLICE = 50_000
-"""Spans that are in memory at a time."""
+"""Spans that are held in memory at a time."""
 
 _FETCH = 5_000
 _HIGHEST = 2**31 - 1
-"""Of a number that all viewers take for a process or a thread."""
+"""Largest number that all viewers accept for a process or a thread."""
 
 _SECOND = 1_000_000_000
 

@@ -1,7 +1,7 @@
-"""What an exporter to a file is: a function of a trace, a path and a choice, that says what it wrote.
+"""What an exporter is: a function of a trace, a path and a choice that writes a file and reports what it wrote.
 
-It is named by an entry point in `xsp.exporters`, and called by `xsp export --format NAME`. The file appears in one
-piece (`whole`), memory does not grow with the trace, and what is not in the file as it was recorded is counted.
+An entry point in `xsp.exporters` names it, and `xsp export --format NAME` calls it. The file appears in one piece
+(`whole`), memory does not grow with the trace, and differences between the file and the recording are counted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from xsp.errors import OutputError, UsageError
 from xsp.store.trace import Trace
 
 GROUP = "xsp.exporters"
-"""The exporter that sends, and writes no file of this kind."""
 
 _FAST = 3
 
 
 class Weight(str, enum.Enum):
-    """What the width of a frame in a flame graph is."""
+    """The time that the width of a frame in a flame graph stands for."""
 
     HOST = "host"  # time of the host's threads
     DEVICE = "device"  # time of the devices' kernels and copies
@@ -38,10 +37,10 @@ class Weight(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Choice:
-    """What of a trace is to be written."""
+    """The part of a trace to write."""
 
     steps: tuple[int, ...] | None = None
-    """Their numbers; None for what the format shows by itself."""
+    """Numbers of the steps; None for the default of the format."""
 
     weight: Weight = Weight.HOST
     rows: str = "spans"
@@ -50,14 +49,14 @@ class Choice:
 
 @dataclass
 class Written:
-    """What a file holds."""
+    """The content of a written file."""
 
     spans: int = 0
     changed: Counter[str] = field(default_factory=Counter)
-    """What is not there as it was recorded, by what became of it."""
+    """Number of spans that differ from the recording, by difference."""
 
     def sentences(self) -> list[str]:
-        """Return the changes for people, the most frequent first."""
+        """Return the changes as sentences, the most frequent first."""
         return [f"{count:,} spans {what}" for what, count in self.changed.most_common() if count]
 
 

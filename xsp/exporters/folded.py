@@ -1,9 +1,9 @@
-"""Stacks that were added up: the text of which speedscope and other tools draw flame graphs.
+"""Folded stacks: the text format from which speedscope and other tools draw flame graphs.
 
-A stack is a span with the spans above it: model, layers, operators, kernel. Its weight is the time that was spent in
-it and in nothing inside it, in nanoseconds. On the host, "inside" is what ran meanwhile on the same thread, wherever it
-belongs: a backward operator stands under the layer of its forward one, but its time is taken off the backward pass that
-it ran in. So the weights of a thread add up to the time that its spans cover.
+A stack is a span with its ancestors: model, layers, operators, kernel. Its weight is the self time of the span in
+nanoseconds. On the host, self time excludes what ran meanwhile on the same thread, whatever its parent span: a backward
+operator is below the layer of its forward operator, but its time is subtracted from the backward pass in which it ran.
+So the weights of a thread add up to the time that its spans cover.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from xsp.store.trace import Trace
 from xsp.store.views import NS
 
 ORPHANS = "(no parent)"
-"""Frame around spans whose parent is not known."""
+"""Frame for spans whose parent span is unknown."""
 
 _BATCH = 50_000
 _DEEPEST = 2_000
-"""Spans above a span; more than that are a circle."""
+"""Maximum number of ancestors; more than that are a cycle."""
 
 _OWN = (
     Column("trace_id", "VARCHAR", ""), Column("span_id", "VARCHAR", ""), Column("own_ns", "BIGINT", ""),
@@ -38,7 +38,7 @@ _OWN = (
 
 
 def write(trace: Trace, path: Path, choice: Choice) -> Written:
-    """Write a line for each stack, its frames with `;` between, and its weight.
+    """Write a line for each stack: its frames, separated by `;`, and its weight.
 
     Args:
         trace: to write.

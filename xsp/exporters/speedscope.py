@@ -1,7 +1,7 @@
-"""Speedscope's file format: a profile of opened and closed frames for each thread and each stream.
+"""Speedscope's file format: a profile of open and close events for each thread and each stream.
 
-The page at speedscope.app, its offline copy (`npm install -g speedscope`) and others open it. Its time-order view is
-the track as it ran; its left-heavy view adds up what is alike. Times are nanoseconds after the first span.
+speedscope.app, its offline copy (`npm install -g speedscope`) and other viewers open it. Its time-order view shows the
+track over time, its left-heavy view merges equal stacks. Times are nanoseconds after the first span.
 """
 
 from __future__ import annotations

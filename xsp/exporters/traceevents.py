@@ -1,4 +1,4 @@
-"""The lines of a Chrome JSON file, as SQL over what was placed in tracks: spans, changes of memory, flows."""
+"""The trace events of a Chrome JSON file as SQL over the placed spans: spans, memory counters, flows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _CATEGORIES = {
     Kind.MODULE: "python_function", Kind.OP: "cpu_op", Kind.LAUNCH: "cuda_runtime", Kind.SYNC: "cuda_runtime",
     Kind.KERNEL: "kernel", Kind.OVERHEAD: "overhead", Kind.PRIMITIVE: "primitive",
 }  # fmt: skip
-"""Kineto's words for our kinds; it has none for the primitives of a CPU library. What is not here is an annotation."""
+"""Kineto's category for each kind of span; it has none for primitives of a CPU library. Other kinds are annotations."""
 
 _SAID_ELSEWHERE = {
     "trace_id", "span_id", "parent_id", "parent_rule", "name", "start_ns", "dur_ns", "process", "thread", "rank",
     "level", "layer_id", "correlation_id", "sequence_nr", "forward_thread", "device", "stream", "input_shapes",
     "collector", "attributes", "rung", "timed",
 }  # fmt: skip
-"""Columns that have a place of their own in the format, and those that only the table needs."""
+"""Columns that are not repeated in `args`: the format has fields for them, or only the table needs them."""
 
 _KINETO_WORDS = {
     "grid": "grid", "block": "block", "registers": "registers per thread", "shared_bytes": "shared memory",
@@ -26,11 +26,11 @@ _KINETO_WORDS = {
     "xsp.collective.out_elements": "Out msg nelems", "xsp.collective.dtype": "dtype",
     "xsp.collective.group_size": "Group size", "xsp.collective.communicator": "Process Group Name",
 }  # fmt: skip
-"""Our attributes that tools for Kineto's traces look for, and under which name."""
+"""Names in Kineto's traces of attributes that tools for them look for."""
 
 
 def make_views(con: duckdb.DuckDBPyConnection) -> None:
-    """Make what the events are looked up in: names of layers, true times, and attributes that are JSON."""
+    """Create the tables that events are joined with: names of layers, true times, and attributes that are JSON."""
     con.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE layer_names AS

@@ -1,8 +1,8 @@
-"""Where spans are drawn: a track for each thread and each stream, in which they nest by time.
+"""Tracks, on which viewers draw spans: one for each thread and each stream, on which spans nest by time.
 
-Viewers draw a track as boxes in boxes, so no two spans of it may cross. Where two do by a clock's rounding, the inner
-one is cut; where they truly overlap (two kernels of a stream, a request beside another), the later one is put in a
-track beside. Both are exceptions, are few, and are counted; all other spans are left as they are.
+Viewers require that spans of a track nest. If two spans cross because of rounding, the inner one is cut. If they really
+overlap (two kernels of a stream, concurrent requests), the later one goes to an additional track. Both are rare and are
+counted; all other spans stay as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from xsp.exporters.contract import Written
 from xsp.schema import Column, Kind
 
 CUT_NS = 2_000
-"""How far two spans may cross and be taken for nested: a microsecond's rounding of start and of duration."""
+"""Spans that cross by no more than this are taken as nested: start and duration are each rounded to a microsecond."""
 
 _BATCH = 50_000
 _HIGHEST_WALK = 64
@@ -37,7 +37,7 @@ _MOVES = (
 
 
 class Track(NamedTuple):
-    """A thread, a stream, or what lies beside one because it overlaps."""
+    """A thread, a stream, or an additional track of one for spans that overlap."""
 
     number: int
     rank: int
@@ -48,10 +48,10 @@ class Track(NamedTuple):
     """None on the host."""
 
     line: int | None
-    """Number of the thread or of the stream; None where it is not known."""
+    """Number of the thread or of the stream; None if unknown."""
 
     lane: int = 0
-    """0 for the thread or stream itself, 1 for the first track beside it."""
+    """0 for the thread or stream itself, 1 for its first additional track."""
 
     @property
     def name(self) -> str:

@@ -1,8 +1,8 @@
 """Reads traces in Chrome's JSON format of programs other than PyTorch's profiler.
 
-Such a trace has no layers and no operators: its spans are the application's, each on its thread, and nest by time.
-Device work is told only where the metadata names a device (`/device:GPU:0`, as JAX and TensorFlow write it), a step
-only where an event carries `step_num`. Arguments of events stay behind: they may tell of people and machines.
+Such a trace has no layers and no operators: its spans are those of the application, which nest by time on each thread.
+Device work is recognised if the metadata names a device (`/device:GPU:0`, as JAX and TensorFlow do), a step if an event
+has the argument `step_num`. Other arguments of events are not imported: they can name people and machines.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from xsp.schema import Kind, Level
 
 PROTOBUF = (".pftrace", ".perfetto-trace")
 _FIRST_FIELDS = (0x18, 0x32, 0x40, 0x50, 0x8A)
-"""Fields with which packets of Perfetto begin, and none of OTLP's do."""
+"""First bytes of Perfetto's packets; no OTLP message begins with one of them."""
 
 NOT_SPANS = {
     "i": "instants", "I": "instants", "R": "instants", "n": "instants", "T": "instants", "p": "instants",
     "C": "values of counters", "P": "samples", "N": "objects", "O": "objects", "D": "objects",
     "v": "dumps of memory", "V": "dumps of memory", "s": "arrows", "t": "arrows", "f": "arrows",
 }  # fmt: skip
-"""Phases that are no spans; M (metadata), c and the like are left out without a word."""
+"""Phases that are not spans and are counted as left out; M (metadata), c and the like are not counted."""
 
 
 class Chrome(TableImporter):
@@ -67,7 +67,7 @@ class Chrome(TableImporter):
 
 
 def _is_protobuf(head: bytes, source: str) -> bool:
-    """Return whether it is Perfetto's: a packet behind its length, by what is in it or by the name of the file."""
+    """Return whether a file is Perfetto's binary format, by its first packet or by its name."""
     if head[:1] != b"\x0a":
         return False
     length = next((place for place in range(1, 6) if head[place : place + 1] < b"\x80"), 5)
@@ -108,14 +108,14 @@ _FROM_TORCH = f"""
 })
     LIMIT 1
 """
-"""Whether PyTorch wrote it after all, which the first bytes did not tell."""
+"""Whether PyTorch wrote the file; its first bytes do not always show it."""
 
 
 # --- the table --------------------------------------------------------------------------------------------
 
 
 def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Count what is no span, and take away events without a usable time."""
+    """Count what is not a span, and remove events without a usable time."""
     rows = con.execute("SELECT ph, count(*) FROM events GROUP BY ph ORDER BY 2 DESC").fetchall()
     for phase, count in rows:
         if phase in NOT_SPANS:
@@ -182,10 +182,10 @@ _PLACES = r"""
                     ELSE '^(Steps|XLA |Framework|Source|TensorFlow|Launch Stats)' END) AS projected
     FROM told
 """
-"""Process and thread, or device and stream, of what the format calls process and thread."""
+"""Process and thread, or device and stream, for each pair of `pid` and `tid`."""
 
 _NAME = r"coalesce(regexp_replace(e.name, '\((/|[A-Za-z]:\\)[^()]*[/\\]([^/\\()]+:\d+)\)', '(\2)'), 'unnamed')"
-"""Names without the directories of files, in which VizTracer says where a function stands."""
+"""Names without directories: VizTracer adds the path of the file to the name of a function."""
 
 _DETAILS = {key: rf"nullif(regexp_extract(e.args.details, '\b{key}:([\d,]+)', 1), '')"
             for key in ("regs", "static_shared", "dynamic_shared", "grid", "block", "occ_pct", "size")}  # fmt: skip
@@ -238,8 +238,8 @@ _PAIRS = """
     FROM paired WHERE ph = 'B'
     UNION ALL SELECT number, name, pid, tid, ts_ns, ts_ns, false, true FROM levelled WHERE no_begin
 """
-"""Begins with their ends: of a thread's events the depth is counted, and at one depth begins and ends take turns. An
-end that takes the depth below all before it has no begin, and is the new ground."""
+"""Begin events (B) paired with end events (E). Within a thread each event gets its nesting depth; at one depth begins
+and ends alternate. An end that lowers the depth below its minimum so far has no begin, and sets a new minimum."""
 
 _PLACED = "process, thread, device, stream"
 _HOST = f"""
@@ -264,7 +264,7 @@ _ASYNC = """
         FROM events WHERE ph IN ('b', 'e', 'S', 'F')
     ) GROUP BY pid, cat, id, CASE WHEN id IS NULL THEN number END, name, place
 """
-"""Asynchronous spans: the first begin of an id and a name with the first end, and so on."""
+"""Asynchronous spans: the n-th begin of an id and a name is paired with the n-th end."""
 
 _PAIRED_ASYNC = f"""
     SELECT number, {_NAME} AS name, process, ts_ns AS start_ns, end_ns - ts_ns AS dur_ns, 'ok' AS status,

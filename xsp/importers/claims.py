@@ -1,4 +1,4 @@
-"""What a source says of the run that its spans are of. It is a claim: only what has the expected type is taken."""
+"""Descriptions of runs and devices as sources state them. Only values of the expected type are used."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _ID = re.compile(r"[0-9a-f]{1,32}")
 
 
 def run_of(text: str, losses: Losses) -> Run | None:
-    """Return what a `run.json` that came as text says; fields of other types than ours are left out.
+    """Parse a `run.json`; fields of unexpected types are left out.
 
     Args:
         text: JSON.
-        losses: where what was left out is counted.
+        losses: counts what was left out.
 
     Returns:
-        With an `id` in any case; None if it is no description of a run.
+        The run, which has an `id`; None if the text does not describe a run.
     """
     try:
         claimed = Run.of(json.loads(text, parse_constant=_refuse))
@@ -35,7 +35,7 @@ def run_of(text: str, losses: Losses) -> Run | None:
 
 
 def device(name: str, sms: Any, memory_bytes: Any, major: Any, minor: Any, warp_size: Any) -> dict[str, Any]:
-    """Return the properties of a device as a `run.json` has them; what a source does not say is None."""
+    """Return the properties of a device in the form of `run.json`; what the source does not state is None."""
     return {
         "name": name,
         "sms": sms,
@@ -50,4 +50,4 @@ def _refuse(text: str) -> Any:
 
 
 _ELSEWHERE = frozenset({"format", "parts", "ranks", "imported", "received", "delivery"})
-"""Fields that say how a run lies on the disk, which whoever writes it says himself."""
+"""Fields about the run directory itself; the process that writes the directory sets them."""

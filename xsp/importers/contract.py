@@ -1,10 +1,11 @@
-"""What an importer is: it recognises a source, and reads it, saying what it left out.
+"""What an importer is: it recognises a source, reads it, and reports what it left out.
 
-An importer is a class without arguments, named by an entry point in `xsp.importers`, and of one kind, by the method it
-has: a `TableImporter` fills a table, a `RowImporter` reads rows, an `Enricher` adds to what another file says. Rows are
-a stream, so that memory is bounded whatever the size of the file; what is known only at the end (the runs, the losses)
-is filled in while the rows are read. Every row has a trace id and a span id, by which a span that is read twice counts
-once. Rows of a source without steps may leave `step`, `rung` and `key` out: `xsp.ingest` makes a step of each trace.
+An importer is a class whose constructor takes no arguments, named by an entry point in `xsp.importers`. It has exactly
+one of three methods, which decides its kind: a `TableImporter` fills a table, a `RowImporter` yields rows, and an
+`Enricher` adds to the spans of another file. Rows are a stream, so memory is bounded whatever the size of the file; the
+runs and the losses, which are known only at the end, are filled in while the rows are read. Every row has a trace id
+and a span id, so a span that is read twice counts once. Rows of a source without steps may omit `step`, `rung` and
+`key`: `xsp.ingest` makes each trace a step.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ _SEEN = (
 ).split()
 
 FURTHEST = 2**62
-"""Nanoseconds since the epoch: a time from it on is damage. The sum of two times below it is one that a table holds."""
+"""Nanoseconds since the epoch. Times from here on are treated as damaged; the sum of two smaller ones fits a BIGINT."""
 
 PYTHON_FRAMES = "frames of Python that are no module"
-"""What stands under `skipped` for frames of Python's stack; that they were recorded lengthens the host's work."""
+"""Key in `skipped` for frames of Python's stack, whose recording slows the host down."""
 
 CUDA_BACKTRACES = "frames of backtraces of CUDA's calls"
 OS_BACKTRACES = "frames of backtraces of the operating system's calls"
 CPU_SAMPLES = "frames of samples of the CPU"
-"""Likewise, for what Nsight Systems recorded of the host: the first in the very calls that launch."""
+"""The same for what Nsight Systems recorded of the host; the first of them slow the calls that launch."""
 
 _GZIP = b"\x1f\x8b"
 _MOST_REASONS = 100
-"""Reasons of losses that are told one by one; a source may have as many as it has spans."""
+"""Maximum number of reasons that are listed; a source can have as many as it has spans."""
 
 
 class Row(NamedTuple):
@@ -55,25 +56,25 @@ class Row(NamedTuple):
 
     span: Span
     run: str = ""
-    """Id of the run; empty where the source does not tell."""
+    """Id of the run; empty if the source does not say."""
 
 
 @dataclass
 class Losses:
-    """What was read, and what was not: kinds of losses with their counts, and sentences."""
+    """What was read and what was not: counts by reason, and notes."""
 
     importer: str = ""
     spans: int = 0
-    """Read and handed on."""
+    """Number of spans that were read."""
 
     skipped: Counter[str] = field(default_factory=Counter)
-    """Spans that were left out, by reason."""
+    """Number of spans that were left out, by reason."""
 
     changed: Counter[str] = field(default_factory=Counter)
-    """What was taken otherwise than it stood there, by what it is."""
+    """Number of values that were changed, by what was changed."""
 
     notes: list[str] = field(default_factory=list)
-    """What holds for all of the source, each once."""
+    """Sentences about the whole source, each once."""
 
     def note(self, text: str) -> None:
         """Add a sentence, once."""
@@ -81,7 +82,7 @@ class Losses:
             self.notes.append(text)
 
     def report(self) -> dict[str, Any]:
-        """Return all of it, as it stands under `imported` in `run.json`."""
+        """Return the entry under `imported` in `run.json`."""
         return {
             "importer": self.importer,
             "spans": self.spans,
@@ -91,14 +92,14 @@ class Losses:
         }
 
     def sentences(self) -> list[str]:
-        """Return all of it for people, worst first."""
+        """Return it as sentences, the largest losses first."""
         skipped = [f"{count} spans were left out: {reason}" for reason, count in _worst(self.skipped).items()]
         changed = [f"{count} × {what}" for what, count in _worst(self.changed).items()]
         return [*skipped, *changed, *self.notes]
 
 
 def _worst(reasons: Counter[str]) -> dict[str, int]:
-    """Return reasons with their counts, worst first; what is beyond the most that are told counts as one."""
+    """Return reasons with their counts, largest first; those beyond the maximum are summed up in one entry."""
     told = dict(reasons.most_common(_MOST_REASONS))
     rest = reasons.total() - sum(told.values())
     return {**told, f"{len(reasons) - len(told)} further reasons": rest} if rest else told
@@ -106,43 +107,43 @@ def _worst(reasons: Counter[str]) -> dict[str, int]:
 
 @dataclass
 class Imported:
-    """What a source holds. `runs` and `losses` are complete when `rows` is exhausted."""
+    """The content of a source. `runs` and `losses` are complete when `rows` is exhausted."""
 
     rows: Iterator[Row]
     losses: Losses
     runs: Sequence[Mapping[str, Any]] = ()
-    """The `run.json` of each run, with its `id`, as far as the source tells."""
+    """What the source says of each run: content of `run.json`, with its `id`."""
 
 
 SEEN: tuple[Column, ...] = (
-    Column("number", "BIGINT", "of the span in its source, not below 0; no two have the same"),
+    Column("number", "BIGINT", "of the span in its source; unique, not negative"),
     *(column for column in COLUMNS if column.name in _SEEN),
     Column("operator", "BIGINT", "the source's own id of an operator; of device work, that of the operator it is of"),
     Column("replayed", "BOOLEAN", "device work of a graph that is replayed"),
     Column("dtypes", "VARCHAR", "element types of the inputs, as a JSON array"),
-    Column("scalars", "VARCHAR", "inputs that are no tensors, in the same places, as a JSON array"),
+    Column("scalars", "VARCHAR", "inputs that are not tensors, at their positions, as a JSON array"),
 )
-"""What a table of spans has before they have identities and parents. Times are nanoseconds since the epoch."""
+"""Columns of spans that have no identities and no parents yet. Times are nanoseconds since the epoch."""
 
 
 @dataclass
 class Seen:
-    """What a source holds that was read into the table `seen`."""
+    """What is known of a source whose spans were read into the table `seen`."""
 
     run: dict[str, Any]
-    """Content of `run.json`, as far as the source tells."""
+    """What the source says of the run: content of `run.json`."""
 
     losses: Losses
 
     tolerance_ns: int = 500
-    """By how much a span may stick out of the one around it: the resolution of the clocks."""
+    """How far a span may extend beyond its parent: the resolution of the clocks."""
 
     private: dict[str, Any] = field(default_factory=dict)
-    """What tells of people, machines and paths; it stays behind unless it is asked for."""
+    """Names of people, machines and paths; not stored unless the user asks for them."""
 
 
 class _Reader(Protocol):
-    """What every importer has."""
+    """The members that all kinds of importers have."""
 
     name: str
 
@@ -158,12 +159,12 @@ class _Reader(Protocol):
 
 @runtime_checkable
 class TableImporter(_Reader, Protocol):
-    """Reads a format of spans without parents, of any size, into a table of the engine; `xsp.ingest` places them."""
+    """Reads spans without parents, of files of any size, into a table of the engine; `xsp.ingest` adds the parents."""
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> Seen:
-        """Make the table `seen` with the columns of `SEEN`, of all spans of a source; it is one process's, or a rank's.
+        """Make the table `seen` with the columns of `SEEN` and all spans of a source, which is that of one rank.
 
-        Steps have the kind STEP; where the source has none, none is made up. What a layer is has the level LAYER.
+        Steps have the kind STEP, layers the level LAYER. Do not invent steps if the source has none.
 
         Raises:
             TraceError: it cannot be read, or its structure is broken.
@@ -174,7 +175,7 @@ class TableImporter(_Reader, Protocol):
 
 @runtime_checkable
 class RowImporter(_Reader, Protocol):
-    """Reads a format of spans that have identities and parents, as a stream of rows."""
+    """Reads spans that have ids and parents, as a stream of rows."""
 
     def read(self, source: str) -> Imported:
         """Start to read a source.
@@ -188,10 +189,10 @@ class RowImporter(_Reader, Protocol):
 
 @runtime_checkable
 class Enricher(_Reader, Protocol):
-    """Reads a format without times, and adds what it says to the spans of one other file."""
+    """Reads a file without times, and adds its content to the spans of another file."""
 
     def enrich(self, con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
-        """Change the table `seen` that a `TableImporter` filled; what does not match is counted.
+        """Update the table `seen` that a `TableImporter` filled; count what does not match.
 
         Raises:
             TraceError: it cannot be read, or belongs to another file.

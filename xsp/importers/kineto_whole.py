@@ -1,4 +1,4 @@
-"""What only all of Kineto's trace events together tell of a trace, and what was not read of it."""
+"""Completes the spans of a Kineto trace by what is only known from all its events together; counts what is left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEFT_OUT = {
     "cuda_sync": "synchronisation as the device saw it; the calls that waited are kept",
     "trace": "the profiler's own window",
 }
-"""Categories that are read and not kept, and why."""
+"""Categories of events that are not imported: what they are."""
 
 _PASSIVE = (
     f"{STEP} OR name LIKE 'Optimizer.%' OR name LIKE 'enumerate(DataLoader)%' OR name LIKE 'PyTorch Profiler%' "
@@ -23,12 +23,12 @@ _PASSIVE = (
 
 
 def finish(con: duckdb.DuckDBPyConnection, shift_ns: int, losses: Losses) -> None:
-    """Complete `seen` by what all trace events together tell.
+    """Complete the table `seen`.
 
     Args:
-        con: after `Rows` took all of them.
-        shift_ns: nanoseconds that are to be added to all times.
-        losses: what is left out is counted there.
+        con: an engine into which `Rows` took all events.
+        shift_ns: nanoseconds to add to all times.
+        losses: counts what is left out.
     """
     _count_left_out(con, losses)
     _forward_threads(con)
@@ -41,7 +41,7 @@ def finish(con: duckdb.DuckDBPyConnection, shift_ns: int, losses: Losses) -> Non
 
 
 def _count_left_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Count what is not kept, by what it is."""
+    """Count the events that are not imported, by category."""
     rows = con.execute(
         "SELECT phase, category, sum(number)::BIGINT FROM left_out GROUP BY ALL ORDER BY 3 DESC"
     ).fetchall()
@@ -59,7 +59,7 @@ def _count_left_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
 
 
 def _layers(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Where a trace holds no module and no compiled region, let blocks that the user named stand for layers."""
+    """Take the blocks that the user named as layers, if a trace has no modules and no compiled regions."""
     named = f"kind = '{Kind.USER}' AND level = {int(Level.OP)} AND NOT ({_PASSIVE})"
     ((modules, blocks),) = con.execute(
         f"SELECT count(*) FILTER (kind = '{Kind.MODULE}'), count(*) FILTER ({named}) FROM seen"
@@ -72,9 +72,9 @@ def _layers(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
 
 
 def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
-    """Turn Kineto's own numbers of forward threads into threads, where the evidence is of one thread only.
+    """Replace Kineto's numbers of forward threads by thread ids, where the evidence names exactly one thread.
 
-    The arrows between forward and backward operators tell the number's thread. Without arrows it is known only where
+    The flow events between forward and backward operators give the thread of a number. Without them it is known only if
     all forward operators ran on one thread.
     """
     con.execute(
@@ -113,7 +113,7 @@ def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _once(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Remove device work that stands there twice, as some profilers write what two of them saw."""
+    """Remove duplicates of device work: some profilers write what two activity sources recorded."""
     alike = "device, stream, start_ns, dur_ns, correlation_id, name"
     work = f"seen WHERE level = {int(Level.KERNEL)} AND correlation_id IS NOT NULL"
     ((doubled,),) = con.execute(f"SELECT count(*) - count(DISTINCT hash({alike})) FROM {work}").fetchall()

@@ -1,6 +1,7 @@
-"""What stands around the array of trace events in a file of Chrome's JSON format: other keys, before it and after it.
+"""The keys before and after the array of trace events in a file of Chrome's JSON format.
 
-The array is found without reading it: its begin behind the keys before it, its end from the end of the file backwards.
+The array is found without parsing it: its start after the keys before it, its end by searching backwards from the end
+of the file.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import Any
 from xsp.errors import TraceError
 
 CHUNK = 1 << 22
-"""Bytes that are in Python at a time."""
+"""Bytes that are held in Python at a time."""
 
 MOST_AROUND = 1 << 26
-"""Bytes that the keys before the array, or after it, may take."""
+"""Maximum size in bytes of the keys before the array, and of those after it."""
 
 MOST_TRIED = 1 << 28
-"""Bytes that are read, over and over, to find where the array ends; what needs more was made to take time."""
+"""Maximum number of bytes that are read to find the end of the array; a file that needs more is an attack."""
 
 _BLANK = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
 _KEY = re.compile(rb'[\s,]*("(?:[^"\\]|\\.)*")\s*:\s*')
@@ -35,17 +36,17 @@ _DECODER = json.JSONDecoder()
 
 @dataclass
 class Around:
-    """What stands in a file beside its trace events."""
+    """What a file contains beside its trace events."""
 
     keys: dict[str, Any] = field(default_factory=dict)
     """The other top-level keys."""
 
     open: bool = False
-    """Whether the array was not closed: who wrote it ended early, as the format allows."""
+    """Whether the closing bracket is missing, as the format allows: the program that wrote the file ended early."""
 
 
 def before(source: str, text: mmap.mmap) -> tuple[int, dict[str, Any]]:
-    """Return where the array begins, and the keys before it."""
+    """Return the start of the array, and the keys before it."""
     place = _BLANK.match(text).end()  # type: ignore[union-attr]  # it matches always
     keys: dict[str, Any] = {}
     if text[place : place + 1] == b"[":

@@ -1,10 +1,10 @@
 """The trace events of a Chrome JSON file, read into tables of the engine in bounded memory.
 
-The format is an object with the array `traceEvents` among other keys, or that array alone, whose closing bracket may
-be missing. The engine reads an array of objects quickly, but on one core, and not inside an object. So while the file
-is decompressed it is cut where one event ends and another begins, and the pieces are read side by side, each as an
-array of its own. A cut in the wrong place leaves brackets open, which cannot be read: then the file is read again in
-one piece, and places in it are places in the file.
+The format is an object with the array `traceEvents` among other keys, or that array alone; its closing bracket may be
+missing. The engine reads an array of objects quickly, but on one core only, and not inside an object. So the file is
+cut between events while it is decompressed, and the pieces are read in parallel, each as an array of its own. A cut in
+the wrong place leaves brackets open, which is an error: then the file is read again in one piece, so that places in
+error messages are places in the file.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from xsp.importers.contract import broken, fitting, opened
 from xsp.importers.outside import CHUNK, Around
 
 PIECE = 1 << 25
-"""Bytes of a piece, about; the first ones are smaller, so that all cores are soon at work."""
+"""Approximate size of a piece in bytes; the first ones are smaller, so that all cores start early."""
 
 FIRST = 1 << 23
-"""Bytes of the first piece; each further one is twice as long, up to `PIECE`."""
+"""Size of the first piece in bytes; each of the next is twice as large, up to `PIECE`."""
 
 WORKERS = max(2, min(4, os.cpu_count() or 1))
-"""Pieces that are read at a time; each takes some 100 MB of memory."""
+"""Number of pieces that are read in parallel; each takes about 100 MB of memory."""
 
 MOST_IN_ONE = 1 << 24
-"""Bytes of one trace event; a longer one is damage, or an attack."""
+"""Maximum size of one trace event in bytes; a larger one is damage, or an attack."""
 
 SPARE = 1 << 30
-"""Bytes that stay free on the disk; a file that would take them is refused."""
+"""Bytes that must stay free on the disk; a file that needs more is refused."""
 
 EXACT = 2**43
-"""Microseconds up to which a double still tells nanoseconds apart."""
+"""Microseconds up to which a double resolves nanoseconds."""
 
 _FINE = re.compile(rb'"ts"\s*:\s*-?(\d{13,})\.\d')
 _TIME = re.compile(rb'("(?:ts|dur)"\s*:\s*)(-?\d[\d.eE+-]*)')
@@ -54,29 +54,29 @@ _SEAM = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|
 
 
 class Taker(Protocol):
-    """What becomes of trace events. They come in portions, in any order, from several threads."""
+    """Stores trace events. They arrive in portions, in any order, from several threads."""
 
     args: ClassVar[str]
-    """SQL of what is kept of `args`, which is JSON; other columns of the format may be used."""
+    """SQL of what to keep of `args`, which is JSON; it may use other columns of the format."""
 
     more: ClassVar[Mapping[str, str]]
     """SQL of further columns, by name; a later one may use an earlier one."""
 
     def begin(self, con: duckdb.DuckDBPyConnection, before: Mapping[str, Any]) -> None:
-        """Make the tables that are filled, in place of those that are there.
+        """Create the tables to fill; replace existing ones.
 
         Args:
             con: an engine.
-            before: top-level keys that stand before the events.
+            before: top-level keys of the file before the events.
         """
         ...
 
     def take(self, con: duckdb.DuckDBPyConnection) -> None:
-        """Move what is needed of the table `portion` into them.
+        """Copy what is needed from the table `portion` into them.
 
-        Its columns are `number` (which rises with the place in the file), those of the format as text (`ph`, `cat`,
-        `name`, `pid`, `tid`, `id`, `bp`), `ts_ns` and `dur_ns` (nanoseconds as BIGINT; null where there is no such
-        number), `args`, and `more`.
+        Its columns are `number` (increasing with the place in the file), those of the format as text (`ph`, `cat`,
+        `name`, `pid`, `tid`, `id`, `bp`), `ts_ns` and `dur_ns` (nanoseconds as BIGINT; null if there is no number),
+        `args`, and those of `more`.
         """
         ...
 
@@ -98,12 +98,12 @@ class Events:
 
 
 def read(con: duckdb.DuckDBPyConnection, source: str, taker: Taker) -> Around:
-    """Let the trace events of a file be taken.
+    """Read the trace events of a file.
 
     Args:
         con: an engine.
         source: path of a file, perhaps gzip.
-        taker: of the events; it may have to begin twice.
+        taker: stores the events; its `begin` can be called twice.
 
     Raises:
         TraceError: it cannot be read, or is no such JSON; with the place.
@@ -115,7 +115,7 @@ def read(con: duckdb.DuckDBPyConnection, source: str, taker: Taker) -> Around:
 
 
 class _CutWrongly(Exception):
-    """One of several pieces could not be read."""
+    """One of several pieces could not be read: the cut was not between two events."""
 
 
 def _read(con: duckdb.DuckDBPyConnection, source: str, taker: Taker, size: int | None) -> Around:
@@ -140,7 +140,7 @@ def _read(con: duckdb.DuckDBPyConnection, source: str, taker: Taker, size: int |
 
 
 class _Piece(NamedTuple):
-    """A part of a file that was decompressed, as an array; the first and the last hold what stands around it."""
+    """A part of a decompressed file, as an array; the first and the last piece include the keys around the array."""
 
     path: Path
     place: int
@@ -171,13 +171,13 @@ def _more(source: str, file: IO[bytes], folder: str, done: int) -> bytes:
 
 
 def _is_exact(text: bytes) -> bool:
-    """Return whether doubles hold the times of a file that begins so."""
+    """Return whether doubles are exact enough for the times of a file, by its first chunk."""
     fine = _FINE.search(text)
     return fine is None or int(fine.group(1)) < EXACT
 
 
 def _times_as_text(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the chunks with quotes around times, so that no digit of them is lost."""
+    """Yield the chunks with times in quotes, so that they are read as text and no digit is lost."""
     held = b""
     for text in chunks:
         held += text
@@ -188,7 +188,7 @@ def _times_as_text(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _pieces(chunks: Iterable[bytes], folder: Path, size: int | None) -> Iterator[_Piece]:
-    """Write pieces of up to about a size (None: one of all), and yield each when it is written."""
+    """Write pieces of about a size (None: a single piece), and yield each when it is written."""
     place = number = 0
     path = folder / "0.json"
     out = open(path, "wb")  # noqa: SIM115 (closed below, whichever it is then)
@@ -212,18 +212,18 @@ def _pieces(chunks: Iterable[bytes], folder: Path, size: int | None) -> Iterator
 
 
 class _Reading:
-    """The pieces of one file, read side by side."""
+    """Reads the pieces of one file in parallel."""
 
     def __init__(self, con: duckdb.DuckDBPyConnection, source: str, taker: Taker, exact: bool) -> None:
         self.around = Around()
         self.several = False
-        """Whether the file was cut."""
+        """Whether the file was cut into pieces."""
 
         self._con, self._source, self._taker, self._exact = con, source, taker, exact
         self._bare = False
 
     def all(self, pieces: Iterable[_Piece]) -> None:
-        """Read them; some are read while others are still to come."""
+        """Read all pieces, while later ones are still being written."""
         waiting: deque[Future[None]] = deque()
         with ThreadPoolExecutor(WORKERS) as pool:
             for piece in pieces:
@@ -244,7 +244,7 @@ class _Reading:
             self._taker.take(con)
 
     def _isolate(self, piece: _Piece) -> None:
-        """Leave nothing in a piece but the array; keep what else there was."""
+        """Reduce a piece to the array, and keep the keys around it."""
         if not (piece.first or piece.last):
             return
         if not os.path.getsize(piece.path):
@@ -264,7 +264,7 @@ class _Reading:
                 file.write(b"]")
 
     def _end(self, text: mmap.mmap, start: int) -> int | None:
-        """Return where the array ends, None if it is not closed; keep the keys after it."""
+        """Return the end of the array, None if it is not closed; keep the keys after it."""
         end, keys = outside.after(self._source, text, start, self._bare)
         self.around.keys |= keys
         return end
@@ -277,7 +277,7 @@ _KINDS = {"ph": "VARCHAR", "cat": "VARCHAR", "name": "VARCHAR", "pid": "VARCHAR"
 
 
 def _load(con: duckdb.DuckDBPyConnection, source: str, piece: _Piece, taker: Taker, exact: bool) -> None:
-    """Let the engine read the array of a piece, into the table `portion`."""
+    """Read the array of a piece into the table `portion`."""
     time = "DOUBLE" if exact else "VARCHAR"
     columns = {**_KINDS, "ts": time, "dur": time, "args": "JSON"}
     shown = ", ".join(f"{name}: '{kind}'" for name, kind in columns.items())
@@ -287,7 +287,7 @@ def _load(con: duckdb.DuckDBPyConnection, source: str, piece: _Piece, taker: Tak
         FROM read_json({table.place(piece.path)}, format = 'array', columns = {{{shown}}},
                        maximum_object_size = {MOST_IN_ONE})
     """
-    for name, value in taker.more.items():  # one inside the other: else a column is computed again wherever it is used
+    for name, value in taker.more.items():  # nested: otherwise a column is computed again wherever it is used
         query = f"SELECT *, {value} AS {name} FROM ({query})"
     try:
         con.execute(f"CREATE OR REPLACE TEMP TABLE portion AS {query}")
@@ -297,10 +297,10 @@ def _load(con: duckdb.DuckDBPyConnection, source: str, piece: _Piece, taker: Tak
 
 
 def _nanoseconds(name: str, exact: bool) -> str:
-    """Return the SQL of a time in microseconds as nanoseconds; null where it is no number, or out of range."""
+    """Return the SQL that converts microseconds to nanoseconds; null if it is not a number, or out of range."""
     if not exact:
         return f"TRY_CAST(round(TRY_CAST({name} AS DECIMAL(38, 6)) * 1000) AS BIGINT)"
-    # whole microseconds and the rest apart: their product with 1000 may be more than a double holds
+    # whole and fractional microseconds separately: 1000 times the sum can exceed the precision of a double
     whole = f"TRY_CAST(trunc({name}) AS BIGINT)"
     return (
         f"CASE WHEN abs({name}) < 9e15 THEN {whole} * 1000 + CAST(round(({name} - trunc({name})) * 1000) AS BIGINT) END"

@@ -1,4 +1,4 @@
-"""What arrived, each span once, and the jobs that it is of.
+"""Removes duplicates among the spans that arrived, and groups them into jobs.
 
 Rows arrive in a table `arrived`: the columns of `xsp.schema.COLUMNS`, and `run`, the id of the run that a span is of.
 A span that arrived twice (the same trace and span id) counts once. The ranks of a distributed program, which share
@@ -24,16 +24,16 @@ from xsp.schema import COLUMNS, Column, Kind
 ARRIVED = (*COLUMNS, Column("run", "VARCHAR", "id of the run that the span is of; empty where it does not say"))
 
 OTHERS = "services"
-"""Directory of spans in traces without a run of xsp's: services' own, and what `xsp.instrument` sees in them."""
+"""Directory of spans in traces without a run of xsp: those of services, and of `xsp.instrument` in them."""
 
 RUNS = "runs"
 """Kind of a directory that holds several runs that were imported together."""
 
 MEMORY = "1GB"
-"""Of the engine; what does not fit lies on the disk."""
+"""Memory limit of the engine; it spills the rest to the disk."""
 
 BATCH = 8192
-"""Rows that are in Python at a time."""
+"""Rows that are held in Python at a time."""
 
 
 class Job(NamedTuple):

@@ -1,4 +1,4 @@
-"""Files and URLs become run directories."""
+"""Imports files and URLs into run directories."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def import_into(out: Path, sources: Sequence[str], names: bool = False) -> dict[
     Args:
         out: an empty directory. One job is written into it; of several, each into a directory of its own in it.
         sources: what importers recognise; of a folder, the files in it.
-        names: keep what tells of people, machines and paths, where a file has such.
+        names: keep names of people, machines and paths.
 
     Returns:
         The run directories with the content of their `run.json`.
@@ -43,13 +43,13 @@ def import_into(out: Path, sources: Sequence[str], names: bool = False) -> dict[
 
 
 def open_whole(folder: Path, sources: Sequence[str]) -> tuple[duckdb.DuckDBPyConnection, Run] | None:
-    """Read files into an engine without writing a run directory, where that can be: see `tables.open_table`."""
+    """Read files into an engine without writing a run directory, if possible: see `tables.open_table`."""
     _, tables = _found(sources)
     return open_table(folder, tables) if tables else None
 
 
 def _found(sources: Sequence[str]) -> tuple[dict[str, RowImporter], dict[str, TableImporter | Enricher]]:
-    """Return the importers of sources: of spans that have parents, or of such as find them here.
+    """Return the importers of sources, those of spans with parents and those of spans without.
 
     Raises:
         TraceError: there are both.
@@ -98,7 +98,7 @@ def _import_rows(out: Path, sources: Sequence[str], importing: Sequence[Imported
 
 
 def _files(sources: Sequence[str]) -> list[str]:
-    """Return sources with folders replaced by the files in them, but for hidden ones.
+    """Return the sources with folders replaced by the files in them; hidden files are left out.
 
     Raises:
         TraceError: a folder holds no file.
@@ -117,7 +117,7 @@ def _files(sources: Sequence[str]) -> list[str]:
 
 
 def import_whole(out: Path, sources: Sequence[str], overwrite: bool = False, names: bool = False) -> dict[Path, Run]:
-    """Import files and URLs into run directories that appear when all of it is done, or not at all.
+    """Import files and URLs into run directories, which appear when the import is complete, or not at all.
 
     Args:
         out: where, as in `import_into`.
@@ -143,7 +143,7 @@ def import_whole(out: Path, sources: Sequence[str], overwrite: bool = False, nam
 
 
 def _place(out: Path, job: Job, count: int) -> Path:
-    """Return the directory of a job: the one that was named, or one in it."""
+    """Return the directory of a job: `out` itself, or one in it if there are several jobs."""
     return out if count == 1 else out / name_of(job.run)
 
 
@@ -152,17 +152,17 @@ def _named(sources: Sequence[str]) -> str:
 
 
 def _shown(source: str) -> str:
-    """Return what a source is called in a run: the name of a file, the trace id of a URL, neither place nor host."""
+    """Return the name of a source in `run.json`: of a file without folders, of a URL the trace id without the host."""
     return Path(contract.without_credentials(source)).name
 
 
 def lost(run: Run, reports: Sequence[tuple[str, Losses]], doubled: int) -> Run:
-    """Return a run that says what its sources lost: all of it under `imported`, in sentences among the notes.
+    """Return a run with the losses of its sources: counts under `imported`, sentences among the notes.
 
     Args:
-        run: that the spans are of.
-        reports: of each source with its name, which has neither directories nor credentials.
-        doubled: spans that arrived again.
+        run: the run of the spans.
+        reports: name and losses of each source; the names have neither folders nor credentials.
+        doubled: number of spans that were read twice.
     """
     sources = [{"source": name, **losses.report()} for name, losses in reports]
     texts = [f"{name}: {text}" for name, losses in reports for text in losses.sentences()]

@@ -1,4 +1,4 @@
-"""Files that a table importer reads become run directories: one file a run, and the files of ranks a job."""
+"""Imports the files of table importers into run directories: a file becomes a run, the files of ranks a job."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _RANK = re.compile(r"rank[-_ ]?(\d{1,6})", re.IGNORECASE)
 _SUFFIXES = re.compile(r"(\.(json|jsonl|gz|sqlite|db|trace|pt))+$", re.IGNORECASE)
 
 MEMORY = "500MB"
-"""Of the engine; what does not fit lies on the disk."""
+"""Memory limit of the engine; it spills the rest to the disk."""
 
 MANY = 500_000
-"""Spans that need so much room that the engine keeps them in a file, compressed, from the start."""
+"""From this number of spans on the engine keeps its tables in a file, compressed."""
 
 
 def connect(folder: Path) -> duckdb.DuckDBPyConnection:
@@ -48,8 +48,8 @@ def import_tables(
     Args:
         out: an empty directory.
         sources: importer by path: those that fill a table, and enrichers of a single one.
-        called: name of what several files are together.
-        names: keep what tells of people, machines and paths, under `names` in `run.json`.
+        called: name of the job or set that several files make.
+        names: keep names of people, machines and paths, under `names` in `run.json`.
 
     Returns:
         What is known of each run.
