@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import json
 import os
@@ -12,14 +11,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("hypothesis")
 
-from fuzzing import SEED, TIMES, places
+from fuzzing import SEED, TIMES, places, replaced
 
 from xsp import cli
 
@@ -43,16 +41,6 @@ COMMANDS = (
 @pytest.fixture(scope="module")
 def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shutil.copytree(small_run, tmp_path_factory.mktemp("fields") / "run")
-
-
-def changed(content: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    """Return a copy with another value in a place."""
-    copied = copy.deepcopy(content)
-    at: Any = copied
-    for key in place[:-1]:
-        at = at[key]
-    at[place[-1]] = value
-    return copied
 
 
 def said(command: list[str], run: Path) -> tuple[int, str]:
@@ -79,7 +67,7 @@ def test_no_field_of_a_run_ends_a_command_with_more_than_a_line_or_reaches_the_t
     chance = random.Random(SEED)
     cases = [(way, odd) for way in places(content) for odd in ODD]
     for way, odd in chance.sample(cases, k=min(len(cases), 25 * TIMES)):
-        (place / "run.json").write_text(json.dumps(changed(content, way, odd)))
+        (place / "run.json").write_text(json.dumps(replaced(content, way, odd)))
         command = chance.choice(COMMANDS)
         case = f"seed {SEED}: {'/'.join(map(str, way))} = {str(odd)[:40]!r}, xsp {' '.join(command)}"
         try:

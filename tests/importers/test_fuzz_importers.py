@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("hypothesis")
 
-from fuzzing import examples, mutated
+from fuzzing import examples, mutated, places
 from hypothesis import given
 from hypothesis import strategies as st
 from small_traces import CHROME, EXECUTION, KINETO, STEP, nsys
@@ -69,17 +69,11 @@ ODD = st.sampled_from(
 )  # fmt: skip
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths to all values inside of a document."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [*([path] if path else []), *(place for key, each in items for place in places(each, (*path, key)))]
-
-
 def change(data: st.DataObject, document: Any) -> Any:
     """Change some values of a document: replace, remove, double."""
     changed = copy.deepcopy(document)
     for _ in range(data.draw(st.integers(1, 3))):
-        *above, key = data.draw(st.sampled_from(places(changed)))
+        *above, key = data.draw(st.sampled_from(list(places(changed))))
         inside = changed
         for step in above:
             inside = inside[step]
@@ -90,7 +84,7 @@ def change(data: st.DataObject, document: Any) -> Any:
             del inside[key]
         elif isinstance(inside, list):
             inside.insert(key, copy.deepcopy(inside[key]))
-        if not places(changed):
+        if not any(places(changed)):
             break
     return changed
 

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("opentelemetry.proto")
 pytest.importorskip("hypothesis")
 
-from fuzzing import examples, mutated
+from fuzzing import examples, mutated, places, replaced
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -280,25 +280,11 @@ ANYTHING = st.recursive(
 )
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths to all values inside of a document."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, each in items for place in places(each, (*path, key)))]
-
-
-def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    if not path:
-        return new
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    copy[path[0]] = replaced(copy[path[0]], path[1:], new)
-    return copy
-
-
 @pytest.mark.parametrize("document", [LINE, {"result": LINE}, DOWNLOAD], ids=["otlp", "answer", "download"])
 @examples(20)
 @given(data=st.data())
 def test_no_value_leads_to_another_error(tmp_path: Path, document: dict[str, Any], data: st.DataObject) -> None:
-    where = data.draw(st.sampled_from(places(document)))
+    where = data.draw(st.sampled_from([(), *places(document)]))
     file = tmp_path / "fuzzed.json"
     file.write_text(json.dumps(replaced(document, where, data.draw(ANYTHING))), encoding="utf-8")
     with contextlib.suppress(TraceError, PluginError):

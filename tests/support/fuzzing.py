@@ -38,6 +38,15 @@ def places(content: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
         yield from places(value, (*before, key))
 
 
+def replaced(content: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """Return a copy of a JSON document with another value at a path."""
+    if not path:
+        return value
+    copied = dict(content) if isinstance(content, dict) else list(content)
+    copied[path[0]] = replaced(copied[path[0]], path[1:], value)
+    return copied
+
+
 def mutated(content: bytes, mutations: list[tuple[float, str, bytes]]) -> bytes:
     """Return bytes after some changes: where, from 0 to 1, how, and what is put there."""
     for where, how, new in mutations:

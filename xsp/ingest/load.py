@@ -61,7 +61,7 @@ def load(
     if place.is_file():
         if not _is_parquet(place):
             return _load_imported(str(place))
-        return _load_files([place], Run.of({"name": place.stem}), place)
+        return _load_files(table.connect(), [place], Run.of({"name": place.stem}), place)
     if place.is_dir() and not rundir.is_one(place):
         return _load_imported(str(place))
     if received.is_waiting(place):
@@ -69,10 +69,11 @@ def load(
     run = _believable(rundir.read_job(place))
     if run.parts:
         return _load_parts(place, run, skip_damaged, kind)
-    segments, alike, run = _whole(place, rundir.segments(place), run, skip_damaged)
+    con = table.connect()
+    segments, alike, run = _whole(con, place, rundir.segments(place), run, skip_damaged)
     if not segments:
         raise TraceError(f"{place}: the run holds no step; {_why_empty(run)}")
-    return _load_files(segments, run, place, alike, kind)
+    return _load_files(con, segments, run, place, alike, kind)
 
 
 def _refuse_kind(kind: int | str | None, path: object) -> None:
@@ -126,10 +127,11 @@ def _load_parts(place: Path, run: Run, skip_damaged: bool, kind: int | str | Non
     if run.kind in SETS:
         raise TraceError(f"{place}: holds several runs; load one of them: {', '.join(run.parts)}")
     segments = [file for name in run.parts for file in rundir.segments(_inside(place, name))]
-    segments, alike, run = _whole(place, segments, run, skip_damaged)
+    con = table.connect()
+    segments, alike, run = _whole(con, place, segments, run, skip_damaged)
     if not segments:
         raise TraceError(f"{place}: none of its parts holds a step")
-    return _load_files(segments, run, place, alike, kind)
+    return _load_files(con, segments, run, place, alike, kind)
 
 
 def _inside(place: Path, name: str) -> Path:
@@ -146,14 +148,15 @@ def _believable(run: Run) -> Run:
     return run.noted("load", [f"field {name} of run.json left out: not of the type that it has" for name in wrong])
 
 
-def _whole(place: Path, segments: list[Path], run: Run, skip_damaged: bool) -> tuple[list[Path], bool, Run]:
+def _whole(
+    con: duckdb.DuckDBPyConnection, place: Path, segments: list[Path], run: Run, skip_damaged: bool
+) -> tuple[list[Path], bool, Run]:
     """Return the segments that can be read, whether they are known to have the same columns, and the run with notes.
 
     Raises:
         TraceError: one is damaged, or lies outside the run directory.
     """
     rundir.check_inside(place, segments)
-    con = table.connect()
     as_written = {segment for segment in segments if _is_as_written(segment, run)}
     if segments and table.are_whole_and_alike(con, segments, [each for each in segments if each not in as_written]):
         table.check_parquet(con, segments[0], COLUMNS, whole=True)
@@ -221,8 +224,15 @@ def _kept(folder: tempfile.TemporaryDirectory[str], place: Path) -> Trace:
     return trace
 
 
-def _load_files(files: list[Path], run: Run, place: Path, alike: bool = False, kind: int | str | None = None) -> Trace:
-    con, number = table.connect(), _number_of(kind, run)
+def _load_files(
+    con: duckdb.DuckDBPyConnection,
+    files: list[Path],
+    run: Run,
+    place: Path,
+    alike: bool = False,
+    kind: int | str | None = None,
+) -> Trace:
+    number = _number_of(kind, run)
     run = _noted(run, place, *_show_samples(con, place, files), *loop.show(con, _folders(files)))
     found = {name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, whole=place.is_dir())}
     _view(con, "spans", files, found, COLUMNS, alike)
