@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import xsp
 from xsp.bench.environment import Environment
-from xsp.bench.plan import specs
+from xsp.bench.plan import overheads, specs
 from xsp.bench.spec import Spec, Status, Timing, untimed
 from xsp.bench.timings import Timings
 from xsp.bound import ladder, pictures, text
@@ -225,6 +225,30 @@ def test_blocks_are_a_rung_of_their_own(filled: Fill) -> None:
     found = xsp.bound.of(graph, timings=known, threads=2, granularity=2)
     assert found.rungs["blocks"].sequential == 480_000
     assert ("neighbours", -10_000) in [(each.name, each.ns) for each in found.differences]
+
+
+def test_calls_of_modules_and_views_are_a_rung_where_empty_ones_were_timed(filled: Fill) -> None:
+    graph = chain()
+    known = filled(graph, linear=250_000.0, relu=10_000.0)
+    module, view = overheads(2)
+    known.add([timed(module, 5_000.0, module.variant), timed(view, 1_000.0, view.variant)])
+    found = xsp.bound.of(graph, timings=known, threads=2)
+    assert found.rungs["with_framework"].sequential == 510_000 + 4 * 5_000 + 1_000  # three modules and the outermost
+    assert found.differences[-1].name == "framework"
+
+
+@pytest.mark.slow
+def test_what_is_missing_is_timed_and_a_bound_of_it_is_whole(known: Timings, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    own = Timings.open(tmp_path / "own")
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
+    found = xsp.bound.of(model, torch.zeros(8, 64), timings=own, fill=60)
+    assert found.coverage.whole
+    best, as_run = found.rungs["best"].sequential, found.rungs["as_run"].sequential
+    assert best is not None
+    assert as_run is not None
+    assert 0 < best <= as_run
+    assert found.rungs["with_framework"].sequential is not None
 
 
 def test_the_json_has_the_documented_keys_and_no_figure_that_is_not_one(filled: Fill) -> None:

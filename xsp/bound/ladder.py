@@ -70,8 +70,8 @@ _BETWEEN: Mapping[tuple[Rung, Rung], str] = {
     (Rung.FRAMEWORK, Rung.MEASURED): WAITING,
     (Rung.AS_RUN, Rung.IN_PLACE): IN_PLACE,
     (Rung.IN_PLACE, Rung.MEASURED): "framework and waiting",
-    (Rung.AS_RUN, Rung.MEASURED): "framework, waiting and interference",
-    (Rung.BLOCKS, Rung.MEASURED): "framework, waiting and interference",
+    (Rung.AS_RUN, Rung.MEASURED): "framework and waiting",
+    (Rung.BLOCKS, Rung.MEASURED): "framework and waiting",
 }
 
 Figures = Sequence[Figure | None]

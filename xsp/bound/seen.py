@@ -153,7 +153,8 @@ def _seen(span: _Span, module: str, on_device: bool) -> Seen:
 
 def _is_busy(name: str) -> bool:
     """Return whether an operator is no bookkeeping, as allocation and views are."""
-    return "::" in name and not name.startswith("autograd::") and name.partition("::")[2] not in BOOKKEEPING
+    frame = name.startswith(("autograd::", "torch::autograd::"))
+    return "::" in name and not frame and name.partition("::")[2] not in BOOKKEEPING
 
 
 def _all(span: _Span) -> Iterator[_Span]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -102,7 +102,7 @@ def of(
     foreign = device is not None or _is_elsewhere(found)
     known = None if foreign else _timings(timings, like)
     if known is not None:
-        _look_up(parts, known, _threads(threads, found), fill, progress)
+        _look_up(parts, known, _threads(threads, found), granularity, fill, progress)
     _ceilings(parts, ceiling)
     if known is None:
         reason = FOREIGN
@@ -244,10 +244,12 @@ def _threads(asked: int | None, trace: Trace | None) -> int:
     return asked or ran or environment.cores()
 
 
-def _look_up(parts: _Parts, known: Timings, threads: int, fill: float | None, progress: Progress) -> None:
+def _look_up(
+    parts: _Parts, known: Timings, threads: int, granularity: int | None, fill: float | None, progress: Progress
+) -> None:
     graph = parts.graph
     if fill is not None:
-        _fill(graph, known, threads, fill, progress)
+        _fill(graph, known, threads, granularity, fill, progress)
     found = timed.of(graph, known, threads, parts.cores)
     parts.figures[Rung.AS_RUN.value], parts.figures[Rung.BEST.value] = found.as_run, found.best
     parts.why = {Rung.AS_RUN.value: found.why}
@@ -275,19 +277,24 @@ def _look_up(parts: _Parts, known: Timings, threads: int, fill: float | None, pr
     parts.problems += known.problems[:3]
 
 
-def _fill(graph: Graph, known: Timings, threads: int, seconds: float, progress: Progress) -> None:
-    """Time what is missing as it runs, then variants with what is left of the time."""
+def _fill(
+    graph: Graph, known: Timings, threads: int, granularity: int | None, seconds: float, progress: Progress
+) -> None:
+    """Time what is missing as it runs, then blocks if they are asked for, then variants; each with what is left."""
     from xsp import bench
+    from xsp.bench.plan import missing, overheads
 
     ends = monotonic() + seconds
     runtime = timed.runtime_of(graph)
-    plain = [spec for spec, _ in bench.specs(graph, threads=threads, runtime=runtime)]
-    bench.fill(_missing(plain, known), known, seconds, progress)
-    left = ends - monotonic()
-    if left > 1 and runtime == "torch":
-        variants = _variants()
-        wanted = [spec for spec, _ in bench.specs(graph, threads=threads, variants=variants, runtime=runtime)]
-        bench.fill(_missing(wanted, known), known, left, progress)
+    sizes = (1, *((granularity,) if granularity is not None and granularity > 1 else ()))
+    rounds = [bench.specs(graph, granularity=size, threads=threads, runtime=runtime) for size in sizes]
+    rounds[0] += [(spec, 1) for spec in overheads(threads)]
+    if runtime == "torch":
+        rounds.append(bench.specs(graph, threads=threads, variants=_variants(), runtime=runtime))
+    for wanted in rounds:
+        left = ends - monotonic()
+        if left > 0 and missing(wanted, known):
+            bench.fill(wanted, known, left, progress)
 
 
 def _variants() -> tuple[str, ...]:
@@ -296,10 +303,6 @@ def _variants() -> tuple[str, ...]:
     except ImportError:
         return ()
     return tuple(VARIANTS)
-
-
-def _missing(specs: Iterable[Any], known: Timings) -> list[Any]:
-    return [spec for spec in specs if known.get(spec.key) is None]
 
 
 def _timed_totals(parts: _Parts, known: Timings, granularity: int | None, threads: int) -> None:
@@ -321,7 +324,7 @@ def _timed_totals(parts: _Parts, known: Timings, granularity: int | None, thread
         parts.settings["granularity"] = granularity
         if reason:
             parts.absent[Rung.BLOCKS.value] = reason
-    glue, reason = timed.framework(graph, known)
+    glue, reason = timed.framework(graph, known, threads)
     blocks = parts.rungs[Rung.BLOCKS.value]
     below = blocks if blocks.sequential is not None else as_run
     if glue is None or below.sequential is None or below.half_ns is None:

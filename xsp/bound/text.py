@@ -79,12 +79,16 @@ def _ladder(bound: Bound) -> list[str]:
             lines.append(
                 f"{NAMES[rung]:15}{least}{time(total.sequential):>9} {_interval(total):>17} {_bar(total, most)}"
             )
-        elif rung in (Rung.CEILING, Rung.BEST, Rung.AS_RUN, Rung.MEASURED) and not (rung in _TIMED and _foreign(bound)):
+        elif rung in _told_if_absent(bound):
             lines.append(_cut(f"{NAMES[rung]:15} {'–':>9}  {bound.absent.get(rung.value, '')}"))
     return lines
 
 
-_TIMED = (Rung.BEST, Rung.AS_RUN)
+def _told_if_absent(bound: Bound) -> list[Rung]:
+    """Return the rungs of which it is said why they are not there."""
+    timed = [] if _foreign(bound) else [Rung.BEST, Rung.AS_RUN]
+    asked = [Rung.BLOCKS] if bound.settings.get("granularity") else []
+    return [Rung.CEILING, *timed, *asked, Rung.MEASURED]
 
 
 def _foreign(bound: Bound) -> bool:
@@ -115,7 +119,7 @@ def _differences(bound: Bound) -> list[str]:
         sign = "+" if each.ns >= 0 else "−"
         name = each.name if each.calls is None else f"{each.calls} {each.name}"
         between = f"{NAMES[each.below]} → {NAMES[each.above]}"
-        lines.append(f"{sign}{time(abs(each.ns)):>9} {100 * each.ns / whole:6.1f} %  {name[:34]:34} {between}"[:79])
+        lines.append(f"{sign}{time(abs(each.ns)):>9} {100 * each.ns / whole:6.1f} %  {name[:30]:30} {between}"[:79])
     return ["", f"differences, in percent of {NAMES[bound.ladder[-1]]}:", *lines]
 
 
@@ -142,9 +146,8 @@ def _coverage(bound: Bound) -> list[str]:
         planned, unplanned = len(join.planned_not_seen), len(join.seen_not_planned)
         lines.append(f"trace     {rules}; planned and not seen {planned}, seen and not planned {unplanned}")
     if bound.ratio is not None:
-        lines.append(
-            f"best / measured {bound.ratio:.3f}: at most {1 / bound.ratio:.2f} times as fast with these kernels"
-        )
+        faster = f"at most {1 / bound.ratio:.2f} times as fast" if bound.ratio < 1 else "the step is below its bound"
+        lines.append(f"best / measured {bound.ratio:.3f}: {faster}")
     if bound.beats:
         lines.append(f"{bound.beats} calls beat their ceiling: data in a cache, or a busy machine when measured")
     floor = bound.settings.get("at_the_floor")
@@ -163,7 +166,7 @@ def _layers(bound: Bound) -> list[str]:
     shown = [each for each in bound.layers if each.differences][:MOST_LAYERS]
     if not shown:
         return []
-    heads = "".join(f"{NAMES[each]:>8}" for each in have)
+    heads = "".join(f"{'trace' if each is Rung.IN_PLACE else NAMES[each]:>8}" for each in have)
     lines = ["", f"{'layer':18} {'largest difference':28}{heads}"]
     for layer in shown:
         name, ns = layer.differences[0]

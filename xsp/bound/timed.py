@@ -6,17 +6,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from xsp.bench.plan import settled
+from xsp.bench.plan import overheads, settled
 from xsp.bench.spec import AS_RUN, CacheState, Spec, Status, Timing
 from xsp.bench.timings import Timings
 from xsp.bound.construct import How, construct, module_calls
 from xsp.bound.totals import Figure, Total
 from xsp.graph.blocks import block, windows
 from xsp.graph.node import Graph, Source
-
-MODULE_CALL = "overhead/module_call"
-OP_CALL = "overhead/op_call"
-"""What an empty module and an empty operator cost, as they stand among the timings."""
 
 MARKED = 1.05
 """A sitting whose fixed work drifted by more is marked."""
@@ -140,13 +136,14 @@ def blocks(graph: Graph, timings: Timings, threads: int, size: int, partial: boo
     return total, "" if found.ns is not None else f"{covered.nodes} of {covered.of_nodes} blocks of {size} are timed"
 
 
-def framework(graph: Graph, timings: Timings) -> tuple[Figure | None, str]:
+def framework(graph: Graph, timings: Timings, threads: int) -> tuple[Figure | None, str]:
     """Return what calls of modules and of views cost in a step beside its computing calls, and why it is unknown."""
-    empty = {each.op: each for each in timings if each.op in (MODULE_CALL, OP_CALL) and each.is_timed}
-    if len(empty) < 2:
-        return None, "what an empty module and an empty operator cost is not among the timings"
-    module, view = _figure(empty[MODULE_CALL]), _figure(empty[OP_CALL])
+    found = [timings.get(spec.key) for spec in overheads(threads)]
+    known = [each for each in found if each is not None and each.is_timed]
+    if len(known) < len(found):
+        return None, "what calling an empty module and an empty operator costs is not timed"
+    module, view = map(_figure, known)
     modules = 1 + module_calls(graph)
     views = sum(not node.computes for node in graph.nodes)
-    ns = modules * module.ns + views * view.ns
-    return Figure(float(round(ns)), modules * module.half_ns + views * view.half_ns, "overhead"), ""
+    half_ns = modules * module.half_ns + views * view.half_ns
+    return Figure(float(round(modules * module.ns + views * view.ns)), half_ns, "overhead"), ""
