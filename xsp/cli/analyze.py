@@ -91,24 +91,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Load, analyse, print."""
-    from xsp.report import tablefiles
-
-    if not given.names and (given.out is not None or given.format != "table"):
-        raise UsageError("--format and --out are for the analyses that you name: xsp analyze RUN A2 --format csv")
-    if not given.names and (given.sort or given.where or given.limit):
-        raise UsageError(
-            "--sort, --where and --limit are for the analyses that you name: xsp analyze RUN ops --sort calls"
-        )
+    """Load the runs, and print or write the analyses that are named; without a name, list them."""
     chosen = list({each.id: each for each in map(_find, given.names)}.values())
-    if given.format == "parquet" and given.out is None:
-        raise UsageError("--format parquet writes to a file: give --out FILE, or --out FOLDER for several analyses")
-    if given.format == "csv" and given.out is None and len(chosen) > 1:
-        raise UsageError(
-            "one CSV holds one table: name one analysis, give --out FOLDER for a file each, or take --format json"
-        )
+    _check(given, len(chosen))
     traces = _on_spark(given) if given.engine != "duckdb" else _here(given)
-    if not given.names:
+    if not chosen:
         _overview(traces[0])
         _list(traces[0])
         return 0
@@ -116,9 +103,38 @@ def run(given: argparse.Namespace) -> int:
     found = {name: [_chosen(each, name, given) for each in answers] for name, answers in found.items()}
     if given.format == "table":
         _put(_tables(found, given, several=len(traces) > 1), given.out)
-    elif len(chosen) > 1 and given.out is not None:
+    else:
+        _write(found, given, several=len(chosen) > 1)
+    return 1 if refused else 0
+
+
+def _check(given: argparse.Namespace, chosen: int) -> None:
+    """Check options that depend on each other, given the number of analyses.
+
+    Raises:
+        UsageError: they do not go together; the message says what to type.
+    """
+    if not chosen and (given.out is not None or given.format != "table"):
+        raise UsageError("--format and --out are for the analyses that you name: xsp analyze RUN A2 --format csv")
+    if not chosen and (given.sort or given.where or given.limit):
+        raise UsageError(
+            "--sort, --where and --limit are for the analyses that you name: xsp analyze RUN ops --sort calls"
+        )
+    if given.format == "parquet" and given.out is None:
+        raise UsageError("--format parquet writes to a file: give --out FILE, or --out FOLDER for several analyses")
+    if given.format == "csv" and given.out is None and chosen > 1:
+        raise UsageError(
+            "one CSV holds one table: name one analysis, give --out FOLDER for a file each, or take --format json"
+        )
+
+
+def _write(found: Mapping[str, Answers], given: argparse.Namespace, several: bool) -> None:
+    """Write tables as CSV, JSON or Parquet: to the standard output, a file, or a file each in a folder."""
+    from xsp.report import tablefiles
+
+    if several and given.out is not None:
         tablefiles.write_each(found, given.out, given.format)
-    elif len(chosen) > 1:
+    elif several:
         _put(tablefiles.several_as_json(found), None)
     else:
         for answers in found.values():
@@ -126,7 +142,6 @@ def run(given: argparse.Namespace) -> int:
                 tablefiles.write(answers, given.out, given.format)
             else:
                 _put(tablefiles.text(answers, given.format), given.out)
-    return 1 if refused else 0
 
 
 def _answers(chosen: Sequence[Analysis], traces: Sequence[Trace]) -> tuple[dict[str, Answers], int]:
