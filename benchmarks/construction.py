@@ -19,7 +19,7 @@ from parts import steps, turns
 from xsp import bench, graph
 from xsp.bench.plan import overheads
 from xsp.bench.spec import CacheState
-from xsp.bound import construct, curves
+from xsp.bound import construct, curves, timed
 from xsp.graph.node import Graph
 
 SIZES = (1, 2, 4, 8)
@@ -105,9 +105,9 @@ def _report(
             "blocks", "different", "step time saved",
         ),
     )  # fmt: skip
-    glue = next(
-        (found.trimmed_ns for spec in overheads(how.threads)[:1] if (found := timings.get(spec.key)) is not None), None
-    )
+    glue = {
+        text: figure.ns for text, found in graphs.items() if (figure := timed.framework(found, timings)[0]) is not None
+    }
     measured = {text: kept.steps[text, 1, how.threads].ns for text in graphs if (text, 1, how.threads) in kept.steps}
     errors: dict[int, turns.Figure] = {}
     for size in sizes:
@@ -120,7 +120,9 @@ def _report(
         glued = {
             text: point.error
             for text in signed
-            if (point := curves.curve(graphs[text], timings, measured[text], [size], how=how, glue_ns=glue)[0]).error
+            if (
+                point := curves.curve(graphs[text], timings, measured[text], [size], how=how, glue_ns=glue.get(text))[0]
+            ).error
             is not None
         }
         cross = _from_others(graphs, timings, measured, size, how)
@@ -131,7 +133,7 @@ def _report(
                 str(size),
                 str(len(signed)),
                 errors[size].shown(1, 100) + " %" if signed else "–",
-                _mean_abs(list(glued.values())).shown(1, 100) + " %" if glue is not None and glued else "–",
+                _mean_abs(list(glued.values())).shown(1, 100) + " %" if glue and glued else "–",
                 f"{statistics.geometric_mean(1 + each for each in signed.values()):.3f}" if signed else "–",
                 str(len(cross)),
                 _mean_abs([each for each, _ in cross.values()]).shown(1, 100) + " %" if cross else "–",
@@ -183,7 +185,7 @@ def _mean_abs(errors: Sequence[float]) -> turns.Figure:
     return turns.bootstrap([abs(each) for each in errors], statistics.fmean)
 
 
-def _goals(report: turns.Report, errors: Mapping[int, turns.Figure], glue: float | None) -> None:
+def _goals(report: turns.Report, errors: Mapping[int, turns.Figure], glue: Mapping[str, float]) -> None:
     known = {size: each for size, each in errors.items() if each.value == each.value}
     if not known:
         report.notes.append("No model has a step and all its blocks.")
@@ -196,8 +198,8 @@ def _goals(report: turns.Report, errors: Mapping[int, turns.Figure], glue: float
         "less time for one run of each different block than for one step of each model, at G = 1 over 100 models."
     )
     report.notes.append(
-        "Glue, a call of a module, is "
-        + ("not timed." if glue is None else f"{glue:.0f} ns for each call, and in the column that says so.")
+        "Glue, what calls of modules and of views add, is "
+        + ("not timed." if not glue else "in the column that says so, and not in the others.")
     )
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xsp import bench
+from xsp import bench, sections
 from xsp.bench.spec import CacheState, Status, Timing, untimed
-from xsp.bound import construct, curves
+from xsp.bound import construct, curves, curvetext
+from xsp.cli import main
 from xsp.errors import GraphError
 from xsp.graph import keys
 from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, Value
@@ -26,8 +29,8 @@ def chain(layers: Sequence[int], name: str = "m:chain", phases: Mapping[int, Pha
     values = [Value(0, 0, Role.INPUT, 4)]
     nodes = []
     for place, number in enumerate(layers):
-        given_, made = Tensor("float32", (1,)), Tensor("float32", (1,))
-        call = Call("aten::mul" if number % 2 else "aten::add", (("self", given_), ("other", float(number))), (made,))
+        made = Tensor("float32", (number,))
+        call = Call("aten::mul" if number % 2 else "aten::add", (("self", made),), (made,))
         values.append(Value(len(values), 0, Role.ACTIVATION, 4))
         phase = (phases or {}).get(place, Phase.FORWARD)
         at = len(values) - 1
@@ -46,7 +49,7 @@ def timed(
     found = {}
     for graph, size in itertools.product(graphs, sizes):
         for spec, _ in bench.specs(graph, granularity=size, stride=stride, state=CacheState.WARM, threads=2):
-            numbers = [dict(call.arguments)["other"] for call in spec.block.calls if call.op != "aten::alias"]
+            numbers = [call.inputs[0].elements or 0 for call in spec.block.calls if call.op != "aten::alias"]
             ns = 100 * sum(numbers) - less * (len(numbers) - 1)
             found[spec.key] = replace(
                 untimed(spec, Status.OK), trimmed_ns=ns, low_ns=ns - 3.0, high_ns=ns + 3.0, samples=9
@@ -128,11 +131,11 @@ def test_a_graph_without_calls_is_refused() -> None:
 def test_glue_is_a_line_of_its_own() -> None:
     graph = chain([1, 2, 3])
     assert construct.module_calls(graph) == 5
-    made = construct.construct(graph, timed(graph), 1, how=HOW, glue_ns=7)
+    made = construct.construct(graph, timed(graph), 1, how=HOW, glue_ns=35)
     assert made.ns == pytest.approx(600)
     assert made.glue_ns == pytest.approx(35)
     assert made.with_glue_ns == pytest.approx(635)
-    (point,) = curves.curve(graph, timed(graph), 1270, [1], how=HOW, glue_ns=7)
+    (point,) = curves.curve(graph, timed(graph), 1270, [1], how=HOW, glue_ns=35)
     assert point.error == pytest.approx(-0.5)
 
 
@@ -228,3 +231,38 @@ def test_the_cost_is_of_different_blocks_and_models_with_holes_take_no_part() ->
     assert found.saved == pytest.approx(1200 / 300)
     assert found.left_out == {"m:hole": "1 of 2 blocks are not timed", "m:unmeasured": "its step was not measured"}
     assert curves.cost([], {}, {}, how=HOW).saved is None
+
+
+def test_the_curve_is_shown_in_80_columns_as_json_and_as_a_section(capsys) -> None:
+    graph = chain([1, 2, 3, 1, 2, 3])
+    known = timed(graph, sizes=[1, 2], stride=1)
+    points = curves.curve(graph, known, 1200, [1, 2, 3], how=HOW, glue_ns=60)
+    best = construct.cover(graph, known, 2, how=HOW)
+    found = curves.Curve(graph, 2, 1200, tuple(points), best)
+    assert found.best is points[0]
+    for each in (found, replace(found, cover="no reason", measured_ns=None)):
+        shown = curvetext.page(each, "m:chain")
+        assert max(map(len, shown.splitlines())) <= 80
+        assert "time the missing blocks: xsp bound m:chain --curve --fill 5m" in shown
+        sections.of(json.loads(json.dumps({"xsp_section": 1, **sections.plain(curvetext.section(each))})))
+        json.dumps(curvetext.as_json(each), allow_nan=False)
+    plain = curvetext.as_json(found)
+    assert [each["error"] for each in plain["points"]] == [pytest.approx(0.05), pytest.approx(0.05), None]
+    assert plain["points"][2]["holes"][0]["status"] == "missing"
+    assert plain["cover"]["ns"] == pytest.approx(1200)
+
+
+def test_the_command_has_a_line_for_each_size_and_names_what_is_missing(tmp_path: Path, capsys) -> None:
+    chain([1, 2, 3]).save(tmp_path / "g.json")
+    asked = ["bound", str(tmp_path / "g.json"), "--curve", "--timings", str(tmp_path / "timings")]
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert "No cover by overlapping blocks" in shown
+    assert "missing" in shown
+    assert main([*asked, "--format", "json", "--html", str(tmp_path / "c.html")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["granularity"] for each in found["points"]] == list(range(1, 17))
+    assert all(each["ns"] is None for each in found["points"])
+    assert "By the size of blocks" in (tmp_path / "c.html").read_text(encoding="utf-8")
+    assert main([*asked, "--construct", "4"]) != 0
+    assert "--curve has blocks of all sizes" in capsys.readouterr().err

@@ -158,7 +158,7 @@ def construct(
         granularity: computing calls of a block, G; the last one of a phase may have fewer.
         how: state of the caches, threads, variant and runtime of the timings.
         only: keys of specs that may be used, see `elsewhere`; all of them unless told otherwise.
-        glue_ns: what the framework adds to a call of a module, see `module_calls`; unknown unless told.
+        glue_ns: what the framework adds to a step, see `xsp.bound.timed.framework`; unknown unless told.
         partial: give the sum of what is known below `ENOUGH` of the time too.
 
     Raises:
@@ -170,14 +170,13 @@ def construct(
     figures = [None if each.ns is None else _figure(each, each.ns) for each in found]
     covered = coverage(figures, [True] * len(found), _expected(found))
     enough = covered.nodes and (partial or covered.share >= ENOUGH)
-    calls = module_calls(graph)
     return Construction(
         granularity,
         tuple(found),
         covered,
         math.fsum(each.ns for each in figures if each is not None) if enough else None,
         half(figures) if enough else None,
-        None if glue_ns is None else glue_ns * calls,
+        glue_ns,
     )
 
 

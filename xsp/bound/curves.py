@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from xsp.bound.construct import Construction, How, Known, construct
+from xsp.bound.construct import Construction, Cover, How, Known, construct, cover
+from xsp.errors import GraphError
 from xsp.graph.node import Graph
+
+if TYPE_CHECKING:
+    from xsp.bench.timings import Timings
+
+Progress = Callable[[str, int, int], None]
 
 MOST = 16
 """Calls of a block, of a curve."""
@@ -43,7 +52,7 @@ def curve(
         granularities: numbers of computing calls of a block.
         how: of the timings.
         only: granularity → keys of specs that may be used; all of them unless told otherwise.
-        glue_ns: of a call of a module.
+        glue_ns: what the framework adds to a step.
     """
     found = []
     for size in granularities:
@@ -53,6 +62,89 @@ def curve(
         known = ns is not None and measured_ns and not made.at_least
         found.append(Point(made, ns / measured_ns - 1 if known and ns is not None and measured_ns else None))
     return found
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A model from blocks of each granularity, and from the best cover."""
+
+    graph: Graph
+    threads: int
+    measured_ns: float | None
+    """The step in a trace; None without one."""
+
+    points: tuple[Point, ...]
+    cover: Cover | str
+    """By blocks of up to the largest granularity; why there is none."""
+
+    problems: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Point | None:
+        """The point with the smallest error; None if none has one."""
+        known = [each for each in self.points if each.error is not None]
+        return min(known, key=lambda each: abs(each.error or 0.0)) if known else None
+
+
+def of(
+    what: Any,
+    *args: Any,
+    fill: float | None = None,
+    trace: Any = None,
+    timings: Timings | Path | str | None = None,
+    like: str | None = None,
+    threads: int | None = None,
+    most: int = MOST,
+    progress: Progress = lambda what, done, total: None,
+    **of_model: Any,
+) -> Curve:
+    """Return the construction of a model for blocks of 1 to `most` calls, against the step of a run of it.
+
+    Args:
+        what: as `xsp.graph.of` takes it, or a run.
+        args: arguments of a module.
+        fill: seconds to spend on blocks without a timing, small ones first; none unless told otherwise.
+        trace: of a run of that graph, or where it lies.
+        timings: an open data base, or its folder; the default one unless told otherwise.
+        like: hash of an environment whose timings stand in where there are none of this one.
+        threads: with which the step runs; as the run did, else all cores.
+        most: calls of the largest blocks.
+        progress: called while timings are taken.
+        of_model: `batch`, `train`, `seed`, `shape`, `sequence`, `kwargs` of `xsp.graph.of`.
+
+    Raises:
+        GraphError: there is no graph, or no call in it computes anything.
+        BenchError: timings cannot be had.
+    """
+    from xsp import bench
+    from xsp.bench.environment import cores
+    from xsp.bench.plan import overheads
+    from xsp.bound import planned, seen, timed
+
+    graph, run = planned.of(what, args, trace, of_model)
+    known = timings if isinstance(timings, bench.Timings) else bench.Timings.open(timings, like=like)
+    ran = run.run.machine.torch_threads if run is not None else None
+    how = How(threads=threads or ran or cores(), runtime=timed.runtime_of(graph))
+    sizes = range(1, most + 1)
+    if fill is not None:
+        ends = time.monotonic() + fill
+        for size in sizes:
+            wanted = bench.specs(graph, granularity=size, threads=how.threads, runtime=how.runtime)
+            missing = [each for each in wanted if known.get(each[0].key) is None]
+            missing += [(spec, 1) for spec in overheads(how.threads) if size == 1 and known.get(spec.key) is None]
+            left = ends - time.monotonic()
+            if missing and left > 0:
+                bench.fill(missing, known, left, progress)
+    step = seen.measured(run) if run is not None else None
+    glue, _ = timed.framework(graph, known)
+    made = curve(
+        graph, known, None if step is None else step.ns, sizes, how=how, glue_ns=None if glue is None else glue.ns
+    )
+    try:
+        best: Cover | str = cover(graph, known, most, how=how)
+    except GraphError as error:
+        best = str(error)
+    return Curve(graph, how.threads, None if step is None else step.ns, tuple(made), best, tuple(known.problems[:3]))
 
 
 @dataclass(frozen=True)

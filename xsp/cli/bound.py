@@ -10,6 +10,7 @@ examples:
   xsp bound runs/demo                               joined with its trace, layer by layer
   xsp bound model.onnx --run runs/mine              a graph, held against a run of it
   xsp bound trace.json.gz --device H100             ceilings of a device, for another profiler's trace
+  xsp bound runs/demo --curve --fill 5m             the step from blocks of 1 to 16 calls
   xsp bound runs/demo --format json
   xsp bound runs/demo --html bound.html
 """
@@ -56,6 +57,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--construct", type=options.rows, metavar="G", help="a rung from timings of blocks of so many calls"
     )
+    parser.add_argument(
+        "--curve",
+        action="store_true",
+        help="the step from blocks of 1 to 16 calls: time, error against a run, best cover",
+    )
     parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: in the user's cache)")
     parser.add_argument(
         "--like", metavar="HASH", help="timings of this environment where there are none of this machine"
@@ -83,6 +89,8 @@ def run(given: argparse.Namespace) -> int:
 
     if given.like is not None and given.device is not None:
         raise UsageError("--like is of timings, of which --device has none: give one of both")
+    if given.curve:
+        return _curve(given)
     with progress.shown(quiet=given.fill is None) as show:
         found = bounds.of(
             given.source,
@@ -107,4 +115,34 @@ def run(given: argparse.Namespace) -> int:
         progress.put(json.dumps(text.as_json(found), indent=2) + "\n")
     else:
         progress.tell(text.page(found, given.source, given.partial))
+    return 0
+
+
+def _curve(given: argparse.Namespace) -> int:
+    """Show the step constructed from blocks of each size."""
+    from xsp.bound import curves, curvetext
+    from xsp.report import html
+
+    if given.device is not None or given.construct is not None or given.partial:
+        raise UsageError("--curve has blocks of all sizes, timed here: omit --device, --construct and --partial")
+    with progress.shown(quiet=given.fill is None) as show:
+        found = curves.of(
+            given.source,
+            fill=given.fill,
+            trace=given.run,
+            timings=given.timings,
+            like=given.like,
+            threads=given.threads,
+            progress=show,
+            batch=given.batch,
+            train=given.train,
+            shape=options.shape(given.input),
+            sequence=given.sequence,
+        )
+    if given.html is not None:
+        html.write_sections(given.html, f"{found.graph.name} from its blocks", [curvetext.section(found)])
+    if given.format == "json":
+        progress.put(json.dumps(curvetext.as_json(found), indent=2) + "\n")
+    else:
+        progress.tell(curvetext.page(found, given.source))
     return 0
