@@ -106,7 +106,9 @@ def _report(
         ),
     )  # fmt: skip
     glue = {
-        text: figure.ns for text, found in graphs.items() if (figure := timed.framework(found, timings)[0]) is not None
+        text: figure.ns
+        for text, found in graphs.items()
+        if (figure := timed.framework(found, timings, how.threads)[0]) is not None
     }
     measured = {text: kept.steps[text, 1, how.threads].ns for text in graphs if (text, 1, how.threads) in kept.steps}
     errors: dict[int, turns.Figure] = {}

@@ -136,7 +136,7 @@ def of(
             if missing and left > 0:
                 bench.fill(missing, known, left, progress)
     step = seen.measured(run) if run is not None else None
-    glue, _ = timed.framework(graph, known)
+    glue, _ = timed.framework(graph, known, how.threads)
     made = curve(
         graph, known, None if step is None else step.ns, sizes, how=how, glue_ns=None if glue is None else glue.ns
     )
