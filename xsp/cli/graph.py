@@ -13,6 +13,8 @@ examples:
   xsp graph model.onnx --batch 8
   xsp graph program.pt2
   xsp graph runs/demo                                   a run, or a trace of another profiler
+  xsp graph runs/demo --compare torchvision:resnet50    calls and measures that differ
+  xsp graph torchvision:resnet50 --section runs/demo    show it on the page of a run
   xsp graph --all torchvision,timm --out corpus         all their models; goes on where it stopped
   xsp graph corpus                                      which layers they share
   xsp graph corpus --only 'torchvision:resnet*'         of some of them
@@ -30,6 +32,7 @@ from xsp.cli import options, progress
 from xsp.errors import UsageError
 
 if TYPE_CHECKING:
+    from xsp.graph.node import Graph
     from xsp.graph.sharing import Corpus
 
 SUMMARY = "show a model's calls, data flow and measures, untimed"
@@ -85,12 +88,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write a page: measures and modules that open; of a folder: its charts",
     )
+    parser.add_argument("--dot", type=Path, metavar="FILE", help="write it for Graphviz: dot -Tsvg FILE")
+    parser.add_argument(
+        "--section", type=Path, metavar="RUN", help="write it into a run directory, for the page that xsp report makes"
+    )
+    parser.add_argument(
+        "--compare", metavar="OTHER", help="show what differs in another source, made with the same options"
+    )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
 
 def run(given: argparse.Namespace) -> int:
     """Make the graph, show or write it."""
-    from xsp import graph as graphs
     from xsp.graph import corpus
 
     if (given.all is None) == (given.source is None):
@@ -103,20 +112,23 @@ def run(given: argparse.Namespace) -> int:
         return _shared(given)
     if given.only is not None or given.against is not None:
         raise UsageError("--only and --against are for a folder that --all wrote")
-    found = graphs.of(
-        given.source,
-        batch=given.batch,
-        train=given.train,
-        seed=given.seed,
-        shape=options.shape(given.input),
-        sequence=given.sequence,
-    )
+    found = _graph(given, given.source)
     if given.save is not None:
         found.save(given.save)
     if given.html is not None:
         from xsp.graph import page
 
         page.write(found, given.html)
+    if given.dot is not None:
+        from xsp.graph import dot
+
+        dot.write(found, given.dot)
+    if given.section is not None:
+        from xsp.graph import section
+
+        section.write(found, given.section)
+    if given.compare is not None:
+        return _compared(given, found)
     if given.format == "json":
         from xsp.graph.measures import as_json
 
@@ -128,6 +140,31 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
+def _graph(given: argparse.Namespace, source: str) -> Graph:
+    from xsp import graph as graphs
+
+    return graphs.of(
+        source,
+        batch=given.batch,
+        train=given.train,
+        seed=given.seed,
+        shape=options.shape(given.input),
+        sequence=given.sequence,
+    )
+
+
+def _compared(given: argparse.Namespace, first: Graph) -> int:
+    """Show how a graph differs from that of another source."""
+    from xsp.graph import difference
+
+    found = difference.of(first, _graph(given, given.compare))
+    if given.format == "json":
+        progress.put(json.dumps(found.as_json(), indent=2) + "\n")
+    else:
+        progress.tell(difference.page(found))
+    return 0
+
+
 def _corpus(given: argparse.Namespace) -> int:
     """Make the graphs of all models of some sources, and name those that fail."""
     from xsp import models
@@ -135,10 +172,10 @@ def _corpus(given: argparse.Namespace) -> int:
 
     if given.out is None:
         raise UsageError("--all writes a graph for each model: give --out DIR")
-    if any(each is not None for each in (given.save, given.html, given.input, given.only, given.against)):
-        raise UsageError(
-            "--save, --html, --input, --only and --against do not go with --all: show the folder afterwards"
-        )
+    of_one = ("save", "html", "dot", "section", "compare", "input", "only", "against")
+    typed = [f"--{name}" for name in of_one if getattr(given, name) is not None]
+    if typed:
+        raise UsageError(f"{', '.join(typed)}: not with --all; show the folder afterwards")
     specs = [name for source in given.all.split(",") for name in models.names(source.strip())]
     with progress.shown(quiet=False) as show:
         found = corpus.collect(specs, given.out, batch=given.batch or 1, train=given.train, progress=show)
@@ -157,8 +194,12 @@ def _shared(given: argparse.Namespace) -> int:
     from xsp.graph import corpustext, sharing
     from xsp.report import html
 
-    if given.save is not None or given.input is not None or given.batch is not None or given.train:
-        raise UsageError("--save, --input, --batch and --train are for one model: a folder has its graphs already")
+    of_one = (given.save, given.input, given.batch, given.dot, given.section, given.compare)
+    if any(each is not None for each in of_one) or given.train:
+        raise UsageError(
+            "--save, --input, --batch, --train, --dot, --section and --compare are for one model: a folder has its "
+            "graphs already"
+        )
     patterns = tuple(filter(None, (given.only or "").split(",")))
     if given.against is not None:
         return _correlated(given, sharing.read(Path(given.source), patterns, graphs=False))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ from xsp import atomic
 from xsp.errors import GraphError
 from xsp.graph import work
 from xsp.graph.measures import as_json, critical
-from xsp.graph.node import Graph, Node, Tensor
-from xsp.graph.text import amount
+from xsp.graph.modules import Module, tree
+from xsp.graph.node import Graph, Node
+from xsp.graph.text import amount, shapes
 from xsp.scrub import plain
 
 _STYLE = """
@@ -24,14 +24,6 @@ details { margin-left: 1.2em } details > table { margin-left: 1.2em } .view { co
 tr.critical td:first-child { border-left: 4px solid #c33; padding-left: .4em } small { color: #666 }
 @media (prefers-color-scheme: dark) { body { background: #181818; color: #ddd } small, .view { color: #999 } }
 """
-
-
-@dataclass
-class _Module:
-    """A module with its own nodes, and the modules in it."""
-
-    nodes: list[int] = field(default_factory=list)
-    inside: dict[str, _Module] = field(default_factory=dict)
 
 
 def write(graph: Graph, path: Path | str) -> None:
@@ -66,23 +58,12 @@ def _lines(graph: Graph) -> Iterator[str]:
         yield "</ul>"
     path = set(critical(graph))
     yield "<h2>Modules</h2><p>Calls on the longest path have a red mark. Click a module to open it."
-    yield from _module(graph, "the step", _tree(graph), path)
+    yield from _module(graph, "the step", tree(graph), path)
 
 
-def _tree(graph: Graph) -> _Module:
-    """Return the nodes by phase and module."""
-    root = _Module()
-    for number, node in enumerate(graph.nodes):
-        at = root
-        for part in (node.phase.value, *filter(None, node.module.split("."))):
-            at = at.inside.setdefault(part, _Module())
-        at.nodes.append(number)
-    return root
-
-
-def _module(graph: Graph, name: str, module: _Module, path: set[int]) -> Iterator[str]:
+def _module(graph: Graph, name: str, module: Module, path: set[int]) -> Iterator[str]:
     """Yield a module: closed but for the step itself. It is walked without recursion: paths may be long."""
-    pending: list[tuple[str, _Module] | str] = [(name, module)]
+    pending: list[tuple[str, Module] | str] = [(name, module)]
     while pending:
         at = pending.pop()
         if isinstance(at, str):
@@ -101,7 +82,7 @@ def _module(graph: Graph, name: str, module: _Module, path: set[int]) -> Iterato
         pending += list(here.inside.items())[::-1]
 
 
-def _all(module: _Module) -> Iterator[int]:
+def _all(module: Module) -> Iterator[int]:
     pending = [module]
     while pending:
         at = pending.pop()
@@ -110,14 +91,9 @@ def _all(module: _Module) -> Iterator[int]:
 
 
 def _row(number: int, node: Node, on_path: bool) -> str:
-    shapes = ", ".join(map(_shape, node.call.inputs[:4])) + (", …" if len(node.call.inputs) > 4 else "")
     marks = " ".join(filter(None, ("critical" * on_path, "view" * (not node.computes))))
     figures = f'<td class="n">{amount(work.flops_of(node))}<td class="n">{amount(work.bytes_of(node), "B")}'
-    return f'<tr class="{marks}"><td class="n">{number}<td>{_text(node.call.op)}<td>{_text(shapes)}{figures}'
-
-
-def _shape(tensor: Tensor) -> str:
-    return "?" if tensor.shape is None else "×".join(map(str, tensor.shape)) or "number"
+    return f'<tr class="{marks}"><td class="n">{number}<td>{_text(node.call.op)}<td>{_text(shapes(node))}{figures}'
 
 
 def _sum(figures: Any) -> int | None:

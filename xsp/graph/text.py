@@ -34,6 +34,12 @@ def amount(value: int | None, unit: str = "") -> str:
     return f"{digits} {_PREFIXES[place]}{unit}".rstrip()
 
 
+def shapes(node: Node, most: int = 4) -> str:
+    """Return the shapes of the first inputs of a node, `1×3×224×224, 64×3×7×7`."""
+    found = ["?" if each.shape is None else "×".join(map(str, each.shape)) or "number" for each in node.call.inputs]
+    return ", ".join(found[:most]) + (", …" if len(found) > most else "")
+
+
 def _title(graph: Graph) -> str:
     stated = graph.settings
     how = [graph.source.value]

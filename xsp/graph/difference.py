@@ -1,0 +1,141 @@
+"""Differences of two graphs: calls that only one has, by key; modules that hold them; measures that differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from xsp.graph.measures import measures
+from xsp.graph.node import Graph, Node
+from xsp.graph.text import amount, shapes
+from xsp.scrub import plain
+
+MOST_LINES = 12
+"""Of each table."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A call that the graphs do not have equally often."""
+
+    op: str
+    key: str
+    shapes: str
+    first: int
+    """How often the first graph has it."""
+
+    second: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What two graphs have, and what only one of them has."""
+
+    names: tuple[str, str]
+    shared: int
+    """Calls that both have, each as often as in the graph with fewer of them."""
+
+    only: tuple[int, int]
+    """Calls that only the first has, and only the second."""
+
+    calls: tuple[Row, ...]
+    modules: tuple[tuple[str, int, int], ...]
+    """Path, and calls in it that only the first has, and only the second, held against the module of the same path."""
+
+    measures: tuple[tuple[str, Any, Any], ...]
+    """Those that are not the same."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values, as `xsp graph --compare --format json` prints them."""
+        return {
+            "first": self.names[0],
+            "second": self.names[1],
+            "shared": self.shared,
+            "only_first": self.only[0],
+            "only_second": self.only[1],
+            "calls": [vars(each) for each in self.calls],
+            "modules": [{"module": name, "only_first": a, "only_second": b} for name, a, b in self.modules],
+            "measures": [{"measure": name, "first": a, "second": b} for name, a, b in self.measures],
+        }
+
+
+def of(first: Graph, second: Graph) -> Difference:
+    """Return how two graphs differ. Whether calls are the same is a matter of their keys, not of module and order."""
+    counts = tuple(Counter(each.key for each in graph.nodes) for graph in (first, second))
+    known: dict[str, Node] = {each.key: each for graph in (second, first) for each in graph.nodes}
+    rows = [
+        Row(_named(node), key, shapes(node), counts[0][key], counts[1][key])
+        for key, node in known.items()
+        if counts[0][key] != counts[1][key]
+    ]
+    rows.sort(key=lambda row: (-abs(row.first - row.second), row.op, row.key))
+    return Difference(
+        (first.name, second.name),
+        (counts[0] & counts[1]).total(),
+        ((counts[0] - counts[1]).total(), (counts[1] - counts[0]).total()),
+        tuple(rows),
+        tuple(_modules(first, second)),
+        tuple(_measures(measures(first), measures(second))),
+    )
+
+
+def page(found: Difference) -> str:
+    """Return the difference as text that fits a terminal of 80 columns."""
+    lines = [f"first   {plain(found.names[0])[:70]}", f"second  {plain(found.names[1])[:70]}", ""]
+    lines += [f"{found.shared:,} calls in both, {found.only[0]:,} only in the first, {found.only[1]:,} in the second"]
+    if found.measures:
+        lines += ["", f"{'measure':28} {'first':>16} {'second':>16}"]
+        lines += [f"{name[:28]:28} {_cell(a):>16} {_cell(b):>16}" for name, a, b in found.measures]
+    if found.calls:
+        lines += ["", f"{'call':36} {'inputs':28} {'first':>6} {'second':>7}"]
+        lines += [
+            f"{_cut(each.op, 36):36} {_cut(each.shapes, 28):28} {each.first:6} {each.second:7}"
+            for each in found.calls[:MOST_LINES]
+        ]
+        lines += _left(len(found.calls), "different calls")
+    if found.modules:
+        lines += ["", f"{'module':50} {'only first':>12} {'only second':>12}"]
+        lines += [f"{_cut(name or 'outside all', 50):50} {a:12} {b:12}" for name, a, b in found.modules[:MOST_LINES]]
+        lines += _left(len(found.modules), "modules")
+    return "\n".join(lines)
+
+
+def _left(count: int, what: str) -> list[str]:
+    return [f"{count - MOST_LINES} more {what}; --format json has all"] if count > MOST_LINES else []
+
+
+def _named(node: Node) -> str:
+    return f"{node.call.op}.{node.call.overload}" if node.call.overload else node.call.op
+
+
+def _cut(text: str, letters: int) -> str:
+    shown = plain(text)
+    return shown if len(shown) <= letters else shown[: letters - 1] + "…"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "unknown"
+    return amount(value) if isinstance(value, int) and value >= 10_000_000 else f"{value:,}"
+
+
+def _modules(first: Graph, second: Graph) -> Iterator[tuple[str, int, int]]:
+    """Yield the modules whose calls are not the same in both graphs, those with most of them first."""
+    inside: list[dict[str, Counter[str]]] = []
+    for graph in (first, second):
+        inside.append({})
+        for node in graph.nodes:
+            inside[-1].setdefault(node.module, Counter())[node.key] += 1
+    nothing: Counter[str] = Counter()
+    found = []
+    for module in dict.fromkeys([*inside[0], *inside[1]]):
+        mine, theirs = (each.get(module, nothing) for each in inside)
+        if mine != theirs:
+            found.append((module, (mine - theirs).total(), (theirs - mine).total()))
+    yield from sorted(found, key=lambda row: -(row[1] + row[2]))
+
+
+def _measures(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    yield from ((name, value, second[name]) for name, value in first.items() if value != second[name])
