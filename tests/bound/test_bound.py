@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xsp
+from xsp import testing
 from xsp.bench.environment import Environment
 from xsp.bench.plan import overheads, specs
 from xsp.bench.spec import Spec, Status, Timing, untimed
@@ -27,6 +28,7 @@ from xsp.errors import BenchError, GraphError, UsageError
 from xsp.graph import Graph
 from xsp.graph.keys import key
 from xsp.graph.node import Call, Edge, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, Value, Why
+from xsp.store.trace import Trace
 
 HERE = Environment({"cpu": "a cpu", "cores": 2, "torch": "2"})
 ELSEWHERE = Environment({"cpu": "another cpu", "cores": 2, "torch": "2"})
@@ -295,6 +297,38 @@ def test_a_run_of_something_else_is_refused(small_run: Path, known: Timings) -> 
     other = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Sigmoid(), torch.nn.MaxPool2d(2))
     with pytest.raises(GraphError, match="is no run of"):
         xsp.bound.of(other, torch.zeros(1, 3, 8, 8), trace=small_run, timings=known)
+
+
+def run_of(calls: list[tuple[str, str, list[int]]]) -> Trace:
+    """Return a trace of a step: operators with their module and the shape of their first input, 90 µs each."""
+    lines = [f"step train 0-{len(calls)}50", f"  forward Net 1-{len(calls)}40", f"    module Net 2-{len(calls)}30"]
+    for place, (op, module, shape) in enumerate(calls):
+        begin = place * 100 + 3
+        shapes = json.dumps([shape]).replace(" ", "")
+        lines.append(f"      module {module} {begin}-{begin + 95}")
+        lines.append(f"        op aten::{op} {begin + 1}-{begin + 91} input_shapes={shapes} dtype=float")
+    return testing.trace_of(testing.spans("\n".join(lines)))
+
+
+SEEN = [("linear", "first", [10, 100]), ("relu", "act", [10, 100]), ("linear", "second", [10, 100])]
+
+
+def test_calls_are_paired_by_place_and_by_order_and_the_rest_is_counted(known: Timings) -> None:
+    found = xsp.bound.of(chain(), trace=run_of(SEEN), timings=known)
+    assert found.join is not None
+    assert found.join.rules == {"place": 3, "name": 0, "type": 0}
+    assert [each and each.ns for each in found.figures["in_place"]] == [90_000, 90_000, None, 90_000]
+    moved = [("linear", "first", [10, 100]), ("sigmoid", "act", [10, 100]), ("linear", "other", [10, 100])]
+    found = xsp.bound.of(chain(), trace=run_of(moved), timings=known)
+    assert found.join is not None
+    assert found.join.rules == {"place": 1, "name": 1, "type": 0}
+    assert found.join.planned_not_seen == (1,)
+    assert [found.join.seen[each].op for each in found.join.seen_not_planned] == ["aten::sigmoid"]
+
+
+def test_a_run_with_another_batch_is_refused(known: Timings) -> None:
+    with pytest.raises(GraphError, match="other shapes: 3 of 3 calls"):
+        xsp.bound.of(chain(), trace=run_of([(op, module, [20, 100]) for op, module, _ in SEEN]), timings=known)
 
 
 def with_shapes(shared: Path) -> list[tuple[Path, bool]]:

@@ -52,6 +52,16 @@ class Join:
         found = Counter(each.value for each in self.by if each is not None)
         return {each.value: found[each.value] for each in By}
 
+    def other_shapes(self, graph: Graph) -> tuple[int, int]:
+        """Return how many pairs have another shape in their first input, and of how many pairs both tell it."""
+        both = [
+            (node.call.inputs[0].shape, self.seen[place].shape)
+            for node, place in zip(graph.nodes, self.of_node, strict=True)
+            if node.computes and place is not None and node.call.inputs
+        ]
+        known = [(ours, theirs) for ours, theirs in both if ours and theirs]
+        return sum(ours != theirs for ours, theirs in known), len(known)
+
     def share(self, graph: Graph) -> float:
         """Return the share of the computing nodes that have a counterpart."""
         computing = len(graph.computing)

@@ -6,7 +6,8 @@ and fills that it launched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+import json
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -41,6 +42,9 @@ class Seen:
     """Kernels, copies and fills on a device."""
 
     tensor_cores: bool = False
+    shape: tuple[int, ...] | None = None
+    """Of its first input; None if the trace does not tell."""
+
     works: bool = True
     """Whether it computes: whether it launched something, without a device whether anything in it is no bookkeeping."""
 
@@ -54,11 +58,13 @@ class _Row(NamedTuple):
     half_ns: float
     layer_id: str | None
     layer: str | None
+    shapes: str | None
 
 
 _ROWS = f"""
     SELECT op.span_id, op.parent_id, op.name, op.phase, coalesce(op.true_ns, op.raw_ns, op.dur_ns)::DOUBLE,
-        coalesce(op.true_hi_ns - op.true_lo_ns, 0)::DOUBLE / 2, op.layer_id, layer.name
+        coalesce(op.true_hi_ns - op.true_lo_ns, 0)::DOUBLE / 2, op.layer_id, layer.name,
+        op.input_shapes
     FROM merged op LEFT JOIN merged layer ON layer.span_id = op.layer_id AND layer.level = {int(Level.LAYER)}
     WHERE op.level = {int(Level.OP)} AND op.kind = '{Kind.OP}'
     ORDER BY op.start_ns, op.dur_ns DESC, op.span_id
@@ -75,9 +81,12 @@ class _Span:
     tensor_cores: bool = False
 
 
-def outermost(trace: Trace) -> list[Seen]:
-    """Return the outermost calls, one for each node of `xsp.graph.spans.of(trace)`, in its order."""
-    return list(_calls(trace, None))
+def of_nodes(trace: Trace) -> list[Seen]:
+    """Return the calls that are the nodes of `xsp.graph.spans.of(trace)`, in its order."""
+    wanted = spans.of_nodes(trace)
+    chosen = set(wanted)
+    found = dict(_calls(trace, lambda span: span.row.span_id in chosen))
+    return [found[each] for each in wanted]
 
 
 def of(trace: Trace, operators: Set[str]) -> list[Seen]:
@@ -86,7 +95,7 @@ def of(trace: Trace, operators: Set[str]) -> list[Seen]:
     An operator that the graph does not know is looked into: with gradients composite operators decompose. One that
     holds none of them is itself a call that was seen and not planned.
     """
-    return list(_calls(trace, operators))
+    return [each for _, each in _calls(trace, lambda span: span.row.name in operators or not _holds(span, operators))]
 
 
 def measured(trace: Trace) -> Figure | None:
@@ -115,7 +124,8 @@ def is_compiled(trace: Trace) -> bool:
     return bool(trace.con.execute(f"SELECT 1 FROM merged WHERE {named} LIMIT 1").fetchall())
 
 
-def _calls(trace: Trace, operators: Set[str] | None) -> Iterator[Seen]:
+def _calls(trace: Trace, is_one: Callable[[_Span], bool]) -> Iterator[tuple[str, Seen]]:
+    """Yield the id and the call of each span that is one, from the outside in; others are looked into."""
     on_device = trace.has(Level.KERNEL)
     roots = _trees(trace)
     if on_device:
@@ -125,13 +135,11 @@ def _calls(trace: Trace, operators: Set[str] | None) -> Iterator[Seen]:
     pending = roots[::-1]
     while pending:
         span = pending.pop()
-        name = span.row.name
-        if operators is not None and name not in operators and _holds(span, operators):
+        if not is_one(span):
             pending += span.inside[::-1]
             continue
         path = spans.module_path(modules, span.row.layer, span.row.layer_id)
-        module = "" if path == outer else path
-        yield _seen(span, module, on_device)
+        yield span.row.span_id, _seen(span, "" if path == outer else path, on_device)
 
 
 def _seen(span: _Span, module: str, on_device: bool) -> Seen:
@@ -147,8 +155,21 @@ def _seen(span: _Span, module: str, on_device: bool) -> Seen:
         0.0 if on_device else row.half_ns,
         kernels,
         any(each.tensor_cores for each in every),
+        _first_shape(row.shapes),
         works,
     )
+
+
+def _first_shape(shapes: str | None) -> tuple[int, ...] | None:
+    """Return the shape of the first input, from the JSON of all; None where it is no tensor, or not known."""
+    try:
+        found = json.loads(shapes or "null")
+    except ValueError:
+        return None
+    first = found[0] if isinstance(found, list) and found else None
+    if not isinstance(first, list) or not first or any(type(size) is not int for size in first):
+        return None
+    return tuple(first)
 
 
 def _is_busy(name: str) -> bool:

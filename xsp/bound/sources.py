@@ -30,6 +30,9 @@ LEAST_PAIRS = 0.5
 FOREIGN = "timings are of this processor"
 """Why there are none of another device."""
 
+MOST_OTHER = 0.1
+"""Share of the calls that may have another shape in a run: optimizer and weights have the same in any batch."""
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -120,7 +123,7 @@ def _see(parts: _Parts, trace: Trace) -> None:
     """Add what the trace says: each call in place, and the whole step."""
     graph = parts.graph
     from_trace = graph.source is Source.SPANS
-    calls = seen.outermost(trace) if from_trace else seen.of(trace, {each.call.op for each in graph.nodes})
+    calls = seen.of_nodes(trace) if from_trace else seen.of(trace, {each.call.op for each in graph.nodes})
     if from_trace:
         parts.counted = tuple(each.works for each in calls)
         if not any(parts.counted):
@@ -133,6 +136,14 @@ def _see(parts: _Parts, trace: Trace) -> None:
         places = found.of_node
         if found.share(graph) < LEAST_PAIRS:
             _refuse_another(parts, trace, found)
+        other, known = found.other_shapes(graph)
+        if other > MOST_OTHER * known:
+            raise GraphError(
+                f"{trace.name} is a run of {graph.name} with other shapes: {other} of {known} calls have another "
+                "first input; give the --batch, --input and --sequence of the run"
+            )
+        if other:
+            parts.problems.append(f"shapes: {other} of {known} calls had another first input in the run")
     parts.figures[Rung.IN_PLACE.value] = tuple(
         None if place is None else ladder.whole(Figure(calls[place].ns, calls[place].half_ns, f"seen {place}"))
         for place in places

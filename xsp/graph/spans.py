@@ -55,10 +55,7 @@ def of(trace: Trace) -> Graph:
     Raises:
         GraphError: it has no operators.
     """
-    spans = trace.con.execute(_SPANS).fetchall()
-    trains = any(phase == Phase.BACKWARD.value for _, _, _, phase, *_ in spans)
-    whole = any(f'"{DTYPES}"' in (each[8] or "") for each in spans)
-    found = _nodes_among(spans, through_composites=trains and whole)
+    found, trains = _found(trace)
     if not found:
         raise GraphError(f"{trace.name}: the trace has no operators; record with --levels M/L/G, or with shapes")
     flow = Flow()
@@ -82,6 +79,19 @@ def of(trace: Trace) -> Graph:
         settings={"train": trains, "xsp": __version__} if described else {"xsp": __version__},
         problems=tuple(_problems(nodes, calls, described)),
     )
+
+
+def of_nodes(trace: Trace) -> list[str]:
+    """Return the ids of the spans that are nodes of the graph of a trace, in the order of the nodes."""
+    return [each.span[0] for each in _found(trace)[0]]
+
+
+def _found(trace: Trace) -> tuple[list[_Operator], bool]:
+    """Return the operators that become nodes, and whether the step trains."""
+    spans = trace.con.execute(_SPANS).fetchall()
+    trains = any(phase == Phase.BACKWARD.value for _, _, _, phase, *_ in spans)
+    whole = any(f'"{DTYPES}"' in (each[8] or "") for each in spans)
+    return _nodes_among(spans, through_composites=trains and whole), trains
 
 
 def is_call(name: str) -> bool:
