@@ -266,3 +266,9 @@ def test_the_command_has_a_line_for_each_size_and_names_what_is_missing(tmp_path
     assert "By the size of blocks" in (tmp_path / "c.html").read_text(encoding="utf-8")
     assert main([*asked, "--construct", "4"]) != 0
     assert "--curve has blocks of all sizes" in capsys.readouterr().err
+
+
+def test_a_run_of_a_device_is_not_held_against_timings_of_this_processor(shared: Path, tmp_path: Path) -> None:
+    trace = shared / "traces" / "kineto_nvidia" / "tracelens_h100_qwen1.5-0.5b.json.gz"
+    with pytest.raises(GraphError, match="no timings here"):
+        curves.of(str(trace), timings=tmp_path / "timings")

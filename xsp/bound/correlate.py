@@ -199,7 +199,7 @@ def _group(
 def _of_points(device: str, batch: int | None, threads: int | None, points: Points) -> Group:
     at = device, batch, threads, tuple(points)
     if len(points) < LEAST:
-        return Group(*at, (), (), None, f"{len(points)} models; at least {LEAST} are needed")
+        return Group(*at, (), (), None, f"at least {LEAST} models are needed")
     if len({ns for _, ns, _ in points}) == 1:
         return Group(*at, (), (), None, "all latencies are equal")
     correlations = tuple(_correlation(measure, points) for measure in MEASURES)

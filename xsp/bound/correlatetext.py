@@ -60,7 +60,7 @@ def sections(found: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[
         families = ("family", "varies", "models", "least_ms", "most_ms", "exponent of latency")
         made.append(
             Section(
-                f"{group.title}: {len(group.points)} models",
+                f"{group.title}: {_models(len(group.points))}",
                 (
                     *(each for each in texts if each.text),
                     *([Table(columns, rows, "Measures against latency")] if rows else []),
@@ -97,8 +97,12 @@ def shown(figure: Figure | None) -> str:
     return f"{figure.value:.2f} [{figure.low:.2f}, {figure.high:.2f}]"
 
 
+def _models(count: int) -> str:
+    return f"{count:,} model{'s' * (count != 1)}"
+
+
 def _group(group: Group) -> Iterator[str]:
-    yield plain(f"{group.title}: {len(group.points)} models")
+    yield plain(f"{group.title}: {_models(len(group.points))}")
     if group.slopes:
         yield "families that vary one measure alone: latency ~ measure^exponent"
         yield f"{'family':11} {'varies':13} {'n':>2} {'by':>7} {'latency, ms':>18} {'exponent':>20}"

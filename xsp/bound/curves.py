@@ -113,15 +113,19 @@ def of(
         of_model: `batch`, `train`, `seed`, `shape`, `sequence`, `kwargs` of `xsp.graph.of`.
 
     Raises:
-        GraphError: there is no graph, or no call in it computes anything.
+        GraphError: there is no graph, no call in it computes anything, or the run is of another machine.
         BenchError: timings cannot be had.
     """
     from xsp import bench
     from xsp.bench.environment import cores
     from xsp.bench.plan import overheads
-    from xsp.bound import planned, seen, timed
+    from xsp.bound import planned, seen, sources, timed
 
     graph, run = planned.of(what, args, trace, of_model)
+    if sources.is_elsewhere(run):
+        raise GraphError(
+            f"{graph.name}: the run is of a device or of another processor, of which there are no timings here"
+        )
     known = timings if isinstance(timings, bench.Timings) else bench.Timings.open(timings, like=like)
     ran = run.run.machine.torch_threads if run is not None else None
     how = How(threads=threads or ran or cores(), runtime=timed.runtime_of(graph))

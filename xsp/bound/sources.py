@@ -102,7 +102,7 @@ def of(
     if found is not None:
         _see(parts, found)
     ceiling = _ceiling(parts, device, fill is not None)
-    foreign = device is not None or _is_elsewhere(found)
+    foreign = device is not None or is_elsewhere(found)
     known = None if foreign else _timings(timings, like)
     if known is not None:
         _look_up(parts, known, _threads(threads, found), granularity, fill, progress)
@@ -211,7 +211,7 @@ def _worked_on_device(trace: Trace) -> bool:
     return trace.has(Level.KERNEL)
 
 
-def _is_elsewhere(trace: Trace | None) -> bool:
+def is_elsewhere(trace: Trace | None) -> bool:
     """Return whether a trace is of a device, or of another processor, of which there are no timings here."""
     if trace is None:
         return False
