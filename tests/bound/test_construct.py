@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -272,3 +273,12 @@ def test_a_run_of_a_device_is_not_held_against_timings_of_this_processor(shared:
     trace = shared / "traces" / "kineto_nvidia" / "tracelens_h100_qwen1.5-0.5b.json.gz"
     with pytest.raises(GraphError, match="no timings here"):
         curves.of(str(trace), timings=tmp_path / "timings")
+
+
+def test_of_a_run_the_curve_is_a_section_of_its_report(small_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(small_run, tmp_path / "run"))
+    graph = chain([1, 2])
+    found = curves.Curve(graph, 2, None, tuple(curves.curve(graph, timed(graph), None, [1], how=HOW)), "none")
+    assert curvetext.keep(found, tmp_path) is None
+    assert curvetext.keep(found, run) == run / "sections" / "blocks.json"
+    assert list(sections.read(run).sections) == ["blocks"]

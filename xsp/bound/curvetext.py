@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from xsp import rundir, sections
 from xsp.bound.construct import Construction
 from xsp.bound.curves import Curve, Point
 from xsp.bound.text import time
@@ -110,6 +112,12 @@ def _plain(made: Construction) -> dict[str, Any]:
             for each in made.holes
         ],
     }
+
+
+def keep(found: Curve, place: Path | str) -> Path | None:
+    """Put the section into a run directory, where the report shows it; None if the place is none."""
+    run = Path(place)
+    return sections.write(run, "blocks", section(found)) if rundir.is_one(run) else None
 
 
 def section(found: Curve) -> Section:

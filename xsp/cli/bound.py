@@ -141,6 +141,7 @@ def _curve(given: argparse.Namespace) -> int:
         )
     if given.html is not None:
         html.write_sections(given.html, f"{found.graph.name} from its blocks", [curvetext.section(found)])
+    curvetext.keep(found, given.run or given.source)
     if given.format == "json":
         progress.put(json.dumps(curvetext.as_json(found), indent=2) + "\n")
     else:
