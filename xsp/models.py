@@ -327,12 +327,17 @@ def names(source: str) -> list[str]:
     listed: dict[str, Callable[[], Iterable[str]]] = {
         "torchvision": lambda: _library("torchvision.models", "xsp[models]").list_models(),
         "timm": lambda: _library("timm", "xsp[models]").list_models(),
-        "transformers": lambda: _library("transformers", "xsp[models]").CONFIG_MAPPING.keys(),
+        "transformers": lambda: _with_model(_library("transformers.models.auto.modeling_auto", "xsp[models]")),
         "micro": micromodels.names,
     }
     if source not in listed:
         raise ModelError(f"there is no source {source!r}{nearest(source, listed)}; there are {', '.join(listed)}")
     return [f"{source}:{name}" for name in sorted(listed[source]())]
+
+
+def _with_model(auto: Any) -> Iterable[str]:
+    """Return the model types of transformers that have a model: others describe a part of one, a vision tower say."""
+    return auto.MODEL_MAPPING_NAMES.keys()  # type: ignore[no-any-return]
 
 
 def placed(spec: str, built: Built, settings: Settings) -> Built:

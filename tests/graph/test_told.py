@@ -101,6 +101,7 @@ def test_a_run_has_the_calls_of_the_captured_step(name: str, tmp_path: Path) -> 
     assert [(each.call.op, each.kind, each.call.outputs) for each in seen.nodes] == [
         (each.call.op, each.kind, each.call.outputs) for each in captured.nodes
     ]
+    assert [each.module for each in seen.nodes] == [each.module for each in captured.nodes]
     other = of_key(captured) - of_key(seen)
     named = [each.call.op for each in captured.nodes if each.key in other]
     assert named == (["aten::mul"] if name == "words" else [])  # by 0.25, of which a trace tells the type

@@ -22,15 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from xsp import models
 from xsp.errors import GraphError, ModelError
-from xsp.graph.node import Graph, KnownBy, Problem, Role, Source
-from xsp.version import __version__
+from xsp.graph.node import Graph, Problem, Role, Source
 
 if TYPE_CHECKING:
     from xsp.models import Built, Settings
 
 RUNGS = ("built on meta", "moved to meta", "on the CPU")
-
-COUNTS = "operators of ATen"
 
 
 @dataclass(frozen=True)
@@ -122,8 +119,6 @@ def _climb(name: str, settings: Settings, rungs: dict[str, Callable[[], _Step | 
 
 
 def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: list[Problem]) -> Graph:
-    import torch
-
     from xsp.graph.recorder import Recorder
 
     if settings.train:
@@ -134,29 +129,13 @@ def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: li
         recorder.take((step.built.args, step.built.kwargs), Role.INPUT)
     with recorder.recording():
         step.run()
-    found = recorder.finish()
-    if not found.nodes:
-        raise GraphError(f"{name} calls no operator")
     stated = {
         "batch": settings.batch,
         "train": settings.train,
         "rung": rung,
         "dtype": None if step.built is None else _dtype(step.built.model),
-        "torch": torch.__version__,
-        "xsp": __version__,
     }
-    return Graph(
-        name=name,
-        source=Source.CAPTURED,
-        nodes=found.nodes,
-        edges=found.edges,
-        values=found.values,
-        known_by=KnownBy.STORAGE,
-        counts=COUNTS,
-        parameters=found.parameters,
-        settings=stated,
-        problems=tuple(problems),
-    )
+    return recorder.finish().graph(name, Source.CAPTURED, stated, problems=problems)
 
 
 def _dtype(model: Any) -> str | None:

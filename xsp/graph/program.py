@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from xsp.errors import GraphError
-from xsp.graph.captured import COUNTS
-from xsp.graph.node import Graph, KnownBy, Role, Source
-from xsp.version import __version__
+from xsp.graph.node import Graph, Role, Source
 
 
 def load(path: Path) -> Graph:
@@ -72,26 +70,9 @@ def of(program: Any, name: str) -> Graph:
         raise GraphError(
             f"{name}: the program does not run on tensors without values{place} ({_first(error)})"
         ) from error
-    found = recorder.finish()
-    if not found.nodes:
-        raise GraphError(f"{name} calls no operator")
     first = next((each for each in given if isinstance(each, torch.Tensor) and each.is_floating_point()), None)
-    return Graph(
-        name=name,
-        source=Source.PROGRAM,
-        nodes=found.nodes,
-        edges=found.edges,
-        values=found.values,
-        known_by=KnownBy.STORAGE,
-        counts=COUNTS,
-        parameters=parameters,
-        settings={
-            "train": False,
-            "dtype": None if first is None else str(first.dtype).removeprefix("torch."),
-            "torch": torch.__version__,
-            "xsp": __version__,
-        },
-    )
+    stated = {"train": False, "dtype": None if first is None else str(first.dtype).removeprefix("torch.")}
+    return recorder.finish().graph(name, Source.PROGRAM, stated, parameters=parameters)
 
 
 _ROLES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,9 +14,11 @@ from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from xsp.errors import GraphError
 from xsp.graph import keys
-from xsp.graph.node import Call, Edge, Node, NodeKind, Phase, Role, Tensor, Value
+from xsp.graph.node import Call, Edge, Graph, KnownBy, Node, NodeKind, Phase, Problem, Role, Source, Tensor, Value
 from xsp.graph.values import Flow
+from xsp.version import __version__
 
 NO_CALLS = frozenset(["profiler", "prim", "rngprims"])
 """Vocabularies of what the framework tells itself: no calls of the step."""
@@ -59,6 +61,42 @@ class Recorded:
     values: tuple[Value, ...]
     parameters: int
     """Elements of all parameters of the modules that ran, those that share memory counted once."""
+
+    def graph(
+        self,
+        name: str,
+        source: Source,
+        settings: Mapping[str, Any],
+        *,
+        parameters: int | None = None,
+        problems: Iterable[Problem] = (),
+    ) -> Graph:
+        """Return the graph of the calls.
+
+        Args:
+            name: of the model or program.
+            source: how it was come by.
+            settings: what is known of the step; versions are added.
+            parameters: where others are meant than those of the modules that ran.
+            problems: what failed before.
+
+        Raises:
+            GraphError: there is no call.
+        """
+        if not self.nodes:
+            raise GraphError(f"{name} calls no operator")
+        return Graph(
+            name=name,
+            source=source,
+            nodes=self.nodes,
+            edges=self.edges,
+            values=self.values,
+            known_by=KnownBy.STORAGE,
+            counts="operators of ATen",
+            parameters=self.parameters if parameters is None else parameters,
+            settings={**settings, "torch": torch.__version__, "xsp": __version__},
+            problems=tuple(problems),
+        )
 
 
 class Recorder(TorchDispatchMode):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _SPANS = f"""
     SELECT op.span_id, op.parent_id, op.name, op.phase, op.input_shapes, op.dtype, op.flops,
         op.dram_read_bytes + op.dram_write_bytes, op.attributes, op.process, op.thread, op.layer_id,
-        layer.name, layer.attributes
+        layer.name, layer.depth = 0 AND layer.name = layer.type, layer.attributes
     FROM merged op LEFT JOIN merged layer ON layer.span_id = op.layer_id AND layer.level = {int(Level.LAYER)}
     WHERE op.level = {int(Level.OP)} AND op.kind = '{Kind.OP}'
     ORDER BY op.start_ns, op.dur_ns DESC, op.span_id
@@ -61,13 +61,15 @@ def of(trace: Trace) -> Graph:
     flow = Flow()
     nodes = []
     calls, described = told.Calls(), 0
+    # of one model, what is called in none of its modules is called by the model itself, as when it is captured
+    alone = len({name for *_, name, outer, _ in spans if outer}) == 1
     modules: dict[str, list[str]] = {}
     for number, operator in enumerate(found):
-        *_, process, thread, layer, name, _ = operator.span
+        *_, process, thread, layer, name, outer, _ = operator.span
         flow.follow(number, f"{process} {thread}")
         said = _told(operator)
         described += said is not None
-        nodes.append(_node(operator, said, calls, module_path(modules, name, layer)))
+        nodes.append(_node(operator, said, calls, module_path(modules, None if alone and outer else name, layer)))
     return Graph(
         name=trace.name,
         source=Source.SPANS,
