@@ -21,10 +21,11 @@ from xsp import bench, graph
 from xsp.bench import plan, turns, variants
 from xsp.bench.environment import Environment
 from xsp.bench.inputs import NotTimeable
-from xsp.bench.spec import CacheState, Spec, Status, Timing
+from xsp.bench.spec import CacheState, Spec, Status, Timing, untimed
 from xsp.bench.timings import Timings
 from xsp.errors import BenchError
 from xsp.graph.blocks import block
+from xsp.version import __version__
 
 HERE = Environment({"cpu": "test"})
 PLENTY_S = 120.0
@@ -70,9 +71,12 @@ def filled(specs: list[Spec], folder: Path, seconds: float = PLENTY_S, **others:
     """Time specs, and return what is kept of each by operator."""
     timings = Timings.open(folder, HERE)
     made = bench.fill(specs, timings, seconds, **others)  # type: ignore[arg-type]
-    assert set(made) == set(Timings.open(folder, HERE))
+    kept = set(Timings.open(folder, HERE))
+    assert set(made) == {each for each in kept if each.key in {spec.key for spec in specs}}
+    assert {each.op for each in kept - set(made)} <= set(plan.OVERHEADS)
+    assert all(each.taken_ns and each.xsp for each in kept)
     assert all(each.environment == HERE.hash for each in made)
-    return {each.op or each.variant: each for each in made}
+    return {each.op: each for each in made}
 
 
 def of(module: torch.nn.Module, *args: torch.Tensor, train: bool = False, granularity: int = 1) -> list[Spec]:
@@ -161,32 +165,44 @@ def test_a_block_that_is_too_large_is_not_tried(tmp_path: Path) -> None:
     assert "GiB" in kept["aten::relu"].reason
 
 
-@pytest.mark.parametrize(
-    ("op", "status", "reason"),
-    [
-        ("aten::exp", Status.FAILED, "exit code 7"),
-        ("aten::sin", Status.TIMED_OUT, "more than 3 s"),
-        ("aten::cos", Status.TOO_LARGE, ""),
-        ("aten::tan", Status.TOO_LARGE, "killed"),
-        ("aten::neg", Status.FAILED, "loaded: []"),
-    ],
-)
-def test_what_crashes_hangs_or_takes_all_memory_is_marked_and_the_others_are_timed(
-    tmp_path: Path, unruly: str, op: str, status: Status, reason: str
-) -> None:
-    net = getattr(torch, op.partition("::")[2])
+UNRULY = {
+    "aten::exp": (Status.FAILED, "exit code 7"),
+    "aten::sin": (Status.TIMED_OUT, "more than 3 s"),
+    "aten::cos": (Status.TOO_LARGE, ""),
+    "aten::tan": (Status.TOO_LARGE, "killed"),
+    "aten::neg": (Status.FAILED, "loaded: []"),
+}
 
+
+def test_what_crashes_hangs_or_takes_all_memory_is_marked_and_the_others_are_timed(tmp_path: Path, unruly: str) -> None:
     class Net(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.tanh(net(torch.relu(x)))
+            for name in ("relu", "exp", "sin", "cos", "tan", "neg", "tanh"):
+                x = getattr(torch, name)(x)
+            return x
 
     specs = [dataclasses.replace(each, runtime=unruly) for each in of(Net(), torch.ones(4))]
-    limits = turns.Limits(seconds=3.0, memory_bytes=1 << 28)
-    kept = filled(specs, tmp_path, limits=limits)
-    assert (kept[op].status, kept[op].trimmed_ns) == (status, None)
-    assert reason in kept[op].reason
+    kept = filled(specs, tmp_path, limits=turns.Limits(seconds=3.0, memory_bytes=1 << 28))
+    for op, (status, reason) in UNRULY.items():
+        assert (kept[op].status, kept[op].trimmed_ns) == (status, None)
+        assert reason in kept[op].reason
     assert is_whole(kept["aten::relu"])
     assert is_whole(kept["aten::tanh"])
+
+
+def test_what_failed_under_another_version_is_tried_again(tmp_path: Path) -> None:
+    (spec,) = of(torch.nn.ReLU(), torch.ones(4))
+    timings = Timings.open(tmp_path, HERE)
+    for version, again in ((__version__, []), ("0.0.1", [spec])):
+        timings.add([dataclasses.replace(untimed(spec, Status.FAILED, "no way"), xsp=version)])
+        assert plan.missing([(spec, 1)], timings) == again
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_timed(tmp_path: Path) -> None:
+    timings = Timings.open(tmp_path / "t", HERE)
+    (tmp_path / "t").write_text("in the way")
+    with pytest.raises(BenchError, match="cannot be written there"):
+        bench.fill(of(torch.nn.ReLU(), torch.ones(4)), timings, PLENTY_S)
 
 
 def test_a_runtime_that_is_not_there_is_one_error_and_nothing_is_kept(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from xsp.bench.plan import Progress
+from xsp.bench.plan import OVERHEADS, Progress
 from xsp.bench.spec import Spec, Status, Timing, spec_of
 from xsp.bench.timings import Timings
 from xsp.bench.turns import Turns
@@ -62,7 +62,7 @@ def check(
     Raises:
         BenchError: there are no timings of this environment.
     """
-    known = [each for each in timings if each.status in (Status.OK, Status.UNSTABLE) and each.op]
+    known = [each for each in timings if each.status in (Status.OK, Status.UNSTABLE) and each.variant not in OVERHEADS]
     if not known:
         raise BenchError(
             f"{timings.folder}: there are no timings of this machine to check; take some: xsp bench SOURCE"

@@ -17,6 +17,7 @@ from xsp.errors import BenchError, nearest
 from xsp.graph import work
 from xsp.graph.blocks import LASTING, Block, block, windows
 from xsp.graph.node import Graph, Node, NodeKind
+from xsp.version import __version__
 
 Progress = Callable[[str, int, int], None]
 """Called with what is timed, how many are done, and how many there are."""
@@ -133,7 +134,8 @@ def fill(
 ) -> list[Timing]:
     """Time specs that have no timing yet, most valuable first, and keep what came of them.
 
-    Worth is how often a spec occurs, times its roofline time. What the time was not enough for stays missing.
+    Worth is how often a spec occurs, times its roofline time. What the time was not enough for stays missing. Before
+    all others `overheads` are timed, once for each number of threads, and kept.
 
     Args:
         wanted: specs, or pairs of a spec and how often it occurs, as `specs` returns them.
@@ -144,7 +146,7 @@ def fill(
         limits: of one spec, see `xsp.bench.turns`.
 
     Returns:
-        The new timings, also of what failed.
+        The new timings of what was asked for, also of what failed.
 
     Raises:
         BenchError: no time, no such runtime, torch is not installed, or timings cannot be written.
@@ -156,7 +158,10 @@ def fill(
         spec, count = each if isinstance(each, tuple) else (each, 1)
         pairs.setdefault(spec.key, (spec, count))
     _check_runtimes({spec.runtime for spec, _ in pairs.values()})
+    timings.check_writable()
     ordered = missing(pairs.values(), timings if not again else None)
+    empty = [each for threads in {spec.threads for spec in ordered} for each in overheads(threads)]
+    ordered = [*(each for each in empty if timings.get(each.key) is None and each.key not in pairs), *ordered]
     until = time.monotonic() + seconds
     made: list[Timing] = []
     progress("starting", 0, len(ordered))
@@ -172,7 +177,7 @@ def fill(
                 timings.add(found)
                 made += [replace(each, environment=timings.environment.hash) for each in found]
     progress("timed", len(made), len(ordered))
-    return made
+    return [each for each in made if each.key in pairs]
 
 
 def _check_runtimes(asked: Iterable[str]) -> None:
@@ -192,8 +197,13 @@ def missing(pairs: Iterable[tuple[Spec, int]], timings: Timings | None) -> list[
         pairs: specs and how often each occurs.
         timings: what is known; None for nothing.
     """
-    unknown = [(spec, count) for spec, count in pairs if timings is None or timings.get(spec.key) is None]
+    unknown = [(spec, count) for spec, count in pairs if timings is None or not _is_known(timings.get(spec.key))]
     return [spec for spec, _ in sorted(unknown, key=lambda pair: -worth(*pair))]
+
+
+def _is_known(timing: Timing | None) -> bool:
+    """Return whether a spec need not be timed: what failed under another version of xsp is tried again."""
+    return timing is not None and (timing.is_timed or timing.xsp == __version__)
 
 
 def worth(spec: Spec, count: int) -> float:
@@ -234,5 +244,5 @@ def footprint(spec: Spec) -> int:
 
 
 def _tell(progress: Progress, before: int, total: int, spec: Spec, done: int) -> None:
-    op = spec.block.op or spec.variant
+    op = spec.op
     progress(op if len(op) <= SHOWN else op[: SHOWN - 1] + "…", before + done, total)

@@ -76,6 +76,11 @@ class Spec:
         text = json.dumps([self.block.work_key, self.variant, self.state.value, self.threads, self.runtime])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
+    @property
+    def op(self) -> str:
+        """The operators of the block; of an overhead, which has none, its name."""
+        return self.block.op or self.variant
+
     def to_plain(self) -> dict[str, Any]:
         """Return the spec as JSON can hold it."""
         return {
@@ -113,6 +118,8 @@ class Timing:
     """Of the block."""
 
     op: str
+    """Of the spec: operators, or the name of an overhead."""
+
     calls: str
     """The block as JSON: enough to time it again."""
 
@@ -172,7 +179,7 @@ def untimed(spec: Spec, status: Status = Status.MISSING, reason: str = "", envir
     return Timing(
         key=spec.key,
         work_key=spec.block.work_key,
-        op=spec.block.op,
+        op=spec.op,
         calls=json.dumps(spec.block.to_plain(), separators=(",", ":")),
         variant=spec.variant,
         state=spec.state,

@@ -85,7 +85,7 @@ def _timed(timing: Timing, count: int) -> str:
 def _shown(timing: Timing) -> str:
     """Return operators; of one alone the shapes of its inputs too, as far as there is room."""
     block = spec_of(timing).block
-    if len(block.calls) != 1:
+    if len(block.calls) != 1 or not block.calls[0].inputs:
         return short(timing.op)
     shapes = ["x".join(map(str, each.shape or ())) for each in block.calls[0].inputs]
     text = " ".join([short(timing.op), *filter(None, shapes)])

@@ -139,6 +139,16 @@ class Timings:
         self._write(self.environment, kept)
         self._held.update((each.key, each) for each in kept)
 
+    def check_writable(self) -> None:
+        """Say beforehand, and without writing anything, that timings could not be kept.
+
+        Raises:
+            BenchError: the folder, or the nearest one above it, cannot be written to.
+        """
+        nearest = next(each for each in (self.folder, *self.folder.absolute().parents) if each.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            raise BenchError(f"{self.folder}: timings cannot be written there; name another folder: --timings DIR")
+
     def environments(self) -> dict[str, Environment]:
         """Return the environments that the folder has timings of, by hash; those whose description fits it."""
         found: dict[str, Environment] = {}

@@ -24,6 +24,7 @@ from xsp.bench.environment import caches
 from xsp.bench.spec import Spec, Status, Timing, untimed
 from xsp.bench.worker import CELL
 from xsp.errors import BenchError
+from xsp.version import __version__
 
 _CODE = (
     "import sys; sys.path.insert(0, sys.argv[1]); from xsp.bench import worker; worker.work(*map(int, sys.argv[2:]))"
@@ -116,7 +117,7 @@ class Turns:
                 break
             crashed = self._crashed(left, answers, until)
             if crashed is not None:
-                found.append(crashed)
+                found.append(_stamped(crashed, None))
             done = {each.key for each in found}
             left = [each for each in left if each.key not in done]
         return found
@@ -196,7 +197,7 @@ def _stamped(timing: Timing, ratio: float | None) -> Timing:
     """Return a timing with the drift of its whole sitting."""
     ratio = max(filter(None, (ratio, timing.canary_ratio)), default=None)
     if timing.trimmed_ns is None or ratio is None:
-        return replace(timing, taken_ns=timing.taken_ns or time.time_ns())
+        return replace(timing, taken_ns=timing.taken_ns or time.time_ns(), xsp=__version__)
     reasons = [timing.reason] if timing.reason else []
     if ratio >= DISTURBED:
         reasons.append(f"disturbed: fixed work of the same sitting took up to {100 * (ratio - 1):.0f} % longer")

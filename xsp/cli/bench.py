@@ -117,7 +117,7 @@ def budget(text: str) -> float:
 def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
     from xsp import bench
     from xsp import graph as graphs
-    from xsp.bench import plan, text
+    from xsp.bench import text
 
     found = graphs.of(
         given.missing_of or given.source,
@@ -140,14 +140,10 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
             runtime=given.runtime,
         )
     ]
-    overheads = [
-        (each, 1) for threads in sorted({spec.threads for spec, _ in pairs}) for each in plan.overheads(threads)
-    ]
     began = time.monotonic()
     with progress.shown(quiet=False) as show:
-        made = bench.fill([*overheads, *pairs], timings, seconds, show, again=given.again)
-    own = {spec.key for spec, _ in pairs}
-    told = found.name, pairs, timings, [each for each in made if each.key in own], time.monotonic() - began
+        made = bench.fill(pairs, timings, seconds, show, again=given.again)
+    told = found.name, pairs, timings, made, time.monotonic() - began
     _show(given, text.filled(*told), text.filled_as_json(*told))
     return 0
 

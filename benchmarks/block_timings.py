@@ -1,0 +1,80 @@
+"""How long does it take to time a model's calls, and do the timings repeat?
+
+The calls of each model are timed into an empty folder with as much time as they need; then 20 of them are timed again,
+as `xsp bench --check` does. What the canaries say of the machine stands beside it: on a busy one no goal can be met.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from parts import turns
+
+from xsp import bench, graph
+from xsp.bench import again
+from xsp.bench.spec import Timing
+from xsp.bench.timings import Timings
+
+WITHIN_S = 60.0
+MEDIAN, NINETIETH = 0.03, 0.10
+MODELS, QUICK = (
+    ("torchvision:resnet50", "torchvision:mobilenet_v2", "timm:vit_tiny_patch16_224"),
+    ("torchvision:resnet18",),
+)
+LONGEST_S = 300.0
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    made = turns.parser(__doc__, rounds=1)
+    made.add_argument("--models", nargs="+", help=f"(default: {' '.join(MODELS)}, quick: {' '.join(QUICK)})")
+    made.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="(default: 1 2)")
+    options = turns.parse(made, arguments)
+    report = turns.Report(
+        "block_timings",
+        "Timing the calls of models, and timing 20 of them again",
+        ("model", "threads", "different", "timed", "s", "within 60 s", "again, median", "90th", "goal", "drift"),
+    )
+    for name in options.models or (QUICK if options.quick else MODELS):
+        for threads in options.threads:
+            turns.say(f"{name}, {threads} threads")
+            report.add(_row(name, threads, options.seed))
+    report.notes.append(
+        f"Again: difference of the trimmed means, without signs; the goal is {MEDIAN:.0%} at the median and "
+        f"{NINETIETH:.0%} at the 90th percentile. Drift: how much slower fixed work was than in its best round."
+    )
+    report.finish(options)
+
+
+def _row(name: str, threads: int, seed: int) -> list[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        timings = Timings.open(Path(folder) / "t")
+        began = time.monotonic()
+        wanted = bench.specs(graph.of(name), threads=threads)
+        made = bench.fill(wanted, timings, LONGEST_S)
+        took = time.monotonic() - began
+        checked = again.check(timings, LONGEST_S, seed=seed)
+    median, ninetieth = checked.median, checked.ninetieth
+    met = median is not None and ninetieth is not None and median <= MEDIAN and ninetieth <= NINETIETH
+    return [
+        name,
+        str(threads),
+        str(len(wanted)),
+        str(sum(timings.of([spec])[spec.key].is_timed for spec, _ in wanted)),
+        f"{took:.1f}",
+        "met" if took <= WITHIN_S else "missed",
+        "" if median is None else f"{median:.1%}",
+        "" if ninetieth is None else f"{ninetieth:.1%}",
+        "met" if met else "missed",
+        f"{max(map(_drift, made), default=1.0) - 1:.0%}",
+    ]
+
+
+def _drift(timing: Timing) -> float:
+    return timing.canary_ratio or 1.0
+
+
+if __name__ == "__main__":
+    main()
