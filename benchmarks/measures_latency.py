@@ -63,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
         for group in correlate.groups(published, golden.totals(options.golden)):
             _add(report, group, "")
+        report.notes.append(
+            "Published: sums of layers, complete models alone, with our measures at batch 1 of graphs that do the "
+            "published multiply-adds; of files of ONNX nodes are counted, of models by name operators."
+        )
     for group in found:
         report.notes += [
             f"{group.title}: micro:{each.family} varies {correlate.MEASURES[each.measure]} {each.factor:.0f} times, "

@@ -11,6 +11,7 @@ from xsp import rundir, sections
 from xsp.bound.construct import Construction
 from xsp.bound.curves import Curve, Point
 from xsp.bound.text import time
+from xsp.errors import OutputError
 from xsp.scrub import plain
 from xsp.sections import Chart, Part, Section, Series, Table, Text
 
@@ -115,9 +116,12 @@ def _plain(made: Construction) -> dict[str, Any]:
 
 
 def keep(found: Curve, place: Path | str) -> Path | None:
-    """Put the section into a run directory, where the report shows it; None if the place is none."""
+    """Put the section into a run directory, where the report shows it; None if it is none, or cannot be written."""
     run = Path(place)
-    return sections.write(run, "blocks", section(found)) if rundir.is_one(run) else None
+    try:
+        return sections.write(run, "blocks", section(found)) if rundir.is_one(run) else None
+    except OutputError:
+        return None
 
 
 def section(found: Curve) -> Section:
