@@ -62,7 +62,7 @@ def of(trace: Trace) -> Graph:
     nodes = []
     calls, described = told.Calls(), 0
     # of one model, what is called in none of its modules is called by the model itself, as when it is captured
-    alone = len({name for *_, name, outer, _ in spans if outer}) == 1
+    alone = len({name for *_, name, outer, _ in (each.span for each in found) if outer}) == 1
     modules: dict[str, list[str]] = {}
     for number, operator in enumerate(found):
         *_, process, thread, layer, name, outer, _ = operator.span
