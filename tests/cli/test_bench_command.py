@@ -151,6 +151,17 @@ def test_what_makes_no_sense_is_one_line(
     assert not (tmp_path / "t").exists()
 
 
+def test_an_interrupt_is_said_in_one_line(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("xsp.bench.fill", interrupted)
+    assert main(["bench", f"{copy}/net.py:net", "--timings", str(copy / "t")]) == 130
+    assert "type it again to go on" in capsys.readouterr().err
+
+
 def test_holes_are_shown_with_their_reasons_and_as_null(copy: Path) -> None:
     timings = Timings.open(copy / "t", here())
     from xsp import bench, graph

@@ -204,5 +204,5 @@ def spec_of(timing: Timing) -> Spec:
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"no block ({error})") from error
     if spec.key != timing.key or spec.block.work_key != timing.work_key:
-        raise ValueError("its key is not that of its calls")
+        raise ValueError("its key is not that of its calls: another version of xsp took it, or somebody changed it")
     return spec

@@ -34,6 +34,9 @@ SUMMARY = "time a model's calls by themselves, and keep the timings"
 
 FORMATS = ("table", "json")
 STATES = ("warm", "chain", "cold")
+INTERRUPTED = 130
+"""Exit code, as of a shell whose command was interrupted."""
+
 UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
 
@@ -141,8 +144,12 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
         )
     ]
     began = time.monotonic()
-    with progress.shown(quiet=False) as show:
-        made = bench.fill(pairs, timings, seconds, show, again=given.again)
+    try:
+        with progress.shown(quiet=False) as show:
+            made = bench.fill(pairs, timings, seconds, show, again=given.again)
+    except KeyboardInterrupt:
+        progress.warn("xsp: interrupted; what was timed until the last sitting is kept: type it again to go on")
+        return INTERRUPTED
     told = found.name, pairs, timings, made, time.monotonic() - began
     _show(given, text.filled(*told), text.filled_as_json(*told))
     return 0
