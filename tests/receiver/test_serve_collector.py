@@ -82,8 +82,9 @@ def found(place: Path) -> dict[int, int]:
 @pytest.mark.parametrize("door", ["http", "grpc"])
 def test_ranks_that_a_collector_put_into_one_request_all_arrive(started: list[Any], tmp_path: Path, door: str) -> None:
     receiver = ServeProcess(tmp_path / "received")
+    started.append(receiver)  # before the Collector, without which the test skips
     collector = Collector(tmp_path, batching(receiver, door))
-    started += [receiver, collector]
+    started.append(collector)
     collector.start()
     for run in write_ranks(tmp_path):
         sent(run, collector.otlp_http)
@@ -99,9 +100,10 @@ def test_a_receiver_that_is_killed_behind_a_collector_has_all_ranks_in_the_end(
     started: list[Any], tmp_path: Path
 ) -> None:
     receiver = ServeProcess(tmp_path / "received")
+    started.append(receiver)  # before the Collector, without which the test skips
     port = receiver.http.rpartition(":")[2]
     collector = Collector(tmp_path, batching(receiver, "http"))
-    started += [receiver, collector]
+    started.append(collector)
     collector.start()
     ranks = write_ranks(tmp_path)
     sent(ranks[0], collector.otlp_http)

@@ -30,6 +30,9 @@ from xsp.store.trace import Trace
 MOST_ROWS = 1000
 """Maximum rows of a table; the command that prints the others is below it."""
 
+MOST_HELD = 100_000
+"""Spans of a run directory that are read into memory at once: all analyses are asked."""
+
 LEAST_SPANS = 20_000
 """Room that the timeline of each further kind of step has at least, of `timeline.MOST_SPANS` for all of them."""
 
@@ -168,6 +171,7 @@ def _as_json(data: Any) -> str:
 
 def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
     """Return what the page shows of one kind of step."""
+    trace.hold(MOST_HELD)
     answers = Answers(trace)
     found = {name: answers[name] for name in ANALYSES if name != "health"}  # the page has a section of it
     said, believed = verdict(answers), words.trust(trace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -119,6 +120,22 @@ class Trace:
     def sql(self, query: str, params: Sequence[Any] | None = None) -> duckdb.DuckDBPyRelation:
         """Ask any SQL of `spans`, `merged` and `samples`."""
         return self.con.sql(query, params=params)
+
+    def hold(self, most: int) -> None:
+        """Copy the spans of a run directory into memory, so that not every query reads its files.
+
+        Args:
+            most: spans; a run with more is left on the disk.
+        """
+        if self.path is None or not self.path.is_dir():
+            return
+        with contextlib.suppress(duckdb.Error):  # a damaged file is the error of the query that needs it
+            ((count,),) = self.con.execute("SELECT count(*) FROM spans").fetchall()
+            views = self.con.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
+            for name in {"spans", "merged"} & {name for (name,) in views} if count <= most else ():
+                self.con.execute(f"CREATE OR REPLACE TABLE held_{name} AS FROM {name}")
+                self.con.execute(f"DROP VIEW {name}")
+                self.con.execute(f"ALTER TABLE held_{name} RENAME TO {name}")
 
     def once(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
         """Make a temporary table, unless this trace has made it: what several analyses start from."""
