@@ -4,7 +4,7 @@
 |---|---|
 | `nodes` | all calls, in the vocabulary of the source |
 | `views` | calls that neither move nor compute anything: all outputs lie in storages of inputs |
-| `computing` | calls that are neither views nor bare allocations; of a trace all, as it does not tell |
+| `computing` | calls that are neither views nor bare allocations; of a trace that does not tell, all |
 | `unique` | different keys among the computing calls |
 | `edges` | pairs of nodes of which the later one reads what the earlier one made |
 | `parameters` | elements of all parameters; tied ones once, buffers not |
