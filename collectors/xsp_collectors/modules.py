@@ -9,6 +9,7 @@ no Python frame; hooks of the user's own stay inside the layer that they belong 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import weakref
@@ -22,7 +23,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from xsp import scrub
 from xsp.clock import monotonic_ns
-from xsp.collector import Collector, Probe, Signal, ignore
+from xsp.collector import Collector, Outline, Probe, Signal, ignore
 from xsp.schema import OUTPUTS, PARAMETERS, Kind, Level, Span
 from xsp_collectors import language
 from xsp_collectors.tensors import Sketch, describe, first_shape, sketch, sketch_of, tensor_bytes
@@ -267,12 +268,14 @@ def _wrap(
                 inputs = sketch(args, kwargs)
         else:
             outline = collector.outline
-            if outline is not None and outline.thread in (None, here[1]):
+            if outline is not None and (owner := outline.thread) in (None, here[1]):
                 trains = self.training and grad_enabled()
                 word = (_FORWARD, id(self), type(self), trains, first_shape(args, kwargs))
                 if mode <= _ENDS and outline.usual is not None and word not in outline.usual:
                     collector.notify(Signal.UNUSUAL, self)  # which ends the stretch, and sets another mode
                 outline.append(word)
+                if owner is None and outline.thread not in (None, here[1]):
+                    _take_back(outline, word)
             if mode > _ENDS:
                 collector.notify(Signal.CALL_BEGIN, self)
                 if mode > _SIGNAL:
@@ -304,6 +307,12 @@ def _wrap(
                     collector.notify(Signal.CALL_END, result)
 
     return __call__, set_mode
+
+
+def _take_back(outline: Outline, word: tuple[Any, ...]) -> None:
+    """Remove a word from an outline: another thread began a step while this one noted it."""
+    with contextlib.suppress(ValueError):
+        outline.remove(word)
 
 
 def _threads_running() -> Callable[[], int]:

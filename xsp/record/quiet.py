@@ -132,8 +132,8 @@ class Quiet:
             if count < LEAST:
                 return
             self.left = self._count = count
-            self._steps.outline.clear()
             self._steps.outline.thread = threading.get_native_id()
+            self._steps.outline.clear()
             self._steps.outline.usual = self._steps.kinds.all[self._kind].words
             self._steps.collecting.hush(True, None if self.by_context else self.by_signal)
             self._began_ns = self._last_ns = self._steps.left_ns
@@ -167,6 +167,7 @@ class Quiet:
         self._other_ns, words, thread = monotonic_ns(), list(outline), outline.thread
         self.end(self._last_ns, between=0.0)
         outline.thread = thread
+        outline.clear()
         outline.extend(words)
 
     def _take_in_other(self, since_ns: int, now_ns: int) -> None:

@@ -267,8 +267,9 @@ class Step:
             entered, self.own_ns = entered + taken_ns, self.own_ns + taken_ns
             self.is_disturbed = steps.storing.is_underway
             self.is_steady = steps.schedule.is_steady
-            self.turn = steps.next_turn(self._by_call)
+            # before the outline is cleared: no other thread notes anything in it from here on
             self._thread = steps.outline.thread = threading.get_native_id()
+            self.turn = steps.next_turn(self._by_call)
             self._on = []
             if not self.turn.bare:
                 entered += steps.storing.wait(counts=True) + self._drain()
