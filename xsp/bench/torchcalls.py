@@ -178,7 +178,11 @@ class Written:
         self.rotated = {each for each in self.parameters if self._extra.get(each, each) in block.weights}
 
     def function(self) -> Callable[..., Any]:
-        """Return the function; it returns what the last call does."""
+        """Return the function; it returns what the last call does.
+
+        Its source consists of names made here and of those in schemas of torch. Whatever stands in a graph or in a file
+        of timings is a constant that the source names, so no text of others is run.
+        """
         names = [name for number in self.parameters for name in self._names(number)]
         body = "\n    ".join(self._lines)
         source = f"def block({', '.join(names)}):\n    {body}\n    return result\n"
@@ -226,12 +230,16 @@ class Written:
             words = [
                 self._tensor(call, declared.name, place, each, next(turn), writes)
                 if isinstance(each, Tensor)
-                else repr(each)
+                else self._constant(each)
                 for place, each in enumerate(value)
             ]
             return f"[{', '.join(words)}]"
+        return self._constant(_constant(declared, value))
+
+    def _constant(self, value: Any) -> str:
+        """Return the name of a constant."""
         name = f"c{len(self._constants)}"
-        self._constants[name] = _constant(declared, value)
+        self._constants[name] = value
         return name
 
     def _tensor(self, call: Call, name: str, place: int, tensor: Tensor, number: int, writes: set[int]) -> str:
@@ -252,7 +260,8 @@ class Written:
             return word
         if number in self._made:
             word = handles[-1][1] if handles else "None"
-            return f"_as_strided({word}, {tensor.shape!r}, {tensor.stride or _contiguous(tensor)!r})"
+            lengths, strides = self._constant(tensor.shape), self._constant(tensor.stride or _contiguous(tensor))
+            return f"_as_strided({word}, {lengths}, {strides})"
         self._in_call[number, tensor] = 1
         return self._outside(call, name, place, tensor, number)
 
@@ -275,7 +284,7 @@ def _operator(call: Call) -> tuple[Any, list[Any]]:
     """Return an operator of torch, and what its schema declares.
 
     Raises:
-        NotTimeable: this torch has none of this name.
+        NotTimeable: this torch has none of this name, or it would read or write a file.
     """
     namespace, _, name = call.op.partition("::")
     packet = getattr(getattr(torch.ops, namespace, None), name, None) if namespace else None
@@ -283,7 +292,10 @@ def _operator(call: Call) -> tuple[Any, list[Any]]:
     if operator is None:
         what = "a node of ONNX, no operator of torch" if namespace == "onnx" else "no operator of this torch"
         raise NotTimeable(f"{call.op} is {what}")
-    return operator, list(operator._schema.arguments)
+    declared = list(operator._schema.arguments)
+    if any(word in each.name for each in declared for word in ("file", "path", "uri") if "str" in str(each.type)):
+        raise NotTimeable(f"{call.op} opens files")
+    return operator, declared
 
 
 def _constant(declared: Any, value: Any) -> Any:
