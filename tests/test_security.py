@@ -309,7 +309,7 @@ MODULES = {"pickle", "shelve", "dill", "joblib", "cloudpickle", "yaml"}
 
 
 def test_nothing_that_is_read_is_run() -> None:
-    """Only `xsp run` executes code: its script. The benchmark of a block calls it by a function whose source consists of
+    """Only `xsp run` executes code: its script. A block is timed by a function whose source consists of
     names that xsp made: `tests/bench/test_torchcalls.py`. What the storing process unmarshals is its parent's, through
     a pipe. A snapshot of memory is read by an unpickler that makes plain values alone:
     `tests/importers/test_torchmemory.py`.
