@@ -201,7 +201,7 @@ class Collector:
         return None
 
     def outer_probe(self) -> Probe | None:
-        """Return work whose spans are outermost calls, where a hushed one costs more to let them pass; else None."""
+        """Return work of one or two spans of the model level, to measure what it costs while hushed; else None."""
         return None
 
 

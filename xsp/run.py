@@ -196,11 +196,11 @@ class Cost(Fields):
     ns_per_span: Number
     level: Count
     ns_passing: Number = 0
-    """Of a call that it lets pass."""
+    """Of a call that it lets pass; `outer` of an outermost one, `cold` on evicted caches, `sweep` evicts them."""
 
     ns_passing_outer: Number = 0
-    """Of an outermost call that it lets pass, where those are told apart."""
-
+    ns_passing_cold: Number = 0
+    sweep_ns: Number = 0
     rounds: Count | None = None
 
 

@@ -157,19 +157,14 @@ class ModuleCalls(Collector):
         yield from (f"extra_repr of {kind} raised {error}: its parameters are unknown" for kind, error in mute.items())
 
     def probe(self) -> Probe | None:
-        """Return calls of an empty module inside another, as most calls are."""
-        return self._probe(inside=True)
+        """Return calls of an empty module inside another, as most calls are; None where hooks would be called too."""
+        module, argument = _Repeat(nn.Identity(), _PROBED), torch.empty(0, device="cpu")
+        return None if _has_any_global_hook() else Probe(lambda: module(argument), spans=_PROBED)
 
     def outer_probe(self) -> Probe | None:
-        """Return outermost calls of an empty module."""
-        return self._probe(inside=False)
-
-    def _probe(self, inside: bool) -> Probe | None:
-        if _has_any_global_hook():  # of the program's own: they would be called
-            return None
-        argument = torch.empty(0, device="cpu")
-        repeated = _Repeat(nn.Identity(), _PROBED)
-        return Probe(lambda: repeated(argument) if inside else repeated.forward(argument), spans=_PROBED)
+        """Return an outermost call of an empty module; None where hooks would be called too."""
+        module, argument = nn.Identity(), torch.empty(0, device="cpu")
+        return None if _has_any_global_hook() else Probe(lambda: module(argument), spans=1)
 
     def _forward(self, call: _Call) -> Span:
         inputs = describe(call.inputs or [])

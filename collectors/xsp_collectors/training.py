@@ -108,11 +108,18 @@ class TrainingCalls(Collector):
         return found
 
     def probe(self) -> Probe | None:
-        """Return backward passes and steps of an optimizer that do next to nothing.
+        """Return backward passes and steps of an optimizer that do next to nothing; None as for `outer_probe`."""
+        return self._probe(_PROBED)
+
+    def outer_probe(self) -> Probe | None:
+        """Return one backward pass and one step of an optimizer that do next to nothing.
 
         None where the program ran no backward pass, as the first one starts threads, and where hooks of the program's
         own would be called.
         """
+        return self._probe(1)
+
+    def _probe(self, times: int) -> Probe | None:
         if not self._seen_backward or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
             return None
         with torch.inference_mode(False):
@@ -121,11 +128,11 @@ class TrainingCalls(Collector):
 
         def run() -> None:
             with torch.inference_mode(False), torch.enable_grad():
-                for _ in range(_PROBED):
+                for _ in range(times):
                     weight.sum().backward()
                     optimizer.step()
 
-        return Probe(run, spans=2 * _PROBED)
+        return Probe(run, spans=2 * times)
 
     def _wrap_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         is_compiling = torch.compiler.is_compiling

@@ -6,6 +6,7 @@ spans should have added; what is left between the two is the residual of the led
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from xsp.clock import monotonic_ns
@@ -14,18 +15,23 @@ from xsp.schema import Level
 from xsp.summary import percentile
 
 ROUNDS = 7
+SAMPLES = 16
+"""Runs of a probe of one span in a round."""
+
+SWEPT = 2 << 20
+"""Bytes that are copied to as many others, to evict the caches of a core."""
 
 
-def cost_per_span(collector: Collector) -> dict[str, Any] | None:
+def cost_per_span(collector: Collector, passed: bool = True) -> dict[str, Any] | None:
     """Run a collector's probe with the collector on and off in turns.
 
     Args:
         collector: closed; it is opened and closed here, and its spans are thrown away.
+        passed: measure also what passes by a hushed collector, which matters where short steps did.
 
     Returns:
-        `ns_per_span` (median over the rounds of the difference, never negative), `ns_passing` (the same of the
-        collector hushed and not there at all, of one that can be hushed), `ns_passing_outer` (that of outermost calls),
-        `level` and `rounds`; None if the collector has no probe.
+        `ns_per_span` (median over the rounds of the difference, never negative), `level`, `rounds`, and what
+        `passing_costs` returns; None if the collector has no probe.
     """
     probe = collector.probe()
     if probe is None:
@@ -49,35 +55,79 @@ def cost_per_span(collector: Collector) -> dict[str, Any] | None:
         list(collector.notes())
     return {
         "ns_per_span": max(0.0, percentile(differences, 0.5)),
-        "ns_passing": _passing(collector, probe),
-        "ns_passing_outer": _passing(collector, collector.outer_probe()),
         "level": int(deepest if Level.KERNEL not in collector.levels else min(collector.levels)),
         "rounds": ROUNDS,
+        **(passing_costs(collector, probe) if passed and type(collector).hush is not Collector.hush else {}),
     }
 
 
-def _passing(collector: Collector, probe: Probe | None) -> float:
-    """Return the nanoseconds by which a span's work takes longer where the collector is there and hushed."""
-    if probe is None or type(collector).hush is Collector.hush:
-        return 0.0
-    differences = []
+def passing_costs(collector: Collector, probe: Probe) -> dict[str, float]:
+    """Return by how much a span's work takes longer where a collector is there and hushed, in nanoseconds.
+
+    Returns:
+        `ns_passing` of the probe's spans. Of a collector with an `outer_probe` also `ns_passing_outer`, its code in
+        the caches, `ns_passing_cold`, after something else has evicted it, and `sweep_ns`, how long that took.
+    """
+    outer, sweep = collector.outer_probe(), _Sweep()
+    found = {"ns_passing": _Difference(probe)}
+    if outer is not None:
+        found |= {"ns_passing_outer": _Difference(outer), "ns_passing_cold": _Difference(outer, sweep)}
     try:
         for _ in range(ROUNDS):
-            without = _time(probe.run)
+            for each in found.values():
+                each.time(each.without)
             collector.outline = outline = Outline()
             collector.open()
             try:
-                probe.run()
+                for each in found.values():
+                    each.probe.run()
                 outline.usual = set(outline)  # as in a stretch of steps that pass by, see `xsp.record.quiet`
                 collector.hush(True)
-                probe.run()
-                outline.clear()
-                differences.append((_time(probe.run) - without) / probe.spans)
+                for each in found.values():
+                    each.time(each.hushed)
+                    outline.clear()
             finally:
                 collector.close()
     finally:
         collector.outline = None
-    return max(0.0, percentile(differences, 0.5))
+    costs = {name: each.ns for name, each in found.items()}
+    return {**costs, "sweep_ns": percentile(sweep.times, 0.5)} if sweep.times else costs
+
+
+class _Sweep:
+    """Evicts the caches that belong to a core."""
+
+    def __init__(self) -> None:
+        self._from, self._to = bytes(SWEPT), bytearray(SWEPT)
+        self.times: list[int] = []
+
+    def __call__(self) -> None:
+        start = monotonic_ns()
+        self._to[:] = self._from
+        self.times.append(monotonic_ns() - start)
+
+
+class _Difference:
+    """Times of a probe without a collector, and with it hushed."""
+
+    def __init__(self, probe: Probe, before: Callable[[], None] | None = None) -> None:
+        self.probe = probe
+        self._before = before
+        self.without: list[int] = []
+        self.hushed: list[int] = []
+
+    def time(self, taken: list[int]) -> None:
+        """Run the probe once for warmth and then, after `before` each time, for the record."""
+        self.probe.run()
+        for _ in range(max(1, SAMPLES // self.probe.spans)):
+            if self._before is not None:
+                self._before()
+            taken.append(_time(self.probe.run))
+
+    @property
+    def ns(self) -> float:
+        """By how much a span takes longer, never negative."""
+        return max(0.0, percentile(self.hushed, 0.5) - percentile(self.without, 0.5)) / self.probe.spans
 
 
 def _time(run: Any) -> int:

@@ -110,11 +110,12 @@ class Collecting:
             self._guard(collector, "open", collector.open)
         self._forgetting = [each for each in self.collectors if type(each).forget is not Collector.forget]
 
-    def close(self, calibrate: bool = True) -> dict[str, Any]:
+    def close(self, calibrate: bool = True, passed: bool = False) -> dict[str, Any]:
         """Take them out again, and return what one span of each costs, by name.
 
         Args:
             calibrate: measure those costs; a program that goes on serving has no time for it.
+            passed: steps passed by in stretches.
         """
         costs = {}
         for collector in reversed(self.collectors):
@@ -125,7 +126,7 @@ class Collecting:
             cost = None
             if calibrate:
                 with contextlib.suppress(Exception):  # a probe that fails costs us a figure, not the program
-                    cost = cost_per_span(collector)
+                    cost = cost_per_span(collector, passed)
             if cost is not None:
                 costs[collector.name] = cost
         return costs

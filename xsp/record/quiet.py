@@ -82,6 +82,9 @@ class Quiet:
         self.left = 0
         """Steps that are still to pass in the stretch."""
 
+        self.has_passed = False
+        """Whether any step passed in a stretch."""
+
         self.by_context = False
         """Whether the program names its steps by `with prof.step()`, so that they can be counted there."""
 
@@ -207,6 +210,7 @@ class Quiet:
         steps.outline.clear()
         if not count:
             return
+        self.has_passed = True
         usual = percentile(list(self._between), 0.5)
         after = usual if between is None else between
         each_ns = round((now_ns - self._began_ns) / (count + after))

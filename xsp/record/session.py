@@ -254,7 +254,7 @@ class profile:
         steps.underway.end()
         steps.storing.wait(counts=True)
         began_ns = clock.monotonic_ns()
-        costs = steps.collecting.close()
+        costs = steps.collecting.close(passed=steps.quiet.has_passed)
         steps.account.end_ns = clock.monotonic_ns() - began_ns
         steps.store_rest()
         if kind is not None:

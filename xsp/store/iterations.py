@@ -14,6 +14,7 @@ import duckdb
 
 from xsp import summary
 from xsp.run import Run
+from xsp.schema import Level
 from xsp.store.loop import BARE
 
 ENOUGH = 5
@@ -24,9 +25,6 @@ NEARBY = 5
 
 MOST_PASSING = 0.25
 """Share of a step that is taken off at most."""
-
-COLDER = 1.0
-"""How many times as much again what passes by may take in a program, see `bare_interval`."""
 
 TOO_COLD = 0.25
 """From this share on by which a step is slowed where steps are recorded, true times of spans inside are not known."""
@@ -65,8 +63,8 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     ).fetchall()
     if len(found) < ENOUGH:
         return []
-    most = passing_ns(con, run) if any(in_stretch for *_, in_stretch in found) else 0.0
-    taken_off = [min(most, dur_ns * MOST_PASSING) if in_stretch else 0.0 for _, dur_ns, _, in_stretch in found]
+    passing = passing_of(con, run) if any(in_stretch for *_, in_stretch in found) else Passing()
+    taken_off = [passing.of(dur_ns) if in_stretch else 0.0 for _, dur_ns, _, in_stretch in found]
     return [
         BareStep(step, dur_ns - off, samples, off)
         for (step, dur_ns, samples, _), off in zip(found, taken_off, strict=True)
@@ -76,8 +74,7 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
 def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     """Return the 95 % interval of the trimmed mean of bare steps, in the order in which they ran.
 
-    The calibration runs with its code in the caches, and the step's own work evicts it. So the interval reaches further
-    down, by `COLDER` times what was taken off.
+    What was taken off is an estimate: the interval reaches from twice as much to nothing of it.
 
     Returns:
         None for fewer than three steps.
@@ -85,19 +82,41 @@ def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     ends = summary.drifting_interval([each.dur_ns for each in steps])
     if ends is None:
         return None
-    return ends._replace(lo=max(0.0, ends.lo - COLDER * max(each.passing_ns for each in steps)))
+    off = max(each.passing_ns for each in steps)
+    return summary.Interval(max(0.0, ends.lo - off), ends.hi + off)
 
 
-def passing_ns(con: duckdb.DuckDBPyConnection, run: Run) -> float:
-    """Return what a step takes longer because what it does passes by collectors that look at none of it.
+class Passing(NamedTuple):
+    """What a step takes longer because what it does passes by collectors that look at none of it, in nanoseconds."""
+
+    warm_ns: float = 0.0
+    """With their code in the caches."""
+
+    cold_ns: float = 0.0
+    """Where something else has evicted it."""
+
+    sweep_ns: float = 0.0
+    """How long it took to evict it in the calibration."""
+
+    def of(self, dur_ns: float) -> float:
+        """Return what is to be taken off a step: a long one evicts more of that code than a short one.
+
+        A step of `sweep_ns` and more counts as cold, a shorter one in proportion. At most `MOST_PASSING` of the step.
+        """
+        coldness = min(1.0, dur_ns / self.sweep_ns) if self.sweep_ns else 0.0
+        return min(self.warm_ns + coldness * max(0.0, self.cold_ns - self.warm_ns), dur_ns * MOST_PASSING)
+
+
+def passing_of(con: duckdb.DuckDBPyConnection, run: Run) -> Passing:
+    """Return what the calibration says of the spans of a step.
 
     Args:
         con: holds `alike_spans`.
-        run: whose calibration says what one call takes longer.
+        run: with the calibration.
     """
     costs = {name: each for name, each in run.costs.items() if each.ns_passing or each.ns_passing_outer}
     if not costs:
-        return 0.0
+        return Passing()
     found = con.execute(
         """
         SELECT collector, level, median(spans) FROM (
@@ -107,11 +126,13 @@ def passing_ns(con: duckdb.DuckDBPyConnection, run: Run) -> float:
         """,
         [list(costs)],
     ).fetchall()
-    total = 0.0
+    warm = cold = 0.0
     for name, level, spans in found:
         cost = costs[name]
-        total += spans * (cost.ns_passing if level == cost.level else cost.ns_passing_outer)
-    return total
+        is_outer = level <= Level.MODEL and cost.ns_passing_outer > 0
+        warm += spans * (cost.ns_passing_outer if is_outer else cost.ns_passing)
+        cold += spans * (max(cost.ns_passing_cold, cost.ns_passing_outer) if is_outer else cost.ns_passing)
+    return Passing(warm, cold, max(each.sweep_ns for each in costs.values()))
 
 
 OF_ALIKE = """
