@@ -28,7 +28,7 @@ LONGEST_S = 300.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    made = turns.parser(__doc__, rounds=1)
+    made = turns.parser(__doc__)
     made.add_argument("--models", nargs="+", help=f"(default: {' '.join(MODELS)}, quick: {' '.join(QUICK)})")
     made.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="(default: 1 2)")
     options = turns.parse(made, arguments)

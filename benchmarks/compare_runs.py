@@ -71,7 +71,7 @@ def measured(place: Path, rounds: int, repeats: int, seed: int) -> list[Round]:
             out = place / f"{name}-{turn}"
             subprocess.run(commands.program(typed).command(out, "M/L", seed), check=True, stdin=subprocess.DEVNULL)
             of_round[name] = series.steps(xsp.load(out))
-        alike = series.alike(list(of_round.values()))
+        alike, _ = series.alike(list(of_round.values()))
         found.append({name: each[0] for name, each in zip(of_round, alike, strict=True)})
         turns.say(f"  round {turn + 1} of {rounds}")
     return found
