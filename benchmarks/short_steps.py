@@ -156,7 +156,9 @@ def measure(size: Size, train: bool, rounds: int, seconds: float) -> Found:
 def _parser() -> argparse.ArgumentParser:
     parser = turns.parser(__doc__)
     parser.add_argument("--of-seconds", type=float, default=2.0, metavar="S", help="of each stretch and each block")
-    parser.add_argument("--longest", type=float, default=300, metavar="MS", help="leave out longer steps (default: 300)")
+    parser.add_argument(
+        "--longest", type=float, default=300, metavar="MS", help="leave out longer steps (default: 300)"
+    )
     return parser
 
 
@@ -176,7 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             covered, blocks = covered + one.covered(), blocks + len(one.xsp)
     count = 2 * len(sizes)
     report.notes += [
-        f"Steps up to {sizes[-1].ms:g} ms. Goal met on {met} of {count}; xsp's interval covers the bare step in {covered} of {blocks} blocks."
+        f"Steps up to {sizes[-1].ms:g} ms. Goal met on {met} of {count}; "
+        f"xsp's interval covers the bare step in {covered} of {blocks} blocks."
     ]
     report.finish(options)
 
