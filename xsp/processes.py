@@ -26,6 +26,16 @@ def in_children(call: Callable[[], None]) -> None:
         _known.add(call)
 
 
+def environment() -> dict[str, str]:
+    """Return a copy of the environment, for a process that is started while other threads of the program run.
+
+    Without one, the kernel reads the C library's own array while it starts the process. A thread that sets a variable
+    may move that array meanwhile, and the start fails with "Bad address".
+    """
+    names = list(os.environ)  # at once; a thread may take a variable away before its value is read
+    return {name: value for name in names if (value := os.environ.get(name)) is not None}
+
+
 def start_python(code: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     """Start the program's interpreter with code of xsp's, in a session of its own, and return the process.
 
@@ -40,6 +50,7 @@ def start_python(code: str, *arguments: str, **options: Any) -> subprocess.Popen
     Raises:
         OSError: it cannot be started.
     """
+    options.setdefault("env", environment())
     debugger = sys.modules.get("_pydev_bundle.pydev_monkey")
     unfollowed: Callable[[], contextlib.AbstractContextManager[object]]
     unfollowed = getattr(debugger, "skip_subprocess_arg_patch", contextlib.nullcontext)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
-import os
 import signal
 import tempfile
 import time
@@ -172,7 +171,11 @@ class Turns:
         return untimed(specs[place], Status.FAILED, f"it ended the process that ran it ({_ended(code)})")
 
     def _start(self) -> processes.Asked:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)}
+        environment = {
+            **processes.environment(),
+            "OMP_NUM_THREADS": str(self.threads),
+            "MKL_NUM_THREADS": str(self.threads),
+        }
         handle = self._file.fileno()
         try:
             self._process = processes.Asked(
