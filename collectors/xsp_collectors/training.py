@@ -167,8 +167,9 @@ class TrainingCalls(Collector):
         return run_backward
 
     def _note(self, word: tuple[Any, ...]) -> None:
-        if self.outline is not None:
-            self.outline.append(word)
+        outline = self.outline
+        if outline is not None and outline.thread in (None, threading.get_native_id()):
+            outline.append(word)
 
     def _lets_pass(self, word: tuple[Any, ...], noted: tuple[Any, ...]) -> bool:
         """Return whether what begins belongs to the stretch of steps that pass by, and note it then.
@@ -184,8 +185,9 @@ class TrainingCalls(Collector):
         outline = self.outline
         if outline is None:
             return True
-        usual = outline.usual
-        if usual is not None and word not in usual and outline.thread in (None, threading.get_native_id()):
+        if outline.thread not in (None, threading.get_native_id()):
+            return True  # another thread's own work
+        if outline.usual is not None and word not in outline.usual:
             self.notify(Signal.UNUSUAL, None)
             return False
         outline.append(noted)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -111,52 +113,70 @@ def test_an_optimizer_that_steps_now_and_then_is_seen(tmp_path: Path) -> None:
     assert kinds == {3: 594, 4: 6}
 
 
+@contextmanager
+def beside(work: Callable[[], object], pause_s: float) -> Iterator[None]:
+    """Have another thread do something again and again meanwhile."""
+    stop = threading.Event()
+
+    def repeat() -> None:
+        while not stop.wait(pause_s):
+            work()
+
+    other = threading.Thread(target=repeat)
+    other.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        other.join()
+
+
 def test_what_another_thread_calls_breaks_no_stretch(tmp_path: Path) -> None:
-    program, stop = Program(), threading.Event()
-    encoder = nn.Linear(4, 4)
-
-    def encode() -> None:
-        while not stop.wait(0.0005):
-            encoder(torch.ones(2, 4))
-
-    beside = threading.Thread(target=encode)
-    with xsp.profile("beside", out=tmp_path / "run", levels="M", samples=False) as prof:
-        beside.start()
-        try:
-            for _ in range(3000):
-                with prof.step():
-                    program.act()
-        finally:
-            stop.set()
-            beside.join()
+    program, encoder = Program(), nn.Linear(4, 4)
+    with (
+        xsp.profile("beside", out=tmp_path / "run", levels="M", samples=False) as prof,
+        beside(lambda: encoder(torch.ones(2, 4)), 0.0005),
+    ):
+        for _ in range(3000):
+            with prof.step():
+                program.act()
     assert kinds_of(tmp_path / "run") == {(False, 1): 3000}
     longest = xsp.load(tmp_path / "run").sql("SELECT max(steps) FROM loop").fetchall()
     assert longest[0][0] > 1, "no step passed in a stretch"
 
 
 def test_a_step_that_ends_a_stretch_has_no_calls_of_another_thread(tmp_path: Path) -> None:
-    program, stop = Program(), threading.Event()
-    encoder = nn.Linear(4, 4)
-
-    def encode() -> None:
-        while not stop.wait(0.0002):
-            encoder(torch.ones(2, 4))
-
-    beside = threading.Thread(target=encode)
-    with xsp.profile("beside", out=tmp_path / "run", levels="M", samples=False) as prof:
-        beside.start()
-        try:
-            for number in range(1500):
-                with prof.step():
-                    if number % 150 == 149:
-                        program.act(WIDE)
-                        time.sleep(0.002)
-                    program.act()
-        finally:
-            stop.set()
-            beside.join()
+    program, encoder = Program(), nn.Linear(4, 4)
+    with (
+        xsp.profile("beside", out=tmp_path / "run", levels="M", samples=False) as prof,
+        beside(lambda: encoder(torch.ones(2, 4)), 0.0002),
+    ):
+        for number in range(1500):
+            with prof.step():
+                if number % 150 == 149:
+                    program.act(WIDE)
+                    time.sleep(0.002)
+                program.act()
     kinds = {len(kind["calls"]): kind["steps"] for kind in xsp.load(tmp_path / "run").run["kinds"]}
     assert kinds == {1: 1490, 2: 10}
+
+
+def test_what_another_thread_trains_is_of_no_step(tmp_path: Path) -> None:
+    program, weight = Program(), torch.zeros(4, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def train() -> None:
+        weight.sum().backward()
+        optimizer.step()
+
+    with (
+        xsp.profile("beside", out=tmp_path / "run", levels="M", samples=False) as prof,
+        beside(train, 0.0005),
+    ):
+        for _ in range(2000):
+            with prof.step():
+                program.act()
+    assert kinds_of(tmp_path / "run") == {(False, 1): 2000}
 
 
 def test_samples_that_the_program_states_are_those_of_a_step_that_ends_a_stretch(tmp_path: Path) -> None:
