@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from xsp.bound.ladder import NAMES, Bound, Rung
+from xsp.bound.timed import timed_here
 from xsp.bound.totals import Coverage, Total
 from xsp.graph.node import KnownBy
 from xsp.scrub import plain
@@ -202,15 +203,18 @@ def _next(bound: Bound, source: str, partial: bool) -> str:
     said = shlex.quote(source)
     ceiling, timed = bound.rungs[Rung.CEILING.value], bound.rungs[Rung.AS_RUN.value]
     foreign = _foreign(bound)
+    can_time = not foreign and timed_here(bound.graph)
     if not ceiling.coverage.nodes:
-        return "xsp doctor --measure" if not foreign else f"xsp bound {said} --device NAME"
+        if foreign:
+            return f"xsp bound {said} --device NAME"
+        return f"xsp bound {said} --fill 60s" if can_time and not timed.coverage.nodes else "xsp doctor --measure"
     if foreign:
         return (
             f"xsp bound {said} --partial"
             if ceiling.sequential is None and not partial
             else f"xsp analyze {said} A9 A15"
         )
-    if timed.sequential is None or timed.at_least:
+    if can_time and (timed.sequential is None or timed.at_least):
         return f"xsp bound {said} --fill 60s"
     if bound.rungs[Rung.MEASURED.value].sequential is None:
         known = re.match(r"(torchvision|timm|transformers):", source)

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from xsp import plugins
 from xsp.bench.plan import overheads, settled
-from xsp.bench.spec import AS_RUN, CacheState, Spec, Status, Timing
+from xsp.bench.spec import AS_RUN, RUNTIMES, CacheState, Spec, Status, Timing
 from xsp.bench.timings import Timings
 from xsp.bound.construct import How, construct, module_calls
 from xsp.bound.totals import Figure, Total
@@ -43,6 +44,11 @@ class Timed:
 def runtime_of(graph: Graph) -> str:
     """Return the runtime that runs a graph's calls."""
     return "onnxruntime" if graph.source is Source.ONNX else "torch"
+
+
+def timed_here(graph: Graph) -> bool:
+    """Return whether there is the runtime that runs a graph's calls."""
+    return runtime_of(graph) in plugins.names(RUNTIMES)
 
 
 def of(graph: Graph, timings: Timings, threads: int, cores: int) -> Timed:

@@ -21,6 +21,7 @@ import argparse
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from xsp.cli import options, progress
 from xsp.errors import UsageError
@@ -94,19 +95,11 @@ def run(given: argparse.Namespace) -> int:
     with progress.shown(quiet=given.fill is None) as show:
         found = bounds.of(
             given.source,
-            fill=given.fill,
-            trace=given.run,
             device=given.device,
             granularity=given.construct,
-            timings=given.timings,
-            like=given.like,
-            threads=given.threads,
             partial=given.partial,
             progress=show,
-            batch=given.batch,
-            train=given.train,
-            shape=options.shape(given.input),
-            sequence=given.sequence,
+            **_of_step(given),
         )
     if given.html is not None:
         pictures.write(found, given.html)
@@ -116,6 +109,21 @@ def run(given: argparse.Namespace) -> int:
     else:
         progress.tell(text.page(found, given.source, given.partial))
     return 0
+
+
+def _of_step(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that bounds and curves share: of the model, of its timings, of its run."""
+    return {
+        "fill": given.fill,
+        "trace": given.run,
+        "timings": given.timings,
+        "like": given.like,
+        "threads": given.threads,
+        "batch": given.batch,
+        "train": given.train,
+        "shape": options.shape(given.input),
+        "sequence": given.sequence,
+    }
 
 
 def _curve(given: argparse.Namespace) -> int:
@@ -128,16 +136,8 @@ def _curve(given: argparse.Namespace) -> int:
     with progress.shown(quiet=given.fill is None) as show:
         found = curves.of(
             given.source,
-            fill=given.fill,
-            trace=given.run,
-            timings=given.timings,
-            like=given.like,
-            threads=given.threads,
             progress=show,
-            batch=given.batch,
-            train=given.train,
-            shape=options.shape(given.input),
-            sequence=given.sequence,
+            **_of_step(given),
         )
     if given.html is not None:
         html.write_sections(given.html, f"{found.graph.name} from its blocks", [curvetext.section(found)])
