@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from xsp import atomic
 from xsp.errors import GraphError
 from xsp.graph import work
 from xsp.graph.measures import as_json, critical
-from xsp.graph.modules import Module, tree
 from xsp.graph.node import Graph, Node
 from xsp.graph.text import amount, shapes
 from xsp.scrub import plain
@@ -24,6 +24,33 @@ details { margin-left: 1.2em } details > table { margin-left: 1.2em } .view { co
 tr.critical td:first-child { border-left: 4px solid #c33; padding-left: .4em } small { color: #666 }
 @media (prefers-color-scheme: dark) { body { background: #181818; color: #ddd } small, .view { color: #999 } }
 """
+
+
+@dataclass
+class Module:
+    """A module with its own calls, and the modules in it."""
+
+    nodes: list[int] = field(default_factory=list)
+    """Places of its calls in the graph."""
+
+    inside: dict[str, Module] = field(default_factory=dict)
+    """By their names in it."""
+
+
+def tree(graph: Graph, most_levels: int | None = None) -> Module:
+    """Return the whole step: in it the phases, in these the modules.
+
+    Args:
+        graph: any.
+        most_levels: below which the calls of modules further in stand in the module around them.
+    """
+    root = Module()
+    for number, node in enumerate(graph.nodes):
+        at = root
+        for part in [node.phase.value, *filter(None, node.module.split("."))][:most_levels]:
+            at = at.inside.setdefault(part, Module())
+        at.nodes.append(number)
+    return root
 
 
 def write(graph: Graph, path: Path | str) -> None:

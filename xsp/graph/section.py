@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from xsp import sections
-from xsp.graph import modules, work
+from xsp.graph import page, work
 from xsp.graph.measures import critical, measures
 from xsp.graph.node import Graph, KnownBy
 from xsp.graph.text import amount, shapes
@@ -51,13 +51,13 @@ def _tree(graph: Graph) -> Tree:
     columns = ("inputs", "FLOPs", "bytes")
     return Tree(
         columns,
-        (_branch(graph, "the step", modules.tree(graph, sections.MOST_LEVELS - 3), path),),
+        (_branch(graph, "the step", page.tree(graph, sections.MOST_LEVELS - 3), path),),
         "Modules and their calls",
         mark,
     )
 
 
-def _branch(graph: Graph, name: str, module: modules.Module, path: set[int]) -> Branch:
+def _branch(graph: Graph, name: str, module: page.Module, path: set[int]) -> Branch:
     """Return a module with its calls, then the modules in it."""
     calls = tuple(
         Branch(
