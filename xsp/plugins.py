@@ -35,8 +35,8 @@ def load(group: str, name: str) -> Any:
     """Import one plugin.
 
     Args:
-        group: `xsp.collectors`, `xsp.importers`, `xsp.exporters`, `xsp.analyses`, `xsp.commands`, `xsp.runtimes` or
-            `xsp.senders`.
+        group: `xsp.collectors`, `xsp.importers`, `xsp.exporters`, `xsp.analyses`, `xsp.questions`, `xsp.commands`,
+            `xsp.runtimes` or `xsp.senders`.
         name: its name in that group.
 
     Returns:

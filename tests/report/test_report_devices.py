@@ -11,8 +11,8 @@ from rich.console import Console
 from test_report import chart, column, payload
 
 from xsp.analyses import ANALYSES
+from xsp.analyses.answers import Answers
 from xsp.report import html, text, timeline
-from xsp.report.answers import Answers
 from xsp.report.charts import CHARTS
 from xsp.report.verdict import verdict
 from xsp.report.words import devices

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from test_fusing import FORWARD, kernels
 
+from xsp.analyses.answers import Answers
 from xsp.report.advice import advice, done
-from xsp.report.answers import Answers
 from xsp.report.verdict import Verdict, verdict
 from xsp.testing import spans, trace_of
 

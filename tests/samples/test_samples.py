@@ -24,10 +24,10 @@ from fakenvml import GIB, KEYS, FakeNvml, h200
 
 import xsp
 from xsp import rundir, table
+from xsp.analyses.answers import Answers
 from xsp.exporters import chrome
 from xsp.exporters.contract import Choice
 from xsp.health import samples as samplehealth
-from xsp.report.answers import Answers
 from xsp.report.charts import charts
 from xsp.samples import nvml, sampler
 from xsp.samples.host import Host

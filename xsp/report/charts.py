@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xsp.analyses import ANALYSES, memory
+from xsp.analyses.answers import Answer, Answers
 from xsp.device import ceilings
 from xsp.errors import AnalysisError
-from xsp.report.answers import Answer, Answers
 from xsp.schema import Level
 from xsp.store.trace import Trace
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from xsp.analyses.answers import Answers
 from xsp.analyses.loop import FROM as TOLD_BY
 from xsp.levels import depth
-from xsp.report.answers import Answers
 from xsp.report.loop import FROM
 from xsp.report.text import number
 from xsp.report.verdict import Verdict

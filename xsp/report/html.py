@@ -16,10 +16,10 @@ from typing import Any
 
 from xsp import rundir, sections
 from xsp.analyses import ANALYSES
+from xsp.analyses.answers import Answer, Answers
 from xsp.analyses.loop import kinds_of
 from xsp.levels import depth
 from xsp.report import timeline, words
-from xsp.report.answers import Answer, Answers
 from xsp.report.charts import charts
 from xsp.report.headline import headline, phases
 from xsp.report.loop import listed, loop

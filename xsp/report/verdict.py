@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from xsp.analyses.answers import Answers
 from xsp.analyses.fusing import EAGER
 from xsp.report.advice import COMMUNICATION, COPIES, HELD, IDLE, WORTH, Loss, Row, advice, duration, held, one_gap
-from xsp.report.answers import Answers
 
 LOST = 20.0
 """Percent of the window from which on a loss is what to change; below it, it is the device's own work."""

@@ -1,0 +1,103 @@
+"""Questions register themselves, what is worth saying is said, and the best stands first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from xsp import advise
+from xsp.advise import Advice, Asked, Interval, Needs, Place, registry, text
+from xsp.cli import main
+from xsp.errors import AnalysisError, UsageError
+from xsp.testing import spans, trace_of
+
+
+def piece(name: str, low: float, high: float, **others: object) -> Advice:
+    mean = (low + high) / 2
+    given = {"at_most": False, "of_step_percent": 10 * mean, "why": ("figures",), "do": "that", **others}
+    return Advice(
+        name, f"{name} is wrong", (Place("net.0", "aten::mm", ("ab",), 3),), Interval(low, mean, high), **given
+    )  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    registry.questions()
+    monkeypatch.setattr(registry, "QUESTIONS", {})
+
+    @advise.question("small", "small?")
+    def small(asked: Asked) -> Iterator[Advice]:
+        yield piece("small", 1, 2)
+        yield piece("small", -1, 2)
+        yield piece("small", 0.01, 0.02)
+
+    @advise.question("large", "large?", number="Q3")
+    def large(asked: Asked) -> Iterator[Advice]:
+        yield piece("large", 2, 4, changes_numbers="rounding to 8 bits")
+        yield piece("large", 2.5, 2.5, at_most=True)
+
+    @advise.question("none", "none?", needs=Needs.BOUND)
+    def none(asked: Asked) -> Iterator[Advice]:
+        raise AnalysisError("no timings: `xsp bench` takes them")
+
+    return Asked(trace_of(spans("step s 0-100")))
+
+
+def test_the_best_stands_first_and_a_bound_counts_less_than_an_expectation(asked: Asked) -> None:
+    found = advise.of(asked)
+    assert [(each.question, each.at_most) for each in found.advice] == [
+        ("large", False), ("small", False), ("large", True)
+    ]  # fmt: skip
+    assert [each.number for each in found.advice] == ["Q3", None, "Q3"]
+    assert found.unanswered == {"none": "no timings: `xsp bench` takes them"}
+    assert found.left_out == {"may gain nothing": 1, "gain less than 1 %": 1}
+
+
+def test_questions_can_be_chosen_by_name_by_need_and_by_what_they_change(asked: Asked) -> None:
+    assert advise.of(asked, only=["small"]).asked == ("small",)
+    assert advise.of(asked, most=Needs.TRACE).unanswered == {}
+    same = advise.of(asked, same_numbers=True)
+    assert all(each.changes_numbers is None for each in same.advice)
+    assert same.left_out["change results"] == 1
+    with pytest.raises(UsageError, match="did you mean small"):
+        advise.of(asked, only=["smal"])
+
+
+def test_the_page_fits_a_terminal_and_says_what_was_left_out(asked: Asked) -> None:
+    page = text.page(advise.of(asked), 1)
+    assert all(len(line) <= 80 for line in page.splitlines())
+    said = (
+        "1. 3.00 ms [2.00 ms … 4.00 ms]",
+        "Q3, large",
+        "net.0, aten::mm, 3 calls (span ab, …)",
+        "it changes results",
+    )
+    for words in (*said, "2 more: --limit 3", "no timings"):
+        assert words in page
+    assert json.loads(json.dumps(text.as_json(advise.of(asked), 2)))["more"] == 1
+
+
+def test_a_part_is_made_once_even_if_it_cannot_be(asked: Asked) -> None:
+    calls = []
+
+    def fails(_: Asked) -> None:
+        calls.append(1)
+        raise AnalysisError("no graph")
+
+    about = Asked(asked.trace, providers={"graph": fails})
+    for _ in range(2):
+        with pytest.raises(AnalysisError, match="no graph"):
+            about.graph  # noqa: B018
+    assert len(calls) == 1
+    with pytest.raises(AnalysisError, match="nothing that is installed"):
+        about.bound  # noqa: B018
+
+
+@pytest.mark.parametrize("source", ["nothing-there", "torchvision:no_such_model"])
+def test_a_source_that_is_none_is_one_clear_line(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", source]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("xsp: error: ")
+    assert said.count("\n") == 1

@@ -1,0 +1,146 @@
+"""Ask all questions, keep what is worth saying, and put the best first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from xsp.advise import registry
+from xsp.advise.advice import Advice, Asked, Needs, Step
+from xsp.advise.registry import Question
+from xsp.errors import AnalysisError, UsageError, XspError, nearest
+
+if TYPE_CHECKING:
+    from xsp.store.trace import Trace
+
+BOUND_COUNTS = 0.5
+"""What an upper bound counts against an expected gain when pieces are ordered."""
+
+LEAST_PERCENT = 1.0
+"""Of the step: what gains less is not worth a line."""
+
+
+@dataclass(frozen=True)
+class Advised:
+    """What is advised, best first, and what could not be answered."""
+
+    name: str
+    step: Step | None
+    advice: tuple[Advice, ...]
+    asked: tuple[str, ...]
+    """Names of the questions that were answered, with or without advice."""
+
+    unanswered: Mapping[str, str]
+    """Name of a question → why it could not be."""
+
+    left_out: Mapping[str, int]
+    """Pieces that are not shown → how many: for their interval, for their size, for what they change."""
+
+
+def of(
+    what: Trace | Asked | str,
+    *,
+    only: Sequence[str] = (),
+    most: Needs = Needs.BOUND,
+    same_numbers: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> Advised:
+    """Return what is advised about a trace, a run, a trace file or a model.
+
+    Args:
+        what: a trace; what is asked about; or where it lies: a run, a trace file, and with the second line the name of
+            a model.
+        only: names of questions; all unless told otherwise.
+        most: leaves out questions that need more; `Needs.TRACE` asks those that a trace alone answers.
+        same_numbers: leaves out what changes results.
+        settings: see `Asked.settings`.
+
+    Raises:
+        UsageError: there is no such question.
+        TraceError: there is no such run, or it cannot be read.
+    """
+    asked = what if isinstance(what, Asked) else asked_about(what, settings)
+    found: list[Advice] = []
+    answered, unanswered = [], {}
+    for each in _chosen(only, most):
+        try:
+            found += [replace(piece, number=each.number) for piece in each(asked)]
+            answered.append(each.name)
+        except XspError as error:
+            unanswered[each.name] = str(error)
+    kept, left_out = _kept(found, same_numbers)
+    name = asked.trace.name if asked.trace is not None else asked.source or "model"
+    return Advised(name, asked.step, tuple(sorted(kept, key=_place)), tuple(answered), unanswered, left_out)
+
+
+def asked_about(what: Any, settings: Mapping[str, Any] | None = None) -> Asked:
+    """Return what is asked about: a loaded trace, or a run, a trace file, a model by where it lies.
+
+    Raises:
+        TraceError: there is no such run, or it cannot be read.
+        XspError: there is no such model.
+    """
+    registry.questions()
+    given = settings or {}
+    if not isinstance(what, str):
+        return Asked(what, None, given, registry.PROVIDERS)
+    from xsp.ingest.load import load
+
+    try:
+        return Asked(load(what), what, given, registry.PROVIDERS)
+    except XspError as error:
+        asked = Asked(None, what, given, registry.PROVIDERS)
+        if "graph" not in registry.PROVIDERS or (_is_there(what) and not _is_of_models(what)):
+            raise
+        try:
+            asked.part("graph")
+        except XspError as other:
+            raise other from error
+        return asked
+
+
+def _is_there(what: str) -> bool:
+    from pathlib import Path
+
+    return Path(what).expanduser().exists()
+
+
+def _is_of_models(what: str) -> bool:
+    """Return whether a file may hold a model or a graph: what those end in."""
+    return what.endswith((".onnx", ".pt2", ".json", ".py"))
+
+
+def _chosen(only: Sequence[str], most: Needs) -> list[Question]:
+    known = registry.questions()
+    for name in only:
+        if name not in known:
+            hint = nearest(name, known) or f"; there are {', '.join(known)}"
+            raise UsageError(f"there is no question {name!r}{hint}")
+    return [each for name, each in known.items() if (not only or name in only) and each.needs <= most]
+
+
+def _kept(found: Sequence[Advice], same_numbers: bool) -> tuple[list[Advice], dict[str, int]]:
+    kept, left_out = [], {"may gain nothing": 0, f"gain less than {LEAST_PERCENT:g} %": 0, "change results": 0}
+    why = list(left_out)
+    for piece in found:
+        if piece.gain.holds_zero:
+            left_out[why[0]] += 1
+        elif piece.of_step_percent < LEAST_PERCENT:
+            left_out[why[1]] += 1
+        elif same_numbers and piece.changes_numbers is not None:
+            left_out[why[2]] += 1
+        else:
+            kept.append(piece)
+    return kept, {name: count for name, count in left_out.items() if count}
+
+
+def _place(piece: Advice) -> tuple[float, str, str]:
+    """Return where a piece stands: by its gain, of which an upper bound counts less than an expectation."""
+    return -piece.gain.value * (BOUND_COUNTS if piece.at_most else 1.0), piece.question, piece.what
+
+
+def needs_trace(asked: Asked, question: str) -> None:
+    """Raise AnalysisError where there is no trace."""
+    if asked.trace is None:
+        raise AnalysisError(f"{question} is asked of a trace: `xsp profile {asked.source}` records one")

@@ -1,0 +1,138 @@
+"""Advice as text that fits a terminal, and as plain values."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import asdict
+from typing import Any
+
+from xsp.advise.advice import Advice, Interval, Place, Step
+from xsp.advise.asking import Advised
+from xsp.scrub import plain
+
+WIDTH = 79
+MOST = 10
+"""Pieces that are shown unless told otherwise."""
+
+MOST_PLACES = 3
+
+
+def page(found: Advised, limit: int | None = None) -> str:
+    """Return what is advised, best first, what was left out, and what could not be answered.
+
+    Args:
+        found: any.
+        limit: pieces that are shown.
+    """
+    shown = found.advice[: limit or MOST]
+    lines = [plain(found.name) + _of_step(found)]
+    for number, piece in enumerate(shown, 1):
+        lines += ["", *_piece(number, piece, _a(found.step))]
+    if not shown:
+        lines += ["", *_wrapped(_nothing(found), "")]
+    rest = len(found.advice) - len(shown)
+    notes = [f"{rest} more: --limit {len(found.advice)}"] if rest else []
+    notes += [f"left out, as they {why}: {count}" for why, count in found.left_out.items()]
+    lines += ["", *notes] if notes else []
+    if found.unanswered:
+        lines += ["", "could not be asked:"]
+        for reason, names in _by_reason(found).items():
+            lines += _wrapped(f"{', '.join(names)}: {plain(reason)}", "  ")
+    return "\n".join(lines)
+
+
+def as_json(found: Advised, limit: int | None = None) -> dict[str, Any]:
+    """Return the same as plain values."""
+    step = found.step
+    return {
+        "xsp_advice": 1,
+        "name": found.name,
+        "step": None if step is None else {"what": step.what, "steps": step.steps, "ms": asdict(step.ms)},
+        "advice": [asdict(piece) for piece in found.advice[:limit]],
+        "more": max(0, len(found.advice) - limit) if limit else 0,
+        "asked": list(found.asked),
+        "unanswered": dict(found.unanswered),
+        "left_out": dict(found.left_out),
+    }
+
+
+def milliseconds(gain: Interval) -> str:
+    """Return a gain with its interval where there is one."""
+    text = duration(gain.value)
+    if gain.high - gain.low > 0.005 * gain.value:
+        text += f" [{duration(gain.low)} … {duration(gain.high)}]"
+    return text
+
+
+def duration(ms: float) -> str:
+    """Return milliseconds with three digits and a unit that fits."""
+    for factor, unit in ((1e-3, "s"), (1.0, "ms"), (1e3, "µs")):
+        if abs(ms) * factor >= 0.9995 or unit == "µs":
+            value = ms * factor
+            break
+    digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{digits}f} {unit}"
+
+
+def _of_step(found: Advised) -> str:
+    if found.step is None:
+        return ""
+    if found.step.what == "window":
+        return f": {duration(found.step.ms.value)} from the first work of a device to the end of its last"
+    count = f", {found.step.steps} steps" if found.step.steps else ""
+    return f": {_a(found.step)} of {milliseconds(found.step.ms)}{count}"
+
+
+def _a(step: Step | None) -> str:
+    """Return what gains are a part of, with its article."""
+    return {"iteration": "an iteration", "window": "the time"}.get(step.what if step else "", "a step")
+
+
+def _piece(number: int, piece: Advice, whole: str) -> list[str]:
+    of = "at most " if piece.at_most else ""
+    head = f"{number}. {of}{milliseconds(piece.gain)}, {piece.of_step_percent:.0f} % of {whole}"
+    mark = f"  ({', '.join(filter(None, (piece.number, piece.question)))})"
+    lines = [head + mark, *_wrapped(plain(piece.what), "   ")]
+    places = [text for text in map(_place, piece.where) if text]
+    for text in places[:MOST_PLACES]:
+        lines += _wrapped(f"where: {text}", "   ")
+    if len(places) > MOST_PLACES:
+        lines.append(f"   where: and {len(places) - MOST_PLACES} more places")
+    for text in piece.why:
+        lines += _wrapped(f"why:   {plain(text)}", "   ")
+    lines += _wrapped(f"do:    {plain(piece.do)}", "   ")
+    if piece.changes_numbers is not None:
+        lines += _wrapped(f"note:  it changes results: {plain(piece.changes_numbers)}", "   ")
+    return lines
+
+
+def _place(place: Place) -> str:
+    named = [plain(each) for each in (place.module, place.op) if each]
+    text = ", ".join(named)
+    if place.calls is not None and place.calls > 1:
+        text += f", {place.calls:,} calls" if text else f"{place.calls:,} calls"
+    if place.spans:
+        more = ", …" if (place.calls or len(place.spans)) > 1 else ""
+        text += f" (span {place.spans[0]}{more})"
+    return text.strip()
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    """Return lines of a text whose later ones stand below the first letter after its label."""
+    label = len(text.partition(":")[0]) + 1 if text.startswith(("where:", "why:", "do:", "note:")) else 0
+    hang = indent + " " * (7 if label else 0)
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False)
+
+
+def _nothing(found: Advised) -> str:
+    count = len(found.asked)
+    if not count:
+        return "Nothing can be said of it: no question could be asked."
+    return f"Nothing to advise: {count} question{'s' * (count > 1)} found nothing that is worth changing."
+
+
+def _by_reason(found: Advised) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for name, reason in found.unanswered.items():
+        names.setdefault(reason, []).append(name)
+    return names

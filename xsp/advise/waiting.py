@@ -1,0 +1,63 @@
+"""Waiting for data: what the loop waits for the loader, where no device tells it better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xsp import summary
+from xsp.advise.advice import Advice, Asked, Interval, Place
+from xsp.advise.registry import question
+from xsp.errors import AnalysisError
+from xsp.schema import Kind
+from xsp.store.iterations import UNDISTURBED
+
+
+@question("data", "Does the loop wait for data?", number="Q4")
+def data(asked: Asked) -> Iterator[Advice]:
+    """Waiting for the data loader, in an iteration of the loop, from the steps that profiling disturbed least.
+
+    All of it could be gained, where loading beside the step keeps up with it.
+    """
+    trace = asked.traced
+    waited = [
+        (float(ns), float(iteration_ns))
+        for ns, iteration_ns in trace.con.execute(
+            f"""
+            WITH {UNDISTURBED}
+            SELECT coalesce(data_ns, 0), iteration_ns FROM undisturbed
+            WHERE kind IS NOT DISTINCT FROM (SELECT any_value(step_kind) FROM alike)
+              AND rank = (SELECT any_value(rank) FROM alike) AND iteration_ns > 0
+            ORDER BY step
+            """
+        ).fetchall()
+    ]
+    if not waited:
+        raise AnalysisError("no step ran without recording, so that waiting between steps is unknown; run more steps")
+    ends = summary.mean_interval([ns for ns, _ in waited])
+    mean = sum(ns for ns, _ in waited) / len(waited)
+    whole = sum(ns for _, ns in waited) / len(waited)
+    if ends is None or not mean:
+        return
+    workers = bool(
+        trace.con.execute(
+            f"SELECT 1 FROM spans WHERE kind = '{Kind.DATA}' AND contains(name, 'MultiProcessing') LIMIT 1"
+        ).fetchall()
+    )
+    spans = [
+        (name, span)
+        for name, span in trace.con.execute(
+            f"SELECT name, span_id FROM merged WHERE kind = '{Kind.DATA}' ORDER BY start_ns"
+        ).fetchall()
+    ]
+    yield Advice(
+        "data",
+        f"the loop waits for data: {mean / 1e6:.3g} ms of an iteration of {whole / 1e6:.3g} ms",
+        (Place(None, spans[0][0] if spans else None, tuple(span for _, span in spans[:20]), len(spans) or None),),
+        Interval(ends.lo / 1e6, mean / 1e6, ends.hi / 1e6),
+        True,
+        100 * mean / whole,
+        (f"{len(waited)} iterations that ran without recording", f"{100 * mean / whole:.0f} % of an iteration"),
+        "give the loader more workers, or less work for each sample"
+        if workers
+        else "DataLoader(..., num_workers=2, persistent_workers=True): load beside the step",
+    )
