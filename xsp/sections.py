@@ -191,6 +191,14 @@ def write(run: Path, name: str, section: Section) -> Path:
     return folder / f"{name}.json"
 
 
+def kept(place: Path, name: str, section: Section) -> Path | None:
+    """Write a section into a run directory, and return its file; None where it is none, or cannot be written."""
+    try:
+        return write(place, name, section) if rundir.is_one(place) else None
+    except OutputError:
+        return None
+
+
 def read(run: Path) -> Found:
     """Return the sections of a run directory; one that cannot be read is named, and the others are there."""
     found: dict[str, Section] = {}

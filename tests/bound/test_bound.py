@@ -17,7 +17,7 @@ from xsp.bench.environment import Environment
 from xsp.bench.plan import overheads, specs
 from xsp.bench.spec import Spec, Status, Timing, untimed
 from xsp.bench.timings import Timings
-from xsp.bound import ladder, pictures, text
+from xsp.bound import ladder, section, text
 from xsp.bound.ladder import Rung
 from xsp.bound.totals import Figure, Total, coverage, half, total
 from xsp.cli import main
@@ -262,14 +262,12 @@ def test_the_json_has_the_documented_keys_and_no_figure_that_is_not_one(filled: 
     assert plain["rungs"]["measured"]["sequential_ns"] is None
 
 
-def test_pages_and_sections_are_written_in_one_piece(filled: Fill, tmp_path: Path) -> None:
+def test_a_bound_becomes_a_section_of_run_directories_alone(filled: Fill, tmp_path: Path) -> None:
     found = xsp.bound.of(chain(), timings=filled(chain(), linear=250_000.0, relu=9_000.0), threads=2)
-    pictures.write(found, tmp_path / "bound.html")
-    html = (tmp_path / "bound.html").read_text(encoding="utf-8")
-    assert "Waterfall by layer" in html
-    assert "<script" not in html
-    assert pictures.keep(found, tmp_path / "no run") is None
-    assert pictures.keep(found, tmp_path) is None
+    assert section.keep(found, tmp_path / "no run") is None
+    assert section.keep(found, tmp_path) is None
+    (tmp_path / "run.json").write_text("{}", encoding="utf-8")
+    assert section.keep(found, tmp_path) == tmp_path / "sections" / "bound.json"
 
 
 def test_nothing_to_bound_and_no_time_to_fill_are_refused(known: Timings) -> None:
@@ -376,7 +374,7 @@ def test_the_command_shows_one_screen(
     assert "ceiling" in shown
     assert "next: xsp bound" in shown
     assert len(shown.splitlines()) <= 40
-    assert (tmp_path / "bound.html").is_file()
+    assert "Ladder" in (tmp_path / "bound.html").read_text(encoding="utf-8")
     assert main(["bound", str(tmp_path / "chain.json"), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["rungs"]["ceiling"]["sequential_ns"] == 408_000
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from xsp import rundir, sections
+from xsp import sections
 from xsp.bound.construct import Construction
 from xsp.bound.curves import Curve, Point
 from xsp.bound.text import time
-from xsp.errors import OutputError
 from xsp.scrub import plain
 from xsp.sections import Chart, Part, Section, Series, Table, Text
 
@@ -117,11 +116,7 @@ def _plain(made: Construction) -> dict[str, Any]:
 
 def keep(found: Curve, place: Path | str) -> Path | None:
     """Put the section into a run directory, where the report shows it; None if it is none, or cannot be written."""
-    run = Path(place)
-    try:
-        return sections.write(run, "blocks", section(found)) if rundir.is_one(run) else None
-    except OutputError:
-        return None
+    return sections.kept(Path(place), "blocks", section(found))
 
 
 def section(found: Curve) -> Section:

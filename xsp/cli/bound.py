@@ -86,7 +86,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Make the bound, show or write it."""
     from xsp import bound as bounds
-    from xsp.bound import pictures, text
+    from xsp.bound import section, text
+    from xsp.report import html
 
     if given.like is not None and given.device is not None:
         raise UsageError("--like is of timings, of which --device has none: give one of both")
@@ -102,8 +103,8 @@ def run(given: argparse.Namespace) -> int:
             **_of_step(given),
         )
     if given.html is not None:
-        pictures.write(found, given.html)
-    pictures.keep(found, given.run or given.source)
+        html.write_sections(given.html, f"What {found.graph.name} costs at least", [section.section(found)])
+    section.keep(found, given.run or given.source)
     if given.format == "json":
         progress.put(json.dumps(text.as_json(found), indent=2) + "\n")
     else:
