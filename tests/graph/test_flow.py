@@ -12,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from madegraphs import IMAGE, add, graph_of
 
+from xsp.cli import main
 from xsp.errors import GraphError
-from xsp.graph import files, keys, page, paths
+from xsp.graph import files, keys, paths, section
 from xsp.graph.blocks import block
 from xsp.graph.measures import as_json, critical, measures
 from xsp.graph.node import Edge, Graph, KnownBy, Source, Tensor, Why
 from xsp.graph.values import Flow
+from xsp.report import html
+from xsp.sections import Tree
 
 # --- edges --------------------------------------------------------------------------------------------
 
@@ -201,17 +204,21 @@ def test_more_nodes_than_a_diameter_is_computed_of_have_all_other_measures(tmp_p
 
 
 def test_the_page_shows_the_modules_and_gives_no_command_to_a_browser(tmp_path: Path) -> None:
-    graph = graph_of(("aten::relu", ["x"], "a"), ("aten::<script>", ["a"], "b"))
-    graph = dataclasses.replace(graph, name="<img src=x>")
-    page.write(graph, tmp_path / "g.html")
-    text = (tmp_path / "g.html").read_text()
-    assert "<script" not in text
+    graph = graph_of(("aten::relu", ["x"], "a"), ("aten::</script><img src=x>", ["a"], "b"))
+    shown = section.section(dataclasses.replace(graph, name="<img src=x>"))
+    (tree,) = (part for part in shown.parts if isinstance(part, Tree))
+    (step,) = tree.branches
+    (phase,) = step.inside
+    assert step.cells[0] == "2 calls"
+    assert [(call.name, call.marked) for call in phase.inside] == [
+        ("aten::relu", True), ("aten::</script><img src=x>", True)
+    ]  # fmt: skip
+    text = html.write_sections(tmp_path / "g.html", "<img src=x>", [shown]).read_text(encoding="utf-8")
     assert "<img" not in text
-    assert "aten::&lt;script&gt;" in text
-    assert text.count('class="critical"') == 2
-    assert text.count("<details") == text.count("</details>") == 2
 
 
-def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="cannot be written"):
-        page.write(graph_of(("aten::relu", ["x"], "a")), tmp_path / "no" / "g.html")
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph_of(("aten::relu", ["x"], "a")).save(tmp_path / "g.json")
+    assert main(["graph", str(tmp_path / "g.json"), "--html", str(tmp_path / "no" / "g.html")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot be written" in line or "no such folder" in line

@@ -116,9 +116,10 @@ def run(given: argparse.Namespace) -> int:
     if given.save is not None:
         found.save(given.save)
     if given.html is not None:
-        from xsp.graph import page
+        from xsp.graph import section
+        from xsp.report import html
 
-        page.write(found, given.html)
+        html.write_sections(given.html, found.name, [section.section(found)])
     if given.dot is not None:
         from xsp.graph import dot
 

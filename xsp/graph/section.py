@@ -1,11 +1,14 @@
-"""A graph as a section of a run's report: its measures, and the modules with their calls, the longest path marked."""
+"""A graph as a section of a page: its measures, and the modules with their calls, the longest path marked."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from xsp import sections
-from xsp.graph import page, work
+from xsp.graph import work
 from xsp.graph.measures import critical, measures
 from xsp.graph.node import Graph, KnownBy
 from xsp.graph.text import amount, shapes
@@ -20,6 +23,33 @@ SHOWN = (
     "nodes", "computing", "unique", "parameters", "flops", "bytes", "longest_path", "diameter", "width", "parallelism",
     "intensity", "peak_activation_bytes",
 )  # fmt: skip
+
+
+@dataclass
+class Module:
+    """A module with its own calls, and the modules in it."""
+
+    nodes: list[int] = field(default_factory=list)
+    """Places of its calls in the graph."""
+
+    inside: dict[str, Module] = field(default_factory=dict)
+    """By their names in it."""
+
+
+def tree(graph: Graph, most_levels: int | None = None) -> Module:
+    """Return the whole step: in it the phases, in these the modules.
+
+    Args:
+        graph: any.
+        most_levels: below which the calls of modules further in stand in the module around them.
+    """
+    root = Module()
+    for number, node in enumerate(graph.nodes):
+        at = root
+        for part in [node.phase.value, *filter(None, node.module.split("."))][:most_levels]:
+            at = at.inside.setdefault(part, Module())
+        at.nodes.append(number)
+    return root
 
 
 def write(graph: Graph, run: Path) -> Path:
@@ -51,13 +81,13 @@ def _tree(graph: Graph) -> Tree:
     columns = ("inputs", "FLOPs", "bytes")
     return Tree(
         columns,
-        (_branch(graph, "the step", page.tree(graph, sections.MOST_LEVELS - 3), path),),
+        (_branch(graph, "the step", tree(graph, sections.MOST_LEVELS - 3), path),),
         "Modules and their calls",
         mark,
     )
 
 
-def _branch(graph: Graph, name: str, module: page.Module, path: set[int]) -> Branch:
+def _branch(graph: Graph, name: str, module: Module, path: set[int]) -> Branch:
     """Return a module with its calls, then the modules in it."""
     calls = tuple(
         Branch(
@@ -68,4 +98,20 @@ def _branch(graph: Graph, name: str, module: page.Module, path: set[int]) -> Bra
         for number, node in ((number, graph.nodes[number]) for number in module.nodes)
     )
     inside = tuple(_branch(graph, part, each, path) for part, each in module.inside.items())
-    return Branch(name, (), any(each.marked for each in (*calls, *inside)), (*calls, *inside))
+    nodes = [graph.nodes[number] for number in _all(module)]
+    flops, moved = _sum(work.flops_of(each) for each in nodes), _sum(work.bytes_of(each) for each in nodes)
+    figures = (f"{len(nodes):,} calls", f"{amount(flops)} FLOPs", amount(moved, "B"))
+    return Branch(name, figures, any(each.marked for each in (*calls, *inside)), (*calls, *inside))
+
+
+def _all(module: Module) -> Iterator[int]:
+    pending = [module]
+    while pending:
+        at = pending.pop()
+        yield from at.nodes
+        pending += at.inside.values()
+
+
+def _sum(figures: Any) -> int | None:
+    found = list(figures)
+    return None if None in found else sum(found)
