@@ -10,11 +10,11 @@ from devicetrace import generated
 from rich.console import Console
 from test_report import chart, column, payload
 
+from xsp.advise.verdict import verdict
 from xsp.analyses import ANALYSES
 from xsp.analyses.answers import Answers
 from xsp.report import html, text, timeline
 from xsp.report.charts import CHARTS
-from xsp.report.verdict import verdict
 from xsp.report.words import devices
 from xsp.testing import spans, trace_of
 

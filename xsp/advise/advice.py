@@ -6,13 +6,15 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from xsp.analyses.answers import Answers
 from xsp.errors import AnalysisError, XspError
 
 if TYPE_CHECKING:
     from xsp.store.trace import Trace
+
+T = TypeVar("T")
 
 MOST_SPANS = 20
 """Ids of spans that a place names; `calls` counts all."""
@@ -165,6 +167,13 @@ class Asked:
     def bound(self) -> Any:
         """The bound (`xsp.bound.Bound`), joined with the trace where there is one; raises as `part`."""
         return self.part("bound")
+
+    def made(self, name: str, make: Callable[[], T]) -> T:
+        """Return what `make` makes; several questions that start from the same have it made once."""
+        if name not in self._made:
+            self._made[name] = make()
+        found: T = self._made[name]
+        return found
 
     def part(self, name: str) -> Any:
         """Return what a provider makes of this; it is asked once, and so is one that fails.

@@ -25,7 +25,7 @@ def page(found: Advised, limit: int | None = None) -> str:
         limit: pieces that are shown.
     """
     shown = found.advice[: limit or MOST]
-    lines = [plain(found.name) + _of_step(found)]
+    lines = _wrapped(plain(found.name) + _of_step(found), "")
     for number, piece in enumerate(shown, 1):
         lines += ["", *_piece(number, piece, _a(found.step))]
     if not shown:
@@ -79,7 +79,7 @@ def _of_step(found: Advised) -> str:
         return ""
     if found.step.what == "window":
         return f": {duration(found.step.ms.value)} from the first work of a device to the end of its last"
-    count = f", {found.step.steps} steps" if found.step.steps else ""
+    count = f", {found.step.steps} step{'s' * (found.step.steps > 1)}" if found.step.steps else ""
     return f": {_a(found.step)} of {milliseconds(found.step.ms)}{count}"
 
 
@@ -91,8 +91,10 @@ def _a(step: Step | None) -> str:
 def _piece(number: int, piece: Advice, whole: str) -> list[str]:
     of = "at most " if piece.at_most else ""
     head = f"{number}. {of}{milliseconds(piece.gain)}, {piece.of_step_percent:.0f} % of {whole}"
-    mark = f"  ({', '.join(filter(None, (piece.number, piece.question)))})"
-    lines = [head + mark, *_wrapped(plain(piece.what), "   ")]
+    mark = f"({', '.join(filter(None, (piece.number, piece.question)))})"
+    fits = len(head) + 2 + len(mark) <= WIDTH
+    lines = [f"{head}  {mark}"] if fits else [head, f"   {mark}"]
+    lines += _wrapped(plain(piece.what), "   ")
     places = [text for text in map(_place, piece.where) if text]
     for text in places[:MOST_PLACES]:
         lines += _wrapped(f"where: {text}", "   ")

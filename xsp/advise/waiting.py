@@ -8,7 +8,7 @@ from xsp import summary
 from xsp.advise.advice import Advice, Asked, Interval, Place
 from xsp.advise.registry import question
 from xsp.errors import AnalysisError
-from xsp.schema import Kind
+from xsp.schema import Kind, Level
 from xsp.store.iterations import UNDISTURBED
 
 
@@ -32,6 +32,8 @@ def data(asked: Asked) -> Iterator[Advice]:
         ).fetchall()
     ]
     if not waited:
+        if trace.has(Level.KERNEL):
+            return  # `device-idle` has what devices waited for
         raise AnalysisError("no step ran without recording, so that waiting between steps is unknown; run more steps")
     ends = summary.mean_interval([ns for ns, _ in waited])
     mean = sum(ns for ns, _ in waited) / len(waited)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from xsp.advise.verdict import Verdict
 from xsp.analyses.answers import Answers
 from xsp.analyses.loop import FROM as TOLD_BY
 from xsp.levels import depth
 from xsp.report.loop import FROM
 from xsp.report.text import number
-from xsp.report.verdict import Verdict
 from xsp.report.words import used_devices
 from xsp.run import Budget, Run
 from xsp.schema import Grade

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from xsp import rundir, sections
+from xsp.advise.verdict import verdict
 from xsp.analyses import ANALYSES
 from xsp.analyses.answers import Answer, Answers
 from xsp.analyses.loop import kinds_of
@@ -23,7 +24,6 @@ from xsp.report import timeline, words
 from xsp.report.charts import charts
 from xsp.report.headline import headline, phases
 from xsp.report.loop import listed, loop
-from xsp.report.verdict import verdict
 from xsp.report.words import devices, explained
 from xsp.store.trace import Trace
 

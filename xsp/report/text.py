@@ -16,13 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from xsp import analyses
+from xsp.advise.verdict import Verdict, verdict
 from xsp.analyses import A1, Analysis, optimal_batch
 from xsp.analyses.answers import Answer, Answers, rows_of
 from xsp.errors import AnalysisError
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
 from xsp.report.fitting import FittingColumn, FittingTable
-from xsp.report.verdict import Verdict, verdict
 from xsp.report.words import attributed, devices, used_devices
 from xsp.scrub import plain
 from xsp.store.trace import Trace

@@ -2,17 +2,34 @@
 
 The verdict names what to change first. It follows from the device's time alone: how much of it is idle and for which
 cause, how much is communication that nothing hides, and which class of kernel takes how much of the rest. A share is
-said as a share, and causes of like size are all said. What to do about it stands in `xsp.report.advice`.
+said as a share, and causes of like size are all said. What to do about it stands in `xsp.advise.device`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from xsp.advise.advice import Advice, Asked
+from xsp.advise.device import (
+    COMMUNICATION,
+    COPIES,
+    HELD,
+    IDLE,
+    MOST,
+    WORTH,
+    Loss,
+    Piece,
+    Row,
+    duration,
+    held,
+    one_gap,
+    pieces,
+)  # fmt: skip
+from xsp.advise.registry import question
 from xsp.analyses.answers import Answers
 from xsp.analyses.fusing import EAGER
-from xsp.report.advice import COMMUNICATION, COPIES, HELD, IDLE, WORTH, Loss, Row, advice, duration, held, one_gap
+from xsp.errors import AnalysisError
 
 LOST = 20.0
 """Percent of the window from which on a loss is what to change; below it, it is the device's own work."""
@@ -29,6 +46,8 @@ class Verdict(NamedTuple):
     next: list[str]
     busy_percent: float
     losses: list[Loss]
+    pieces: list[Piece]
+    """All that is advised; `next` has the first ones as sentences."""
 
 
 def verdict(answers: Answers) -> Verdict | None:
@@ -43,12 +62,14 @@ def verdict(answers: Answers) -> Verdict | None:
     ]
     losses = sorted([*_causes(answers, whole["window_ms"]), *exposed], key=lambda loss: -loss.ms)
     work = _work(answers)
+    found = pieces(answers, whole, losses)
     return Verdict(
         _sentence(whole, losses, work, len({(row["rank"], row["device"]) for row in activity[:-1]})),
         [*_lost(answers, losses), *_classes(work)],
-        advice(answers, whole, losses),
+        [piece.text for piece in found[:MOST]],
         whole["busy_percent"],
         losses,
+        found,
     )
 
 
@@ -129,3 +150,33 @@ def _lost(answers: Answers, losses: Sequence[Loss]) -> Iterator[str]:
 def _classes(work: Sequence[tuple[str, float]]) -> list[str]:
     named = [f"{name} {percent:.0f} %" for name, percent in work[:4]]
     return [f"device work, of GPU time: {', '.join(named)}"] if named else []
+
+
+# --- questions ---------------------------------------------------------------------------------------------------
+# The pieces that a verdict rests on, as advice: found once, and handed out by question.
+
+
+def _answer(name: str) -> Callable[[Asked], Iterator[Advice]]:
+    def answer(asked: Asked) -> Iterator[Advice]:
+        trace = asked.traced
+        said = asked.made("verdict", lambda: verdict(asked.answers))
+        if said is None:
+            raise AnalysisError(f"{trace.name!r} holds no work of a device")
+        step = asked.step
+        if step is not None:
+            yield from (piece.advice(step) for piece in said.pieces if piece.question == name)
+
+    answer.__qualname__ = name
+    return answer
+
+
+for _name, _title, _number in (
+    ("device-idle", "Why do devices wait?", "Q4"),
+    ("device-communication", "Which communication does nothing hide?", "Q2"),
+    ("device-copies", "Which copies does nothing hide?", "Q4"),
+    ("device-attention", "Is attention fused?", "Q5"),
+    ("device-fusion", "Which kernels could be fused?", "Q5"),
+    ("device-tensor-cores", "Do matrix products use tensor cores?", "Q6"),
+    ("device-roof", "Which kernel is furthest from what the device can do?", "Q3"),
+):
+    question(_name, _title, number=_number)(_answer(_name))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from test_fusing import FORWARD, kernels
 
+from xsp.advise.device import done, pieces
+from xsp.advise.verdict import Verdict, verdict
 from xsp.analyses.answers import Answers
-from xsp.report.advice import advice, done
-from xsp.report.verdict import Verdict, verdict
 from xsp.testing import spans, trace_of
 
 
@@ -118,7 +118,7 @@ def test_elementwise_kernels_get_a_word_with_the_operators_that_take_most() -> N
 def test_of_an_idle_device_kernels_are_not_what_to_look_at() -> None:
     trace = trace_of(spans(LATE))
     whole = {"busy_percent": 10.0, "window_ms": 1.0}
-    assert advice(Answers(trace), whole, []) == []
+    assert pieces(Answers(trace), whole, []) == []
 
 
 def test_matrix_products_are_advised_tensor_cores_only_where_names_say_that_they_use_none() -> None:

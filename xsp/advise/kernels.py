@@ -1,0 +1,136 @@
+"""What helps the kernels of a device themselves: attention, what could be fused, tensor cores, distance to the roof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from xsp.advise.advice import Place
+from xsp.advise.device import NAMED, Done, Piece, Row, duration, places, short
+from xsp.analyses.answers import Answers
+from xsp.analyses.fusing import BATCHED, BETWEEN, EAGER, SOFTMAX
+from xsp.device.kernelnames import MATRIX
+from xsp.table import literal
+
+REDUCED = "TF32 keeps 10 bits of the mantissa, BF16 keeps 7"
+
+
+def pieces(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]:
+    """Yield what helps the kernels themselves.
+
+    Args:
+        answers: of the trace.
+        whole: the row of `device-activity` of all devices.
+        already: what the program does.
+    """
+
+    def share(ms: float) -> float:
+        return min(100.0 * float(ms) / float(whole["window_ms"]), float(whole["busy_percent"]))
+
+    attention = [row for row in answers["attention"].dicts() if row["form"] == EAGER]
+    if attention:
+        of = sum(row["percent_of_device_time"] for row in attention)
+        saved = sum(row["device_ms"] for row in attention if row["part"] in (SOFTMAX, BETWEEN))
+        yield Piece(
+            "device-attention",
+            f"eager attention, {of:.0f} % of GPU time, {duration(saved)} of it softmax and what stands between the "
+            "products",
+            "scaled_dot_product_attention or FlashAttention does not write the scores",
+            share(saved),
+            _parts(answers, f"part IN ({literal(SOFTMAX)}, {literal(BETWEEN)})"),
+        )
+    yield from _fusible(answers, share, already)
+    for row in answers.classes():
+        slow = row["without_tensor_cores_ms"] or 0.0
+        if row["class"] in MATRIX and slow > (row["with_tensor_cores_ms"] or 0.0):
+            yield Piece(
+                "device-tensor-cores",
+                f"{row['class']}, {row['percent_of_device_time']:.0f} % of GPU time, {duration(slow)} of it without "
+                "tensor cores",
+                "lower precision (TF32, BF16), sizes in multiples of 8; `tensor-cores` names the layers",
+                share(slow),
+                places(answers.trace, f"w.class = {literal(row['class'])} AND w.tensor_cores IS DISTINCT FROM 'yes'"),
+                REDUCED,
+            )
+    yield from _below_the_roof(answers, share, BATCHED if attention else ())
+
+
+def _parts(answers: Answers, which: str) -> tuple[Place, ...]:
+    """Return operators of `kernel_parts`, which the analysis of attention makes, that take most."""
+    rows = answers.trace.con.execute(
+        f"SELECT op, count(*) FROM kernel_parts WHERE {which} GROUP BY op ORDER BY sum(dur_ns) DESC, op LIMIT 3"
+    ).fetchall()
+    return tuple(Place(None, op, (), count) for op, count in rows if op)
+
+
+def _fusible(answers: Answers, share: Callable[[float], float], already: Done) -> Iterator[Piece]:
+    fusible = answers["fusible"].dicts()
+    ms = sum(row["device_ms"] for row in fusible)
+    if not ms:
+        return
+    of = sum(row["percent_of_device_time"] for row in fusible)
+    named = _by_op(fusible)[:3]
+    most = ", ".join(
+        f"{short(row['op'] or row['class'], 30)} {row['percent_of_device_time']:.0f} %"
+        for row in named
+        if row["percent_of_device_time"] >= NAMED
+    )
+    way = "it is compiled already: look for what is not (graph breaks)" if already.compiled else "torch.compile"
+    yield Piece(
+        "device-fusion",
+        f"elementwise kernels, copies and norms, {of:.0f} % of GPU time ({most})",
+        f"fuse them; {way}",
+        share(ms),
+        tuple(Place(None, row["op"], (), row["kernels"]) for row in named if row["op"]),
+    )
+
+
+def _below_the_roof(answers: Answers, share: Callable[[float], float], without: Sequence[str] = ()) -> Iterator[Piece]:
+    """Yield the operators that could gain most if their kernels ran as fast as the device can at their intensity."""
+    rows = [
+        row
+        for row in answers["ops"].dicts()
+        if row["device_ms"] and row["tflop_per_s"] and row["percent_of_device_time"] is not None
+        if row["roof_percent"] is not None and row["roof_percent"] < 100 and row["name"] not in without
+        if row["device"] is None
+    ]
+    whole = float(sum(row["device_ms"] for row in answers.classes()))
+
+    def lost(row: Row) -> float:
+        return float(row["percent_of_device_time"]) / 100 * whole * (1 - float(row["roof_percent"]) / 100)
+
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row["name"], []).append(row)
+    most = sorted(by_name.items(), key=lambda item: -sum(map(lost, item[1])))[:_ROOFS]
+    for name, those in most:
+        first = max(those, key=lost)
+        shapes = f" {short(str(first['shapes']))}" if first["shapes"] else ""
+        more = f" and {len(those) - 1} more shapes" if len(those) > 1 else ""
+        percent = sum(row["percent_of_device_time"] for row in those)
+        ms = sum(map(lost, those))
+        reached = 100 * (1 - ms / (percent / 100 * whole)) if percent else 0.0
+        yield Piece(
+            "device-roof",
+            f"{name}{shapes}{more}, {percent:.0f} % of GPU time, runs at {reached:.0f} % of what the device can do "
+            "there",
+            "sizes, layout or another kernel; `ops` has the rates",
+            share(ms),
+            (Place(None, name, (), sum(row["calls"] or 0 for row in those) or None),),
+        )
+
+
+_ROOFS = 2
+"""Operators that are named for their distance to the roof."""
+
+
+def _by_op(rows: Sequence[Row]) -> list[Row]:
+    """Return rows of `fusible` with those of one operator together, the most first."""
+    sums: dict[tuple[str | None, str | None], dict[str, Any]] = {}
+    for row in rows:
+        kept = sums.setdefault(
+            (row["op"], None if row["op"] else row["class"]), {**row, "percent_of_device_time": 0.0, "kernels": 0}
+        )
+        kept["percent_of_device_time"] += row["percent_of_device_time"]
+        kept["kernels"] += row["kernels"]
+    return sorted(sums.values(), key=lambda row: -row["percent_of_device_time"])
