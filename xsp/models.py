@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xsp import micromodels
+from xsp import causal, micromodels
 from xsp.errors import ModelError, nearest
 
 IMAGE = (3, 224, 224)
@@ -48,6 +48,12 @@ class Settings:
 
     device: str = "cpu"
 
+    prefill: int | None = None
+    """Of a language model: tokens that the step reads, see `xsp.causal`."""
+
+    decode: int | None = None
+    """Of a language model: tokens after the step, which adds the last of them to a cache of the others."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -67,6 +73,16 @@ class Built:
     kwargs: dict[str, Any]
     remedy: str = ""
     """What to type where the model does not take its input."""
+
+    before: Any = None
+    """Tokens before the call, of a language model that goes on from them."""
+
+    state: Callable[[], dict[str, Any]] | None = None
+    """Gives further keyword arguments, anew for each call: the cache of those tokens."""
+
+    def __call__(self) -> Any:
+        """Call the module."""
+        return self.model(*self.args, **self.kwargs, **(self.state() if self.state is not None else {}))
 
 
 def load(spec: str, settings: Settings) -> Workload:
@@ -112,11 +128,24 @@ def build(spec: str, settings: Settings, device: str = "cpu") -> Built | Callabl
     torch = _library("torch", "xsp[torch]")
     torch.manual_seed(settings.seed)
     with torch.device(device) if device != "cpu" else contextlib.nullcontext():
-        if source.endswith(".py"):
-            return from_file(Path(source), name, settings)
-        if source in _SOURCES:
-            return _SOURCES[source](name, settings)
+        if source.endswith(".py") or source in _SOURCES:
+            made = _SOURCES[source](name, settings) if source in _SOURCES else from_file(Path(source), name, settings)
+            return made if settings.prefill is None and settings.decode is None else of_phase(spec, made, settings)
     raise ModelError(f"{spec!r}: there is no source {source!r}; there are {', '.join(_SOURCES)} and file.py:function")
+
+
+def of_phase(spec: str, built: Built | Callable[[], object], settings: Settings) -> Built:
+    """Return a language model with the arguments of the phase that the settings ask for.
+
+    Raises:
+        ModelError: it is none that reads from left to right, or the settings go with none.
+    """
+    if settings.train or settings.shape is not None:
+        raise ModelError("--prefill and --decode are steps of inference on tokens: omit --train and --input")
+    if not isinstance(built, Built):
+        raise ModelError(f"{spec} is a function that does a step: --decode and --prefill need the model itself")
+    kwargs, before = causal.arguments(spec, built.model, settings.batch, settings.prefill, settings.decode)
+    return Built(built.model, (), kwargs, built.remedy, before)
 
 
 def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[], object]:
@@ -208,7 +237,8 @@ def _transformers(name: str, settings: Settings) -> Built:
     transformers = _library("transformers", "xsp[models]")
     name, _, query = name.partition("?")
     try:
-        config, make = _transformers_config(transformers, name)
+        generates = settings.prefill is not None or settings.decode is not None
+        config, make = _transformers_config(transformers, name, generates)
         for pair in filter(None, query.split("&")):
             key, equals, value = pair.partition("=")
             if not equals or not hasattr(config, key):
@@ -221,16 +251,23 @@ def _transformers(name: str, settings: Settings) -> Built:
         model = make(config)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"transformers:{name} cannot be built from its configuration: {error}") from error
+    if generates:
+        return Built(model, (), {})
     return Built(model, (), *_transformers_input(name, model, config, settings))
 
 
-def _transformers_config(transformers: Any, name: str) -> tuple[Any, Callable[[Any], Any]]:
-    """Return a configuration, and what makes a model of it."""
-    if Path(name).is_file():
-        return transformers.AutoConfig.from_pretrained(name, local_files_only=True), transformers.AutoModel.from_config
+def _transformers_config(transformers: Any, name: str, generates: bool) -> tuple[Any, Callable[[Any], Any]]:
+    """Return a configuration, and what makes a model of it, or a model that generates text."""
     known = transformers.CONFIG_MAPPING.keys()
-    if name in known:
-        return transformers.AutoConfig.for_model(name), transformers.AutoModel.from_config
+    if Path(name).is_file() or name in known:
+        if Path(name).is_file():
+            config = transformers.AutoConfig.from_pretrained(name, local_files_only=True)
+        else:
+            config = transformers.AutoConfig.for_model(name)
+        if not generates:
+            return config, transformers.AutoModel.from_config
+        causal.config_of(transformers, name, config)
+        return config, transformers.AutoModelForCausalLM.from_config
     kind = getattr(transformers, name, None)
     if kind is None or getattr(kind, "config_class", None) is None:
         hint = nearest(name, [*known, *dir(transformers)])
@@ -295,17 +332,17 @@ def _check_device(torch: Any, name: str) -> None:
         ) from error
 
 
-def _check_input(torch: Any, spec: str, built: Built, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_input(torch: Any, spec: str, built: Built) -> None:
     """Call a model once, before anything is recorded: what it does not take is then one line, and not a run.
 
     Raises:
         ModelError: it raised.
     """
-    shapes = [tuple(each.shape) for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+    shapes = [tuple(each.shape) for each in (*built.args, *built.kwargs.values()) if isinstance(each, torch.Tensor)]
     shown = ", ".join("x".join(map(str, shape)) for shape in shapes)
     try:
-        with torch.no_grad():
-            built.model(*args, **kwargs)
+        with torch.no_grad() if built.state is None else torch.inference_mode():  # the mode that the cache is of
+            built()
     except Exception as error:
         raise ModelError(
             f"{spec} does not run on its input{f' of {shown}' if shown else ''} ({_reason(error)})"
@@ -349,26 +386,29 @@ def placed(spec: str, built: Built, settings: Settings) -> Built:
     torch = sys.modules["torch"]
     model = built.model.to(settings.device).train(settings.train)
     args, kwargs = _move(torch, built.args, settings.device), _move(torch, built.kwargs, settings.device)
-    _check_input(torch, spec, built, args, kwargs)
-    return Built(model, args, kwargs, built.remedy)
+    state = None
+    if built.before is not None:
+        state = causal.state(spec, model, _move(torch, built.before, settings.device))
+    made = Built(model, args, kwargs, built.remedy, built.before, state)
+    _check_input(torch, spec, made)
+    return made
 
 
 def step_of(built: Built, settings: Settings) -> Callable[[], object]:
     """Return a function that does one step of a module: see `load`."""
     torch = sys.modules["torch"]
-    model, args, kwargs = built.model, built.args, built.kwargs
     if not settings.train:
 
         def predict() -> object:
             with torch.inference_mode():
-                return model(*args, **kwargs)
+                return built()
 
         return predict
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    optimizer = torch.optim.SGD(built.model.parameters(), lr=1e-3, momentum=0.9)
 
     def train() -> object:
         optimizer.zero_grad()
-        loss = _floating(torch, model(*args, **kwargs)).float().square().mean()
+        loss = _floating(torch, built()).float().square().mean()
         loss.backward()
         optimizer.step()
         return loss

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from xsp.store.trace import Trace
 
 
+_OPTIONS = (("sequence", "--sequence"), ("shape", "--input"), ("prefill", "--prefill"), ("decode", "--decode"))
+"""Settings of a model, and the options of `xsp profile` that say them."""
+
+
 def of(what: Any, args: Any, trace: Any, of_model: Mapping[str, Any]) -> tuple[Graph, Trace | None]:
     """Return the graph, and the trace to hold against it: that which was named, or that which the graph is of.
 
@@ -45,7 +49,7 @@ def _trace(place: Any) -> Any:
 def _planned(trace: Trace, of_model: Mapping[str, Any]) -> Graph:
     """Return the graph of the model that a run names, as its own calls tell less; else that of its calls."""
     named = _model_of(trace)
-    if named is not None and not any(of_model.get(each) for each in ("batch", "train", "shape")):
+    if named is not None and not any(of_model.get(each) for each in ("batch", "train", "shape", "prefill", "decode")):
         spec, settings = named
         with contextlib.suppress(GraphError, ModelError, UsageError):
             return graphs.of(spec, **settings)
@@ -59,11 +63,11 @@ def _model_of(trace: Trace) -> tuple[str, dict[str, Any]] | None:
     if command[:2] != ["xsp", "profile"] or spec is None:
         return None
     settings: dict[str, Any] = {"train": "--train" in command, "batch": trace.run.batch_size or 1}
-    for name, option in (("sequence", "--sequence"), ("shape", "--input")):
+    for name, option in _OPTIONS:
         value = _option(command, option)
         if value == "***":
             return None
-        if value is not None and name == "sequence":
+        if value is not None and name != "shape":
             settings[name] = int(value) if value.isdecimal() else 128
         elif value is not None:
             settings[name] = tuple(int(size) for size in re.findall(r"\d+", value))

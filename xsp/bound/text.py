@@ -10,6 +10,7 @@ from typing import Any
 from xsp.bound.ladder import NAMES, Bound, Rung
 from xsp.bound.timed import timed_here
 from xsp.bound.totals import Coverage, Total
+from xsp.graph import text as graphtext
 from xsp.graph.node import KnownBy
 from xsp.scrub import plain
 
@@ -55,7 +56,9 @@ def _title(bound: Bound) -> list[str]:
     for name, text in (("batch", "batch {}"), ("dtype", "{}")):
         if graph.settings.get(name):
             how.append(text.format(graph.settings[name]))
-    if graph.settings.get("train") is not None:
+    if graphtext.phase(graph):
+        how.append(graphtext.phase(graph))
+    elif graph.settings.get("train") is not None:
         how.append("training step" if graph.settings["train"] else "inference")
     if settings.get("threads"):
         how.append(f"{settings['threads']} threads")

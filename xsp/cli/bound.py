@@ -79,6 +79,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sequence", type=options.rows, default=128, metavar="N", help="tokens of one sample (default: 128)"
     )
+    options.phases(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page: ladder, waterfall by layer")
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
@@ -124,6 +125,8 @@ def _of_step(given: argparse.Namespace) -> dict[str, Any]:
         "train": given.train,
         "shape": options.shape(given.input),
         "sequence": given.sequence,
+        "prefill": given.prefill,
+        "decode": given.decode,
     }
 
 

@@ -7,6 +7,7 @@ examples:
   xsp graph torchvision:resnet50
   xsp graph timm:vit_tiny_patch16_224 --batch 8
   xsp graph transformers:bert --sequence 64 --train
+  xsp graph transformers:gpt2 --decode 512              a language model adds the 512th token
   xsp graph torchvision:resnet50 --save resnet50.json   keep it; a saved graph is a source too
   xsp graph resnet50.json --format json
   xsp graph resnet50.json --html resnet50.html          a page: modules that open, longest path
@@ -61,6 +62,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of one sample (default: 128)",
     )
+    options.phases(parser)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and inputs (default: 0)")
     parser.add_argument(
         "--all",
@@ -151,6 +153,8 @@ def _graph(given: argparse.Namespace, source: str) -> Graph:
         seed=given.seed,
         shape=options.shape(given.input),
         sequence=given.sequence,
+        prefill=given.prefill,
+        decode=given.decode,
     )
 
 
@@ -173,7 +177,7 @@ def _corpus(given: argparse.Namespace) -> int:
 
     if given.out is None:
         raise UsageError("--all writes a graph for each model: give --out DIR")
-    of_one = ("save", "html", "dot", "section", "compare", "input", "only", "against")
+    of_one = ("save", "html", "dot", "section", "compare", "input", "only", "against", "prefill", "decode")
     typed = [f"--{name}" for name in of_one if getattr(given, name) is not None]
     if typed:
         raise UsageError(f"{', '.join(typed)}: not with --all; show the folder afterwards")

@@ -136,7 +136,18 @@ def modelling(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--train", action="store_true", help="a step is forward, backward and optimizer")
     group.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 for instance")
     group.add_argument("--sequence", type=int, default=128, metavar="N", help="tokens of one sample (default: 128)")
+    phases(group)
     group.add_argument("--device", default=None, metavar="NAME", help="cpu, cuda, … (default: cuda if there is one)")
+
+
+def phases(parser: argparse._ActionsContainer) -> None:
+    """Add the options of every command that builds one of the two steps of a language model."""
+    parser.add_argument(
+        "--prefill", type=rows, metavar="N", help="of a language model of transformers: the step that reads N tokens"
+    )
+    parser.add_argument(
+        "--decode", type=rows, metavar="N", help="and the one that adds the N-th, with a cache of those before it"
+    )
 
 
 def rows(text: str) -> int:
@@ -208,6 +219,8 @@ def model_settings(given: argparse.Namespace, batch: int) -> models.Settings:
         shape=shape(given.input),
         sequence=given.sequence,
         device=given.device or default_device(),
+        prefill=given.prefill,
+        decode=given.decode,
     )
 
 

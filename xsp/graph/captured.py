@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xsp import models
+from xsp import causal, models
 from xsp.errors import GraphError, ModelError
 from xsp.graph.node import Graph, Problem, Role, Source
 
@@ -84,11 +84,17 @@ def of_module(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], settin
     name = type(module).__name__
 
     def moved() -> _Step:
-        return _ready(name, models.Built(_without_values(module), args, kwargs), settings, "meta")
+        return ready(_without_values(module), "meta")
 
     def on_cpu() -> _Step:
         _check_memory(module)
-        return _ready(name, models.Built(copy.deepcopy(module), args, kwargs), settings, "cpu")
+        return ready(copy.deepcopy(module), "cpu")
+
+    def ready(model: Any, device: str) -> _Step:
+        built = models.Built(model, args, kwargs)
+        if settings.prefill is not None or settings.decode is not None:
+            built = models.of_phase(name, built, settings)
+        return _ready(name, built, settings, device)
 
     return _climb(name, settings, {RUNGS[1]: moved, RUNGS[2]: on_cpu})
 
@@ -127,6 +133,8 @@ def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: li
     if step.built is not None:
         recorder.modules.know(step.built.model)
         recorder.take((step.built.args, step.built.kwargs), Role.INPUT)
+        if step.built.state is not None:
+            recorder.take(list(causal.tensors(step.built.state())), Role.STATE)
     with recorder.recording():
         step.run()
     stated = {
@@ -135,6 +143,7 @@ def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: li
         "rung": rung,
         "dtype": None if step.built is None else _dtype(step.built.model),
     }
+    stated |= {name: each for name in ("prefill", "decode") if (each := getattr(settings, name)) is not None}
     return recorder.finish().graph(name, Source.CAPTURED, stated, problems=problems)
 
 

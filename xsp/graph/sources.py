@@ -25,6 +25,8 @@ def of(
     seed: int = 0,
     shape: tuple[int, ...] | None = None,
     sequence: int = 128,
+    prefill: int | None = None,
+    decode: int | None = None,
 ) -> Graph:
     """Return the graph of a step.
 
@@ -38,12 +40,16 @@ def of(
         seed: of the weights and inputs of a named model; the graph does not depend on it unless the model does.
         shape: of one sample, of a named model; what it expects unless told otherwise.
         sequence: tokens of one sample, of a language model.
+        prefill: of a language model of transformers, the step that reads so many tokens.
+        decode: of such a model, the step that adds the last of so many tokens, with a cache of those before it.
 
     Raises:
         GraphError: the graph cannot be had; the message is the reason.
         ModelError: there is no such model, or its library is missing.
     """
-    settings = Settings(batch=batch or 1, train=train, seed=seed, shape=shape, sequence=sequence)
+    settings = Settings(
+        batch=batch or 1, train=train, seed=seed, shape=shape, sequence=sequence, prefill=prefill, decode=decode
+    )
     if isinstance(what, Graph):
         return what
     if isinstance(what, (str, Path)):

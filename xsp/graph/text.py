@@ -47,10 +47,18 @@ def _title(graph: Graph) -> str:
         how[0] += f" {stated['rung']}"
     if stated.get("batch"):
         how.append(f"batch {stated['batch']}")
-    if stated.get("train") is not None:
+    if phase(graph):
+        how.append(phase(graph))
+    elif stated.get("train") is not None:
         how.append("training step" if stated["train"] else "inference")
     how += [str(stated["dtype"])] if stated.get("dtype") else []
     return plain(graph.name) + "\n" + plain(", ".join(how))
+
+
+def phase(graph: Graph) -> str:
+    """Return which step of a language model a graph is of: `decode 512`; empty if it is of none."""
+    found = [f"{name} {graph.settings[name]}" for name in ("prefill", "decode") if graph.settings.get(name)]
+    return ", ".join(found)
 
 
 def _line(name: str, value: str, note: str) -> str:

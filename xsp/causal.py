@@ -1,0 +1,176 @@
+"""Language models as two steps: `prefill(n)` reads n tokens, `decode(n)` adds the n-th with a cache of those before it.
+
+The cache is whatever the model itself leaves behind after n - 1 tokens (keys and values, the last of a sliding window,
+states of a recurrent layer), the last of them by a decoding step as the one that follows; each step goes on from it as
+it was. So a step can be repeated, and nothing is assumed of what a cache consists of. Torch is that of the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from xsp.errors import ModelError
+
+CACHES = ("past_key_values", "cache_params", "state")
+"""Under these names models return their cache, and take it."""
+
+MOST_SPARE = 8
+"""Rows that a table of positions may have beside those of its positions."""
+
+
+def config_of(transformers: Any, name: str, config: Any) -> None:
+    """Refuse a configuration of which transformers makes no language model that reads from left to right.
+
+    Raises:
+        ModelError: so it is; the message says what to type instead.
+    """
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(_encodes(f"transformers:{name}"))
+    known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) not in known:
+        raise ModelError(f"transformers:{name} is no causal language model: omit --decode and --prefill")
+
+
+def arguments(spec: str, model: Any, batch: int, prefill: int | None, decode: int | None) -> tuple[dict[str, Any], Any]:
+    """Return the keyword arguments of a step of a language model, and the tokens before it; None where there are none.
+
+    Args:
+        spec: name of the model, for messages.
+        model: of transformers.
+        batch: sequences.
+        prefill: tokens that the step reads.
+        decode: tokens after the step, of which it adds the last.
+
+    Raises:
+        ModelError: the model is none that generates text, or takes fewer tokens.
+    """
+    if (prefill is None) == (decode is None):
+        raise ModelError("--prefill and --decode are two steps: give one of both")
+    tokens = prefill if decode is None else decode
+    assert tokens is not None
+    _check(spec, model, tokens, decode is not None)
+    torch = sys.modules["torch"]
+    words = getattr(model.config, "vocab_size", None) or model.config.get_text_config().vocab_size
+    ids = torch.randint(0, words, (batch, tokens))
+    given = {"input_ids": ids if decode is None else ids[:, -1:].clone(), "use_cache": True}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        given["logits_to_keep"] = 1  # as `generate` asks for
+    return given, None if decode is None else ids[:, :-1].clone()
+
+
+def _check(spec: str, model: Any, tokens: int, decodes: bool) -> None:
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(model, "get_input_embeddings") or getattr(model, "main_input_name", "") == "":
+        raise ModelError(f"{spec}: --decode and --prefill are for language models of transformers")
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(_encodes(spec))
+    if model.main_input_name != "input_ids" or "use_cache" not in inspect.signature(model.forward).parameters:
+        raise ModelError(f"{spec} keeps no cache between calls: omit --decode and --prefill")
+    if tokens < 1 + decodes:
+        raise ModelError(f"--decode {tokens}: there is no token before it; --decode counts the tokens after the step")
+    most = _most_tokens(model)
+    if most is not None and tokens > most:
+        raise ModelError(
+            f"{spec} takes up to {most:,} tokens, its table of positions has no more; {tokens:,} are asked"
+        )
+
+
+def _encodes(spec: str) -> str:
+    return (
+        f"{spec} is an encoder-decoder, whose decoding step reads what its encoder made: omit --decode and --prefill, "
+        "and give --sequence N"
+    )
+
+
+def _most_tokens(model: Any) -> int | None:
+    """Return how many tokens a model with a table of positions takes; None where positions are computed."""
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(longest, int) or longest <= 0:
+        return None
+    words = model.get_input_embeddings()
+    for module in model.modules():
+        rows = getattr(module, "num_embeddings", None)
+        if module is not words and isinstance(rows, int) and longest <= rows <= longest + MOST_SPARE:
+            return longest
+    return None
+
+
+def state(spec: str, model: Any, before: Any) -> Callable[[], dict[str, Any]]:
+    """Read the tokens before a step, and return what gives the keyword argument with their cache, anew at each call.
+
+    Args:
+        spec: name of the model, for messages.
+        model: on the device of the tokens.
+        before: the tokens.
+
+    Raises:
+        ModelError: the model keeps no cache, or does not take the tokens.
+    """
+    torch = sys.modules["torch"]
+    try:
+        with torch.inference_mode():
+            several = before.shape[1] > 1
+            name, cache = _left(model, model(input_ids=before[:, :-1] if several else before, use_cache=True))
+            if name and several:
+                name, cache = _left(model, model(input_ids=before[:, -1:], use_cache=True, **{name: cache}))
+    except Exception as error:
+        raise ModelError(f"{spec} does not read {before.shape[-1]:,} tokens ({_first(error)})") from error
+    if not name:
+        raise ModelError(
+            f"{spec} keeps no cache between calls, so that it has no decoding step: omit --decode and --prefill"
+        )
+    return lambda: {name: _fresh(cache)}
+
+
+def _left(model: Any, made: Any) -> tuple[str, Any]:
+    """Return the cache that a call left, and under which name the next call takes it; nothing where it left none."""
+    taken = inspect.signature(model.forward).parameters
+    found = {name: made.get(name) for name in CACHES if name in taken} if isinstance(made, Mapping) else {}
+    return next(((name, cache) for name, cache in found.items() if any(True for _ in tensors(cache))), ("", None))
+
+
+def tensors(value: Any) -> Iterator[Any]:
+    """Yield the tensors in a cache, each once."""
+    torch = sys.modules["torch"]
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif isinstance(each, (list, tuple)):
+            left += each
+        elif isinstance(each, dict):
+            left += each.values()
+        elif _is_a_cache(each):
+            left += vars(each).values()
+
+
+def _is_a_cache(value: Any) -> bool:
+    return type(value).__module__.startswith("transformers.") and hasattr(value, "__dict__")
+
+
+def _fresh(cache: Any) -> Any:
+    """Return a cache that a step can change, with the tensors of the one before it."""
+    if isinstance(cache, (list, tuple)):
+        return type(cache)(map(_fresh, cache))
+    if isinstance(cache, dict):
+        return {name: _fresh(each) for name, each in cache.items()}
+    if not _is_a_cache(cache) or type(cache).__name__.endswith("Config"):
+        return cache
+    made = copy.copy(cache)
+    for name, each in vars(cache).items():
+        if isinstance(each, (list, dict)) or _is_a_cache(each):
+            setattr(made, name, _fresh(each))
+    return made
+
+
+def _first(error: Exception) -> str:
+    return (str(error).strip().split("\n")[0].split(". ")[0] or type(error).__name__).rstrip(".")
