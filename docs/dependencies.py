@@ -43,6 +43,8 @@ WHY = {
     "opentelemetry-exporter-otlp": "OTLP over HTTP and gRPC",
     "protobuf": "OTLP's messages",
     "opentelemetry-propagator-jaeger": "services that still send uber-trace-id",
+    "mcp": "answers for MCP clients, over stdio",
+    "jsonschema": "holds answers for machines against their schema, in the tests",
     "onnx": "graphs of ONNX files: the format, and the shapes in it",
     "pandas": "traces as data frames",
     "polars": "traces as data frames",

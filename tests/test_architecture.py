@@ -25,7 +25,7 @@ LAYERS = [
     {"advise", "bound"},
     {"predict", "questions", "share"},
     {"report"},
-    {"evaluate"},
+    {"evaluate", "evidence"},
     {"cli"},
 ]
 """Outermost last. A module imports from the layers before its own; those of one layer do not import each other."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -76,7 +75,6 @@ def test_the_page_fits_a_terminal_and_says_what_was_left_out(asked: Asked) -> No
     )
     for words in (*said, "2 more: --limit 3", "no timings"):
         assert words in page
-    assert json.loads(json.dumps(text.as_json(advise.of(asked), 2)))["more"] == 1
 
 
 def test_a_part_is_made_once_even_if_it_cannot_be(asked: Asked) -> None:

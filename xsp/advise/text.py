@@ -1,10 +1,8 @@
-"""Advice as text that fits a terminal, and as plain values."""
+"""Advice as text that fits a terminal."""
 
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict
-from typing import Any
 
 from xsp.advise.advice import Advice, Interval, Place, Step
 from xsp.advise.asking import Advised
@@ -39,21 +37,6 @@ def page(found: Advised, limit: int | None = None) -> str:
         for reason, names in _by_reason(found).items():
             lines += _wrapped(f"{', '.join(names)}: {plain(reason)}", "  ")
     return "\n".join(lines)
-
-
-def as_json(found: Advised, limit: int | None = None) -> dict[str, Any]:
-    """Return the same as plain values."""
-    step = found.step
-    return {
-        "xsp_advice": 1,
-        "name": found.name,
-        "step": None if step is None else {"what": step.what, "steps": step.steps, "ms": asdict(step.ms)},
-        "advice": [asdict(piece) for piece in found.advice[:limit]],
-        "more": max(0, len(found.advice) - limit) if limit else 0,
-        "asked": list(found.asked),
-        "unanswered": dict(found.unanswered),
-        "left_out": dict(found.left_out),
-    }
 
 
 def milliseconds(gain: Interval) -> str:

@@ -45,6 +45,7 @@ EXAMPLES = """examples:
   xsp export runs/demo --to http://localhost:4318   send it to Jaeger
   xsp import trace.json.gz -o runs/gpu              traces of other profilers
   xsp counters runs/train report.csv                add hardware counters
+  xsp mcp runs                                      answer an agent's questions
   xsp serve                                         receive spans over OTLP
   xsp graph torchvision:resnet50                    a model's calls and measures
   xsp bench torchvision:resnet50 --budget 60s       time its calls, once

@@ -61,7 +61,11 @@ def run(given: argparse.Namespace) -> int:
 
     found = advise.of(given.source, only=given.only, same_numbers=given.same_numbers, settings=_settings(given))
     if given.format == "json":
-        progress.put(json.dumps(text.as_json(found, given.limit), indent=2) + "\n")
+        from xsp.evidence import advising, form
+
+        source = {"run": given.source, "name": found.name}
+        said = form.fitted(advising.of(found, source, limit=given.limit), form.MOST_BYTES_OF_A_FILE)
+        progress.put(json.dumps(said, indent=2, ensure_ascii=False) + "\n")
     else:
         progress.tell(text.page(found, given.limit))
     return 0

@@ -1,0 +1,61 @@
+"""Answer questions about runs and traces over the Model Context Protocol (MCP), on stdin and stdout.
+
+An MCP client starts it, and asks for a summary, what is doubtful, where the time goes, advice, tables, a comparison of
+two runs, and spans by their ids. It reads the runs and traces that are named, and those in folders that are named;
+nothing else, and it changes nothing. Answers are JSON in one form (docs/use/agents.md), bounded in size and time. Logs
+go to stderr.
+
+It needs the extra `mcp`: pip install 'xsp[mcp]'.
+
+examples:
+  xsp mcp runs                             all runs in a folder, also later ones
+  xsp mcp runs/before runs/after
+  xsp mcp trace.json.gz --seconds 300
+  xsp mcp --schema > evidence.schema.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from xsp.cli import options, progress
+from xsp.errors import UsageError
+
+SUMMARY = "answer questions of MCP clients about runs"
+LEAST, MOST = 2, 4096
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        default=[],
+        metavar="PATH",
+        help="run directory, trace that xsp imports, or folder of them; nothing else can be read",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, metavar="N", help="what an answer may take (default: 60)"
+    )
+    parser.add_argument(
+        "--kib", type=options.rows, default=48, metavar="N", help="size of an answer at most, in KiB (default: 48)"
+    )
+    parser.add_argument("--schema", action="store_true", help="print the JSON Schema of all answers, and end")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Serve until the client hangs up, or an interrupt."""
+    from xsp.evidence import form, server
+
+    if given.schema:
+        progress.tell(json.dumps(form.schema(), indent=1, ensure_ascii=False))
+        return 0
+    if not given.paths:
+        raise UsageError("which runs may be read? xsp mcp runs")
+    if not 0 < given.seconds < float("inf"):
+        raise UsageError("--seconds must be above 0")
+    if not LEAST <= given.kib <= MOST:
+        raise UsageError(f"--kib must be from {LEAST} to {MOST}")
+    server.serve(given.paths, given.kib << 10, given.seconds)
+    return 0

@@ -1,0 +1,74 @@
+"""Advice in the form: pieces with their spans, the questions that were asked, and those that could not be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from xsp import advise
+from xsp.advise import Advice, Advised, Needs
+from xsp.evidence import citing
+from xsp.evidence.form import NONE, Citation, Document, document, left_out, statement
+from xsp.store.trace import Trace
+
+
+def of_trace(trace: Trace, source: Mapping[str, Any], first: int, limit: int) -> Document:
+    """Return what is advised of a trace by the questions that a trace alone answers: nothing is run or captured."""
+    return of(advise.of(trace, most=Needs.TRACE), source, first, limit, citing.of_step(trace))
+
+
+def of(
+    found: Advised, source: Mapping[str, Any], first: int = 0, limit: int | None = None, step: Citation = NONE
+) -> Document:
+    """Return advice as a document.
+
+    Args:
+        found: the advice.
+        source: what it is of.
+        first: number of the first piece, from 0.
+        limit: pieces at most.
+        step: spans of the step, which the statement of its time cites.
+    """
+    shown = found.advice[first:] if limit is None else found.advice[first : first + limit]
+    notes = [left_out(f"advice that would {why}" if why.startswith("gain") else f"advice that {why}", count, None)
+             for why, count in found.left_out.items()]  # fmt: skip
+    more = len(found.advice) - first - len(shown)
+    if more > 0:
+        notes.append(left_out("advice", more, f"first={first + len(shown)}"))
+    return document(
+        "advice",
+        source,
+        statements=[_of_step(found, step)] if found.step is not None else [],
+        step=None if found.step is None else asdict(found.step),
+        advice=[_piece(each) for each in shown],
+        asked=list(found.asked),
+        unanswered=dict(found.unanswered),
+        first=first,
+        left_out=notes,
+    )
+
+
+def _of_step(found: Advised, cited: Citation) -> Document:
+    assert found.step is not None
+    what, ms = found.step.what, found.step.ms
+    says = f"the {what} that gains are a part of takes {ms.value:.4g} ms"
+    figures = {"low_ms": ms.low, "ms": ms.value, "high_ms": ms.high, "steps": found.step.steps}
+    return statement(says, figures, cited, "advice")
+
+
+def _piece(each: Advice) -> Document:
+    """Return a piece; fields of a later version of `Advice` that the form does not have stay behind."""
+    return {
+        "question": each.question,
+        "number": each.number,
+        "what": each.what,
+        "where": [asdict(place) for place in each.where],
+        "gain_ms": asdict(each.gain),
+        "at_most": each.at_most,
+        "of_step_percent": each.of_step_percent,
+        "why": list(each.why),
+        "do": each.do,
+        "changes_numbers": each.changes_numbers,
+        "trial": each.trial,
+    }

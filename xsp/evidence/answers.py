@@ -1,0 +1,236 @@
+"""What is said of a run, or of two, in the form: summary, health, where the time goes, comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from xsp.comparison import Comparison, Row, compare
+from xsp.comparison.conclusion import conclusion
+from xsp.errors import UsageError, nearest
+from xsp.evidence import citing, tables
+from xsp.evidence.form import NONE, Citation, Document, document, left_out, statement
+from xsp.health import grade, health
+from xsp.health.finding import Finding, Severity
+from xsp.store.trace import Trace
+
+ROWS_OF_TIME = 12
+"""Rows of each table of `time`, unless told otherwise."""
+
+_TIME = (
+    ("phases", "phase", "ms", "percent_of_iteration", "of the iteration"),
+    ("critical-path-summary", "name", "dur_ms", "percent_of_path", "of the critical path"),
+    ("layers", "name", "host_self_ms", "percent_of_host_time", "of the host's time in layers"),
+    ("ops", "name", "device_ms", "percent_of_device_time", "of device time"),
+    ("modules", "path", "self_device_ms", "self_percent_of_device_time", "of device time"),
+    ("A10", "name", "latency_ms", "percent_of_kernel_time", "of kernel time"),
+    ("idle-causes", "cause", "idle_ms", "percent_of_idle", "of the devices' idle time"),
+)
+"""Tables that say where time goes: the column of what, of how much, of which share, and of what that is a share."""
+
+_HOST = {
+    "ops": ("host_self_ms", "percent_of_host_time", "of the host's time in operators"),
+    "A10": ("latency_ms", "percent_of_host_time", "of the host's time"),
+    "modules": ("host_self_ms", "percent_of_host_time", "of the host's time in modules, with those inside"),
+}
+"""Columns that say it where no device worked."""
+
+_OF_WHOLE = ("the iteration",)
+_NO_LAYER = "what is of no layer"
+
+
+def summary(trace: Trace, source: Mapping[str, Any]) -> Document:
+    """Return what was recorded, what a step takes, what the loop is, and how far it can be believed."""
+    run = trace.run
+    step = citing.of_step(trace)
+    said = []
+    made = tables.top(trace, "A1", 4)
+    for row in tables.dicts(made[0]) if made else []:
+        kept = {name: row[name] for name in _OF_A1 if name in row}
+        says = f"a step takes {_ms(row['latency_ms'])}{_interval(row)}, of {row['steps']} timed steps"
+        said.append(statement(says, kept, step, "A1"))
+    loop = tables.top(trace, "loop", 4)
+    for row in tables.dicts(loop[0]) if loop else []:
+        if row["iteration_ms"] is not None:
+            says = f"an iteration of the loop ({row['scope']}, kind {row['kind']}) takes {_ms(row['iteration_ms'])}"
+            said.append(statement(says, {name: row[name] for name in _OF_LOOP if name in row}, step, "loop"))
+    activity = tables.top(trace, "device-activity", 16)
+    for row in tables.dicts(activity[0]) if activity else []:
+        who = "all devices" if row["device"] is None else f"device {row['device']}"
+        says = f"{who} of rank {row['rank']}: busy {_percent(row['busy_percent'])} of {_ms(row['window_ms'])}"
+        said.append(statement(says, {name: row[name] for name in _OF_DEVICES}, step, "device-activity"))
+    found = grade(health(trace))
+    reasons = "; ".join(found.reasons)
+    said.append(
+        statement(
+            f"grade {found.letter} (A to F: how far these figures can be believed){': ' + reasons if reasons else ''}",
+            {"grade": found.letter},
+            step,
+            "health",
+        )
+    )
+    described = {
+        "imported": run.imported is not None,
+        "finished": run.finished,
+        "levels": run.levels,
+        "kind_of_step": trace.kind,
+        "kinds": [{"kind": each.kind, "name": each.name} for each in run.kinds][:20],
+        "rank": trace.rank,
+        "ranks": len(run.ranks) or 1,
+        "devices": list(run.machine.devices)[:16],
+        "spans": _count(trace, "spans"),
+        "spans_of_merged_step": _count(trace, "merged"),
+    }
+    return document("summary", source, run=described, statements=said)
+
+
+_OF_A1 = ("batch_size", "latency_ms", "low_ms", "high_ms", "median_ms", "p90_ms", "p99_ms", "samples_per_s", "steps")
+_OF_LOOP = ("steps", "iteration_ms", "low_ms", "high_ms", "step_ms", "data_ms", "between_ms", "samples_per_s",
+            "percent_of_loop")  # fmt: skip
+_OF_DEVICES = ("window_ms", "busy_percent", "computation_ms", "exposed_communication_ms", "exposed_copy_ms", "idle_ms")
+
+
+def findings(trace: Trace, source: Mapping[str, Any], first: int, limit: int) -> Document:
+    """Return what is missing or doubtful, the most important first, and the grade that follows."""
+    every = health(trace)
+    step = citing.of_step(trace)
+    shown = [_finding(each, step) for each in every[first : first + limit]]
+    more = len(every) - first - len(shown)
+    notes = [left_out("statements", more, f"first={first + len(shown)}")] if more > 0 else []
+    return document("health", source, grade=grade(every)._asdict(), statements=shown, first=first, left_out=notes)
+
+
+def _finding(each: Finding, step: Citation) -> Document:
+    figures = {"best_grade": each.best}
+    cited = NONE if each.severity is Severity.NOTE and each.best == "A" else step
+    return statement(each.text, figures, cited, "health", subject=each.subject, severity=str(each.severity))
+
+
+def time(trace: Trace, source: Mapping[str, Any], limit: int = ROWS_OF_TIME) -> Document:
+    """Return where the time of a step goes: phases, critical path, layers, operators, kernels, idle devices."""
+    said, shown, notes = [], [], []
+    for name, what, ms, percent, whole in _TIME:
+        found = tables.top(trace, name, limit)
+        if found is None:
+            continue
+        made, more = found
+        if name in _HOST and not any(row.get(percent) is not None for row in tables.dicts(made)):
+            ms, percent, whole = _HOST[name]
+        shown.append(made)
+        notes += more
+        pairs = zip(tables.dicts(made), made["row_spans"], made["row_spans_in_all"], strict=True)
+        told = [pair for pair in pairs if pair[0][ms] is not None and _is_told(pair[0], what)]
+        largest = sorted(told, key=lambda pair: -pair[0][ms])
+        for row, spans, in_all in largest if name == "phases" else largest[:3]:
+            says = f"{row[what] or _NO_LAYER} takes {_ms(row[ms])}, {_percent(row[percent])} {whole}"
+            said.append(statement(says, {ms: row[ms], percent: row[percent]}, Citation(spans, in_all), name))
+    return document("time", source, statements=said, tables=shown, left_out=notes)
+
+
+def _is_told(row: Mapping[str, Any], what: str) -> bool:
+    """Return whether a row is told in a sentence: no whole, and of the path's groupings that by layer."""
+    return row[what] not in _OF_WHOLE and row.get("grouped_by") in (None, "layer")
+
+
+# --- two runs -----------------------------------------------------------------------------------------------------
+
+
+def compared(
+    a: Trace,
+    b: Trace,
+    sources: Mapping[str, Any],
+    section: str | None,
+    first: int,
+    limit: int,
+) -> Document:
+    """Return what B takes more or less than A: the conclusion, what else differs, and rows.
+
+    Args:
+        a: the run before.
+        b: the run after.
+        sources: of both, `a` and `b`.
+        section: of rows that are asked for; all unless told otherwise.
+        first: number of the first row, from 0.
+        limit: rows at most.
+
+    Raises:
+        AnalysisError: they have nothing in common.
+        UsageError: there is no such section.
+    """
+    found = compare(a, b)
+    sections = list(dict.fromkeys(row.section for row in found.rows))
+    if section is not None and section not in sections:
+        raise UsageError(
+            f"there is no section {section!r}{nearest(section, sections) or ''}; there are: {', '.join(sections)}"
+        )
+    rows = found.rows if section is None else found.section(section)
+    page = rows[first : first + limit]
+    of_a, of_b = ([_cited(trace, row, side) for row in page] for side, trace in enumerate((a, b)))
+    made = {
+        "name": "compare",
+        "title": "B against A",
+        "about": "Times in milliseconds per step; low and high are the ends of the 95 % interval of the change.",
+        "columns": [{"name": each.name, "type": str(each.type)} for each in fields(Row)],
+        "rows": [list(asdict(row).values()) for row in page],
+        "row_spans": [one.spans for one in of_a],
+        "row_spans_in_all": [one.in_all for one in of_a],
+        "row_spans_b": [one.spans for one in of_b],
+        "row_spans_b_in_all": [one.in_all for one in of_b],
+        "first": first,
+        "rows_in_all": len(rows),
+    }
+    more = len(rows) - first - len(page)
+    notes = [left_out("rows of compare", more, f"first={first + len(page)}")] if more > 0 else []
+    return document(
+        "compare",
+        sources,
+        statements=_concluded(found, a, b),
+        sections=sections,
+        tables=[made],
+        left_out=notes,
+    )
+
+
+def _concluded(found: Comparison, a: Trace, b: Trace) -> list[Document]:
+    step = {name: value for name, value in asdict(found.step).items() if isinstance(value, (int, float))}
+    of_a, of_b = citing.of_step(a), citing.of_step(b)
+    further = {"spans_b": of_b.spans, "spans_b_in_all": of_b.in_all}
+    said = [statement(text, step, of_a, "compare", **further) for text in conclusion(found)]
+    said += [
+        statement(f"differs beside times: {each.subject}: {each.a} / {each.b}", {}, of_a, "compare", **further)
+        for each in found.differences
+    ]
+    return said
+
+
+def _cited(trace: Trace, row: Row, side: int) -> Citation:
+    """Return the spans of a side that a row is of; a name that changed stands as `A → B`."""
+    if row.section in ("step", "loop"):
+        return citing.of_step(trace)
+    if row.section == "phase":
+        return citing.of_kind(trace, row.name)
+    parts = row.name.split(" → ")
+    return citing.named(trace, parts[min(side, len(parts) - 1)])
+
+
+# --- words --------------------------------------------------------------------------------------------------------
+
+
+def _count(trace: Trace, name: str) -> int:
+    ((count,),) = trace.con.execute(f"SELECT count(*) FROM {name}").fetchall()
+    return int(count)
+
+
+def _ms(value: float | None) -> str:
+    return "an unknown time" if value is None else f"{value:.4g} ms"
+
+
+def _percent(value: float | None) -> str:
+    return "an unknown share" if value is None else f"{value:.1f} %"
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    if row.get("low_ms") is None or row.get("high_ms") is None:
+        return ""
+    return f" (95 % interval {row['low_ms']:.4g} to {row['high_ms']:.4g} ms)"

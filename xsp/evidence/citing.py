@@ -1,0 +1,133 @@
+"""Which spans a row of an analysis is of: by the columns that name them.
+
+The ids are those of the merged step, the longest spans first. A row that names no span is of the step as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import duckdb
+
+from xsp.analyses.modules import make_paths
+from xsp.errors import XspError
+from xsp.evidence.form import NONE, Citation
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
+from xsp.store.views import NS
+
+MOST = 5
+"""Ids of a row."""
+
+_DIRECT = ("span_id", "call_span_id")
+_LAYER = f"level = {int(Level.LAYER)}"
+_NAMED: dict[str, tuple[str, str]] = {
+    "layer_name": ("name", _LAYER),
+    "layer": ("name", _LAYER),
+    "peak_layer": ("name", _LAYER),
+    "next_layer": ("name", _LAYER),
+    "name": ("name", "true"),
+    "op": ("name", "true"),
+    "call": ("name", "true"),
+    "longest_kernel": ("name", "true"),
+    "type": ("type", _LAYER),
+    "kind": ("kind", "true"),
+}
+"""Columns of analyses that name spans: by which column of the spans, and which spans alone."""
+
+_BY_GROUP = {"what": ("kind", "true"), "layer": ("name", _LAYER), "name": ("name", "true")}
+_OF_KERNELS = ("A8", "A9")
+_CLASSES = ("module-classes", "class")
+_NARROWING = {"shapes": "input_shapes", "device": "device", "type": "type"}
+"""Columns of analyses that say more of the spans that `name` names."""
+
+
+def of_step(trace: Trace) -> Citation:
+    """Return the span of the merged step; of a trace without one its outermost spans."""
+    found = _found(trace, f"kind = '{Kind.STEP}'")
+    return found if found.in_all else _found(trace, "parent_id IS NULL AND device IS NULL")
+
+
+def of_kind(trace: Trace, kind: str) -> Citation:
+    """Return the spans of a kind, as those of a phase."""
+    return _found(trace, "kind = ?", [kind])
+
+
+def named(trace: Trace, name: str) -> Citation:
+    """Return the spans of a name."""
+    return _found(trace, "name = ?", [name])
+
+
+def _found(trace: Trace, condition: str, values: Sequence[Any] = ()) -> Citation:
+    """Return the merged spans that meet a condition."""
+    rows = trace.con.execute(
+        f"SELECT span_id, count(*) OVER () FROM merged WHERE ({condition}) AND span_id IS NOT NULL "
+        f"ORDER BY {NS} DESC NULLS LAST, start_ns, span_id LIMIT {MOST}",
+        list(values),
+    ).fetchall()
+    return Citation([row[0] for row in rows], rows[0][1]) if rows else NONE
+
+
+def of_rows(trace: Trace, analysis: str, rows: Sequence[Mapping[str, Any]]) -> list[Citation]:
+    """Return the spans of each row of an analysis.
+
+    Args:
+        trace: that it was asked of.
+        analysis: its name.
+        rows: columns with their values; a page of them, since each is looked up.
+    """
+    step = of_step(trace)
+    known: dict[tuple[str, tuple[Any, ...]], Citation] = {}
+    found = []
+    for row in rows:
+        asked = _condition(trace, analysis, row)
+        if asked is None:
+            found.append(step)
+            continue
+        condition, values = asked
+        if (condition, values) not in known:
+            known[condition, values] = _safely(trace, condition, values)
+        cited = known[condition, values]
+        if not cited.in_all and isinstance(row.get("layer_index"), int):  # time that no span has, of a layer
+            cited = _safely(trace, f"{_LAYER} AND layer_index = ?", (row["layer_index"],))
+        found.append(cited if cited.in_all else step)
+    return found
+
+
+def _safely(trace: Trace, condition: str, values: tuple[Any, ...]) -> Citation:
+    try:
+        return _found(trace, condition, values)
+    except (duckdb.Error, XspError):  # a column of a third party's analysis that is called as one of ours
+        return NONE
+
+
+def _condition(trace: Trace, analysis: str, row: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]] | None:
+    """Return the SQL of a row's spans; None where it names none."""
+    for column in _DIRECT:
+        if isinstance(row.get(column), str):
+            return "span_id = ?", (row[column],)
+    if isinstance(row.get("layer_index"), int):
+        if analysis in _OF_KERNELS:
+            inside = f"layer_id IN (SELECT span_id FROM merged WHERE {_LAYER} AND layer_index = ?)"
+            return f"name = ? AND level > {int(Level.OP) - 1} AND {inside}", (row["name"], row["layer_index"])
+        return f"{_LAYER} AND layer_index = ?", (row["layer_index"],)
+    if analysis == "phases":
+        return "kind = ?", (str(row.get("phase")),)
+    if row.get("grouped_by") in _BY_GROUP and isinstance(row.get("name"), str):
+        column, only = _BY_GROUP[str(row["grouped_by"])]
+        return f"{column} = ? AND {only}", (row["name"],)
+    if analysis == "modules" and isinstance(row.get("path"), str):
+        make_paths(trace)
+        own = "SELECT layer_id FROM module_chains JOIN chain_members USING (chain) WHERE own AND member = ?"
+        return f"span_id IN ({own} AND grouped_by = 'path')", (row["path"],)
+    if analysis == _CLASSES[0] and isinstance(row.get(_CLASSES[1]), str):
+        return f"type = ? AND {_LAYER}", (row[_CLASSES[1]],)
+    for column, (of_span, only) in _NAMED.items():
+        if isinstance(row.get(column), str):
+            narrowed = {name: of for name, of in _NARROWING.items() if column == "name" and row.get(name) is not None}
+            if analysis == "ops":  # its device is that of the work that the operators launched
+                narrowed.pop("device", None)
+            conditions = [f"{of_span} = ?", only, *(f"{of} = ?" for of in narrowed.values())]
+            return " AND ".join(conditions), (row[column], *(row[name] for name in narrowed))
+    return None
