@@ -136,7 +136,7 @@ def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: li
         if step.built.state is not None:
             recorder.take(list(causal.tensors(step.built.state())), Role.STATE)
     with recorder.recording():
-        step.run()
+        result = step.run()
     stated = {
         "batch": settings.batch,
         "train": settings.train,
@@ -144,7 +144,7 @@ def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: li
         "dtype": None if step.built is None else _dtype(step.built.model),
     }
     stated |= {name: each for name in ("prefill", "decode") if (each := getattr(settings, name)) is not None}
-    return recorder.finish().graph(name, Source.CAPTURED, stated, problems=problems)
+    return recorder.finish(result).graph(name, Source.CAPTURED, stated, problems=problems)
 
 
 def _dtype(model: Any) -> str | None:

@@ -7,6 +7,7 @@ which version of this form it has, and a newer one is refused.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ def to_plain(graph: Graph) -> dict[str, Any]:
         "values": [[each.storage, each.version, each.role.value, each.bytes] for each in graph.values],
         "nodes": nodes,
         "edges": [[each.before, each.after, each.why.value] for each in graph.edges],
+        **_outliving(graph),
     }
 
 
@@ -113,6 +115,9 @@ def from_plain(found: dict[str, Any]) -> Graph:
             raise ValueError(f"the key of a call of {call.op} is not that of its arguments")
     values = tuple(Value(int(place), int(turn), Role(role), size) for place, turn, role, size in found["values"])
     nodes = tuple(_read_node(calls, *each) for each in found["nodes"])
+    if "origins" in found:
+        told = [tuple(None if each is None else _pair(each) for each in row) for row in found["origins"]]
+        nodes = tuple(replace(node, origins=row) for node, row in zip(nodes, told, strict=True))
     edges = tuple(Edge(before, after, Why(why)) for before, after, why in found["edges"])
     _check(nodes, edges, values)
     return Graph(
@@ -126,14 +131,38 @@ def from_plain(found: dict[str, Any]) -> Graph:
         parameters=found["parameters"],
         settings=dict(found["settings"]),
         problems=tuple(Problem(*each) for each in found["problems"]),
+        outputs=tuple(map(_pair, found.get("outputs", ()))),
+        kept=tuple(map(int, found["kept"])) if "kept" in found else None,
     )
+
+
+def _outliving(graph: Graph) -> dict[str, Any]:
+    """Return what a source tells of single tensors; nothing where it does not."""
+    found: dict[str, Any] = {}
+    if any(node.origins for node in graph.nodes):
+        found["origins"] = [[None if each is None else list(each) for each in node.origins] for node in graph.nodes]
+    if graph.outputs:
+        found["outputs"] = [list(each) for each in graph.outputs]
+    if graph.kept is not None:
+        found["kept"] = list(graph.kept)
+    return found
+
+
+def _pair(found: Any) -> tuple[int, int]:
+    node, number = found
+    return int(node), int(number)
 
 
 def _check(nodes: tuple[Node, ...], edges: tuple[Edge, ...], values: tuple[Value, ...]) -> None:
     for edge in edges:
         if not 0 <= edge.before < edge.after < len(nodes):
             raise ValueError(f"an edge from {edge.before} to {edge.after} among {len(nodes)} nodes")
-    for node in nodes:
+    for place, node in enumerate(nodes):
+        if len(node.origins) not in (0, len(node.call.inputs)):
+            raise ValueError(f"a call of {node.call.op} with other origins than it has tensors")
+        for maker, output in filter(None, node.origins):
+            if maker >= place or (maker >= 0 and not 0 <= output < len(nodes[maker].call.outputs)):
+                raise ValueError(f"a call of {node.call.op} takes what node {maker} did not make before it")
         if len(node.reads) not in (0, len(node.call.inputs)) or len(node.returns) not in (0, len(node.call.outputs)):
             raise ValueError(f"a call of {node.call.op} with other values than it has tensors")
         for number in (*node.reads, *node.returns, *node.writes):

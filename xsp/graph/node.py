@@ -8,7 +8,7 @@ elsewhere (a node of ONNX, an operator of ATen, a module, a span of a trace); he
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -131,6 +131,40 @@ class Tensor:
         return prod(distinct) * size
 
 
+def permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
+    """Return a tensor with its dimensions in another order."""
+    shape, stride = tensor.shape or (), strides(tensor)
+    return laid(tensor.dtype, [shape[each] for each in order], [stride[each] for each in order])
+
+
+def strides(tensor: Tensor) -> tuple[int, ...]:
+    """Return the strides of a tensor, also of a contiguous one."""
+    return contiguous(tensor.shape or ()) if tensor.stride is None else tensor.stride
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor."""
+    found: list[int] = []
+    step = 1
+    for length in reversed(shape):
+        found.insert(0, step)
+        step *= max(1, length)
+    return tuple(found)
+
+
+def laid(dtype: str | None, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """Return a tensor by its strides, which are None where it is contiguous: those of single elements do not count."""
+    usual = contiguous(shape)
+    same = 0 in shape or all(a == b for a, b, length in zip(stride, usual, shape, strict=True) if length > 1)
+    return Tensor(dtype, tuple(shape), None if same else tuple(stride))
+
+
+Origin: TypeAlias = tuple[int, int]
+"""Names a tensor: the place of the node that made it with the number of the output, or `OUTSIDE` with a number."""
+
+OUTSIDE = -1
+"""In place of a node: the tensor was there before the step. Its number is one of those in the order of appearance."""
+
 Argument: TypeAlias = Any
 """A tensor, None, a tuple of those, or a plain value: bool, int, float, str, or a tuple of plain values."""
 
@@ -212,6 +246,10 @@ class Node:
     stated: tuple[int | None, int | None] | None = None
     """FLOPs and bytes as the source states them, where it does not tell enough of the call to compute them."""
 
+    origins: tuple[Origin | None, ...] = ()
+    """Which tensor each of `call.inputs` is, where the source tells: values name storages, of which several tensors may
+    be parts. None for one that no node was seen to make; empty where the source does not tell."""
+
     @property
     def computes(self) -> bool:
         """Whether it does work: neither view nor allocation."""
@@ -259,6 +297,11 @@ class Graph:
     """Batch, mode, versions of libraries: plain values."""
 
     problems: tuple[Problem, ...] = ()
+    outputs: tuple[Origin, ...] = ()
+    """Tensors that the step returned, where the source tells."""
+
+    kept: tuple[int, ...] | None = None
+    """Numbers of the values in storages that outlive the step: what it returned, what modules hold. None if unknown."""
 
     @property
     def computing(self) -> tuple[Node, ...]:

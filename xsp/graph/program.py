@@ -64,7 +64,7 @@ def of(program: Any, name: str) -> Graph:
     runner = _runner(program.graph_module, recorder)
     try:
         with _quiet(), torch.inference_mode(), recorder.recording():
-            runner.run(*given)
+            result = runner.run(*given)
     except Exception as error:
         place = f" at {runner.at}" if runner.at else ""
         raise GraphError(
@@ -72,7 +72,7 @@ def of(program: Any, name: str) -> Graph:
         ) from error
     first = next((each for each in given if isinstance(each, torch.Tensor) and each.is_floating_point()), None)
     stated = {"train": False, "dtype": None if first is None else str(first.dtype).removeprefix("torch.")}
-    return recorder.finish().graph(name, Source.PROGRAM, stated, parameters=parameters)
+    return recorder.finish(result).graph(name, Source.PROGRAM, stated, parameters=parameters)
 
 
 _ROLES = {

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xsp.errors import GraphError
 from xsp.graph import keys
-from xsp.graph.node import Call, Edge, Graph, KnownBy, Node, NodeKind, Phase, Problem, Role, Source, Tensor, Value
+from xsp.graph.modules import Modules
+from xsp.graph.node import (
+    OUTSIDE,
+    Call,
+    Edge,
+    Graph,
+    KnownBy,
+    Node,
+    NodeKind,
+    Origin,
+    Phase,
+    Problem,
+    Role,
+    Source,
+    Tensor,
+    Value,
+)
 from xsp.graph.values import Flow
 from xsp.version import __version__
 
@@ -40,6 +55,9 @@ STATISTICS = frozenset(
 DROPS = frozenset(f"aten::{kind}dropout_" for kind in ("", "alpha_", "feature_", "feature_alpha_"))
 """Operators that leave their input alone outside training, though their schemas say that they write it."""
 
+UNTOLD = object()
+"""In place of what a step returned."""
+
 COMMUNICATES = frozenset(["c10d", "_c10d_functional", "c10d_functional", "symm_mem"])
 
 
@@ -61,6 +79,9 @@ class Recorded:
     values: tuple[Value, ...]
     parameters: int
     """Elements of all parameters of the modules that ran, those that share memory counted once."""
+
+    outputs: tuple[Origin, ...] = ()
+    kept: tuple[int, ...] | None = None
 
     def graph(
         self,
@@ -96,6 +117,8 @@ class Recorded:
             parameters=self.parameters if parameters is None else parameters,
             settings={**settings, "torch": torch.__version__, "xsp": __version__},
             problems=tuple(problems),
+            outputs=self.outputs,
+            kept=self.kept,
         )
 
 
@@ -116,6 +139,9 @@ class Recorder(TorchDispatchMode):
         self._alive: dict[int, StorageWeakRef] = {}
         self._held: list[Any] = []
         self._through: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._named: dict[tuple[Hashable, ...], Origin] = {}
+        self._made_here: set[Hashable] = set()
+        self._outsiders = 0
         self._counted: set[tuple[Any, ...]] = set()
         self._by_sequence: list[tuple[int, str]] = []
         self._optimizing = 0
@@ -138,13 +164,24 @@ class Recorder(TorchDispatchMode):
         for tensor in flat(values):
             self._outside(tensor, role)
 
-    def finish(self) -> Recorded:
-        """Return what was recorded."""
+    def finish(self, result: Any = UNTOLD) -> Recorded:
+        """Return what was recorded.
+
+        Args:
+            result: what the step returned, which is still held: what is alive now outlives the step.
+        """
         for module in self.modules.roots:
             for parameter in module.parameters():
                 if parameter.grad is not None:
                     self.flow.mark(self._storage(parameter.grad), Role.GRADIENT)
-        return Recorded(tuple(self.nodes), self.flow.edges(), self.flow.finished(), self.parameters)
+        outputs: tuple[Origin, ...] = ()
+        kept: tuple[int, ...] | None = None
+        if result is not UNTOLD:
+            outputs = tuple(each for each in map(self._origin, flat(result)) if each is not None)
+            alive: list[Hashable] = [place for place, storage in self._alive.items() if not storage.expired()]
+            alive += [("tensor", id(each)) for each in self._held]
+            kept = tuple(sorted(self.flow.current(each) for each in alive if self.flow.known(each)))
+        return Recorded(tuple(self.nodes), self.flow.edges(), self.flow.finished(), self.parameters, outputs, kept)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and note it."""
@@ -165,6 +202,7 @@ class Recorder(TorchDispatchMode):
         phase = self._phase()
         number = len(self.nodes)
         reads, written = self._read(number, schema.name, declared, given, phase)
+        origins = tuple(map(self._origin, flat(given)))
         if torch.Tag.inplace_view in func.tags:  # it changes the tensor, and nothing that the tensor holds
             written = []
         result = func(*args, **kwargs)
@@ -183,7 +221,8 @@ class Recorder(TorchDispatchMode):
         kind = kind_of(func, namespace, reads, tensors, writes=bool(writes), made=len(made))
         if kind in (NodeKind.RANDOM, NodeKind.COMMUNICATION):
             self.flow.follow(number, kind)
-        self.nodes.append(Node(call, keys.key(call), kind, module, phase, reads, returns, (*writes.values(), *made)))
+        writing = (*writes.values(), *made)
+        self.nodes.append(Node(call, keys.key(call), kind, module, phase, reads, returns, writing, origins=origins))
         return result
 
     def _declared(self, func: Any, schema: Any) -> list[Argument]:
@@ -221,15 +260,37 @@ class Recorder(TorchDispatchMode):
     def _returned(self, number: int, tensors: list[Any], role: Role) -> tuple[tuple[int, ...], list[int]]:
         """Return the values behind what an operator returned, and those that it made in new storages."""
         returns, made = [], []
-        for tensor in tensors:
+        for place, tensor in enumerate(tensors):
             storage = self._storage(tensor)
             if self.flow.known(storage):
                 returns.append(self.flow.current(storage))
             else:
                 made.append(self.flow.write(number, storage, role, self._bytes(tensor)))
                 returns.append(made[-1])
+                self._made_here.add(storage)
+            self._named[self._described(tensor)] = (number, place)
             self._through[id(tensor)] = (weakref.ref(tensor), number)
         return tuple(returns), made
+
+    def _described(self, tensor: Any) -> tuple[Hashable, ...]:
+        """Return what tells a tensor from all others: two of one description are the same part of a storage."""
+        storage = self._storage(tensor)
+        if isinstance(storage, tuple):  # of a layout without storage
+            return (storage,)
+        return (storage, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
+
+    def _origin(self, tensor: Any) -> Origin | None:
+        """Return the name of a tensor; None if it is part of what the step made, and no node was seen to make it so."""
+        described = self._described(tensor)
+        if described not in self._named:
+            if described[0] in self._made_here:
+                return None
+            self._named[described] = self._outsider(tensor, self._outsiders)
+            self._outsiders += 1
+        return self._named[described]
+
+    def _outsider(self, tensor: Any, number: int) -> Origin:
+        return (OUTSIDE, number)
 
     def _outside(self, tensor: Any, role: Role) -> Hashable:
         storage = self._storage(tensor)
@@ -306,76 +367,6 @@ class Recorder(TorchDispatchMode):
                 self.parameters += parameter.numel()
         for buffer in module.buffers():
             self._outside(buffer, Role.BUFFER)
-
-
-class Modules:
-    """The path of the module that is running, from hooks on all modules: those on one module would change its path.
-
-    `torch.nn.TransformerEncoderLayer` takes its slow path where a module has hooks of its own.
-    """
-
-    def __init__(self, found: Callable[[Any], None]) -> None:
-        self.roots: list[Any] = []
-        self._found = found
-        self._paths: dict[int, str] = {}
-        self._owners: dict[int, str] = {}
-        self._calls: dict[str, int] = {}
-        self._stack: list[str] = []
-
-    @property
-    def current(self) -> str:
-        """Path of the innermost module that is running; empty outside all."""
-        return self._stack[-1] if self._stack else ""
-
-    def owner(self, parameter: Any) -> str:
-        """Return the path of the module that holds a parameter; empty if unknown."""
-        return self._owners.get(id(parameter), "")
-
-    def know(self, root: Any) -> None:
-        """Name a module and those in it by their paths in it."""
-        prefix = f"{type(root).__name__}." if self.roots else ""
-        self.roots.append(root)  # held, so that no other object gets its id
-        for path, module in root.named_modules():
-            self._paths.setdefault(id(module), (prefix + path).rstrip("."))
-            for parameter in module.parameters(recurse=False):
-                self._owners.setdefault(id(parameter), (prefix + path).rstrip("."))
-        self._found(root)
-
-    @contextmanager
-    def inside(self, path: str) -> Iterator[None]:
-        """Take what is called inside for calls of a module."""
-        self._stack.append(path)
-        try:
-            yield
-        finally:
-            self._stack.pop()
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Follow calls of modules on this thread."""
-        handles = [
-            module_hooks.register_module_forward_pre_hook(self._enter),
-            module_hooks.register_module_forward_hook(self._leave, always_call=True),
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _enter(self, module: Any, args: Any) -> None:
-        if id(module) not in self._paths:
-            if self._stack:  # made while the model runs: it has no path
-                self._stack.append(self._stack[-1])
-                return
-            self.know(module)
-        path = self._paths[id(module)]
-        turn = self._calls[path] = self._calls.get(path, 0) + 1
-        self._stack.append(f"{path}#{turn}" if turn > 1 else path)
-
-    def _leave(self, module: Any, args: Any, output: Any) -> None:
-        if self._stack:
-            self._stack.pop()
 
 
 def kind_of(

@@ -1,0 +1,418 @@
+"""The rule that finds attention written by hand: query times key, a softmax, times value.
+
+Between them may stand a scale, a mask (added, filled in, or chosen by `where`), casts around the softmax, a drop-out
+that drops nothing, and views that split or join the dimensions of batch and heads. Whatever else stands there, or reads
+what stands there, keeps the attention as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import isinf, prod
+from typing import Any
+
+from xsp.graph.draft import Draft, Step
+from xsp.graph.node import Call, NodeKind, Origin, Phase, Tensor, contiguous, laid, permuted, strides
+from xsp.graph.rules import Found
+
+SOFTMAX = ("softmax", "_softmax", "special_softmax", "_safe_softmax")
+PRODUCTS = ("matmul", "bmm", "einsum", "linalg_matmul")
+RESHAPES = ("view", "reshape", "_unsafe_view", "unflatten", "flatten")
+NOTHING = ("dropout", "contiguous", "to", "alias", "detach", "_to_copy", "expand", "type_as")
+"""Calls between the softmax and the products that keep all values, where they are views or casts."""
+
+LOW = -1e4
+"""What is filled in for masked scores is this, or lower."""
+
+
+@dataclass
+class _Seen:
+    """What was found on the way from the softmax to the products."""
+
+    inside: list[int] = field(default_factory=list)
+    scale: float = 1.0
+    mask: Origin | None = None
+    inverted: bool = False
+    """Whether the mask is true where scores are left out."""
+
+    shape: tuple[int, ...] = ()
+    """Of the scores where the mask is applied."""
+
+    factors: tuple[tuple[Origin, Tensor], tuple[Origin, Tensor]] | None = None
+    """Query, and key with its dimensions of length and width in this order."""
+
+
+def attention(draft: Draft) -> Iterator[Found]:
+    """Put one call of `scaled_dot_product_attention` in the place of attention by hand."""
+    for number in list(draft.order):
+        if number in draft.steps and draft.steps[number].op in SOFTMAX and number in set(draft.order):
+            found = _Attention(draft, number).replaced()
+            if found is not None:
+                yield found
+
+
+class _Attention:
+    """Attention by hand, around one softmax."""
+
+    def __init__(self, draft: Draft, softmax: int) -> None:
+        self.draft, self.softmax = draft, softmax
+        self.web = draft.web()
+        self.seen = _Seen()
+        self.added: list[int] = []
+
+    def replaced(self) -> Found | None:
+        """Replace it; None if it is none, or cannot be."""
+        step = self.draft.steps[self.softmax]
+        shape = step.call.outputs[0].shape or ()
+        if len(shape) < 3 or step.option("dim") not in (-1, len(shape) - 1) or step.phase is not Phase.FORWARD:
+            return None
+        made = None
+        if step.plain and self._down() and self._up() and self._closed(set(self.seen.inside)):
+            made = self._built()
+        if made is None or self.draft.tensor(made) != self.draft.steps[self.last].call.outputs[0]:
+            self.draft.remove(self.added)
+            return None
+        seen, last = self.seen, self.last
+        inside = {*seen.inside, last}
+        self.draft.read_instead({(last, 0): made})
+        self.draft.remove(inside)
+        swept = self.draft.sweep()
+        masked = "" if seen.mask is None else ", mask"
+        said = f"product{masked}, softmax and product by hand: one call of scaled_dot_product_attention does this"
+        return Found("attention", (*inside, *swept), (), tuple(self.added), said)
+
+    # --- finding ------------------------------------------------------------------------------------------
+
+    def _down(self) -> bool:
+        """Follow the weights to the product with the values; return whether there is one."""
+        self.seen.inside.append(self.softmax)
+        at: Origin = (self.softmax, 0)
+        while True:
+            readers = self.web.readers.get(at, [])
+            if len(readers) != 1:
+                return False
+            step = self.draft.steps[readers[0]]
+            if step.op in PRODUCTS and len(step.takes) == 2 and step.takes[0] == at and step.takes[1] != at:
+                self.last, self.weights = readers[0], at
+                return step.plain and len(step.call.outputs) == 1
+            if not self._passes(step) or step.takes[0] != at:
+                return False
+            self.seen.inside.append(readers[0])
+            at = (readers[0], 0)
+
+    def _passes(self, step: Step) -> bool:
+        """Return whether a call keeps values and the last two dimensions."""
+        if not step.plain or len(step.call.outputs) != 1:
+            return False
+        before, after = step.call.inputs[0].shape or (), step.call.outputs[0].shape or ()
+        if step.op in RESHAPES or step.op in ("unsqueeze", "squeeze"):
+            return before[-2:] == after[-2:] and len(after) >= 3
+        if step.op not in NOTHING or before != after:
+            return False
+        return step.kind is NodeKind.VIEW or step.op in ("to", "_to_copy", "type_as", "contiguous")
+
+    def _up(self) -> bool:
+        """Follow the scores to the product of query and key; return whether there is one."""
+        at = self.draft.steps[self.softmax].takes[0]
+        self.seen.shape = self.draft.tensor(at).shape or ()
+        while at[0] >= 0:
+            number, step = at[0], self.draft.steps[at[0]]
+            if step.random or len(step.call.outputs) != 1:
+                return False
+            self.seen.inside.append(number)
+            if step.op in PRODUCTS and len(step.takes) == 2:
+                return self._factors(step, step.takes, step.call.inputs)
+            if step.op == "baddbmm":
+                return self._with_bias(step)
+            following = self._before(step)
+            if following is None:
+                return False
+            at = following
+        return False
+
+    def _before(self, step: Step) -> Origin | None:
+        """Take a call on the scores; return the scores before it, or None where it is another one."""
+        seen, draft = self.seen, self.draft
+        op, first = step.op.rstrip("_"), step.takes[0] if step.takes else None
+        if first is None:
+            return None
+        shape = step.call.outputs[0].shape or ()
+        if op in ("mul", "div", "true_divide"):
+            other = _number(step.option("other"), draft, step.taken("other"))
+            if (
+                not isinstance(other, (int, float))
+                or isinstance(other, bool)
+                or not other
+                or step.option("rounding_mode")
+            ):
+                return None
+            seen.scale *= float(other) if op == "mul" else 1.0 / float(other)
+            return first if step.call.inputs[0].shape == shape else None
+        if self._passes(step):
+            return first
+        if seen.mask is not None or seen.scale != 1.0:  # a scale after the mask scales the mask too
+            return None
+        if op == "add" and len(step.takes) == 2 and step.option("alpha") in (1, None):
+            sides = [
+                place
+                for place in (0, 1)
+                if step.call.inputs[place].shape == shape and self._is_score(step.takes[place])
+            ]
+            if not sides or (step.changes and sides[0] != 0):
+                return None
+            self._mask(step.takes[1 - sides[0]], shape)
+            return step.takes[sides[0]]
+        if op == "masked_fill" and _is_low(step.option("value"), draft, step.taken("value")):
+            self._mask(step.taken("mask"), shape, inverted=True)
+            return first
+        if op == "where" and len(step.takes) >= 2 and _is_low(step.option("other"), draft, step.taken("other")):
+            self._mask(step.taken("condition"), shape)
+            return step.taken("self")
+        return None
+
+    def _is_score(self, origin: Origin) -> bool:
+        """Return whether a tensor comes from a product, by calls on scores."""
+        while origin[0] >= 0:
+            step = self.draft.steps[origin[0]]
+            if step.op in (*PRODUCTS, "baddbmm"):
+                return True
+            if step.op.rstrip("_") not in ("mul", "div") and not self._passes(step):
+                return False
+            origin = step.takes[0]
+        return False
+
+    def _mask(self, mask: Origin | None, shape: tuple[int, ...], inverted: bool = False) -> None:
+        self.seen.mask, self.seen.shape, self.seen.inverted = mask, shape, inverted
+
+    def _with_bias(self, step: Step) -> bool:
+        """Take a product with something added: a mask, or, with a factor of 0, nothing."""
+        alpha, beta = step.option("alpha"), step.option("beta")
+        if not isinstance(alpha, (int, float)) or not alpha:
+            return False
+        if beta not in (0, 1) or (beta == 1 and (self.seen.mask is not None or self.seen.scale != 1.0)):
+            return False
+        if beta == 1:
+            self._mask(step.takes[0], step.call.outputs[0].shape or ())
+        self.seen.scale *= float(alpha)
+        return self._factors(step, step.takes[1:], step.call.inputs[1:])
+
+    def _factors(self, step: Step, takes: Sequence[Origin], tensors: Sequence[Tensor]) -> bool:
+        if step.changes or len(takes) != 2 or (takes[0] == takes[1] and step.op != "einsum"):
+            return False
+        if step.op == "einsum":
+            letters = _equation(step)
+            if letters is None:
+                return False
+            ours, theirs, out = letters
+            batch, query, key = out[:-2], out[-2], out[-1]
+            width = [each for each in ours if each in theirs and each not in out]
+            if len(width) != 1 or sorted(ours) != sorted([*batch, query, *width]):
+                return False
+            if sorted(theirs) != sorted([*batch, key, *width]):
+                return False
+            one = self._permuted(takes[0], tensors[0], [ours.index(each) for each in (*batch, query, *width)])
+            two = self._permuted(takes[1], tensors[1], [theirs.index(each) for each in (*batch, key, *width)])
+            self.seen.factors = (one, two)
+            return True
+        one_shape, two_shape = tensors[0].shape or (), tensors[1].shape or ()
+        if len(one_shape) != len(two_shape) or one_shape[:-2] != two_shape[:-2] or len(one_shape) < 3:
+            return False
+        order = [*range(len(two_shape) - 2), len(two_shape) - 1, len(two_shape) - 2]
+        self.seen.factors = ((takes[0], tensors[0]), self._permuted(takes[1], tensors[1], order))
+        return True
+
+    def _closed(self, inside: set[int]) -> bool:
+        """Return whether nothing but the calls found reads what they make, and these change nothing else."""
+        for number in inside:
+            step = self.draft.steps[number]
+            storage = self.draft.storage((number, 0))
+            if storage[0] < 0 or storage[0] not in inside or self.web.outlives(storage):
+                return False
+            if any(each not in inside and each != self.last for each in self.web.users.get(storage, ())):
+                return False
+            if any(self.draft.storage(step.takes[each]) != storage for each in step.changes):
+                return False
+        assert self.seen.factors is not None
+        value = self.draft.steps[self.last].takes[1]
+        read = [self.seen.factors[0][0], self.seen.factors[1][0], value, *([self.seen.mask] if self.seen.mask else [])]
+        stored = [self.draft.storage(each) for each in read]
+        first = min(inside, key=lambda each: self.web.at[each])
+        return not any(self.web.written_between(each, first, self.last) for each in stored)
+
+    # --- building -----------------------------------------------------------------------------------------
+
+    def _built(self) -> Origin | None:
+        draft, seen = self.draft, self.seen
+        assert seen.factors is not None
+        (query, of_query), (key, of_key) = seen.factors
+        end = draft.steps[self.last]
+        value = self._value(end)
+        if value is None:
+            return None
+        (values, of_value), out = value
+        types = {of_query.dtype, of_key.dtype, of_value.dtype}
+        if len(types) != 1 or types.pop() not in ("float16", "bfloat16", "float32", "float64"):
+            return None
+        batch = seen.shape[:-2]
+        parts = [
+            self._split(each, tensor, batch) for each, tensor in ((query, of_query), (key, of_key), (values, of_value))
+        ]
+        if None in parts:
+            return None
+        (query, of_query), (key, of_key), (values, of_value) = (each for each in parts if each is not None)
+        lengths = (of_query.shape or ())[-2], (of_key.shape or ())[-2]
+        if seen.shape[-2:] != lengths or (of_value.shape or ())[-2] != lengths[1]:
+            return None
+        masked = self._masked(of_query.dtype)
+        if masked is None:
+            return None
+        mask, of_mask = masked
+        whole = (*batch, lengths[0], (of_value.shape or ())[-1])
+        arguments = (
+            ("query", of_query),
+            ("key", of_key),
+            ("value", of_value),
+            ("attn_mask", of_mask),
+            ("dropout_p", 0.0),
+            ("is_causal", False),
+            ("scale", seen.scale),
+            ("enable_gqa", False),
+        )
+        call = Call("aten::scaled_dot_product_attention", arguments, (Tensor(of_query.dtype, whole),))
+        takes = (query, key, values, *(() if mask is None else (mask,)))
+        made = self._add(call, NodeKind.COMPUTE, takes, (None,))
+        return self._as_it_was(made, call.outputs[0], end.call.outputs[0], out)
+
+    def _value(self, end: Step) -> tuple[tuple[Origin, Tensor], list[int] | None] | None:
+        """Return the values, with length and width last, and how the result's dimensions are put in order after it."""
+        values, tensor = end.takes[1], end.call.inputs[1]
+        if end.op != "einsum":
+            one, two = end.call.inputs[0].shape or (), tensor.shape or ()
+            return ((values, tensor), None) if one[:-2] == two[:-2] and len(one) == len(two) else None
+        letters = _equation(end)
+        if letters is None:
+            return None
+        weights, ours, out = letters
+        batch, query, key = weights[:-2], weights[-2], weights[-1]
+        width = [each for each in ours if each not in weights]
+        if len(width) != 1 or sorted(ours) != sorted([*batch, key, *width]) or key in out:
+            return None
+        if sorted(out) != sorted([*batch, query, *width]):
+            return None
+        order = [ours.index(each) for each in (*batch, key, *width)]
+        made = [*batch, query, *width]
+        return self._permuted(values, tensor, order), [made.index(each) for each in out]
+
+    def _masked(self, dtype: str | None) -> tuple[Origin | None, Tensor | None] | None:
+        """Return the mask as attention takes it, which may be none; None if it cannot be had."""
+        seen, draft = self.seen, self.draft
+        if seen.mask is None:
+            return None, None
+        tensor = draft.tensor(seen.mask)
+        shape = tensor.shape or ()
+        full = seen.shape
+        if len(shape) > len(full) or any(
+            a not in (1, b) for a, b in zip(reversed(shape), reversed(full), strict=False)
+        ):
+            return None
+        if len(shape) < 2:  # the fused kernels want two dimensions at least
+            made = laid(tensor.dtype, (*(1,) * (2 - len(shape)), *shape), (*(0,) * (2 - len(shape)), *strides(tensor)))
+            call = Call("aten::expand", (("self", tensor), ("size", made.shape), ("implicit", False)), (made,))
+            return self._inverted(self._add(call, NodeKind.VIEW, (seen.mask,), (0,)), made, dtype)
+        return self._inverted(seen.mask, tensor, dtype)
+
+    def _inverted(self, mask: Origin, tensor: Tensor, dtype: str | None) -> tuple[Origin, Tensor] | None:
+        if tensor.dtype != "bool":
+            return (mask, tensor) if tensor.dtype == dtype and not self.seen.inverted else None
+        if not self.seen.inverted:
+            return mask, tensor
+        maker = self.draft.maker(mask)
+        if maker is not None and maker.op in ("bitwise_not", "logical_not") and maker.call.inputs[0] == tensor:
+            return maker.takes[0], tensor
+        made = replace(tensor, stride=None)
+        return self._add(
+            Call("aten::logical_not", (("self", tensor),), (made,)), NodeKind.COMPUTE, (mask,), (None,)
+        ), made
+
+    def _split(self, origin: Origin, tensor: Tensor, batch: tuple[int, ...]) -> tuple[Origin, Tensor] | None:
+        """Return a tensor with the dimensions of the batch as they are where the mask is applied."""
+        shape, stride = tensor.shape or (), strides(tensor)
+        if shape[:-2] == batch:
+            return origin, tensor
+        if len(shape) != 3 or shape[0] != prod(batch):
+            return None
+        made = laid(
+            tensor.dtype,
+            (*batch, *shape[-2:]),
+            (*(stride[0] * each for each in contiguous(batch)), *stride[-2:]),
+        )
+        call = Call("aten::view", (("self", tensor), ("size", made.shape)), (made,))
+        return self._add(call, NodeKind.VIEW, (origin,), (0,)), made
+
+    def _as_it_was(self, made: Origin, tensor: Tensor, old: Tensor, out: list[int] | None) -> Origin:
+        """Return the result with the dimensions that those who read it expect."""
+        if out is not None and out != list(range(len(out))):
+            made, tensor = self._permuted(made, tensor, out)
+        if tensor.shape != old.shape:
+            call = Call("aten::reshape", (("self", tensor), ("shape", old.shape)), (old,))
+            return self._add(call, NodeKind.VIEW, (made,), (0,))
+        if tensor != old and made[0] in self.added and len(self.added) >= 1:
+            step = self.draft.steps[made[0]]
+            self.draft.steps[made[0]] = replace(step, call=replace(step.call, outputs=(old,)))
+        return made
+
+    def _permuted(self, origin: Origin, tensor: Tensor, order: list[int]) -> tuple[Origin, Tensor]:
+        if order == list(range(len(order))):
+            return origin, tensor
+        maker = self.draft.maker(origin)
+        if (
+            maker is not None
+            and maker.op == "transpose"
+            and maker.kind is NodeKind.VIEW
+            and origin[0] not in self.added
+        ):
+            back = maker.call.inputs[0]
+            if permuted(tensor, order) == back and self._swaps(maker, order):
+                return maker.takes[0], back
+        made = permuted(tensor, order)
+        call = Call("aten::permute", (("self", tensor), ("dims", tuple(order))), (made,))
+        return self._add(call, NodeKind.VIEW, (origin,), (0,)), made
+
+    def _swaps(self, maker: Step, order: list[int]) -> bool:
+        """Return whether a transposition is the one that an order stands for."""
+        count = len(order)
+        one, other = (int(maker.option(each)) % count for each in ("dim0", "dim1"))
+        swapped = list(range(count))
+        swapped[one], swapped[other] = other, one
+        return swapped == order
+
+    def _add(self, call: Call, kind: NodeKind, takes: tuple[Origin, ...], aliases: tuple[int | None, ...]) -> Origin:
+        end = self.draft.steps[self.last]
+        step = Step(call, kind, end.module, end.phase, takes, aliases)
+        self.added.append(self.draft.add(step, self.last))
+        return (self.added[-1], 0)
+
+
+def _equation(step: Step) -> tuple[list[str], list[str], list[str]] | None:
+    """Return the letters of both factors and of the result of an einsum; None if they are not as plain as that."""
+    equation = str(step.option("equation")).replace(" ", "")
+    left, arrow, out = equation.partition("->")
+    parts = left.split(",")
+    if not arrow or len(parts) != 2 or "." in equation or any(len(set(each)) != len(each) for each in (*parts, out)):
+        return None
+    return list(parts[0]), list(parts[1]), list(out)
+
+
+def _is_low(value: Any, draft: Draft, origin: Origin | None) -> bool:
+    """Return whether what is filled in takes all weight from a score."""
+    value = _number(value, draft, origin)
+    return isinstance(value, float) and (isinf(value) or value <= LOW) and value < 0
+
+
+def _number(value: Any, draft: Draft, origin: Origin | None) -> Any:
+    """Return a number that is given as such, or as a tensor of one; a tensor whose value is not known as it is."""
+    maker = draft.maker(origin) if isinstance(value, Tensor) else None
+    if maker is None or maker.op not in ("full", "full_like", "scalar_tensor", "new_full") or value.elements != 1:
+        return value
+    return maker.option("s" if maker.op == "scalar_tensor" else "fill_value")

@@ -1,0 +1,423 @@
+"""A graph that is being rewritten: its calls with the tensors between them, from which a graph is made again.
+
+Values name storages, of which several tensors may be parts, so rewriting rests on `Node.origins`: which node made each
+tensor. What a storage holds, and who reads and writes it, follows from them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from xsp.errors import GraphError
+from xsp.graph import keys
+from xsp.graph.node import OUTSIDE, Call, Graph, Node, NodeKind, Origin, Phase, Role, Tensor, Value
+from xsp.graph.values import Flow
+
+PREPARED = -2
+"""In place of a node: a tensor that is made once from others, before all steps."""
+
+Storage = tuple[int, int]
+"""Names a storage: the first tensor that lies in it, or `OUTSIDE` with the number of the original graph."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A tensor that is made once from others: folded or joined weights."""
+
+    tensor: Tensor
+    how: str
+    """`fold weight`, `fold bias`, `join`, or the name of a type."""
+
+    of: tuple[Origin | None, ...]
+    options: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call with the tensors that it takes."""
+
+    call: Call
+    kind: NodeKind
+    module: str
+    phase: Phase
+    takes: tuple[Origin, ...]
+    """Of each of `call.inputs` the tensor."""
+
+    aliases: tuple[int | None, ...]
+    """Of each output the input in whose storage it lies; None for a storage of its own."""
+
+    changes: tuple[int, ...] = ()
+    """Inputs whose storage it writes."""
+
+    place: int | None = None
+    """In the original graph; None for an added one."""
+
+    @property
+    def op(self) -> str:
+        """The operator without its vocabulary: `conv2d`."""
+        return self.call.op.partition("::")[2]
+
+    @property
+    def computes(self) -> bool:
+        """Whether it does work."""
+        return self.kind not in (NodeKind.VIEW, NodeKind.CREATE)
+
+    def option(self, name: str) -> Any:
+        """Return an argument by name; None if there is none."""
+        return dict(self.call.arguments).get(name)
+
+    def taken(self, name: str) -> Origin | None:
+        """Return the tensor that is given for an argument; None if it is none."""
+        number = 0
+        for argument, value in self.call.arguments:
+            count = tensors_in(value)
+            if argument == name:
+                return self.takes[number] if isinstance(value, Tensor) else None
+            number += count
+        return None
+
+    @property
+    def random(self) -> bool:
+        """Whether it draws random numbers, also where its operator does not always."""
+        chance = self.option("dropout_p")
+        return self.kind is NodeKind.RANDOM or (isinstance(chance, float) and chance > 0)
+
+    @property
+    def plain(self) -> bool:
+        """Whether all that it does is to return tensors made from its inputs, the same from the same ones."""
+        return self.kind in (NodeKind.COMPUTE, NodeKind.VIEW) and not self.changes and not self.random
+
+
+def tensors_in(value: Any) -> int:
+    """Return how many tensors an argument holds."""
+    if isinstance(value, Tensor):
+        return 1
+    return sum(map(tensors_in, value)) if isinstance(value, tuple) else 0
+
+
+def given(call: Call, tensors: Sequence[Tensor]) -> Call:
+    """Return a call with other tensors, in the order of its inputs."""
+    left = iter(tensors)
+
+    def swapped(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return next(left)
+        return tuple(map(swapped, value)) if isinstance(value, tuple) else value
+
+    return replace(call, arguments=tuple((name, swapped(value)) for name, value in call.arguments))
+
+
+class Draft:
+    """The calls of a graph, which rules take out, put in and wire anew."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Take a graph.
+
+        Raises:
+            GraphError: it does not tell which node made each tensor, or what outlives the step.
+        """
+        told = all(len(node.origins) == len(node.call.inputs) and None not in node.origins for node in graph.nodes)
+        if not told or graph.kept is None:
+            raise GraphError(
+                f"{graph.name}: this graph does not tell which call made each tensor; one captured from a model does: "
+                "xsp graph torchvision:NAME, timm:NAME, transformers:NAME, file.py:function"
+            )
+        self.graph = graph
+        self.prepared: list[Prepared] = []
+        self.outputs: list[Origin] = list(graph.outputs)
+        self.steps: dict[int, Step] = {}
+        self.order: list[int] = []
+        self._outside: dict[Origin, Value] = {}
+        self._next = len(graph.nodes)
+        first: dict[int, Storage] = {}
+        """Storage by its number in the graph."""
+        for place, node in enumerate(graph.nodes):
+            held = [graph.values[each].storage for each in node.reads]
+            for origin, number in zip(node.origins, node.reads, strict=True):
+                assert origin is not None
+                if origin[0] == OUTSIDE:
+                    value = graph.values[number]
+                    self._outside.setdefault(origin, value)
+                    first.setdefault(value.storage, (OUTSIDE, value.storage))
+            aliases: list[int | None] = []
+            for output, number in enumerate(node.returns):
+                storage = graph.values[number].storage
+                aliases.append(held.index(storage) if storage in held else None)
+                first.setdefault(storage, (place, output))
+            written = {graph.values[each].storage for each in node.writes}
+            changes = tuple(number for number, storage in enumerate(held) if storage in written)
+            takes = tuple(each for each in node.origins if each is not None)
+            self.steps[place] = Step(
+                node.call, node.kind, node.module, node.phase, takes, tuple(aliases), changes, place
+            )
+            self.order.append(place)
+        kept = {first[graph.values[each].storage] for each in graph.kept if graph.values[each].storage in first}
+        self._kept = kept - {self.storage(each) for each in self.outputs}
+        """Storages that outlive the step though it does not return them."""
+
+    # --- what there is ------------------------------------------------------------------------------------
+
+    def tensor(self, origin: Origin) -> Tensor:
+        """Return what is known of a tensor.
+
+        Raises:
+            LookupError: nothing reads it, and it comes from outside.
+        """
+        if origin[0] == PREPARED:
+            return self.prepared[origin[1]].tensor
+        if origin[0] >= 0:
+            return self.steps[origin[0]].call.outputs[origin[1]]
+        for step in self.in_order():
+            for taken, tensor in zip(step.takes, step.call.inputs, strict=True):
+                if taken == origin:
+                    return tensor
+        raise LookupError(origin)
+
+    def storage(self, origin: Origin) -> Storage:
+        """Return the storage in which a tensor lies."""
+        while origin[0] >= 0:
+            step = self.steps[origin[0]]
+            alias = step.aliases[origin[1]] if origin[1] < len(step.aliases) else None
+            if alias is None:
+                return origin
+            origin = step.takes[alias]
+        if origin[0] == PREPARED:
+            return origin
+        return (OUTSIDE, self._outside[origin].storage)
+
+    def role(self, origin: Origin) -> Role:
+        """Return what a tensor is to the step."""
+        found = self.storage(origin)
+        if found[0] == PREPARED:
+            return Role.WEIGHT
+        if found[0] >= 0:
+            return Role.ACTIVATION
+        return next(value.role for value in self._outside.values() if value.storage == found[1])
+
+    def lasting(self, *origins: Origin | None) -> bool:
+        """Return whether tensors are weights or buffers: known before all steps."""
+        return all(each is None or self.role(each) in (Role.WEIGHT, Role.BUFFER) for each in origins)
+
+    def in_order(self) -> Iterator[Step]:
+        """Yield the calls in the order of execution."""
+        return (self.steps[each] for each in self.order)
+
+    def maker(self, origin: Origin | None) -> Step | None:
+        """Return the call that made a tensor; None if it is from outside."""
+        return None if origin is None or origin[0] < 0 else self.steps[origin[0]]
+
+    def web(self) -> Web:
+        """Return who reads and writes what, as it is now."""
+        return Web(self)
+
+    # --- changes ------------------------------------------------------------------------------------------
+
+    def add(self, step: Step, before: int) -> int:
+        """Put a call before another one; return its number."""
+        number, self._next = self._next, self._next + 1
+        self.steps[number] = replace(step, place=None)
+        self.order.insert(self.order.index(before), number)
+        return number
+
+    def prepare(self, prepared: Prepared) -> Origin:
+        """Return the name of a tensor that is made once."""
+        if prepared not in self.prepared:
+            self.prepared.append(prepared)
+        return (PREPARED, self.prepared.index(prepared))
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Take calls out; nothing may read what they returned."""
+        gone = set(numbers)
+        self.order = [each for each in self.order if each not in gone]
+
+    def read_instead(self, new: dict[Origin, Origin]) -> None:
+        """Let all readers of tensors read others, with the same shape, type and strides."""
+
+        def now(origin: Origin) -> Origin:
+            while origin in new:
+                origin = new[origin]
+            return origin
+
+        for number in self.order:
+            step = self.steps[number]
+            if any(each in new for each in step.takes):
+                self.steps[number] = replace(step, takes=tuple(map(now, step.takes)))
+        self.outputs = [now(each) for each in self.outputs]
+
+    def sweep(self, *, keep: Callable[[Step], bool] = lambda step: False) -> list[int]:
+        """Take out the calls whose results nobody reads; return their numbers."""
+        web = self.web()
+        gone = [each for each in self.order if each not in web.live and not keep(self.steps[each])]
+        self.remove(gone)
+        return gone
+
+    # --- back ---------------------------------------------------------------------------------------------
+
+    def finished(self) -> tuple[Graph, dict[int, int]]:
+        """Return the graph, and of each call that is left its place in it."""
+        flow = Flow()
+        places = {number: place for place, number in enumerate(self.order)}
+        outside = {origin: number for number, origin in enumerate(dict.fromkeys(self._taken_from_outside()))}
+        known = {value.storage: value for value in self._outside.values()}
+        new = {each.storage for each in known.values()}
+        sizes = {value.storage: value for value in self.graph.values if value.version == 0 and value.storage not in new}
+        original = self._original_storages()
+        nodes = []
+
+        def hold(storage: Storage, tensor: Tensor) -> None:
+            if flow.known(storage):
+                return
+            if storage[0] == OUTSIDE:
+                flow.outside(storage, known[storage[1]].role, known[storage[1]].bytes)
+            elif storage[0] == PREPARED:
+                flow.outside(storage, Role.WEIGHT, tensor.bytes)
+
+        for place, number in enumerate(self.order):
+            step = self.steps[number]
+            reads = []
+            for origin, tensor in zip(step.takes, step.call.inputs, strict=True):
+                storage = self.storage(origin)
+                hold(storage, tensor)
+                reads.append(flow.read(place, storage, places[origin[0]] if origin[0] >= 0 else None))
+            written = dict.fromkeys(self.storage(step.takes[each]) for each in step.changes)
+            writes = [flow.write(place, each, Role.ACTIVATION, None) for each in written]
+            returns = []
+            for output, tensor in enumerate(step.call.outputs):
+                storage = self.storage((number, output))
+                if not flow.known(storage):
+                    was = sizes.get(original.get(storage, -1))
+                    role = Role.ACTIVATION if was is None else was.role
+                    writes.append(flow.write(place, storage, role, tensor.bytes if was is None else was.bytes))
+                returns.append(flow.current(storage))
+            if step.kind in (NodeKind.RANDOM, NodeKind.COMMUNICATION):
+                flow.follow(place, step.kind)
+            origins = tuple(self._renamed(each, places, outside) for each in step.takes)
+            nodes.append(
+                Node(
+                    step.call,
+                    keys.key(step.call),
+                    step.kind,
+                    step.module,
+                    step.phase,
+                    tuple(reads),
+                    tuple(returns),
+                    tuple(writes),
+                    origins=origins,
+                )
+            )
+        kept = {*self._kept, *map(self.storage, self.outputs), *(s for s in map(self.storage, outside) if s[0] < 0)}
+        made = replace(
+            self.graph,
+            nodes=tuple(nodes),
+            edges=flow.edges(),
+            values=flow.finished(),
+            outputs=tuple(self._renamed(each, places, outside) for each in self.outputs),
+            kept=tuple(sorted(flow.current(each) for each in kept if flow.known(each))),
+        )
+        return made, places
+
+    def outside_names(self) -> list[Origin]:
+        """Return what the finished graph's outside tensors are here, in the order of their numbers there."""
+        return list(dict.fromkeys(self._taken_from_outside()))
+
+    def _taken_from_outside(self) -> Iterator[Origin]:
+        for step in self.in_order():
+            yield from (each for each in step.takes if each[0] < 0)
+        yield from (each for each in self.outputs if each[0] < 0)
+
+    def _renamed(self, origin: Origin, places: dict[int, int], outside: dict[Origin, int]) -> Origin:
+        return (places[origin[0]], origin[1]) if origin[0] >= 0 else (OUTSIDE, outside[origin])
+
+    def _original_storages(self) -> dict[Storage, int]:
+        found: dict[Storage, int] = {}
+        for place, node in enumerate(self.graph.nodes):
+            for output, number in enumerate(node.returns):
+                found.setdefault((place, output), self.graph.values[number].storage)
+        return found
+
+
+class Web:
+    """Who reads and writes what in a draft; places are those in its order."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.at = {number: place for place, number in enumerate(draft.order)}
+        self.readers: dict[Origin, list[int]] = defaultdict(list)
+        """Tensor → calls that take it."""
+
+        self.users: dict[Hashable, list[int]] = defaultdict(list)
+        """Storage → calls that take a tensor in it."""
+
+        self.writers: dict[Hashable, list[int]] = defaultdict(list)
+        """Storage → calls that write it after it was made."""
+
+        for number in draft.order:
+            step = draft.steps[number]
+            for place, origin in enumerate(step.takes):
+                storage = draft.storage(origin)
+                if not self.readers[origin] or self.readers[origin][-1] != number:
+                    self.readers[origin].append(number)
+                if not self.users[storage] or self.users[storage][-1] != number:
+                    self.users[storage].append(number)
+                if place in step.changes and number not in self.writers[storage][-1:]:
+                    self.writers[storage].append(number)
+        self.kept = {*draft._kept, *map(draft.storage, draft.outputs)}
+        self.live = self._live()
+
+    def written_after(self, storage: Storage, number: int) -> bool:
+        """Return whether a storage is written after a call."""
+        return any(self.at[each] > self.at[number] for each in self.writers.get(storage, ()))
+
+    def written(self, storage: Storage) -> bool:
+        """Return whether a storage is written after it was made."""
+        return bool(self.writers.get(storage))
+
+    def written_between(self, storage: Storage, first: int, last: int) -> bool:
+        """Return whether a storage is written by a call between two others."""
+        return any(self.at[first] < self.at[each] < self.at[last] for each in self.writers.get(storage, ()))
+
+    def outlives(self, storage: Storage) -> bool:
+        """Return whether a storage is there after the step, and may be read then."""
+        return storage in self.kept or storage[0] < 0
+
+    def only_reader(self, origin: Origin) -> int | None:
+        """Return the call that alone uses what a call made, in whatever form; None if there is another, or none."""
+        storage = self.draft.storage(origin)
+        users = self.users.get(storage, [])
+        if self.outlives(storage) or self.written(storage) or len(users) != 1:
+            return None
+        return users[0]
+
+    def _live(self) -> set[int]:
+        """Return the calls that something after them depends on."""
+        draft = self.draft
+        makers: dict[Hashable, list[int]] = defaultdict(list)
+        for storage, those in self.writers.items():
+            makers[storage] += those
+        pending = [each for each in draft.order if self._acts(draft.steps[each])]
+        pending += [origin[0] for origin in draft.outputs if origin[0] >= 0]
+        for number in draft.order:
+            if any((number, place) in self.kept for place in range(len(draft.steps[number].call.outputs))):
+                pending.append(number)
+        pending += [each for storage in self.kept for each in makers.get(storage, ())]
+        live: set[int] = set()
+        while pending:
+            number = pending.pop()
+            if number in live:
+                continue
+            live.add(number)
+            for origin in draft.steps[number].takes:
+                if origin[0] >= 0:
+                    pending.append(origin[0])
+                here = self.at[number]
+                pending += [each for each in makers.get(draft.storage(origin), ()) if self.at[each] < here]
+        return live
+
+    def _acts(self, step: Step) -> bool:
+        """Return whether a call does something beside returning tensors."""
+        if step.kind in (NodeKind.SYNC, NodeKind.COMMUNICATION, NodeKind.OPAQUE) or step.random:
+            return True
+        return any(self.draft.storage(step.takes[each])[0] < 0 for each in step.changes)

@@ -1,0 +1,79 @@
+"""Which module of a model is running. Imports torch: import it where it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.nn.modules import module as module_hooks
+
+
+class Modules:
+    """The path of the module that is running, from hooks on all modules: those on one module would change its path.
+
+    `torch.nn.TransformerEncoderLayer` takes its slow path where a module has hooks of its own.
+    """
+
+    def __init__(self, found: Callable[[Any], None]) -> None:
+        self.roots: list[Any] = []
+        self._found = found
+        self._paths: dict[int, str] = {}
+        self._owners: dict[int, str] = {}
+        self._calls: dict[str, int] = {}
+        self._stack: list[str] = []
+
+    @property
+    def current(self) -> str:
+        """Path of the innermost module that is running; empty outside all."""
+        return self._stack[-1] if self._stack else ""
+
+    def owner(self, parameter: Any) -> str:
+        """Return the path of the module that holds a parameter; empty if unknown."""
+        return self._owners.get(id(parameter), "")
+
+    def know(self, root: Any) -> None:
+        """Name a module and those in it by their paths in it."""
+        prefix = f"{type(root).__name__}." if self.roots else ""
+        self.roots.append(root)  # held, so that no other object gets its id
+        for path, module in root.named_modules():
+            self._paths.setdefault(id(module), (prefix + path).rstrip("."))
+            for parameter in module.parameters(recurse=False):
+                self._owners.setdefault(id(parameter), (prefix + path).rstrip("."))
+        self._found(root)
+
+    @contextmanager
+    def inside(self, path: str) -> Iterator[None]:
+        """Take what is called inside for calls of a module."""
+        self._stack.append(path)
+        try:
+            yield
+        finally:
+            self._stack.pop()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Follow calls of modules on this thread."""
+        handles = [
+            module_hooks.register_module_forward_pre_hook(self._enter),
+            module_hooks.register_module_forward_hook(self._leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, module: Any, args: Any) -> None:
+        if id(module) not in self._paths:
+            if self._stack:  # made while the model runs: it has no path
+                self._stack.append(self._stack[-1])
+                return
+            self.know(module)
+        path = self._paths[id(module)]
+        turn = self._calls[path] = self._calls.get(path, 0) + 1
+        self._stack.append(f"{path}#{turn}" if turn > 1 else path)
+
+    def _leave(self, module: Any, args: Any, output: Any) -> None:
+        if self._stack:
+            self._stack.pop()

@@ -1,0 +1,131 @@
+"""Rewriting that keeps the function of a graph: work that a step could do without, by rules.
+
+| rule | what goes |
+|---|---|
+| `dead` | calls whose results nobody reads |
+| `equal` | calls that compute again what is there already |
+| `cast` | casts to another type and back, and what is computed in float64 between two casts |
+| `copy` | copies that nobody writes to, and copies of copies |
+| `loop` | equal calls on the samples of a batch, one by one |
+| `norm` | batch norm in evaluation, which the convolution before it can do |
+| `attention` | attention by hand, which is one call of `scaled_dot_product_attention` |
+| `joined` | linear layers on one input, which are one with joined weights |
+
+A rule says what it takes out, what stands in its place, and whether results change by more than rounding. The rewritten
+graph is there to be counted and timed: nothing changes the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from xsp.errors import GraphError
+from xsp.graph import attention, merging, rules
+from xsp.graph.draft import Draft, Prepared
+from xsp.graph.node import Graph, Origin
+from xsp.graph.rules import Found
+
+RULES: Mapping[str, Callable[[Draft], Iterator[Found]]] = {
+    "dead": rules.dead,
+    "equal": rules.equal,
+    "cast": rules.casts,
+    "copy": rules.copies,
+    "loop": merging.loops,
+    "norm": rules.norms,
+    "attention": attention.attention,
+    "joined": merging.joined,
+}
+"""In the order in which they are applied: what one takes out makes room for the next."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a rule did at one place."""
+
+    rule: str
+    removed: tuple[int, ...]
+    """Places in the original graph."""
+
+    kept: tuple[int, ...]
+    """Places in the original graph of the calls whose results stand for those of the removed ones."""
+
+    added: tuple[int, ...]
+    """Places in the rewritten graph."""
+
+    modules: tuple[str, ...]
+    """In which the removed calls were, in order; without those of no module."""
+
+    said: str
+    """One sentence."""
+
+    changes_numbers: str | None = None
+    """How results change; None where they stay within rounding."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A graph after rewriting, and what was done."""
+
+    original: Graph
+    graph: Graph
+    changes: tuple[Change, ...]
+    prepared: tuple[tuple[int, Prepared], ...] = ()
+    """Outside tensors of the rewritten graph, by number, that are made once from others."""
+
+    outside: tuple[Origin, ...] = ()
+    """What each outside tensor of the rewritten graph is in the original one; of prepared ones the place among them."""
+
+    def removed(self, change: Change) -> Iterator[int]:
+        """Yield the places of the removed calls that do work."""
+        return (each for each in change.removed if self.original.nodes[each].computes)
+
+    def added(self, change: Change) -> Iterator[int]:
+        """Yield the places of the added calls that do work."""
+        return (each for each in change.added if self.graph.nodes[each].computes)
+
+
+def of(graph: Graph, only: Iterable[str] = RULES) -> Rewritten:
+    """Return a graph without the work that the rules find.
+
+    Args:
+        graph: captured from a model, or a program: one that tells which call made each tensor.
+        only: names of rules.
+
+    Raises:
+        GraphError: it is another graph, or there is no such rule.
+    """
+    wanted = list(only)
+    unknown = [each for each in wanted if each not in RULES]
+    if unknown:
+        raise GraphError(f"there is no rule {unknown[0]!r}; there are {', '.join(RULES)}")
+    draft = Draft(graph)
+    found = [each for name, rule in RULES.items() if name in wanted for each in rule(draft)]
+    made, places = draft.finished()
+    names = draft.outside_names()
+    changes = [_change(draft, each, places) for each in found]
+    return Rewritten(
+        graph,
+        made,
+        tuple(each for each in changes if each.removed),
+        tuple((number, draft.prepared[origin[1]]) for number, origin in enumerate(names) if origin[0] < -1),
+        tuple(names),
+    )
+
+
+def _change(draft: Draft, found: Found, places: Mapping[int, int]) -> Change:
+    original = len(draft.graph.nodes)
+    removed = tuple(sorted(each for each in found.removed if each < original))
+    return Change(
+        found.rule,
+        removed,
+        tuple(sorted(each for each in found.kept if each < original)),
+        tuple(sorted(places[each] for each in found.added if each in places)),
+        _modules(draft.graph, removed),
+        found.said,
+        found.changes_numbers,
+    )
+
+
+def _modules(graph: Graph, places: Sequence[int]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(graph.nodes[each].module for each in places if graph.nodes[each].module))

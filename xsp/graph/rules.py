@@ -1,0 +1,441 @@
+"""Rules of rewriting that look at few calls: dead and equal ones, casts, copies, norms that can be folded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from xsp.graph import keys
+from xsp.graph.draft import Draft, Prepared, Step, Web, given
+from xsp.graph.node import NodeKind, Origin, Phase, Tensor, permuted
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a rule did at one place of a draft; calls by their numbers there."""
+
+    rule: str
+    removed: tuple[int, ...]
+    kept: tuple[int, ...]
+    added: tuple[int, ...]
+    said: str
+    changes_numbers: str | None = None
+
+
+# --- dead -------------------------------------------------------------------------------------------------
+
+
+def dead(draft: Draft) -> Iterator[Found]:
+    """Take out calls whose results nobody reads, module by module."""
+    gone = draft.sweep()
+    of_module: dict[str, list[int]] = defaultdict(list)
+    for number in gone:
+        of_module[draft.steps[number].module].append(number)
+    for numbers in of_module.values():
+        ops = _names([draft.steps[each] for each in numbers if draft.steps[each].computes])
+        if ops:
+            yield Found("dead", tuple(numbers), (), (), f"nobody reads what {ops} computes")
+
+
+def _names(steps: Sequence[Step]) -> str:
+    """Return the operators of calls, most frequent first, the first three of them."""
+    count: dict[str, int] = defaultdict(int)
+    for each in steps:
+        count[each.op] += 1
+    ordered = sorted(count, key=lambda op: -count[op])
+    rest = f" and {len(ordered) - 3} more" if len(ordered) > 3 else ""
+    return ", ".join(f"{op} ({count[op]} times)" if count[op] > 1 else op for op in ordered[:3]) + rest
+
+
+# --- equal ------------------------------------------------------------------------------------------------
+
+
+def equal(draft: Draft) -> Iterator[Found]:
+    """Take out calls that compute what another one computed before, from the same values."""
+    web = draft.web()
+    seen: dict[Any, int] = {}
+    now: dict[Origin, Origin] = {}
+    pairs: list[tuple[int, int]] = []
+    for number in draft.order:
+        step = draft.steps[number]
+        if not step.plain or step.op.endswith("_") or not step.takes:
+            continue
+        takes = tuple(now.get(each, each) for each in step.takes)
+        name = (keys.key(step.call), takes, step.call.outputs, step.kind)
+        first = seen.setdefault(name, number)
+        if first == number:
+            continue
+        if step.computes and not _same(draft, web, first, number):
+            seen[name] = number
+            continue
+        pairs.append((first, number))
+        now.update({(number, place): (first, place) for place in range(len(step.call.outputs))})
+    if not any(draft.steps[number].computes for _, number in pairs):
+        return
+    draft.read_instead(now)
+    draft.remove(number for _, number in pairs)
+    views = tuple(number for _, number in pairs if not draft.steps[number].computes)
+    groups: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for first, number in pairs:
+        if draft.steps[number].computes:
+            groups[draft.steps[number].module].append((first, number))
+    for module, those in groups.items():
+        ops = _names([draft.steps[number] for _, number in those])
+        where = draft.steps[those[0][0]].module
+        there = f" in {where}" if where and where != module else ""
+        said = f"{ops} computes again what is computed before{there}"
+        yield Found("equal", (*views, *(number for _, number in those)), tuple(first for first, _ in those), (), said)
+        views = ()
+
+
+def _same(draft: Draft, web: Web, first: int, second: int) -> bool:
+    """Return whether two equal calls on the same tensors give the same values, for as long as these are read."""
+    one, other = draft.steps[first], draft.steps[second]
+    if one.phase is not other.phase:  # what backward computes anew is there to save memory
+        return False
+    if one.op in CASTS and one.call.inputs[0].dtype == one.call.outputs[0].dtype:  # perhaps to another device
+        return False
+    if any(web.written_between(draft.storage(each), first, second) for each in other.takes):
+        return False
+    for place in range(len(one.call.outputs)):
+        ours, theirs = draft.storage((first, place)), draft.storage((second, place))
+        if web.written(ours) or web.written(theirs) or web.outlives(theirs):
+            return False
+    return True
+
+
+# --- copies -----------------------------------------------------------------------------------------------
+
+
+def copies(draft: Draft) -> Iterator[Found]:
+    """Take out copies that nobody writes to, where those who read them can read what was copied."""
+    while True:
+        found = _copy(draft) or _copy_of_copy(draft)
+        if found is None:
+            return
+        yield found
+
+
+def _copy(draft: Draft) -> Found | None:
+    web = draft.web()
+    for number in draft.order:
+        step = draft.steps[number]
+        if not (_copies(step) and step.call.outputs[0] == step.call.inputs[0]):
+            continue
+        if not _stands_for(draft, web, step.takes[0], (number, 0)):
+            continue
+        draft.read_instead({(number, 0): step.takes[0]})
+        draft.remove([number])
+        swept = draft.sweep()
+        return Found(
+            "copy", (number, *swept), (), (), f"nobody writes to the copy that {step.op} makes, nor to what it is of"
+        )
+    return None
+
+
+def _copies(step: Step) -> bool:
+    """Return whether a call only copies its first tensor."""
+    if step.kind is not NodeKind.COMPUTE or not step.plain or len(step.call.outputs) != 1 or not step.takes:
+        return False
+    if step.op in ("pad", "constant_pad_nd"):
+        return not any(step.option("pad") or ())
+    if step.op == "repeat":
+        return all(each == 1 for each in step.option("repeats") or ())
+    if step.op == "cat":
+        return len(step.takes) == 1
+    return step.op in ("clone", "contiguous") or (step.op == "to" and step.option("copy") is True)
+
+
+def _stands_for(draft: Draft, web: Web, source: Origin, made: Origin) -> bool:
+    """Return whether those who read a tensor can read the one that it was made from, which has the same values."""
+    held, new = draft.storage(source), draft.storage(made)
+    return not (web.outlives(new) or web.written(new) or web.written_after(held, made[0]))
+
+
+PERMUTES = ("transpose", "permute", "t", "swapaxes", "swapdims", "numpy_T", "adjoint")
+
+
+def _copy_of_copy(draft: Draft) -> Found | None:
+    """Let a copy read what the copy before it was made from; between them stand permutations at most."""
+    web = draft.web()
+    for number in draft.order:
+        last = draft.steps[number]
+        if not (_copies(last) or (last.op == "reshape" and last.computes)) or last.call.outputs[0].stride is not None:
+            continue
+        chain: list[int] = []
+        at = last.takes[0]
+        while at[0] >= 0 and draft.steps[at[0]].op in PERMUTES and web.readers[at] == [chain[-1] if chain else number]:
+            chain.append(at[0])
+            at = draft.steps[at[0]].takes[0]
+        first = draft.maker(at)
+        if first is None or not _copies(first) or first.op == "reshape":
+            continue
+        storage = draft.storage(at)
+        source = first.takes[0]
+        if (
+            web.outlives(storage)
+            or web.written(storage)
+            or set(web.users[storage]) != {*chain, number}
+            or web.written_after(draft.storage(source), at[0])
+        ):
+            continue
+        added = []
+        tensor, now = first.call.inputs[0], source
+        for place in reversed(chain):
+            step = draft.steps[place]
+            tensor_after = _permuted(step, tensor)
+            if tensor_after is None:
+                break
+            call = replace(given(step.call, [tensor]), outputs=(tensor_after,))
+            added.append(draft.add(replace(step, call=call, takes=(now,)), number))
+            tensor, now = tensor_after, (added[-1], 0)
+        else:
+            call = given(last.call, [tensor])
+            added.append(draft.add(replace(last, call=call, takes=(now,)), number))
+            draft.read_instead({(number, 0): (added[-1], 0)})
+            gone = (at[0], *chain, number)
+            draft.remove(gone)
+            return Found("copy", gone, (), tuple(added), f"{last.op} copies what {first.op} has copied just before")
+        draft.remove(added)
+    return None
+
+
+def _permuted(step: Step, tensor: Tensor) -> Tensor | None:
+    """Return what a permutation makes of a tensor; None if that cannot be told."""
+    shape = tensor.shape or ()
+    order = list(range(len(shape)))
+    if step.op == "permute":
+        order = [each % len(shape) for each in step.option("dims")]
+    elif step.op in ("transpose", "swapaxes", "swapdims"):
+        names = [name for name, value in step.call.arguments if isinstance(value, int)]
+        one, other = (step.option(name) % len(shape) for name in names[:2])
+        order[one], order[other] = order[other], order[one]
+    elif step.op == "t" and len(shape) == 2:
+        order = [1, 0]
+    elif step.op != "t":
+        return None
+    return permuted(tensor, order)
+
+
+# --- casts ------------------------------------------------------------------------------------------------
+
+CASTS = ("to", "_to_copy", "type_as")
+
+_FLOATS = {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}
+"""Bits of exponent and of fraction."""
+
+_INTEGERS = {"bool": (0, 1), "uint8": (0, 8), "int8": (1, 7), "int16": (1, 15), "int32": (1, 31), "int64": (1, 63)}
+"""Sign, and bits."""
+
+WIDE, NARROW = "float64", "float32"
+
+
+def holds(wide: str | None, narrow: str | None) -> bool:
+    """Return whether a type holds all values of another one."""
+    if narrow in _FLOATS and wide in _FLOATS:
+        return all(a >= b for a, b in zip(_FLOATS[wide], _FLOATS[narrow], strict=True))
+    if narrow in _INTEGERS and wide in _INTEGERS:
+        return all(a >= b for a, b in zip(_INTEGERS[wide], _INTEGERS[narrow], strict=True))
+    return narrow in _INTEGERS and wide in _FLOATS and _FLOATS[wide][1] + 1 >= _INTEGERS[narrow][1]
+
+
+def casts(draft: Draft) -> Iterator[Found]:
+    """Take out casts there and back; then compute in float32 what is in float64 only between two casts."""
+    while (found := _there_and_back(draft)) is not None:
+        yield found
+    tried: set[int] = set()
+    while (wide := _in_float64(draft, tried)) is not None:
+        yield wide
+
+
+def _casts(step: Step | None) -> bool:
+    if step is None or step.op not in CASTS or not step.plain or not step.computes:
+        return False
+    return step.call.inputs[0].dtype != step.call.outputs[0].dtype
+
+
+def _there_and_back(draft: Draft) -> Found | None:
+    web = draft.web()
+    for number in draft.order:
+        back = draft.steps[number]
+        there = draft.maker(back.takes[0]) if _casts(back) else None
+        if there is None or not _casts(there) or there.call.inputs[0] != back.call.outputs[0]:
+            continue
+        if not _stands_for(draft, web, there.takes[0], (number, 0)):
+            continue
+        if web.written_after(draft.storage(there.takes[0]), back.takes[0][0]) or web.written(
+            draft.storage(back.takes[0])
+        ):
+            continue
+        narrow, wide = back.call.outputs[0].dtype, back.call.inputs[0].dtype
+        draft.read_instead({(number, 0): there.takes[0]})
+        draft.remove([number])
+        changes = None if holds(wide, narrow) else f"values are no longer rounded to {wide}"
+        said = f"cast from {narrow} to {wide} and back"
+        return Found("cast", (number, *draft.sweep()), (), (), said, changes)
+    return None
+
+
+def _in_float64(draft: Draft, tried: set[int]) -> Found | None:
+    for number in draft.order:
+        step = draft.steps[number]
+        if number in tried or not _casts(step) or step.call.outputs[0].dtype != WIDE:
+            continue
+        tried.add(number)
+        region = _Region(draft)
+        if region.grow(number):
+            found = region.narrowed()
+            if found is not None:
+                return found
+    return None
+
+
+class _Region:
+    """Calls that compute in float64 between casts to it and casts from it."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft, self.web = draft, draft.web()
+        self.ins: set[int] = set()
+        self.inside: set[int] = set()
+        self.outs: set[int] = set()
+
+    def grow(self, start: int) -> bool:
+        """Take all calls that have to do with a cast; return whether these can be told, and compute something."""
+        pending = [start]
+        while pending:
+            number = pending.pop()
+            if number in self.ins | self.inside | self.outs:
+                continue
+            step = self.draft.steps[number]
+            if not (step.plain and not step.op.endswith("_")):
+                return False
+            if _casts(step) and step.call.inputs[0].dtype == WIDE:
+                self.outs.add(number)
+                if step.call.outputs[0].dtype not in _FLOATS:
+                    return False
+                pending.append(step.takes[0][0])
+                continue
+            (self.ins if _casts(step) else self.inside).add(number)
+            if not _casts(step):
+                for taken, tensor in zip(step.takes, step.call.inputs, strict=True):
+                    if tensor.dtype == WIDE and taken[0] < 0 and not self.draft.lasting(taken):
+                        return False
+                    if tensor.dtype == WIDE and taken[0] >= 0:
+                        pending.append(taken[0])
+            for place, tensor in enumerate(step.call.outputs):
+                if tensor.dtype != WIDE:
+                    continue
+                storage = self.draft.storage((number, place))
+                if self.web.outlives(storage) or self.web.written(storage):
+                    return False
+                pending += self.web.readers.get((number, place), [])
+        return bool(self.outs) and any(self.draft.steps[each].call.inputs[0].dtype in _FLOATS for each in self.ins)
+
+    def narrowed(self) -> Found | None:
+        """Put the same calls in float32 in their place; None if tensors would lie otherwise."""
+        draft = self.draft
+        whole = [each for each in draft.order if each in self.ins | self.inside | self.outs]
+        now: dict[Origin, Origin] = {}
+        added: list[int] = []
+        for number in whole:
+            step = draft.steps[number]
+            took = [now.get(each, each) for each in step.takes]
+            if number not in self.inside:
+                tensor, made = _narrow(step.call.inputs[0]), _narrow(step.call.outputs[0])
+                if tensor.dtype == made.dtype:
+                    if tensor != made or self.web.written_after(draft.storage(step.takes[0]), number):
+                        draft.remove(added)
+                        return None
+                    now[number, 0] = took[0]
+                    continue
+            takes = tuple(
+                draft.prepare(Prepared(_narrow(tensor), NARROW, (origin,)))
+                if origin[0] < 0 and tensor.dtype == WIDE
+                else origin
+                for origin, tensor in zip(took, step.call.inputs, strict=True)
+            )
+            arguments = tuple((name, _narrow_value(value)) for name, value in step.call.arguments)
+            call = replace(step.call, arguments=arguments, outputs=tuple(map(_narrow, step.call.outputs)))
+            added.append(draft.add(replace(step, call=call, takes=takes), number))
+            now.update({(number, place): (added[-1], place) for place in range(len(call.outputs))})
+        draft.read_instead(now)
+        draft.remove(whole)
+        computing = [draft.steps[each] for each in whole if each in self.inside and draft.steps[each].computes]
+        if not computing:
+            return Found("cast", tuple(whole), (), tuple(added), "cast to float64 and back")
+        said = f"casts to float64 and back, around {_names(computing)}"
+        return Found("cast", tuple(whole), (), tuple(added), said, "computed in float32 instead of float64")
+
+
+def _narrow(tensor: Tensor) -> Tensor:
+    return replace(tensor, dtype=NARROW) if tensor.dtype == WIDE else tensor
+
+
+def _narrow_value(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _narrow(value)
+    if isinstance(value, tuple):
+        return tuple(map(_narrow_value, value))
+    return NARROW if value == WIDE else value
+
+
+# --- norms ------------------------------------------------------------------------------------------------
+
+NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training")
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution")
+
+
+def norms(draft: Draft) -> Iterator[Found]:
+    """Fold batch norms in evaluation into the convolution, or the linear layer, before them."""
+    web = draft.web()
+    for number in list(draft.order):
+        norm = draft.steps[number]
+        if norm.op not in NORMS or norm.option("training") or not norm.plain or norm.phase is not Phase.FORWARD:
+            continue
+        before = draft.maker(norm.takes[0])
+        if before is None or not _folds(before, norm) or web.only_reader(norm.takes[0]) != number:
+            continue
+        if any(web.readers.get((number, place)) for place in range(1, len(norm.call.outputs))):
+            continue
+        names = ("weight", "bias", "running_mean", "running_var")
+        scale, shift, mean, variance = (norm.taken(each) for each in names)
+        weight, bias = before.taken("weight"), before.taken("bias")
+        if weight is None or None in (mean, variance) or not draft.lasting(weight, bias, scale, shift, mean, variance):
+            continue
+        storages = [draft.storage(each) for each in (weight, bias, scale, shift, mean, variance) if each is not None]
+        if any(web.written(each) for each in storages):
+            continue
+        place = norm.takes[0][0]
+        added = _folded(draft, place, number, (weight, bias, scale, shift, mean, variance))
+        said = f"batch norm in evaluation, which {before.op} before it can do with other weights"
+        yield Found("norm", (place, number), (), (added,), said)
+
+
+def _folds(before: Step, norm: Step) -> bool:
+    made = before.call.outputs[0]
+    if not before.plain or norm.call.outputs[0] != made or norm.call.inputs[0] != made:
+        return False
+    if before.op == "linear":
+        return len(made.shape or ()) == 2
+    return before.op in CONVOLUTIONS and not before.option("transposed")
+
+
+def _folded(draft: Draft, place: int, number: int, of: tuple[Origin | None, ...]) -> int:
+    """Put a convolution with other weights in the place of one and of the norm behind it; return its number."""
+    before, norm = draft.steps[place], draft.steps[number]
+    tensor = before.call.inputs[before.takes.index(of[0])]
+    channels = Tensor(tensor.dtype, (int((tensor.shape or (0,))[0]),))
+    eps = (norm.option("eps"),)
+    folded = [
+        draft.prepare(Prepared(tensor, "fold weight", of, eps)),
+        draft.prepare(Prepared(channels, "fold bias", of, eps)),
+    ]
+    new = {"weight": tensor, "bias": channels}
+    arguments = tuple((name, new.get(name, value)) for name, value in before.call.arguments)
+    call = replace(before.call, arguments=arguments)
+    added = draft.add(replace(before, call=call, takes=(before.takes[0], *folded)), number)
+    draft.read_instead({(number, 0): (added, 0)})
+    draft.remove([place, number])
+    return added
