@@ -394,6 +394,19 @@ def test_a_graph_that_does_not_tell_its_tensors_is_refused() -> None:
         rewrite.of(recorded(torch.relu, X)[0], ["deaf"])
 
 
+def test_the_command_shows_what_goes_and_keeps_the_graph_without_it(tmp_path: Any, capsys: Any) -> None:
+    from xsp.cli import main
+
+    kept = tmp_path / "less.json"
+    assert main(["graph", "torchvision:resnet18", "--rewrite", "--save", str(kept)]) == 0
+    shown = capsys.readouterr().out
+    assert "norm, 20 times" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert len(files.load(kept).nodes) == 49
+    assert main(["graph", str(kept), "--rewrite"]) == 0
+    assert "nothing that it could do without" in capsys.readouterr().out
+
+
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "relu": lambda a, b: a.relu(),
     "add": lambda a, b: a + b,

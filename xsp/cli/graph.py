@@ -16,6 +16,7 @@ examples:
   xsp graph runs/demo                                   a run, or a trace of another profiler
   xsp graph runs/demo --compare torchvision:resnet50    calls and measures that differ
   xsp graph torchvision:resnet50 --section runs/demo    show it on the page of a run
+  xsp graph file.py:model --rewrite                     what it could do without
   xsp graph --all torchvision,timm --out corpus         all their models; goes on where it stopped
   xsp graph corpus                                      which layers they share
   xsp graph corpus --only 'torchvision:resnet*'         of some of them
@@ -97,6 +98,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare", metavar="OTHER", help="show what differs in another source, made with the same options"
     )
+    parser.add_argument(
+        "--rewrite",
+        action="store_true",
+        help="show the calls that it could do without, and the measures before and after",
+    )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
 
@@ -115,6 +121,8 @@ def run(given: argparse.Namespace) -> int:
     if given.only is not None or given.against is not None:
         raise UsageError("--only and --against are for a folder that --all wrote")
     found = _graph(given, given.source)
+    if given.rewrite:
+        return _rewritten(given, found)
     if given.save is not None:
         found.save(given.save)
     if given.html is not None:
@@ -156,6 +164,23 @@ def _graph(given: argparse.Namespace, source: str) -> Graph:
         prefill=given.prefill,
         decode=given.decode,
     )
+
+
+def _rewritten(given: argparse.Namespace, first: Graph) -> int:
+    """Show what a graph could do without, and keep the one without it."""
+    from xsp.graph import rewrite
+
+    others = [name for name in ("html", "dot", "section", "compare") if getattr(given, name) is not None]
+    if others:
+        raise UsageError(f"--{others[0]}: not with --rewrite; keep the graph with --save FILE, and show that")
+    found = rewrite.of(first)
+    if given.save is not None:
+        found.graph.save(given.save)
+    if given.format == "json":
+        progress.put(json.dumps(rewrite.as_json(found), indent=2) + "\n")
+    else:
+        progress.tell(rewrite.page(found))
+    return 0
 
 
 def _compared(given: argparse.Namespace, first: Graph) -> int:

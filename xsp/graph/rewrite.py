@@ -17,14 +17,20 @@ graph is there to be counted and timed: nothing changes the program.
 
 from __future__ import annotations
 
+import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from xsp.errors import GraphError
 from xsp.graph import attention, merging, rules
 from xsp.graph.draft import Draft, Prepared
+from xsp.graph.measures import measures
 from xsp.graph.node import Graph, Origin
 from xsp.graph.rules import Found
+from xsp.graph.text import amount
+from xsp.scrub import plain
 
 RULES: Mapping[str, Callable[[Draft], Iterator[Found]]] = {
     "dead": rules.dead,
@@ -129,3 +135,49 @@ def _change(draft: Draft, found: Found, places: Mapping[int, int]) -> Change:
 
 def _modules(graph: Graph, places: Sequence[int]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(graph.nodes[each].module for each in places if graph.nodes[each].module))
+
+
+# --- shown --------------------------------------------------------------------------------------------------
+
+MOST_LINES = 20
+
+SHOWN = ("nodes", "computing", "flops", "bytes", "longest_path", "peak_activation_bytes", "weight_bytes")
+
+
+def page(found: Rewritten) -> str:
+    """Return measures before and after, and what was done, as text that fits a terminal of 80 columns."""
+    lines = [plain(found.original.name), ""]
+    before, after = measures(found.original), measures(found.graph)
+    lines += [f"{'measure':28} {'before':>16} {'after':>16}"]
+    lines += [f"{name:28} {amount(before[name]):>16} {amount(after[name]):>16}" for name in SHOWN]
+    groups: dict[tuple[str, str, str | None], list[Change]] = defaultdict(list)
+    for each in found.changes:
+        groups[each.rule, each.said, each.changes_numbers].append(each)
+    for (rule, said, changes), those in list(groups.items())[:MOST_LINES]:
+        times = f", {len(those)} times" if len(those) > 1 else ""
+        lines += ["", *_wrapped(f"{rule}{times}: {said}", "")]
+        if changes is not None:
+            lines += _wrapped(f"changes numbers: {changes}", "  ")
+        modules = list(dict.fromkeys(module for each in those for module in each.modules))
+        if modules:
+            more = f" and {len(modules) - 6} more" if len(modules) > 6 else ""
+            lines += _wrapped(f"in {', '.join(modules[:6])}{more}", "  ")
+    if not found.changes:
+        lines += ["", "nothing that it could do without is known"]
+    if len(groups) > MOST_LINES:
+        lines += ["", f"{len(groups) - MOST_LINES} more; --format json has all"]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(plain(text), 79, initial_indent=indent, subsequent_indent=indent + "  ")
+
+
+def as_json(found: Rewritten) -> dict[str, Any]:
+    """Return what was done, and the measures before and after, as plain values."""
+    return {
+        "name": found.original.name,
+        "changes": [asdict(each) for each in found.changes],
+        "before": measures(found.original),
+        "after": measures(found.graph),
+    }
