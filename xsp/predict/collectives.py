@@ -1,0 +1,244 @@
+"""What a link costs, and what a collective over it takes: five algorithms by latency, bandwidth, ranks and size.
+
+Formulas are those of Shi, Chu and Li (MG-WFBP, arXiv 1811.11141), table 1, for N ranks: all-reduce of M bytes takes
+a + b·M, with the latency α of a message, β seconds a byte, and γ seconds a byte for adding.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+from xsp.errors import UsageError, nearest
+from xsp.predict.schedule import seconds
+
+MOST_RANKS = 10**9
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects the ranks. This is all that a prediction knows of it, whoever measured it."""
+
+    name: str
+    alpha: float
+    """Latency of a message in seconds."""
+
+    beta: float
+    """Seconds a byte, in one direction."""
+
+    gamma: float = 0.0
+    """Seconds a byte to add two numbers that arrived; 0 where it is part of `beta`."""
+
+    source: str = "as given"
+    quoted: bool = False
+    """Whether the figures are a maker's or a library's, and not measured."""
+
+    def __post_init__(self) -> None:
+        """Refuse constants that are none."""
+        for what in ("alpha", "beta", "gamma"):
+            seconds(getattr(self, what), f"{what} of the link {self.name}")
+
+    def shared(self, ranks: int) -> Link:
+        """Return the link as each of so many ranks sees it if all of them use it at once."""
+        return replace(self, beta=self.beta * ranks) if ranks > 1 else self
+
+    @property
+    def about(self) -> str:
+        """Its constants in words, and where they are from."""
+        rate = f"{1e-9 / self.beta:.4g} GB/s" if self.beta else "no limit of bandwidth"
+        return f"{self.name}: {self.alpha * 1e6:.4g} us, {rate}, {self.source}"
+
+
+_NCCL = "latency of a step from NCCL's tuning table (Simple protocol), bandwidth from the maker's data sheet"
+
+
+def _quoted(name: str, alpha_us: float, gb_per_s: float, what: str) -> Link:
+    return Link(name, alpha_us * 1e-6, 1e-9 / gb_per_s, source=f"quoted ({what}; {_NCCL})", quoted=True)
+
+
+LINKS = {
+    each.name: each
+    for each in (
+        _quoted("nvlink2", 3.4, 150, "V100, 6 links"),
+        _quoted("nvlink3", 3.4, 300, "A100, 12 links"),
+        _quoted("nvlink4", 3.4, 450, "H100, 18 links"),
+        _quoted("nvlink5", 3.4, 900, "B200, 18 links"),
+        _quoted("pcie3", 5.7, 15.75, "16 lanes"),
+        _quoted("pcie4", 5.7, 31.5, "16 lanes"),
+        _quoted("pcie5", 5.7, 63, "16 lanes"),
+        _quoted("infiniband-hdr", 14.0, 25, "200 Gbit/s"),
+        _quoted("infiniband-ndr", 14.0, 50, "400 Gbit/s"),
+        _quoted("ethernet-10g", 14.0, 1.25, "line rate"),
+        _quoted("ethernet-25g", 14.0, 3.125, "line rate"),
+        _quoted("ethernet-100g", 14.0, 12.5, "line rate"),
+    )
+}
+"""Links by name. Rates are of one direction and one device; a program reaches less."""
+
+_TIME = re.compile(r"([0-9.]+(?:e[+-]?\d+)?)\s*(s|ms|us|µs|ns)?", re.IGNORECASE)
+_RATE = re.compile(r"([0-9.]+(?:e[+-]?\d+)?)\s*(?:([kmg]?)(i?)(b)(?:/s|ps|yte/s)|([kmg])(bit/s))?", re.IGNORECASE)
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_POWER = {"": 0, "k": 1, "m": 2, "g": 3}
+
+
+def link(text: str) -> Link:
+    """Return the link that a text names: of `LINKS`, `ALPHA,BETA[,GAMMA]`, or a JSON file.
+
+    ALPHA is a time (5us), BETA and GAMMA are rates (10GB/s, 25Gbit/s) or seconds a byte (1e-10). A file has an object
+    with `alpha_s`, `beta_s_per_byte`, and possibly `gamma_s_per_byte`, `name`, `source`.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    if text.lower() in LINKS:
+        return LINKS[text.lower()]
+    if "," in text:
+        alpha, *rates = (part.strip() for part in text.split(","))
+        if len(rates) > 2:
+            raise UsageError(f"{text!r} has {1 + len(rates)} parts; write ALPHA,BETA or ALPHA,BETA,GAMMA: 5us,10GB/s")
+        per_byte = [_per_byte(each) for each in rates]
+        return Link(text, _time(alpha), per_byte[0], per_byte[1] if len(rates) > 1 else 0.0)
+    place = Path(text)
+    if place.is_file():
+        return _of_file(place)
+    raise UsageError(
+        f"there is no link {text!r}{nearest(text, LINKS)}: give one of {', '.join(LINKS)}, ALPHA,BETA (5us,10GB/s), "
+        "or a JSON file with alpha_s and beta_s_per_byte"
+    )
+
+
+def _time(text: str) -> float:
+    found = _TIME.fullmatch(text)
+    if found is None or not _number(found[1]):
+        raise UsageError(f"{text!r} is no latency such as 5us or 5e-6")
+    return float(found[1]) * _SECONDS[(found[2] or "").lower()]
+
+
+def _per_byte(text: str) -> float:
+    found = _RATE.fullmatch(text)
+    if found is None or not _number(found[1]):
+        raise UsageError(f"{text!r} is no rate such as 10GB/s or 25Gbit/s, and no seconds a byte such as 1e-10")
+    value = float(found[1])
+    _, prefix, binary, unit, of_bits, bits = found.groups()
+    if unit is None and bits is None:
+        return value
+    if not value:
+        raise UsageError(f"{text!r}: a rate must be above 0")
+    if bits is not None or unit == "b":  # Gb/s is bits, GB/s is bytes
+        value /= 8
+    return float(1 / (value * (1024 if binary else 1000) ** _POWER[(prefix or of_bits or "").lower()]))
+
+
+def _number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _of_file(path: Path) -> Link:
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: no link can be read of it ({error})") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path}: a link is an object with alpha_s and beta_s_per_byte")
+    alpha, beta, gamma = (
+        content.get(name, absent)
+        for name, absent in (("alpha_s", None), ("beta_s_per_byte", None), ("gamma_s_per_byte", 0.0))
+    )
+    if not (_is_number(alpha) and _is_number(beta) and _is_number(gamma)):
+        raise UsageError(f"{path}: alpha_s and beta_s_per_byte must be numbers")
+    name, source = (content.get(key) or absent for key, absent in (("name", path.stem), ("source", f"from {path}")))
+    quoted = bool(content.get("quoted", False))
+    return Link(str(name), float(alpha), float(beta), float(gamma), str(source), quoted)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+# --- what a collective takes -----------------------------------------------------------------------------------
+
+
+class Algorithm(str, enum.Enum):
+    """How an all-reduce is done."""
+
+    BINARY_TREE = "binary-tree"
+    RECURSIVE_DOUBLING = "recursive-doubling"
+    HALVING_DOUBLING = "halving-doubling"
+    DOUBLE_TREE = "double-tree"
+    RING = "ring"
+    AUTO = "auto"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+OF_AUTO = (Algorithm.RING, Algorithm.DOUBLE_TREE)
+"""Of which `auto` takes the cheaper one for each message: those that NCCL chooses from on any link."""
+
+
+class Cost(NamedTuple):
+    """Of a collective: start-up in seconds, and seconds a byte."""
+
+    start: float
+    per_byte: float
+
+    def of(self, size: float) -> float:
+        """Return seconds for so many bytes."""
+        return self.start + self.per_byte * size
+
+
+def all_reduce(algorithm: Algorithm, over: Link, ranks: int) -> Cost:
+    """Return what an all-reduce costs; nothing for one rank.
+
+    Raises:
+        UsageError: there are no ranks, too many, or it is `auto`, which depends on the size (`fastest`).
+    """
+    _check(ranks)
+    alpha, beta, gamma = over.alpha, over.beta, over.gamma
+    if ranks == 1:
+        return Cost(0.0, 0.0)
+    log = math.log2(ranks)
+    match algorithm:
+        case Algorithm.BINARY_TREE:
+            return Cost(2 * alpha * log, (2 * beta + gamma) * log)
+        case Algorithm.RECURSIVE_DOUBLING:
+            return Cost(alpha * log, (beta + gamma) * log)
+        case Algorithm.HALVING_DOUBLING:
+            return Cost(2 * alpha * log, 2 * beta - (2 * beta + gamma) / ranks + gamma)
+        case Algorithm.DOUBLE_TREE:
+            return Cost(2 * alpha * log, beta + gamma)
+        case Algorithm.RING:
+            return Cost(2 * (ranks - 1) * alpha, (2 * beta + gamma) * (ranks - 1) / ranks)
+        case _:
+            raise UsageError("which algorithm is the fastest depends on the size")
+
+
+def all_reduce_seconds(algorithm: Algorithm, over: Link, ranks: int, size: float) -> float:
+    """Return what an all-reduce of so many bytes takes; of `auto` the fastest of `OF_AUTO`."""
+    those = OF_AUTO if algorithm is Algorithm.AUTO else (algorithm,)
+    return min(all_reduce(each, over, ranks).of(size) for each in those)
+
+
+def gather_seconds(over: Link, ranks: int, size: float) -> float:
+    """Return what an all-gather takes whose output has so many bytes, on a ring."""
+    _check(ranks)
+    return (ranks - 1) * over.alpha + (ranks - 1) / ranks * over.beta * size
+
+
+def scatter_seconds(over: Link, ranks: int, size: float) -> float:
+    """Return what a reduce-scatter takes whose input has so many bytes, on a ring."""
+    _check(ranks)
+    return (ranks - 1) * over.alpha + (ranks - 1) / ranks * (over.beta + over.gamma) * size
+
+
+def _check(ranks: int) -> None:
+    if not 1 <= ranks <= MOST_RANKS:
+        raise UsageError(f"{ranks} ranks: there are 1 to {MOST_RANKS:,}")

@@ -1,0 +1,252 @@
+"""What a step takes on N ranks, what it waits for, and which constant is worth most."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from xsp.predict import schedule, training
+from xsp.predict.schedule import Cause, Schedule
+from xsp.predict.training import ALL, NO_LINK, Input, Job, Slow, Straggler, Work
+
+STEPS = (8, 32, 128)
+"""So many are simulated, more if the first ones have not come to repeat themselves."""
+
+EXPOSED = "exposed communication"
+WAITING = "waiting for another rank"
+PARTS = (*(str(each) for each in Cause if each is not Cause.COMMUNICATION), EXPOSED, WAITING)
+"""Of a step as a rank sees it; they add up to it."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A step of a job; durations are seconds."""
+
+    job: Job
+    step: float
+    parts: Mapping[str, float]
+    """The step as the mean rank sees it, by `PARTS`."""
+
+    path: Mapping[str, float]
+    """The step along its critical path: by cause, and by `WAITING` what a slower rank takes longer than the others."""
+
+    communication: float
+    """All collectives of a step, hidden or not; 0 on one rank."""
+
+    steady: bool
+    """Whether steps came to repeat themselves; else the figures are means over the later ones."""
+
+    schedule: Schedule
+    """Of the last simulated steps."""
+
+    @property
+    def bound_by(self) -> str:
+        """What most of the critical path is: computation, input, copy, communication, a slower rank."""
+        found: dict[str, float] = defaultdict(float)
+        for cause, took in self.path.items():
+            found["computation" if cause in map(str, schedule.COMPUTING) else cause] += took
+        return max(found, key=lambda each: found[each]) if found else "computation"
+
+    @property
+    def hidden(self) -> float:
+        """Communication beside computation or beside waiting for others; never negative."""
+        return max(0.0, self.communication - self.parts[EXPOSED])
+
+
+def predict(work: Work, job: Job, *, fine: bool = False) -> Predicted:
+    """Return what a step takes in the steady state.
+
+    Args:
+        work: of one rank.
+        job: how many ranks there are, and what connects them.
+        fine: keep a task for each layer, for a picture.
+
+    Raises:
+        UsageError: something is negative, not finite, or none.
+    """
+    slow = job.straggler
+    if slow.who is Slow.TOGETHER and slow.factor != 1.0:
+        return _together(work, job, fine)
+    found, period, step, steady = _simulated(work, job, fine)
+    those = training.classes(job)
+    last = [_updates(found, rank) for rank in range(len(those))]
+    parts: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    for rank, (count, _) in enumerate(those):
+        for part, took in _account(found, rank, last[rank][-1 - period], last[rank][-1]).items():
+            parts[part] += took / period * count / job.ranks
+    window = sum(each.seconds for each in found.tasks if each.cause is Cause.COMMUNICATION)
+    steps = found.tasks[-1].step + 1
+    return Predicted(
+        job, step, parts, _along(found, last, period, step), window / steps, steady, _of_steps(found, steps - period)
+    )
+
+
+def _together(work: Work, job: Job, fine: bool) -> Predicted:
+    """All ranks are slow in one step of N, so the mean is that of fast and slow steps."""
+    fast = predict(work, replace(job, straggler=Straggler()), fine=fine)
+    factor = job.straggler.factor
+    slow = predict(work.scaled(computing=factor, update=factor), replace(job, straggler=Straggler()), fine=fine)
+    share = 1 / job.ranks
+
+    def mean(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+        return {each: one.get(each, 0.0) * (1 - share) + other.get(each, 0.0) * share for each in {**one, **other}}
+
+    step = fast.step * (1 - share) + slow.step * share
+    return replace(
+        fast, job=job, step=step, parts=mean(fast.parts, slow.parts), path=mean(fast.path, slow.path),
+        steady=fast.steady and slow.steady,
+    )  # fmt: skip
+
+
+def _simulated(work: Work, job: Job, fine: bool) -> tuple[Schedule, int, float, bool]:
+    """Return steps until they repeat themselves, their period, the time of a step, and whether they did."""
+    for steps in STEPS:
+        found = schedule.simulate(training.tasks(work, job, steps, fine=fine))
+        ends = [max(those) for those in zip(*([found.ends[each] for each in _updates(found, rank)]
+                                              for rank in range(len(training.classes(job)))), strict=True)]  # fmt: skip
+        repeats = schedule.steady(ends, 2 * work.input.workers + 2)
+        if repeats is not None:
+            return found, *repeats, True
+    half = len(ends) // 2
+    return found, half, (ends[-1] - ends[-1 - half]) / half, False
+
+
+def _updates(found: Schedule, rank: int) -> list[int]:
+    return [number for number, task in enumerate(found.tasks) if task.cause is Cause.UPDATE and task.rank == rank]
+
+
+def _of_steps(found: Schedule, first: int) -> Schedule:
+    """Return the tasks of the last steps; those before are no longer there to wait for."""
+    kept = [number for number, task in enumerate(found.tasks) if task.step >= first]
+    place = {number: new for new, number in enumerate(kept)}
+    tasks = [
+        found.tasks[each]._replace(after=tuple(place[one] for one in found.tasks[each].after if one in place))
+        for each in kept
+    ]
+    return Schedule(
+        tasks, [found.starts[each] for each in kept], [found.ends[each] for each in kept],
+        [place.get(found.because[each], -1) for each in kept],
+    )  # fmt: skip
+
+
+# --- where the time goes -----------------------------------------------------------------------------------------
+
+
+def _account(found: Schedule, rank: int, since: int, until: int) -> dict[str, float]:
+    """Return what a rank did and waited for between the ends of two of its updates."""
+    parts: dict[str, float] = defaultdict(float)
+    stream = f"compute {rank}"
+    at = found.ends[since]
+    for number in range(since + 1, until + 1):
+        task = found.tasks[number]
+        if stream not in task.on:
+            continue
+        for cause, took in _waited(found, number, at):
+            parts[_seen(found, cause, rank)] += took
+        parts[str(task.cause)] += task.seconds
+        at = found.ends[number]
+    return parts
+
+
+def _waited(found: Schedule, number: int, since: float) -> Iterable[tuple[int, float]]:
+    """Yield the tasks that a task waited for after a moment, and how long for each."""
+    until = found.starts[number]
+    number = found.because[number]
+    while number >= 0 and until > since:
+        begin = max(found.starts[number], since)
+        yield number, until - begin
+        until, number = begin, found.because[number]
+
+
+def _seen(found: Schedule, number: int, rank: int) -> str:
+    """Return what a rank calls a wait for a task."""
+    task = found.tasks[number]
+    if task.rank == ALL:
+        return EXPOSED
+    return str(task.cause) if task.rank == rank else WAITING
+
+
+def _along(found: Schedule, last: list[list[int]], period: int, step: float) -> dict[str, float]:
+    """Return the seconds of a step along the critical path, by cause."""
+    final = max((those[-1] for those in last), key=lambda each: found.ends[each])
+    since = found.ends[final] - period * step
+    parts: dict[str, float] = defaultdict(float)
+    for number in found.path(final):
+        took = found.ends[number] - max(found.starts[number], since)
+        if took <= 0 and found.ends[number] <= since:
+            break
+        parts[str(found.tasks[number].cause)] += max(0.0, took) / period
+    return dict(parts)
+
+
+# --- what if -----------------------------------------------------------------------------------------------------
+
+
+class Worth(NamedTuple):
+    """What a constant of a step is worth."""
+
+    constant: str
+    per_percent: float
+    """Seconds of a step that one percent less of it saves."""
+
+    if_halved: float
+    """Seconds of a step that are saved if it is half."""
+
+
+_CONSTANTS = (
+    "computation", "update", "reading", "decoding", "copying", "latency of the link", "bandwidth of the link",
+    "adding in collectives", "slower ranks",
+)  # fmt: skip
+
+
+def worth(work: Work, job: Job) -> list[Worth]:
+    """Return what each constant is worth that the step has, the most first: what to buy.
+
+    `slower ranks` is how much longer they take than the others, which no purchase halves, but a look at them may.
+    """
+    now = predict(work, job).step
+    found = []
+    for constant in _CONSTANTS:
+        if not _has(constant, work, job):
+            continue
+        less, half = (now - predict(*_changed(constant, work, job, factor)).step for factor in (0.99, 0.5))
+        found.append(Worth(constant, max(0.0, less), max(0.0, half)))
+    return sorted(found, key=lambda each: -each.if_halved)
+
+
+def _has(constant: str, work: Work, job: Job) -> bool:
+    given, link = work.input, job.link if job.ranks > 1 else NO_LINK
+    return {
+        "computation": any(each.forward or each.backward for each in work.layers) or work.other > 0,
+        "update": work.update > 0,
+        "reading": given.read > 0,
+        "decoding": given.decode > 0,
+        "copying": given.copy > 0,
+        "latency of the link": link.alpha > 0 and bool(work.arrivals),
+        "bandwidth of the link": link.beta > 0 and bool(work.arrivals),
+        "adding in collectives": link.gamma > 0 and bool(work.arrivals),
+        "slower ranks": job.straggler.factor > 1,
+    }[constant]
+
+
+def _changed(constant: str, work: Work, job: Job, factor: float) -> tuple[Work, Job]:
+    given, link, slow = work.input, job.link, job.straggler
+    inputs: dict[str, Input] = {
+        "reading": replace(given, read=given.read * factor),
+        "decoding": replace(given, decode=given.decode * factor),
+        "copying": replace(given, copy=given.copy * factor),
+    }
+    links = {
+        "latency of the link": replace(link, alpha=link.alpha * factor),
+        "bandwidth of the link": replace(link, beta=link.beta * factor),
+        "adding in collectives": replace(link, gamma=link.gamma * factor),
+    }
+    if constant in inputs:
+        return replace(work, input=inputs[constant]), job
+    if constant in links:
+        return work, replace(job, link=links[constant])
+    if constant == "slower ranks":
+        return work, replace(job, straggler=replace(slow, factor=1 + (slow.factor - 1) * factor))
+    return work.scaled(**{"computing" if constant == "computation" else "update": factor}), job

@@ -1,0 +1,148 @@
+"""Tasks on resources, and when each of them runs: a list simulation, its critical path, and what a gap waited for.
+
+Times are seconds. A task begins when all tasks before it have ended and all of its resources are free. A resource
+serves tasks in the order in which they became ready, as a stream does; of those that became ready at the same time, in
+the order in which they are listed.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from xsp.errors import UsageError
+
+
+class Cause(str, enum.Enum):
+    """What a task is, and so what a wait for it is called."""
+
+    INPUT = "input"
+    COPY = "copy"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    COMMUNICATION = "communication"
+    UPDATE = "update"
+    OTHER = "other"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+COMPUTING = (Cause.FORWARD, Cause.BACKWARD, Cause.UPDATE, Cause.OTHER)
+"""What a rank does by itself between input and communication."""
+
+
+class Task(NamedTuple):
+    """One piece of work."""
+
+    name: str
+    cause: Cause
+    seconds: float
+    on: tuple[str, ...]
+    """Resources that it holds while it runs."""
+
+    after: tuple[int, ...]
+    """Places of the tasks that must have ended; smaller than its own."""
+
+    rank: int = 0
+    """The class of ranks that it belongs to; -1 if it belongs to all."""
+
+    step: int = 0
+
+
+class Schedule(NamedTuple):
+    """When tasks run."""
+
+    tasks: Sequence[Task]
+    starts: list[float]
+    ends: list[float]
+    because: list[int]
+    """For each task the one whose end let it begin; -1 if none did."""
+
+    def path(self, last: int) -> Iterator[int]:
+        """Yield the critical path to a task, from its end to the beginning: each ends when the one before began."""
+        while last >= 0:
+            yield last
+            last = self.because[last]
+
+
+def seconds(value: float, what: str) -> float:
+    """Return a duration.
+
+    Raises:
+        UsageError: it is negative or not finite.
+    """
+    if not (math.isfinite(value) and value >= 0):
+        raise UsageError(f"{what} is {value}: it must be a finite number, and not negative")
+    return float(value)
+
+
+def simulate(tasks: Sequence[Task]) -> Schedule:
+    """Return when each task runs.
+
+    Args:
+        tasks: each after those that it waits for.
+
+    Raises:
+        UsageError: a duration is negative or not finite, or a task waits for itself or a later one.
+    """
+    count = len(tasks)
+    waiting = [len(task.after) for task in tasks]
+    waiters: list[list[int]] = [[] for _ in range(count)]
+    for number, task in enumerate(tasks):
+        if not (math.isfinite(task.seconds) and task.seconds >= 0):
+            raise UsageError(f"{task.name} takes {task.seconds} s: it must be a finite number, and not negative")
+        for other in task.after:
+            if not 0 <= other < number:
+                raise UsageError(f"{task.name} waits for a task that is not before it")
+            waiters[other].append(number)
+    starts, ends, because = [0.0] * count, [0.0] * count, [-1] * count
+    free: dict[str, float] = {}
+    user: dict[str, int] = {}
+    ready = [(0.0, number) for number in range(count) if not waiting[number]]
+    heapq.heapify(ready)
+    while ready:
+        at, number = heapq.heappop(ready)
+        task = tasks[number]
+        start = at
+        for name in task.on:
+            if free.get(name, 0.0) > start:
+                start, because[number] = free[name], user[name]
+        starts[number], ends[number] = start, start + task.seconds
+        for name in task.on:
+            free[name], user[name] = ends[number], number
+        for other in waiters[number]:
+            waiting[other] -= 1
+            if not waiting[other]:
+                latest = max(tasks[other].after, key=lambda each: ends[each])
+                because[other] = latest
+                heapq.heappush(ready, (ends[latest], other))
+    return Schedule(tasks, starts, ends, because)
+
+
+MOST_PERIOD = 24
+"""Steps after which a steady state repeats itself at most: one of that many workers, say."""
+
+
+def steady(ends: Sequence[float], least: int = 0) -> tuple[int, float] | None:
+    """Return the period of a steady state in steps, and the time of one step.
+
+    Args:
+        ends: of the steps, in their order.
+        least: so many steps must repeat themselves: several rounds of the workers, which deliver at once in the first.
+
+    Returns:
+        None if the last steps do not repeat themselves.
+    """
+    took = [after - before for before, after in itertools.pairwise(ends)]
+    near = 1e-9 * max(took, default=0.0)
+    for period in range(1, min(MOST_PERIOD, len(took) // 3) + 1):
+        last = took[-max(3 * period, least) :]
+        pairs = zip(last, last[period:], strict=False)
+        if len(took) > least and all(abs(one - other) <= near for one, other in pairs):
+            return period, sum(last[-period:]) / period
+    return None

@@ -1,0 +1,365 @@
+"""One data-parallel training step as tasks on resources: the DAG of synchronous SGD, for any number of ranks.
+
+After Shi, Chu and Li (arXiv 1805.03812): read → decode → copy → forward 1 … L → backward L … 1 → update, gradients
+communicated as they arrive, the next step's input beside all of it. Added to it: buckets, accumulation, sharding,
+loaders with several workers on one disk, and ranks that are slower than others.
+
+Ranks that do the same at the same times are one class of ranks, so a job of 1,000 ranks has no more tasks than one of
+two. Times are seconds, sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from xsp.errors import UsageError
+from xsp.predict import buckets, collectives
+from xsp.predict.buckets import Buckets
+from xsp.predict.collectives import Algorithm, Link
+from xsp.predict.schedule import Cause, Task, seconds
+
+ALL = -1
+"""The rank of a task that all ranks do together."""
+
+NO_LINK = Link("none", 0.0, 0.0, source="one rank communicates with nobody")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A part of the model whose gradients arrive when its backward pass has ended."""
+
+    name: str
+    forward: float
+    backward: float
+    gradients: tuple[int, ...] = ()
+    """Bytes of each, in the order of the parameters; their gradients arrive in the reverse order."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """How a batch comes to the device."""
+
+    read: float = 0.0
+    """On the storage, which serves one worker at a time."""
+
+    decode: float = 0.0
+    """In a worker; what comes after reading."""
+
+    copy: float = 0.0
+    """From host to device."""
+
+    workers: int = 0
+    """Of the loader; with none the training process does it by itself, and computes nothing meanwhile."""
+
+    held: int | None = None
+    """Batches of a loader that may be read or waiting at a time; two for each worker unless told otherwise."""
+
+    copy_ahead: bool = False
+    """Whether a copy runs beside computation, with an engine of its own, or in the stream that computes."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one rank does in a step."""
+
+    layers: tuple[Layer, ...]
+    update: float = 0.0
+    other: float = 0.0
+    """On the rank itself and in no phase: the loss, Python, logging; before the forward pass."""
+
+    input: Input = field(default_factory=Input)
+
+    def __post_init__(self) -> None:
+        """Refuse durations and sizes that are none, and a step of nothing."""
+        if not self.layers:
+            raise UsageError("a step without layers has nothing to predict")
+        for layer in self.layers:
+            seconds(layer.forward, f"forward of {layer.name}")
+            seconds(layer.backward, f"backward of {layer.name}")
+            if any(size < 0 for size in layer.gradients):
+                raise UsageError(f"{layer.name} has a gradient of a negative size")
+        given = self.input
+        for value, what in ((self.update, "update"), (self.other, "other work"), (given.read, "reading"),
+                            (given.decode, "decoding"), (given.copy, "copying")):  # fmt: skip
+            seconds(value, what)
+        if given.workers < 0 or (given.held is not None and given.held < 1):
+            raise UsageError("a loader has 0 or more workers, and holds at least one batch")
+
+    @property
+    def arrivals(self) -> tuple[int, ...]:
+        """Bytes of the gradients in the order in which they arrive."""
+        return tuple(size for layer in reversed(self.layers) for size in reversed(layer.gradients))
+
+    def scaled(self, computing: float = 1.0, update: float = 1.0, loading: float = 1.0) -> Work:
+        """Return the step with other durations, as factors: layers and other work, update, input."""
+        layers = tuple(
+            replace(each, forward=each.forward * computing, backward=each.backward * computing) for each in self.layers
+        )
+        given = self.input
+        loaded = replace(given, read=given.read * loading, decode=given.decode * loading, copy=given.copy * loading)
+        return Work(layers, self.update * update, self.other * computing, loaded)
+
+
+class Slow(str, enum.Enum):
+    """Which ranks are slow, and when. In all cases but the first the mean of each rank is the same."""
+
+    ONE = "one"  # one rank, always
+    TURNS = "turns"  # each rank in one step of N, each in another one: there is always one
+    TOGETHER = "together"  # each rank in one step of N, all in the same one: nobody waits for anybody
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """Ranks whose computation takes longer in some steps."""
+
+    factor: float = 1.0
+    who: Slow = Slow.ONE
+
+    def __post_init__(self) -> None:
+        """Refuse a factor that is none."""
+        if not seconds(self.factor, "the factor of a straggler"):
+            raise UsageError("a factor of 0 would be a rank that takes no time; give one above 0, such as 1.3")
+
+
+@dataclass(frozen=True)
+class Job:
+    """How the step is distributed."""
+
+    ranks: int = 1
+    link: Link = NO_LINK
+    algorithm: Algorithm = Algorithm.AUTO
+    bucket: int | None = None
+    """Limit of a bucket in bytes; PyTorch's own unless told otherwise."""
+
+    plan: Buckets | None = None
+    """Buckets that do not follow from a limit."""
+
+    overlap: bool = True
+    """Whether gradients travel while the backward pass goes on."""
+
+    accumulate: int = 1
+    """Batches of one update; gradients travel in the last one's backward pass only."""
+
+    sharded: bool = False
+    """Whether each rank keeps its share of parameters only, and gathers them before each pass."""
+
+    straggler: Straggler = field(default_factory=Straggler)
+    on_link: int = 1
+    """Ranks that share a link."""
+
+    on_disk: int = 1
+    """Ranks that share a disk."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no job."""
+        collectives.all_reduce(Algorithm.RING, self.link, self.ranks)
+        if min(self.accumulate, self.on_link, self.on_disk) < 1:
+            raise UsageError("batches of an update, and ranks of a link and of a disk, are 1 or more")
+
+
+class Class(NamedTuple):
+    """Ranks that do the same at the same times."""
+
+    ranks: int
+    factors: tuple[float, ...]
+    """Of their computation, step by step, again from the beginning after the last one."""
+
+
+def classes(job: Job) -> tuple[Class, ...]:
+    """Return the classes of ranks of a job; `TOGETHER` is no matter of classes, see `xsp.predict.prediction`."""
+    slow, who = job.straggler.factor, job.straggler.who
+    if slow == 1.0 or who is Slow.TOGETHER:
+        return (Class(job.ranks, (1.0,)),)
+    if job.ranks == 1:
+        return (Class(1, (slow,)),)
+    if who is Slow.ONE:
+        return (Class(job.ranks - 1, (1.0,)), Class(1, (slow,)))
+    turns = (Class(1, (slow, 1.0)), Class(1, (1.0, slow)))
+    return turns if job.ranks == 2 else (Class(job.ranks - 2, (1.0,)), *turns)
+
+
+def plan_of(work: Work, job: Job) -> Buckets:
+    """Return which gradients travel together, by places in `Work.arrivals`."""
+    if job.plan is None:
+        return buckets.of_ddp(work.arrivals, job.bucket)
+    if tuple(itertools.chain(*job.plan)) != tuple(range(len(work.arrivals))) or not all(job.plan):
+        raise UsageError("a plan of buckets holds each gradient once, in the order of arrival")
+    return job.plan
+
+
+def tasks(work: Work, job: Job, steps: int, *, fine: bool = True) -> list[Task]:
+    """Return the tasks of consecutive steps.
+
+    Args:
+        work: of one rank in a step with one batch.
+        job: how it is distributed.
+        steps: how many.
+        fine: a task for each layer and pass; else one for each stretch of layers that nothing waits within, which takes
+            the same time.
+    """
+    return _Builder(work, job, fine).all(steps)
+
+
+class _Builder:
+    """Puts one task after the other."""
+
+    def __init__(self, work: Work, job: Job, fine: bool) -> None:
+        self.work, self.job = work, job
+        self.those = classes(job)
+        self.plan = plan_of(work, job) if job.ranks > 1 else ()
+        self.sizes = [sum(work.arrivals[each] for each in bucket) for bucket in self.plan]
+        self.link = job.link.shared(min(job.on_link, job.ranks))
+        self.buckets_of, self.full_at = _where(work, self.plan)
+        numbers = range(len(work.layers))
+        self.forward = [[each] for each in numbers] if fine or job.sharded else [list(numbers)]
+        self.backward = self._backward(fine or job.sharded)
+        self.made: list[Task] = []
+        count = len(self.those)
+        self.computed: list[list[int]] = [[] for _ in range(count)]  # what the next task of the stream waits for
+        self.decoded: list[list[int]] = [[] for _ in range(count)]
+        self.copied: list[list[int]] = [[] for _ in range(count)]
+        self.sent: list[int] = []
+
+    def _backward(self, fine: bool) -> list[list[int]]:
+        """Return the layers of the backward pass; those that are one task end where a bucket is full."""
+        found: list[list[int]] = [[]]
+        for number in range(len(self.work.layers) - 1, -1, -1):
+            found[-1].append(number)
+            if number and (fine or self.full_at[number]):
+                found.append([])
+        return found
+
+    def all(self, steps: int) -> list[Task]:
+        for step in range(steps):
+            for part in range(self.job.accumulate):
+                self._part(step, part)
+            self._update(step)
+        return self.made
+
+    def _put(
+        self, name: str, cause: Cause, took: float, on: Sequence[str], after: Sequence[int], rank: int, step: int
+    ) -> int:
+        self.made.append(Task(name, cause, took, tuple(on), tuple(dict.fromkeys(after)), rank, step))
+        return len(self.made) - 1
+
+    def _compute(self, name: str, cause: Cause, took: float, after: Sequence[int], rank: int, step: int) -> int:
+        """Put a task behind the last one of the stream that computes."""
+        factor = 1.0 if cause in (Cause.INPUT, Cause.COPY) else self._factor(rank, step)
+        on = [f"compute {rank}"] + ([f"storage {rank}"] if cause is Cause.INPUT else [])
+        number = self._put(name, cause, took * factor, on, [*self.computed[rank], *after], rank, step)
+        self.computed[rank] = [number]
+        return number
+
+    def _factor(self, rank: int, step: int) -> float:
+        factors = self.those[rank].factors
+        return factors[step % len(factors)]
+
+    def _part(self, step: int, part: int) -> None:
+        """Put the input, the forward and the backward pass of one batch."""
+        ranks = range(len(self.those))
+        for rank in ranks:
+            self._input(rank, step)
+            if self.work.other:
+                self._compute("other", Cause.OTHER, self.work.other, (), rank, step)
+        self._pass(step, self.forward, Cause.FORWARD)
+        self._pass(step, self.backward, Cause.BACKWARD, last=part == self.job.accumulate - 1)
+
+    def _input(self, rank: int, step: int) -> None:
+        given = self.work.input
+        read = given.read * min(self.job.on_disk, self.job.ranks)
+        place = len(self.decoded[rank])
+        if given.workers:
+            after = (
+                self.decoded[rank][place - given.workers : place - given.workers + 1] if place >= given.workers else []
+            )
+            held = given.held or 2 * given.workers
+            after = [*after, *(self.copied[rank][place - held : place - held + 1] if place >= held else [])]
+            worker = f"worker {rank}.{place % given.workers}"
+            made = self._put("read", Cause.INPUT, read, (worker, f"storage {rank}"), after, rank, step)
+            made = self._put("decode", Cause.INPUT, given.decode, (worker,), [made], rank, step)
+        elif read + given.decode:
+            made = self._compute("read, decode", Cause.INPUT, read + given.decode, (), rank, step)
+        else:
+            made = -1
+        self.decoded[rank].append(made)
+        if given.copy_ahead:
+            after = [] if made < 0 else [made]
+            copied = self._put("copy", Cause.COPY, given.copy, (f"copy {rank}",), after, rank, step)
+            self.computed[rank].append(copied)
+        elif given.copy or given.workers:
+            copied = self._compute("copy", Cause.COPY, given.copy, [] if made < 0 else [made], rank, step)
+        else:
+            copied = made
+        self.copied[rank].append(copied)
+
+    def _pass(self, step: int, stretches: list[list[int]], cause: Cause, *, last: bool = False) -> None:
+        """Put the layers of a pass, with what gathers their parameters and sends their gradients.
+
+        Parameters are gathered one bucket ahead: while a bucket is computed with, the next one comes.
+        """
+        gathered: dict[int, int] = {}
+        done: dict[int, list[int]] = {}  # bucket → the tasks that have last computed with it
+        before = [number for those in self.computed for number in those]
+        made = before
+        for stretch in stretches:
+            layers = [self.work.layers[number] for number in stretch]
+            if self.job.sharded:
+                needed = {bucket for number in stretch for bucket in self.buckets_of[number]}
+                for bucket in sorted(needed - set(gathered), reverse=cause is Cause.FORWARD):
+                    limit = done.get(list(gathered)[-2], before) if len(gathered) > 1 else before
+                    gathered[bucket] = self._collective("all-gather", bucket, limit, step)
+            needs = [gathered[bucket] for number in stretch for bucket in self.buckets_of[number] if bucket in gathered]
+            took = sum(each.forward if cause is Cause.FORWARD else each.backward for each in layers)
+            name = f"{cause} {layers[0].name}" + (f" … {layers[-1].name}" if len(layers) > 1 else "")
+            made = [self._compute(name, cause, took, needs, rank, step) for rank in range(len(self.those))]
+            for number in stretch:
+                done |= dict.fromkeys(self.buckets_of[number], made)
+                if last and self.job.overlap:
+                    for bucket in self.full_at[number]:
+                        self._reduce(bucket, made, step)
+        if last and not self.job.overlap:
+            for bucket in range(len(self.plan)):
+                self._reduce(bucket, made, step)
+
+    def _reduce(self, bucket: int, after: Sequence[int], step: int) -> None:
+        """Put the collective of a bucket, behind those of the buckets before it."""
+        self.sent.append(self._collective("reduce-scatter" if self.job.sharded else "all-reduce", bucket, after, step))
+
+    def _collective(self, what: str, bucket: int, after: Sequence[int], step: int) -> int:
+        size, job = self.sizes[bucket], self.job
+        if what == "all-gather":
+            took = collectives.gather_seconds(self.link, job.ranks, size)
+        elif what == "reduce-scatter":
+            took = collectives.scatter_seconds(self.link, job.ranks, size)
+        else:
+            took = collectives.all_reduce_seconds(job.algorithm, self.link, job.ranks, size)
+            after = [*after, *self.sent[-1:]]
+        return self._put(f"{what} {bucket}", Cause.COMMUNICATION, took, ("channel",), after, ALL, step)
+
+    def _update(self, step: int) -> None:
+        took = self.work.update / (self.job.ranks if self.job.sharded else 1)
+        for rank in range(len(self.those)):
+            self._compute("update", Cause.UPDATE, took, self.sent, rank, step)
+        self.sent = []
+
+
+def _where(work: Work, plan: Buckets) -> tuple[list[list[int]], list[list[int]]]:
+    """Return, for each layer, the buckets that hold gradients of it, and those that are full when it has ended."""
+    bucket_of = {place: number for number, bucket in enumerate(plan) for place in bucket}
+    last = {bucket[-1]: number for number, bucket in enumerate(plan)}
+    holding: list[list[int]] = [[] for _ in work.layers]
+    full: list[list[int]] = [[] for _ in work.layers]
+    place = 0
+    for number in range(len(work.layers) - 1, -1, -1):
+        places = range(place, place + len(work.layers[number].gradients))
+        holding[number] = sorted({bucket_of[each] for each in places if each in bucket_of})
+        full[number] = sorted(last[each] for each in places if each in last)
+        place = places.stop
+    return holding, full
