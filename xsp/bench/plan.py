@@ -84,14 +84,15 @@ def _applies(spec: Spec) -> bool:
     Raises:
         BenchError: there is no such variant.
     """
-    from xsp.bench.variants import VARIANTS
+    from xsp.bench.variants import PRECISIONS, VARIANTS, named
 
-    if spec.variant not in VARIANTS:
-        known = (AS_RUN, *VARIANTS)
+    variant = named(spec.variant)
+    if variant is None:
+        known = (AS_RUN, *VARIANTS, *PRECISIONS)
         raise BenchError(
             f"there is no variant {spec.variant!r}{nearest(spec.variant, known)}; there are {', '.join(known)}"
         )
-    return VARIANTS[spec.variant].applies(spec)
+    return variant.applies(spec)
 
 
 def coverage(pairs: Iterable[tuple[Spec, int]], timings: Timings) -> tuple[float, float]:

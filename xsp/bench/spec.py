@@ -15,6 +15,9 @@ AS_RUN = "as-run"
 """The variant that a framework takes by itself."""
 
 
+OTHER_NUMBERS = frozenset(["autocast-bfloat16"])
+"""Variants that compute in another precision: their times enter no bound, and their errors are their results."""
+
 RUNTIMES = "xsp.runtimes"
 """Entry points of what runs blocks: classes with `prepare`, as `xsp.bench.torchcalls.Torch` has it."""
 

@@ -1,7 +1,8 @@
 """Other ways to compute the same: what `best` of a bound is the least of. Imports torch: import it where it is needed.
 
 A variant is checked against float64 when it is first timed; one whose results are further from it than those of the
-block as it runs, and than its type allows, is `different`.
+block as it runs, and than its type allows, is `different`. Variants in another precision (`PRECISIONS`) are not refused
+for that: how far their results are from those of the block as it runs is stored with their time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from xsp import plugins
 from xsp.bench.inputs import NotTimeable
-from xsp.bench.spec import AS_RUN, RUNTIMES, Spec
+from xsp.bench.spec import AS_RUN, OTHER_NUMBERS, RUNTIMES, Spec
 from xsp.bench.torchcalls import Prepared
 from xsp.graph.node import Tensor
 from xsp.graph.recorder import flat
@@ -90,6 +91,30 @@ VARIANTS: Mapping[str, Variant] = {
 }
 
 
+def _multiplies(spec: Spec) -> bool:
+    """What autocast computes in lower precision, of float32 inputs."""
+    words = ("conv", "linear", "addmm", "matmul", "::mm", "bmm", "baddbmm", "scaled_dot_product_attention", "einsum")
+    return any(word in spec.block.op for word in words) and any(each.dtype == "float32" for each in _inputs(spec))
+
+
+PRECISIONS: Mapping[str, Variant] = {
+    each.name: each
+    for each in (
+        Variant(
+            "autocast-bfloat16",
+            lambda spec: torch.amp.is_autocast_available("cpu") and _multiplies(spec),
+            around=lambda: torch.autocast("cpu", torch.bfloat16),
+        ),
+    )
+}
+"""Variants that change numbers: not among `--variants all`, and never in a bound."""
+
+
+def named(name: str) -> Variant | None:
+    """Return a variant by its name; None if there is none."""
+    return VARIANTS.get(name) or PRECISIONS.get(name)
+
+
 def prepare(spec: Spec, rotated_bytes: int, limit_bytes: int) -> tuple[Prepared, float | None]:
     """Return a spec ready to be called, and how far the results of its variant are off; None for no variant.
 
@@ -103,9 +128,9 @@ def prepare(spec: Spec, rotated_bytes: int, limit_bytes: int) -> tuple[Prepared,
     prepared: Prepared = runtime.prepare(spec, rotated_bytes, limit_bytes)
     if spec.variant == AS_RUN:
         return prepared, None
-    variant = VARIANTS.get(spec.variant)
+    variant = named(spec.variant)
     if variant is None:
-        raise NotTimeable(f"there is no variant {spec.variant!r}; there are {', '.join(VARIANTS)}")
+        raise NotTimeable(f"there is no variant {spec.variant!r}; there are {', '.join((*VARIANTS, *PRECISIONS))}")
     if not variant.applies(spec):
         raise NotTimeable(f"{variant.name} changes nothing here")
     if variant.arranged is not None and prepared.written:
@@ -121,8 +146,32 @@ def prepare(spec: Spec, rotated_bytes: int, limit_bytes: int) -> tuple[Prepared,
         with variant.around():
             other = prepared.function(*prepared.sets[0])
         prepared.restore()
+        if variant.name in OTHER_NUMBERS:
+            return prepared, distance(plain, other)
         exact = _in_float64(prepared)
     return prepared, check(plain, other, exact)
+
+
+def distance(plain: Any, other: Any) -> float:
+    """Return how far results in another precision are off, in parts of the largest result as it runs.
+
+    Raises:
+        Different: they have other shapes, other integers, or are not finite where those are.
+    """
+    usual, found = list(flat(plain)), list(flat(other))
+    if [each.shape for each in found] != [each.shape for each in usual]:
+        raise Different("its results have other shapes")
+    worst = 0.0
+    for got, was in zip(found, usual, strict=True):
+        if not was.is_floating_point():
+            if not torch.equal(got, was):
+                raise Different("its integers are others")
+            continue
+        error = _off(got, was)
+        if not error < float("inf"):
+            raise Different("its results are not finite", error)
+        worst = max(worst, error)
+    return worst
 
 
 def check(plain: Any, other: Any, exact: Any | None) -> float:

@@ -48,6 +48,12 @@ class Seen:
     works: bool = True
     """Whether it computes: whether it launched something, without a device whether anything in it is no bookkeeping."""
 
+    span: str = ""
+    """Id of its span; empty where nobody asked a trace."""
+
+    inside: frozenset[str] = frozenset()
+    """Names of the operators that it called."""
+
 
 class _Row(NamedTuple):
     span_id: str
@@ -157,6 +163,8 @@ def _seen(span: _Span, module: str, on_device: bool) -> Seen:
         any(each.tensor_cores for each in every),
         _first_shape(row.shapes),
         works,
+        row.span_id,
+        frozenset(each.row.name for each in every if each is not span),
     )
 
 

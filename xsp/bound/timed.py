@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from xsp import plugins
 from xsp.bench.plan import overheads, settled
-from xsp.bench.spec import AS_RUN, RUNTIMES, CacheState, Spec, Status, Timing
+from xsp.bench.spec import AS_RUN, OTHER_NUMBERS, RUNTIMES, CacheState, Spec, Status, Timing
 from xsp.bench.timings import Timings
 from xsp.bound.construct import How, construct, module_calls
 from xsp.bound.totals import Figure, Total
@@ -107,7 +107,7 @@ def _by_work(timings: Timings, keys: set[str]) -> Mapping[str, list[Timing]]:
     found: dict[str, list[Timing]] = defaultdict(list)
     known = [*timings, *(timings.all_of(timings.like) if timings.like is not None else ())]
     for each in known:
-        if each.work_key in keys and each.is_timed:
+        if each.work_key in keys and each.is_timed and each.variant not in OTHER_NUMBERS:
             found[each.work_key].append(each)
     return found
 

@@ -1,0 +1,145 @@
+"""Which of two labels each node takes so that all costs together are least: exact, as a minimum cut.
+
+A node costs what it costs with its label. A value that a node makes is converted where a reader has the other label,
+once in each direction however many readers there are. Two labels with costs of disagreement that are not negative are a
+minimum cut (Picard and Ratliff 1975): a node lies on the source's side with label 0. Of each value an auxiliary vertex
+a direction stands between the node that makes it and its readers, so that several of them pay once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Cost = int | None
+"""None where it cannot be: of a node that has only one label, of a conversion whose cost is not known."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A value, and what its conversion costs."""
+
+    maker: int
+    readers: tuple[int, ...]
+    to_one: Cost
+    """From label 0 to label 1."""
+
+    to_zero: Cost
+
+
+def price(costs: Sequence[tuple[Cost, Cost]], values: Sequence[Shared], labels: Sequence[int]) -> float:
+    """Return what labels cost together; infinite where they cannot be."""
+    parts: list[Cost] = [each[label] for each, label in zip(costs, labels, strict=True)]
+    for value in values:
+        if any(labels[reader] != labels[value.maker] for reader in value.readers):
+            parts.append(value.to_zero if labels[value.maker] else value.to_one)
+    return math.inf if None in parts else float(sum(each for each in parts if each is not None))
+
+
+def two_labels(costs: Sequence[tuple[Cost, Cost]], values: Sequence[Shared]) -> list[int]:
+    """Return the labels with the least price; of several such ones those with the most zeros.
+
+    Args:
+        costs: of each node with label 0 and with label 1, not negative.
+        values: of which nodes read what other ones make.
+
+    Raises:
+        ValueError: no labels are possible.
+    """
+    finite = [each for pair in costs for each in pair if each is not None]
+    finite += [each for value in values for each in (value.to_one, value.to_zero) if each is not None]
+    never = sum(finite) + 1
+    net = _Net(len(costs) + 2 * len(values) + 2)
+    source, sink = len(costs) + 2 * len(values), len(costs) + 2 * len(values) + 1
+    for node, (zero, one) in enumerate(costs):
+        net.join(source, node, never if one is None else one)
+        net.join(node, sink, never if zero is None else zero)
+    for number, value in enumerate(values):
+        to_one, to_zero = len(costs) + 2 * number, len(costs) + 2 * number + 1
+        net.join(value.maker, to_one, never if value.to_one is None else value.to_one)
+        net.join(to_zero, value.maker, never if value.to_zero is None else value.to_zero)
+        for reader in value.readers:
+            net.join(to_one, reader, never)
+            net.join(reader, to_zero, never)
+    if net.flow(source, sink) >= never:
+        raise ValueError("no labels are possible: a node that can have neither, or two that may not differ and must")
+    near_sink = net.reaching(sink)
+    return [int(near_sink[node]) for node in range(len(costs))]
+
+
+class _Net:
+    """A network, and its largest flow by Dinic's algorithm (1970): O(vertices² · edges), far less on such ones."""
+
+    def __init__(self, vertices: int) -> None:
+        self._edges: list[list[int]] = [[] for _ in range(vertices)]
+        self._to: list[int] = []
+        self._left: list[int] = []
+
+    def join(self, start: int, end: int, capacity: int) -> None:
+        """Add an edge, and the one back that carries nothing."""
+        for at, to, left in ((start, end, capacity), (end, start, 0)):
+            self._edges[at].append(len(self._to))
+            self._to.append(to)
+            self._left.append(left)
+
+    def flow(self, source: int, sink: int) -> int:
+        """Return the largest flow; what each edge could carry beyond it stays."""
+        total = 0
+        while True:
+            level = self._levels(source)
+            if level[sink] < 0:
+                return total
+            turn = [0] * len(self._edges)
+            while pushed := self._push(source, sink, level, turn):
+                total += pushed
+
+    def reaching(self, sink: int) -> list[bool]:
+        """Return which vertices could still send something to the sink: the smallest side of it in a minimum cut."""
+        found = [False] * len(self._edges)
+        found[sink], pending = True, [sink]
+        while pending:
+            at = pending.pop()
+            for edge in self._edges[at]:
+                before = self._to[edge]
+                if self._left[edge ^ 1] and not found[before]:
+                    found[before] = True
+                    pending.append(before)
+        return found
+
+    def _levels(self, source: int) -> list[int]:
+        level = [-1] * len(self._edges)
+        level[source], pending = 0, deque([source])
+        while pending:
+            at = pending.popleft()
+            for edge in self._edges[at]:
+                if self._left[edge] and level[self._to[edge]] < 0:
+                    level[self._to[edge]] = level[at] + 1
+                    pending.append(self._to[edge])
+        return level
+
+    def _push(self, source: int, sink: int, level: list[int], turn: list[int]) -> int:
+        """Send what one path carries, along edges that lead one level further; 0 if there is none left."""
+        path: list[int] = []
+        at = source
+        while at != sink:
+            edges = self._edges[at]
+            while turn[at] < len(edges):
+                edge = edges[turn[at]]
+                if self._left[edge] and level[self._to[edge]] == level[at] + 1:
+                    break
+                turn[at] += 1
+            else:
+                if not path:
+                    return 0
+                level[at] = -1
+                at = self._to[path.pop() ^ 1]
+                continue
+            path.append(edge)
+            at = self._to[edge]
+        least = min(self._left[edge] for edge in path)
+        for edge in path:
+            self._left[edge] -= least
+            self._left[edge ^ 1] += least
+        return least
