@@ -50,7 +50,9 @@ def test_the_cut_is_as_cheap_as_the_cheapest_of_all_labellings(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(COST, COST), min_size=1, max_size=40), st.data())
-def test_on_a_chain_it_is_the_dynamic_programme_of_two_states(nodes: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_on_a_chain_it_is_the_dynamic_programme_of_two_states(
+    nodes: list[tuple[int, int]], data: st.DataObject
+) -> None:
     turns = [(data.draw(COST), data.draw(COST)) for _ in nodes[1:]]
     zero, one = nodes[0]
     for (a, b), (to_one, to_zero) in zip(nodes[1:], turns, strict=True):

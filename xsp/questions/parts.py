@@ -9,7 +9,7 @@ from xsp.advise import Asked, provides
 from xsp.bound import planned
 
 OF_MODEL = ("batch", "train", "shape", "sequence")
-OF_BOUND = ("device", "timings", "like", "threads", "fill")
+OF_BOUND = ("device", "like", "threads")
 
 
 @provides("graph")
@@ -23,7 +23,7 @@ def graph(asked: Asked) -> Any:
 def bound(asked: Asked) -> Any:
     """Return the bound of the graph, joined with the trace where there is one."""
     what = asked.graph
-    return bounds.of(what, trace=asked.trace, **_given(asked, OF_BOUND))
+    return bounds.of(what, trace=asked.trace, timings=asked.part("timings"), **_given(asked, OF_BOUND))
 
 
 def _what(asked: Asked) -> Any:

@@ -1,0 +1,131 @@
+"""Threads and branches: what is advised, from timings as a function of the spec makes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from madetimings import ground_of
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from xsp import graph as graphs  # noqa: E402
+from xsp.advise import Asked  # noqa: E402
+from xsp.bench.spec import Spec  # noqa: E402
+from xsp.errors import AnalysisError  # noqa: E402
+from xsp.graph import Graph  # noqa: E402
+from xsp.graph.node import KnownBy  # noqa: E402
+from xsp.questions import parallelism, wanted  # noqa: E402
+from xsp.questions.ground import Ground  # noqa: E402
+
+
+class Branches(nn.Module):
+    """Branches of three layers on one input, whose results are put together."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        layers = [nn.Sequential(*(nn.Linear(16, 16) for _ in range(3))) for _ in range(count)]
+        self.branches = nn.ModuleList(layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([branch(x) for branch in self.branches], -1)
+
+
+def branches(count: int) -> Graph:
+    return graphs.of(Branches(count).eval(), torch.randn(8, 16))
+
+
+def chain() -> Graph:
+    return graphs.of(nn.Sequential(*(nn.Linear(16, 16) for _ in range(12))).eval(), torch.randn(8, 16))
+
+
+def by_threads(spec: Spec, times: dict[int, float]) -> float | None:
+    return times.get(spec.threads) if spec.variant == "as-run" else None
+
+
+def ground(graph: Graph, folder: Path, threads: int, **times: float) -> Ground:
+    of = {int(name[1:]): ns for name, ns in times.items()}
+    return ground_of(graph, folder, lambda spec: by_threads(spec, of), threads=threads)
+
+
+def test_eight_threads_on_two_cores_are_told_the_number_that_is_fastest(tmp_path: Path) -> None:
+    (piece,) = parallelism.of_threads(ground(chain(), tmp_path, 8, t1=900_000, t2=500_000, t8=2_000_000))
+    assert piece.what == "8 threads share 2 cores"
+    assert piece.trial == "threads=2"
+    assert piece.gain.value == pytest.approx(12 * 1.5)
+    assert "set_num_threads(2)" in piece.do
+    assert piece.changes_numbers is None
+
+
+def test_one_thread_where_two_help(tmp_path: Path) -> None:
+    (piece,) = parallelism.of_threads(ground(chain(), tmp_path, 1, t1=900_000, t2=500_000))
+    assert (piece.what, piece.trial) == ("one thread where 2 of 2 cores help", "threads=2")
+    assert piece.gain.value == pytest.approx(12 * 0.4)
+    assert piece.of_step_percent == pytest.approx(100 * 4 / 9)
+
+
+def test_two_threads_where_one_would_do(tmp_path: Path) -> None:
+    (piece,) = parallelism.of_threads(ground(chain(), tmp_path, 2, t1=10_000, t2=30_000))
+    assert (piece.trial, "would do" in piece.what) == ("threads=1", True)
+
+
+@pytest.mark.parametrize(("now", "one", "two"), [(2, 900_000, 500_000), (1, 500_000, 495_000), (2, 500_000, 505_000)])
+def test_the_right_number_of_threads_is_left_alone(now: int, one: float, two: float, tmp_path: Path) -> None:
+    assert list(parallelism.of_threads(ground(chain(), tmp_path, now, t1=one, t2=two))) == []
+
+
+def test_without_timings_of_fewer_threads_too_many_cost_at_most_everything(tmp_path: Path) -> None:
+    (piece,) = parallelism.of_threads(ground(chain(), tmp_path, 8, t8=2_000_000))
+    assert piece.at_most
+    assert piece.gain.value == pytest.approx(24)
+    assert list(parallelism.of_threads(ground(chain(), tmp_path / "one", 1, t1=2_000_000))) == []
+
+
+def test_small_calls_that_get_slower_count_against_more_threads(tmp_path: Path) -> None:
+    model = nn.Sequential(*(each for _ in range(4) for each in (nn.Linear(16, 16), nn.ReLU()))).eval()
+    times = {"aten::linear": {1: 100_000.0, 2: 80_000.0}, "aten::relu": {1: 10_000.0, 2: 40_000.0}}
+    found = ground_of(
+        graphs.of(model, torch.randn(8, 16)), tmp_path, lambda spec: times[spec.block.op].get(spec.threads), threads=1
+    )
+    assert list(parallelism.of_threads(found)) == []
+
+
+def test_four_branches_of_layers_that_scale_badly_gain_what_a_schedule_gains(tmp_path: Path) -> None:
+    (piece,) = parallelism.of_branches(ground(branches(4), tmp_path, 2, t1=1_000_000, t2=900_000))
+    # one after the other 12 × 0.9 ms; two at once 6 × 1 ms, and cat behind them
+    assert 3 < piece.gain.value < 4.8
+    assert "independent branches" in piece.what
+    assert piece.trial is None
+    assert {place.module for place in piece.where} <= {f"branches.{a}.{b}" for a in range(4) for b in range(3)} | {None}
+
+
+@pytest.mark.parametrize(("one", "two"), [(1_000_000, 510_000), (20_000, 19_000)])
+def test_branches_that_scale_well_or_are_too_small_to_hand_over_are_left_alone(
+    one: float, two: float, tmp_path: Path
+) -> None:
+    assert list(parallelism.of_branches(ground(branches(4), tmp_path, 2, t1=one, t2=two))) == []
+
+
+def test_a_chain_has_no_branches(tmp_path: Path) -> None:
+    assert list(parallelism.of_branches(ground(chain(), tmp_path, 2, t1=1_000_000, t2=990_000))) == []
+
+
+def test_calls_that_overlapped_in_the_trace_are_not_told_to(tmp_path: Path) -> None:
+    found = replace(ground(branches(4), tmp_path, 2, t1=1_000_000, t2=900_000), overlapping=True)
+    assert list(parallelism.of_branches(found)) == []
+
+
+def test_a_run_of_which_the_order_alone_is_known_is_not_guessed_at(tmp_path: Path) -> None:
+    graph = replace(branches(4), known_by=KnownBy.ORDER)
+    asked = Asked(None, "a run", {}, {"ground": lambda asked: ground(graph, tmp_path, 2, t1=1_000_000, t2=900_000)})
+    with pytest.raises(AnalysisError, match="order of its calls"):
+        list(parallelism.parallelism(asked))
+
+
+def test_powers_of_two_are_tried_of_many_cores() -> None:
+    assert wanted.thread_counts(2) == [1, 2]
+    assert wanted.thread_counts(3) == [1, 2, 3]
+    assert wanted.thread_counts(48) == [1, 2, 4, 8, 16, 32, 48]

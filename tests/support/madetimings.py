@@ -1,0 +1,54 @@
+"""Timings of a graph as a function of the spec makes them, for what follows from timings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from xsp.bench.environment import Environment
+from xsp.bench.spec import Spec, Status, Timing, untimed
+from xsp.bench.timings import Timings
+from xsp.bound.seen import Seen
+from xsp.graph import Graph
+from xsp.questions import wanted
+from xsp.questions.ground import Ground
+
+HERE = Environment({"cpu": "a cpu", "cores": 2, "torch": "2"})
+
+Nanoseconds = Callable[[Spec], float | None]
+
+
+def timed(spec: Spec, ns: float, half: float = 0.001, error: float | None = None) -> Timing:
+    """Return a timing with an interval of so large a part of the figure on both sides."""
+    return replace(
+        untimed(spec),
+        status=Status.OK,
+        environment=HERE.hash,
+        trimmed_ns=ns,
+        low_ns=ns * (1 - half),
+        high_ns=ns * (1 + half),
+        least_ns=ns,
+        error_max=error,
+        samples=9,
+        taken_ns=1,
+    )
+
+
+def ground_of(
+    graph: Graph,
+    folder: Path,
+    ns: Nanoseconds,
+    *,
+    threads: int = 2,
+    cores: int = 2,
+    half: float = 0.001,
+    error: float | None = None,
+    seen: Sequence[Seen | None] = (),
+) -> Ground:
+    """Return a graph with all timings that questions want of it and for which `ns` returns something."""
+    known = Timings.open(folder, HERE)
+    specs = {spec.key: spec for pairs in wanted.rounds(graph, threads, cores) for spec, _ in pairs}
+    taken = ((spec, ns(spec)) for spec in specs.values() if spec.block.calls)
+    known.add(timed(spec, each, half, error) for spec, each in taken if each is not None)
+    return Ground(graph, known, threads, cores, tuple(seen))

@@ -1,0 +1,234 @@
+"""Q3: is each layer's algorithm and layout the best one? Settings that hold for a whole program are compared.
+
+A setting is one line that somebody types, so its gain is that of all calls that it changes, those that get slower
+among them, and not the sum of each call's best one. Numbers are those of timings of single calls, in ways that compute
+the same within rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from xsp.advise import Advice, Asked, Interval, Needs, question
+from xsp.bench.spec import AS_RUN, Timing
+from xsp.questions import layouts
+from xsp.questions.ground import Difference, Ground, difference
+
+OFF = "onednn-off"
+ONEDNN_FROM = 20480
+"""Elements of an image from which on torch gives its convolution to oneDNN whatever else holds."""
+
+OF_ONEDNN = "aten::mkldnn_convolution"
+WITHOUT = ("aten::_slow_conv2d_forward", "aten::thnn_conv2d", "aten::_conv_depthwise2d", "aten::slow_conv3d_forward")
+"""What torch calls for a convolution on a processor where it does not call oneDNN."""
+
+BACKENDS = {"attention-math": ("MATH", "sdpa=math"), "attention-flash": ("FLASH_ATTENTION", "sdpa=flash")}
+"""Variant → name of the back end, and of the trial that takes it."""
+
+BETTER = 0.03
+"""Of the step: what a mixture of layouts has to gain beyond one layout of everything to be worth its lines."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all calls that it changes gain by one setting."""
+
+    nodes: tuple[int, ...]
+    gain: Difference
+    gains: dict[int, float]
+    """Of each node, in nanoseconds; below zero for one that gets slower."""
+
+    missing: int
+    """Calls that it may change and that were not timed both ways: they are taken as unchanged."""
+
+    before_ns: float
+    after_ns: float
+
+
+@question("choice", "Is each call's algorithm and layout the best that is installed?", number="Q3", needs=Needs.BOUND)
+def choice(asked: Asked) -> Iterator[Advice]:
+    """Layout of images, oneDNN, and back end of attention: calls timed each way, and added up over the graph."""
+    ground: Ground = asked.part("ground")
+    yield from pieces(ground)
+
+
+def pieces(ground: Ground) -> Iterator[Advice]:
+    """Yield what is to be changed, of a graph with timings."""
+    off = without_onednn(ground)
+    yield from _onednn(ground, off)
+    yield from _layouts(ground)
+    yield from _attention(ground)
+
+
+def setting(ground: Ground, variant: str, to: str = "", nodes: Sequence[int] | None = None) -> Setting | None:
+    """Return what it gains to compute as `to` (as run unless told otherwise) what is computed as `variant`.
+
+    None if no call was timed both ways.
+    """
+    pairs: dict[int, tuple[Timing, Timing]] = {}
+    missing = 0
+    for node in ground.computing if nodes is None else nodes:
+        before, after = ground.timing(node, variant), ground.timing(node, to or AS_RUN)
+        if before is not None and after is not None:
+            pairs[node] = before, after
+        elif ground.may_be(node, variant if variant != AS_RUN else to):
+            missing += 1
+    if not pairs:
+        return None
+    ns = [[each.trimmed_ns or 0.0 for each in pair] for pair in pairs.values()]
+    return Setting(
+        tuple(pairs),
+        difference((before for before, _ in pairs.values()), (after for _, after in pairs.values())),
+        {node: before - after for node, (before, after) in zip(pairs, ns, strict=True)},
+        missing,
+        math.fsum(before for before, _ in ns),
+        math.fsum(after for _, after in ns),
+    )
+
+
+def without_onednn(ground: Ground) -> tuple[int, ...]:
+    """Return the convolutions that ran without oneDNN though torch gives such to it; none where one ran with it."""
+    without = []
+    for node in ground.computing:
+        call = ground.graph.nodes[node].call
+        there = ground.seen[node] if ground.seen else None
+        if there is None or "conv" not in call.op or not call.inputs or call.inputs[0].dtype != "float32":
+            continue
+        if OF_ONEDNN in there.inside:
+            return ()
+        large = (call.inputs[0].elements or 0) > ONEDNN_FROM and len(call.inputs[0].shape or ()) == 4
+        if large and not there.inside.isdisjoint(WITHOUT):
+            without.append(node)
+    return tuple(without)
+
+
+def _onednn(ground: Ground, off: tuple[int, ...]) -> Iterator[Advice]:
+    if not off:
+        found = setting(ground, AS_RUN, OFF)
+        if found is not None and found.gain.sure:
+            yield _advice(
+                ground,
+                found,
+                f"oneDNN is slower here than torch's own kernels, in {len(found.nodes)} calls together",
+                "torch.backends.mkldnn.enabled = False",
+                None,
+            )
+        return
+    found = setting(ground, OFF, nodes=off)
+    what = f"oneDNN is switched off: {len(off)} convolutions run without it"
+    do = "remove torch.backends.mkldnn.enabled = False (or set it to True)"
+    if found is not None:
+        if found.gain.sure:
+            yield _advice(ground, found, what, do, "onednn=on")
+        return
+    took = ground.in_place_ns(off)
+    if took:
+        every = Interval(took / 1e6, took / 1e6, took / 1e6)
+        yield Advice(
+            "choice",
+            what,
+            ground.places(dict.fromkeys(off, 1.0)),
+            every,
+            True,
+            100 * took / ground.total_ns,
+            (f"all of their time in the trace, {took / 1e6:.3g} ms; they are not timed with it: --fill 60s",),
+            do,
+            trial="onednn=on",
+        )
+
+
+def _layouts(ground: Ground) -> Iterator[Advice]:
+    one = {to: layouts.uniform(ground, to) for to in (layouts.LAST, layouts.CONTIGUOUS)}
+    to, plan = max(
+        ((to, found) for to, found in one.items() if found is not None),
+        key=lambda each: each[1].gain.ns,
+        default=(layouts.LAST, None),
+    )
+    mixed = layouts.best(ground)
+    if mixed is not None and mixed.gain.sure:
+        single = plan.gain.ns if plan is not None and plan.gain.sure else 0.0
+        if mixed.gain.ns - single > BETTER * ground.total_ns:
+            yield _mixed(ground, mixed, plan)
+            return
+    if plan is None or not plan.gain.sure:
+        return
+    last = to == layouts.LAST
+    yield _planned(
+        ground,
+        plan,
+        "images lie contiguous; channels-last is faster here" if last
+        else "images lie channels-last; contiguous is faster here",
+        "model.to(memory_format=torch.channels_last); x = x.to(memory_format=torch.channels_last)" if last
+        else "omit memory_format=torch.channels_last: model.to(memory_format=torch.contiguous_format), and of x too",
+        "channels_last" if last else None,
+    )  # fmt: skip
+
+
+def _mixed(ground: Ground, plan: layouts.Plan, one: layouts.Plan | None) -> Advice:
+    modules = list(dict.fromkeys(ground.graph.nodes[node].module or "the model" for node in plan.changed))
+    shown = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
+    last = layouts.label_of(ground.graph.nodes[plan.changed[0]]) == layouts.CONTIGUOUS
+    name = "channels_last" if last else "contiguous_format"
+    found = _planned(
+        ground,
+        plan,
+        f"{len(plan.changed)} calls are faster in another layout than the rest",
+        f"convert the input of {shown}: x.contiguous(memory_format=torch.{name}), and back behind them",
+        None,
+    )
+    alone = "nothing" if one is None or one.gain.ns <= 0 else f"{one.gain.ns / 1e6:.3g} ms"
+    return Advice(**{**vars(found), "why": (*found.why, f"one layout of everything gains {alone}")})
+
+
+def _planned(ground: Ground, plan: layouts.Plan, what: str, do: str, trial: str | None) -> Advice:
+    gains = {
+        node: _ns(ground.timing(node)) - _ns(ground.timing(node, layouts.VARIANTS[1 - _label(ground, node)]))
+        for node in plan.changed
+    }
+    why = [
+        f"{len(plan.changed)} calls timed in both layouts, {ground.reference} threads",
+        f"{plan.conversions} conversions are taken off, {plan.converted_ns / 1e6:.3g} ms",
+    ]
+    if plan.holes:
+        why.append(f"{plan.holes} calls are not timed in both, and stay as they are")
+    gain, percent = ground.gain(plan.gain, plan.changed)
+    return Advice("choice", what, ground.places(gains), gain, False, percent, tuple(why), do, trial=trial)
+
+
+def _label(ground: Ground, node: int) -> int:
+    return layouts.label_of(ground.graph.nodes[node]) or layouts.CONTIGUOUS
+
+
+def _ns(timing: Timing | None) -> float:
+    return 0.0 if timing is None else timing.trimmed_ns or 0.0
+
+
+def _attention(ground: Ground) -> Iterator[Advice]:
+    found = [(name, each) for name in BACKENDS if (each := setting(ground, AS_RUN, name)) is not None]
+    if not found:
+        return
+    name, best = max(found, key=lambda each: each[1].gain.ns)
+    if best.gain.sure:
+        backend, trial = BACKENDS[name]
+        yield _advice(
+            ground,
+            best,
+            f"attention is faster by another back end: {backend}",
+            f"with torch.nn.attention.sdpa_kernel(SDPBackend.{backend}): ...",
+            trial,
+        )
+
+
+def _advice(ground: Ground, found: Setting, what: str, do: str, trial: str | None) -> Advice:
+    gain, percent = ground.gain(found.gain, found.nodes)
+    why = [
+        f"{len(found.nodes)} calls by themselves: {found.before_ns / 1e6:.3g} ms, and {found.after_ns / 1e6:.3g} ms "
+        f"so, {ground.reference} threads"
+    ]
+    if found.missing:
+        why.append(f"{found.missing} calls are not timed both ways, and are taken as they are")
+    return Advice(
+        "choice", what, ground.places(found.gains), gain, False, percent, tuple(why), do, trial=trial
+    )  # fmt: skip

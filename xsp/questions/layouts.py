@@ -1,0 +1,263 @@
+"""In which layout each call of a graph is best run, all together: contiguous or channels-last.
+
+The best layout of each call by itself ignores what it costs to convert between calls. Here a call costs what it was
+timed with in its layout, a value what its conversion was timed with, once however many read it, and the least of all is
+a minimum cut (`xsp.questions.mincut`), so exact. Weights are converted ahead, at no cost. What comes from outside, what
+is returned, and calls that know one layout alone stay as they are. A call that was not timed in both layouts stays as
+it ran, and is counted; a conversion that was not timed is not made.
+
+Where only the order of calls is known, a call is taken to read the latest value of the shape that it reads, which is
+good enough for one layout of everything, as then only what enters and leaves is converted, and for nothing finer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xsp.bench.plan import settled
+from xsp.bench.spec import AS_RUN, CacheState, Spec, Timing
+from xsp.bound import timed
+from xsp.graph.blocks import LASTING, Block, Wires
+from xsp.graph.node import Call, Graph, KnownBy, Node, Role, Tensor
+from xsp.questions import mincut
+from xsp.questions.ground import Difference, Ground, difference
+
+CONTIGUOUS, LAST = 0, 1
+VARIANTS = ("contiguous", "channels-last")
+FORMATS = ("contiguous_format", "channels_last")
+
+NEUTRAL = frozenset(
+    "relu relu6 hardtanh silu gelu sigmoid hardswish hardsigmoid mish leaky_relu elu celu selu softplus tanh clamp "
+    "clamp_min clamp_max add sub rsub mul div neg exp sqrt rsqrt pow abs maximum minimum where dropout "
+    "feature_dropout bernoulli threshold threshold_backward hardtanh_backward silu_backward gelu_backward cat "
+    "hardswish_backward sigmoid_backward".split()
+)
+"""Operators that go through memory as it lies, and keep the layout: equally fast in both."""
+
+OF_THE_MODEL = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "save_var")
+"""Arguments that are no activations, where nothing tells the role of values."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which calls are run in another layout, and what that gains."""
+
+    changed: tuple[int, ...]
+    """Nodes that were timed in both and take the other one."""
+
+    gain: Difference
+    conversions: int
+    converted_ns: float
+    """What they take together."""
+
+    holes: int
+    """Calls that have two layouts and were not timed in both: they stay as they ran."""
+
+
+def label(tensor: Tensor) -> int | None:
+    """Return the layout of a tensor; None if it has none, or lies the same in both."""
+    if tensor.shape is None or len(tensor.shape) != 4:
+        return None
+    _, channels, height, width = tensor.shape
+    if channels <= 1 or height * width <= 1:
+        return None
+    return LAST if tensor.stride is not None and tensor.stride[1] == 1 else CONTIGUOUS
+
+
+def label_of(node: Node) -> int | None:
+    """Return the layout in which a call ran: an operator of images with one channels-last input has such a result."""
+    found = {label(each) for each in node.call.inputs} - {None}
+    return LAST if LAST in found else CONTIGUOUS if found else None
+
+
+def conversions(graph: Graph, threads: int) -> list[Spec]:
+    """Return what it takes to put values into the other layout, and back, as specs: a few shapes of a whole model."""
+    problem = _Problem(graph, threads)
+    if not problem.choices:
+        return []
+    both = (problem.conversion(each.tensor, to) for each in problem.values if each.tensor for to in (LAST, CONTIGUOUS))
+    return list({spec.key: spec for spec in both}.values())
+
+
+def uniform(ground: Ground, to: int) -> Plan | None:
+    """Return what it gains to run all calls that can in one layout; None if too little is timed, or nothing changes."""
+    return _solved(ground, to)
+
+
+def best(ground: Ground) -> Plan | None:
+    """Return the least of all choices of layouts; None where the data flow is not known, or nothing is timed."""
+    return None if ground.graph.known_by is KnownBy.ORDER else _solved(ground, None)
+
+
+def _solved(ground: Ground, to: int | None) -> Plan | None:
+    problem = _Problem(ground.graph, ground.reference)
+    costs: list[tuple[mincut.Cost, mincut.Cost]] = [(0, 0) for _ in range(problem.count)]
+    taken: dict[int, tuple[Timing, Timing]] = {}
+    for number in range(problem.count):
+        ran = problem.ran[number]
+        if number in problem.choices and ran is not None:
+            pair = ground.timing(number), ground.timing(number, VARIANTS[1 - ran])
+            if pair[0] is not None and pair[1] is not None:
+                taken[number] = pair[0], pair[1]
+                ns = [round(each.trimmed_ns or 0.0) for each in taken[number]]
+                costs[number] = _allowed(ns[ran], ns[1 - ran], to)
+                continue
+        if number not in problem.neutral and ran is not None:
+            costs[number] = (None, 0) if ran else (0, None)
+    prices: dict[str, Timing | None] = {}
+    values = []
+    for value in problem.values:
+        to_one, to_zero = (_price(ground, problem, value.tensor, each, prices) for each in (LAST, CONTIGUOUS))
+        values.append(mincut.Shared(value.maker, value.readers, to_one, to_zero))
+    try:
+        labels = mincut.two_labels(costs, values)
+    except ValueError:
+        return None  # what would have to be converted was not timed
+    changed = [number for number in taken if labels[number] != problem.ran[number]]
+    if not changed:
+        return None
+    made = [
+        prices[problem.conversion(value.tensor, 1 - labels[value.maker]).key]
+        for value in problem.values
+        if value.tensor is not None and any(labels[each] != labels[value.maker] for each in value.readers)
+    ]
+    paid = [each for each in made if each is not None]
+    return Plan(
+        tuple(changed),
+        difference((taken[each][0] for each in changed), [*(taken[each][1] for each in changed), *paid]),
+        len(paid),
+        math.fsum(each.trimmed_ns or 0.0 for each in paid),
+        len(problem.choices) - len(taken),
+    )
+
+
+def _allowed(zero: int, one: int, to: int | None) -> tuple[mincut.Cost, mincut.Cost]:
+    return (None if to == LAST else zero), (None if to == CONTIGUOUS else one)
+
+
+def _price(
+    ground: Ground, problem: _Problem, tensor: Tensor | None, to: int, prices: dict[str, Timing | None]
+) -> mincut.Cost:
+    """Return what it costs to convert a value; nothing for one that lies the same in both layouts."""
+    if tensor is None:
+        return 0
+    spec = problem.conversion(tensor, to)
+    found = ground.timings.get(spec.key)
+    prices[spec.key] = found if found is not None and found.is_timed else None
+    known = prices[spec.key]
+    return None if known is None else round(known.trimmed_ns or 0.0)
+
+
+@dataclass(frozen=True)
+class _Value:
+    maker: int
+    readers: tuple[int, ...]
+    tensor: Tensor | None
+    """None if it lies the same in both layouts."""
+
+
+class _Problem:
+    """Which nodes have which layouts, and which values lie between them. Terminals follow the nodes."""
+
+    def __init__(self, graph: Graph, threads: int) -> None:
+        from xsp.bench.variants import VARIANTS as KNOWN
+
+        self.graph = graph
+        self._state, self._runtime, self._threads = settled(graph, CacheState.CHAIN), timed.runtime_of(graph), threads
+        self.ran: list[int | None] = [label_of(node) for node in graph.nodes]
+        self.choices: set[int] = set()
+        self.neutral: set[int] = set()
+        for number, spec in enumerate(timed.specs_of(graph, threads)):
+            node, ran = graph.nodes[number], self.ran[number]
+            if ran is None or node.call.op.partition("::")[2].rstrip("_") in NEUTRAL or not node.computes:
+                self.neutral.add(number)
+            elif spec is not None and KNOWN["channels-last"].applies(spec):
+                self.choices.add(number)
+        order = graph.known_by is KnownBy.ORDER
+        self.values = list(_by_shape(self) if order else _by_flow(self))
+
+    @property
+    def count(self) -> int:
+        """Nodes and terminals."""
+        return len(self.ran)
+
+    def terminal(self, ran: int) -> int:
+        """Return a new terminal: something outside the graph, which has one layout."""
+        self.ran.append(ran)
+        return len(self.ran) - 1
+
+    def conversion(self, tensor: Tensor, to: int) -> Spec:
+        """Return the spec of what puts a tensor into a layout."""
+        lies, becomes = (Tensor(tensor.dtype, tensor.shape, _strides(tensor, each)) for each in (1 - to, to))
+        call = Call("aten::contiguous", (("self", lies), ("memory_format", FORMATS[to])), (becomes,))
+        return Spec(Block((call,), (Wires((0,), (1,), (1,)),)), AS_RUN, self._state, self._threads, self._runtime)
+
+    def value(self, maker: int, readers: Sequence[int], tensor: Tensor | None) -> _Value | None:
+        """Return a value between nodes; None if nobody reads it. Who disagrees as it ran has paid for it already."""
+        ran = self.ran[maker]
+        there = [each for each in dict.fromkeys(readers) if None in (ran, self.ran[each]) or self.ran[each] == ran]
+        shown = None if tensor is None or label(tensor) is None else tensor
+        return _Value(maker, tuple(there), shown) if there else None
+
+
+def _strides(tensor: Tensor, layout: int) -> tuple[int, ...] | None:
+    assert tensor.shape is not None
+    _, channels, height, width = tensor.shape
+    return (channels * height * width, 1, width * channels, channels) if layout == LAST else None
+
+
+def _by_flow(problem: _Problem) -> Iterator[_Value]:
+    """Yield the values of a graph whose data flow is known."""
+    graph = problem.graph
+    tensors: dict[int, Tensor] = {}
+    makers: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    for number, node in enumerate(graph.nodes):
+        for value, tensor in zip(node.reads, node.call.inputs, strict=False):
+            if node.computes:
+                readers.setdefault(value, []).append(number)
+            if len(tensor.shape or ()) == 4:
+                tensors.setdefault(value, tensor)
+        for value in node.writes:
+            makers[value] = number
+        for value, tensor in zip(node.returns, node.call.outputs, strict=False):
+            if len(tensor.shape or ()) == 4:
+                tensors.setdefault(value, tensor)
+    for value, tensor in tensors.items():
+        if graph.values[value].role in LASTING or graph.values[value].role is Role.CONSTANT:
+            continue
+        ran = label(tensor)
+        maker = makers.get(value)
+        if maker is None:
+            maker = problem.terminal(ran or CONTIGUOUS)
+        those = readers.get(value) or [problem.terminal(problem.ran[maker] or CONTIGUOUS)]
+        if (found := problem.value(maker, those, tensor)) is not None:
+            yield found
+
+
+def _by_shape(problem: _Problem) -> Iterator[_Value]:
+    """Yield the values of a graph of which only the order is known, each by its shape: the latest is read."""
+    latest: dict[Any, tuple[int, Tensor]] = {}
+    readers: dict[int, list[int]] = {}
+    made: dict[int, Tensor] = {}
+    outside: dict[Any, int] = {}
+    for number, node in enumerate(problem.graph.nodes):
+        for name, argument in node.call.arguments:
+            for tensor in argument if isinstance(argument, tuple) else (argument,):
+                if not isinstance(tensor, Tensor) or label(tensor) is None or name in OF_THE_MODEL:
+                    continue
+                form = tensor.dtype, tensor.shape
+                maker = latest[form][0] if form in latest else outside.get(form)
+                if maker is None:
+                    maker = outside[form] = problem.terminal(label(tensor) or CONTIGUOUS)
+                readers.setdefault(maker, []).append(number)
+                made.setdefault(maker, tensor)
+        for tensor in node.call.outputs:
+            if label(tensor) is not None:
+                latest[tensor.dtype, tensor.shape] = number, tensor
+    for maker, those in readers.items():
+        if (found := problem.value(maker, those, made[maker])) is not None:
+            yield found

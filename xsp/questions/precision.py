@@ -1,0 +1,58 @@
+"""Q6: what would reduced precision gain, and do the kernels of a device use tensor cores?
+
+On a processor the calls that autocast computes in bfloat16 were timed under it, casts included, and their results were
+compared with those as the step ran. It changes numbers, and says by how much. What a device's kernels do is read from
+the names of the kernels by the analysis `tensor-cores`, and is asked of the trace alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xsp.advise import Advice, Asked, Needs, question
+from xsp.bench.spec import AS_RUN
+from xsp.graph.node import Phase
+from xsp.questions.choice import setting
+from xsp.questions.ground import Ground
+
+AUTOCAST = "autocast-bfloat16"
+
+
+@question("precision", "What would computing in bfloat16 gain?", number="Q6", needs=Needs.BOUND)
+def precision(asked: Asked) -> Iterator[Advice]:
+    """Products and convolutions of float32 under autocast in bfloat16, against those as they ran."""
+    yield from pieces(asked.part("ground"))
+
+
+def pieces(ground: Ground) -> Iterator[Advice]:
+    """Yield what reduced precision gains, of a graph with timings."""
+    found = setting(ground, AS_RUN, AUTOCAST)
+    if found is None or not found.gain.sure:
+        return
+    errors = [
+        timing.error_max
+        for node in found.nodes
+        if (timing := ground.timing(node, AUTOCAST)) is not None and timing.error_max is not None
+    ]
+    gain, percent = ground.gain(found.gain, found.nodes)
+    worst = f"up to {100 * max(errors):.2g} % of the largest result of a call" if errors else "by an unknown error"
+    why = [
+        f"{len(found.nodes)} calls by themselves: {found.before_ns / 1e6:.3g} ms in float32, "
+        f"{found.after_ns / 1e6:.3g} ms under autocast, casts included, {ground.reference} threads"
+    ]
+    if found.missing:
+        why.append(f"{found.missing} calls are not timed both ways, and are taken as they are")
+    if any(ground.graph.nodes[node].phase is Phase.BACKWARD for node in found.nodes):
+        why.append("a backward pass takes the precision that the forward pass had")
+    yield Advice(
+        "precision",
+        "products and convolutions in bfloat16 are faster here than in float32",
+        ground.places(found.gains),
+        gain,
+        False,
+        percent,
+        tuple(why),
+        'with torch.autocast("cpu", dtype=torch.bfloat16): ...',
+        f"results: off by {worst}, measured call by call on random values",
+        "autocast=bfloat16",
+    )
