@@ -7,6 +7,7 @@ timings of single calls is asked where `xsp bench` has taken them.
 examples:
   xsp advise runs/demo                              everything, the best first
   xsp advise runs/demo --only data --only stall     these questions alone
+  xsp advise runs/demo --fill 60s                   times single calls first: layouts, threads, precision
   xsp advise runs/demo --same-numbers               nothing that changes results
   xsp advise trace.json.gz                          another profiler's trace
   xsp advise torchvision:resnet50                   a model, from timings alone
@@ -21,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from xsp.cli import options, progress
+from xsp.cli.bound import seconds
 
 SUMMARY = "what to change, what it gains, and where"
 
 FORMATS = ("table", "json")
 
-OF_MODEL = ("batch", "train", "sequence", "threads", "timings", "device")
+OF_MODEL = ("batch", "train", "sequence", "threads", "timings", "device", "fill")
 """Options that are handed on, under their names, where they are given."""
 
 
@@ -44,6 +46,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--same-numbers", action="store_true", help="nothing that changes results beyond rounding")
     parser.add_argument("--limit", type=options.rows, metavar="N", help="pieces of advice that are shown (default: 10)")
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
+    parser.add_argument(
+        "--fill", type=seconds, metavar="TIME", help="time single calls that questions need first, for so long: 60s, 2m"
+    )
     parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: in the user's cache)")
     parser.add_argument("--device", metavar="NAME", help="ceilings of this device (H100, MI300X), for a trace of one")
     group = parser.add_argument_group("the model, where SOURCE is one")
@@ -59,7 +64,9 @@ def run(given: argparse.Namespace) -> int:
     from xsp import advise
     from xsp.advise import text
 
-    found = advise.of(given.source, only=given.only, same_numbers=given.same_numbers, settings=_settings(given))
+    with progress.shown(quiet=given.fill is None) as show:
+        settings = {**_settings(given), "progress": show}
+        found = advise.of(given.source, only=given.only, same_numbers=given.same_numbers, settings=settings)
     if given.format == "json":
         from xsp.evidence import advising, form
 

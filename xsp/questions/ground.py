@@ -29,7 +29,7 @@ ALLOWANCE = 0.03
 
 MOST_PLACES = 5
 
-FILL = "take them first: --fill 60s, or `xsp bench`"
+FILL = "take them first: --fill 60s"
 
 
 @dataclass(frozen=True)
