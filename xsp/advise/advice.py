@@ -20,6 +20,10 @@ MOST_SPANS = 20
 """Ids of spans that a place names; `calls` counts all."""
 
 
+class OfOthers(AnalysisError):
+    """A question has nothing to say of this because another one has: it is not listed as unanswered."""
+
+
 class Needs(enum.IntEnum):
     """What a question asks of: a trace alone, a graph, or a bound (a graph with timings)."""
 

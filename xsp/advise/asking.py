@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from xsp.advise import registry
-from xsp.advise.advice import Advice, Asked, Needs, Step
+from xsp.advise.advice import Advice, Asked, Needs, OfOthers, Step
 from xsp.advise.registry import Question
-from xsp.errors import AnalysisError, UsageError, XspError, nearest
+from xsp.errors import UsageError, XspError, nearest
 
 if TYPE_CHECKING:
     from xsp.store.trace import Trace
@@ -18,7 +18,7 @@ BOUND_COUNTS = 0.5
 """What an upper bound counts against an expected gain when pieces are ordered."""
 
 LEAST_PERCENT = 1.0
-"""Of the step: what gains less is not worth a line."""
+"""Of the step: what surely gains less is not worth a line."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ def of(
         try:
             found += [replace(piece, number=each.number) for piece in each(asked)]
             answered.append(each.name)
+        except OfOthers:
+            continue
         except XspError as error:
             unanswered[each.name] = str(error)
     kept, left_out = _kept(found, same_numbers)
@@ -126,7 +128,7 @@ def _kept(found: Sequence[Advice], same_numbers: bool) -> tuple[list[Advice], di
     for piece in found:
         if piece.gain.holds_zero:
             left_out[why[0]] += 1
-        elif piece.of_step_percent < LEAST_PERCENT:
+        elif piece.of_step_percent * piece.gain.high < LEAST_PERCENT * piece.gain.value:
             left_out[why[1]] += 1
         elif same_numbers and piece.changes_numbers is not None:
             left_out[why[2]] += 1
@@ -138,9 +140,3 @@ def _kept(found: Sequence[Advice], same_numbers: bool) -> tuple[list[Advice], di
 def _place(piece: Advice) -> tuple[float, str, str]:
     """Return where a piece stands: by its gain, of which an upper bound counts less than an expectation."""
     return -piece.gain.value * (BOUND_COUNTS if piece.at_most else 1.0), piece.question, piece.what
-
-
-def needs_trace(asked: Asked, question: str) -> None:
-    """Raise AnalysisError where there is no trace."""
-    if asked.trace is None:
-        raise AnalysisError(f"{question} is asked of a trace: `xsp profile {asked.source}` records one")

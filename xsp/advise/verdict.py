@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from xsp.advise.advice import Advice, Asked
+from xsp.advise.advice import Advice, Asked, OfOthers
 from xsp.advise.device import (
     COMMUNICATION,
     COPIES,
@@ -29,7 +29,6 @@ from xsp.advise.device import (
 from xsp.advise.registry import question
 from xsp.analyses.answers import Answers
 from xsp.analyses.fusing import EAGER
-from xsp.errors import AnalysisError
 
 LOST = 20.0
 """Percent of the window from which on a loss is what to change; below it, it is the device's own work."""
@@ -161,7 +160,7 @@ def _answer(name: str) -> Callable[[Asked], Iterator[Advice]]:
         trace = asked.traced
         said = asked.made("verdict", lambda: verdict(asked.answers))
         if said is None:
-            raise AnalysisError(f"{trace.name!r} holds no work of a device")
+            raise OfOthers(f"{trace.name!r} holds no work of a device")
         step = asked.step
         if step is not None:
             yield from (piece.advice(step) for piece in said.pieces if piece.question == name)

@@ -1,0 +1,193 @@
+"""What a trace of the host tells: stalls, copies, casts, loops, optimizers, gradients, threads; and nothing else.
+
+The steps are written down, so that no test depends on the speed of a machine.
+"""
+
+from __future__ import annotations
+
+from xsp import advise
+from xsp.advise import Advice, Needs
+from xsp.testing import spans, trace_of
+
+
+def asked(step: str, name: str, **run: object) -> list[Advice]:
+    """Return what a question says of three steps alike, of 10 ms each."""
+    rows = [
+        row
+        for number in range(3)
+        for row in spans("\n".join(_moved(line, 100_000 * number) for line in step.strip().splitlines()), step=number)
+    ]
+    found = advise.of(trace_of(rows, run=run), most=Needs.TRACE)
+    assert name not in found.unanswered, found.unanswered
+    return [piece for piece in found.advice if piece.question == name]
+
+
+def _moved(line: str, by: int) -> str:
+    kind, name, times, *rest = line.split()
+    begin, end = times.split("-")
+    return " ".join((kind, name, f"{int(begin) + by}-{int(end) + by}", *rest))
+
+
+PLAIN = """
+    step s 0-10000
+    forward Net 10-9900
+    module net 20-9890 type=Net input_shapes=[[64,256]]
+    module net.a 30-4900 type=Linear input_shapes=[[64,256]]
+    op aten::linear 40-4890 dtype=float
+    module net.b 4910-9880 type=Linear input_shapes=[[64,256]]
+    op aten::linear 4920-9870 dtype=float
+"""
+
+
+def inside(*lines: str) -> str:
+    """Return a step whose module `net.a` does this from 1000 to 4000 µs instead."""
+    kept = [line for line in PLAIN.splitlines() if "40-4890" not in line]
+    around = ["op aten::linear 40-1000 dtype=float", "op aten::linear 4000-4890 dtype=float"]
+    return "\n".join((*kept, *around, *lines))
+
+
+def test_of_a_step_of_operators_nothing_is_said() -> None:
+    rows = [row for number in range(3) for row in spans(PLAIN, step=number)]
+    found = advise.of(trace_of(rows, run={"machine": {"torch_threads": 2, "cores": 2}}), most=Needs.TRACE)
+    assert found.advice == ()
+
+
+def test_what_a_module_does_that_is_no_operator_is_a_stall_of_that_module() -> None:
+    (piece,) = asked(inside(), "stall")
+    assert [place.module for place in piece.where] == ["net.a"]
+    assert 2.5 < piece.gain.low <= piece.gain.value <= 3.1
+    assert not piece.at_most
+    assert "a call of Linear spends" in piece.what
+
+
+def test_what_one_step_did_without_is_no_stall() -> None:
+    rows = [row for number, text in enumerate((inside(), PLAIN, inside())) for row in spans(text, step=number)]
+    assert advise.of(trace_of(rows), only=["stall"]).advice == ()
+
+
+def test_time_of_the_step_around_the_model_is_a_stall_of_the_step() -> None:
+    text = PLAIN.replace("step s 0-10000", "step s 0-12000")
+    (piece,) = asked(text, "stall")
+    assert "outside the model" in piece.what
+    assert piece.where[0].module is None
+
+
+def test_clones_that_the_program_calls_are_said_and_those_inside_operators_are_not() -> None:
+    (piece,) = asked(inside("op aten::clone 1000-4000 dtype=float", "op aten::copy_ 1100-3900 dtype=float"), "copies")
+    assert (piece.where[0].module, piece.where[0].op, piece.at_most) == ("net.a", "aten::clone", False)
+    assert abs(piece.gain.value - 3) < 0.01
+    assert asked(inside("op aten::reshape 1000-4000", "op aten::clone 1100-3900"), "copies") == []
+
+
+def test_a_layout_that_had_to_be_made_is_a_bound() -> None:
+    (piece,) = asked(inside("op aten::contiguous 1000-4000", "op aten::clone 1010-3990"), "copies")
+    assert piece.at_most
+    assert asked(inside("op aten::contiguous 1000-4000"), "copies") == []
+
+
+DOUBLE = (
+    "op aten::to 1000-1500 dtype=float",
+    "op aten::copy_ 1010-1490 dtype=double",
+    "op aten::mm 1500-3500 dtype=double",
+    "op aten::to 3500-4000 dtype=double",
+    "op aten::copy_ 3510-3990 dtype=float",
+)
+
+
+def test_double_precision_gains_its_casts_and_half_of_the_work_and_changes_numbers() -> None:
+    (piece,) = asked(inside(*DOUBLE), "casts")
+    assert abs(piece.gain.value - 2) < 0.01
+    assert piece.changes_numbers is not None
+    assert piece.where[0].module == "net.a"
+    rows = [row for number in range(3) for row in spans(inside(*DOUBLE), step=number)]
+    assert [each.question for each in advise.of(trace_of(rows), same_numbers=True).advice] == []
+
+
+def test_casts_to_half_and_back_are_a_bound_and_casts_one_way_are_nothing() -> None:
+    half = [line.replace("double", "c10::BFloat16") for line in DOUBLE]
+    (piece,) = asked(inside(*half), "casts")
+    assert piece.at_most
+    assert "float to c10::BFloat16" in piece.what.replace("c10::BFloat16 to float and ", "")
+    assert asked(inside(*half[:3]), "casts") == []
+
+
+def test_single_values_read_in_a_loop_are_counted_with_the_indexing_before_them() -> None:
+    reads = [
+        line
+        for at in range(1000, 4000, 200)
+        for line in (f"op aten::select {at}-{at + 80} dtype=float", f"op aten::item {at + 90}-{at + 190} dtype=float")
+    ]
+    (piece,) = asked(inside(*reads), "synchronisations")
+    assert piece.what.startswith("15 single values")
+    assert 2 < piece.gain.value < 3
+    assert asked(inside(*reads[:8]), "synchronisations") == []
+    assert asked(inside(*reads).replace("dtype=float", "phase=optimizer"), "synchronisations") == []
+
+
+def test_a_batch_that_is_computed_sample_by_sample_is_said_with_its_size() -> None:
+    def loop(shape: str, count: int = 64) -> str:
+        return inside(
+            *(f"module net.a.c {1000 + 40 * n}-{1039 + 40 * n} type=Cell input_shapes={shape}" for n in range(count)),
+            *(f"op aten::mm {1001 + 40 * n}-{1038 + 40 * n} dtype=float" for n in range(count)),
+        )
+
+    (piece,) = asked(loop("[[1,256]]"), "samples")
+    assert "64 times with one sample each (1×256)" in piece.what
+    assert piece.at_most
+    for other in (loop("[[1,256],[1,256]]"), loop("[[8,256]]"), loop("[[1,256]]", 12)):
+        assert asked(other, "samples") == []
+
+
+TRAINING = """
+    step s 0-10000
+    forward Net 10-3000
+    op aten::linear 20-2990 dtype=float
+    backward b 3010-5990 phase=backward
+    op aten::mm 3020-5980 phase=backward
+"""
+
+
+def updates(first: int, *names: str) -> str:
+    return "\n".join(
+        f"op aten::{name} {first + 400 * n + 100 * place}-{first + 400 * n + 100 * place + 99}"
+        for n in range(9)
+        for place, name in enumerate(names)
+    )
+
+
+def test_an_optimizer_that_goes_through_parameters_is_said_and_one_in_one_call_is_not() -> None:
+    loop = (
+        TRAINING + "optimizer Adam 6000-9900 phase=optimizer\n" + updates(6010, "mul_", "addcmul_", "sqrt", "addcdiv_")
+    )
+    (piece,) = asked(loop, "optimizer")
+    assert "9 parameters one by one: 36 operators" in piece.what
+    assert piece.where[0].module == "Adam"
+    assert asked(loop.replace("aten::mul_ 6010", "aten::_fused_adam_ 6010"), "optimizer") == []
+
+
+def test_updates_written_by_hand_are_said_too() -> None:
+    (piece,) = asked(TRAINING + updates(6010, "mul", "sub_", "add_", "neg"), "optimizer")
+    assert piece.what.startswith("the program updates 9 parameters")
+    assert "_foreach_" in piece.do
+
+
+def test_gradients_that_nobody_uses_are_said_where_no_backward_pass_follows() -> None:
+    recorded = "\n".join(f"op aten::mul {1000 + n * 20}-{1019 + n * 20} sequence_nr={n}" for n in range(150))
+    (piece,) = asked(inside(recorded), "gradients")
+    assert "150 operators are recorded" in piece.what
+    assert piece.trial == "inference_mode"
+    assert asked(inside(recorded, "backward b 9890-9990"), "gradients") == []
+    same = "\n".join(f"op aten::mul {1000 + n * 20}-{1019 + n * 20} sequence_nr=7" for n in range(150))
+    assert asked(inside(same), "gradients") == []
+
+
+def test_more_threads_than_cores_are_a_bound() -> None:
+    (piece,) = asked(PLAIN, "threads", machine={"torch_threads": 8, "cores": 2})
+    assert (piece.what, piece.trial, piece.at_most) == ("8 threads compute on 2 cores", "threads=2", True)
+    assert asked(PLAIN, "threads", machine={"torch_threads": 2, "cores": 2}) == []
+
+
+def test_what_a_trace_does_not_tell_is_said_with_what_to_type() -> None:
+    found = advise.of(trace_of(spans("step s 0-100\nforward Net 10-90")), most=Needs.TRACE)
+    assert found.advice == ()
+    assert "record again with --levels M/L/G" in found.unanswered["stall"]

@@ -1,0 +1,219 @@
+"""The host's calls of a step as trees, with what each took by itself, and how repeats of the step agree on a figure.
+
+Calls nest by their times on a thread: phases of the step, modules, operators. Times are true where a trace has true
+ones; what lies between calls inside another one is of the step as it was recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from xsp import summary
+from xsp.advise.advice import MOST_SPANS, Asked, Interval, OfOthers, Place
+from xsp.errors import AnalysisError
+from xsp.schema import Kind, Level
+from xsp.store.selftimes import NS
+
+MOST_CALLS = 500_000
+"""Of more calls no tree is made."""
+
+LEAST_MS = 0.05
+"""What takes less is in the noise of any step."""
+
+_NEXT = "record again with --levels M/L/G, which has operators"
+
+
+@dataclass(eq=False)
+class Call:
+    """A call on the host, with those inside it."""
+
+    span_id: str
+    key: str | None
+    level: int
+    kind: str
+    name: str
+    type: str | None
+    phase: str | None
+    dtype: str | None
+    sequence_nr: int | None
+    start_ns: int
+    end_ns: int
+    ns: float
+    """True, else as recorded."""
+
+    raw_ns: float
+    """As recorded at the deepest rung."""
+
+    shapes: list[object]
+    around: Call | None = None
+    inside: list[Call] = field(default_factory=list)
+
+    @property
+    def is_op(self) -> bool:
+        """Whether it is an operator's."""
+        return self.level == Level.OP
+
+    @property
+    def is_outer_op(self) -> bool:
+        """Whether it is an operator's that no operator calls: the program does."""
+        return self.is_op and (self.around is None or not self.around.is_op)
+
+    @property
+    def module(self) -> str | None:
+        """The name of the innermost module around it, or its own."""
+        at: Call | None = self
+        while at is not None and at.level != Level.LAYER:
+            at = at.around
+        return at.name if at is not None else None
+
+    @property
+    def first_shape(self) -> tuple[int, ...] | None:
+        """The shape of the first input; None where it is no tensor or not known."""
+        first = self.shapes[0] if self.shapes else None
+        if not isinstance(first, list) or not first or not all(type(size) is int for size in first):
+            return None
+        return tuple(first)
+
+    @property
+    def tensors(self) -> int:
+        """How many of the inputs are known to be tensors."""
+        return sum(isinstance(each, list) and bool(each) for each in self.shapes)
+
+    def every(self) -> Iterator[Call]:
+        """Yield it and all inside."""
+        pending = [self]
+        while pending:
+            at = pending.pop()
+            yield at
+            pending += reversed(at.inside)
+
+
+def of(asked: Asked) -> list[Call]:
+    """Return the outermost calls of the merged step on the host, in their order; made once.
+
+    Raises:
+        AnalysisError: the trace holds no operators, or has work of devices, of which other questions ask.
+    """
+    return asked.made("calls", lambda: _trees(asked))
+
+
+def every(asked: Asked) -> Iterator[Call]:
+    """Yield all calls of the merged step; raises as `of`."""
+    for root in of(asked):
+        yield from root.every()
+
+
+def _trees(asked: Asked) -> list[Call]:
+    trace = asked.traced
+    if trace.has(Level.KERNEL):
+        raise OfOthers("devices worked: `device-idle` says what the host took")
+    if not trace.has(Level.OP):
+        raise AnalysisError(f"{trace.name!r} holds no operators: {_NEXT}")
+    rows = trace.con.execute(
+        f"""
+        SELECT span_id, key, level, kind, name, type, phase, dtype, sequence_nr, start_ns,
+               start_ns + coalesce(dur_ns, 0), coalesce({NS}, 0)::DOUBLE, coalesce(raw_ns, dur_ns, 0)::DOUBLE,
+               input_shapes, process, thread
+        FROM merged WHERE device IS NULL AND level <= {int(Level.OP)} AND kind NOT IN ('{Kind.RUN}', '{Kind.ALLOC}')
+        ORDER BY process, thread, start_ns, dur_ns DESC, level, depth LIMIT {MOST_CALLS + 1}
+        """
+    ).fetchall()
+    if len(rows) > MOST_CALLS:
+        raise AnalysisError(f"more than {MOST_CALLS:,} calls in a step: a recording of fewer steps says more")
+    roots: list[Call] = []
+    open_ones: list[Call] = []
+    thread: tuple[object, object] | None = None
+    for row in rows:
+        *values, shapes, process, number = row
+        values.append(_shapes(shapes))
+        call = Call(*values)
+        middle = (call.start_ns + call.end_ns) // 2
+        while open_ones and (thread != (process, number) or open_ones[-1].end_ns <= middle):
+            open_ones.pop()
+        thread = (process, number)
+        if open_ones:
+            call.around = open_ones[-1]
+            open_ones[-1].inside.append(call)
+        else:
+            roots.append(call)
+        open_ones.append(call)
+    return roots
+
+
+def _shapes(text: str | None) -> list[object]:
+    try:
+        found = json.loads(text or "null")
+    except ValueError:
+        return []
+    return found if isinstance(found, list) else []
+
+
+def per_step(asked: Asked, plus: Sequence[Call], minus: Sequence[Call] = ()) -> list[tuple[float, float]]:
+    """Return for each recorded step with operators: the time of calls, less that of others, and its own; in ns."""
+    keys = [each.key for each in plus if each.key], [each.key for each in minus if each.key]
+    return asked.traced.con.execute(
+        f"""
+        WITH wanted AS (
+            SELECT unnest(?::VARCHAR[]) AS key, 1 AS sign UNION ALL SELECT unnest(?::VARCHAR[]), -1
+        )
+        SELECT sum(sign * dur_ns)::DOUBLE, any_value(whole_ns)::DOUBLE FROM alike_spans JOIN wanted USING (key)
+        JOIN (SELECT trace_id, max(dur_ns) AS whole_ns FROM alike_spans WHERE kind = '{Kind.STEP}' GROUP BY trace_id)
+        USING (trace_id)
+        WHERE timed AND coalesce(rung, {int(Level.OP)}) >= {int(Level.OP)} GROUP BY trace_id ORDER BY trace_id
+        """,
+        list(keys),
+    ).fetchall()
+
+
+def ends(asked: Asked, those: Sequence[Call]) -> tuple[float, float] | None:
+    """Return by which factors the time of calls may lie below and above its mean over steps.
+
+    From the recorded steps that hold operators, each in relation to its own step, so that a slow step is one of slow
+    calls. Times are above 0: the interval is that of the mean of their logarithms.
+
+    Returns:
+        None where fewer than three steps tell.
+    """
+    rows = per_step(asked, those)
+    ratios = [ns / whole for ns, whole in rows if whole and ns > 0]
+    if len(ratios) < 3 or len(ratios) < len(rows):
+        return None
+    logs = [math.log(each) for each in ratios]
+    around = summary.mean_interval(logs)
+    if around is None:
+        return None
+    mean = sum(logs) / len(logs)
+    return math.exp(max(-3.0, around.lo - mean)), math.exp(min(3.0, around.hi - mean))
+
+
+def interval(ms: float, factors: tuple[float, float] | None) -> Interval:
+    """Return a figure with the ends that `ends` gives it; without them its ends are itself."""
+    low, high = factors or (1.0, 1.0)
+    return Interval(ms * low, ms, ms * high)
+
+
+def places(calls: Sequence[Call], op: str | None = None) -> tuple[Place, ...]:
+    """Return where calls are: by module, those that take most first."""
+    by_module: dict[str | None, list[Call]] = {}
+    for each in calls:
+        by_module.setdefault(each.module, []).append(each)
+    order = sorted(by_module.items(), key=lambda item: -sum(each.ns for each in item[1]))
+    return tuple(
+        Place(module or None, op or those[0].name, tuple(each.span_id for each in those[:MOST_SPANS]), len(those))
+        for module, those in order
+    )
+
+
+def step_ms(asked: Asked) -> float:
+    """Return the time of what gains are a part of.
+
+    Raises:
+        AnalysisError: nothing tells it.
+    """
+    step = asked.step
+    if step is None or not step.ms.value:
+        raise AnalysisError("no step was timed: run more steps")
+    return step.ms.value

@@ -1,0 +1,126 @@
+"""Copies that the program asks for: clones, casts to another type and back, copies into another layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from xsp.advise import calls
+from xsp.advise.advice import Advice, Asked, Interval
+from xsp.advise.calls import Call
+from xsp.advise.registry import question
+
+LEAST_PERCENT = 1.0
+"""Of the step, for copies to be worth a line."""
+
+HALF = (0.2, 0.5, 0.7)
+"""Of the time of an operator in double precision, what single precision saves: about half, where memory or arithmetic
+bounds it; less where the call itself does."""
+
+_WIDE = ("double", "float64")
+
+
+@question("copies", "Which copies does the program ask for?", number="Q4")
+def copies(asked: Asked) -> Iterator[Advice]:
+    """`clone` that the program calls itself, and `contiguous` where it had to copy; none inside other operators."""
+    whole = calls.step_ms(asked)
+    outer = [each for each in calls.every(asked) if each.is_outer_op and each.phase != "backward"]
+    clones = [each for each in outer if each.name == "aten::clone"]
+    yield from _copies(asked, whole, clones, "clone", "omit it where nothing writes to the copy in place", False)
+    moved = [each for each in outer if each.name == "aten::contiguous" and _copies_inside(each)]
+    way = "keep one layout: omit it where what reads the tensor takes any, or make the tensor in that layout"
+    yield from _copies(asked, whole, moved, "contiguous", way, True)
+
+
+def _copies(asked: Asked, whole: float, those: Sequence[Call], name: str, do: str, at_most: bool) -> Iterator[Advice]:
+    ms = sum(each.ns for each in those) / 1e6
+    if not those or 100 * ms / whole < LEAST_PERCENT or ms < calls.LEAST_MS:
+        return
+    ends = calls.ends(asked, those)
+    modules = {each.module for each in those}
+    yield Advice(
+        "copies",
+        f"{len(those)} copies by .{name}() in {len(modules)} place{'s' * (len(modules) > 1)} take {ms:.3g} ms",
+        calls.places(those),
+        calls.interval(ms, ends),
+        at_most or ends is None,
+        100 * ms / whole,
+        (f"{100 * ms / whole:.1f} % of a step, in operators that the program calls itself",),
+        do,
+    )
+
+
+def _copies_inside(call: Call) -> bool:
+    return any(each.name in ("aten::copy_", "aten::clone") for each in call.every())
+
+
+@question("casts", "Which casts, and which work in double precision?", number="Q6")
+def casts(asked: Asked) -> Iterator[Advice]:
+    """Casts to another floating-point type, and what is computed in double precision beside single precision."""
+    whole = calls.step_ms(asked)
+    outer = [each for each in calls.every(asked) if each.is_outer_op]
+    found = [each for each in outer if each.name in ("aten::to", "aten::_to_copy") and _types(each)]
+    wide = [each for each in outer if each.dtype in _WIDE and each not in found]
+    single = sum(each.ns for each in outer if each.dtype not in _WIDE)
+    to_wide = [each for each in found if set(_types(each)) & set(_WIDE)]
+    if to_wide and wide and single:
+        yield from _double(asked, whole, to_wide, wide)
+        found = [each for each in found if each not in to_wide]
+    there_and_back = _there_and_back(found)
+    ms = sum(each.ns for each in there_and_back) / 1e6
+    if ms >= calls.LEAST_MS and 100 * ms / whole >= LEAST_PERCENT:
+        ends = calls.ends(asked, there_and_back)
+        named = " and ".join(sorted({f"{one} to {other}" for one, other in map(_types, there_and_back)}))
+        yield Advice(
+            "casts",
+            f"{len(there_and_back)} casts ({named}) take {ms:.3g} ms",
+            calls.places(there_and_back),
+            calls.interval(ms, ends),
+            True,
+            100 * ms / whole,
+            ("the same module casts there and back",),
+            "keep one type through the module, or cast once outside the loop",
+            "what stands between is rounded to the other type",
+        )
+
+
+def _double(asked: Asked, whole: float, found: Sequence[Call], wide: Sequence[Call]) -> Iterator[Advice]:
+    cast, work = sum(each.ns for each in found) / 1e6, sum(each.ns for each in wide) / 1e6
+    low, value, high = (cast + share * work for share in HALF)
+    if value < calls.LEAST_MS or 100 * value / whole < LEAST_PERCENT:
+        return
+    down, up = calls.ends(asked, [*found, *wide]) or (0.7, 1.3)
+    yield Advice(
+        "casts",
+        f"double precision in {len({each.module for each in found})} places: {len(found)} casts take {cast:.3g} ms, "
+        f"{len(wide)} operators on doubles {work:.3g} ms",
+        calls.places([*found, *wide], "float64"),
+        Interval(low * down, value, high * up).within(whole),
+        False,
+        100 * value / whole,
+        (f"casts go away, and single precision halves the rest at best: {value:.3g} ms",),
+        "omit .double() and dtype=torch.float64, or cast what needs it alone",
+        "24 bits of the mantissa instead of 53 there",
+    )
+
+
+def _there_and_back(found: Sequence[Call]) -> list[Call]:
+    """Return casts of modules that cast from one type to another and from that to the first."""
+    kept = []
+    by_module: dict[str | None, list[Call]] = {}
+    for each in found:
+        by_module.setdefault(each.module, []).append(each)
+    for those in by_module.values():
+        pairs = {_types(each) for each in those}
+        kept += [each for each in those if _types(each)[::-1] in pairs]
+    return kept
+
+
+def _types(call: Call) -> tuple[str, ...]:
+    """Return the type that a cast reads and the one that it writes; empty where it changes none, or one is unknown."""
+    inner = next((each for each in call.every() if each.name == "aten::copy_"), None)
+    if inner is None or inner.dtype is None or call.dtype is None or inner.dtype == call.dtype:
+        return ()
+    return (call.dtype, inner.dtype) if {call.dtype, inner.dtype} <= _FLOATING else ()
+
+
+_FLOATING = {"float", "double", "c10::Half", "c10::BFloat16", "float32", "float64", "float16", "bfloat16"}

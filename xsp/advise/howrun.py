@@ -1,0 +1,89 @@
+"""How the step is run: gradients that nobody uses, more threads than cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xsp.advise import calls
+from xsp.advise.advice import Advice, Asked, Interval
+from xsp.advise.registry import question
+from xsp.errors import AnalysisError
+from xsp.schema import Kind
+
+RECORDING_US = (0.5, 1.5, 5.0)
+"""What it takes to record an operator for gradients, in µs: 0.9 to 1.7 µs were measured on operators of a few
+elements in a loop, with and without inference mode; more where caches are cold and where memory is kept."""
+
+LEAST_NODES = 4
+"""Operators that were recorded for gradients, from which on they are no accident."""
+
+
+@question("gradients", "Are gradients recorded that nobody uses?", number="Q4")
+def gradients(asked: Asked) -> Iterator[Advice]:
+    """Operators that were recorded for gradients in a step without a backward pass.
+
+    While gradients are recorded each such operator has another sequence number than the one before.
+    """
+    whole = calls.step_ms(asked)
+    every = list(calls.every(asked))
+    if any(each.kind in (Kind.BACKWARD, Kind.OPTIMIZER) or each.phase == "backward" for each in every):
+        return
+    if _is_training(asked):
+        return
+    recorded, numbers = [], set()
+    for each in every:
+        if each.is_op and each.sequence_nr is not None and each.sequence_nr not in numbers:
+            numbers.add(each.sequence_nr)
+            recorded.append(each)
+    if len(recorded) < LEAST_NODES:
+        return
+    low, value, high = (cost * len(recorded) / 1e3 for cost in RECORDING_US)
+    yield Advice(
+        "gradients",
+        f"{len(recorded):,} operators are recorded for gradients, and no backward pass follows",
+        calls.places(recorded),
+        Interval(low, value, high).within(whole),
+        False,
+        100 * value / whole,
+        (
+            f"recording takes {RECORDING_US[0]:g} to {RECORDING_US[2]:g} µs an operator, and keeps what they computed "
+            "in memory",
+        ),
+        "with torch.inference_mode(): around the call",
+        None,
+        "inference_mode",
+    )
+
+
+def _is_training(asked: Asked) -> bool:
+    """Return whether steps of this kind train, as the run says."""
+    trace = asked.traced
+    kind = next((each for each in trace.run.kinds if each.kind == trace.kind), None)
+    return kind is not None and bool(kind.get("training"))
+
+
+@question("threads", "Are there more threads than cores?", number="Q2")
+def threads(asked: Asked) -> Iterator[Advice]:
+    """Threads of PyTorch against the cores that the program may use; more of them wait for each other."""
+    trace = asked.traced
+    count, cores = trace.run.machine.get("torch_threads"), trace.run.machine.cores
+    if not isinstance(count, int) or not cores:
+        raise AnalysisError("the trace does not tell threads and cores: a run of xsp does")
+    if count <= cores:
+        return
+    whole = calls.step_ms(asked)
+    outer = [each for each in calls.every(asked) if each.is_outer_op]
+    ms = min(whole, sum(each.ns for each in outer) / 1e6)
+    ends = calls.ends(asked, outer)
+    yield Advice(
+        "threads",
+        f"{count} threads compute on {cores} core{'s' * (cores > 1)}",
+        (),
+        calls.interval(ms, ends).within(whole),
+        True,
+        100 * ms / whole,
+        (f"operators take {ms:.3g} ms of a step; threads without a core wait for those that have one",),
+        f"OMP_NUM_THREADS={cores}, or torch.set_num_threads({cores})",
+        None,
+        f"threads={cores}",
+    )

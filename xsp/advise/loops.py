@@ -1,0 +1,163 @@
+"""Loops over single elements or single samples, where one call could do it for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from xsp.advise import calls
+from xsp.advise.advice import Advice, Asked, Interval, Place
+from xsp.advise.calls import Call
+from xsp.advise.registry import question
+from xsp.schema import Level
+from xsp.store.selftimes import BOOKKEEPING
+
+SYNC = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
+
+LEAST_ITEMS = 8
+"""Reads of single values in one place from which on they are a loop."""
+
+LEAST_SAMPLES = 4
+
+BETWEEN_MS = 0.02
+"""Python's time around a read in a loop that counts at most: what is longer is other work."""
+
+LEAST_PERCENT = 2.0
+"""Of the step, for a loop to be worth a line."""
+
+
+@question("synchronisations", "Where does Python read single values?", number="Q4")
+def synchronisations(asked: Asked) -> Iterator[Advice]:
+    """Reads of single values (`item()`, `if tensor:`, `float(tensor)`) in loops, with the indexing before them.
+
+    Those of optimizers are left to the question on them.
+    """
+    whole = calls.step_ms(asked)
+    found: list[tuple[list[Call], list[Call], float]] = []
+    for around in calls.every(asked):
+        reads = [each for each in around.inside if each.name in SYNC and each.phase != "optimizer"]
+        if not around.is_op and len(reads) >= LEAST_ITEMS:
+            found.append((reads, *_with_indexing(around, reads)))
+    reads = [each for those, *_ in found for each in those]
+    parts = [each for _, those, _ in found for each in those]
+    ms = sum(each.ns for each in parts) / 1e6 + sum(gaps for *_, gaps in found)
+    if not reads or 100 * ms / whole < LEAST_PERCENT or ms < calls.LEAST_MS:
+        return
+    ends = calls.ends(asked, parts)
+    once = ms * (1 - len(found) / len(reads))
+    yield Advice(
+        "synchronisations",
+        f"{len(reads):,} single values are read in loops, in {len(found)} place{'s' * (len(found) > 1)}",
+        calls.places(reads),
+        calls.interval(once, ends).within(whole),
+        ends is None,
+        100 * once / whole,
+        (
+            f"reads, the indexing before them and Python between take {ms:.3g} ms of a step",
+            "on a device each read also waits for all work before it",
+        ),
+        "compute with the whole tensor, and read the result once: .tolist(), .sum().item()",
+    )
+
+
+def _with_indexing(around: Call, reads: Sequence[Call]) -> tuple[list[Call], float]:
+    """Return reads with the calls between that only look at memory, and milliseconds of Python between all these."""
+    kept: list[Call] = []
+    gaps, last_ns, pending = 0.0, None, []
+    for each in around.inside:
+        stem = each.name.removeprefix("aten::")
+        if each in reads or (each.is_op and stem in BOOKKEEPING):
+            pending.append(each)
+            if each in reads:
+                for one in pending:
+                    if last_ns is not None:
+                        gaps += min(BETWEEN_MS, max(0.0, (one.start_ns - last_ns) / 1e6))
+                    last_ns = one.end_ns
+                kept += pending
+                pending = []
+        else:
+            pending, last_ns = [], each.end_ns
+    return kept, gaps
+
+
+@question("samples", "Is a batch computed sample by sample?", number="Q4")
+def samples(asked: Asked) -> Iterator[Advice]:
+    """A module or an operator called once for each sample of the batch that the module around it was given.
+
+    All but one of the calls could be gained, where one call for the batch takes no longer than for a sample.
+    """
+    whole = calls.step_ms(asked)
+    for around, those, count in _loops(asked):
+        ms = sum(each.ns for each in those) / 1e6
+        gain = ms * (1 - 1 / count)
+        if 100 * gain / whole < LEAST_PERCENT or gain < calls.LEAST_MS:
+            continue
+        ends = calls.ends(asked, those)
+        names = list(dict.fromkeys(each.name for each in those))
+        shown = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+        shape = "×".join(map(str, those[0].first_shape or ()))
+        yield Advice(
+            "samples",
+            f"{around} calls {shown} {count} times with one sample each ({shape})",
+            tuple(_place(name, [each for each in those if each.name == name]) for name in names),
+            Interval(gain * (ends[0] if ends else 1.0), gain, gain * (ends[1] if ends else 1.0)).within(whole),
+            True,
+            100 * gain / whole,
+            (f"{len(those):,} calls take {ms:.3g} ms; {count} samples in one call may take as long as one of them",),
+            "give the whole batch to one call, or torch.vmap",
+            None,
+        )
+
+
+def _place(name: str, those: Sequence[Call]) -> Place:
+    first = those[0]
+    op = name if first.is_op else None
+    (place,) = calls.places(those, op)[:1]
+    return Place(place.module if op else name, op, place.spans, len(those))
+
+
+def _loops(asked: Asked) -> Iterator[tuple[str, list[Call], int]]:
+    """Yield the name of what loops, what it calls in the loop, and how often; those inside a loop are part of it."""
+    found: dict[tuple[str, int], tuple[list[Call], int]] = {}
+    pending = list(calls.of(asked))
+    while pending:
+        around = pending.pop(0)
+        those, count = _looped(around)
+        if those:
+            name = around.type or around.name if around.level == Level.LAYER else "the step"
+            kept, several = found.get((name, count), ([], 0))
+            found[name, count] = ([*kept, *those], several + 1)
+        else:
+            pending += [each for each in around.inside if not each.is_op]
+    for (name, count), (those, several) in found.items():
+        yield f"{several} × {name}" if several > 1 else name, those, count
+
+
+def _looped(around: Call) -> tuple[list[Call], int]:
+    """Return the calls directly inside that are made once for each sample of the batch, and the size of the batch."""
+    if around.is_op:
+        return [], 0
+    batches = set((around.first_shape or ())[:2])
+    by_name: dict[tuple[str, str], list[Call]] = {}
+    for each in around.inside:
+        by_name.setdefault((each.name, str(each.shapes)), []).append(each)
+    kept: list[Call] = []
+    most = 0
+    for those in by_name.values():
+        first, count = those[0], len(those)
+        if count < LEAST_SAMPLES or first.first_shape is None or (first.is_op and _is_small(first)):
+            continue
+        alone = first.first_shape[0] == 1 and (first.is_op or first.tensors == 1)
+        if alone and (count in batches or (not batches and _picks(around, count))):
+            kept += those
+            most = max(most, count)
+    return kept, most
+
+
+def _is_small(call: Call) -> bool:
+    return call.name.removeprefix("aten::") in BOOKKEEPING or call.name in SYNC
+
+
+def _picks(around: Call, count: int) -> bool:
+    """Return whether single samples are picked from something as often as they are computed."""
+    picks = ("aten::slice", "aten::select", "aten::unsqueeze", "aten::narrow")
+    return sum(each.name in picks for each in around.inside) >= count

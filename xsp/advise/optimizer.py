@@ -1,0 +1,92 @@
+"""The step of an optimizer, parameter by parameter."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from xsp.advise import calls
+from xsp.advise.advice import MOST_SPANS, Advice, Asked, Interval, Place
+from xsp.advise.calls import Call
+from xsp.advise.registry import question
+from xsp.schema import Kind
+from xsp.store.selftimes import BOOKKEEPING
+
+LEAST_PARAMETERS = 4
+
+LEAST_PERCENT = 2.0
+"""Of the step, for an optimizer to be worth a line."""
+
+PASSES = (0.3, 0.5, 0.65)
+"""Of the time of an update that takes two operators a parameter or more, what one pass saves. Adam's operators read and
+write the parameter, its gradient and its state 18 times, one pass does 7 times; with SGD's momentum it is 8 and 5."""
+
+CALL_MS = (0.002, 0.005, 0.01)
+"""What the call of an operator by Python takes beside its work: of an update for which one operator does it all."""
+
+
+@question("optimizer", "Does the optimizer go through parameters one by one?", number="Q5")
+def optimizer(asked: Asked) -> Iterator[Advice]:
+    """Updates of parameters by single operators in a Python loop, in an optimizer or written by hand."""
+    whole = calls.step_ms(asked)
+    for around in calls.every(asked):
+        ops = [each for each in around.inside if each.is_op]
+        if around.kind == Kind.OPTIMIZER:
+            yield from _advice(asked, whole, around, ops)
+        elif around.kind == Kind.STEP:
+            yield from _advice(asked, whole, around, _after_backward(around))
+
+
+def _after_backward(step: Call) -> list[Call]:
+    """Return the operators that the program calls itself behind the last backward pass of a step."""
+    ended = [each.end_ns for each in step.inside if each.kind == Kind.BACKWARD]
+    return [each for each in step.inside if each.is_op and ended and each.start_ns >= max(ended)]
+
+
+def _advice(asked: Asked, whole: float, around: Call, ops: Sequence[Call]) -> Iterator[Advice]:
+    every = [inner for each in ops for inner in each.every()]
+    if any("_foreach_" in each.name or "_fused_" in each.name for each in every):
+        return
+    busy = [each for each in ops if _computes(each)]
+    writes = Counter(each.name for each in busy if each.name.endswith("_"))
+    parameters = Counter(writes.values()).most_common(1)[0][0] if writes else 0
+    if parameters < LEAST_PARAMETERS:
+        return
+    ms = sum(each.ns for each in busy) / 1e6
+    if around.kind == Kind.OPTIMIZER:
+        ms = max(ms, around.ns / 1e6)
+    each_takes = len(busy) / parameters
+    if each_takes >= 2:
+        saved = tuple(share * ms for share in PASSES)
+    else:
+        saved = tuple(min(ms / 2, cost * len(busy)) for cost in CALL_MS)
+    low, value, high = saved
+    if 100 * value / whole < LEAST_PERCENT or value < calls.LEAST_MS:
+        return
+    down, up = calls.ends(asked, busy) or (0.7, 1.3)
+    name = around.name if around.kind == Kind.OPTIMIZER else "the program"
+    yield Advice(
+        "optimizer",
+        f"{name} updates {parameters} parameters one by one: {len(busy):,} operators, {ms:.3g} ms of a step",
+        _where(around, busy),
+        Interval(low * down, value, high * up).within(ms),
+        False,
+        100 * value / whole,
+        (f"{each_takes:.1f} operators for a parameter, each of which reads and writes memory once more",),
+        "torch.optim's fused=True (or foreach=True) updates all of them in one call"
+        + ("" if around.kind == Kind.OPTIMIZER else "; by hand: torch._foreach_add_(parameters, gradients, alpha=-lr)"),
+    )
+
+
+def _where(around: Call, busy: Sequence[Call]) -> tuple[Place, ...]:
+    names = Counter(each.name for each in busy)
+    module = around.name if around.kind == Kind.OPTIMIZER else None
+    return tuple(
+        Place(module, name, tuple(each.span_id for each in busy if each.name == name)[:MOST_SPANS], count)
+        for name, count in names.most_common(3)
+    )
+
+
+def _computes(call: Call) -> bool:
+    stem = call.name.removeprefix("aten::")
+    return stem not in BOOKKEEPING and stem not in ("item", "_local_scalar_dense", "_to_copy", "zero_")

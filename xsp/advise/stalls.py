@@ -1,0 +1,104 @@
+"""Stalls: time in which a module, or the step around them, does something that is no operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from xsp import summary
+from xsp.advise import calls
+from xsp.advise.advice import Advice, Asked, Interval, Place
+from xsp.advise.calls import Call
+from xsp.advise.registry import question
+from xsp.schema import Kind, Level
+
+USUAL_MS = 0.04
+"""What Python, a framework's dispatch and the recording take around a call at most; beyond that the host does something
+else. A call of a module takes some 10 to 30 µs beside its operators, an operator 2 to 10 µs."""
+
+LEAST_REPEATS = 2
+"""Recorded steps from which on a stall is expected, and not a bound."""
+
+LEAST_PERCENT = 2.0
+"""Of the step, for a stall to be worth a line."""
+
+_HOLD = (str(Kind.STEP), str(Kind.FORWARD), str(Kind.MODULE))
+_OUTSIDE = (str(Kind.FORWARD), str(Kind.BACKWARD), str(Kind.OPTIMIZER), str(Kind.DATA))
+
+
+@question("stall", "Does the host do something that is no operator?", number="Q4")
+def stall(asked: Asked) -> Iterator[Advice]:
+    """Time inside a module, or inside the step, that no operator, module or phase inside covers.
+
+    `USUAL_MS` for each call inside is taken off, as Python and the recording itself need it. Modules of one class are
+    one piece. What some recorded step did without is no stall.
+    """
+    whole = calls.step_ms(asked)
+    by_type: dict[str, list[Call]] = {}
+    for each in calls.every(asked):
+        if each.kind in _HOLD and _beyond(each) >= calls.LEAST_MS and _is_innermost(each):
+            by_type.setdefault(_type(each), []).append(each)
+    for name, those in by_type.items():
+        usual = sum(_usual(each) for each in those)
+        gap, repeats = _over_steps(asked, those)
+        gain = Interval(gap.low - usual, gap.value - usual, gap.high - usual).within(whole)
+        if 100 * gain.low / whole < LEAST_PERCENT or gain.value < calls.LEAST_MS:
+            continue
+        where = tuple(_place(each) for each in sorted(those, key=lambda each: -_gap(each)))
+        several = f"{len(those)} calls of {name}" if len(those) > 1 else f"a call of {name}"
+        if those[0].kind == Kind.STEP:
+            several = "the step, outside the model and its phases,"
+        yield Advice(
+            "stall",
+            f"{several} spend{'s' * (len(those) == 1)} {gain.value:.3g} ms in no operator",
+            where,
+            gain,
+            repeats < LEAST_REPEATS,
+            100 * gain.value / whole,
+            (
+                f"{gap.value:.3g} ms in which no operator, module or phase inside runs"
+                + (f"; {gap.low:.3g} to {gap.high:.3g} ms in {repeats} recorded steps" if repeats > 1 else ""),
+                f"{usual:.3g} ms are taken off for {sum(len(each.inside) for each in those):,} calls inside",
+            ),
+            "look for sleeping, locks, files, printing, NumPy or Python loops there; `xsp report` shows the gap on the "
+            "timeline",
+        )
+
+
+def _over_steps(asked: Asked, those: Sequence[Call]) -> tuple[Interval, int]:
+    """Return milliseconds that nothing inside calls covers, least, median and most of recorded steps, and their number.
+
+    What happened in one step, because the machine did something else, is not in the least of them.
+    """
+    found = calls.per_step(asked, those, [inner for each in those for inner in each.inside])
+    gaps = [max(0.0, ns / 1e6) for ns, _ in found] or [sum(_gap(each) for each in those)]
+    return Interval(min(gaps), summary.percentile(gaps, 0.5), max(gaps)), len(found)
+
+
+def _gap(call: Call) -> float:
+    """Return the milliseconds that nothing inside covers, as recorded."""
+    covered, until = 0, call.start_ns
+    for inner in sorted(call.inside, key=lambda each: each.start_ns):
+        covered += max(0, inner.end_ns - max(until, inner.start_ns))
+        until = max(until, inner.end_ns)
+    return max(0.0, (call.end_ns - call.start_ns - covered) / 1e6)
+
+
+def _usual(call: Call) -> float:
+    return USUAL_MS * (len(call.inside) + 1)
+
+
+def _beyond(call: Call) -> float:
+    return _gap(call) - _usual(call)
+
+
+def _is_innermost(call: Call) -> bool:
+    """Return whether it is not the model's outermost module, whose time the phase around has as well."""
+    return not (call.kind == Kind.FORWARD and any(each.level == Level.LAYER for each in call.inside))
+
+
+def _type(call: Call) -> str:
+    return call.type or call.name
+
+
+def _place(call: Call) -> Place:
+    return Place(None if call.kind == Kind.STEP else call.name, None, (call.span_id,), 1)
