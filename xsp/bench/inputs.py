@@ -38,6 +38,9 @@ class Rule:
     rising: int | None = None
     """Integers that rise evenly from 0 to this: offsets."""
 
+    ends: bool = False
+    """With `rising`: where groups end and not where they begin, so that the last one is all."""
+
     one: bool = False
     """Integers of 1."""
 
@@ -142,7 +145,7 @@ def _repeated(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
 
 
 def _grouped(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    return Rule(rising=_size(given["self"], 0)) if name == "offs" else None
+    return Rule(rising=_size(given["self"], 0), ends=True) if name == "offs" else None
 
 
 def _counted(given: Mapping[str, Any], name: str, place: int) -> Rule | None:
@@ -255,7 +258,7 @@ class Values:
 
     def _integers(self, length: int, kind: torch.dtype, how: Rule) -> torch.Tensor:
         if how.rising is not None:
-            return (torch.arange(length) * how.rising // max(1, length)).to(kind)
+            return ((torch.arange(length) + how.ends) * how.rising // max(1, length)).to(kind)
         if how.high is not None:
             high = max(1, min(how.high, torch.iinfo(kind).max))
             return torch.randint(0, high, (length,), generator=self._drawn, dtype=torch.int64).to(kind)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xsp.bound.totals import Figure
+from xsp.device import ceilings, machine
 from xsp.device.ceilings import Ceiling
 from xsp.graph import work
 from xsp.graph.node import Graph, Node, NodeKind
@@ -25,6 +26,17 @@ COMMUNICATION = ("c10d::", "_c10d_functional::", "record_param_comms")
 """How operators begin that exchange values between ranks, for which a device has no ceiling."""
 
 NO_SHAPES = "no shapes"
+
+
+def of_machine(may_measure: bool) -> Ceiling | str:
+    """Return the ceilings of this machine, measured now if that is allowed and was never done; a reason without any."""
+    name = machine.cpu_model() or "cpu"
+    found = ceilings.of_machine(name)
+    if found is None and may_measure:
+        measured = {each.name: each for each in ceilings.measure(name)}
+        ceilings.keep(measured)
+        found = measured.get(name)
+    return found or "what this machine can do at most was not measured: xsp doctor --measure"
 
 
 def figures(

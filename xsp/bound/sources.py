@@ -196,13 +196,7 @@ def _ceiling(parts: _Parts, device: str | None, may_measure: bool) -> Ceiling | 
         except AnalysisError as error:
             if _worked_on_device(trace) or trace.run.machine.cpu != machine.cpu_model():
                 return f"{error}; or name the device: --device NAME"
-    name = machine.cpu_model() or "cpu"
-    found = ceilings.of_machine(name)
-    if found is None and may_measure:
-        measured = {each.name: each for each in ceilings.measure(name)}
-        ceilings.keep(measured)
-        found = measured.get(name)
-    return found or "what this machine can do at most was not measured: xsp doctor --measure"
+    return roof.of_machine(may_measure)
 
 
 def _worked_on_device(trace: Trace) -> bool:

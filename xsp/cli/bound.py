@@ -11,6 +11,7 @@ examples:
   xsp bound model.onnx --run runs/mine              a graph, held against a run of it
   xsp bound trace.json.gz --device H100             ceilings of a device, for another profiler's trace
   xsp bound runs/demo --curve --fill 5m             the step from blocks of 1 to 16 calls
+  xsp bound transformers:gpt2 --decode 64:1024      a language model over the number of tokens
   xsp bound runs/demo --format json
   xsp bound runs/demo --html bound.html
 """
@@ -40,6 +41,17 @@ def seconds(text: str) -> float:
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no duration above 0, such as 60s or 2m")
     return value
+
+
+def lengths(text: str) -> int | tuple[int, int]:
+    """Return a number of tokens, 512, or the ends of a range of them, 64:1024."""
+    low, colon, high = text.partition(":")
+    if not colon:
+        return options.rows(text)
+    found = options.rows(low), options.rows(high)
+    if found[0] >= found[1]:
+        raise argparse.ArgumentTypeError(f"{text!r}: give the smaller number first, 64:1024")
+    return found
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +91,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sequence", type=options.rows, default=128, metavar="N", help="tokens of one sample (default: 128)"
     )
-    options.phases(parser)
+    parser.add_argument(
+        "--prefill", type=lengths, metavar="N", help="of a language model of transformers: the step that reads N tokens"
+    )
+    parser.add_argument(
+        "--decode",
+        type=lengths,
+        metavar="N|A:B",
+        help="and the one that adds the N-th, with a cache of those before it; A:B: curves of both over the tokens",
+    )
+    parser.add_argument(
+        "--measure", type=seconds, metavar="TIME", help="with --decode A:B: measure whole steps in turns, for so long"
+    )
+    parser.add_argument(
+        "--skew",
+        type=float,
+        metavar="S",
+        help="with --decode A:B: the i-th expert is chosen in proportion to i^-S (default: 0, all alike)",
+    )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page: ladder, waterfall by layer")
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
@@ -90,6 +119,10 @@ def run(given: argparse.Namespace) -> int:
     from xsp.bound import section, text
     from xsp.report import html
 
+    if isinstance(given.decode, tuple) or isinstance(given.prefill, tuple):
+        return _language(given)
+    if given.measure is not None or given.skew is not None:
+        raise UsageError("--measure and --skew are of curves of a language model: --decode 64:1024")
     if given.like is not None and given.device is not None:
         raise UsageError("--like is of timings, of which --device has none: give one of both")
     if given.curve:
@@ -150,4 +183,41 @@ def _curve(given: argparse.Namespace) -> int:
         progress.put(json.dumps(curvetext.as_json(found), indent=2) + "\n")
     else:
         progress.tell(curvetext.page(found, given.source))
+    return 0
+
+
+def _language(given: argparse.Namespace) -> int:
+    """Show the curves of a language model over the number of tokens."""
+    from xsp.bound import language, languagetext
+    from xsp.report import html
+
+    asked = [each for each in (given.decode, given.prefill) if each is not None]
+    if len(asked) > 1:
+        raise UsageError("--decode A:B has the curves of both steps: omit --prefill")
+    others = ("run", "construct", "curve", "train", "input")
+    typed = [f"--{name}" for name in others if getattr(given, name)]
+    if typed:
+        raise UsageError(f"{', '.join(typed)}: not with the curves of a language model")
+    with progress.shown(quiet=given.fill is None and given.measure is None) as show:
+        found = language.of(
+            given.source,
+            asked[0],
+            batch=given.batch or 1,
+            fill=given.fill,
+            measure=given.measure,
+            device=given.device,
+            timings=given.timings,
+            like=given.like,
+            threads=given.threads,
+            partial=given.partial,
+            skew=given.skew or 0.0,
+            progress=show,
+        )
+    if given.html is not None:
+        html.write_sections(given.html, f"{found.name} by length", [languagetext.section(found)])
+    if given.format == "json":
+        progress.put(json.dumps(languagetext.as_json(found), indent=2) + "\n")
+    else:
+        typed_lengths = f"--decode {asked[0][0]}:{asked[0][1]}"
+        progress.tell(languagetext.page(found, given.source, typed_lengths))
     return 0

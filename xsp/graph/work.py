@@ -25,6 +25,9 @@ LOOK_UPS = frozenset(
 )
 """Of their first tensor they read as many bytes as they write."""
 
+ROUTED = frozenset(["aten::_grouped_mm"])
+"""Of their second tensor, a stack of matrices, they read those that a row of the first one is routed to."""
+
 KINETO = {
     "bool": "bool", "uint8": "unsigned char", "int8": "signed char", "int16": "short", "int32": "int",
     "int64": "long int", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "float32": "float", "float64": "double",
@@ -49,7 +52,17 @@ def bytes_of(node: Node) -> int | None:
         read[0] = written[0]
     if None in read or None in written:
         return None
+    if call.op in ROUTED and len(read) > 1:
+        read[1] = _routed(call, read[1] or 0)
     return sum(filter(None, read)) + sum(filter(None, written))
+
+
+def _routed(call: Call, stack: int) -> int:
+    """Return the bytes of the matrices that rows are expected to be routed to, each row to any with equal chances."""
+    rows, matrices = call.inputs[0].shape, call.inputs[1].shape
+    if not rows or not matrices or len(matrices) < 3 or not matrices[0]:
+        return stack
+    return round(stack * (1 - (1 - 1 / matrices[0]) ** rows[0]))
 
 
 def flops_of(node: Node) -> int | None:

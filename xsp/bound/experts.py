@@ -1,0 +1,172 @@
+"""Bytes that a step of a language model has to read: weights that take part, of experts those expected, and the cache.
+
+Of E experts of which each token chooses k, n tokens are expected to need E·(1 − (1 − k/E)^n) different ones, if all are
+as likely. With a skew s the i-th expert is chosen in proportion to i^−s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+from xsp.bound.ceiling import PRECISIONS
+from xsp.device.ceilings import Ceiling
+from xsp.graph import work
+from xsp.graph.node import Graph, Role
+
+MOST_SEQUENCES = 1 << 20
+
+WEIGHTS = (Role.WEIGHT, Role.BUFFER)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Weights of several experts in one tensor."""
+
+    experts: int
+    chosen: float
+    """By each token."""
+
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Active:
+    """What a step reads that lasts longer than it."""
+
+    dense: int
+    """Bytes of weights that every token needs; of a table the rows that are looked up."""
+
+    stacks: tuple[Stack, ...]
+    state: int
+    """Bytes of the cache."""
+
+    unknown: int
+    """Reads whose size is unknown, which are not in the others."""
+
+    def weights(self, tokens: float, skew: float = 0.0) -> float:
+        """Return the bytes of the weights that so many tokens are expected to need."""
+        routed = (each.bytes * distinct(each.experts, each.chosen, tokens, skew) / each.experts for each in self.stacks)
+        return self.dense + math.fsum(routed)
+
+    @property
+    def all_weights(self) -> int:
+        """Bytes of all weights, those of experts that are not chosen too."""
+        return self.dense + sum(each.bytes for each in self.stacks)
+
+
+def distinct(experts: int, chosen: float, tokens: float, skew: float = 0.0) -> float:
+    """Return how many different experts tokens are expected to need.
+
+    Args:
+        experts: that there are.
+        chosen: of them by each token, all different.
+        tokens: that are routed.
+        skew: 0 if all experts are as likely; else the exponent of Zipf's law.
+    """
+    if chosen >= experts:
+        return float(experts) if tokens > 0 else 0.0
+    return math.fsum(1 - (1 - share) ** tokens for share in _shares(experts, chosen, skew))
+
+
+def _shares(experts: int, chosen: float, skew: float) -> list[float]:
+    """Return the probability of each expert to be among those that a token chooses; none is above 1, all add up."""
+    likely = [(place + 1.0) ** -skew for place in range(experts)]
+    sure = 0
+    while True:  # those that would be above 1 are always chosen, and the others share what is left
+        rest = math.fsum(likely[sure:])
+        scale = (chosen - sure) / rest
+        if likely[sure] * scale <= 1 + 1e-12:
+            return [1.0] * sure + [min(1.0, each * scale) for each in likely[sure:]]
+        sure += 1
+
+
+def active(graph: Graph, tokens: int) -> Active:
+    """Return what a step reads of weights and of the cache.
+
+    Args:
+        graph: of prefill or decode.
+        tokens: that the step computes, of all sequences.
+    """
+    read: dict[int, int] = defaultdict(int)
+    whole: dict[int, int] = {}
+    state: dict[int, int] = {}
+    stacks: dict[int, Stack] = {}
+    unknown = 0
+    for node in graph.computing:
+        for place, (tensor, number) in enumerate(zip(node.call.inputs, node.reads, strict=False)):
+            value = graph.values[number]
+            if value.role not in WEIGHTS and value.role is not Role.STATE:
+                continue
+            size = tensor.bytes
+            if node.call.op in work.LOOK_UPS and place == 0 and node.call.outputs:
+                size = node.call.outputs[0].bytes
+            if size is None:
+                unknown += 1
+            elif value.role is Role.STATE:
+                state[value.storage] = max(state.get(value.storage, 0), size)
+            elif node.call.op in work.ROUTED and place == 1 and tensor.shape is not None and node.call.inputs[0].shape:
+                rows = node.call.inputs[0].shape[0]
+                stacks[value.storage] = Stack(tensor.shape[0], min(rows / tokens, tensor.shape[0]), size)
+            else:
+                read[value.storage] += size
+                whole[value.storage] = value.bytes if value.bytes is not None else read[value.storage]
+    dense = sum(min(size, whole[storage]) for storage, size in read.items())
+    return Active(dense, tuple(stacks.values()), sum(state.values()), unknown)
+
+
+def least_ns(
+    active: Active, flops: int | None, tokens: int, graph: Graph, ceiling: Ceiling | str, skew: float = 0.0
+) -> float | None:
+    """Return what a whole step takes at least: the longer of its bytes at the bandwidth and of its FLOPs at the peak.
+
+    Args:
+        active: what it reads.
+        flops: None where those of a call are unknown.
+        tokens: that it computes, of all sequences.
+        graph: of the step, for its element type.
+        ceiling: of the device, or why it is unknown.
+        skew: see `distinct`.
+
+    Returns:
+        Nanoseconds; None where a part of it is unknown.
+    """
+    peak = None if isinstance(ceiling, str) else _peak(graph, ceiling)
+    if isinstance(ceiling, str) or peak is None or active.unknown or flops is None:
+        return None
+    moved = active.weights(tokens, skew) + active.state
+    return 1e9 * max(moved / ceiling.bandwidth(round(moved)), flops / peak)
+
+
+def _peak(graph: Graph, ceiling: Ceiling) -> float | None:
+    precision = PRECISIONS.get(str(graph.settings.get("dtype")))
+    return None if precision is None else ceiling.peak(precision)
+
+
+def compute_bound(
+    active: Active, flops: int | None, batch: int, graph: Graph, ceiling: Ceiling, skew: float = 0.0
+) -> int | None:
+    """Return the least number of sequences with which a decoding step computes as long as it reads.
+
+    Weights are read once for all sequences, a cache for each. None where no number will do: the cache alone is read
+    longer than its sequence computes; or where a part is unknown.
+    """
+    peak = _peak(graph, ceiling)
+    if peak is None or flops is None or active.unknown:
+        return None
+
+    def computes(sequences: int) -> bool:
+        moved = active.weights(sequences, skew) + sequences * active.state / batch
+        return sequences * flops / batch / peak >= moved / ceiling.bytes_per_s
+
+    high = 1
+    while not computes(high):
+        high *= 2
+        if high > MOST_SEQUENCES:
+            return None
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if computes(middle) else (middle, high)
+    return high

@@ -1,0 +1,459 @@
+"""What reading and adding tokens costs a language model at each length: timings of a few lengths, and what they tell.
+
+Each curve is a sum of three: calls that are the same at all lengths, and are timed once; calls whose work grows as the
+number of tokens; calls whose work grows as its square. Which is which is known from FLOPs and bytes at each length. Of
+decoding, what grows is attention and writing to the cache; of reading, attention is what grows as the square.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xsp.bench import environment
+from xsp.bound import ceiling as roof
+from xsp.bound import experts, polynomials, timed, totals
+from xsp.bound.experts import Active
+from xsp.bound.polynomials import Crossing, Polynomial
+from xsp.bound.totals import ENOUGH, Coverage, Figure
+from xsp.device import ceilings
+from xsp.device.ceilings import Ceiling
+from xsp.errors import UsageError
+from xsp.graph import sources as graphs
+from xsp.graph import work
+from xsp.graph.node import Graph
+
+if TYPE_CHECKING:
+    from xsp.bench.timings import Timings
+    from xsp.bound.steps import Measured
+
+Progress = Callable[[str, int, int], None]
+
+DECODE, PREFILL = "decode", "prefill"
+
+LENGTHS = 4
+"""That are timed, between the first and the last."""
+
+STRAIGHT = 1e-3
+"""Share of a figure by which it may be off a line, to grow as the number of tokens."""
+
+MOST_CALLS = 1.5
+"""Times as many calls at twice the tokens: a graph that calls operators for each token is not timed call by call."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One of the two steps at one length. Times are nanoseconds; None is unknown."""
+
+    tokens: int
+    graph: Graph
+    coverage: Coverage
+    ns: float | None
+    """What its calls take, and the framework where that is timed; None where too little is timed."""
+
+    half_ns: float | None
+    ceiling_ns: float | None
+    """The longer of its bytes at the bandwidth and of its FLOPs at the peak, over the whole step."""
+
+    active: Active
+    flops: int | None
+    """None where those of a call are unknown."""
+
+    measured: Measured | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One of the two steps over the number of tokens."""
+
+    phase: str
+    points: tuple[Point, ...]
+    rest: Polynomial | None
+    """Calls of which attention is not a part, and the framework; None where there is no fit (`reason`)."""
+
+    attention: Polynomial | None
+    """Attention and writing to the cache; of reading, what grows as the square."""
+
+    calls: int
+    """Computing calls of a step, at the longest length."""
+
+    shared: int
+    """Those of them that are the same at all lengths."""
+
+    different: int
+    """Calls to time for all lengths, equal ones once."""
+
+    left_out: int = 0
+    """Calls of a step that are in no fit, as one length has no timing of them."""
+
+    reason: str = ""
+
+    @property
+    def whole(self) -> Polynomial | None:
+        """The sum; None where there is no fit."""
+        return None if self.rest is None or self.attention is None else self.rest + self.attention
+
+    @property
+    def overtakes(self) -> Crossing | None:
+        """From how many tokens on attention takes longer than all else; None if never, or unknown."""
+        if self.rest is None or self.attention is None:
+            return None
+        return polynomials.crossing(self.attention, self.rest)
+
+
+@dataclass(frozen=True)
+class Language:
+    """Curves of a language model."""
+
+    name: str
+    batch: int
+    decode: Curve
+    prefill: Curve | str
+    """Why there is none."""
+
+    ceilings: Ceiling | str
+    compute_bound: Mapping[int, int | None]
+    """Tokens → sequences at which a decoding step has as much to compute as to read; None: at no number, or unknown."""
+
+    cache_overtakes: float | None
+    """Tokens at which the cache has as many bytes as the weights that take part; None if it does not grow."""
+
+    threads: int
+    framework: str = ""
+    """Why the framework is in no figure; empty where it is in all."""
+
+    skew: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    @property
+    def curves(self) -> list[Curve]:
+        """Those that there are."""
+        return [self.decode, *([self.prefill] if isinstance(self.prefill, Curve) else [])]
+
+
+def of(
+    what: Any,
+    lengths: Sequence[int] = (64, 1024),
+    *,
+    batch: int = 1,
+    fill: float | None = None,
+    measure: float | None = None,
+    device: str | None = None,
+    timings: Timings | Path | str | None = None,
+    like: str | None = None,
+    threads: int | None = None,
+    partial: bool = False,
+    skew: float = 0.0,
+    seed: int = 0,
+    progress: Progress = lambda what, done, total: None,
+) -> Language:
+    """Return the curves of a language model.
+
+    Args:
+        what: its name as `xsp.graph.of` takes it, or a module of transformers.
+        lengths: the least and the largest number of tokens, or all of at least three at which calls are timed.
+        batch: sequences in a step.
+        fill: seconds to spend on timings that are missing; none unless told otherwise.
+        measure: seconds to spend on measuring whole steps at these lengths, in turns; none unless told otherwise.
+        device: whose quoted ceilings count in place of this machine's; there are no timings of it.
+        timings: an open data base, or its folder; the default one unless told otherwise.
+        like: hash of an environment whose timings stand in where there are none of this one.
+        threads: of a step; all cores unless told otherwise.
+        partial: figures below a coverage of 95 % too, which are at least so much.
+        skew: 0 if all experts are as likely; else the exponent of Zipf's law.
+        seed: of the weights.
+        progress: called while something is timed.
+
+    Raises:
+        ModelError: it is no language model that generates text.
+        GraphError: it cannot be captured.
+        UsageError: the lengths make no curve.
+        BenchError: timings cannot be had.
+    """
+    chosen = spaced(lengths)
+    if device is not None and (fill is not None or measure is not None or like is not None):
+        raise UsageError("--device has quoted ceilings and no timings: omit --fill, --measure and --like")
+    if not (math.isfinite(skew) and skew >= 0):
+        raise UsageError(f"a skew of {skew:g}: give 0 for experts that are as likely, or an exponent above 0")
+    decoding = _captured(what, DECODE, chosen, batch, seed)
+    reading = _reading(what, chosen, batch, seed)
+    count = threads or environment.cores()
+    ceiling = ceilings.meant(device) if device is not None else roof.of_machine(fill is not None)
+    known = None if device is not None else timed_open(timings, like)
+    of_all = [*decoding.values(), *(reading.values() if not isinstance(reading, str) else ())]
+    if known is not None and fill is not None:
+        _fill(of_all, known, count, fill, progress)
+    measured: Mapping[tuple[str, int], Measured] = {}
+    if measure is not None:
+        from xsp.bound import steps
+
+        phases = (DECODE, *(() if isinstance(reading, str) else (PREFILL,)))
+        measured = steps.measure(what, phases, chosen, batch, count, measure, seed, progress)
+    made = _Maker(batch, count, known, ceiling, partial, skew, measured)
+    curve = made.curve(DECODE, decoding)
+    problems = tuple(f"{each.where}: {each.reason}" for each in decoding[chosen[-1]].problems)
+    return Language(
+        decoding[chosen[0]].name,
+        batch,
+        curve,
+        reading if isinstance(reading, str) else made.curve(PREFILL, reading),
+        ceiling,
+        {}
+        if isinstance(ceiling, str)
+        else {
+            each.tokens: experts.compute_bound(each.active, each.flops, batch, each.graph, ceiling, skew)
+            for each in curve.points
+        },
+        _cache_overtakes(curve.points, batch, skew),
+        count,
+        made.framework(decoding[chosen[-1]])[1],
+        skew,
+        {
+            "dtype": decoding[chosen[-1]].settings.get("dtype"),
+            "environment": None if known is None else known.environment.hash,
+            "like": like,
+        },
+        (*problems, *(known.problems[:3] if known is not None else ())),
+    )
+
+
+def spaced(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Return the lengths that are timed: those given, or four from one to the other of two.
+
+    Raises:
+        UsageError: they make no curve.
+    """
+    given = sorted(set(lengths))
+    if len(given) == 2 and given[0] >= 2:
+        low, high = given
+        steps = range(LENGTHS)
+        given = sorted({round(low * (high / low) ** (step / (LENGTHS - 1))) for step in steps})
+    if len(given) < 3 or given[0] < 2:
+        raise UsageError("a curve needs lengths of at least 2 tokens that are apart: --decode 64:1024")
+    return tuple(given)
+
+
+def timed_open(timings: Timings | Path | str | None, like: str | None) -> Timings:
+    """Return an open data base of timings."""
+    from xsp.bench.timings import Timings as Database
+
+    return timings if isinstance(timings, Database) else Database.open(timings, like=like)
+
+
+def _captured(what: Any, phase: str, lengths: Sequence[int], batch: int, seed: int) -> dict[int, Graph]:
+    if phase == DECODE:
+        return {n: graphs.of(what, batch=batch, seed=seed, decode=n) for n in lengths}
+    return {n: graphs.of(what, batch=batch, seed=seed, prefill=n) for n in lengths}
+
+
+def _reading(what: Any, lengths: Sequence[int], batch: int, seed: int) -> dict[int, Graph] | str:
+    """Return the graphs of reading; why there are none where a model calls operators for each token that it reads."""
+    few = max(1, lengths[0] // 2)
+    short, first = (graphs.of(what, batch=batch, seed=seed, prefill=n) for n in (few, lengths[0]))
+    if len(first.nodes) > MOST_CALLS * len(short.nodes):
+        return (
+            f"it calls operators for each token that it reads, {len(first.nodes):,} of them for {lengths[0]} tokens: "
+            "without its kernels reading is decoding"
+        )
+    return {lengths[0]: first, **_captured(what, PREFILL, lengths[1:], batch, seed)}
+
+
+def _fill(of: Sequence[Graph], known: Timings, threads: int, seconds: float, progress: Progress) -> None:
+    """Time what is missing at all lengths; what several have in common is worth most, and comes first."""
+    from xsp import bench
+    from xsp.bench.plan import missing, overheads
+
+    counts: dict[str, tuple[Any, int]] = {}
+    for graph in of:
+        for spec, count in bench.specs(graph, threads=threads):
+            counts[spec.key] = (spec, count + counts.get(spec.key, (spec, 0))[1])
+    wanted = [*counts.values(), *((spec, 1) for spec in overheads(threads))]
+    if missing(wanted, known):
+        bench.fill(wanted, known, seconds, progress)
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """What a curve is made from, beside its graphs."""
+
+    batch: int
+    threads: int
+    known: Timings | None
+    ceiling: Ceiling | str
+    partial: bool
+    skew: float
+    measured: Mapping[tuple[str, int], Measured]
+
+    def framework(self, graph: Graph) -> tuple[Figure | None, str]:
+        """Return what calls of modules and views cost, and why that is unknown."""
+        if self.known is None:
+            return None, "timings are of this processor"
+        return timed.framework(graph, self.known, self.threads)
+
+    def curve(self, phase: str, graphs: Mapping[int, Graph]) -> Curve:
+        """Return the curve of a phase from its graphs by the number of tokens."""
+        keys = {n: _keys(graph, self.threads) for n, graph in graphs.items()}
+        figures = {n: self.figures(graph) for n, graph in graphs.items()}
+        points = tuple(self.point(phase, n, graph, figures[n]) for n, graph in graphs.items())
+        alike = len({tuple(node.call.op for node in graph.computing) for graph in graphs.values()}) == 1
+        same = _same(list(keys.values()), alike)
+        longest = points[-1]
+        made = Curve(
+            phase,
+            points,
+            None,
+            None,
+            len(longest.graph.computing),
+            sum(same[-1]),
+            len({key for those in keys.values() for key in those}),
+        )
+        reason = _no_fit(phase, points, alike)
+        if reason:
+            return _with(made, reason=reason)
+        return self.fitted(made, graphs, figures, same)
+
+    def figures(self, graph: Graph) -> list[Figure | None]:
+        """Return the timing of each computing node."""
+        if self.known is None:
+            return [None] * len(graph.computing)
+        found = timed.of(graph, self.known, self.threads, self.threads).as_run
+        return [figure for figure, node in zip(found, graph.nodes, strict=True) if node.computes]
+
+    def point(self, phase: str, tokens: int, graph: Graph, figures: Sequence[Figure | None]) -> Point:
+        """Return one length."""
+        computed = self.batch * (1 if phase == DECODE else tokens)
+        active = experts.active(graph, computed)
+        each = [work.flops_of(node) for node in graph.computing]
+        flops = None if None in each else sum(filter(None, each))
+        covered = self.covered(graph, figures)
+        ns = half = None
+        if covered.nodes and (covered.share >= ENOUGH or self.partial):
+            glue, _ = self.framework(graph)
+            ns = math.fsum(figure.ns for figure in figures if figure is not None) + (glue.ns if glue else 0.0)
+            half = math.hypot(totals.half(figures), glue.half_ns if glue else 0.0)
+        least = experts.least_ns(active, flops, computed, graph, self.ceiling, self.skew)
+        return Point(tokens, graph, covered, ns, half, least, active, flops, self.measured.get((phase, tokens)))
+
+    def covered(self, graph: Graph, figures: Sequence[Figure | None]) -> Coverage:
+        """Return of how much of a graph there are timings."""
+        every = iter(figures)
+        padded = [next(every) if node.computes else None for node in graph.nodes]
+        floor: Sequence[Figure | None] = [None] * len(graph.nodes)
+        if not isinstance(self.ceiling, str):
+            floor, _ = roof.figures(graph, self.ceiling)
+        expected = totals.expectations(graph, padded, floor)
+        return totals.coverage(padded, [node.computes for node in graph.nodes], expected)
+
+    def fitted(
+        self,
+        made: Curve,
+        graphs: Mapping[int, Graph],
+        figures: Mapping[int, Sequence[Figure | None]],
+        same: Sequence[Sequence[bool]],
+    ) -> Curve:
+        """Return a curve with its fit, each part by its own powers."""
+        lengths = list(graphs)
+        nodes = [graph.computing for graph in graphs.values()]
+        of_length = list(figures.values())
+        degrees = [
+            0 if constant else _degree(lengths, [those[place] for those in nodes])
+            for place, constant in enumerate(same[0])
+        ]
+        there = [all(those[place] is not None for those in of_length) for place in range(len(degrees))]
+        parts: dict[int, list[list[Figure]]] = {
+            degree: [
+                [
+                    figure
+                    for place, figure in enumerate(those)
+                    if figure is not None and there[place] and degrees[place] == degree
+                ]
+                for those in of_length
+            ]
+            for degree in (0, 1, 2)
+        }
+        found: dict[int, Polynomial] = {}
+        for degree, groups in parts.items():
+            values, halves = [math.fsum(each.ns for each in group) for group in groups], [*map(totals.half, groups)]
+            if degree:
+                found[degree] = polynomials.fit(lengths, values, halves, degree)
+            else:
+                found[degree] = polynomials.constant(values[-1], halves[-1])
+        glue, _ = self.framework(made.points[-1].graph)
+        rest = found[0] + (polynomials.constant(glue.ns, glue.half_ns) if glue is not None else polynomials.ZERO)
+        if made.phase == DECODE:
+            return _with(made, rest=rest, attention=found[1] + found[2], left_out=there.count(False))
+        return _with(made, rest=rest + found[1], attention=found[2], left_out=there.count(False))
+
+
+def _with(curve: Curve, **changed: Any) -> Curve:
+    return Curve(**{**vars(curve), **changed})
+
+
+def _keys(graph: Graph, threads: int) -> list[str]:
+    return [spec.block.work_key for spec in timed.specs_of(graph, threads) if spec is not None]
+
+
+def _same(keys: Sequence[Sequence[str]], alike: bool) -> list[list[bool]]:
+    """Return of each call at each length whether it is the same at all lengths."""
+    if alike:
+        equal = [len(set(those)) == 1 for those in zip(*keys, strict=True)]
+        return [equal for _ in keys]
+    common = set.intersection(*map(set, keys))
+    return [[key in common for key in those] for those in keys]
+
+
+def _no_fit(phase: str, points: Sequence[Point], alike: bool) -> str:
+    """Return why figures of several lengths make no curve; empty if they do."""
+    if not all(each.ns is not None for each in points):
+        if not any(each.coverage.nodes for each in points):
+            return "no call is timed"
+        least = min(points, key=lambda each: each.coverage.share)
+        return f"timings are known of {100 * least.coverage.share:.1f} % at {least.tokens} tokens"
+    if not alike:
+        return "other operators are called at some of the lengths: give a narrower range"
+    lengths = [each.tokens for each in points]
+    if phase == DECODE and not _straight(lengths, [float(each.active.state) for each in points]):
+        bend = next(
+            (after.tokens for before, after in pairwise(points)
+             if after.active.state == before.active.state),
+            None,
+        )  # fmt: skip
+        where = f" before {bend:,} tokens" if bend else ""
+        return f"the cache stops growing{where}, a window slides: give a range below or above it"
+    return ""
+
+
+def _degree(lengths: Sequence[int], nodes: Sequence[Any]) -> int:
+    """Return with which power of the length the work of a call grows: 1 or 2."""
+    for of_node in (work.flops_of, work.bytes_of):
+        found = [of_node(node) for node in nodes]
+        if None in found or not _straight(lengths, [float(each or 0) for each in found]):
+            return 2
+    return 1
+
+
+def _straight(lengths: Sequence[int], values: Sequence[float]) -> bool:
+    """Return whether values lie on a line over the lengths."""
+    first, last = values[0], values[-1]
+    slope = (last - first) / (lengths[-1] - lengths[0])
+    return all(
+        abs(first + slope * (n - lengths[0]) - value) <= STRAIGHT * max(map(abs, values), default=0.0) + 1e-9
+        for n, value in zip(lengths, values, strict=True)
+    )
+
+
+def _cache_overtakes(points: Sequence[Point], batch: int, skew: float) -> float | None:
+    """Return at how many tokens the cache has as many bytes as the weights that take part."""
+    first, last = points[0], points[-1]
+    slope = (last.active.state - first.active.state) / (last.tokens - first.tokens)
+    if slope <= 0 or not _straight([each.tokens for each in points], [float(each.active.state) for each in points]):
+        return None
+    return last.tokens + (last.active.weights(batch, skew) - last.active.state) / slope
+
+
+__all__ = ["DECODE", "PREFILL", "Curve", "Language", "Point", "of", "spaced"]

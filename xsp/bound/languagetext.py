@@ -1,0 +1,336 @@
+"""Curves of a language model as text for 80 columns, as plain values, and as a section of a page."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from xsp.bound.language import DECODE, Curve, Language, Point
+from xsp.bound.polynomials import Crossing, Polynomial
+from xsp.bound.text import time
+from xsp.graph.text import amount
+from xsp.scrub import plain
+from xsp.sections import Chart, Part, Section, Series, Table, Text
+
+WIDTH = 79
+DRAWN = 24
+"""Places at which a curve is drawn."""
+
+_KEPT = "\N{NO-BREAK SPACE}"
+"""Where a line is not broken."""
+
+NAMES = {"prefill": "first token", "decode": "each token"}
+"""What a user waits for, by the step."""
+
+
+def page(found: Language, source: str, command: str = "") -> str:
+    """Return a table with a line for each length, the curves, where attention overtakes, and what to type next.
+
+    Args:
+        found: any.
+        source: as it was named.
+        command: the options of the lengths, for what to type next.
+    """
+    lines = [*_title(found), "", *_table(found)]
+    if any(each.measured for curve in found.curves for each in curve.points):
+        lines += ["", *_measured(found)]
+    lines += [
+        "",
+        *(line for text in _told(found) for line in textwrap.wrap(plain(text), WIDTH, subsequent_indent="  ")),
+    ]
+    return "\n".join([*lines, "", f"next: {_next(found, source, command)}"])
+
+
+def _wrapped(text: str) -> list[str]:
+    return [line.replace(_KEPT, " ") for line in textwrap.wrap(plain(text), WIDTH, subsequent_indent="  ")]
+
+
+def _title(found: Language) -> list[str]:
+    how = [f"batch {found.batch}", str(found.settings.get("dtype") or "type unknown")]
+    if found.settings.get("environment"):
+        how.append(f"{found.threads} thread{'s' * (found.threads > 1)}")
+    lines = [plain(found.name), ", ".join(how)]
+    if not isinstance(found.ceilings, str):
+        lines.append(plain(f"ceilings of {found.ceilings.name}"))
+    return lines
+
+
+def _table(found: Language) -> list[str]:
+    heads = "".join(f" {NAMES[each.phase]:>11} {'± 95 %':>8} {'ceiling':>9}" for each in reversed(found.curves))
+    lines = [f"{'tokens':>7}{heads} {'cache':>9}"]
+    for points in _rows(found):
+        cells = "".join(
+            f" {_at_least(each) + time(each.ns):>11} {time(each.half_ns):>8} {time(each.ceiling_ns):>9}"
+            for each in points
+        )
+        lines.append(f"{points[0].tokens:7,}{cells} {amount(points[-1].active.state, 'B'):>9}")
+    return lines
+
+
+def _rows(found: Language) -> Iterator[list[Point]]:
+    """Yield the points of each length: of reading, where there is that, then of decoding."""
+    for place in range(len(found.decode.points)):
+        yield [each.points[place] for each in reversed(found.curves)]
+
+
+def _at_least(point: Point) -> str:
+    return "" if point.ns is None or point.coverage.whole else "≥ "
+
+
+def _measured(found: Language) -> list[str]:
+    heads = "".join(f" {NAMES[each.phase]:>12} {'± 95 %':>9} {'calls are':>10}" for each in reversed(found.curves))
+    lines = ["measured steps, and what share of them the timings are:", f"{'tokens':>8}{heads}"]
+    for points in _rows(found):
+        cells = ""
+        for each in points:
+            step = each.measured
+            share = "–" if step is None or each.ns is None else f"{100 * each.ns / step.ns:.0f} %"
+            half = None if step is None or step.low is None or step.high is None else (step.high - step.low) / 2
+            cells += f" {time(None if step is None else step.ns):>12} {time(half):>9} {share:>10}"
+        lines.append(f"{points[0].tokens:8,}{cells}")
+    return lines
+
+
+def _told(found: Language) -> Iterator[str]:
+    for curve in reversed(found.curves):
+        yield from _curve(curve)
+    if isinstance(found.prefill, str):
+        yield f"first token: no figures, {found.prefill}."
+    yield from _bytes(found)
+    yield from _batches(found)
+    shared = found.decode
+    yield (
+        f"Of {shared.calls:,} calls of a decoding step {shared.shared:,} are the same at all lengths; "
+        f"{shared.different:,} different ones are to be timed for {len(shared.points)} lengths."
+    )
+    if found.framework and any(each.coverage.nodes for curve in found.curves for each in curve.points):
+        yield f"Figures are without the framework: {found.framework}."
+    if isinstance(found.ceilings, str):
+        yield f"No ceilings: {found.ceilings}."
+    yield from found.problems
+
+
+def _curve(curve: Curve) -> Iterator[str]:
+    name = NAMES[curve.phase]
+    whole = curve.whole
+    if whole is None:
+        yield f"{name}: no curve, {curve.reason}."
+        return
+    yield f"{name} = {formula(whole)}"
+    part, takes = ("attention and cache", "take") if curve.phase == DECODE else ("attention", "takes")
+    over = curve.overtakes
+    if over is None:
+        yield f"{name}: at no length {part} {takes} longer than all else."
+        return
+    longest = curve.points[-1].tokens
+    beyond = ", which is beyond what was timed" if over.n > longest else ""
+    yield f"{name}: {part} {takes} longer than all else from {_crossing(over)} tokens on{beyond}."
+    if curve.left_out:
+        yield f"{name}: {curve.left_out} calls are in no figure of the curve, as one length has no timing of them."
+
+
+def _crossing(found: Crossing) -> str:
+    low, high = ("?" if each is None else f"{each:,.0f}" for each in (found.low, found.high))
+    return f"{found.n:,.0f} ({low} … {high})"
+
+
+def formula(curve: Polynomial) -> str:
+    """Return a curve as `9.12 ms ± 0.1 ms + 3.4 µs · n`, each coefficient with its interval."""
+    parts = []
+    for power, value in enumerate(curve.coefficients):
+        if value or not power:
+            unit = ("", " · n", " · n²")[power]
+            parts.append(f"({_fine(value)} ± {_fine(curve.half_of(power))}){unit}".replace(" ", _KEPT))
+    return " + ".join(parts)
+
+
+def _fine(ns: float) -> str:
+    """Return a time; below a nanosecond with three digits."""
+    return f"{ns:.3g} ns" if abs(ns) < 10 else time(ns)
+
+
+def _bytes(found: Language) -> Iterator[str]:
+    point = found.decode.points[-1]
+    active = point.active
+    text = f"A decoding step reads {amount(round(active.weights(found.batch, found.skew)), 'B')} of weights"
+    if active.stacks:
+        stack = active.stacks[0]
+        text += (
+            f" of {amount(active.all_weights, 'B')}: of {stack.experts} experts each token chooses {stack.chosen:g}, "
+            f"{_distinct(found, point):.3g} different ones are expected"
+        )
+        text += f" (skew {found.skew:g})" if found.skew else ""
+    if found.cache_overtakes is not None:
+        text += f". The cache has as many bytes from {found.cache_overtakes:,.0f} tokens on"
+    yield text + "."
+
+
+def _distinct(found: Language, point: Point) -> float:
+    from xsp.bound.experts import distinct
+
+    stack = point.active.stacks[0]
+    return distinct(stack.experts, stack.chosen, found.batch, found.skew)
+
+
+def _batches(found: Language) -> Iterator[str]:
+    known = found.compute_bound
+    if not known or any(each.ceiling_ns is None for each in found.decode.points):
+        return
+    said = ", ".join(
+        f"{'at no batch' if batch is None else f'from batch {batch:,} on'} at {tokens:,} tokens"
+        for tokens, batch in ((each, known[each]) for each in (min(known), max(known)))
+    )
+    yield f"By the ceilings decoding is bound by computing {said}."
+
+
+def _next(found: Language, source: str, command: str) -> str:
+    said = f"xsp bound {shlex.quote(source)} {command}".rstrip()
+    points = [each for curve in found.curves for each in curve.points]
+    if found.settings.get("environment") is None:
+        return f"xsp bound {shlex.quote(source)} {command} --fill 60s, on the device"
+    if any(not each.coverage.whole for each in points):
+        return f"{said} --fill 60s"
+    if any(each.measured is None for each in points):
+        return f"{said} --measure 30s"
+    return f"{said} --html curves.html"
+
+
+# --- plain values and the page -----------------------------------------------------------------------------
+
+
+def as_json(found: Language) -> dict[str, Any]:
+    """Return what `xsp bound MODEL --decode A:B --format json` prints; times in nanoseconds, null where unknown."""
+    return {
+        "name": found.name,
+        "batch": found.batch,
+        "threads": found.threads,
+        "ceilings": None if isinstance(found.ceilings, str) else {
+            "name": found.ceilings.name, "source": found.ceilings.source
+        },
+        "decode": _curve_json(found.decode),
+        "prefill": {"reason": found.prefill} if isinstance(found.prefill, str) else _curve_json(found.prefill),
+        "compute_bound_batch": {str(tokens): batch for tokens, batch in found.compute_bound.items()},
+        "cache_overtakes_tokens": found.cache_overtakes,
+        "experts": _experts(found),
+        "framework": found.framework or None,
+        "settings": dict(found.settings),
+        "problems": list(found.problems),
+    }  # fmt: skip
+
+
+def _experts(found: Language) -> dict[str, Any] | None:
+    point = found.decode.points[-1]
+    if not point.active.stacks:
+        return None
+    stack = point.active.stacks[0]
+    return {
+        "experts": stack.experts,
+        "chosen": stack.chosen,
+        "expected_different": _distinct(found, point),
+        "skew": found.skew,
+    }
+
+
+def _curve_json(curve: Curve) -> dict[str, Any]:
+    over = curve.overtakes
+    return {
+        "reason": curve.reason or None,
+        "calls": curve.calls,
+        "shared": curve.shared,
+        "different": curve.different,
+        "left_out": curve.left_out,
+        "coefficients_ns": _coefficients(curve.whole),
+        "attention_ns": _coefficients(curve.attention),
+        "rest_ns": _coefficients(curve.rest),
+        "attention_overtakes": None if over is None else {"tokens": over.n, "low": over.low, "high": over.high},
+        "points": [_point(each, curve) for each in curve.points],
+    }
+
+
+def _coefficients(curve: Polynomial | None) -> list[dict[str, float]] | None:
+    if curve is None:
+        return None
+    return [{"value": value, "half": curve.half_of(power)} for power, value in enumerate(curve.coefficients)]
+
+
+def _point(point: Point, curve: Curve) -> dict[str, Any]:
+    whole, step = curve.whole, point.measured
+    return {
+        "tokens": point.tokens,
+        "ns": point.ns,
+        "half_ns": point.half_ns,
+        "at_least": None if point.ns is None else not point.coverage.whole,
+        "fitted_ns": None if whole is None else whole.at(point.tokens),
+        "ceiling_ns": point.ceiling_ns,
+        "flops": point.flops,
+        "weight_bytes": point.active.dense + sum(each.bytes for each in point.active.stacks),
+        "state_bytes": point.active.state,
+        "coverage": {
+            "calls": point.coverage.nodes, "of_calls": point.coverage.of_nodes, "time_share": point.coverage.time,
+        },
+        "measured_ns": None if step is None else step.ns,
+        "measured_low_ns": None if step is None else step.low,
+        "measured_high_ns": None if step is None else step.high,
+    }  # fmt: skip
+
+
+def section(found: Language) -> Section:
+    """Return the section of a page: the curves with what was measured, a table, and what they tell."""
+    parts: list[Part] = [Text(plain(text).replace(_KEPT, " ")) for text in _told(found)]
+    for curve in reversed(found.curves):
+        parts.append(_chart(curve))
+    columns = (
+        "tokens",
+        "first_token_ms",
+        "first_token_ceiling_ms",
+        "each_token_ms",
+        "each_token_ceiling_ms",
+        "cache_bytes",
+    )
+    rows = []
+    for points in _rows(found):
+        first = points[0] if len(points) > 1 else None
+        last = points[-1]
+        rows.append((
+            last.tokens, _ms(first.ns) if first else None, _ms(first.ceiling_ns) if first else None, _ms(last.ns),
+            _ms(last.ceiling_ns), last.active.state,
+        ))  # fmt: skip
+    return Section("Language model", (*parts, Table(columns, tuple(rows), "By length")))
+
+
+def _chart(curve: Curve) -> Chart:
+    """Draw a curve at many lengths, and what is known at those that were timed."""
+    points = {each.tokens: each for each in curve.points}
+    low, high = min(points), max(points)
+    drawn = {round(low + (high - low) * step / (DRAWN - 1)) for step in range(DRAWN)}
+    at = sorted({*drawn, *points})
+    whole, part = curve.whole, curve.attention
+    series = [Series("calls, timed", tuple(_ms(points[n].ns) if n in points else None for n in at))]
+    if whole is not None and part is not None:
+        series = [
+            Series(
+                "curve",
+                tuple(_ms(whole.at(n)) for n in at),
+                tuple(_ms(max(0.0, whole.at(n) - whole.half(n))) for n in at),
+                tuple(_ms(whole.at(n) + whole.half(n)) for n in at),
+            ),
+            Series("of it attention", tuple(_ms(part.at(n)) for n in at)),
+        ]
+    series.append(Series("ceiling", tuple(_ms(points[n].ceiling_ns) if n in points else None for n in at)))
+    if any(each.measured for each in curve.points):
+        steps = [points[n].measured if n in points else None for n in at]
+        series.append(
+            Series(
+                "measured",
+                tuple(None if each is None else _ms(each.ns) for each in steps),
+                tuple(None if each is None else _ms(each.low) for each in steps),
+                tuple(None if each is None else _ms(each.high) for each in steps),
+            )
+        )
+    return Chart("lines", NAMES[curve.phase].capitalize(), "ms", tuple(at), tuple(series), "tokens")
+
+
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e6

@@ -1,0 +1,188 @@
+"""Polynomials without negative coefficients, fitted to figures that have intervals, and where two of them cross."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+NORMAL = 1.96
+"""Half the width of a 95 % interval in standard deviations."""
+
+STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45}
+"""The same by degrees of freedom, where the spread is told from the residuals alone."""
+
+LEAST_ERROR = 0.01
+"""Relative error of a figure that claims a smaller one: figures of different shapes have kernels of their own."""
+
+MOST = 1 << 40
+"""Beyond this two polynomials are taken never to cross."""
+
+Matrix = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """`coefficients[0] + coefficients[1] * n + …` with the covariance of the coefficients."""
+
+    coefficients: tuple[float, ...]
+    covariance: Matrix
+
+    def at(self, n: float) -> float:
+        """Return the value at n."""
+        return math.fsum(each * n**power for power, each in enumerate(self.coefficients))
+
+    def half(self, n: float) -> float:
+        """Return half of the 95 % interval at n."""
+        powers = [n**power for power in range(len(self.coefficients))]
+        variance = math.fsum(a * b * self.covariance[i][j] for i, a in enumerate(powers) for j, b in enumerate(powers))
+        return NORMAL * math.sqrt(max(0.0, variance))
+
+    def half_of(self, power: int) -> float:
+        """Return half of the 95 % interval of a coefficient."""
+        return NORMAL * math.sqrt(max(0.0, self.covariance[power][power]))
+
+    def __add__(self, other: Polynomial) -> Polynomial:
+        size = max(len(self.coefficients), len(other.coefficients))
+        mine, theirs = self._padded(size), other._padded(size)
+        return Polynomial(
+            tuple(a + b for a, b in zip(mine.coefficients, theirs.coefficients, strict=True)),
+            tuple(
+                tuple(a + b for a, b in zip(ours, others, strict=True))
+                for ours, others in zip(mine.covariance, theirs.covariance, strict=True)
+            ),
+        )
+
+    def _padded(self, size: int) -> Polynomial:
+        more = size - len(self.coefficients)
+        rows = tuple((*row, *(0.0,) * more) for row in self.covariance)
+        return Polynomial((*self.coefficients, *(0.0,) * more), (*rows, *((0.0,) * size,) * more))
+
+
+ZERO = Polynomial((0.0,), ((0.0,),))
+
+
+def constant(value: float, half: float) -> Polynomial:
+    """Return what does not depend on n."""
+    return Polynomial((value,), (((half / NORMAL) ** 2,),))
+
+
+def fit(at: Sequence[float], values: Sequence[float], halves: Sequence[float], degree: int) -> Polynomial:
+    """Return the polynomial without negative coefficients that is nearest to figures, each weighted by its error.
+
+    All subsets of the powers are tried, which is exact for so few. Where the residuals are larger than the errors, the
+    residuals count for the intervals.
+
+    Args:
+        at: the n of each figure.
+        values: the figures.
+        halves: half of the 95 % interval of each.
+        degree: the highest power.
+
+    Raises:
+        ValueError: there are fewer figures than coefficients.
+    """
+    if len(at) <= degree:
+        raise ValueError(f"{len(at)} figures tell no polynomial of degree {degree}")
+    top = max(at) or 1.0
+    errors = [max(half / NORMAL, LEAST_ERROR * abs(value)) or 1.0 for value, half in zip(values, halves, strict=True)]
+    best: tuple[float, tuple[int, ...], list[float], list[list[float]]] | None = None
+    for size in range(1, degree + 2):
+        for powers in combinations(range(degree + 1), size):
+            rows = [[(n / top) ** power / error for power in powers] for n, error in zip(at, errors, strict=True)]
+            aims = [value / error for value, error in zip(values, errors, strict=True)]
+            inverse = _inverse([[_dot(rows, i, j) for j in range(size)] for i in range(size)])
+            if inverse is None:
+                continue
+            right = [math.fsum(row[i] * aim for row, aim in zip(rows, aims, strict=True)) for i in range(size)]
+            found = [math.fsum(inverse[i][j] * right[j] for j in range(size)) for i in range(size)]
+            if min(found) < 0:
+                continue
+            left = math.fsum(
+                (aim - math.fsum(a * b for a, b in zip(row, found, strict=True))) ** 2
+                for row, aim in zip(rows, aims, strict=True)
+            )
+            if best is None or left < best[0] * (1 - 1e-9):
+                best = left, powers, found, inverse
+    if best is None:
+        return Polynomial((0.0,) * (degree + 1), ((0.0,) * (degree + 1),) * (degree + 1))
+    left, powers, found, inverse = best
+    free = len(at) - len(powers)
+    wider = 1.0
+    if free and left > free:
+        wider = left / free * (STUDENT.get(free, NORMAL) / NORMAL) ** 2
+    size = degree + 1
+    coefficients, covariance = [0.0] * size, [[0.0] * size for _ in range(size)]
+    for i, power in enumerate(powers):
+        coefficients[power] = found[i] / top**power
+        for j, other in enumerate(powers):
+            covariance[power][other] = wider * inverse[i][j] / top ** (power + other)
+    return Polynomial(tuple(coefficients), tuple(map(tuple, covariance)))
+
+
+def _dot(rows: Sequence[Sequence[float]], i: int, j: int) -> float:
+    return math.fsum(row[i] * row[j] for row in rows)
+
+
+def _inverse(matrix: list[list[float]]) -> list[list[float]] | None:
+    """Return the inverse of a small matrix by elimination; None if it has none."""
+    size = len(matrix)
+    rows = [[*row, *(float(i == j) for j in range(size))] for i, row in enumerate(matrix)]
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda row: abs(rows[row][column]))
+        if abs(rows[pivot][column]) < 1e-12 * max(1e-300, abs(matrix[column][column])):
+            return None
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        head = rows[column][column]
+        rows[column] = [each / head for each in rows[column]]
+        for row in range(size):
+            if row != column and rows[row][column]:
+                factor = rows[row][column]
+                rows[row] = [a - factor * b for a, b in zip(rows[row], rows[column], strict=True)]
+    return [row[size:] for row in rows]
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """From which n on one polynomial is above another, with its interval; None where it never is."""
+
+    n: float
+    low: float | None
+    high: float | None
+
+
+def crossing(rising: Polynomial, other: Polynomial) -> Crossing | None:
+    """Return from where on a polynomial is above another one that it is below at first; None if it never is."""
+    found = _root(rising, other, 1.0, 1.0)
+    if found is None:
+        return None
+    up, down = _relative(rising, found), _relative(other, found)
+    low = _root(rising, other, 1 + up, max(0.0, 1 - down))
+    high = _root(rising, other, max(0.0, 1 - up), 1 + down)
+    return Crossing(found, low, high)
+
+
+def _relative(of: Polynomial, n: float) -> float:
+    value = of.at(n)
+    return of.half(n) / value if value else 0.0
+
+
+def _root(rising: Polynomial, other: Polynomial, scale: float, by: float) -> float | None:
+    def above(n: float) -> bool:
+        return scale * rising.at(n) >= by * other.at(n)
+
+    if rising.at(MOST) <= 0:
+        return None
+    if above(1):
+        return 1.0
+    high = 2.0
+    while not above(high):
+        high *= 2
+        if high > MOST:
+            return None
+    low = high / 2
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if above(middle) else (middle, high)
+    return high
