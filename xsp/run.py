@@ -342,6 +342,9 @@ class Run(Fields):
     process: Count | None = None
     host: str | None = None
     command: Names = ()
+    typed: Names = ()
+    """What to type after `xsp` to record it again; of a script its name, and `***` where an argument is hidden."""
+
     levels: str | None = None
     rungs: Names = ()
     warmup: Count = 0

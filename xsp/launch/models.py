@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from xsp import models, plugins, rundir
+from xsp import models, plugins, rundir, scrub
 from xsp.collector import Kernels
 from xsp.counters import secondrun
 from xsp.errors import PluginError, UsageError
@@ -46,6 +46,7 @@ def measure(spec: str, settings: models.Settings, how: Recording, progress: Prog
         replace(
             how.settings, name=short_name(spec), batch_size=settings.batch, spread=False, needs_run=True,
             collectors=secondrun.collectors() if how.counting else None,
+            typed=("profile", _without_place(spec), *_model_options(settings), "--repeats", str(how.repeats)),
         )
     )  # fmt: skip
     before_the_first_use_of_libraries(how.settings.kernels)
@@ -101,12 +102,21 @@ def count(spec: str, settings: models.Settings, how: Recording, out: Path) -> di
         CounterError: there are none; the run is as it was, and says why.
     """
     recorded = replace(how.settings, samples=False, kernels=Kernels.KINETO.value)  # CUPTI is ncu's
-    command = ["--counting"]
-    command += ["--batch", str(settings.batch), "--sequence", str(settings.sequence), "--device", settings.device]
-    command += ["--train"] if settings.train else []
-    command += ["--input", "x".join(map(str, settings.shape))] if settings.shape is not None else []
+    command = ["--counting", *_model_options(settings)]
     start = [sys.executable, "-m", "xsp.cli", "profile", spec]
     return secondrun.count(out, lambda run: [*start, *replace(recorded, out=run).options(), *command])
+
+
+def _without_place(spec: str) -> str:
+    """Return a model's name as typed, and of one in a file the file without its directories."""
+    return scrub.command(("", spec))[1] if "/" in spec or ".py:" in spec else spec
+
+
+def _model_options(settings: models.Settings) -> list[str]:
+    """Return the options with which a command builds a model in the same way."""
+    given = ["--batch", str(settings.batch), "--sequence", str(settings.sequence), "--device", settings.device]
+    given += ["--train"] if settings.train else []
+    return given + (["--input", "x".join(map(str, settings.shape))] if settings.shape is not None else [])
 
 
 def before_the_first_use_of_libraries(kernels: str = Kernels.KINETO.value) -> None:

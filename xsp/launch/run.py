@@ -8,8 +8,9 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
+from xsp import scrub
 from xsp.counters import secondrun
 from xsp.errors import XspError
 from xsp.launch import children, models, script
@@ -64,6 +65,7 @@ def launch(how: Launch) -> tuple[int, Path | None]:
         sys.excepthook(type(error), error, error.__traceback__)
         return 1, None
     settings = replace(how.settings, collectors=secondrun.collectors()) if how.counting else how.settings
+    settings = replace(settings, typed=_typed(how))
     session = profile.of(settings, functools.partial(_listener, how=how), hosts=True)
     if how.shows_line:
         session.show_line()
@@ -72,6 +74,14 @@ def launch(how: Launch) -> tuple[int, Path | None]:
     with _saying_where(session, how), session, script.stepping(session, main.function):
         os.environ.pop(output.JOB_VARIABLE, None)
         return script.execute(main, how.program.args), session.out if session.records else None
+
+
+def _typed(how: Launch) -> tuple[str, ...]:
+    """Return what was typed, without directories and what may be a secret."""
+    program = how.program
+    target = program.target if program.is_module else PurePath(program.target).name
+    step = () if how.step == StepRule.AUTO.value else ("--step", how.step)
+    return ("run", *step, *(["-m"] if program.is_module else []), target, *scrub.command(("", *program.args))[1:])
 
 
 @contextlib.contextmanager

@@ -327,6 +327,7 @@ class profile:
         content = description.of_steps(
             self._steps, self.levels, self._identity, self._started_ns, finished, costs or {}
         )
+        content["typed"] = list(self.settings.typed)
         return {**content, "empty": self._why_empty()} if finished and not self._steps.stored else content
 
     def _why_empty(self) -> str:

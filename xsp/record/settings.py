@@ -43,6 +43,8 @@ class Settings:
     samples: bool = True
     otlp: str | None = None
     otlp_policy: str = "wait"
+    typed: tuple[str, ...] = ()
+    """What was typed after `xsp`, without what may be a secret: with it the program can be run again."""
 
     def __post_init__(self) -> None:
         """Check what can be checked before anything starts; an endpoint is checked when the block is entered.

@@ -1,0 +1,112 @@
+"""The program of a run, so that it can be run again: from what the run keeps of its command line, or as it is typed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from xsp.comparison import commands
+from xsp.comparison.commands import Program
+from xsp.errors import UsageError
+from xsp.run import Run
+from xsp.scrub import HIDDEN
+from xsp.trials import child
+
+MOST_FOLDERS = 2000
+DEEPEST = 4
+"""Folders below the working directory in which a program's file is looked for."""
+
+NOT_SEARCHED = ("site-packages", "node_modules", "__pycache__")
+
+
+@dataclass(frozen=True)
+class UnderTrial(Program):
+    """A program that runs in a process where a trial is applied, or none: what it did is beside what it printed."""
+
+    trial: str = ""
+
+    def command(self, out: Path, levels: str, seed: int) -> list[str]:
+        """Return the command that records a run of it into a directory."""
+        words = super().command(out, levels, seed)
+        place = words.index("-c", len(self.python)) + 1
+        return [*words[:place], child.CODE, child.told(self.trial, report(out)), *words[place + 1 :]]
+
+
+def report(out: Path) -> Path:
+    """Return where the process of a run writes what a trial did."""
+    return out.parent / "output" / f"{out.name}.json"
+
+
+def program(run: Run, source: str, typed: str | None = None) -> Program:
+    """Return the program of a run.
+
+    Args:
+        run: its description.
+        source: where it lies, as the user named it.
+        typed: the command, where the user types it: as `xsp compare --turns` takes it.
+
+    Raises:
+        UsageError: the run does not tell it, or its file is not found; the message says what to type.
+    """
+    if typed is not None:
+        return commands.program(typed)
+    how = f"type it: xsp advise {shlex.quote(source)} --try 3 --program 'python train.py'"
+    if run.is_job or run.ranks:
+        raise UsageError(f"{source}: a program of several ranks is not tried; {how}, for one rank of it")
+    words = list(run.typed) or _of_command(run.command)
+    if not words:
+        raise UsageError(f"{source}: it does not tell which program it is of; {how}")
+    if HIDDEN in " ".join(words):
+        shown = " ".join(words[1:])
+        raise UsageError(f"{source}: arguments of its program are not kept ({shown}); {how}")
+    try:
+        return commands.program(shlex.join(["xsp", words[0], *_with_place(words[1:])]))
+    except UsageError as error:
+        raise UsageError(f"{error}; {how}") from None
+
+
+def under(found: Program, trial: str) -> UnderTrial:
+    """Return a program under a trial; with an empty name under none."""
+    from xsp.trials.trial import named
+
+    variables = {name: value for each in (named(trial) if trial else ()) for name, value in each.environment().items()}
+    typed = f"{found.typed} ({trial})" if trial else found.typed
+    made = UnderTrial(typed, found.python, found.verb, found.args, found.settings, trial)
+    return replace(made, settings=(*found.settings, *variables.items()))
+
+
+def _of_command(command: Sequence[str]) -> list[str]:
+    """Return what was typed, of a run of another version: of a script its name with its arguments."""
+    words = list(command)
+    return ["run", *words] if words and words[0].endswith(".py") else []
+
+
+def _with_place(words: list[str]) -> list[str]:
+    """Return words with the path of the program's file, of which a run keeps the name."""
+    place = next((at for at, word in enumerate(words) if ".py" in word and word[:1] != "-"), None)
+    if place is None or words[max(0, place - 1)] in ("-m", "--step"):
+        return words
+    file, colon, function = words[place].partition(":")
+    return [*words[:place], f"{_found(file)}{colon}{function}", *words[place + 1 :]]
+
+
+def _found(name: str) -> str:
+    """Return the path of a file of that name, in or below the working directory.
+
+    Raises:
+        UsageError: there is none, or more than one.
+    """
+    if Path(name).is_file():
+        return name
+    found: list[str] = []
+    for number, (folder, inner, files) in enumerate(os.walk(".")):
+        too_deep = folder.count(os.sep) >= DEEPEST or number > MOST_FOLDERS
+        inner[:] = [] if too_deep else [each for each in inner if each[:1] != "." and each not in NOT_SEARCHED]
+        found += [os.path.relpath(os.path.join(folder, name))] if name in files else []
+    if len(found) != 1:
+        where = f"{len(found)} of them: {', '.join(sorted(found)[:3])}" if found else "not found"
+        raise UsageError(f"{name}: {where} in and below {os.path.basename(os.getcwd()) or os.sep}")
+    return found[0]

@@ -1,0 +1,160 @@
+"""Trials that are kept, for how good advice has been on this machine: a folder with one small file a trial.
+
+`XSP_TRIALS` names the folder, else it lies in the user's cache beside the timings. A file holds figures, names of
+trials and questions, the machine and versions; of the program nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from xsp import atomic
+from xsp.advise.trying import TRIED, Tried
+from xsp.errors import OutputError
+from xsp.run import Machine
+from xsp.version import __version__
+
+VARIABLE = "XSP_TRIALS"
+FORMAT = 1
+NEEDED = ("cpu", "cores", "devices")
+"""Of a machine: what has to be equal for a trial to be one of this machine."""
+
+
+def default_folder() -> Path:
+    """Return where trials are kept unless told otherwise."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get(VARIABLE) or f"{cache}/xsp/trials").expanduser()
+
+
+@dataclass(frozen=True)
+class History:
+    """How good advice has been on a machine."""
+
+    tried: int
+    """Trials that were measured."""
+
+    came_true: int
+    """Those after which the step was faster, as promised."""
+
+    expected: int
+    """Those whose promise was an expectation and no upper bound."""
+
+    median_off_percent: float | None
+    """By how much the gain missed it, in percent of the promise: the median of these."""
+
+    not_applicable: int
+    failed: int
+    rows: tuple[dict[str, Any], ...]
+    """All trials, the latest first, as they are kept."""
+
+    damaged: int = 0
+    elsewhere: int = 0
+    """Trials of other machines, which do not count."""
+
+    @property
+    def line(self) -> str | None:
+        """One line; None where nothing was tried."""
+        if not self.tried:
+            return None
+        told = f"{self.tried} pieces of advice were tried on this machine, {self.came_true} made the step faster"
+        if self.median_off_percent is None:
+            return told
+        return f"{told}; median error {self.median_off_percent:.0f} % of the promise over {self.expected}"
+
+
+def keep(found: Tried, machine: Machine, folder: Path | None = None) -> Path:
+    """Keep a trial.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    place = folder or default_folder()
+    content = {
+        "format": FORMAT,
+        "xsp": __version__,
+        "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": {name: machine.get(name) for name in NEEDED},
+        "versions": {name: version for name, version in machine.packages.items() if name in ("torch", "numpy")},
+        "python": machine.python,
+        **plain(found),
+    }
+    path = place / f"{time.time_ns()}-{secrets.token_hex(4)}.json"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with atomic.written(path) as beside:
+            beside.write_text(json.dumps(content), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(
+            f"{place}: trials cannot be kept there ({error.strerror}); {VARIABLE} names another folder"
+        ) from error
+    return path
+
+
+def plain(found: Tried) -> dict[str, Any]:
+    """Return a trial as plain data, without its program."""
+    return {
+        "trial": found.trial,
+        "question": found.advice.question,
+        "outcome": found.outcome,
+        "reason": found.reason,
+        "promised_ms": asdict(found.advice.gain),
+        "promised_percent": found.advice.of_step_percent,
+        "at_most": found.advice.at_most,
+        "before_ms": found.before_ms,
+        "after_ms": found.after_ms,
+        "real_ms": None if found.real is None else asdict(found.real),
+        "real_percent": found.real_percent,
+        "off_percent": found.off_percent,
+        "came_true": found.came_true,
+        "turns": found.turns,
+        "applied": list(found.applied),
+        "results": found.results,
+        "results_error": found.error,
+    }
+
+
+def history(machine: Machine, folder: Path | None = None) -> History:
+    """Return how good advice has been on a machine."""
+    place = folder or default_folder()
+    rows, damaged, elsewhere = [], 0, 0
+    own = _of(machine.content)
+    for path in sorted(place.glob("[0-9]*.json"), reverse=True):
+        try:
+            row = json.loads(path.read_text(encoding="utf-8"))
+            is_own = _of(row["machine"]) == own
+            rows += [row] if is_own and row["outcome"] and row["trial"] else []
+            elsewhere += not is_own
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            damaged += 1
+    return _summed(rows, damaged, elsewhere)
+
+
+def _of(content: Any) -> list[Any]:
+    """Return what tells one machine from another."""
+    return [list(value) if isinstance(value := content.get(name), (list, tuple)) else value or None for name in NEEDED]
+
+
+def _summed(rows: Sequence[dict[str, Any]], damaged: int, elsewhere: int) -> History:
+    measured = [row for row in rows if row.get("outcome") == TRIED]
+    off = [float(row["off_percent"]) for row in measured if isinstance(row.get("off_percent"), (int, float))]
+    ended = Counter(row.get("outcome") for row in rows)
+    return History(
+        tried=len(measured),
+        came_true=sum(row.get("came_true") is True for row in measured),
+        expected=len(off),
+        median_off_percent=statistics.median(off) if off else None,
+        not_applicable=ended["not applicable"],
+        failed=ended["failed"],
+        rows=tuple(rows),
+        damaged=damaged,
+        elsewhere=elsewhere,
+    )

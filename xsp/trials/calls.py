@@ -1,0 +1,219 @@
+"""Trials of outermost modules: memory format, gradients, precision, attention, compilation.
+
+What surrounds a call is two hooks of the module, which a copy of the module has too and which cost its inner modules
+nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from xsp.errors import UsageError
+from xsp.trials.trial import Trial
+
+
+class ChannelsLast(Trial):
+    """Weights of convolutions, and inputs of four and five dimensions, with the channels last in memory."""
+
+    def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        import torch
+
+        changed = kept = 0
+        for parameter in module.parameters():
+            wanted = _format(torch, parameter)
+            if wanted is None or min(parameter.shape[1], *parameter.shape[2:]) < 1 or parameter.shape[2:].numel() == 1:
+                continue
+            if parameter.is_contiguous(memory_format=wanted):
+                kept += 1
+                continue
+            with torch.no_grad():
+                parameter.data = parameter.data.contiguous(memory_format=wanted)
+            changed += 1
+        given = sum(_is_other(torch, each) for each in _tensors((args, dict(kwargs))))
+        if not changed and not given:
+            self.not_for(
+                f"{_name(module)}: weights and inputs are so already" if kept else f"{_name(module)}: no convolutions"
+            )
+            return
+        if not changed and not kept:
+            self.not_for(f"{_name(module)}: no convolutions")
+            return
+        module.register_forward_pre_hook(lambda called, at, named: _last(torch, (at, named)), with_kwargs=True)
+        self.did(f"{_name(module)}: {changed} weights and {given} inputs with the channels last")
+
+
+class InferenceMode(Trial):
+    """Outermost calls record no gradients."""
+
+    inference_only = True
+
+    def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        import torch
+
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            self.not_for(f"{_name(module)}: gradients are off already")
+            return
+        around(module, torch.inference_mode)
+        self.did(f"{_name(module)}: called in inference mode")
+
+
+class Autocast(Trial):
+    """Outermost calls under autocast."""
+
+    changes_numbers = True
+
+    def __init__(self, value: str = "") -> None:
+        super().__init__(value or "bfloat16")
+        if self.value not in ("bfloat16", "float16"):
+            raise UsageError(f"autocast={value}: write autocast=bfloat16 or autocast=float16")
+
+    def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        import torch
+
+        held = next(iter(_tensors((args, dict(kwargs)))), None)
+        device = next((each.device.type for each in module.parameters()), None) or (
+            "cpu" if held is None else held.device.type
+        )
+        if torch.is_autocast_enabled(device):
+            self.not_for(f"{_name(module)}: called under autocast already")
+            return
+        around(module, lambda: torch.autocast(device, dtype=getattr(torch, self.value)))
+        self.did(f"{_name(module)}: called under autocast of {self.value}")
+
+
+_BACKENDS = {
+    "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH", "cudnn": "CUDNN_ATTENTION",
+}  # fmt: skip
+
+
+class Sdpa(Trial):
+    """Attention by torch's own function, where the library has a switch for it; or that function by one back end."""
+
+    def __init__(self, value: str = "") -> None:
+        super().__init__(value)
+        if value and value not in _BACKENDS:
+            raise UsageError(f"sdpa={value}: write sdpa, or the back end: {', '.join(f'sdpa={each}' for each in _BACKENDS)}")
+
+    def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if self.value:
+            from torch.nn.attention import SDPBackend, sdpa_kernel
+
+            backend = getattr(SDPBackend, _BACKENDS[self.value])
+            around(module, lambda: sdpa_kernel([backend]))
+            self.did(f"{_name(module)}: called with the back end {self.value}")
+            return
+        switched = 0
+        for inner in module.modules():
+            if getattr(inner, "fused_attn", None) is False:  # timm
+                inner.fused_attn = True
+                switched += 1
+        if switched:
+            self.did(f"{_name(module)}: {switched} attention layers switched to scaled_dot_product_attention")
+        self._of_transformers(module)
+        if not self.applied:
+            self.not_for(
+                f"{_name(module)}: its attention has no switch, or is so already; what is written by hand in its code "
+                "can only be changed there"
+            )
+
+    def _of_transformers(self, module: Any) -> None:
+        for inner in module.modules():
+            used = getattr(getattr(inner, "config", None), "_attn_implementation", None)
+            if used not in (None, "sdpa") and hasattr(inner, "set_attn_implementation"):
+                inner.set_attn_implementation("sdpa")
+                self.did(f"{type(inner).__name__}: attention by sdpa instead of {used}")
+
+
+class Compile(Trial):
+    """`torch.compile` of outermost modules that have parameters."""
+
+    def __init__(self, value: str = "") -> None:
+        super().__init__(value)
+        known = ("", "default", "reduce-overhead", "max-autotune")
+        if value not in known:
+            raise UsageError(f"compile={value}: write compile, or compile={', compile='.join(known[2:])}")
+        self._lock = threading.Lock()
+
+    def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        import torch
+
+        if isinstance(module, torch._dynamo.OptimizedModule) or getattr(module, "_compiled_call_impl", None):
+            self.not_for(f"{_name(module)}: compiled already")
+            return
+        first = next(iter(module.parameters()), None)
+        if first is None:
+            return  # a loss, say
+        missing = _no_compiler(first.device.type)
+        if missing:
+            self.not_for(missing)
+            return
+        module.compile(**({"mode": self.value} if self.value not in ("", "default") else {}))
+        self.did(f"{_name(module)}: compiled")
+
+
+def _no_compiler(device: str) -> str | None:
+    """Return why nothing can be compiled for a device; None where it can."""
+    if device == "cpu":
+        wanted = os.environ.get("CXX") or "g++"
+        if not any(map(shutil.which, (wanted, "c++", "clang++"))):
+            return "there is no C++ compiler, which torch.compile needs for the CPU: install g++"
+        return None
+    from importlib.util import find_spec
+
+    return None if find_spec("triton") else f"triton is not installed, which torch.compile needs for {device}"
+
+
+def around(module: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Surround the calls of a module by a context, by hooks."""
+    opened = threading.local()
+
+    def enter(called: Any, given: Any) -> None:
+        entered = context()
+        entered.__enter__()
+        opened.stack = [*getattr(opened, "stack", ()), entered]
+
+    def leave(called: Any, given: Any, result: Any) -> None:
+        *opened.stack, last = opened.stack
+        last.__exit__(None, None, None)
+
+    module.register_forward_pre_hook(enter, prepend=True)
+    module.register_forward_hook(leave, always_call=True)
+
+
+def _format(torch: Any, tensor: Any) -> Any:
+    return {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+
+
+def _is_other(torch: Any, tensor: Any) -> bool:
+    wanted = _format(torch, tensor)
+    return wanted is not None and not tensor.is_contiguous(memory_format=wanted)
+
+
+def _last(torch: Any, value: Any) -> Any:
+    """Return arguments with the channels of their tensors last."""
+    if isinstance(value, torch.Tensor):
+        return value.contiguous(memory_format=_format(torch, value)) if _is_other(torch, value) else value
+    if isinstance(value, dict):
+        return {name: _last(torch, each) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_last(torch, each) for each in value)
+    return value
+
+
+def _tensors(value: Any) -> list[Any]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [found for each in value for found in _tensors(each)] if isinstance(value, (list, tuple)) else []
+
+
+def _name(module: Any) -> str:
+    return type(module).__name__

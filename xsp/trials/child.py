@@ -1,0 +1,157 @@
+"""A program's process in which a trial is applied: before it begins, and around the first calls of outermost modules.
+
+Both sides of a trial run in such a process, the one without a trial too, so that what this costs is on both of them:
+two Python calls for each call of a module. Random generators start from the same seeds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from xsp import atomic
+from xsp.trials import settings
+from xsp.trials.outputs import Outputs
+from xsp.trials.trial import Trial, named
+
+CODE = """\
+import sys
+sys.path[:] = [each for each in sys.path if each]
+told = sys.argv.pop(1)
+from xsp.trials import child
+with child.begun(told):
+    from xsp.cli import main
+    sys.exit(main())
+"""
+"""What Python runs: as `xsp.comparison.commands` has it, with what is told before the command."""
+
+WATCHED = 64
+"""Outermost calls without a new module, after which calls pass by."""
+
+MOST_LINES = 20
+
+
+def told(trial: str, report: Path, seed: int = 0) -> str:
+    """Return what such a process is told.
+
+    Args:
+        trial: its name, or nothing.
+        report: the file that it writes: what was changed, why nothing was, and results.
+        seed: of the random generators.
+    """
+    return json.dumps({"trial": trial, "report": str(report), "seed": seed})
+
+
+@contextlib.contextmanager
+def begun(text: str) -> Iterator[None]:
+    """Apply a trial while the block lasts, and write what it did.
+
+    Args:
+        text: from `told`.
+    """
+    asked = json.loads(text)
+    try:
+        import torch
+    except ImportError:
+        yield
+        return
+    _seed(torch, asked["seed"])
+    watch = Watch(named(asked["trial"]) if asked["trial"] else [])
+    watch.start()
+    call = torch.nn.Module.__call__
+    torch.nn.Module.__call__ = watch.around(call)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _write(Path(asked["report"]), watch.content())
+
+
+def _seed(torch: Any, seed: int) -> None:
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+
+
+def _write(report: Path, content: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError), atomic.written(report) as beside:
+        beside.write_text(json.dumps(content), encoding="utf-8")
+
+
+class Watch:
+    """Looks at calls of outermost modules, changes those that are new, and keeps what they return."""
+
+    def __init__(self, trials: list[Trial]) -> None:
+        self.trials = trials
+        self.outputs = Outputs()
+        self.facts: dict[str, Any] = {}
+        self.modules: list[str] = []
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._since = 0
+        self._failed: dict[str, None] = {}
+
+    def start(self) -> None:
+        """Apply what belongs to the process."""
+        for trial in self.trials:
+            self._try(trial, trial.start)
+
+    def around(self, original: Any) -> Any:
+        """Return what stands in for `Module.__call__`."""
+        import torch
+
+        thread = threading.local()
+        is_tracing = torch.compiler.is_dynamo_compiling
+
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_tracing() or self._since >= WATCHED or getattr(thread, "inside", False):
+                return original(module, *args, **kwargs)
+            thread.inside = True
+            try:
+                is_new = self._sees(module, args, kwargs)
+                result = original(module, *args, **kwargs)
+                self.outputs.keep(module, result)
+                for trial in self.trials if is_new else ():
+                    self._try(trial, trial.after, module, args, kwargs)
+                return result
+            finally:
+                thread.inside = False
+
+        return __call__
+
+    def _sees(self, module: Any, args: Any, kwargs: Any) -> bool:
+        """Note a call, and return whether it is the first one of its module."""
+        self._since += 1
+        if module in self._seen:
+            return False
+        self._since = 0
+        self._seen.add(module)
+        self.modules.append(type(module).__name__)
+        if not self.facts:
+            self.facts = settings.facts()
+        for trial in self.trials:
+            self._try(trial, trial.before, module, args, kwargs)
+        return True
+
+    def _try(self, trial: Trial, function: Any, *args: Any) -> None:
+        try:
+            function(*args)
+        except Exception as error:  # the program goes on; that nothing was changed is said
+            line = str(error).strip().split("\n")[0][:200]
+            self._failed[f"{type(trial).__name__} could not be applied: {type(error).__name__}: {line}"] = None
+
+    def content(self) -> dict[str, Any]:
+        """Return what was seen and done, as plain data."""
+        return {
+            "applied": [line for trial in self.trials for line in trial.applied][:MOST_LINES],
+            "reasons": [*self._failed, *(line for trial in self.trials for line in trial.reasons)][:MOST_LINES],
+            "modules": self.modules[:MOST_LINES],
+            "facts": self.facts,
+            "outputs": self.outputs.content(),
+        }

@@ -1,0 +1,131 @@
+"""The trial that folds batch norm of evaluation into the convolution or linear layer before it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xsp.trials.trial import Trial
+
+CLOSE = 1e-3
+"""Of the largest value: results that differ by more tell that something else read what was folded."""
+
+
+class FoldBatchNorm(Trial):
+    """Batch norm of evaluation, folded into the layer whose output it takes.
+
+    Which layer that is, is seen in the first call: the very tensor that one returned is the other's input. After it the
+    module is called once more with the same arguments; where results differ, all is put back.
+    """
+
+    inference_only = True
+
+    def __init__(self, value: str = "") -> None:
+        super().__init__(value)
+        self._hooks: list[Any] = []
+        self._returned: dict[int, tuple[Any, Any]] = {}
+        self._pairs: dict[Any, Any] = {}
+        self._calls: dict[Any, int] = {}
+
+    def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        import torch
+
+        if module.training:
+            self.not_for(f"{type(module).__name__}: in training mode, where batch norm cannot be folded")
+            return
+        for inner in module.modules():
+            if isinstance(inner, torch.nn.modules.batchnorm._BatchNorm):
+                self._hooks.append(inner.register_forward_pre_hook(self._took))
+            elif isinstance(inner, (torch.nn.modules.conv._ConvNd, torch.nn.Linear)):
+                self._hooks.append(inner.register_forward_hook(self._gave))
+
+    def _gave(self, inner: Any, args: Any, result: Any) -> None:
+        self._calls[inner] = self._calls.get(inner, 0) + 1
+        self._returned[id(result)] = inner, weakref.ref(result)
+
+    def _took(self, norm: Any, args: Any) -> None:
+        self._calls[norm] = self._calls.get(norm, 0) + 1
+        layer, tensor = self._returned.get(id(args[0]), (None, lambda: None))
+        if tensor() is args[0]:
+            self._pairs[norm] = layer
+
+    def after(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        import torch
+
+        for hook in self._hooks:
+            hook.remove()
+        pairs = {
+            norm: layer
+            for norm, layer in self._pairs.items()
+            if self._calls[norm] == self._calls[layer] == 1 and norm.track_running_stats and not norm.training
+        }
+        self._hooks, self._returned, self._pairs, self._calls = [], {}, {}, {}
+        if not pairs:
+            if not self.reasons:
+                self.not_for(f"{type(module).__name__}: no batch norm that directly follows a layer of evaluation")
+            return
+        with torch.no_grad():
+            wanted = module(*args, **kwargs)
+            back = _fold(torch, module, pairs)
+            error = _apart(torch, wanted, module(*args, **kwargs))
+        if back and error is not None and error <= CLOSE:
+            self.did(f"{type(module).__name__}: {len(back)} batch norms folded")
+            return
+        for undo in reversed(back):
+            undo()
+        said = "results cannot be compared" if error is None else f"results differed by {error:.1e}, so all is back"
+        self.not_for(f"{type(module).__name__}: {said if back else 'none of its batch norms can be folded'}")
+
+
+def _fold(torch: Any, module: Any, pairs: Mapping[Any, Any]) -> list[Any]:
+    """Fold pairs, and return what takes each of them back."""
+    from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+    places = {inner: (parent, name) for parent in module.modules() for name, inner in parent.named_children()}
+    back: list[Any] = []
+    for norm, layer in pairs.items():
+        stand_in = _without_norm(torch, norm)
+        if stand_in is None or norm not in places:
+            continue
+        if isinstance(layer, torch.nn.Linear):
+            fused = fuse_linear_bn_eval(layer, norm)
+        else:
+            fused = fuse_conv_bn_eval(layer, norm, transpose=getattr(layer, "transposed", False))
+        parent, name = places[norm]
+        weight, bias = layer.weight, layer.bias
+        layer.weight, layer.bias = fused.weight, fused.bias
+        setattr(parent, name, stand_in)
+
+        def undo(
+            layer: Any = layer, weight: Any = weight, bias: Any = bias, parent: Any = parent, name: str = name,
+            norm: Any = norm,
+        ) -> None:  # fmt: skip
+            layer.weight, layer.bias = weight, bias
+            setattr(parent, name, norm)
+
+        back.append(undo)
+    return back
+
+
+def _without_norm(torch: Any, norm: Any) -> Any:
+    """Return what is left of a batch norm that is folded: nothing, or the activation that timm's has in it."""
+    if type(norm) in (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d):
+        return torch.nn.Identity()
+    if all(isinstance(getattr(norm, name, None), torch.nn.Module) for name in ("drop", "act")):
+        return torch.nn.Sequential(norm.drop, norm.act).eval()
+    return None
+
+
+def _apart(torch: Any, wanted: Any, found: Any) -> float | None:
+    """Return the largest difference of two results, of the largest value; None where they are no tensors."""
+    from xsp.trials.outputs import tensors
+
+    pairs = list(zip(tensors(wanted), tensors(found), strict=False))
+    if not pairs:
+        return None
+    worst = 0.0
+    for one, other in pairs:
+        most = float(one.abs().max()) if one.numel() else 0.0
+        worst = max(worst, float((one - other).abs().max()) / max(most, 1e-30) if one.numel() else 0.0)
+    return worst

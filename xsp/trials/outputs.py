@@ -1,0 +1,104 @@
+"""What outermost calls returned, kept of two programs and compared: whether a trial changes results, and by how much."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+CALLS = 3
+"""Calls of each outermost module whose results are kept."""
+
+MODULES = 8
+MOST = 1 << 15
+"""Values of a tensor that are kept, at equal distances."""
+
+SAME = {"torch.float64": 1e-9, "torch.float32": 1e-4, "torch.float16": 1e-2, "torch.bfloat16": 3e-2}
+"""Of the largest value, by the type of the result without the trial: a difference that rounding explains."""
+
+
+class Outputs:
+    """Results of the first calls of outermost modules."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, list[dict[str, Any]]] = {}
+        self._names: dict[int, str] = {}
+
+    def keep(self, module: Any, result: Any) -> None:
+        """Keep what a call returned, if it is one of the first."""
+        name = self._names.setdefault(id(module), f"{type(module).__name__} {len(self._names) + 1}")
+        calls = self._kept.setdefault(name, [])
+        if len(self._names) > MODULES or len(calls) >= CALLS:
+            return
+        calls.append({"tensors": [_plain(each) for each in tensors(result, exact=True)]})
+
+    def content(self) -> dict[str, Any]:
+        """Return them as plain data."""
+        return dict(self._kept)
+
+
+def tensors(value: Any, exact: bool = False) -> list[Any]:
+    """Return the floating-point tensors of a result, in their order, as float64 unless they are asked for as they are."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        plain = value.detach()
+        return [plain if exact else plain.double()] if plain.is_floating_point() and not plain.is_sparse else []
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [found for each in value for found in tensors(each, exact)]
+    return []
+
+
+def _plain(tensor: Any) -> dict[str, Any]:
+    import torch
+
+    flat = tensor.reshape(-1)
+    step = max(1, math.ceil(flat.numel() / MOST))
+    with torch.no_grad():
+        values = flat[::step].double().cpu()
+    return {"type": str(tensor.dtype), "shape": list(tensor.shape), "values": values.tolist()}
+
+
+def error(one: Path, other: Path) -> tuple[float | None, bool, str]:
+    """Compare what two processes kept.
+
+    Args:
+        one: the report of a child without the trial.
+        other: with it.
+
+    Returns:
+        The largest difference of a result, of the largest value in it, None where nothing can be compared; whether
+        rounding explains it; and why nothing can be compared.
+    """
+    kept = [json.loads(path.read_text(encoding="utf-8")).get("outputs") or {} for path in (one, other)]
+    if not kept[0] or not kept[1]:
+        return None, False, "no outermost module returned a tensor"
+    if kept[0].keys() != kept[1].keys():
+        return None, False, "the two called different modules"
+    worst, same, pairs = 0.0, True, 0
+    for name, calls in kept[0].items():
+        for at, there in zip(calls, kept[1][name], strict=False):
+            for a, b in zip(at["tensors"], there["tensors"], strict=False):
+                if a["shape"] != b["shape"]:
+                    return None, False, f"{name} returned other shapes"
+                apart = _apart(a["values"], b["values"])
+                pairs += 1
+                worst = max(worst, apart)
+                same = same and apart <= SAME.get(a["type"], 1e-2)
+    return (worst, same, "") if pairs else (None, False, "no outermost module returned a floating-point tensor")
+
+
+def _apart(a: list[float], b: list[float]) -> float:
+    most = max((abs(each) for each in a if math.isfinite(each)), default=0.0)
+    found = 0.0
+    for one, other in zip(a, b, strict=True):
+        if one == other or (math.isnan(one) and math.isnan(other)):
+            continue
+        if not (math.isfinite(one) and math.isfinite(other)):
+            return math.inf
+        found = max(found, abs(one - other) / max(most, 1e-30))
+    return found

@@ -1,0 +1,147 @@
+"""Trials that are a setting of the process: threads, oneDNN, TF32, cuDNN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from xsp.trials.trial import Trial, count, only_on
+
+
+class Threads(Trial):
+    """torch computes with so many threads, whatever the program says."""
+
+    def __init__(self, value: str = "") -> None:
+        super().__init__(value)
+        self.threads = count("threads", value)
+
+    def environment(self) -> Mapping[str, str]:
+        return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
+
+    def start(self) -> None:
+        import torch
+
+        torch.set_num_threads(self.threads)
+        torch.set_num_threads = self._ignored
+        self.did(f"torch computes with {self.threads} threads")
+
+    def _ignored(self, threads: int) -> None:
+        self.did(f"the program's set_num_threads({threads}) is ignored")
+
+    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+        return f"torch computed with {self.threads} threads before" if facts.get("threads") == self.threads else None
+
+
+class Interop(Trial):
+    """torch runs up to so many operators at once, where code is compiled to."""
+
+    def __init__(self, value: str = "") -> None:
+        super().__init__(value)
+        self.threads = count("interop", value)
+
+    def start(self) -> None:
+        import torch
+
+        torch.set_num_interop_threads(self.threads)
+        torch.set_num_interop_threads = lambda threads: None
+        self.did(f"up to {self.threads} operators at once")
+
+    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+        same = facts.get("interop") == self.threads
+        return f"torch ran up to {self.threads} operators at once before" if same else None
+
+
+class OneDnn(Trial):
+    """oneDNN is on in outermost calls, whatever the program says."""
+
+    def __init__(self, value: str = "") -> None:
+        super().__init__(value)
+        only_on("onednn", value)
+
+    def start(self) -> None:
+        import torch
+
+        if not torch.backends.mkldnn.is_available():
+            self.not_for("this torch has no oneDNN")
+
+    def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        import torch
+
+        if not torch.backends.mkldnn.is_available():
+            return
+        self._on()
+        module.register_forward_pre_hook(self._on)  # a program may switch it off again between two calls
+
+    def _on(self, *_: Any) -> None:
+        import torch
+
+        if not torch._C._get_mkldnn_enabled():
+            torch._C._set_mkldnn_enabled(True)
+            self.did("oneDNN is switched on")
+
+    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+        return "oneDNN was on before" if facts.get("onednn") else None
+
+
+class Tf32(Trial):
+    """Matrix products and convolutions of float32 in TF32."""
+
+    changes_numbers = True
+
+    def __init__(self, value: str = "") -> None:
+        super().__init__(value)
+        only_on("tf32", value)
+
+    def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            self.not_for("there is no GPU")
+            return
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+        self.did("TF32 is allowed")
+
+    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+        return "TF32 was allowed before" if facts.get("matmul_precision") in ("high", "medium") else None
+
+
+class CudnnBenchmark(Trial):
+    """cuDNN chooses its algorithms by timing them."""
+
+    def __init__(self, value: str = "") -> None:
+        super().__init__(value)
+        only_on("cudnn_benchmark", value)
+
+    def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        import torch
+
+        if not torch.backends.cudnn.is_available() or not torch.cuda.is_available():
+            self.not_for("there is no cuDNN")
+            return
+        torch.backends.cudnn.benchmark = True
+        self.did("cuDNN chooses by timing")
+
+    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+        return "cuDNN chose by timing before" if facts.get("cudnn_benchmark") else None
+
+
+def facts() -> dict[str, Any]:
+    """Return the settings of this process that trials change, as they are now."""
+    import torch
+
+    found: dict[str, Any] = {}
+    asked: dict[str, Callable[[], Any]] = {
+        "threads": torch.get_num_threads,
+        "interop": torch.get_num_interop_threads,
+        "onednn": torch._C._get_mkldnn_enabled,
+        "matmul_precision": torch.get_float32_matmul_precision,
+        "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
+        "gradients": lambda: torch.is_grad_enabled() and not torch.is_inference_mode_enabled(),
+    }
+    for name, ask in asked.items():
+        try:
+            found[name] = ask()
+        except (RuntimeError, AttributeError):
+            found[name] = None
+    return found

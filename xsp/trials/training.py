@@ -1,0 +1,81 @@
+"""Trials of optimizers and of data loaders."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+from xsp.trials.trial import Trial, count
+
+
+class _OfOptimizers(Trial):
+    """A switch of torch's optimizers, set before the first step of each."""
+
+    wanted: dict[str, bool | None]
+
+    def start(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        self.not_for("no optimizer of torch's stepped")
+        self._seen: set[int] = set()
+        register_optimizer_step_pre_hook(self._set)
+
+    def _set(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if id(optimizer) in self._seen:
+            return
+        self._seen.add(id(optimizer))
+        self.reasons.pop("no optimizer of torch's stepped", None)
+        name = type(optimizer).__name__
+        switch = next(iter(self.wanted))
+        groups = [group for group in optimizer.param_groups if switch in group]
+        if not groups:
+            self.not_for(f"{name} has no switch {switch}")
+        elif all(group.get(switch) for group in groups):
+            self.not_for(f"{name} has {switch}=True already")
+        elif switch == "fused" and any(group.get("differentiable") or group.get("capturable") for group in groups):
+            self.not_for(f"{name} cannot be fused with its other switches")
+        else:
+            for group in groups:
+                group.update({key: value for key, value in self.wanted.items() if key in group})
+            if switch == "fused":
+                optimizer._need_device_dtype_check_for_fused = True
+            self.did(f"{name}: {switch}=True")
+
+
+class FusedOptimizer(_OfOptimizers):
+    """torch's optimizers with one fused kernel for all parameters."""
+
+    wanted = {"fused": True, "foreach": False}
+
+
+class Foreach(_OfOptimizers):
+    """torch's optimizers with operators over lists of parameters."""
+
+    wanted = {"foreach": True, "fused": None}
+
+
+class Workers(Trial):
+    """Data loaders that have no workers get so many."""
+
+    def __init__(self, value: str = "") -> None:
+        super().__init__(value)
+        self.workers = count("num_workers", value)
+
+    def start(self) -> None:
+        from torch.utils.data import DataLoader
+
+        self.not_for("no data loader was made that has no workers")
+        original = DataLoader.__init__
+        takes = inspect.signature(original)
+
+        @functools.wraps(original)
+        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+            given = takes.bind(loader, *args, **kwargs)
+            if not given.arguments.get("num_workers"):
+                given.arguments["num_workers"] = self.workers
+                self.reasons.clear()
+                self.did(f"a data loader with {self.workers} workers")
+            original(*given.args, **given.kwargs)
+
+        DataLoader.__init__ = init  # type: ignore[method-assign]

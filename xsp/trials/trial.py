@@ -1,0 +1,137 @@
+"""What a trial is, and which there are by name.
+
+```
+threads=N            torch computes with N threads
+interop=N            and runs up to N operators of compiled code at once
+onednn=on            oneDNN is not switched off
+tf32=on              matrix products and convolutions of a GPU in TF32
+cudnn_benchmark=on   cuDNN chooses its algorithms by timing them
+channels_last        weights and inputs of convolutions with the channels last
+inference_mode       outermost calls record no gradients
+autocast=bfloat16    outermost calls under autocast (or float16)
+fold_batch_norm      batch norm of evaluation is folded into the layer before it
+sdpa                 attention by torch's scaled_dot_product_attention (transformers, timm)
+sdpa=BACKEND         its back end: flash, efficient, math, cudnn
+compile              torch.compile of outermost modules (compile=MODE for another mode)
+fused_optimizer      torch's optimizers with one fused kernel
+foreach              torch's optimizers over lists of parameters
+num_workers=N        data loaders with N workers
+```
+
+Several are joined by `+`: `channels_last+threads=2`. Nothing here imports torch at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xsp.errors import UsageError, nearest
+
+
+class Trial:
+    """One change. What it changed is in `applied`, why it changed nothing elsewhere in `reasons`; both are lines."""
+
+    changes_numbers = False
+    """Whether results may differ by more than rounding."""
+
+    inference_only = False
+
+    def __init__(self, value: str = "") -> None:
+        """Check the value that stands behind `=`.
+
+        Raises:
+            UsageError: it makes no sense.
+        """
+        self.value = value
+        self.applied: dict[str, None] = {}
+        self.reasons: dict[str, None] = {}
+
+    def environment(self) -> Mapping[str, str]:
+        """Return variables that the process has from its start."""
+        return {}
+
+    def start(self) -> None:
+        """Change what belongs to the process, before the program begins."""
+
+    def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Change a module, before its first call as the outermost one."""
+
+    def after(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Change a module, after its first call."""
+
+    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+        """Return why a program that ran like that needs no change, from what was noted of it without; else None."""
+        return None
+
+    def did(self, what: str) -> None:
+        """Note a change."""
+        self.applied[what] = None
+
+    def not_for(self, why: str) -> None:
+        """Note why something was not changed."""
+        self.reasons[why] = None
+
+
+_PLACES = {
+    "threads": "settings:Threads",
+    "interop": "settings:Interop",
+    "onednn": "settings:OneDnn",
+    "tf32": "settings:Tf32",
+    "cudnn_benchmark": "settings:CudnnBenchmark",
+    "channels_last": "calls:ChannelsLast",
+    "inference_mode": "calls:InferenceMode",
+    "autocast": "calls:Autocast",
+    "sdpa": "calls:Sdpa",
+    "compile": "calls:Compile",
+    "fold_batch_norm": "folding:FoldBatchNorm",
+    "fused_optimizer": "training:FusedOptimizer",
+    "foreach": "training:Foreach",
+    "num_workers": "training:Workers",
+}
+"""Name → module and class. Each module imports torch in its functions only."""
+
+
+def names() -> list[str]:
+    """Return the names of all trials."""
+    return sorted(_PLACES)
+
+
+def named(text: str) -> list[Trial]:
+    """Return the trials of a text as `channels_last+threads=2`, in its order.
+
+    Raises:
+        UsageError: there is none of that name, or its value makes no sense.
+    """
+    return [_one(part.strip()) for part in text.split("+")]
+
+
+def _one(text: str) -> Trial:
+    name, _, value = text.partition("=")
+    if name not in _PLACES:
+        raise UsageError(f"there is no trial {name!r}{nearest(name, _PLACES) or '; there are ' + ', '.join(names())}")
+    module, _, kind = _PLACES[name].partition(":")
+    found: Trial = getattr(importlib.import_module(f"xsp.trials.{module}"), kind)(value)
+    return found
+
+
+def count(name: str, value: str) -> int:
+    """Read a number of one or more.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not value.isdecimal() or not 1 <= int(value) <= 4096:
+        raise UsageError(f"{name}={value}: write a number from 1 on, {name}=2")
+    return int(value)
+
+
+def only_on(name: str, value: str) -> None:
+    """Refuse another value than `on`.
+
+    Raises:
+        UsageError: so it is.
+    """
+    if value not in ("", "on"):
+        raise UsageError(f"{name}={value}: write {name}=on")
