@@ -21,7 +21,7 @@ LAYERS = [
     {"store"},
     {"exporters", "health", "ingest", "models", "record", "spark", "testing"},
     {"analyses", "counters", "graph", "otlp", "receiver"},
-    {"bench", "comparison", "doctor", "instrumentation", "launch"},
+    {"bench", "comparison", "doctor", "instrumentation", "launch", "trials"},
     {"advise", "bound"},
     {"predict", "questions", "share"},
     {"report"},

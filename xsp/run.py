@@ -40,8 +40,7 @@ Number = Annotated[float, "finite"]
 Id = Annotated[str, re.compile(r"[0-9a-f]{1,32}")]
 Names = tuple[str, ...]
 
-RANKS = "ranks"
-"""`kind` of a directory that holds a run for each rank of a distributed program."""
+RANKS = "ranks"  # `kind` of a directory that holds a run for each rank of a distributed program
 
 
 class Misfit(ValueError):
@@ -343,8 +342,6 @@ class Run(Fields):
     host: str | None = None
     command: Names = ()
     typed: Names = ()
-    """What to type after `xsp` to record it again; of a script its name, and `***` where an argument is hidden."""
-
     levels: str | None = None
     rungs: Names = ()
     warmup: Count = 0

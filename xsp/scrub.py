@@ -91,7 +91,7 @@ def _is_plain(value: str) -> bool:
 
 
 def _is_program(part: str) -> bool:
-    """Return whether an argument is itself a program's file: of `xsp run train.py`, say, or `xsp profile own.py:build`."""
+    """Return whether an argument is itself a program's file: of `xsp run train.py` or `xsp profile own.py:build`."""
     file, _, function = PurePath(part).name.partition(":")
     named = not function or (_NAME.fullmatch(function) is not None and not _KNOWN.search(function))
     return file.endswith((".py", ".pyz")) and _NAME.fullmatch(file) is not None and named

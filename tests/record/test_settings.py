@@ -19,7 +19,7 @@ from xsp.errors import UsageError
 from xsp.record.settings import Settings
 from xsp.schema import Level
 
-OF_COMMANDS = {"next_free", "needs_run"}
+OF_COMMANDS = {"next_free", "needs_run", "typed"}
 OF_THE_BLOCK = {"listener", "hosts", "enabled"}
 
 

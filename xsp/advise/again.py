@@ -40,6 +40,11 @@ def report(out: Path) -> Path:
     return out.parent / "output" / f"{out.name}.json"
 
 
+def place(source: Path) -> Path:
+    """Return the folder for the runs of trials: in the run's own directory; of a file among the runs that are here."""
+    return source / "trials" if source.is_dir() else Path("runs") / f"trials-{source.name.partition('.')[0]}"
+
+
 def program(run: Run, source: str, typed: str | None = None) -> Program:
     """Return the program of a run.
 

@@ -25,7 +25,7 @@ from xsp.version import __version__
 
 VARIABLE = "XSP_TRIALS"
 FORMAT = 1
-NEEDED = ("cpu", "cores", "devices")
+NEEDED = ("cpu", "cores")
 """Of a machine: what has to be equal for a trial to be one of this machine."""
 
 
@@ -82,7 +82,7 @@ def keep(found: Tried, machine: Machine, folder: Path | None = None) -> Path:
         "format": FORMAT,
         "xsp": __version__,
         "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {name: machine.get(name) for name in NEEDED},
+        "machine": {name: machine.get(name) for name in (*NEEDED, "devices")},
         "versions": {name: version for name, version in machine.packages.items() if name in ("torch", "numpy")},
         "python": machine.python,
         **plain(found),
@@ -140,7 +140,7 @@ def history(machine: Machine, folder: Path | None = None) -> History:
 
 def _of(content: Any) -> list[Any]:
     """Return what tells one machine from another."""
-    return [list(value) if isinstance(value := content.get(name), (list, tuple)) else value or None for name in NEEDED]
+    return [content.get(name) for name in NEEDED]
 
 
 def _summed(rows: Sequence[dict[str, Any]], damaged: int, elsewhere: int) -> History:

@@ -12,6 +12,9 @@ examples:
   xsp advise trace.json.gz                          another profiler's trace
   xsp advise torchvision:resnet50                   a model, from timings alone
   xsp advise runs/demo --format json --limit 3
+  xsp advise runs/demo --try 3                      try the best three here, in turns
+  xsp advise runs/train --try 3 --program 'python train.py --steps 50'
+  xsp advise --history                              how good advice has been here
 """
 
 from __future__ import annotations
@@ -19,14 +22,23 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xsp.cli import options, progress
 from xsp.cli.bound import seconds
+from xsp.errors import UsageError
+from xsp.record import output
+
+if TYPE_CHECKING:
+    from xsp.advise.advice import Asked
+    from xsp.advise.asking import Advised
+    from xsp.advise.trying import Plan
 
 SUMMARY = "what to change, what it gains, and where"
 
 FORMATS = ("table", "json")
+INTERRUPTED = 130
+"""Exit code, as that of a program that an interrupt ends."""
 
 OF_MODEL = ("batch", "train", "sequence", "threads", "timings", "device", "fill")
 """Options that are handed on, under their names, where they are given."""
@@ -36,6 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
         "source",
+        nargs="?",
         metavar="SOURCE",
         help="a run, a trace that xsp imports, or a model: torchvision:NAME, timm:NAME, transformers:NAME, "
         "path/to/file.py:function, an ONNX file, a program of torch.export (.pt2)",
@@ -51,6 +64,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: in the user's cache)")
     parser.add_argument("--device", metavar="NAME", help="ceilings of this device (H100, MI300X), for a trace of one")
+    tried = parser.add_argument_group("trials: the program without and with what is advised, in turns")
+    tried.add_argument(
+        "--try", type=int, dest="tries", metavar="N", help="try the best N pieces that can be applied from outside"
+    )
+    tried.add_argument("--turns", type=int, metavar="N", help="of each trial at most; 3 to 100 (default: 6)")
+    tried.add_argument(
+        "--program", metavar="COMMAND", help="the program, where the run does not tell it: 'python train.py --steps 50'"
+    )
+    tried.add_argument("--history", action="store_true", help="show what was promised and gained by all trials here")
+    tried.add_argument("-q", "--quiet", action="store_true", help="show no progress")
     group = parser.add_argument_group("the model, where SOURCE is one")
     group.add_argument("--threads", type=options.rows, metavar="N", help="of the step (default: as it ran, or all)")
     group.add_argument("--batch", type=options.rows, metavar="N", help="samples in a step (default: 1)")
@@ -60,22 +83,78 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Ask, and show what is advised."""
+    """Ask, show what is advised, and try it if that is wanted."""
     from xsp import advise
-    from xsp.advise import text
+    from xsp.advise import asking, kept, text, tried
+    from xsp.device import machine
+    from xsp.run import Machine
 
-    with progress.shown(quiet=given.fill is None) as show:
-        settings = {**_settings(given), "progress": show}
-        found = advise.of(given.source, only=given.only, same_numbers=given.same_numbers, settings=settings)
-    if given.format == "json":
-        from xsp.evidence import advising, form
+    here = Machine.of(machine.describe())
+    if given.history:
+        progress.tell(tried.history(kept.history(here)))
+        return 0
+    if given.source is None:
+        raise UsageError("name a run, a trace or a model: xsp advise runs/demo")
+    with progress.shown(quiet=given.fill is None or given.quiet) as show:
+        asked = asking.asked_about(given.source, {**_settings(given), "progress": show})
+        plan = None if given.tries is None else _plan(given, asked)
+        found = advise.of(asked, only=given.only, same_numbers=given.same_numbers)
+    if given.format == "json" and plan is None:
+        progress.put(_as_json(given, found))
+        return 0
+    if given.format != "json":
+        line = kept.history(here).line
+        progress.tell(text.page(found, given.limit) + (f"\n\n{line}" if line else ""), flush=True)
+    return 0 if plan is None else _try(given, found, plan)
 
-        source = {"run": given.source, "name": found.name}
-        said = form.fitted(advising.of(found, source, limit=given.limit), form.MOST_BYTES_OF_A_FILE)
-        progress.put(json.dumps(said, indent=2, ensure_ascii=False) + "\n")
-    else:
-        progress.tell(text.page(found, given.limit))
-    return 0
+
+def _plan(given: argparse.Namespace, asked: Asked) -> Plan:
+    """Return what is to be tried, before anything is said that would have to wait for it."""
+    from xsp.advise import again, trying
+    from xsp.comparison import evidence
+
+    if asked.trace is None:
+        raise UsageError(f"--try needs a run: xsp profile {given.source}, and then xsp advise runs/NAME --try 3")
+    trying.chosen((), given.tries)
+    evidence.repeats(given.turns or trying.TURNS)
+    program = again.program(asked.trace.run, given.source, given.program)
+    trains = any(kind.training for kind in asked.trace.run.kinds)
+    return trying.Plan(program, again.place(Path(given.source)), trains, given.turns or trying.TURNS)
+
+
+def _try(given: argparse.Namespace, found: Advised, plan: Plan) -> int:
+    """Try the best pieces, and show each when it is finished; an interrupt leaves those that are."""
+    from xsp.advise import kept, tried, trying
+    from xsp.device import machine
+    from xsp.run import Machine
+
+    chosen = trying.chosen(found.advice, given.tries)
+    drawn = given.format == "table"
+    if drawn:
+        progress.tell("\n" + (tried.head() if chosen else "none of it can be applied from outside: nothing to try"))
+    code = 0
+    try:
+        with progress.shown(given.quiet) as show:
+            for each in trying.each(plan, chosen, show):
+                kept.keep(each, Machine.of(machine.describe()))
+                if drawn:
+                    progress.tell(tried.lines(each), flush=True)
+    except KeyboardInterrupt:
+        progress.warn(f"xsp: interrupted; {len(plan.tried)} of {len(chosen)} trials were finished and are kept")
+        code = INTERRUPTED
+    if not drawn:
+        progress.put(_as_json(given, found, tried=[kept.plain(each) for each in plan.tried]))
+    if plan.tried:
+        progress.warn(f"xsp: the runs are in {output.shown(plan.out)}; all trials: xsp advise --history")
+    return code
+
+
+def _as_json(given: argparse.Namespace, found: Advised, **more: Any) -> str:
+    """Return the form for machines, with what was tried where something was."""
+    from xsp.evidence import advising, form
+
+    said = advising.of(found, {"run": given.source, "name": found.name}, limit=given.limit)
+    return json.dumps(form.fitted({**said, **more}, form.MOST_BYTES_OF_A_FILE), indent=2, ensure_ascii=False) + "\n"
 
 
 def _settings(given: argparse.Namespace) -> dict[str, Any]:

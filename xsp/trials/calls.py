@@ -21,6 +21,7 @@ class ChannelsLast(Trial):
     """Weights of convolutions, and inputs of four and five dimensions, with the channels last in memory."""
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """See `Trial`."""
         import torch
 
         changed = kept = 0
@@ -53,6 +54,7 @@ class InferenceMode(Trial):
     inference_only = True
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """See `Trial`."""
         import torch
 
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
@@ -73,6 +75,7 @@ class Autocast(Trial):
             raise UsageError(f"autocast={value}: write autocast=bfloat16 or autocast=float16")
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """See `Trial`."""
         import torch
 
         held = next(iter(_tensors((args, dict(kwargs)))), None)
@@ -97,9 +100,12 @@ class Sdpa(Trial):
     def __init__(self, value: str = "") -> None:
         super().__init__(value)
         if value and value not in _BACKENDS:
-            raise UsageError(f"sdpa={value}: write sdpa, or the back end: {', '.join(f'sdpa={each}' for each in _BACKENDS)}")
+            raise UsageError(
+                f"sdpa={value}: write sdpa, or the back end: {', '.join(f'sdpa={each}' for each in _BACKENDS)}"
+            )
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """See `Trial`."""
         if self.value:
             from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -140,6 +146,7 @@ class Compile(Trial):
         self._lock = threading.Lock()
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """See `Trial`."""
         import torch
 
         if isinstance(module, torch._dynamo.OptimizedModule) or getattr(module, "_compiled_call_impl", None):

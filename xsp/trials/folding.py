@@ -29,6 +29,7 @@ class FoldBatchNorm(Trial):
         self._calls: dict[Any, int] = {}
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """See `Trial`."""
         import torch
 
         if module.training:
@@ -51,6 +52,7 @@ class FoldBatchNorm(Trial):
             self._pairs[norm] = layer
 
     def after(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """See `Trial`."""
         import torch
 
         for hook in self._hooks:

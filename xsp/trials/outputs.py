@@ -1,4 +1,4 @@
-"""What outermost calls returned, kept of two programs and compared: whether a trial changes results, and by how much."""
+"""What outermost calls returned, kept of two programs and compared: by how much a trial changes results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Outputs:
 
 
 def tensors(value: Any, exact: bool = False) -> list[Any]:
-    """Return the floating-point tensors of a result, in their order, as float64 unless they are asked for as they are."""
+    """Return the floating-point tensors of a result, in their order, as float64 unless `exact`."""
     import torch
 
     if isinstance(value, torch.Tensor):

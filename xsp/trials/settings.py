@@ -16,19 +16,22 @@ class Threads(Trial):
         self.threads = count("threads", value)
 
     def environment(self) -> Mapping[str, str]:
+        """See `Trial`."""
         return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
 
     def start(self) -> None:
+        """See `Trial`."""
         import torch
 
         torch.set_num_threads(self.threads)
-        torch.set_num_threads = self._ignored
+        torch.set_num_threads = self._ignored  # type: ignore[assignment]
         self.did(f"torch computes with {self.threads} threads")
 
     def _ignored(self, threads: int) -> None:
         self.did(f"the program's set_num_threads({threads}) is ignored")
 
     def was_so(self, facts: Mapping[str, Any]) -> str | None:
+        """See `Trial`."""
         return f"torch computed with {self.threads} threads before" if facts.get("threads") == self.threads else None
 
 
@@ -40,13 +43,15 @@ class Interop(Trial):
         self.threads = count("interop", value)
 
     def start(self) -> None:
+        """See `Trial`."""
         import torch
 
         torch.set_num_interop_threads(self.threads)
-        torch.set_num_interop_threads = lambda threads: None
+        torch.set_num_interop_threads = lambda nthreads: None
         self.did(f"up to {self.threads} operators at once")
 
     def was_so(self, facts: Mapping[str, Any]) -> str | None:
+        """See `Trial`."""
         same = facts.get("interop") == self.threads
         return f"torch ran up to {self.threads} operators at once before" if same else None
 
@@ -59,12 +64,14 @@ class OneDnn(Trial):
         only_on("onednn", value)
 
     def start(self) -> None:
+        """See `Trial`."""
         import torch
 
         if not torch.backends.mkldnn.is_available():
             self.not_for("this torch has no oneDNN")
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """See `Trial`."""
         import torch
 
         if not torch.backends.mkldnn.is_available():
@@ -80,6 +87,7 @@ class OneDnn(Trial):
             self.did("oneDNN is switched on")
 
     def was_so(self, facts: Mapping[str, Any]) -> str | None:
+        """See `Trial`."""
         return "oneDNN was on before" if facts.get("onednn") else None
 
 
@@ -93,6 +101,7 @@ class Tf32(Trial):
         only_on("tf32", value)
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """See `Trial`."""
         import torch
 
         if not torch.cuda.is_available():
@@ -103,6 +112,7 @@ class Tf32(Trial):
         self.did("TF32 is allowed")
 
     def was_so(self, facts: Mapping[str, Any]) -> str | None:
+        """See `Trial`."""
         return "TF32 was allowed before" if facts.get("matmul_precision") in ("high", "medium") else None
 
 
@@ -114,6 +124,7 @@ class CudnnBenchmark(Trial):
         only_on("cudnn_benchmark", value)
 
     def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """See `Trial`."""
         import torch
 
         if not torch.backends.cudnn.is_available() or not torch.cuda.is_available():
@@ -123,6 +134,7 @@ class CudnnBenchmark(Trial):
         self.did("cuDNN chooses by timing")
 
     def was_so(self, facts: Mapping[str, Any]) -> str | None:
+        """See `Trial`."""
         return "cuDNN chose by timing before" if facts.get("cudnn_benchmark") else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any
+from typing import Any, ClassVar
 
 from xsp.trials.trial import Trial, count
 
@@ -12,9 +12,10 @@ from xsp.trials.trial import Trial, count
 class _OfOptimizers(Trial):
     """A switch of torch's optimizers, set before the first step of each."""
 
-    wanted: dict[str, bool | None]
+    wanted: ClassVar[dict[str, bool | None]] = {}
 
     def start(self) -> None:
+        """See `Trial`."""
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         self.not_for("no optimizer of torch's stepped")
@@ -46,13 +47,13 @@ class _OfOptimizers(Trial):
 class FusedOptimizer(_OfOptimizers):
     """torch's optimizers with one fused kernel for all parameters."""
 
-    wanted = {"fused": True, "foreach": False}
+    wanted: ClassVar[dict[str, bool | None]] = {"fused": True, "foreach": False}
 
 
 class Foreach(_OfOptimizers):
     """torch's optimizers with operators over lists of parameters."""
 
-    wanted = {"foreach": True, "fused": None}
+    wanted: ClassVar[dict[str, bool | None]] = {"foreach": True, "fused": None}
 
 
 class Workers(Trial):
@@ -63,6 +64,7 @@ class Workers(Trial):
         self.workers = count("num_workers", value)
 
     def start(self) -> None:
+        """See `Trial`."""
         from torch.utils.data import DataLoader
 
         self.not_for("no data loader was made that has no workers")
@@ -78,4 +80,4 @@ class Workers(Trial):
                 self.did(f"a data loader with {self.workers} workers")
             original(*given.args, **given.kwargs)
 
-        DataLoader.__init__ = init  # type: ignore[method-assign]
+        DataLoader.__init__ = init  # type: ignore[method-assign, assignment]

@@ -1,0 +1,256 @@
+"""Advice is tried: which program, which pieces, what is said and what is kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xsp.advise import Advice, Interval, again, kept, tried, trying
+from xsp.advise.trying import FAILED, NOT_APPLICABLE, TRIED, Plan, Tried
+from xsp.comparison import turns
+from xsp.comparison.commands import Program
+from xsp.errors import ProgramError, UsageError
+from xsp.run import Machine, Run
+
+HERE = Machine.of({"cpu": "a processor", "cores": 2, "packages": {"torch": "2.0"}})
+
+
+def piece(trial: str | None, gain: float = 2.0, **more: Any) -> Advice:
+    given = {"question": "q", "what": "w", "where": (), "at_most": False, "of_step_percent": 10 * gain, "why": ()}
+    return Advice(**{**given, "gain": Interval(gain / 2, gain, 2 * gain), "do": "d", "trial": trial, **more})
+
+
+def measured(gain: float, trial: str = "threads=2", **more: Any) -> Tried:
+    real = Interval(gain - 1, gain, gain + 1)
+    return Tried(piece(trial, **more), TRIED, before_ms=10.0, after_ms=10.0 - gain, real=real, turns=4)
+
+
+# --- the program of a run -------------------------------------------------------------------------------------------
+
+
+def test_a_run_tells_its_program_and_its_file_is_found_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "deep" / "er" / "own.py").touch()
+    run = Run.of({"typed": ["run", "--step", "fit", "own.py", "--epochs", "2"]})
+    assert again.program(run, "runs/r").args == ("--step", "fit", "deep/er/own.py", "--epochs", "2")
+    model = Run.of({"typed": ["profile", "own.py:build", "--batch", "8"]})
+    assert again.program(model, "runs/r").args == ("deep/er/own.py:build", "--batch", "8")
+    named = Run.of({"typed": ["profile", "torchvision:resnet18", "--batch", "8"]})
+    assert again.program(named, "runs/r").verb == "profile"
+    module = Run.of({"typed": ["run", "-m", "pkg.train"]})
+    assert again.program(module, "runs/r").args == ("-m", "pkg.train")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"typed": ["run", "train.py", "***"]}, "not kept"),
+        ({"typed": ["run", "gone.py"]}, "not found"),
+        ({}, "does not tell"),
+        ({"kind": "ranks", "typed": ["run", "train.py"]}, "several ranks"),
+    ],
+)
+def test_a_run_that_does_not_tell_its_program_says_what_to_type(
+    content: dict[str, Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=reason) as raised:
+        again.program(Run.of(content), "runs/r 1")
+    assert "xsp advise 'runs/r 1' --try 3 --program 'python train.py'" in str(raised.value)
+    assert again.program(Run.of(content), "runs/r", "python other.py").args == ("other.py",)
+
+
+def test_two_files_of_one_name_are_not_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own.py").touch()
+    with pytest.raises(UsageError, match=r"2 of them: a/own.py, b/own.py"):
+        again.program(Run.of({"typed": ["run", "own.py"]}), "r")
+
+
+def test_a_program_under_a_trial_has_its_variables_and_a_process_that_applies_it(tmp_path: Path) -> None:
+    made = again.under(again.program(Run.of({}), "r", "python train.py"), "threads=2")
+    words = made.command(tmp_path / "b-01", "M", 1)
+    assert dict(made.settings)["OMP_NUM_THREADS"] == "2"
+    told = json.loads(words[words.index("-c") + 2])
+    assert told["trial"] == "threads=2"
+    assert told["report"] == str(tmp_path / "output" / "b-01.json")
+    assert words[words.index("-c") + 3] == "run"
+
+
+# --- which are tried, and what comes of them ------------------------------------------------------------------------
+
+
+def test_the_best_that_can_be_tried_are_and_each_trial_once() -> None:
+    advice = [piece(None), piece("compile"), piece("compile", 1.0), piece("threads=2"), piece("sdpa")]
+    assert [each.trial for each in trying.chosen(advice, 2)] == ["compile", "threads=2"]
+    assert trying.chosen(advice, 2)[0].gain.value == 2.0
+    with pytest.raises(UsageError, match="--try 0"):
+        trying.chosen(advice, 0)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return Plan(Program("train.py", ("python",), "run", ("train.py",)), tmp_path, turns=3)
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, report: dict[str, Any], error: Exception | None = None) -> list[str]:
+    """Let turns run nothing: the first one leaves reports, then the second one begins."""
+    ran: list[str] = []
+
+    def take(sides: Any, taken: turns.Turns, levels: str, progress: Any, **more: Any) -> None:
+        ran.append(sides[1].program.trial)
+        if error is not None:
+            raise error
+        for side, list_ in zip("ab", (taken.a, taken.b), strict=True):
+            list_.append(taken.out / f"{side}-01")
+            again.report(list_[0]).parent.mkdir(parents=True, exist_ok=True)
+            again.report(list_[0]).write_text(json.dumps(report if side == "b" else {"facts": {"threads": 2}}))
+        progress("turn 2", 2, 6)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(turns, "take", take)
+    return ran
+
+
+def run(plan: Plan, *trials: str) -> list[Tried]:
+    return list(trying.each(plan, [piece(trial) for trial in trials], lambda *_: None))
+
+
+def test_what_changes_nothing_ends_after_the_first_turn_and_is_no_gain_of_zero(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(monkeypatch, {"applied": [], "reasons": ["Net: no convolutions"], "modules": ["Net"]})
+    found, same = run(plan, "channels_last", "threads=2")
+    assert (found.outcome, found.reason, found.real) == (NOT_APPLICABLE, "Net: no convolutions", None)
+    assert same.reason == "torch computed with 2 threads before"
+    fake(monkeypatch, {"applied": [], "modules": []})
+    assert run(plan, "channels_last")[0].reason == "no module of torch was called"
+
+
+def test_what_is_for_inference_is_not_run_where_the_program_trains(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = fake(monkeypatch, {})
+    found = run(replace(plan, trains=True), "inference_mode", "no-such-trial")
+    assert [each.outcome for each in found] == [NOT_APPLICABLE] * 2
+    assert ran == []
+
+
+def test_a_program_that_fails_under_a_trial_is_one_line_and_the_others_go_on(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "'train.py (sdpa)' ended with exit code 1; the end of what it printed (x):\n  Traceback\n  ValueError: no"
+    ran = fake(monkeypatch, {}, ProgramError(said))
+    found = run(plan, "sdpa", "sdpa")
+    assert (found[0].outcome, found[0].reason) == (FAILED, "the program ended with exit code 1: ValueError: no")
+    assert ran == ["sdpa", "sdpa"]
+    fake(monkeypatch, {}, ProgramError("'train.py' ended with exit code 1; it printed nothing"))
+    with pytest.raises(ProgramError):
+        run(plan, "sdpa")
+
+
+def test_an_interrupt_keeps_the_trials_that_are_finished(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one(plan: Plan, piece: Advice, progress: Any) -> Tried:
+        if piece.trial == "sdpa":
+            raise KeyboardInterrupt
+        return measured(1.0)
+
+    monkeypatch.setattr(trying, "_tried", one)
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, "compile", "sdpa", "threads=2")
+    assert len(plan.tried) == 1
+
+
+# --- what is said and kept ------------------------------------------------------------------------------------------
+
+
+def test_gains_are_held_against_promises_as_shares_of_the_step() -> None:
+    found = measured(1.5)
+    assert found.real_percent == pytest.approx(15)
+    assert found.off_percent == pytest.approx(25)
+    assert measured(1.5, at_most=True).off_percent is None
+    assert found.came_true is True
+    assert measured(-1.5).came_true is False
+    assert Tried(piece("sdpa"), FAILED, "why").came_true is None
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "kept"
+
+
+def test_history_counts_what_was_measured_on_this_machine(folder: Path) -> None:
+    assert kept.history(HERE, folder).line is None
+    for found in (measured(1.5), measured(3.0), measured(-1.0), measured(2.0, at_most=True)):
+        kept.keep(found, HERE, folder)
+    kept.keep(Tried(piece("sdpa"), NOT_APPLICABLE, "no switch"), HERE, folder)
+    kept.keep(Tried(piece("compile"), FAILED, "ended"), HERE, folder)
+    kept.keep(measured(9.0), Machine.of({"cpu": "another", "cores": 2}), folder)
+    (folder / "1-damaged.json").write_text("{")
+    (folder / "2-other.json").write_text("[]")
+    found = kept.history(HERE, folder)
+    assert (found.tried, found.came_true, found.expected, found.median_off_percent) == (4, 3, 3, pytest.approx(50))
+    assert (found.not_applicable, found.failed, found.elsewhere, found.damaged) == (1, 1, 1, 2)
+    assert found.line == (
+        "4 pieces of advice were tried on this machine, 3 made the step faster; median error 50 % of the promise over 3"
+    )
+    assert all(len(line) < 80 for line in tried.history(found).splitlines())
+
+
+def test_what_was_tried_fits_a_terminal_and_says_what_became_of_results() -> None:
+    rows = [
+        tried.head(),
+        tried.lines(measured(2.5)),
+        tried.lines(replace(measured(0.5, at_most=True), results="the same results", applied=("x" * 90,))),
+        tried.lines(measured(-3.0)),
+        tried.lines(Tried(piece("sdpa"), NOT_APPLICABLE, "its attention has no switch")),
+    ]
+    assert all(len(line) < 80 for row in rows for line in row.splitlines())
+    assert "2.5 [1.5 … 3.5] ms 25 %" in rows[1]
+    assert "not certain" in rows[2]
+    assert "slower" in rows[3]
+    assert "not applicable" in rows[4]
+
+
+@pytest.mark.slow
+def test_a_program_is_tried_without_and_with_what_is_advised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    from xsp import cli
+    from xsp.advise import asking
+
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "torch.backends.mkldnn.enabled = False\n"
+        "model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16)).eval()\n"
+        "images = torch.rand(1, 3, 32, 32)\n"
+        "for _ in range(30):\n    model(images)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(kept.VARIABLE, str(tmp_path / "kept"))
+    run = again.under(again.program(Run.of({}), "r", "python own.py"), "").command(tmp_path / "r", "M/L", 0)
+    (tmp_path / "output").mkdir()
+    import subprocess
+
+    subprocess.run(run, check=True, timeout=300)
+    advice = [piece("fold_batch_norm"), piece("onednn=on"), piece("channels_last+threads=1"), piece("compile=no")]
+
+    def of(asked: Any, **_: Any) -> Any:
+        return asking.Advised("own", None, tuple(advice), (), {}, {})
+
+    monkeypatch.setattr("xsp.advise.of", of)
+    assert cli.main(["advise", "r", "--try", "4", "--turns", "3", "-q"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "BatchNorm" not in said
+    assert said.count("the same results") == 3
+    assert "1 batch norms folded" in said
+    assert "oneDNN is switched on" in said
+    assert "not applicable" in said
+    assert cli.main(["advise", "--history"]) == 0
+    assert "3 pieces of advice were tried" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,242 @@
+"""What each trial changes of a program, and when it says that it changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xsp.errors import UsageError
+from xsp.trials import child, outputs
+from xsp.trials.calls import Autocast, ChannelsLast, InferenceMode, Sdpa
+from xsp.trials.folding import FoldBatchNorm
+from xsp.trials.settings import OneDnn, Threads, facts
+from xsp.trials.training import Foreach, FusedOptimizer, Workers
+from xsp.trials.trial import Trial, named, names
+
+torch = pytest.importorskip("torch")
+
+
+def network() -> Any:
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)]
+    found = torch.nn.Sequential(*layers, torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(4 * 12 * 12, 5))
+    for _ in range(3):
+        found(torch.randn(4, 3, 16, 16) + 1)  # batch norm that is not the identity
+    return found.eval()
+
+
+IMAGES = torch.rand(2, 3, 16, 16)
+
+
+def tried(trial: Trial, module: Any, *args: Any) -> Any:
+    """Apply a trial as a child does, and return what the second call returns."""
+    trial.before(module, args, {})
+    module(*args)
+    trial.after(module, args, {})
+    return module(*args)
+
+
+def test_every_name_is_that_of_a_trial_and_other_names_and_values_are_refused() -> None:
+    valued = {"threads": "2", "interop": "2", "num_workers": "1"}
+    for name in names():
+        assert isinstance(named(f"{name}={valued[name]}" if name in valued else name)[0], Trial)
+    assert [type(each).__name__ for each in named("channels_last+threads=2")] == ["ChannelsLast", "Threads"]
+    for wrong in ("channel_last", "threads", "threads=x", "autocast=int8", "onednn=off", "sdpa=fast", ""):
+        with pytest.raises(UsageError):
+            named(wrong)
+
+
+def test_channels_last_changes_convolutions_and_inputs_and_keeps_results() -> None:
+    module, trial = network(), ChannelsLast()
+    wanted = module(IMAGES)
+    found = tried(trial, module, IMAGES)
+    assert torch.allclose(found, wanted, atol=1e-5)
+    assert module[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert list(trial.applied) == ["Sequential: 2 weights and 1 inputs with the channels last"]
+
+
+def test_channels_last_is_for_nothing_where_there_is_no_convolution_or_all_is_so() -> None:
+    trial = ChannelsLast()
+    tried(trial, torch.nn.Linear(3, 3), torch.rand(2, 3))
+    assert not trial.applied
+    assert "no convolutions" in next(iter(trial.reasons))
+    again = ChannelsLast()
+    last = IMAGES.contiguous(memory_format=torch.channels_last)
+    tried(again, network().to(memory_format=torch.channels_last), last)
+    assert not again.applied
+    assert "so already" in next(iter(again.reasons))
+
+
+def test_batch_norm_is_folded_into_the_layer_that_it_follows_and_results_stay() -> None:
+    module, trial = network(), FoldBatchNorm()
+    wanted = module(IMAGES)
+    found = tried(trial, module, IMAGES)
+    assert torch.allclose(found, wanted, atol=1e-5)
+    assert list(trial.applied) == ["Sequential: 2 batch norms folded"]
+    assert sum(isinstance(each, torch.nn.BatchNorm2d) for each in module.modules()) == 0
+
+
+def test_what_another_layer_reads_too_is_not_folded() -> None:
+    class Reads(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, x: Any) -> Any:
+            before = self.inner[0](x)
+            return before + self.inner[1](before)
+
+    module, trial = Reads().eval(), FoldBatchNorm()
+    wanted = module(IMAGES)
+    assert torch.equal(tried(trial, module, IMAGES), wanted)
+    assert not trial.applied
+    assert "all is back" in next(iter(trial.reasons))
+
+
+def test_batch_norm_of_training_stays() -> None:
+    trial = FoldBatchNorm()
+    tried(trial, network().train(), IMAGES)
+    assert not trial.applied
+    assert "training" in next(iter(trial.reasons))
+
+
+def test_inference_mode_surrounds_the_calls_and_an_error_in_one_leaves_none_open() -> None:
+    module, trial = network(), InferenceMode()
+    assert tried(trial, module, IMAGES).is_inference()
+    with pytest.raises(RuntimeError):
+        module(torch.rand(2, 5, 16, 16))
+    assert not torch.is_inference_mode_enabled()
+    assert copy.deepcopy(module)(IMAGES).is_inference()
+    off = InferenceMode()
+    with torch.no_grad():
+        tried(off, network(), IMAGES)
+    assert not off.applied
+
+
+def test_autocast_computes_in_its_type() -> None:
+    assert tried(Autocast("bfloat16"), network(), IMAGES).dtype == torch.bfloat16
+
+
+def test_attention_that_has_no_switch_is_said_to_have_none() -> None:
+    trial = Sdpa()
+    tried(trial, network(), IMAGES)
+    assert not trial.applied
+    assert "no switch" in next(iter(trial.reasons))
+
+
+def test_threads_stay_whatever_the_program_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, whole = torch.get_num_threads(), torch.set_num_threads
+    monkeypatch.setattr(torch, "set_num_threads", whole)
+    try:
+        trial = Threads("1")
+        trial.start()
+        torch.set_num_threads(3)
+        assert torch.get_num_threads() == 1
+        assert "the program's set_num_threads(3) is ignored" in trial.applied
+        assert trial.was_so(facts())
+    finally:
+        whole(before)
+
+
+def test_onednn_is_switched_on_again_in_each_call() -> None:
+    module, trial = network(), OneDnn("on")
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    try:
+        torch._C._set_mkldnn_enabled(False)
+        assert trial.was_so(facts()) is None
+        trial.before(module, (IMAGES,), {})
+        torch._C._set_mkldnn_enabled(False)
+        module(IMAGES)
+        assert torch._C._get_mkldnn_enabled()
+        assert trial.applied
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+
+
+@pytest.mark.parametrize(("made", "switch"), [(Foreach, "foreach"), (FusedOptimizer, "fused")])
+def test_an_optimizer_of_torchs_is_switched_before_its_first_step(made: Any, switch: str) -> None:
+    from torch.optim import optimizer as module
+
+    hooks = dict(module._global_optimizer_pre_hooks)
+    trial = made()
+    trial.start()
+    try:
+        assert trial.reasons
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.AdamW([weight], lr=0.1)
+        weight.sum().backward()
+        optimizer.step()
+        assert optimizer.param_groups[0][switch]
+        assert list(trial.applied) == [f"AdamW: {switch}=True"]
+        assert not trial.reasons
+    finally:
+        module._global_optimizer_pre_hooks.clear()
+        module._global_optimizer_pre_hooks.update(hooks)
+
+
+def test_data_loaders_without_workers_get_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils.data import DataLoader
+
+    monkeypatch.setattr(DataLoader, "__init__", DataLoader.__init__)
+    trial = Workers("2")
+    trial.start()
+    assert DataLoader([1, 2, 3], 1).num_workers == 2
+    assert DataLoader([1, 2, 3], batch_size=1, num_workers=1).num_workers == 1
+    assert list(trial.applied) == ["a data loader with 2 workers"]
+
+
+# --- the process ----------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import json, sys, torch
+from xsp.trials import child
+with child.begun(sys.argv[1]):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
+    value = torch.rand(2, 4)
+    for _ in range(4):
+        found = model(value)
+    print(found.is_inference(), torch.nn.Module.__call__.__name__)
+    if {fails}: raise SystemExit(3)
+"""
+
+
+def in_a_process(trial: str, report: Path, fails: bool = False) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM.replace("{fails}", str(fails)), child.told(trial, report)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_a_process_says_what_was_changed_and_keeps_its_results_also_where_the_program_ends_early(
+    tmp_path: Path,
+) -> None:
+    without, under = tmp_path / "a.json", tmp_path / "b.json"
+    assert in_a_process("", without).stdout.split()[0] == "False"
+    done = in_a_process("inference_mode", under, fails=True)
+    assert done.returncode == 3
+    assert done.stdout.split()[0] == "True"
+    found = json.loads(under.read_text())
+    assert found["applied"] == ["Sequential: called in inference mode"]
+    assert found["modules"] == ["Sequential"]
+    assert json.loads(without.read_text())["facts"]["gradients"] is True
+    assert outputs.error(without, under) == (0.0, True, "")
+
+
+def test_results_are_compared_by_their_largest_value(tmp_path: Path) -> None:
+    def kept(name: str, values: list[float], kind: str = "torch.float32") -> Path:
+        tensors = [{"type": kind, "shape": [len(values)], "values": values}]
+        (tmp_path / name).write_text(json.dumps({"outputs": {"Net 1": [{"tensors": tensors}]}}))
+        return tmp_path / name
+
+    one = kept("one", [1.0, -4.0])
+    assert outputs.error(one, kept("b", [1.0, -4.00001])) == (pytest.approx(2.5e-6), True, "")
+    assert outputs.error(one, kept("c", [1.4, -4.0])) == (pytest.approx(0.1), False, "")
+    assert outputs.error(one, kept("d", [float("nan"), -4.0]))[1] is False
+    assert outputs.error(one, kept("e", [1.0]))[0] is None
+    (tmp_path / "none").write_text("{}")
+    assert outputs.error(one, tmp_path / "none")[2] == "no outermost module returned a tensor"

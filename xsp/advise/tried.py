@@ -1,0 +1,80 @@
+"""What was tried, as lines: what was promised beside what it gained, and how good advice has been here."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from xsp.advise.advice import Interval
+from xsp.advise.kept import History
+from xsp.advise.text import WIDTH, duration
+from xsp.advise.trying import TRIED, Tried
+from xsp.scrub import plain
+
+MOST_ROWS = 20
+
+
+def head() -> str:
+    """Return the line above the trials."""
+    return "tried, without and with it in turns:\n" + _row("trial", "promised", "gained [95 %]", "turns")
+
+
+def lines(found: Tried) -> str:
+    """Return a trial: a row, and what became of results and what was changed."""
+    promised = f"{'≤ ' if found.advice.at_most else ''}{duration(found.advice.gain.value)}"
+    promised += f" {found.advice.of_step_percent:.0f} %"
+    if found.outcome != TRIED or found.real is None:
+        said = [_row(plain(found.trial), promised, found.outcome, found.turns or "")]
+        return "\n".join([*said, *_under(found.reason)])
+    gained = f"{_interval(found.real)} {found.real_percent or 0:.0f} %"
+    told = [found.results] if found.results else []
+    if found.real.low <= 0 <= found.real.high:
+        told.insert(0, "whether it gains is not certain: more turns tell, --turns 20")
+    elif found.real.high < 0:
+        told.insert(0, "it makes the step slower: do not do it")
+    said = [_row(plain(found.trial), promised, gained, found.turns)]
+    return "\n".join([*said, *_under("; ".join([*told, *found.applied[:2]]))])
+
+
+def history(found: History) -> str:
+    """Return how good advice has been here, and each trial."""
+    if not found.rows:
+        return "no advice was tried on this machine: xsp advise RUN --try 3"
+    others = [("were not applicable", found.not_applicable), ("failed", found.failed)]
+    first = found.line or "no piece of advice that was tried here could be measured"
+    first += "".join(f"; {count} {what}" for what, count in others if count)
+    said = textwrap.wrap(first, WIDTH)
+    said += ["", _row("trial", "promised", "gained", "error")]
+    for row in found.rows[:MOST_ROWS]:
+        said.append(_kept(row))
+    rest = len(found.rows) - MOST_ROWS
+    said += [f"and {rest} more"] if rest > 0 else []
+    said += [f"{found.elsewhere} of other machines do not count"] if found.elsewhere else []
+    said += [f"{found.damaged} files of trials are damaged and left out"] if found.damaged else []
+    return "\n".join(said)
+
+
+def _kept(row: dict[str, object]) -> str:
+    def percent(name: str) -> str:
+        value = row.get(name)
+        return f"{value:.0f} %" if isinstance(value, (int, float)) else ""
+
+    promised = f"{'≤ ' if row.get('at_most') else ''}{percent('promised_percent')} of a step"
+    gained = percent("real_percent") or str(row.get("outcome"))
+    return _row(plain(str(row["trial"]))[:25], promised, plain(gained), percent("off_percent"))
+
+
+def _interval(gain: Interval) -> str:
+    """Return a gain with its interval, and one unit for all three."""
+    most = max(map(abs, (gain.low, gain.value, gain.high)))
+    factor, unit = (1e-3, "s") if most >= 1e3 else (1.0, "ms") if most >= 1 else (1e3, "µs")
+    value, low, high = (f"{each * factor:.3g}" for each in (gain.value, gain.low, gain.high))
+    return f"{value} [{low} … {high}] {unit}"
+
+
+def _row(trial: str, promised: str, gained: str, last: object) -> str:
+    return f"{trial:<25} {promised:<17} {gained:<29} {last!s:>5}".rstrip()
+
+
+def _under(text: str) -> Sequence[str]:
+    return textwrap.wrap(plain(text), WIDTH, initial_indent="   ", subsequent_indent="   ") if text else ()
