@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from xsp.comparison import evidence
-from xsp.comparison.evidence import ALPHA, BY_RANKS, BY_YUEN, NO_EVIDENCE, RUNS, SLOWER, STEPS, Repeats
+from xsp.comparison.evidence import ALPHA, BY_PAIRS, BY_RANKS, BY_YUEN, NO_EVIDENCE, RUNS, SLOWER, STEPS, Repeats
 from xsp.comparison.series import Series, figure
 
 STEPS_OF_A_RUN = 12
@@ -162,6 +162,25 @@ def test_of_one_program_in_turns_at_most_one_course_in_twenty_finds_a_change_in_
     found, turns = courses(600, most, 0.0, quiet)
     assert 0.005 <= found <= 0.065
     assert turns > 0.9 * most
+
+
+def test_in_turns_a_change_is_found_on_a_machine_that_drifts() -> None:
+    """What slows both runs of a turn is in no difference within turns; for the test of all runs it is noise."""
+    how, found, by_all = evidence.repeats(10), 0, 0
+    for seed in range(200):
+        draw = random.Random(seed)
+        slow = [1 + draw.gauss(0, 0.08) for _ in range(10)]
+        a = [each * told(draw, quiet) for each in slow]
+        b = [each * told(draw, quiet, 0.05) for each in slow]
+        found += verdict(how, a, b) == SLOWER
+        by_all += verdict(RUNS, a, b) == SLOWER
+    assert found / 200 > 0.5 > 0.3 > by_all / 200
+    assert how.evidence(a, b).test == BY_PAIRS
+
+
+def test_turns_of_which_one_lacks_a_run_are_tested_without_pairs() -> None:
+    a, b = [1.0, 1.01, 0.99, 1.02], [1.2, 1.21, 1.19]
+    assert evidence.repeats(5).evidence(a, b).test == BY_YUEN
 
 
 @pytest.mark.parametrize(("noise", "drift"), [(disturbed, 0.0), (quiet, 0.02)])
