@@ -99,3 +99,11 @@ def test_a_source_that_is_none_is_one_clear_line(source: str, capsys: pytest.Cap
     said = capsys.readouterr().err
     assert said.startswith("xsp: error: ")
     assert said.count("\n") == 1
+
+
+def test_two_questions_of_one_name_are_refused(asked: Asked) -> None:
+    def other(asked: Asked) -> Iterator[Advice]:
+        yield from ()
+
+    with pytest.raises(UsageError, match="'small' already"):
+        advise.question("small", "another")(other)

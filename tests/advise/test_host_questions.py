@@ -182,9 +182,9 @@ def test_gradients_that_nobody_uses_are_said_where_no_backward_pass_follows() ->
 
 
 def test_more_threads_than_cores_are_a_bound() -> None:
-    (piece,) = asked(PLAIN, "threads", machine={"torch_threads": 8, "cores": 2})
+    (piece,) = asked(PLAIN, "oversubscription", machine={"torch_threads": 8, "cores": 2})
     assert (piece.what, piece.trial, piece.at_most) == ("8 threads compute on 2 cores", "threads=2", True)
-    assert asked(PLAIN, "threads", machine={"torch_threads": 2, "cores": 2}) == []
+    assert asked(PLAIN, "oversubscription", machine={"torch_threads": 2, "cores": 2}) == []
 
 
 def test_what_a_trace_does_not_tell_is_said_with_what_to_type() -> None:

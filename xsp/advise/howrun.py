@@ -62,8 +62,8 @@ def _is_training(asked: Asked) -> bool:
     return kind is not None and bool(kind.get("training"))
 
 
-@question("threads", "Are there more threads than cores?", number="Q2")
-def threads(asked: Asked) -> Iterator[Advice]:
+@question("oversubscription", "Are there more threads than cores?", number="Q2")
+def oversubscription(asked: Asked) -> Iterator[Advice]:
     """Threads of PyTorch against the cores that the program may use; more of them wait for each other."""
     trace = asked.traced
     count, cores = trace.run.machine.get("torch_threads"), trace.run.machine.cores
@@ -76,7 +76,7 @@ def threads(asked: Asked) -> Iterator[Advice]:
     ms = min(whole, sum(each.ns for each in outer) / 1e6)
     ends = calls.ends(asked, outer)
     yield Advice(
-        "threads",
+        "oversubscription",
         f"{count} threads compute on {cores} core{'s' * (cores > 1)}",
         (),
         calls.interval(ms, ends).within(whole),

@@ -65,12 +65,17 @@ def question(
 
     def make(function: Answerer) -> Question:
         known = QUESTIONS.get(name)
-        if known is not None and known.function.__qualname__ != function.__qualname__:
+        if known is not None and _named(known.function) != _named(function):
             raise UsageError(f"there is a question {name!r} already")
         QUESTIONS[name] = made = Question(name, title, needs, function, number)
         return made
 
     return make
+
+
+def _named(function: Answerer) -> tuple[str, str]:
+    """Return where a function stands: one that is made again, as its module is loaded anew, takes its own place."""
+    return function.__module__, function.__qualname__
 
 
 def provides(name: str) -> Callable[[Callable[[Asked], Any]], Callable[[Asked], Any]]:
