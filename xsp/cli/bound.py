@@ -7,6 +7,7 @@ examples:
   xsp bound torchvision:resnet50                    from the timings that there are
   xsp bound torchvision:resnet50 --fill 60s         and times what is missing first
   xsp bound timm:vit_tiny_patch16_224 --batch 8 --train
+  xsp bound timm:vit_tiny_patch16_224 --train --phases      what each layer takes, and its gradients
   xsp bound runs/demo                               joined with its trace, layer by layer
   xsp bound model.onnx --run runs/mine              a graph, held against a run of it
   xsp bound trace.json.gz --device H100             ceilings of a device, for another profiler's trace
@@ -22,10 +23,13 @@ import argparse
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xsp.cli import options, progress
 from xsp.errors import UsageError
+
+if TYPE_CHECKING:
+    from xsp.bound import Bound
 
 SUMMARY = "what a step costs at least, and why it costs more"
 
@@ -74,6 +78,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--curve",
         action="store_true",
         help="the step from blocks of 1 to 16 calls: time, error against a run, best cover",
+    )
+    parser.add_argument(
+        "--phases",
+        action="store_true",
+        help="of a training step: forward, backward and update, in all and of each layer, with its gradients",
     )
     parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: in the user's cache)")
     parser.add_argument(
@@ -125,6 +134,8 @@ def run(given: argparse.Namespace) -> int:
         raise UsageError("--measure and --skew are of curves of a language model: --decode 64:1024")
     if given.like is not None and given.device is not None:
         raise UsageError("--like is of timings, of which --device has none: give one of both")
+    if given.curve and given.phases:
+        raise UsageError("--curve and --phases are two tables: give one of both")
     if given.curve:
         return _curve(given)
     with progress.shown(quiet=given.fill is None) as show:
@@ -136,6 +147,8 @@ def run(given: argparse.Namespace) -> int:
             progress=show,
             **_of_step(given),
         )
+    if given.phases:
+        return _phases(given, found)
     if given.html is not None:
         html.write_sections(given.html, f"What {found.graph.name} costs at least", [section.section(found)])
     section.keep(found, given.run or given.source)
@@ -143,6 +156,20 @@ def run(given: argparse.Namespace) -> int:
         progress.put(json.dumps(text.as_json(found), indent=2) + "\n")
     else:
         progress.tell(text.page(found, given.source, given.partial))
+    return 0
+
+
+def _phases(given: argparse.Namespace, found: Bound) -> int:
+    """Show a training step by its phases and layers."""
+    from xsp.bound import phases, phasestext
+
+    if given.html is not None:
+        raise UsageError("--phases prints tables, or --format json: omit --html")
+    training = phases.of(found)
+    if given.format == "json":
+        progress.put(json.dumps(phasestext.as_json(training), indent=2) + "\n")
+    else:
+        progress.tell(phasestext.page(training, given.source))
     return 0
 
 
@@ -194,7 +221,7 @@ def _language(given: argparse.Namespace) -> int:
     asked = [each for each in (given.decode, given.prefill) if each is not None]
     if len(asked) > 1:
         raise UsageError("--decode A:B has the curves of both steps: omit --prefill")
-    others = ("run", "construct", "curve", "train", "input")
+    others = ("run", "construct", "curve", "phases", "train", "input")
     typed = [f"--{name}" for name in others if getattr(given, name)]
     if typed:
         raise UsageError(f"{', '.join(typed)}: not with the curves of a language model")

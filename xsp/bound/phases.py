@@ -1,0 +1,246 @@
+"""A training step by its phases and layers: what forward, backward and update take, and which gradients they make.
+
+A layer is a module with calls of its own. Its update is found through memory: a parameter is the layer's whose forward
+call reads it first, and what an optimizer keeps for the parameter (a momentum, a mean of squares) stands at the same
+place of the lists of a `_foreach_` or fused call, or in the same call. A call on lists is shared out by the bytes of
+each parameter. What belongs to no layer is named so, and is not spread over the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from xsp.bound import totals
+from xsp.bound.ladder import Bound, Rung
+from xsp.bound.totals import Figure
+from xsp.errors import GraphError
+from xsp.graph import paths
+from xsp.graph.node import Graph, KnownBy, Node, Phase, Role, Tensor
+
+OUTERMOST = "(outermost module)"
+NO_LAYER = "(no layer)"
+
+RUNGS = (Rung.IN_PLACE, Rung.AS_RUN, Rung.CEILING)
+"""From which times are taken: of the run, else of timings, else the ceilings."""
+
+
+@dataclass(frozen=True)
+class PhaseTotal:
+    """One phase on one rung. Times are nanoseconds; None where a call has no figure."""
+
+    phase: Phase
+    calls: int
+    known: int
+    """Calls that have a figure."""
+
+    ns: float | None
+    half_ns: float | None
+    path_ns: float | None
+    """The longest path over data within it; None where data flow or a figure is unknown."""
+
+    @property
+    def off_path_ns(self) -> float | None:
+        """What could overlap with the longest path, on processors without limit: weight gradients, in backward."""
+        return None if self.ns is None or self.path_ns is None else max(0.0, self.ns - self.path_ns)
+
+
+@dataclass(frozen=True)
+class TrainedLayer:
+    """What a layer takes in each phase, and the gradients that it makes. None is unknown, 0 is none."""
+
+    module: str
+    forward_ns: float | None
+    backward_ns: float | None
+    update_ns: float | None
+    parameter_bytes: int
+    """Of its parameters that the step updates, which is what their gradients have."""
+
+    calls: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training step by phases and layers."""
+
+    name: str
+    rung: Rung
+    """Whose figures they are."""
+
+    phases: tuple[PhaseTotal, ...]
+    by_rung: Mapping[Rung, tuple[PhaseTotal, ...]]
+    layers: tuple[TrainedLayer, ...]
+    """In the order of the forward pass."""
+
+    holes: int
+    """Calls without a figure."""
+
+
+def of(bound: Bound) -> Training:
+    """Return the phases and layers of the bound of a training step.
+
+    Raises:
+        GraphError: the step has no backward pass, or no call of it has a figure.
+    """
+    graph = bound.graph
+    if not any(node.phase is Phase.BACKWARD for node in graph.computing):
+        raise GraphError(f"{graph.name}: the step has no backward pass; give --train, or a run of training")
+    known = [rung for rung in RUNGS if any(bound.figures.get(rung.value) or ())]
+    if not known:
+        raise GraphError(f"{graph.name}: no call of the step has a figure; time them with --fill 60s")
+    rung = next((each for each in known if bound.rungs[each.value].coverage.share >= totals.ENOUGH), known[0])
+    by_rung = {each: tuple(_phases(bound, bound.figures[each.value])) for each in known}
+    figures = bound.figures[rung.value]
+    holes = sum(counts and figure is None for figure, counts in zip(figures, bound.counted, strict=True))
+    return Training(graph.name, rung, by_rung[rung], by_rung, tuple(_layers(bound, figures)), holes)
+
+
+def _phases(bound: Bound, figures: Sequence[Figure | None]) -> Iterator[PhaseTotal]:
+    graph = bound.graph
+    before = None if graph.known_by is KnownBy.ORDER else paths.before(graph)
+    for phase in Phase:
+        places = [n for n, node in enumerate(graph.nodes) if node.phase is phase and bound.counted[n]]
+        if not places:
+            continue
+        there = [figures[place] for place in places]
+        whole = all(each is not None for each in there)
+        path = None
+        if whole and before is not None:
+            chosen = set(places)
+            times = [each.ns if each is not None and place in chosen else 0.0 for place, each in enumerate(figures)]
+            path, _ = paths.longest(before, times)
+        yield PhaseTotal(
+            phase,
+            len(places),
+            sum(each is not None for each in there),
+            math.fsum(each.ns for each in there if each is not None) if whole else None,
+            totals.half(there) if whole else None,
+            path,
+        )
+
+
+def _layers(bound: Bound, figures: Sequence[Figure | None]) -> Iterator[TrainedLayer]:
+    """Yield each module that has calls or parameters of its own, in the order of first appearance."""
+    graph = bound.graph
+    owners = _owners(graph)
+    kept = _kept_for(graph, owners)
+    times: dict[tuple[str, Phase], list[float | None]] = defaultdict(list)
+    names: dict[str, int] = {}
+    updated: dict[int, int] = {}
+    for place, node in enumerate(graph.nodes):
+        if not bound.counted[place]:
+            continue
+        figure = figures[place]
+        if node.phase is not Phase.OPTIMIZER:
+            name = _layer(node)
+            names[name] = names.get(name, 0) + 1
+            times[name, node.phase].append(None if figure is None else figure.ns)
+            continue
+        for storage, share, size, parameter in _shares(graph, node, kept):
+            name = owners[storage] if storage is not None else NO_LAYER
+            names.setdefault(name, 0)
+            times[name, node.phase].append(None if figure is None else share * figure.ns)
+            if storage is not None and parameter:
+                updated[storage] = max(updated.get(storage, 0), size)
+    sizes: dict[str, int] = defaultdict(int)
+    for storage, size in updated.items():
+        sizes[owners[storage]] += size
+    for name, calls in names.items():
+        forward, backward, update = (_sum(times[name, phase]) for phase in Phase)
+        yield TrainedLayer(name, forward, backward, update, sizes[name], calls)
+
+
+def _sum(times: Sequence[float | None]) -> float | None:
+    known = [each for each in times if each is not None]
+    return math.fsum(known) if len(known) == len(times) else None
+
+
+def _layer(node: Node) -> str:
+    return node.module.partition("#")[0] or OUTERMOST
+
+
+def _owners(graph: Graph) -> dict[int, str]:
+    """Return storage of each weight → the layer that reads it first."""
+    found: dict[int, str] = {}
+    for node in graph.nodes:
+        if node.phase is Phase.OPTIMIZER:
+            continue
+        for number in node.reads:
+            value = graph.values[number]
+            if value.role is Role.WEIGHT:
+                found.setdefault(value.storage, _layer(node))
+    return found
+
+
+def _groups(node: Node) -> Iterator[list[tuple[int, Tensor]]]:
+    """Yield what belongs together in an optimizer's call: places among its inputs, with their tensors.
+
+    Of a call on lists those at the same place of each list; else all tensors of one shape.
+    """
+    lists: list[list[tuple[int, Tensor]]] = []
+    single: list[tuple[int, Tensor]] = []
+    place = 0
+    for _, value in node.call.arguments:
+        if isinstance(value, tuple) and any(isinstance(each, Tensor) for each in value):
+            lists.append([])
+            for each in value:
+                if isinstance(each, Tensor):
+                    lists[-1].append((place, each))
+                    place += 1
+        elif isinstance(value, Tensor):
+            single.append((place, value))
+            place += 1
+    if lists:
+        longest = max(map(len, lists))
+        for turn in range(longest):
+            yield [each[turn] for each in lists if len(each) == longest]
+        return
+    shapes: dict[tuple[int, ...] | None, list[tuple[int, Tensor]]] = defaultdict(list)
+    for each in single:
+        shapes[each[1].shape].append(each)
+    largest = max(shapes.values(), key=lambda those: those[0][1].elements or 0, default=[])
+    if largest:
+        yield largest
+
+
+def _kept_for(graph: Graph, owners: Mapping[int, str]) -> dict[int, int]:
+    """Return storage → storage of the weight for which an optimizer keeps or makes it; of a weight itself."""
+    links: dict[int, set[int]] = defaultdict(set)
+    for node in graph.nodes:
+        if node.phase is not Phase.OPTIMIZER:
+            continue
+        groups = list(_groups(node))
+        for turn, group in enumerate(groups):
+            held = [graph.values[node.reads[place]].storage for place, _ in group if place < len(node.reads)]
+            if len(node.returns) == len(groups):
+                held.append(graph.values[node.returns[turn]].storage)
+            for one in held:
+                links[one].update(held)
+    found = {storage: storage for storage in owners}
+    left = list(found)
+    while left:
+        storage = left.pop()
+        for other in links.get(storage, ()):
+            if other not in found:
+                found[other] = found[storage]
+                left.append(other)
+    return found
+
+
+def _shares(graph: Graph, node: Node, kept: Mapping[int, int]) -> Iterable[tuple[int | None, float, int, bool]]:
+    """Return of an optimizer's call the weights that it works for, each with its share of the call and its bytes.
+
+    The last says whether the weight itself is among the tensors.
+    """
+    found: list[tuple[int | None, int, bool]] = []
+    for group in _groups(node):
+        storages = [graph.values[node.reads[place]].storage for place, _ in group if place < len(node.reads)]
+        weight = next((kept[each] for each in storages if each in kept), None)
+        size = max((tensor.bytes or 0 for _, tensor in group), default=0)
+        found.append((weight, size, weight in storages))
+    whole = sum(size for _, size, _ in found)
+    if not found or not whole:
+        return [(None, 1.0, 0, False)]
+    return [(weight, size / whole, size, parameter) for weight, size, parameter in found]

@@ -1,0 +1,111 @@
+"""A training step by phases and layers, as text for 80 columns and as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from xsp.bound.ladder import NAMES, Rung
+from xsp.bound.phases import NO_LAYER, PhaseTotal, Training
+from xsp.bound.text import time
+from xsp.graph.node import Phase
+from xsp.graph.text import amount
+from xsp.scrub import plain
+
+MOST_LAYERS = 20
+
+
+def page(found: Training, source: str) -> str:
+    """Return a line for each phase, what could overlap, and the layers that take longest."""
+    rungs = list(found.by_rung)
+    heads = "".join(f"{NAMES[each]:>11}" for each in rungs)
+    return "\n".join(
+        [
+            plain(found.name),
+            "",
+            f"{'phase':12}{'calls':>7}{heads}{'± 95 %':>10}{'off its path':>14}",
+            *_phases(found, rungs),
+            "",
+            f"layers, {NAMES[found.rung]}:",
+            f"{'layer':30}{'forward':>10}{'backward':>10}{'update':>10}{'gradients':>11}",
+            *_layers(found),
+            "",
+            *_told(found, source),
+        ]
+    )
+
+
+def _phases(found: Training, rungs: list[Rung]) -> list[str]:
+    lines = []
+    for place, phase in enumerate(found.phases):
+        cells = "".join(f"{time(found.by_rung[rung][place].ns):>11}" for rung in rungs)
+        off = time(phase.off_path_ns)
+        lines.append(f"{phase.phase.value:12}{phase.calls:7,}{cells}{time(phase.half_ns):>10}{off:>14}")
+    return lines
+
+
+def _layers(found: Training) -> list[str]:
+    def whole(each: Any) -> float:
+        return sum(ns or 0.0 for ns in (each.forward_ns, each.backward_ns, each.update_ns))
+
+    lines = []
+    for each in sorted(found.layers, key=whole, reverse=True)[:MOST_LAYERS]:
+        name = plain(each.module)
+        name = name if len(name) <= 29 else "…" + name[-28:]
+        cells = "".join(f"{time(ns):>10}" for ns in (each.forward_ns, each.backward_ns, each.update_ns))
+        lines.append(f"{name:30}{cells}{amount(each.parameter_bytes, 'B'):>11}")
+    left = len(found.layers) - MOST_LAYERS
+    return [*lines, *([f"{left} more in --format json"] if left > 0 else [])]
+
+
+def _told(found: Training, source: str) -> list[str]:
+    lines = []
+    backward = next((each for each in found.phases if each.phase is Phase.BACKWARD), None)
+    if backward is not None and backward.off_path_ns is not None and backward.ns:
+        share = 100 * backward.off_path_ns / backward.ns
+        lines.append(f"{share:.0f} % of the backward pass is off its longest path, weight gradients mostly:")
+        lines.append("nothing behind waits for them, so that other work could overlap with them.")
+    if found.holes:
+        lines += [f"{found.holes} calls have no figure: xsp bound {plain(source)} --train --fill 60s"]
+    return lines
+
+
+def as_json(found: Training) -> dict[str, Any]:
+    """Return what `xsp bound SOURCE --phases --format json` prints; null is unknown, 0 is none."""
+    return {
+        "name": found.name,
+        "rung": found.rung.value,
+        "phases": {each.phase.value: _phase(each) for each in found.phases},
+        "by_rung": {
+            rung.value: {each.phase.value: each.ns for each in phases} for rung, phases in found.by_rung.items()
+        },
+        "layers": [
+            {
+                "module": each.module,
+                "forward_ms": _ms(each.forward_ns),
+                "backward_ms": _ms(each.backward_ns),
+                "update_ms": _ms(each.update_ns),
+                "gradient_bytes": each.parameter_bytes,
+                "calls": each.calls,
+            }
+            for each in found.layers
+            if each.module != NO_LAYER
+        ],
+        "of_no_layer_update_ms": sum((_ms(each.update_ns) or 0.0) for each in found.layers if each.module == NO_LAYER),
+        "holes": found.holes,
+    }
+
+
+def _phase(each: PhaseTotal) -> Mapping[str, Any]:
+    return {
+        "calls": each.calls,
+        "known": each.known,
+        "ns": each.ns,
+        "half_ns": each.half_ns,
+        "path_ns": each.path_ns,
+        "off_path_ns": each.off_path_ns,
+    }
+
+
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e6
