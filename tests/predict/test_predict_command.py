@@ -1,0 +1,263 @@
+"""`xsp predict`: the step of a run or of another profiler's trace, on other numbers of ranks."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xsp
+from xsp import sections
+from xsp.cli import main
+from xsp.errors import AnalysisError, UsageError
+from xsp.predict import collectives, prediction, recorded, scaling, text
+from xsp.predict.collectives import Algorithm
+from xsp.predict.training import Job, Slow, Straggler
+
+LINK = collectives.link("10us,20GB/s")
+US = 1e-6
+TRACES = Path("/work/shared/traces")
+
+
+# --- a trace of one rank of eight, made by hand -------------------------------------------------------------------
+
+FORWARD_US, BACKWARD_US, GAP_US, COPY_US, UPDATE_US = 3000.0, (800.0, 1200.0, 400.0, 600.0), 20.0, 300.0, 500.0
+ELEMENTS = (100_000, 2_000_000, 1_500_000, 500_000)
+ALONE_US = 700.0
+"""The last all-reduce as recorded, all of it after the backward pass."""
+
+STEP_US = COPY_US + GAP_US + FORWARD_US + sum(BACKWARD_US) + 4 * GAP_US + ALONE_US + UPDATE_US
+
+
+def kineto(path: Path, *, sizes: bool = True, steps: int = 3) -> Path:
+    """Write a trace whose truth is known: each kernel waits 20 us for its launch, all-reduces run beside the next."""
+    rows: list[dict[str, Any]] = []
+    call = 0
+
+    def put(cat: str, name: str, at: float, dur: float, tid: int, **args: Any) -> None:
+        rows.append({"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": at, "dur": dur, "args": args})
+
+    def work(name: str, at: float, dur: float, op: str, stream: int = 7, tid: int = 1, **told: Any) -> None:
+        nonlocal call
+        call += 1
+        backward = {"Sequence number": call, "Fwd thread id": 1} if tid == 2 else {}
+        put("cpu_op", op, at - 9, 8, tid, **{"External id": call}, **backward)
+        put("cuda_runtime", "cudaLaunchKernel", at - 7, 3, tid, correlation=call, **{"External id": call})
+        kind = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
+        put(kind, name, at, dur, stream, device=0, stream=stream, correlation=call, **told)
+
+    at = 1000.0
+    for step in range(steps):
+        begin = at
+        work("Memcpy HtoD (Pinned -> Device)", at, COPY_US, "aten::copy_")
+        at += COPY_US + GAP_US
+        work("ampere_sgemm_128x64_nn", at, FORWARD_US, "aten::mm")
+        at += FORWARD_US
+        for took, elements in zip(BACKWARD_US, ELEMENTS, strict=True):
+            work("ampere_sgemm_128x64_nt", at + GAP_US, took, "MmBackward0", tid=2)
+            at += GAP_US + took
+            told = {"Collective name": "allreduce", "Group size": 8, "dtype": "Float"}
+            if sizes:
+                told |= {"In msg nelems": elements, "Out msg nelems": elements}
+            lasts = ALONE_US if elements == ELEMENTS[-1] else 300.0
+            work("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at, lasts, "nccl:all_reduce", 20, 2, **told)
+        at += ALONE_US
+        put("user_annotation", "Optimizer.step#SGD.step", at - 9, 12, 1)
+        work("multi_tensor_apply_kernel", at, UPDATE_US, "aten::_foreach_add_")
+        at += UPDATE_US
+        put("user_annotation", f"ProfilerStep#{step}", begin - 10, at - begin, 1)
+    content = {
+        "schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}], "traceEvents": rows,
+        "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 8},
+        "baseTimeNanoseconds": 1_790_000_000_000_000_000,
+    }  # fmt: skip
+    with gzip.open(path, "wt") as file:
+        json.dump(content, file)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return kineto(tmp_path_factory.mktemp("made") / "rank0.pt.trace.json.gz")
+
+
+def test_a_trace_of_one_rank_of_eight_tells_its_step_without_its_collectives(trace: Path) -> None:
+    found = recorded.of(xsp.load(trace))
+    assert found.ranks == 8
+    assert found.work.arrivals == tuple(4 * each for each in ELEMENTS)
+    assert found.plan == ((0,), (1,), (2,), (3,))
+    assert found.step == pytest.approx(STEP_US * US, rel=0.02)
+    assert [each.backward for each in reversed(found.work.layers)] == pytest.approx(
+        [(GAP_US + took) * US for took in BACKWARD_US]
+    )
+    assert sum(each.forward for each in found.work.layers) == pytest.approx((FORWARD_US + GAP_US) * US)
+    assert found.work.update == pytest.approx(UPDATE_US * US)
+    assert found.work.input.copy == pytest.approx(COPY_US * US)
+    assert found.samples is None
+    assert "samples of a step" in found.unknown
+
+
+def test_on_64_ranks_it_takes_what_the_recurrence_says_and_the_straggler_is_what_others_wait_for(trace: Path) -> None:
+    found = recorded.of(xsp.load(trace))
+    for factor in (1.0, 1.3):
+        job = Job(64, LINK, Algorithm.RING, plan=found.plan, straggler=Straggler(factor))
+        takes = [collectives.all_reduce_seconds(Algorithm.RING, LINK, 64, 4 * each) for each in ELEMENTS]
+        ready = list(itertools.accumulate((GAP_US + took) * US * factor for took in BACKWARD_US))
+        end = 0.0
+        for at, took in zip(ready, takes, strict=True):
+            end = max(end, at) + took
+        truth = COPY_US * US + (FORWARD_US + GAP_US + UPDATE_US) * US * factor + end
+        point = scaling.of(found, job, [64]).points[0].found
+        assert point.step == pytest.approx(truth + found.work.other * factor, rel=1e-6)
+        assert point.step == pytest.approx(truth, rel=0.02)
+        if factor == 1.0:
+            assert point.parts[prediction.EXPOSED] == pytest.approx(end - ready[-1])
+            assert point.parts[prediction.WAITING] == 0
+
+    fast = Job(64, collectives.link("0,1e-14"), Algorithm.RING, plan=found.plan, straggler=Straggler(1.3))
+    slower = 0.3 * ((FORWARD_US + GAP_US + UPDATE_US + sum(BACKWARD_US) + 4 * GAP_US) * US)
+    waited = scaling.of(found, fast, [64]).points[0].found.parts[prediction.WAITING]
+    assert waited == pytest.approx(slower * 63 / 64, rel=0.02)
+
+
+def test_a_trace_that_does_not_tell_its_gradients_needs_them(tmp_path: Path) -> None:
+    loaded = xsp.load(kineto(tmp_path / "rank0.pt.trace.json.gz", sizes=False, steps=1))
+    with pytest.raises(AnalysisError, match="--gradients"):
+        recorded.of(loaded)
+    found = recorded.of(loaded, 16_400_000)
+    assert sum(found.work.arrivals) == pytest.approx(16_400_000, abs=20)
+    assert any("cut into" in each for each in found.unknown)
+
+
+def test_the_command_shows_what_it_rests_on_in_80_columns(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(trace), "--ranks", "2,8,64,1024", "--link", "nvlink4", "--straggler", "1.3:turns"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) < 80
+    for words in ("quoted", "what to buy", "Check: on 8 ranks", "No figure of several devices", "exposed", "1,024"):
+        assert words in shown
+
+
+def test_the_command_writes_json(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(trace), "--ranks", "1,8", "--link", "5us,10GB/s", "--format", "json", "--sharded"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [each["ranks"] for each in said["ranks"]] == [1, 8]
+    for each in said["ranks"]:
+        assert sum(each["parts_s"].values()) == pytest.approx(each["step_s"], rel=1e-6)
+        assert each["low_s"] <= each["step_s"] <= each["high_s"]
+    assert said["ranks"][0]["communication_s"] == 0
+    assert not said["link"]["quoted"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--ranks", "0"], ["--ranks", "-1"], ["--ranks", "2,x"], ["--ranks", ""], ["--ranks", "99999999999"],
+        ["--ranks", "2"], ["--ranks", "2", "--link", "nvlink"], ["--bucket", "0"], ["--bucket", "-1MiB"],
+        ["--straggler", "nan"], ["--straggler", "0"], ["--straggler", "1.3:some"], ["--loader", "5,5,5"],
+        ["--loader", "5ms,5ms"], ["--batch", "8"], ["--accumulate", "0"], ["--gradients", "inf"],
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_in_one_line(
+    trace: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*options, *([] if "--link" in options or options == ["--ranks", "2"] else ["--link", "nvlink4"])]
+    try:
+        code = main(["predict", str(trace), *options])
+    except SystemExit as error:
+        code = int(error.code or 0)
+    assert code != 0
+    assert "Traceback" not in capsys.readouterr().err
+
+
+# --- a run of ours ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch = pytest.importorskip("torch")
+    place = tmp_path_factory.mktemp("runs") / "train"
+    embedding, head = torch.nn.Embedding(50, 16), torch.nn.Linear(16, 50, bias=False)
+    head.weight = embedding.weight
+    model = torch.nn.Sequential(embedding, torch.nn.Linear(16, 16), torch.nn.ReLU(), head)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with xsp.profile("train", out=place, levels="M/L", batch_size=4) as profile:
+        for _ in range(12):
+            with profile.step():
+                optimizer.zero_grad()
+                model(torch.arange(4)).sum().backward()
+                optimizer.step()
+    return place
+
+
+def test_a_run_tells_the_gradients_of_its_modules_and_those_that_modules_share_once(run: Path) -> None:
+    found = recorded.of(xsp.load(run))
+    assert sum(found.work.arrivals) == 4 * (50 * 16 + 16 * 16 + 16)
+    assert found.work.arrivals[-1] == 4 * 50 * 16  # the embedding's arrives last, and the head has none of its own
+    assert found.ranks == 1
+    assert found.samples == 4
+    alone = scaling.of(found, Job(link=LINK), [1, 2])
+    assert alone.check.step == pytest.approx(found.step, rel=1e-6)
+    assert alone.points[1].found.step >= alone.points[0].found.step
+    assert alone.points[0].samples_per_s == pytest.approx(4 / found.step)
+
+
+def test_a_batch_of_twice_the_size_takes_twice_the_computation(run: Path) -> None:
+    found = recorded.of(xsp.load(run))
+    twice = found.of_batch(8)
+    assert twice.samples == 8
+    assert sum(each.forward for each in twice.work.layers) == pytest.approx(
+        2 * sum(each.forward for each in found.work.layers)
+    )
+    assert twice.work.update == found.work.update
+    assert any("as if a sample took the same" in each for each in twice.unknown)
+
+
+def test_the_report_gets_a_section_with_the_recorded_step_beside_the_predicted_one(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(run), "--ranks", "2,8", "--link", "ethernet-10g", "--loader", "1ms,9ms,2"]) == 0
+    assert "could" not in capsys.readouterr().err
+    section = sections.read(run).sections[text.SECTION]
+    charts = [part for part in section.parts if isinstance(part, sections.Chart)]
+    assert [each.kind for each in charts] == ["lines", "stacked", "grid", "grid"]
+    assert {"forward", "backward", "communication"} <= {each.name for each in charts[-1].series}
+
+
+def test_a_run_without_a_backward_pass_is_refused_with_what_to_record(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(4, 4)
+    with xsp.profile("predicts", out=tmp_path / "run", levels="M/L") as profile:
+        for _ in range(6):
+            with profile.step(), torch.no_grad():
+                model(torch.ones(1, 4))
+    with pytest.raises(AnalysisError, match="--train"):
+        recorded.of(xsp.load(tmp_path / "run"))
+
+
+def test_slow_ranks_are_told_apart_on_the_command_line() -> None:
+    from xsp.cli.predict import straggler
+
+    assert straggler("1.3") == (1.3, Slow.ONE)
+    assert straggler("2:together") == (2.0, Slow.TOGETHER)
+    with pytest.raises(UsageError):
+        Straggler(float("inf"))
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the folder of real traces of GPUs is not there")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kineto_nvidia/hta_a100_nccl_metadata_rank0of2.json.gz",
+        "kineto_amd/tracelens_mi300x_resnet_ddp_rank0of8.json.gz",
+    ],
+)
+def test_real_traces_of_one_rank_are_predicted_and_add_up(name: str) -> None:
+    found = recorded.of(xsp.load(TRACES / name))
+    point = scaling.of(found, Job(link=LINK, plan=found.plan), [found.ranks]).points[0]
+    assert found.plan is not None
+    assert sum(point.found.parts.values()) == pytest.approx(point.found.step, rel=1e-6)
+    assert point.found.step <= 1.05 * found.step  # over a fast link, without waiting for others

@@ -1,0 +1,162 @@
+"""Predict what a training step takes on N ranks, from a run or a trace of one.
+
+The step of the run becomes tasks on resources: input, forward and backward of each layer, buckets of gradients, their
+collectives over a link, the update. They are simulated for each number of ranks, with the same batch on each. What the
+answer rests on is printed with it.
+
+examples:
+  xsp predict runs/train --ranks 2,4,8,64 --link nvlink4
+  xsp predict runs/train --ranks 8 --link 30us,1.2GB/s         latency and bandwidth of a link
+  xsp predict runs/train --ranks 8 --link measured.json        from a file
+  xsp predict runs/train --ranks 64 --bucket 100MiB            other buckets
+  xsp predict runs/train --ranks 8 --straggler 1.3             one rank is slower, :turns, :together
+  xsp predict runs/train --ranks 8 --loader 5ms,40ms,8         reading, decoding, workers
+  xsp predict rank0.json.gz --ranks 16,32 --sharded            another profiler's trace
+  xsp predict runs/train --ranks 8 --format json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from typing import TYPE_CHECKING
+
+from xsp.cli import options, progress
+from xsp.errors import UsageError
+
+if TYPE_CHECKING:
+    from xsp.predict.training import Input, Straggler
+
+SUMMARY = "what a training step takes on N ranks"
+
+FORMATS = ("table", "json")
+
+MOST_NUMBERS = 32
+
+_BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    """Return numbers of ranks: 2,4,8,64."""
+    parts = [each.strip() for each in text.split(",")]
+    if (
+        not all(each.isascii() and each.isdigit() and 0 < len(each) <= 10 for each in parts)
+        or len(parts) > MOST_NUMBERS
+    ):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of up to {MOST_NUMBERS} numbers of ranks, such as 2,4,8")
+    return tuple(map(int, parts))
+
+
+def size(text: str) -> int:
+    """Return bytes: 25MiB, 100MB, 4096."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if found is None or found[2] not in _BYTES or not 0 < float(found[1]) * _BYTES[found[2]] < 1 << 62:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size above 0, such as 25MiB")
+    return max(1, round(float(found[1]) * _BYTES[found[2]]))
+
+
+def loader(text: str) -> tuple[float, float, int]:
+    """Return seconds of reading and of decoding a batch, and workers: 5ms,40ms,8."""
+    parts = [each.strip() for each in text.split(",")]
+    times = [re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|ms|us|µs)", each) for each in parts[:2]]
+    if len(parts) != 3 or None in times or not re.fullmatch(r"\d{1,4}", parts[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no loader: READ,DECODE,WORKERS of a batch, such as 5ms,40ms,8")
+    read, decode = (float(each[1]) * _TIMES[each[2]] for each in times if each is not None)
+    return read, decode, int(parts[2])
+
+
+def straggler(text: str) -> tuple[float, str]:
+    """Return how much slower, and who: 1.3, 1.3:turns, 1.3:together."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)(?::(one|turns|together))?", text.strip())
+    if found is None or not float(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no factor above 0, such as 1.3, 1.3:turns or 1.3:together")
+    return float(found[1]), found[2] or "one"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("run", metavar="RUN", help="a run of a training program, or a trace that xsp imports")
+    parser.add_argument(
+        "--ranks", type=ranks, default=(1, 2, 4, 8), metavar="N,N", help="numbers of ranks (default: 1,2,4,8)"
+    )
+    parser.add_argument(
+        "--link",
+        metavar="LINK",
+        help="what connects them: nvlink2 to 5, pcie3 to 5, ethernet-10g, -25g, -100g, infiniband-hdr, -ndr (quoted "
+        "figures); LATENCY,BANDWIDTH (30us,1.2GB/s); or a JSON file; needed for more than one rank",
+    )
+    parser.add_argument(
+        "--algorithm",
+        default="auto",
+        choices=("auto", "ring", "double-tree", "halving-doubling", "recursive-doubling", "binary-tree"),
+        help="of the all-reduce (default: auto, the faster of ring and double-tree for each bucket)",
+    )
+    parser.add_argument("--bucket", type=size, metavar="SIZE", help="of gradients (default: 25MiB, the first 1MiB)")
+    parser.add_argument("--batch", type=options.rows, metavar="N", help="samples on each rank (default: as recorded)")
+    parser.add_argument("--accumulate", type=options.rows, default=1, metavar="N", help="batches of one update")
+    parser.add_argument("--sharded", action="store_true", help="parameters are sharded, and gathered for each pass")
+    parser.add_argument(
+        "--straggler",
+        type=straggler,
+        default=(1.0, "one"),
+        metavar="FACTOR[:WHO]",
+        help="slower ranks: one (default), each in turn, or all together in one step of N",
+    )
+    parser.add_argument(
+        "--loader", type=loader, metavar="READ,DECODE,WORKERS", help="of a batch, instead of the recorded wait for data"
+    )
+    parser.add_argument("--on-link", type=options.rows, default=1, metavar="N", help="ranks that share a link")
+    parser.add_argument("--on-disk", type=options.rows, default=1, metavar="N", help="ranks that share a disk")
+    parser.add_argument(
+        "--gradients", type=size, metavar="SIZE", help="of all together, for a trace that does not tell it"
+    )
+    parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Predict, and show it."""
+    from dataclasses import replace
+
+    from xsp.ingest import load
+    from xsp.predict import collectives, recorded, scaling, text
+    from xsp.predict.collectives import Algorithm
+    from xsp.predict.training import NO_LINK, Job
+
+    if given.link is None and max(given.ranks) > 1:
+        raise UsageError(
+            "several ranks need a link: --link nvlink4, --link 30us,1.2GB/s or a file; "
+            f"there are {', '.join(collectives.LINKS)}"
+        )
+    link = NO_LINK if given.link is None else collectives.link(given.link)
+    step = original = recorded.of(load.load(given.run), given.gradients)
+    if given.batch is not None:
+        step = step.of_batch(given.batch)
+    if given.loader is not None:
+        step = replace(step, work=replace(step.work, input=_input(given.loader, step.work.input)))
+    job = Job(
+        1, link, Algorithm(given.algorithm), given.bucket, step.plan if given.bucket is None else None,
+        accumulate=given.accumulate, sharded=given.sharded, straggler=_straggler(given.straggler),
+        on_link=given.on_link, on_disk=given.on_disk,
+    )  # fmt: skip
+    found = scaling.of(step, job, given.ranks, original)
+    text.keep(found, given.run)
+    if given.format == "json":
+        progress.put(json.dumps(text.as_json(found), indent=2, allow_nan=False) + "\n")
+    else:
+        progress.tell(text.page(found))
+    return 0
+
+
+def _input(given: tuple[float, float, int], recorded: Input) -> Input:
+    from dataclasses import replace
+
+    read, decode, workers = given
+    return replace(recorded, read=read, decode=decode, workers=workers)
+
+
+def _straggler(given: tuple[float, str]) -> Straggler:
+    from xsp.predict.training import Slow, Straggler
+
+    return Straggler(given[0], Slow(given[1]))

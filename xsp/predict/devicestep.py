@@ -1,0 +1,286 @@
+"""The step of a trace of a device: each gap belongs to the work after it, and communication is left out.
+
+A device works through a step in order. So the time from the end of the work before to the end of a kernel is what the
+step takes for that kernel, whether it ran or waited for its launch; but for the time in which a collective ran with
+nothing beside it, which is what another number of ranks changes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from xsp.analyses.collectives import COLLECTIVES, why_none
+from xsp.analyses.devicework import SKEW_NS, prepare
+from xsp.device.kernelnames import COMMUNICATION
+from xsp.errors import AnalysisError
+from xsp.predict.buckets import Buckets
+from xsp.predict.training import Layer
+from xsp.schema import Kind, Level
+from xsp.store.trace import Trace
+
+PIECES = 20
+"""Of a backward pass whose modules and collectives are not known."""
+
+Lane = tuple[tuple[float, float], ...]
+
+
+class OnDevice(NamedTuple):
+    """What a device did in a step; durations are seconds."""
+
+    layers: tuple[Layer, ...]
+    update: float
+    copy: float
+    exposed: float
+    """Collectives with nothing beside them, which are in none of the others."""
+
+    step: float
+    """From the first work to the end of the last, over the number of steps."""
+
+    plan: Buckets | None
+    lanes: Mapping[str, Lane]
+    told: list[str]
+    unknown: list[str]
+
+
+class _Work(NamedTuple):
+    """A kernel or a copy, with the gap before it."""
+
+    step: int | None
+    phase: str
+    layer: str | None
+    order: int | None
+    end_ns: int
+    took: float
+
+
+def group(trace: Trace) -> int | None:
+    """Return the largest number of ranks that a collective of the trace has; None if none tells."""
+    if why_none(trace) is not None:
+        return None
+    prepare(trace)
+    found = trace.sql(f"WITH {COLLECTIVES} SELECT max(group_size) FROM collectives").fetchall()
+    return int(found[0][0]) if found and found[0][0] is not None else None
+
+
+def of(trace: Trace) -> OnDevice:
+    """Return the mean of the recorded steps on the lowest device of the trace's rank.
+
+    Raises:
+        AnalysisError: nothing of it is known to be of a backward pass.
+    """
+    prepare(trace)
+    rows, devices = _rows(trace)
+    steps = len({row["step"] for row in rows if row["step"] is not None}) or 1
+    work, lanes, exposed, waited = _walked(rows)
+    if not any(each.phase == "backward" for each in work):
+        raise AnalysisError(
+            f"{trace.name!r} holds no device work of a backward pass: it is no training step, or the profiler did not "
+            "record its operators"
+        )
+    sent, others = _reductions(trace, rows)
+    told = [
+        f"forward, backward, update: {len(work):,} kernels and copies of one device in {steps} "
+        f"step{'s' * (steps > 1)}, each with the gap before it; what is before a copy is other work"
+    ]
+    if exposed:
+        told.append(f"left out are {exposed / steps * 1e3:.3g} ms of a step: collectives with nothing beside them")
+    unknown = ["how much longer computation took because collectives ran beside it"] if sent else []
+    if others:
+        unknown.append(f"collectives that are no sums of gradients, which the prediction does not have: {others}")
+    if devices > 1:
+        unknown.append(f"{devices - 1} of {devices} devices: the step is of the lowest one")
+    layers, plan = _layers(work, sent, steps)
+    if plan is None and not any(each.layer for each in work):
+        unknown.append(f"modules: the backward pass is cut into {PIECES} pieces of equal time")
+    update, copy = (sum(each.took for each in work if each.phase == phase) / steps for phase in ("update", "copy"))
+    step = (sum(each.took for each in work) + waited + exposed) / steps
+    return OnDevice(layers, update, copy, exposed / steps, step, plan, lanes, told, unknown)
+
+
+def _rows(trace: Trace) -> tuple[list[dict[str, Any]], int]:
+    """Return the work of the lowest device in the order of time, and how many devices the rank has."""
+    relation = trace.sql(
+        f"""
+        WITH mine AS (
+            SELECT *, min(device) OVER () AS lowest FROM device_work WHERE rank = {trace.rank}
+        ), layer AS (
+            SELECT rank, trace_id, span_id, name, layer_index FROM spans WHERE level = {int(Level.LAYER)}
+        ), phased AS (
+            SELECT rank, trace_id, span_id, phase FROM spans WHERE level = {int(Level.KERNEL)}
+        )
+        SELECT mine.span_id AS span_id, mine.start_ns AS start_ns, mine.end_ns AS end_ns, mine.step AS step,
+               mine.recording AS recording, phased.phase AS phase, layer.name AS layer, layer.layer_index AS place,
+               mine.kind = '{Kind.COPY}' AND (contains(mine.name, 'HtoD') OR contains(mine.name, 'HostToDevice'))
+                   AS copies, mine.purpose = '{COMMUNICATION}' AS sends
+        FROM mine
+        LEFT JOIN phased ON phased.rank = mine.rank AND phased.span_id = mine.span_id
+                         AND phased.trace_id IS NOT DISTINCT FROM mine.trace_id
+        LEFT JOIN layer ON layer.rank = mine.rank AND layer.span_id = mine.layer_id
+                        AND layer.trace_id IS NOT DISTINCT FROM mine.trace_id
+        WHERE mine.device IS NOT DISTINCT FROM mine.lowest ORDER BY mine.start_ns, mine.span_id
+        """
+    )
+    rows = [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
+    ((devices,),) = trace.sql(f"SELECT count(DISTINCT device) FROM device_work WHERE rank = {trace.rank}").fetchall()
+    return rows, int(devices)
+
+
+def _walked(rows: Sequence[Mapping[str, Any]]) -> tuple[list[_Work], dict[str, Lane], float, float]:
+    """Return what each piece of work takes of its step, when work of the first step ran, and what is of none.
+
+    The latter are communication with nothing beside it, and gaps before copies: the host had no batch yet.
+    """
+    work: list[_Work] = []
+    drawn: dict[str, list[tuple[float, float]]] = {}
+    backward: dict[Any, list[int]] = {}
+    for row in rows:
+        if row["phase"] == "backward" and not row["sends"]:
+            backward.setdefault(row["step"], []).append(row["start_ns"])
+    until, recording, shown, alone, idle = 0, None, None, 0, 0
+    sent: list[tuple[int, int]] = []
+    for row in rows:
+        start, end = row["start_ns"], row["end_ns"]
+        if recording is None or row["recording"] != recording:
+            until, recording, sent = start, row["recording"], []
+        those = backward.get(row["step"])
+        phase = _phase(row, *((min(those), max(those)) if those else (None, None)))
+        shown = shown or (row["step"], start)
+        if row["step"] == shown[0]:
+            name = "communication" if row["sends"] else phase
+            drawn.setdefault(name, []).append(((start - shown[1]) / 1e9, (end - shown[1]) / 1e9))
+        if row["sends"]:
+            sent.append((start, end))
+            continue
+        gap = max(0, start - until)
+        ended = [each for each in sent if each[1] <= start + SKEW_NS]  # work waits for none that still runs
+        exposed = _covered(ended, until, start) if gap else 0
+        alone += exposed
+        idle += gap - exposed if phase == "copy" else 0
+        took = max(0, end - max(start, until)) + (0 if phase == "copy" else gap - exposed)
+        work.append(_Work(row["step"], phase, row["layer"], row["place"], end, took / 1e9))
+        until = max(until, end)
+        sent = [each for each in sent if each[1] > until]
+    return work, {name: tuple(those) for name, those in drawn.items()}, alone / 1e9, idle / 1e9
+
+
+def _phase(row: Mapping[str, Any], first: int | None, last: int | None) -> str:
+    """Return the part of the step that work is of; what has no phase is placed by the backward pass."""
+    if row["copies"]:
+        return "copy"
+    if row["phase"] == "backward":
+        return "backward"
+    if row["phase"] == "optimizer":
+        return "update"
+    if row["phase"] == "forward" or row["layer"] is not None or first is None or row["start_ns"] < first:
+        return "forward"
+    return "update" if last is not None and row["start_ns"] > last else "backward"
+
+
+def _covered(intervals: Sequence[tuple[int, int]], start: int, end: int) -> int:
+    """Return how much of a stretch is covered by intervals that are ordered by their start."""
+    covered, until = 0, start
+    for begin, stop in intervals:
+        begin, stop = max(begin, until), min(stop, end)
+        if stop > begin:
+            covered, until = covered + stop - begin, stop
+    return covered
+
+
+class _Sent(NamedTuple):
+    """A collective of gradients: the step it is of, when it began, its bytes."""
+
+    step: int | None
+    start_ns: int
+    size: int
+
+
+def _reductions(trace: Trace, rows: Sequence[Mapping[str, Any]]) -> tuple[list[_Sent], str]:
+    """Return the collectives that reduce, in the order of time, and the others in words.
+
+    The former are empty if the size of one is not known.
+    """
+    if why_none(trace) is not None:
+        return [], ""
+    mine = {row["span_id"]: row for row in rows if row["sends"]}
+    found = trace.sql(
+        f"WITH {COLLECTIVES} SELECT span_id, collective, bytes FROM collectives WHERE rank = {trace.rank} "
+        "ORDER BY start_ns, span_id"
+    ).fetchall()
+    those = [each for each in found if each[0] in mine]
+    other = Counter(kind for _, kind, _ in those if kind not in _SUMS)
+    words = ", ".join(f"{count} of {kind}" for kind, count in sorted(other.items()))
+    sums = [(mine[span_id], size) for span_id, kind, size in those if kind in _SUMS]
+    if any(size is None for _, size in sums):
+        return [], words
+    return [_Sent(row["step"], row["start_ns"], int(size)) for row, size in sums], words
+
+
+_SUMS = ("all_reduce", "reduce_scatter")
+
+
+def _layers(work: Sequence[_Work], sent: Sequence[_Sent], steps: int) -> tuple[tuple[Layer, ...], Buckets | None]:
+    """Return the layers of the step: cut where gradients were sent, else by module, else in pieces."""
+    forward = sum(each.took for each in work if each.phase == "forward") / steps
+    backward = [each for each in work if each.phase == "backward"]
+    cut = _cut(forward, backward, sent, steps)
+    if cut is not None:
+        return cut
+    if any(each.layer for each in work):
+        return _by_module(work, steps), None
+    whole = sum(each.took for each in backward)
+    pieces = [0.0] * PIECES
+    done = 0.0
+    for each in backward:
+        pieces[min(PIECES - 1, int(PIECES * done / whole)) if whole else 0] += each.took / steps
+        done += each.took
+    layers = (Layer(f"piece {PIECES - place}", forward / PIECES, pieces[place]) for place in range(PIECES))
+    return tuple(layers)[::-1], None
+
+
+def _cut(
+    forward: float, backward: Sequence[_Work], sent: Sequence[_Sent], steps: int
+) -> tuple[tuple[Layer, ...], Buckets] | None:
+    """Return a layer for each collective of gradients: what the backward pass did since the one before.
+
+    Of the steps those count that sent what most of them did: in its first one PyTorch has other buckets.
+    """
+    took: dict[tuple[int, ...], list[list[float]]] = {}
+    for step in dict.fromkeys(each.step for each in backward):
+        those = [each for each in backward if each.step == step]
+        mine = [each for each in sent if each.step == step and each.start_ns + SKEW_NS >= those[0].end_ns]
+        if not mine:
+            continue
+        pieces, place = [0.0] * len(mine), 0
+        for each in those:
+            while place < len(mine) - 1 and each.end_ns > mine[place].start_ns + SKEW_NS:
+                place += 1
+            pieces[place] += each.took
+        took.setdefault(tuple(each.size for each in mine), []).append(pieces)
+    if not took:
+        return None
+    sizes = max(reversed(took), key=lambda each: len(took[each]))
+    whole = sum(each.took for each in backward) / steps
+    means = [sum(pieces) / len(took[sizes]) for pieces in zip(*took[sizes], strict=True)]
+    scale = whole / sum(means) if sum(means) else 0.0
+    layers = [
+        Layer(f"bucket {number}", forward / len(sizes), means[number] * scale, (size,))
+        for number, size in enumerate(sizes)
+    ]
+    return tuple(reversed(layers)), tuple((number,) for number in range(len(sizes)))
+
+
+def _by_module(work: Sequence[_Work], steps: int) -> tuple[Layer, ...]:
+    """Return the modules' calls in the order of execution; what is of none has a layer of its own at the end."""
+    names: dict[tuple[int, str], list[float]] = {}
+    for each in work:
+        if each.phase in ("forward", "backward"):
+            key = (
+                (each.order, each.layer)
+                if each.layer is not None and each.order is not None
+                else (1 << 62, "no module")
+            )
+            both = names.setdefault(key, [0.0, 0.0])
+            both[each.phase == "backward"] += each.took / steps
+    return tuple(Layer(name, both[0], both[1]) for (_, name), both in sorted(names.items()))

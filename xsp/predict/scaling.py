@@ -1,0 +1,83 @@
+"""A recorded step on several numbers of ranks: what it takes, with intervals, and what is worth most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from xsp.predict import prediction
+from xsp.predict.prediction import Predicted, Worth
+from xsp.predict.recorded import Recorded
+from xsp.predict.training import Job
+
+LIMITS = (
+    "No figure of several devices is measured here: the step of one rank is put together with what a link is said to "
+    "take.",
+    "Collectives are taken to slow no computation beside them, and all ranks to be connected alike.",
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A number of ranks; durations are seconds."""
+
+    ranks: int
+    found: Predicted
+    low: float
+    high: float
+    """Of the step, from the interval of the recorded one; a link has none."""
+
+    samples_per_s: float | None
+    """Of all ranks together."""
+
+    efficiency: float
+    """The step of one rank over this one: the share of perfect scaling, with the same batch on each rank."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The answer of `xsp predict`."""
+
+    recorded: Recorded
+    job: Job
+    points: tuple[Point, ...]
+    worth: tuple[Worth, ...]
+    """What each constant is worth on the largest number of ranks."""
+
+    check: Predicted
+    """The step as it was recorded, predicted."""
+
+    measured: float
+    """What that step took."""
+
+
+def of(recorded: Recorded, job: Job, ranks: Sequence[int], original: Recorded | None = None) -> Scaling:
+    """Return what a step takes on each number of ranks.
+
+    Args:
+        recorded: the step of a run.
+        job: everything but the ranks.
+        ranks: how many.
+        original: the step before anything of it was changed, which is held against what was measured.
+    """
+    original = original or recorded
+    one = prediction.predict(recorded.work, replace(job, ranks=1, plan=None, straggler=type(job.straggler)()))
+    points = tuple(_point(recorded, replace(job, ranks=each), one.step) for each in sorted(set(ranks)))
+    largest = replace(job, ranks=max(ranks))
+    bare = Job(recorded.ranks, job.link, job.algorithm, job.bucket, job.plan, on_link=job.on_link)
+    check = prediction.predict(original.work, bare)
+    worth = tuple(prediction.worth(recorded.work, largest))
+    return Scaling(recorded, job, points, worth, check, original.step)
+
+
+def _point(recorded: Recorded, job: Job, alone: float) -> Point:
+    found = prediction.predict(recorded.work, job)
+    low, high = (
+        prediction.predict(recorded.work.scaled(factor, factor, factor), job).step
+        for factor in (recorded.low / recorded.step, recorded.high / recorded.step)
+    )
+    samples = recorded.samples * job.ranks * job.accumulate if recorded.samples else None
+    return Point(
+        job.ranks, found, min(low, found.step), max(high, found.step),
+        samples / found.step if samples and found.step else None, alone / found.step if found.step else 1.0,
+    )  # fmt: skip

@@ -1,0 +1,280 @@
+"""A prediction as text that fits a terminal, as plain values, and as a section of the run's report."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from xsp import rundir, sections
+from xsp.advise.text import duration
+from xsp.errors import OutputError, TraceError
+from xsp.predict import prediction
+from xsp.predict.prediction import EXPOSED, PARTS, WAITING
+from xsp.predict.recorded import Lane
+from xsp.predict.scaling import LIMITS, Point, Scaling
+from xsp.predict.schedule import Cause, Schedule
+from xsp.predict.training import ALL
+from xsp.scrub import plain
+from xsp.sections import Chart, Section, Series, Table, Text
+
+WIDTH = 79
+SECTION = "predict"
+BINS = 60
+"""Of a picture of a step."""
+
+_SHORT = {EXPOSED: "exposed", WAITING: "waiting"}
+
+
+def page(found: Scaling) -> str:
+    """Return what a step takes on each number of ranks, what it waits for, and what would be worth most."""
+    recorded, job = found.recorded, found.job
+    samples = f", {recorded.samples:g} samples on each" if recorded.samples else ""
+    about = f"{_interval(recorded.low, recorded.step, recorded.high)} a step"
+    lines = _wrapped(f"{plain(recorded.name)}: {about}, recorded on {_count(recorded.ranks, 'rank')}{samples}", "  ")
+    lines += _wrapped(f"link   {plain(job.link.about)}", "       ")
+    lines += _wrapped(f"job    {_job(found)}", "       ")
+    lines += [
+        "",
+        *_table(("ranks", "step", "from", "to", "samples/s", "efficiency", "bound by"), map(_row, found.points)),
+    ]
+    names = [each for each in PARTS if any(point.found.parts[each] for point in found.points)]
+    lines += ["", "a step of the mean rank, in ms", *_table(
+        ("ranks", *(_SHORT.get(each, each) for each in names), "hidden"),
+        ([_number(each.ranks), *(_ms(each.found.parts[name]) for name in names), _ms(each.found.hidden)]
+         for each in found.points),
+    )]  # fmt: skip
+    if found.worth:
+        last = found.points[-1]
+        head = ("constant", "saves if halved", "per percent", "of the step")
+        step = last.found.step or math.inf
+        rows = (
+            [each.constant, duration(1e3 * each.if_halved), duration(1e3 * each.per_percent),
+             f"{100 * each.if_halved / step:.1f} %"] for each in found.worth
+        )  # fmt: skip
+        lines += ["", f"what to buy, on {_count(last.ranks, 'rank')}", *_table(head, rows, left=1)]
+    lines += ["", *_list("from", recorded.told), *_list("not known", recorded.unknown), *_list("note", _notes(found))]
+    return "\n".join(lines)
+
+
+def as_json(found: Scaling) -> dict[str, Any]:
+    """Return the same as plain values; durations are in seconds, and say so."""
+    recorded, job = found.recorded, found.job
+    return {
+        "xsp_predict": 1,
+        "name": plain(recorded.name),
+        "recorded": {
+            "step_s": recorded.step, "low_s": recorded.low, "high_s": recorded.high, "ranks": recorded.ranks,
+            "samples": recorded.samples, "gradient_bytes": sum(recorded.work.arrivals),
+            "layers": len(recorded.work.layers),
+        },
+        "link": {
+            "name": plain(job.link.name), "alpha_s": job.link.alpha, "beta_s_per_byte": job.link.beta,
+            "gamma_s_per_byte": job.link.gamma, "source": plain(job.link.source), "quoted": job.link.quoted,
+        },
+        "job": {
+            "algorithm": str(job.algorithm), "bucket_bytes": job.bucket, "accumulate": job.accumulate,
+            "sharded": job.sharded, "ranks_on_a_link": job.on_link, "ranks_on_a_disk": job.on_disk,
+            "straggler": {"factor": job.straggler.factor, "who": str(job.straggler.who)},
+        },
+        "ranks": [
+            {
+                "ranks": each.ranks, "step_s": each.found.step, "low_s": each.low, "high_s": each.high,
+                "samples_per_s": each.samples_per_s, "efficiency": each.efficiency, "bound_by": each.found.bound_by,
+                "parts_s": dict(each.found.parts), "critical_path_s": dict(each.found.path),
+                "communication_s": each.found.communication, "steady": each.found.steady,
+            }
+            for each in found.points
+        ],
+        "worth": [
+            {"constant": each.constant, "saves_s_if_halved": each.if_halved, "saves_s_per_percent": each.per_percent}
+            for each in found.worth
+        ],
+        "check": {"predicted_s": found.check.step, "recorded_s": found.measured, "ranks": recorded.ranks},
+        "from": list(map(plain, recorded.told)),
+        "unknown": list(map(plain, recorded.unknown)),
+        "notes": list(_notes(found)),
+    }  # fmt: skip
+
+
+def _job(found: Scaling) -> str:
+    job, recorded = found.job, found.recorded
+    gradients = sum(recorded.work.arrivals)
+    if job.plan is not None:
+        cut = f"in the {_count(len(job.plan), 'bucket')} of the run"
+    else:
+        limit = "25 MiB, the first 1 MiB" if job.bucket is None else f"{job.bucket / (1 << 20):.4g} MiB"
+        cut = f"in buckets of {limit}"
+    parts = [f"{gradients / 1e6:.4g} MB of gradients {cut}", f"all-reduce by {job.algorithm}"]
+    if job.sharded:
+        parts[1] = "sharded: all-gather twice and reduce-scatter, on a ring"
+    if job.accumulate > 1:
+        parts.append(f"{job.accumulate} batches an update")
+    if job.straggler.factor != 1.0:
+        who = {"one": "one rank", "turns": "each rank in turn", "together": "all ranks at once, one step of N"}
+        parts.append(f"slower by a factor of {job.straggler.factor:g}: {who[str(job.straggler.who)]}")
+    parts += [
+        f"{count} ranks on a {what}" for what, count in (("link", job.on_link), ("disk", job.on_disk)) if count > 1
+    ]
+    return "; ".join(parts)
+
+
+def _notes(found: Scaling) -> list[str]:
+    notes = list(LIMITS)
+    if found.job.link.quoted:
+        notes.insert(0, "The constants of the link are quoted from its makers, not measured; programs reach less.")
+    apart = 100 * (found.check.step / found.measured - 1) if found.measured else 0.0
+    if found.recorded.ranks == 1:
+        notes.append(f"Check: put together again, the recorded step is {apart:+.1f} % from what was measured.")
+    else:
+        notes.append(
+            f"Check: on {_count(found.recorded.ranks, 'rank')}, as recorded, the prediction over this link is "
+            f"{duration(1e3 * found.check.step)}, {apart:+.1f} % from what was measured over the run's own."
+        )
+    if not all(each.found.steady for each in found.points):
+        notes.append("Steps did not come to repeat themselves; figures are means of the later ones.")
+    return notes
+
+
+def _row(each: Point) -> list[str]:
+    rate = "–" if each.samples_per_s is None else _number(each.samples_per_s)
+    return [_number(each.ranks), *(duration(1e3 * took) for took in (each.found.step, each.low, each.high)), rate,
+            f"{100 * each.efficiency:.1f} %", each.found.bound_by]  # fmt: skip
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0) -> list[str]:
+    """Return lines of columns, numbers to the right but for the first `left` and the last text."""
+    cells = [list(head), *map(list, rows)]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(head))]
+    texts = {place for place in range(len(head)) if place < left or head[place] == "bound by"}
+    return [
+        " " + "  ".join(
+            cell.ljust(width) if place in texts else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]  # fmt: skip
+
+
+def _list(what: str, texts: Sequence[str]) -> list[str]:
+    lines = []
+    for text in texts:
+        lines += _wrapped(f"{what}: {plain(text)}", "  ")
+    return lines
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _interval(low: float, value: float, high: float) -> str:
+    text = duration(1e3 * value)
+    return text if high - low <= 0.002 * value else f"{text} [{duration(1e3 * low)} … {duration(1e3 * high)}]"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _ms(value: float) -> str:
+    return f"{1e3 * value:,.2f}" if value < 10 else f"{1e3 * value:,.0f}"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+# --- the section of a report -------------------------------------------------------------------------------------
+
+
+def section(found: Scaling) -> Section:
+    """Return the section of a run's report: scaling, parts of a step, and predicted beside recorded."""
+    at = tuple(each.ranks for each in found.points)
+    parts: list[sections.Part] = [
+        Text(plain(f"{_job(found)}. Link: {found.job.link.about}. " + " ".join(_notes(found))))
+    ]
+    if found.recorded.samples:
+        rates = tuple(each.samples_per_s for each in found.points)
+        samples = found.recorded.samples * found.job.accumulate
+        low, high = (
+            tuple(samples * each.ranks / took if took else None for each, took in zip(found.points, those, strict=True))
+            for those in ([each.high for each in found.points], [each.low for each in found.points])
+        )
+        alone = found.points[0].efficiency * found.points[0].found.step
+        perfect = tuple(samples * ranks / alone if alone else None for ranks in at)
+        lines = (Series("predicted", rates, low, high), Series("perfect scaling", perfect))
+        parts.append(Chart("lines", "Scaling", "samples/s", at, lines, over="ranks", log=("at", "values")))
+    names = [each for each in PARTS if any(point.found.parts[each] for point in found.points)]
+    stacked = tuple(Series(name, tuple(1e3 * each.found.parts[name] for each in found.points)) for name in names)
+    parts.append(Chart("stacked", "A step of the mean rank", "ms", tuple(_count(each, "rank") for each in at), stacked))
+    parts += _pictures(found)
+    if found.worth:
+        rows = tuple((each.constant, 1e3 * each.if_halved, 1e3 * each.per_percent) for each in found.worth)
+        title = f"What each constant is worth on {_count(at[-1], 'rank')}"
+        parts.append(Table(("constant", "saves if halved_ms", "saves per percent_ms"), rows, title))
+    if found.recorded.unknown:
+        parts.append(Table(("not known",), tuple((plain(each),) for each in found.recorded.unknown)))
+    return Section("Prediction", tuple(parts))
+
+
+def keep(found: Scaling, place: Path | str) -> Path | None:
+    """Put the section into a run directory, where `xsp report` finds it; None where the place is none, or is full."""
+    run = Path(place)
+    try:
+        if not run.is_dir():
+            return None
+        rundir.read_run(run)
+        return sections.write(run, SECTION, section(found))
+    except (OutputError, TraceError):
+        return None
+
+
+def _pictures(found: Scaling) -> list[sections.Part]:
+    """Return the recorded and the predicted step over the same time: how much of each moment a resource works."""
+    last = found.points[-1]
+    predicted = lanes(prediction.predict(found.recorded.work, last.found.job, fine=True).schedule)
+    ends = [end for those in (predicted, found.recorded.lanes) for lane in those.values() for _, end in lane]
+    whole = max(ends, default=0.0)
+    if not whole or not math.isfinite(whole):
+        return []
+    drawn = []
+    titles = ((found.recorded.lanes, "The step as recorded"), (predicted, f"Predicted on {_count(last.ranks, 'rank')}"))
+    for those, title in titles:
+        if those:
+            rows = tuple(Series(name, _shares(lane, whole)) for name, lane in those.items())
+            at = tuple(round(1e3 * whole * (place + 0.5) / BINS, 4) for place in range(BINS))
+            drawn.append(Chart("grid", title, "share of the time", at, rows, over="ms"))
+    return list(drawn)
+
+
+_ROWS = {Cause.INPUT: "input", Cause.COPY: "copy", Cause.FORWARD: "forward", Cause.BACKWARD: "backward",
+         Cause.COMMUNICATION: "communication", Cause.UPDATE: "update", Cause.OTHER: "other"}  # fmt: skip
+
+
+def lanes(found: Schedule) -> dict[str, Lane]:
+    """Return when a rank of the first class works at what in the last simulated step, from its first moment on."""
+    step = found.tasks[-1].step
+    mine = [
+        (task.cause, found.starts[number], found.ends[number])
+        for number, task in enumerate(found.tasks)
+        if task.step == step and task.rank in (0, ALL) and task.seconds > 0
+    ]
+    computing = [start for cause, start, _ in mine if cause not in (Cause.INPUT, Cause.COPY)]
+    begin = min(computing, default=min((start for _, start, _ in mine), default=0.0))
+    made: dict[str, list[tuple[float, float]]] = {}
+    for cause, start, end in sorted(mine, key=lambda each: each[1]):
+        if end > begin:
+            made.setdefault(_ROWS[cause], []).append((max(0.0, start - begin), end - begin))
+    return {name: tuple(made[name]) for name in _ROWS.values() if name in made}
+
+
+def _shares(lane: Lane, whole: float) -> tuple[float, ...]:
+    """Return, for each part of a time, the share of it that a lane covers."""
+    width = whole / BINS
+    covered = [0.0] * BINS
+    for start, end in lane:
+        for place in range(max(0, int(start / width)), min(BINS - 1, int(end / width)) + 1):
+            covered[place] += max(0.0, min(end, (place + 1) * width) - max(start, place * width))
+    return tuple(min(1.0, each / width) for each in covered)
