@@ -334,6 +334,25 @@ def test_a_loop_over_samples_is_one_call_on_the_batch(loop: Callable[[Any], Any]
     assert sum(node.call.op == "aten::conv2d" for node in found.graph.nodes) == 1
 
 
+def test_a_loop_over_samples_may_hold_attention_that_splits_its_projections() -> None:
+    attention = Attention("sums").eval()
+
+    def step(x: Any) -> Any:
+        return torch.cat([attention(x[i : i + 1]) for i in range(len(x))])
+
+    def fused(x: Any) -> Any:
+        made = []
+        for each in x:
+            q, k, v = (part.view(6, 4, 8).transpose(0, 1) for part in attention.qkv(each).chunk(3, dim=-1))
+            made.append(F.scaled_dot_product_attention(q, k, v).transpose(0, 1).reshape(6, 32))
+        return torch.stack(made)
+
+    graph, _, _ = recorded(step, torch.randn(4, 6, 32))
+    assert "loop" not in {each.rule for each in rewrite.of(graph).changes}  # an equation may do anything
+    found = rewritten(fused, torch.randn(4, 6, 32))
+    assert [each.rule for each in found.changes] == ["loop"]
+
+
 def test_samples_without_a_dimension_of_their_own_get_one() -> None:
     layer = nn.Linear(6, 6)
     found = rewritten(

@@ -27,8 +27,9 @@ class _Lane:
         """Return the tensor of all samples."""
         shape, stride = self.sample.shape or (), strides(self.sample)
         if self.rows is None:
-            return laid(self.sample.dtype, (count, *shape), (prod(shape), *stride))
-        first = prod(shape[1:]) if self.rows == 1 else stride[0]
+            reach = max([prod(shape), *(length * step for length, step in zip(shape, stride, strict=True))])
+            return laid(self.sample.dtype, (count, *shape), (reach, *stride))
+        first = max(prod(shape[1:]), stride[0]) if self.rows == 1 else stride[0]
         return laid(self.sample.dtype, (count * self.rows, *shape[1:]), (first, *stride[1:]))
 
 
@@ -37,6 +38,9 @@ SAME = (
     "elu softplus mish hardsigmoid clamp dropout to _to_copy clone contiguous square sin cos"
 ).split()
 """They do with each element the same."""
+
+
+PARTS = ("split", "split_with_sizes", "chunk", "unbind")
 
 
 def loops(draft: Draft) -> Iterator[Found]:
@@ -111,7 +115,7 @@ class _Loop:
         ):
             return None
         rows: int | None = (sample.shape or (0,))[0]
-        if first.op in ("unbind", "split", "chunk", "tensor_split", "split_with_sizes"):
+        if first.op in (*PARTS, "tensor_split"):
             together = len({each[0] for each in origins}) == 1 and [each[1] for each in origins] == [*range(self.count)]
             fits = together and len(first.call.outputs) == self.count
             rows = None if first.op == "unbind" else rows
@@ -138,15 +142,17 @@ class _Loop:
         numbers = tuple(each[0] for each in origins)
         steps = [self.draft.steps[each] for each in numbers]
         first = steps[0]
-        if any(step.call.outputs != first.call.outputs or each[1] for step, each in zip(steps, origins, strict=True)):
+        output = origins[0][1]
+        if any(
+            step.call.outputs != first.call.outputs or each[1] != output
+            for step, each in zip(steps, origins, strict=True)
+        ):
             return None
         if len({keys.key(step.call) for step in steps}) > 1 or first.random or first.phase is not Phase.FORWARD:
             return None
-        if (
-            first.kind not in (NodeKind.COMPUTE, NodeKind.VIEW)
-            or len(first.call.outputs) != 1
-            or first.changes not in ((), (0,))
-        ):
+        if first.kind not in (NodeKind.COMPUTE, NodeKind.VIEW) or first.changes not in ((), (0,)):
+            return None
+        if len(first.call.outputs) != 1 and first.op not in PARTS:
             return None
         inputs: list[_Lane | None] = []
         for place in range(len(first.takes)):
@@ -158,10 +164,10 @@ class _Loop:
         rows = _rows(first, inputs)
         if rows is False or (first.changes and first.takes[0][0] in self.leaves):
             return None
-        lane = _Lane(first.call.outputs[0], rows)
-        self.lanes[origins] = (lane, None)
+        for place, tensor in enumerate(first.call.outputs):
+            self.lanes[tuple((each, place) for each in numbers)] = (_Lane(tensor, rows), None)
         self.groups.append(numbers)
-        return lane
+        return self.lanes[origins][0]
 
     def _closed(self, inside: set[int]) -> bool:
         """Return whether nothing else reads what the calls of the loop make, nor changes what they read."""
@@ -210,9 +216,11 @@ class _Loop:
                 takes.append(origins[0] if known is None else self._now(origins))
                 tensors.append(tensor if known is None else known[0].whole(self.count))
             call = _together(given(first.call, tensors), first, lanes, lane, self.count)
-            step = replace(first, call=replace(call, outputs=(lane.whole(self.count),)), takes=tuple(takes))
+            made = [tuple((each, place) for each in group) for place in range(len(first.call.outputs))]
+            outputs = tuple(self.lanes[each][0].whole(self.count) for each in made)
+            step = replace(first, call=replace(call, outputs=outputs), takes=tuple(takes))
             added.append(self.draft.add(step, self.end))
-            self.lanes[own] = (lane, (added[-1], 0))
+            self.lanes.update({each: (self.lanes[each][0], (added[-1], place)) for place, each in enumerate(made)})
         return added
 
 
@@ -240,6 +248,8 @@ def _rows(step: Step, lanes: Sequence[_Lane | None]) -> int | bool | None:
         and ((op == "squeeze" and step.option("dim") == 0) or (op == "select" and step.option("dim") == 0))
     ):
         return None
+    if op in PARTS:
+        return kept if alone and (rows is None or step.option("dim") % len(shape)) else False
     if op in ("flatten", "view", "reshape", "transpose", "permute", "softmax", "log_softmax", "mean", "sum", "amax"):
         return kept if alone and _apart(step, op, rows, len(shape)) else False
     if op == "linear":
@@ -256,7 +266,9 @@ def _rows(step: Step, lanes: Sequence[_Lane | None]) -> int | bool | None:
     if op == "embedding":
         return kept if lanes[0] is None and len(data) == 1 else False
     if op == "scaled_dot_product_attention":
-        return kept if all(lanes[:3]) and len(lanes) == 3 and len(shape) >= (3 if rows is not None else 2) else False
+        mask = (step.call.inputs[3].shape or ()) if len(lanes) == 4 and lanes[3] is None else ()
+        shared = len(lanes) == 3 or (len(lanes) == 4 and lanes[3] is None and len(mask) == 2)
+        return kept if all(lanes[:3]) and shared and len(shape) >= (3 if rows is not None else 2) else False
     return False
 
 
@@ -304,7 +316,7 @@ def _together(call: Call, first: Step, lanes: Sequence[_Lane | None], lane: _Lan
         if op == "permute":
             dims = len(first.call.outputs[0].shape or ())
             changed = {"dims": (0, *(each % dims + 1 for each in first.option("dims")))}
-        elif op in ("transpose", "softmax", "log_softmax", "flatten", "unsqueeze"):
+        elif op in ("transpose", "softmax", "log_softmax", "flatten", "unsqueeze", *PARTS):
             names = ("dim", "dim0", "dim1", "start_dim", "end_dim")
             changed = {name: shift(value) for name, value in call.arguments if name in names and isinstance(value, int)}
         elif op in ("mean", "sum", "amax"):

@@ -1,0 +1,191 @@
+"""Fusion: calls that one kernel could do together, so that what is between them is never written to memory."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from xsp.advise import Advice, Asked, Interval, Needs, question
+from xsp.bound import totals
+from xsp.graph import work
+from xsp.graph.draft import Draft, Web
+from xsp.graph.node import Graph, Phase, Role
+from xsp.questions.removable import what
+from xsp.questions.rewriting import Prices, piece
+
+LEAST_PERCENT = 5.0
+"""Of the step: an upper bound below it is no reason to fuse anything."""
+
+LEAST_CALLS = 3
+"""Of a chain: two calls that each read and write a tensor are everywhere."""
+
+LEAST_UPDATES = 10
+"""Calls of an optimizer from which on it is a loop."""
+
+ELEMENTWISE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "add sub mul div neg abs exp log sqrt rsqrt pow square tanh sigmoid relu gelu silu erf sin cos clamp where "
+        "masked_fill hardtanh hardswish leaky_relu elu softplus mish reciprocal maximum minimum rsub addcmul addcdiv"
+    ).split()
+)
+
+FOLDS = {
+    "norm": (
+        "torch.nn.utils.fusion.fuse_conv_bn_eval(convolution.eval(), norm.eval()), or torch.compile(model)",
+        "fold_batch_norm",
+    ),
+    "attention": (
+        "torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale); of a model of "
+        "transformers: attn_implementation='sdpa'",
+        "sdpa",
+    ),
+    "joined": (
+        "one nn.Linear with the weights joined, torch.cat([q.weight, k.weight, ...]), then .split(sizes, -1)",
+        None,
+    ),
+}
+
+
+@question("fusion", "What would doing calls together give?", number="Q5", needs=Needs.BOUND)
+def fusion(asked: Asked) -> Iterator[Advice]:
+    """Batch norms that fold into convolutions, attention by hand, linear layers on one input: the timing of what
+    stands in their place against theirs. Chains of elementwise calls and optimizers that loop over parameters: at most
+    the share of their time that memory traffic between them is of all of their traffic."""
+    prices: Prices = asked.part("prices")
+    for gain in prices.gains(FOLDS):
+        do, trial = FOLDS[gain.changes[0].rule]
+        found = prices.advice("fusion", gain, what(gain), do, trial)
+        if not gain.at_most or found.of_step_percent >= LEAST_PERCENT:
+            yield found
+    taken = {place for each in prices.rewritten.changes for place in each.removed}
+    found_chains = chains(prices.rewritten.original, taken)
+    for ops, groups in found_chains.items():
+        yield from _chain(prices, ops, groups)
+    yield from _updates(prices)
+
+
+# --- chains -----------------------------------------------------------------------------------------------
+
+
+def chains(graph: Graph, taken: set[int]) -> dict[tuple[str, ...], list[list[int]]]:
+    """Return chains of elementwise calls with what is between them read by the next one alone; equal ones together.
+
+    Args:
+        graph: one that tells its tensors.
+        taken: places of calls that are left out.
+    """
+    draft = Draft(graph)
+    web = Web(draft)
+    group: dict[int, list[int]] = {}
+    for number in draft.order:
+        step = draft.steps[number]
+        if number in taken or step.call.op not in ELEMENTWISE or not step.plain or step.phase is not Phase.FORWARD:
+            continue
+        mine = [number]
+        for origin in dict.fromkeys(step.takes):
+            before = draft.maker(origin)
+            fits = (
+                before is not None and origin[0] in group and before.call.outputs[0].shape == step.call.outputs[0].shape
+            )
+            if fits and web.only_reader(origin) == number and group[origin[0]] is not mine:
+                mine[:0] = group[origin[0]]
+        for each in mine:
+            group[each] = mine
+    found: dict[tuple[str, ...], list[list[int]]] = defaultdict(list)
+    for those in {id(each): each for each in group.values()}.values():
+        if len(those) >= LEAST_CALLS:
+            found[tuple(graph.nodes[each].call.op.removeprefix("aten::") for each in those)].append(those)
+    return found
+
+
+def _chain(prices: Prices, ops: tuple[str, ...], groups: Sequence[Sequence[int]]) -> Iterator[Advice]:
+    graph = prices.rewritten.original
+    nodes = [each for those in groups for each in those]
+    all_bytes = outside = 0
+    for those in groups:
+        moved = [work.bytes_of(graph.nodes[each]) for each in those]
+        if None in moved:
+            return
+        inside = {(each, 0) for each in those}
+        read = [
+            tensor.bytes or 0
+            for each in those
+            for origin, tensor in zip(graph.nodes[each].origins, graph.nodes[each].call.inputs, strict=True)
+            if origin not in inside
+        ]
+        all_bytes += sum(filter(None, moved))
+        outside += sum(read) + (graph.nodes[those[-1]].call.outputs[0].bytes or 0)
+    where = graph.nodes[nodes[0]].module
+    times = f", {len(groups)} times" if len(groups) > 1 else ""
+    said = f"{where + ': ' if where else ''}{len(ops)} elementwise calls in a row ({', '.join(ops[:6])}){times}"
+    by_hand = "pow" in ops and "tanh" in ops
+    way = "torch.nn.functional.gelu(x, approximate='tanh') if it is that, else " if by_hand else ""
+    yield from _at_most(
+        prices, said, nodes, outside, all_bytes, f"{way}torch.compile(model), which does them in one kernel", "compile"
+    )
+
+
+def _at_most(
+    prices: Prices, said: str, nodes: Sequence[int], outside: int, all_bytes: int, do: str, trial: str | None
+) -> Iterator[Advice]:
+    """Yield what is gained if time goes with bytes, and only those from outside and to outside are moved."""
+    figures = [prices.before[each] for each in nodes]
+    there = [each for each in figures if each is not None]
+    if len(there) < len(figures) or not all_bytes:
+        return
+    share = max(0.0, 1 - outside / all_bytes)
+    ns, half = (share * each for each in (math.fsum(each.ns for each in there), totals.half(there)))
+    gain = Interval((ns - half) / 1e6, ns / 1e6, (ns + half) / 1e6)
+    why = (
+        f"{len(nodes)} calls that take {math.fsum(each.ns for each in there) / 1e6:.3g} ms",
+        f"{100 * share:.0f} % of the bytes that they move are between them",
+    )
+    found = piece(prices, "fusion", said, nodes, gain, True, why, do, None, trial)
+    if found.of_step_percent >= LEAST_PERCENT:
+        yield found
+
+
+# --- optimizers ---------------------------------------------------------------------------------------------
+
+
+def updates(graph: Graph) -> list[int]:
+    """Return the places of calls that update weights one by one: of an optimizer, or after backward."""
+    last = max((place for place, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD), default=None)
+    if last is None:
+        return []
+    after = [place for place in range(last + 1, len(graph.nodes)) if graph.nodes[place].computes]
+    names = [graph.nodes[place].call.op.removeprefix("aten::") for place in after]
+    if any(name.startswith(("_foreach", "_fused")) for name in names):
+        return []
+    writes = [
+        place for place in after if any(graph.values[each].role is Role.WEIGHT for each in graph.nodes[place].writes)
+    ]
+    return after if len(writes) >= LEAST_UPDATES else []
+
+
+def _updates(prices: Prices) -> Iterator[Advice]:
+    graph = prices.rewritten.original
+    nodes = updates(graph)
+    moved = [work.bytes_of(graph.nodes[each]) for each in nodes]
+    if not nodes or None in moved:
+        return
+    made = {value for each in nodes for value in graph.nodes[each].writes}
+    read: dict[int, int] = {}
+    written: dict[int, int] = {}
+    for each in nodes:
+        node = graph.nodes[each]
+        for number, tensor in zip(node.reads, node.call.inputs, strict=True):
+            if number not in made:
+                read[graph.values[number].storage] = tensor.bytes or 0
+        for number in node.writes:
+            value = graph.values[number]
+            if value.version:
+                written[value.storage] = value.bytes or 0
+    weights = sum(graph.values[each].role is Role.WEIGHT for each in {w for n in nodes for w in graph.nodes[n].writes})
+    said = f"the optimizer updates weights one by one: {len(nodes)} calls, {weights} of them write a weight"
+    do = "torch.optim.AdamW(parameters, ..., fused=True), SGD and Adagrad likewise; foreach=True where fused is refused"
+    yield from _at_most(
+        prices, said, nodes, sum(read.values()) + sum(written.values()), sum(filter(None, moved)), do, None
+    )

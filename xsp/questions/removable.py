@@ -1,0 +1,55 @@
+"""Removable work: calls that a step could do without, and would compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xsp.advise import Advice, Asked, Needs, question
+from xsp.graph.rewrite import Change
+from xsp.questions.rewriting import Gain, Prices
+
+RULES = ("dead", "equal", "cast", "copy", "loop")
+
+
+@question("removable", "Which calls could the step do without?", number="Q4", needs=Needs.BOUND)
+def removable(asked: Asked) -> Iterator[Advice]:
+    """Calls whose results nobody reads, that compute again what is there, that copy or cast for nothing, and calls on
+    the samples of a batch one by one. The gain is what they take, less what stands in their place."""
+    prices: Prices = asked.part("prices")
+    for gain in prices.gains(RULES):
+        yield prices.advice("removable", gain, what(gain), do(gain.changes[0]))
+
+
+def what(gain: Gain) -> str:
+    """Return what is wrong, in one line."""
+    first, count = gain.changes[0], len(gain.changes)
+    said = first.said if count == 1 else f"{first.said}, {count} times"
+    where = _where(first)
+    return f"{where}: {said}" if where else said
+
+
+def _where(change: Change) -> str:
+    """Return a module that all of it is in, with the number of its call; empty for the outermost one."""
+    if not change.modules:
+        return ""
+    paths = [each.split(".") for each in change.modules]
+    if change.rule == "loop":  # each sample is another call of the same modules
+        same = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
+        return ".".join(same)
+    path, _, turn = change.modules[0].partition("#")
+    return f"{path}, its call {turn}" if turn else path
+
+
+def do(change: Change) -> str:
+    """Return what to write."""
+    where = f" in the forward of {_where(change).partition(',')[0]}" if _where(change) else ""
+    if change.rule == "dead":
+        return f"delete what computes it{where}, or do not ask for it (need_weights=False, output_attentions=False)"
+    if change.rule == "equal":
+        return f"compute it once{where} and keep it: y = layer(x), then use y in both places"
+    if change.rule == "cast":
+        kept = "" if change.changes_numbers is None else "; compare results, as they are computed in another type then"
+        return f"delete the casts (.double(), .float(), .to(dtype)){where}{kept}"
+    if change.rule == "copy":
+        return f"delete the copy (.clone(), .contiguous(), F.pad by 0, torch.cat of one){where}"
+    return f"call it once on the whole batch{where}: y = f(x) in place of torch.stack([f(each) for each in x])"

@@ -1,0 +1,238 @@
+"""What rewriting a graph gains: the times of the calls that go, less those of the calls that stand in their place."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xsp import bench
+from xsp.advise import Advice, Asked, Interval, Place, provides
+from xsp.advise.advice import MOST_SPANS
+from xsp.bench.spec import Spec
+from xsp.bench.timings import Timings
+from xsp.bound import timed, totals
+from xsp.bound.ladder import Bound, Rung
+from xsp.bound.totals import Figure
+from xsp.graph import rewrite, work
+from xsp.graph.rewrite import Change, Rewritten
+
+ALLOWANCE = 0.03
+"""Of the larger of two sums: what timings of equal work differ by from one sitting to another."""
+
+MOST_PLACES = 5
+
+NUMBERED = re.compile(r"(?<=[.#])\d+")
+"""Numbers of layers in paths of modules, by which changes of equal layers differ."""
+
+MOST_FILL_S = 20.0
+"""Of a budget for timings, what calls that stand in the place of others may take."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What changes of one kind gain together, in nanoseconds of a step."""
+
+    changes: tuple[Change, ...]
+    removed: tuple[int, ...]
+    """Places in the original graph of the calls that go and do work."""
+
+    added: tuple[int, ...]
+    """Places in the rewritten graph of the calls that stand in their place and do work."""
+
+    ns: float
+    half_ns: float
+    at_most: bool
+    """Whether what stands in their place is not timed, so that this is what it would gain if that took its least."""
+
+    before_ns: float
+    unknown: int
+    """Calls that go and have no figure: what they take is not in the gain."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """A rewritten graph with what each call takes."""
+
+    rewritten: Rewritten
+    before: tuple[Figure | None, ...]
+    """Of each node of the original graph: as timed by itself, else in the trace."""
+
+    in_place: tuple[Figure | None, ...]
+    after: Mapping[int, Figure]
+    """Of nodes of the rewritten graph that are added, those that are timed."""
+
+    total_ns: float | None
+    """Of the step, as measured or as the sum of what is known."""
+
+    spans: tuple[str, ...] = ()
+    """Of each node its span in the trace; empty where unknown."""
+
+    def gains(self, rules: Iterable[str]) -> list[Gain]:
+        """Return what the changes of some rules gain, those together that say the same, most first."""
+        groups: dict[tuple[str, str, str | None], list[Change]] = defaultdict(list)
+        for each in self.rewritten.changes:
+            if each.rule in rules:
+                groups[each.rule, NUMBERED.sub("*", each.said), each.changes_numbers].append(each)
+        found = [self._gain(tuple(those)) for those in groups.values()]
+        return sorted((each for each in found if each is not None), key=lambda gain: -gain.ns)
+
+    def _gain(self, changes: tuple[Change, ...]) -> Gain | None:
+        removed = tuple(place for each in changes for place in self.rewritten.removed(each))
+        added = tuple(place for each in changes for place in self.rewritten.added(each))
+        figures: Sequence[Figure | None] = [self.before[each] for each in removed]
+        if not added:
+            seen = [self.in_place[each] for each in removed]
+            figures = seen if None not in seen else figures
+        there = [each for each in figures if each is not None]
+        if not there or (added and len(there) < len(figures)):
+            return None
+        before = math.fsum(each.ns for each in there)
+        half = math.hypot(totals.half(there), ALLOWANCE * before if added else 0.0)
+        after = [self.after.get(each) for each in added]
+        if None not in after:
+            new = [each for each in after if each is not None]
+            ns, half = before - math.fsum(each.ns for each in new), math.hypot(half, totals.half(new))
+            return Gain(changes, removed, added, ns, half, False, before, len(figures) - len(there))
+        least = math.fsum(self._least(each) for each in changes)
+        return Gain(changes, removed, added, before - least, half, True, before, 0)
+
+    def _least(self, change: Change) -> float:
+        """Return what the calls that stand in the place of others take at least, from what those take.
+
+        One call on all samples takes as long as that on one; attention as long as its products; a call with other
+        weights or in a type of half the size as long as before, or half of that.
+        """
+        taken = {each: self.before[each] for each in self.rewritten.removed(change)}
+        nodes = self.rewritten.original.nodes
+        if change.rule == "attention":
+            return math.fsum(each.ns for place, each in taken.items() if each and work.flops_of(nodes[place]))
+        share = 0.5 if change.rule == "cast" else 1.0
+        most: dict[str, float] = defaultdict(float)
+        for place, figure in taken.items():
+            most[nodes[place].call.op] = max(most[nodes[place].call.op], figure.ns if figure else 0.0)
+        ops = [self.rewritten.graph.nodes[each].call.op for each in self.rewritten.added(change)]
+        return share * math.fsum(most.get(op, 0.0) for op in ops)
+
+    def advice(self, question: str, gain: Gain, what: str, do: str, trial: str | None = None) -> Advice:
+        """Return a gain as a piece of advice."""
+        return piece(
+            self,
+            question,
+            what,
+            gain.removed,
+            Interval((gain.ns - gain.half_ns) / 1e6, gain.ns / 1e6, (gain.ns + gain.half_ns) / 1e6),
+            gain.at_most,
+            self._why(gain),
+            do,
+            gain.changes[0].changes_numbers,
+            trial,
+        )
+
+    def _why(self, gain: Gain) -> tuple[str, ...]:
+        said = [f"{len(gain.removed)} calls that take {gain.before_ns / 1e6:.3g} ms go"]
+        if gain.added and not gain.at_most:
+            after = gain.before_ns - gain.ns
+            said.append(f"{len(gain.added)} calls that take {after / 1e6:.3g} ms stand in their place")
+        elif gain.added:
+            said.append(f"{len(gain.added)} calls that stand in their place are not timed: --fill 60s")
+        if gain.unknown:
+            said.append(f"{gain.unknown} of the calls that go have no figure")
+        return tuple(said)
+
+
+def piece(
+    prices: Prices,
+    question: str,
+    what: str,
+    nodes: Sequence[int],
+    gain: Interval,
+    at_most: bool,
+    why: tuple[str, ...],
+    do: str,
+    changes_numbers: str | None = None,
+    trial: str | None = None,
+) -> Advice:
+    """Return a piece of advice on calls of the original graph."""
+    most = prices.total_ns
+    if most is not None:
+        gain = gain.within(most / 1e6)
+    percent = 100 * gain.value * 1e6 / most if most else 0.0
+    return Advice(question, what, places(prices, nodes), gain, at_most, percent, why, do, changes_numbers, trial)
+
+
+def places(prices: Prices, nodes: Sequence[int]) -> tuple[Place, ...]:
+    """Return the modules in which calls are, those first that take most, at most `MOST_PLACES`."""
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for each in nodes:
+        node = prices.rewritten.original.nodes[each]
+        groups[node.module, node.call.op].append(each)
+
+    def taken(those: Sequence[int]) -> float:
+        return math.fsum(figure.ns for each in those if (figure := prices.before[each]) is not None)
+
+    order = sorted(groups.items(), key=lambda item: -taken(item[1]))
+    return tuple(
+        Place(
+            module or None,
+            op,
+            tuple(prices.spans[each] for each in those if prices.spans and prices.spans[each])[:MOST_SPANS],
+            len(those),
+        )
+        for (module, op), those in order[:MOST_PLACES]
+    )
+
+
+@provides("prices")
+def prices(asked: Asked) -> Prices:
+    """Return the rewritten graph of what is asked about, with what each call takes.
+
+    Raises:
+        GraphError: its graph does not tell enough to be rewritten.
+    """
+    bound: Bound = asked.bound
+    found = rewrite.of(bound.graph)
+    nothing: tuple[Figure | None, ...] = (None,) * len(bound.graph.nodes)
+    in_place = bound.figures.get(Rung.IN_PLACE.value, nothing)
+    as_run = bound.figures.get(Rung.AS_RUN.value, nothing)
+    before = tuple(mine or theirs for mine, theirs in zip(as_run, in_place, strict=True))
+    joined = bound.join
+    spans: tuple[str, ...] = ()
+    if joined is not None:
+        spans = tuple("" if at is None else str(getattr(joined.seen[at], "span", "")) for at in joined.of_node)
+    return Prices(found, before, in_place, _added(asked, bound, found), _total(asked, bound, before), spans)
+
+
+def _added(asked: Asked, bound: Bound, found: Rewritten) -> dict[int, Figure]:
+    """Return the timings of calls that are added; what is missing is timed, where there is a budget."""
+    threads = bound.settings.get("threads")
+    wanted = {place for each in found.changes for place in found.added(each)}
+    if threads is None or not wanted:
+        return {}
+    specs = {place: spec for place, spec in enumerate(timed.specs_of(found.graph, threads)) if place in wanted}
+    known = Timings.open(asked.settings.get("timings"), like=asked.settings.get("like"))
+    seconds = asked.settings.get("fill")
+    missing = [spec for spec in specs.values() if spec is not None and known.get(spec.key) is None]
+    if seconds and missing:
+        bench.fill(missing, known, min(float(seconds), MOST_FILL_S))
+    return {place: figure for place, spec in specs.items() if (figure := _figure(known, spec)) is not None}
+
+
+def _figure(known: Timings, spec: Spec | None) -> Figure | None:
+    timing: Any = None if spec is None else known.get(spec.key)
+    if timing is None or not timing.is_timed:
+        return None
+    return Figure(float(round(timing.trimmed_ns)), timing.half_ns or 0.0, timing.key)
+
+
+def _total(asked: Asked, bound: Bound, before: Sequence[Figure | None]) -> float | None:
+    if asked.step is not None and asked.step.what == "step":
+        return asked.step.ms.value * 1e6
+    for rung in (Rung.MEASURED, Rung.FRAMEWORK, Rung.AS_RUN):
+        found = bound.rungs[rung.value].sequential
+        if found:
+            return found
+    return math.fsum(each.ns for each in before if each is not None) or None
