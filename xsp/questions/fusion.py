@@ -63,7 +63,8 @@ def fusion(asked: Asked) -> Iterator[Advice]:
     found_chains = chains(prices.rewritten.original, taken)
     for ops, groups in found_chains.items():
         yield from _chain(prices, ops, groups)
-    yield from _updates(prices)
+    if asked.trace is None:  # of a trace the question `optimizer` tells more
+        yield from _updates(prices)
 
 
 # --- chains -----------------------------------------------------------------------------------------------

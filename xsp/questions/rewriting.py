@@ -19,11 +19,7 @@ from xsp.bound.ladder import Bound, Rung
 from xsp.bound.totals import Figure
 from xsp.graph import rewrite, work
 from xsp.graph.rewrite import Change, Rewritten
-
-ALLOWANCE = 0.03
-"""Of the larger of two sums: what timings of equal work differ by from one sitting to another."""
-
-MOST_PLACES = 5
+from xsp.questions.ground import ALLOWANCE, MOST_PLACES
 
 NUMBERED = re.compile(r"(?<=[.#])\d+")
 """Numbers of layers in paths of modules, by which changes of equal layers differ."""
@@ -81,6 +77,10 @@ class Prices:
         return sorted((each for each in found if each is not None), key=lambda gain: -gain.ns)
 
     def _gain(self, changes: tuple[Change, ...]) -> Gain | None:
+        if any(each.added for each in changes):  # those whose calls are not all known promise nothing
+            changes = tuple(
+                each for each in changes if None not in [self.before[place] for place in self.rewritten.removed(each)]
+            )
         removed = tuple(place for each in changes for place in self.rewritten.removed(each))
         added = tuple(place for each in changes for place in self.rewritten.added(each))
         figures: Sequence[Figure | None] = [self.before[each] for each in removed]
@@ -88,7 +88,7 @@ class Prices:
             seen = [self.in_place[each] for each in removed]
             figures = seen if None not in seen else figures
         there = [each for each in figures if each is not None]
-        if not there or (added and len(there) < len(figures)):
+        if not there:
             return None
         before = math.fsum(each.ns for each in there)
         half = math.hypot(totals.half(there), ALLOWANCE * before if added else 0.0)
@@ -202,7 +202,7 @@ def prices(asked: Asked) -> Prices:
     joined = bound.join
     spans: tuple[str, ...] = ()
     if joined is not None:
-        spans = tuple("" if at is None else str(getattr(joined.seen[at], "span", "")) for at in joined.of_node)
+        spans = tuple("" if at is None else joined.seen[at].span or "" for at in joined.of_node)
     return Prices(found, before, in_place, _added(asked, bound, found), _total(asked, bound, before), spans)
 
 
@@ -213,7 +213,7 @@ def _added(asked: Asked, bound: Bound, found: Rewritten) -> dict[int, Figure]:
     if threads is None or not wanted:
         return {}
     specs = {place: spec for place, spec in enumerate(timed.specs_of(found.graph, threads)) if place in wanted}
-    known = Timings.open(asked.settings.get("timings"), like=asked.settings.get("like"))
+    known: Timings = asked.part("timings")
     seconds = asked.settings.get("fill")
     missing = [spec for spec in specs.values() if spec is not None and known.get(spec.key) is None]
     if seconds and missing:
