@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from xsp import advise
-from xsp.advise import Advice, Asked, Interval, Needs, Place, registry, text
+from xsp import advise, sections
+from xsp.advise import Advice, Asked, Interval, Needs, Place, pictures, registry, text
 from xsp.cli import main
 from xsp.errors import AnalysisError, UsageError
 from xsp.testing import spans, trace_of
@@ -107,3 +108,24 @@ def test_two_questions_of_one_name_are_refused(asked: Asked) -> None:
 
     with pytest.raises(UsageError, match="'small' already"):
         advise.question("small", "another")(other)
+
+
+def test_of_two_pieces_with_one_trial_the_expectation_is_kept(asked: Asked) -> None:
+    @advise.question("threads", "threads?")
+    def threads(asked: Asked) -> Iterator[Advice]:
+        yield piece("threads", 5, 5, at_most=True, trial="threads=2")
+        yield piece("threads", 3, 4, trial="threads=2")
+
+    (kept,) = advise.of(asked, only=["threads"]).advice
+    assert not kept.at_most
+
+
+def test_the_section_of_the_report_has_gains_and_bounds_as_bars(asked: Asked, tmp_path: Path) -> None:
+    made = pictures.section(advise.of(asked))
+    chart = next(part for part in made.parts if isinstance(part, sections.Chart))
+    assert [(each.name, each.values) for each in chart.series] == [
+        ("expected", (3.0, 1.5, None)),
+        ("at most", (None, None, 2.5)),
+    ]
+    assert sections.of({"xsp_section": 1, **sections.plain(made)}) == made
+    assert pictures.keep(advise.of(asked), tmp_path) is None  # no run

@@ -71,7 +71,7 @@ def of(
             continue
         except XspError as error:
             unanswered[each.name] = str(error)
-    kept, left_out = _kept(found, same_numbers)
+    kept, left_out = _kept(_of_one_trial(found), same_numbers)
     name = asked.trace.name if asked.trace is not None else asked.source or "model"
     return Advised(name, asked.step, tuple(sorted(kept, key=_place)), tuple(answered), unanswered, left_out)
 
@@ -120,6 +120,18 @@ def _chosen(only: Sequence[str], most: Needs) -> list[Question]:
             hint = nearest(name, known) or f"; there are {', '.join(known)}"
             raise UsageError(f"there is no question {name!r}{hint}")
     return [each for name, each in known.items() if (not only or name in only) and each.needs <= most]
+
+
+def _of_one_trial(found: Sequence[Advice]) -> list[Advice]:
+    """Return pieces of which each trial is advised once: by an expectation, else by the smaller bound."""
+    best: dict[str, Advice] = {}
+    for piece in found:
+        if piece.trial is not None:
+            known = best.get(piece.trial, piece)
+            best[piece.trial] = min(
+                known, piece, key=lambda each: (each.at_most, each.gain.value if each.at_most else 0)
+            )
+    return [piece for piece in found if piece.trial is None or best[piece.trial] is piece]
 
 
 def _kept(found: Sequence[Advice], same_numbers: bool) -> tuple[list[Advice], dict[str, int]]:

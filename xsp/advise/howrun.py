@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from xsp.advise import calls
-from xsp.advise.advice import Advice, Asked, Interval
+from xsp.advise.advice import Advice, Asked, Interval, OfOthers
 from xsp.advise.registry import question
 from xsp.errors import AnalysisError
-from xsp.schema import Kind
+from xsp.schema import Kind, Level
 
 RECORDING_US = (0.5, 1.5, 5.0)
 """What it takes to record an operator for gradients, in µs: 0.9 to 1.7 µs were measured on operators of a few
@@ -66,6 +66,8 @@ def _is_training(asked: Asked) -> bool:
 def oversubscription(asked: Asked) -> Iterator[Advice]:
     """Threads of PyTorch against the cores that the program may use; more of them wait for each other."""
     trace = asked.traced
+    if trace.has(Level.KERNEL):
+        raise OfOthers("devices worked, whose time threads of the host do not tell")
     count, cores = trace.run.machine.get("torch_threads"), trace.run.machine.cores
     if not isinstance(count, int) or not cores:
         raise AnalysisError("the trace does not tell threads and cores: a run of xsp does")

@@ -75,6 +75,8 @@ def _advice(asked: Asked, whole: float, around: Call, ops: Sequence[Call]) -> It
         (f"{each_takes:.1f} operators for a parameter, each of which reads and writes memory once more",),
         "torch.optim's fused=True (or foreach=True) updates all of them in one call"
         + ("" if around.kind == Kind.OPTIMIZER else "; by hand: torch._foreach_add_(parameters, gradients, alpha=-lr)"),
+        None,
+        "fused_optimizer" if around.kind == Kind.OPTIMIZER else None,
     )
 
 

@@ -62,4 +62,6 @@ def data(asked: Asked) -> Iterator[Advice]:
         "give the loader more workers, or less work for each sample"
         if workers
         else "DataLoader(..., num_workers=2, persistent_workers=True): load beside the step",
+        None,
+        None if workers else "num_workers=2",
     )

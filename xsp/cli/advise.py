@@ -85,7 +85,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Ask, show what is advised, and try it if that is wanted."""
     from xsp import advise
-    from xsp.advise import asking, kept, text, tried
+    from xsp.advise import asking, kept, pictures, text, tried
     from xsp.device import machine
     from xsp.run import Machine
 
@@ -99,6 +99,8 @@ def run(given: argparse.Namespace) -> int:
         asked = asking.asked_about(given.source, {**_settings(given), "progress": show})
         plan = None if given.tries is None else _plan(given, asked)
         found = advise.of(asked, only=given.only, same_numbers=given.same_numbers)
+    if not given.only and not given.same_numbers:
+        pictures.keep(found, given.source)
     if given.format == "json" and plan is None:
         progress.put(_as_json(given, found))
         return 0

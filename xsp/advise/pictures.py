@@ -1,0 +1,74 @@
+"""Advice as a section of a run's report: predicted gains as bars, and a table of the pieces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from xsp import rundir, sections
+from xsp.advise.advice import Place
+from xsp.advise.asking import Advised
+from xsp.errors import OutputError, TraceError
+from xsp.scrub import plain
+from xsp.sections import Chart, Section, Series, Table, Text
+
+SECTION = "advice"
+MOST = 20
+"""Pieces that the section has."""
+
+
+def section(found: Advised) -> Section:
+    """Return the section: gains with intervals, bounds in another colour, then what, where and what to do."""
+    shown = found.advice[:MOST]
+    if not shown:
+        said = f"{len(found.asked)} questions found nothing that is worth changing."
+        return Section("Advice", (Text(said), *_unanswered(found)))
+    at = tuple(f"{number}. {piece.question}" for number, piece in enumerate(shown, 1))
+    expected = Series(
+        "expected",
+        tuple(None if piece.at_most else piece.gain.value for piece in shown),
+        tuple(None if piece.at_most else piece.gain.low for piece in shown),
+        tuple(None if piece.at_most else piece.gain.high for piece in shown),
+    )
+    bounds = Series("at most", tuple(piece.gain.value if piece.at_most else None for piece in shown))
+    series = tuple(each for each in (expected, bounds) if any(value is not None for value in each.values))
+    rows = tuple(
+        (
+            number,
+            plain(piece.what),
+            plain("; ".join(filter(None, map(_place, piece.where[:3])))),
+            piece.gain.value,
+            piece.gain.low,
+            piece.gain.high,
+            piece.at_most,
+            piece.of_step_percent,
+            plain(piece.do),
+        )
+        for number, piece in enumerate(shown, 1)
+    )
+    columns = ("piece", "what", "where", "gain_ms", "low_ms", "high_ms", "at most", "of_step_percent", "do")
+    left = len(found.advice) - len(shown)
+    more = (Text(f"{left} more: xsp advise --limit {len(found.advice)}"),) if left else ()
+    said = "What changing it would gain in a step, as predicted; a bound is all of the time concerned."
+    chart = Chart("bars", "Predicted gains", "ms", at, series)
+    return Section("Advice", (Text(said), chart, Table(columns, rows), *more, *_unanswered(found)))
+
+
+def _place(place: Place) -> str:
+    return ", ".join(each for each in (place.module, place.op) if each)
+
+
+def _unanswered(found: Advised) -> tuple[Table, ...]:
+    rows = tuple((name, plain(reason)) for name, reason in found.unanswered.items())
+    return (Table(("question", "why it could not be asked"), rows),) if rows else ()
+
+
+def keep(found: Advised, place: Path | str) -> Path | None:
+    """Put the section into a run directory, where `xsp report` finds it; None where the place is none, or is full."""
+    run = Path(place)
+    try:
+        if not run.is_dir():
+            return None
+        rundir.read_run(run)
+        return sections.write(run, SECTION, section(found))
+    except (OutputError, TraceError):
+        return None
