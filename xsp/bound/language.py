@@ -98,6 +98,16 @@ class Curve:
         return None if self.rest is None or self.attention is None else self.rest + self.attention
 
     @property
+    def steps(self) -> Polynomial | None:
+        """A curve through measured steps; None where too few lengths were measured."""
+        found = [(each.tokens, each.measured) for each in self.points if each.measured is not None]
+        degree = 1 if self.phase == DECODE else 2
+        if len(found) <= degree:
+            return None
+        halves = [((each.high or each.ns) - (each.low or each.ns)) / 2 for _, each in found]
+        return polynomials.fit([n for n, _ in found], [each.ns for _, each in found], halves, degree)
+
+    @property
     def overtakes(self) -> Crossing | None:
         """From how many tokens on attention takes longer than all else; None if never, or unknown."""
         if self.rest is None or self.attention is None:

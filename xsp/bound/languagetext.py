@@ -114,7 +114,9 @@ def _told(found: Language) -> Iterator[str]:
 
 def _curve(curve: Curve) -> Iterator[str]:
     name = NAMES[curve.phase]
-    whole = curve.whole
+    whole, steps = curve.whole, curve.steps
+    if steps is not None:
+        yield f"{name}, measured = {formula(steps)}"
     if whole is None:
         yield f"{name}: no curve, {curve.reason}."
         return
@@ -242,6 +244,7 @@ def _curve_json(curve: Curve) -> dict[str, Any]:
         "different": curve.different,
         "left_out": curve.left_out,
         "coefficients_ns": _coefficients(curve.whole),
+        "measured_coefficients_ns": _coefficients(curve.steps),
         "attention_ns": _coefficients(curve.attention),
         "rest_ns": _coefficients(curve.rest),
         "attention_overtakes": None if over is None else {"tokens": over.n, "low": over.low, "high": over.high},

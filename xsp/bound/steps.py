@@ -63,11 +63,11 @@ def measure(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        ready = _steps(what, phases, lengths, models.Settings(batch=batch, seed=seed))
-        rounds: dict[tuple[str, int], list[int]] = {key: [] for key in ready}
-        order = list(ready)
+        steps = ready(what, phases, lengths, models.Settings(batch=batch, seed=seed))
+        rounds: dict[tuple[str, int], list[int]] = {key: [] for key in steps}
+        order = list(steps)
         drawn = random.Random(seed)
-        for step in ready.values():
+        for step in steps.values():
             step()
         until = time.perf_counter() + seconds
         done = 0
@@ -75,7 +75,7 @@ def measure(
             drawn.shuffle(order)
             for key in order:
                 began = time.perf_counter_ns()
-                ready[key]()
+                steps[key]()
                 rounds[key].append(time.perf_counter_ns() - began)
             done += 1
             progress("steps", done, max(done, LEAST_ROUNDS))
@@ -84,10 +84,10 @@ def measure(
     return {key: _figure(taken) for key, taken in rounds.items()}
 
 
-def _steps(
+def ready(
     spec: str, phases: Sequence[str], lengths: Sequence[int], settings: models.Settings
 ) -> dict[tuple[str, int], Callable[[], object]]:
-    """Return the steps; all have one model, since its weights are the same."""
+    """Return the steps by phase and length; all have one model, since its weights are the same."""
     first = models.build(spec, _settings(settings, phases[0], lengths[0]))
     assert isinstance(first, models.Built)
     found = {}

@@ -1,0 +1,147 @@
+"""Does a curve over the number of tokens foretell prefill and decode at a length that was not timed?
+
+Calls of both steps are timed at four lengths up to 512 tokens, and whole steps are measured at these and at 1,024, in
+turns. The curve through the timings of calls, with what the framework adds, and the curve through the measured steps
+each say what 1,024 tokens take. What is timed and measured stays in `--out`, so a run goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parts import turns
+
+from xsp import bench
+from xsp.bound import language, polynomials, steps
+from xsp.bound.language import DECODE, PREFILL
+from xsp.models import Settings
+
+WITHIN = 0.15
+TIMED, UNSEEN = (64, 128, 256, 512), 1024
+TIMED_QUICK, UNSEEN_QUICK = (8, 16, 32, 48), 64
+MODELS = (
+    "transformers:llama?num_hidden_layers=2&hidden_size=256&intermediate_size=688&num_attention_heads=8"
+    "&num_key_value_heads=8&head_dim=32&vocab_size=4096",
+    "transformers:gpt2?n_layer=12&n_embd=384&n_head=6&vocab_size=8192",
+)
+QUICK = ("transformers:gpt2?n_layer=1&n_embd=32&n_head=2&vocab_size=64",)
+FILE = "language_steps.jsonl"
+
+Rounds = Mapping[tuple[str, int], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Rounds of the steps of each model, in a folder."""
+
+    folder: Path
+
+    def of(self, model: str, threads: int) -> Rounds | None:
+        """Return the rounds that were kept last; None if there are none."""
+        found = None
+        path = self.folder / FILE
+        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue  # cut off when it was written
+            if (row["model"], row["threads"]) == (model, threads):
+                found = {(phase, int(n)): tuple(taken) for phase, n, taken in row["steps"]}
+        return found
+
+    def add(self, model: str, threads: int, taken: Rounds, disturbed: int) -> Rounds:
+        """Keep rounds."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        rows = [[phase, n, list(each)] for (phase, n), each in taken.items()]
+        with (self.folder / FILE).open("a", encoding="utf-8") as file:
+            line = {"model": model, "threads": threads, "disturbed": disturbed, "steps": rows}
+            file.write(json.dumps(line) + "\n")
+        return taken
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    made = turns.parser(__doc__)
+    made.add_argument("--models", nargs="+", help="of transformers (default: one of two layers and one of twelve)")
+    made.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
+    made.add_argument("--budget", type=float, help="seconds a model for its calls (default: 120, quick: 20)")
+    made.add_argument("--out", type=Path, help="keep what is timed and measured here, and go on from what is there")
+    options = turns.parse(made, arguments)
+    report = turns.Report(
+        "language_lengths",
+        f"Steps of language models at {UNSEEN_QUICK if options.quick else UNSEEN:,} tokens, foretold from shorter ones",
+        ("step", "tokens", "measured, ms", "from calls, ms", "error", "goal", "from steps, ms", "error", "goal"),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Kept(options.out or Path(folder))
+        timings = bench.Timings.open(kept.folder / "timings")
+        for model in options.models or (QUICK if options.quick else MODELS):
+            turns.say(model)
+            _rows(report, model, kept, timings, options)
+    report.notes.append(
+        f"The goal is an error of at most {WITHIN:.0%}. From calls: the sum of calls timed one by one, and of empty "
+        "calls of modules and views, as a curve. From steps: a curve through the measured steps at the lengths whose "
+        "calls are timed. Neither has seen the longest length."
+    )
+    report.finish(options)
+
+
+def _rows(report: turns.Report, model: str, kept: Kept, timings: bench.Timings, options: Any) -> None:
+    timed, unseen = (TIMED_QUICK, UNSEEN_QUICK) if options.quick else (TIMED, UNSEEN)
+    budget = options.budget or (20 if options.quick else 120)
+    found = language.of(model, timed, threads=options.threads, timings=timings, fill=budget, seed=options.seed)
+    taken = kept.of(model, options.threads) or _measured(model, (*timed, unseen), kept, options)
+    short = model.partition(":")[2].partition("?")[0]
+    for curve in found.curves:
+        step = turns.middle(taken[curve.phase, unseen])
+        whole = curve.whole
+        calls = None if whole is None else whole.at(unseen)
+        figures = {n: turns.middle(taken[curve.phase, n]) for n in timed}
+        values = [figure.value for figure in figures.values()]
+        halves = [(figure.hi - figure.lo) / 2 for figure in figures.values()]
+        straight = polynomials.fit(timed, values, halves, 1 if curve.phase == DECODE else 2).at(unseen)
+        report.add(
+            [
+                f"{short} {curve.phase}",
+                f"{unseen:,}",
+                step.shown(2, 1e-6),
+                "–" if calls is None else f"{calls / 1e6:.2f}",
+                *_verdict(calls, step.value),
+                f"{straight / 1e6:.2f}",
+                *_verdict(straight, step.value),
+            ],
+            model=model,
+            reason=curve.reason,
+            coefficients=None if whole is None else whole.coefficients,
+            measured={n: figure.value for n, figure in figures.items()},
+            from_calls={each.tokens: each.ns for each in curve.points},
+        )
+
+
+def _verdict(foretold: float | None, measured: float) -> tuple[str, str]:
+    if foretold is None:
+        return "–", "–"
+    error = foretold / measured - 1
+    return f"{error:+.1%}", "met" if abs(error) <= WITHIN else "missed"
+
+
+def _measured(model: str, lengths: Sequence[int], kept: Kept, options: Any) -> Rounds:
+    """Measure the steps in turns."""
+    import torch
+
+    torch.set_num_threads(options.threads)
+    ready = steps.ready(model, (DECODE, PREFILL), lengths, Settings(seed=options.seed))
+    conditions = [turns.Condition(f"{phase} {n}", step) for (phase, n), step in ready.items()]
+    turn = turns.turns_of(options)
+    rounds = options.rounds or 15
+    taken = turn.take([turns.Group(conditions)], rounds)
+    by_step = {key: tuple(each[f"{key[0]} {key[1]}"] for each in taken) for key in ready}
+    return kept.add(model, options.threads, by_step, turn.disturbed)
+
+
+if __name__ == "__main__":
+    main()
