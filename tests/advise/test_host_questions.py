@@ -191,3 +191,19 @@ def test_what_a_trace_does_not_tell_is_said_with_what_to_type() -> None:
     found = advise.of(trace_of(spans("step s 0-100\nforward Net 10-90")), most=Needs.TRACE)
     assert found.advice == ()
     assert "record again with --levels M/L/G" in found.unanswered["stall"]
+
+
+def test_a_step_that_is_of_no_thread_holds_what_the_busiest_thread_does() -> None:
+    text = """
+        step s 0-10000 thread=None
+        op aten::mm 0-3000 dtype=float
+        op aten::mm 6000-9990 dtype=float
+        op aten::mm 3500-4000 thread=2 dtype=float
+    """
+    (piece,) = asked(text, "stall")
+    assert 2.9 < piece.gain.value < 3.1
+
+
+def test_gaps_that_python_needs_between_many_calls_are_no_stall() -> None:
+    many = [f"op aten::view {at}-{at + 65} dtype=float" for at in range(1000, 4000, 100)]
+    assert asked(inside(*many), "stall") == []

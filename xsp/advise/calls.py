@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xsp import summary
@@ -126,6 +126,7 @@ def _trees(asked: Asked) -> list[Call]:
     roots: list[Call] = []
     open_ones: list[Call] = []
     thread: tuple[object, object] | None = None
+    threads: dict[object, list[Call]] = {}
     for row in rows:
         *values, shapes, process, number = row
         values.append(_shapes(shapes))
@@ -139,8 +140,23 @@ def _trees(asked: Asked) -> list[Call]:
             open_ones[-1].inside.append(call)
         else:
             roots.append(call)
+            threads.setdefault(number, []).append(call)
         open_ones.append(call)
-    return roots
+    return _with_steps(roots, threads)
+
+
+def _with_steps(roots: list[Call], threads: Mapping[object, list[Call]]) -> list[Call]:
+    """Return the outermost calls, where steps that are of no thread hold what the busiest thread does in them."""
+    steps = [each for each in threads.get(None, ()) if each.kind == Kind.STEP and not each.inside]
+    named = [those for number, those in threads.items() if number is not None]
+    if not steps or not named:
+        return roots
+    for each in max(named, key=lambda those: sum(call.ns for call in those)):
+        step = next((one for one in steps if one.start_ns <= each.start_ns and each.end_ns <= one.end_ns), None)
+        if step is not None:
+            each.around = step
+            step.inside.append(each)
+    return [each for each in roots if each.around is None]
 
 
 def _shapes(text: str | None) -> list[object]:
@@ -202,9 +218,14 @@ def places(calls: Sequence[Call], op: str | None = None) -> tuple[Place, ...]:
         by_module.setdefault(each.module, []).append(each)
     order = sorted(by_module.items(), key=lambda item: -sum(each.ns for each in item[1]))
     return tuple(
-        Place(module or None, op or those[0].name, tuple(each.span_id for each in those[:MOST_SPANS]), len(those))
+        Place(module or None, op or _name(those), tuple(each.span_id for each in those[:MOST_SPANS]), len(those))
         for module, those in order
     )
+
+
+def _name(those: Sequence[Call]) -> str | None:
+    """Return the name that calls have in common; None where they have several."""
+    return those[0].name if len({each.name for each in those}) == 1 else None
 
 
 def step_ms(asked: Asked) -> float:

@@ -66,8 +66,8 @@ def _is_training(asked: Asked) -> bool:
 def oversubscription(asked: Asked) -> Iterator[Advice]:
     """Threads of PyTorch against the cores that the program may use; more of them wait for each other."""
     trace = asked.traced
-    if trace.has(Level.KERNEL):
-        raise OfOthers("devices worked, whose time threads of the host do not tell")
+    if trace.has(Level.KERNEL) or trace.run.imported is not None:
+        raise OfOthers("threads of the host do not tell the time of devices, and other profilers do not tell threads")
     count, cores = trace.run.machine.get("torch_threads"), trace.run.machine.cores
     if not isinstance(count, int) or not cores:
         raise AnalysisError("the trace does not tell threads and cores: a run of xsp does")

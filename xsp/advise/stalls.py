@@ -29,8 +29,8 @@ _OUTSIDE = (str(Kind.FORWARD), str(Kind.BACKWARD), str(Kind.OPTIMIZER), str(Kind
 def stall(asked: Asked) -> Iterator[Advice]:
     """Time inside a module, or inside the step, that no operator, module or phase inside covers.
 
-    `USUAL_MS` for each call inside is taken off, as Python and the recording itself need it. Modules of one class are
-    one piece. What some recorded step did without is no stall.
+    `USUAL_MS` of each gap between calls is taken off, as Python and the recording itself need it. Modules of one class
+    are one piece. What some recorded step did without is no stall.
     """
     whole = calls.step_ms(asked)
     by_type: dict[str, list[Call]] = {}
@@ -46,7 +46,8 @@ def stall(asked: Asked) -> Iterator[Advice]:
         where = tuple(_place(each) for each in sorted(those, key=lambda each: -_gap(each)))
         several = f"{len(those)} calls of {name}" if len(those) > 1 else f"a call of {name}"
         if those[0].kind == Kind.STEP:
-            several = "the step, outside the model and its phases,"
+            has_model = any(inner.kind in _OUTSIDE for each in those for inner in each.inside)
+            several = "the step, outside the model and its phases," if has_model else "the step"
         yield Advice(
             "stall",
             f"{several} spend{'s' * (len(those) == 1)} {gain.value:.3g} ms in no operator",
@@ -57,7 +58,8 @@ def stall(asked: Asked) -> Iterator[Advice]:
             (
                 f"{gap.value:.3g} ms in which no operator, module or phase inside runs"
                 + (f"; {gap.low:.3g} to {gap.high:.3g} ms in {repeats} recorded steps" if repeats > 1 else ""),
-                f"{usual:.3g} ms are taken off for {sum(len(each.inside) for each in those):,} calls inside",
+                f"{usual:.3g} ms are taken off, which Python needs around "
+                f"{sum(len(each.inside) for each in those):,} calls",
             ),
             "look for sleeping, locks, files, printing, NumPy or Python loops there; `xsp report` shows the gap on the "
             "timeline",
@@ -74,21 +76,26 @@ def _over_steps(asked: Asked, those: Sequence[Call]) -> tuple[Interval, int]:
     return Interval(min(gaps), summary.percentile(gaps, 0.5), max(gaps)), len(found)
 
 
-def _gap(call: Call) -> float:
-    """Return the milliseconds that nothing inside covers, as recorded."""
-    covered, until = 0, call.start_ns
+def _gaps(call: Call) -> list[float]:
+    """Return the milliseconds of each stretch that nothing inside covers, as recorded."""
+    found, until = [], call.start_ns
     for inner in sorted(call.inside, key=lambda each: each.start_ns):
-        covered += max(0, inner.end_ns - max(until, inner.start_ns))
+        found.append(inner.start_ns - until)
         until = max(until, inner.end_ns)
-    return max(0.0, (call.end_ns - call.start_ns - covered) / 1e6)
+    return [max(0, ns) / 1e6 for ns in (*found, call.end_ns - until)]
+
+
+def _gap(call: Call) -> float:
+    return sum(_gaps(call))
 
 
 def _usual(call: Call) -> float:
-    return USUAL_MS * (len(call.inside) + 1)
+    """Return the part of the gaps that Python and the recording need: of each as much as is usual."""
+    return sum(min(each, USUAL_MS) for each in _gaps(call))
 
 
 def _beyond(call: Call) -> float:
-    return _gap(call) - _usual(call)
+    return _gap(call) - _usual(call) if call.inside or call.level == Level.LAYER else 0.0
 
 
 def _is_innermost(call: Call) -> bool:

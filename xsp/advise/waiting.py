@@ -34,6 +34,8 @@ def data(asked: Asked) -> Iterator[Advice]:
     if not waited:
         if trace.has(Level.KERNEL):
             return  # `device-idle` has what devices waited for
+        if trace.run.imported is not None:
+            raise AnalysisError("the trace does not tell what the loop waited between steps: `xsp run` does")
         raise AnalysisError("no step ran without recording, so that waiting between steps is unknown; run more steps")
     ends = summary.mean_interval([ns for ns, _ in waited])
     mean = sum(ns for ns, _ in waited) / len(waited)
