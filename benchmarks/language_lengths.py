@@ -137,7 +137,7 @@ def _measured(model: str, lengths: Sequence[int], kept: Kept, options: Any) -> R
     ready = steps.ready(model, (DECODE, PREFILL), lengths, Settings(seed=options.seed))
     conditions = [turns.Condition(f"{phase} {n}", step) for (phase, n), step in ready.items()]
     turn = turns.turns_of(options)
-    rounds = options.rounds or 15
+    rounds = options.rounds or (5 if options.quick else 30)
     taken = turn.take([turns.Group(conditions)], rounds)
     by_step = {key: tuple(each[f"{key[0]} {key[1]}"] for each in taken) for key in ready}
     return kept.add(model, options.threads, by_step, turn.disturbed)
