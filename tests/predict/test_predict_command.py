@@ -133,6 +133,17 @@ def test_a_trace_that_does_not_tell_its_gradients_needs_them(tmp_path: Path) -> 
     assert any("cut into" in each for each in found.unknown)
 
 
+def test_one_step_has_no_interval_and_neither_has_its_prediction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = kineto(tmp_path / "rank0.pt.trace.json.gz", steps=1)
+    assert main(["predict", str(path), "--ranks", "2", "--link", "nvlink4", "--format", "json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["recorded"]["low_s"] is None
+    assert said["ranks"][0]["high_s"] is None
+    assert any("interval" in each for each in said["unknown"])
+
+
 def test_the_command_shows_what_it_rests_on_in_80_columns(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(trace), "--ranks", "2,8,64,1024", "--link", "nvlink4", "--straggler", "1.3:turns"]) == 0
     shown = capsys.readouterr().out
@@ -147,7 +158,6 @@ def test_the_command_writes_json(trace: Path, capsys: pytest.CaptureFixture[str]
     assert [each["ranks"] for each in said["ranks"]] == [1, 8]
     for each in said["ranks"]:
         assert sum(each["parts_s"].values()) == pytest.approx(each["step_s"], rel=1e-6)
-        assert each["low_s"] <= each["step_s"] <= each["high_s"]
     assert said["ranks"][0]["communication_s"] == 0
     assert not said["link"]["quoted"]
 
@@ -159,6 +169,7 @@ def test_the_command_writes_json(trace: Path, capsys: pytest.CaptureFixture[str]
         ["--ranks", "2"], ["--ranks", "2", "--link", "nvlink"], ["--bucket", "0"], ["--bucket", "-1MiB"],
         ["--straggler", "nan"], ["--straggler", "0"], ["--straggler", "1.3:some"], ["--loader", "5,5,5"],
         ["--loader", "5ms,5ms"], ["--batch", "8"], ["--accumulate", "0"], ["--gradients", "inf"],
+        ["--gradients", "100MB"],
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_in_one_line(
@@ -200,6 +211,10 @@ def test_a_run_tells_the_gradients_of_its_modules_and_those_that_modules_share_o
     assert found.ranks == 1
     assert found.samples == 4
     alone = scaling.of(found, Job(link=LINK), [1, 2])
+    for each in alone.points:
+        assert each.low is not None
+        assert each.high is not None
+        assert each.low <= each.found.step <= each.high
     assert alone.check.step == pytest.approx(found.step, rel=1e-6)
     assert alone.points[1].found.step >= alone.points[0].found.step
     assert alone.points[0].samples_per_s == pytest.approx(4 / found.step)

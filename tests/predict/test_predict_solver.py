@@ -143,6 +143,14 @@ def test_a_loader_with_workers_delivers_a_batch_in_the_share_of_one_or_at_the_sp
         assert found.step == pytest.approx(expected, rel=0.02 if not found.steady else 1e-9)
 
 
+def test_what_bounds_a_step_is_what_it_would_be_shorter_without() -> None:
+    layers = (Layer("a", 1.0, 2.0, (1000,)),)
+    slow_input = Work(layers, 0.1, 0.0, Input(0.1, 7.0, 0.1, 2))
+    assert predict(slow_input, Job(2, Link("made", 0.0, 1e-6))).bound_by == "input"
+    assert predict(Work(layers, 0.1), Job(2, Link("made", 0.0, 1e-6))).bound_by == "computation"
+    assert predict(Work(layers, 0.1), Job(2, Link("made", 0.0, 1.0))).bound_by == "communication"
+
+
 # --- what must hold of any step --------------------------------------------------------------------------------
 
 

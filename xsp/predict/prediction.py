@@ -169,15 +169,20 @@ def _seen(found: Schedule, number: int, rank: int) -> str:
 
 
 def _along(found: Schedule, last: list[list[int]], period: int, step: float) -> dict[str, float]:
-    """Return the seconds of a step along the critical path, by cause."""
+    """Return the seconds of a step along the critical path, by cause.
+
+    The path's end is the last update, whatever bounds the steps; so it is read in the middle of all steps, where it has
+    come to what does.
+    """
     final = max((those[-1] for those in last), key=lambda each: found.ends[each])
-    since = found.ends[final] - period * step
+    whole = period * step
+    back = min(len(last[0]) // period // 2, int(found.ends[final] / whole) - 1 if whole else 0)
+    until = found.ends[final] - max(0, back) * whole
     parts: dict[str, float] = defaultdict(float)
     for number in found.path(final):
-        took = found.ends[number] - max(found.starts[number], since)
-        if took <= 0 and found.ends[number] <= since:
-            break
-        parts[str(found.tasks[number].cause)] += max(0.0, took) / period
+        took = min(found.ends[number], until) - max(found.starts[number], until - whole)
+        if took > 0:
+            parts[str(found.tasks[number].cause)] += took / period
     return dict(parts)
 
 

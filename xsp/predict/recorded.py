@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from xsp.advise import steptime
-from xsp.advise.advice import Interval
 from xsp.analyses.answers import Answers
 from xsp.analyses.phases import BACKWARD, BETWEEN, DATA, FORWARD, OPTIMIZER, REST
 from xsp.errors import AnalysisError, UsageError
@@ -36,10 +35,11 @@ class Recorded:
 
     name: str
     work: Work
-    low: float
     step: float
-    high: float
-    """The measured step with its interval; the same three times if nothing tells one."""
+    """As measured."""
+
+    ends: tuple[float, float] | None
+    """Of its interval; None if nothing tells one."""
 
     ranks: int
     samples: float | None
@@ -91,6 +91,7 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
 
     Raises:
         AnalysisError: there is no backward pass in it, or nothing tells how many bytes of gradients there are.
+        UsageError: their size is stated, and the trace tells it.
     """
     answers = Answers(trace)
     told: list[str] = []
@@ -101,16 +102,18 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
     loop = next((each for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None)
     if on_device:
         found = devicestep.of(trace)
-        measured = _measured(answers, loop, told, found.step)
+        step, ends = _measured(answers, loop, told, found.step)
         told += found.told
         unknown += found.unknown
         plan, lanes, exposed = found.plan, found.lanes, found.exposed
         data = loop.data_ns if loop is not None and loop.data_ns else 0.0
         parts = Parts(found.layers, found.update, 0.0, data / 1e9, found.copy)
     else:
-        measured = _measured(answers, loop, told)
+        step, ends = _measured(answers, loop, told)
         parts, lanes, exposed = _on_host(trace, answers, told, unknown)
     layers, of_modules = _with_gradients(trace, parts.layers, unknown)
+    if gradients is not None and (of_modules or plan is not None):
+        raise UsageError(f"{trace.name} tells the sizes of its gradients: omit --gradients")
     if of_modules:
         plan = None
         told.append("gradients: the parameters of each module, as recorded")
@@ -119,43 +122,47 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
     elif gradients is not None:
         layers = _spread(layers, gradients)
         told.append("gradients: as stated, spread over the backward pass in proportion to time")
-    elif any(each.gradients for each in layers):
-        pass
     else:
         raise AnalysisError(
             f"{trace.name!r} tells neither the parameters of its modules nor the sizes of its collectives: give the "
             "bytes of all gradients, --gradients 100MB"
         )
-    work = _fitting(parts._replace(layers=layers), measured.value - exposed, unknown)
+    work = _fitting(parts._replace(layers=layers), step - exposed, unknown)
     if parts.data:
         unknown.append("a loader's workers: waiting for data is taken as it was, --loader says what it is made of")
     samples = loop.samples if loop is not None and loop.samples else trace.run.batch_size
     if not samples:
         unknown.append("samples of a step")
+    if ends is None:
+        unknown.append("interval of the step: its steps tell none")
     return Recorded(
-        trace.name, work, measured.low, measured.value, measured.high, _ranks(trace),
+        trace.name, work, step, ends, _ranks(trace),
         float(samples) if samples else None, plan, tuple(told), tuple(unknown), lanes,
     )  # fmt: skip
 
 
-def _measured(answers: Answers, loop: Iteration | None, told: list[str], device: float | None = None) -> Interval:
-    """Return how long a step is in seconds: of the loop, else of recorded steps, else what a device took for one.
+def _measured(
+    answers: Answers, loop: Iteration | None, told: list[str], device: float | None = None
+) -> tuple[float, tuple[float, float] | None]:
+    """Return how long a step is in seconds, with the ends of its interval where there is one.
+
+    Of the loop, else of recorded steps, else what a device took for one.
 
     Raises:
         AnalysisError: nothing tells it.
     """
     if loop is not None and loop.mean_ns:
         told.append("step: the loop's iteration, of steps that were not recorded")
-        low, high = (loop.ends.lo, loop.ends.hi) if loop.ends is not None else (loop.mean_ns, loop.mean_ns)
-        return Interval(*(each / 1e9 for each in (low, loop.mean_ns, high)))
+        return loop.mean_ns / 1e9, (loop.ends.lo / 1e9, loop.ends.hi / 1e9) if loop.ends is not None else None
     found = steptime.of(answers)
     if found is not None and found.what != "window":
         told.append("step: recorded steps, without the cost of profiling")
-        return Interval(*(each / 1e3 for each in (found.ms.low, found.ms.value, found.ms.high)))
+        low, value, high = (each / 1e3 for each in (found.ms.low, found.ms.value, found.ms.high))
+        return value, (low, high) if high > low else None
     if device is None:
         raise AnalysisError(f"{answers.trace.name!r} does not tell how long a step is")
     told.append("step: from the first work of the device to the end of its last, over the number of steps")
-    return Interval(device, device, device)
+    return device, None
 
 
 def _ranks(trace: Trace) -> int:

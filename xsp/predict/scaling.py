@@ -23,9 +23,9 @@ class Point:
 
     ranks: int
     found: Predicted
-    low: float
-    high: float
-    """Of the step, from the interval of the recorded one; a link has none."""
+    low: float | None
+    high: float | None
+    """Of the step, from the interval of the recorded one; None if that has none. A link has none."""
 
     samples_per_s: float | None
     """Of all ranks together."""
@@ -72,12 +72,15 @@ def of(recorded: Recorded, job: Job, ranks: Sequence[int], original: Recorded | 
 
 def _point(recorded: Recorded, job: Job, alone: float) -> Point:
     found = prediction.predict(recorded.work, job)
-    low, high = (
-        prediction.predict(recorded.work.scaled(factor, factor, factor), job).step
-        for factor in (recorded.low / recorded.step, recorded.high / recorded.step)
-    )
+    low = high = None
+    if recorded.ends is not None and recorded.step:
+        shorter, longer = (
+            prediction.predict(recorded.work.scaled(factor, factor, factor), job).step
+            for factor in (max(0.0, each) / recorded.step for each in recorded.ends)
+        )
+        low, high = min(shorter, found.step), max(longer, found.step)
     samples = recorded.samples * job.ranks * job.accumulate if recorded.samples else None
     return Point(
-        job.ranks, found, min(low, found.step), max(high, found.step),
+        job.ranks, found, low, high,
         samples / found.step if samples and found.step else None, alone / found.step if found.step else 1.0,
     )  # fmt: skip

@@ -32,7 +32,7 @@ def page(found: Scaling) -> str:
     """Return what a step takes on each number of ranks, what it waits for, and what would be worth most."""
     recorded, job = found.recorded, found.job
     samples = f", {recorded.samples:g} samples on each" if recorded.samples else ""
-    about = f"{_interval(recorded.low, recorded.step, recorded.high)} a step"
+    about = f"{_interval(recorded.step, recorded.ends)} a step"
     lines = _wrapped(f"{plain(recorded.name)}: {about}, recorded on {_count(recorded.ranks, 'rank')}{samples}", "  ")
     lines += _wrapped(f"link   {plain(job.link.about)}", "       ")
     lines += _wrapped(f"job    {_job(found)}", "       ")
@@ -62,11 +62,12 @@ def page(found: Scaling) -> str:
 def as_json(found: Scaling) -> dict[str, Any]:
     """Return the same as plain values; durations are in seconds, and say so."""
     recorded, job = found.recorded, found.job
+    low, high = recorded.ends or (None, None)
     return {
         "xsp_predict": 1,
         "name": plain(recorded.name),
         "recorded": {
-            "step_s": recorded.step, "low_s": recorded.low, "high_s": recorded.high, "ranks": recorded.ranks,
+            "step_s": recorded.step, "low_s": low, "high_s": high, "ranks": recorded.ranks,
             "samples": recorded.samples, "gradient_bytes": sum(recorded.work.arrivals),
             "layers": len(recorded.work.layers),
         },
@@ -140,7 +141,7 @@ def _notes(found: Scaling) -> list[str]:
 
 def _row(each: Point) -> list[str]:
     rate = "–" if each.samples_per_s is None else _number(each.samples_per_s)
-    return [_number(each.ranks), *(duration(1e3 * took) for took in (each.found.step, each.low, each.high)), rate,
+    return [_number(each.ranks), *map(_duration, (each.found.step, each.low, each.high)), rate,
             f"{100 * each.efficiency:.1f} %", each.found.bound_by]  # fmt: skip
 
 
@@ -169,9 +170,13 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _interval(low: float, value: float, high: float) -> str:
+def _interval(value: float, ends: tuple[float, float] | None) -> str:
     text = duration(1e3 * value)
-    return text if high - low <= 0.002 * value else f"{text} [{duration(1e3 * low)} … {duration(1e3 * high)}]"
+    return text if ends is None else f"{text} [{duration(1e3 * ends[0])} … {duration(1e3 * ends[1])}]"
+
+
+def _duration(value: float | None) -> str:
+    return "–" if value is None else duration(1e3 * value)
 
 
 def _number(value: float) -> str:
@@ -198,8 +203,11 @@ def section(found: Scaling) -> Section:
     if found.recorded.samples:
         rates = tuple(each.samples_per_s for each in found.points)
         samples = found.recorded.samples * found.job.accumulate
+        known = found.recorded.ends is not None  # whiskers are for all points or for none
         low, high = (
             tuple(samples * each.ranks / took if took else None for each, took in zip(found.points, those, strict=True))
+            if known
+            else ()
             for those in ([each.high for each in found.points], [each.low for each in found.points])
         )
         alone = found.points[0].efficiency * found.points[0].found.step
