@@ -77,10 +77,8 @@ def test_the_right_number_of_threads_is_left_alone(now: int, one: float, two: fl
     assert list(parallelism.of_threads(ground(chain(), tmp_path, now, t1=one, t2=two))) == []
 
 
-def test_without_timings_of_fewer_threads_too_many_cost_at_most_everything(tmp_path: Path) -> None:
-    (piece,) = parallelism.of_threads(ground(chain(), tmp_path, 8, t8=2_000_000))
-    assert piece.at_most
-    assert piece.gain.value == pytest.approx(24)
+def test_without_timings_of_another_number_nothing_is_said(tmp_path: Path) -> None:
+    assert list(parallelism.of_threads(ground(chain(), tmp_path, 8, t8=2_000_000))) == []
     assert list(parallelism.of_threads(ground(chain(), tmp_path / "one", 1, t1=2_000_000))) == []
 
 

@@ -104,6 +104,13 @@ class Advice:
     number: str | None = None
     """Of the question, where it is one of Q1 to Q6; the registry fills it in."""
 
+    by_call: Mapping[int, float] = field(default_factory=dict, repr=False)
+    """Number of a call in the graph → what it gains of it, in milliseconds, below zero where it gets slower; empty
+    where the question does not tell. Pieces that change the same calls are not added up, see `together`."""
+
+    once_ms: float = 0.0
+    """What it costs beside its calls, taken off its gain already."""
+
 
 @dataclass(frozen=True)
 class Step:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from xsp.advise import registry
+from xsp.advise import registry, together
 from xsp.advise.advice import Advice, Asked, Needs, OfOthers, Step
 from xsp.advise.registry import Question
+from xsp.advise.together import Together
 from xsp.errors import UsageError, XspError, nearest
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ class Advised:
 
     left_out: Mapping[str, int]
     """Pieces that are not shown → how many: for their interval, for their size, for what they change."""
+
+    ideal: tuple[str, ...] = ()
+    """How far the step is from the best that is installed (Q1), in lines; empty where nothing tells."""
+
+    together: Together | None = None
+    """What pieces gain together, and in which order; None of fewer than two that tell which calls they change."""
 
 
 def of(
@@ -73,7 +80,24 @@ def of(
             unanswered[each.name] = str(error)
     kept, left_out = _kept(_of_one_trial(found), same_numbers)
     name = asked.trace.name if asked.trace is not None else asked.source or "model"
-    return Advised(name, asked.step, tuple(sorted(kept, key=_place)), tuple(answered), unanswered, left_out)
+    ordered = tuple(sorted(kept, key=_place))
+    return Advised(
+        name,
+        asked.step,
+        ordered,
+        tuple(answered),
+        unanswered,
+        left_out,
+        _ideal(asked) if most >= Needs.BOUND and not only else (),
+        together.plan(ordered),
+    )
+
+
+def _ideal(asked: Asked) -> tuple[str, ...]:
+    try:
+        return tuple(asked.part("ideal"))
+    except XspError:
+        return ()  # the questions that need a bound say why there is none
 
 
 def asked_about(what: Any, settings: Mapping[str, Any] | None = None) -> Asked:
@@ -123,7 +147,10 @@ def _chosen(only: Sequence[str], most: Needs) -> list[Question]:
 
 
 def _of_one_trial(found: Sequence[Advice]) -> list[Advice]:
-    """Return pieces of which each trial is advised once: by an expectation, else by the smaller bound."""
+    """Return pieces of which each trial is advised once: by an expectation, else by the smaller bound.
+
+    A bound is not shown beside an expectation of another value of the same setting (`threads=1` and `threads=2`).
+    """
     best: dict[str, Advice] = {}
     for piece in found:
         if piece.trial is not None:
@@ -131,7 +158,12 @@ def _of_one_trial(found: Sequence[Advice]) -> list[Advice]:
             best[piece.trial] = min(
                 known, piece, key=lambda each: (each.at_most, each.gain.value if each.at_most else 0)
             )
-    return [piece for piece in found if piece.trial is None or best[piece.trial] is piece]
+    expected = {_setting(piece) for piece in found if not piece.at_most}
+    return [
+        piece
+        for piece in found
+        if piece.trial is None or (best[piece.trial] is piece and not (piece.at_most and _setting(piece) in expected))
+    ]
 
 
 def _kept(found: Sequence[Advice], same_numbers: bool) -> tuple[list[Advice], dict[str, int]]:
@@ -147,6 +179,11 @@ def _kept(found: Sequence[Advice], same_numbers: bool) -> tuple[list[Advice], di
         else:
             kept.append(piece)
     return kept, {name: count for name, count in left_out.items() if count}
+
+
+def _setting(piece: Advice) -> str | None:
+    """Return what a piece would set, without the value."""
+    return None if piece.trial is None else piece.trial.partition("=")[0]
 
 
 def _place(piece: Advice) -> tuple[float, str, str]:

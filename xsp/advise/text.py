@@ -24,10 +24,12 @@ def page(found: Advised, limit: int | None = None) -> str:
     """
     shown = found.advice[: limit or MOST]
     lines = _wrapped(plain(found.name) + _of_step(found), "")
+    lines += [line for text in found.ideal for line in _wrapped(text, "")]
     for number, piece in enumerate(shown, 1):
         lines += ["", *_piece(number, piece, _a(found.step))]
     if not shown:
         lines += ["", *_wrapped(_nothing(found), "")]
+    lines += _together(found)
     rest = len(found.advice) - len(shown)
     notes = [f"{rest} more: --limit {len(found.advice)}"] if rest else []
     notes += [f"left out, as they {why}: {count}" for why, count in found.left_out.items()]
@@ -107,6 +109,18 @@ def _wrapped(text: str, indent: str) -> list[str]:
     label = len(text.partition(":")[0]) + 1 if text.startswith(("where:", "why:", "do:", "note:")) else 0
     hang = indent + " " * (7 if label else 0)
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False)
+
+
+def _together(found: Advised) -> list[str]:
+    """Return the order in which pieces are worth doing, and what each adds to those before it."""
+    if found.together is None:
+        return []
+    numbers = {id(piece): number for number, piece in enumerate(found.advice, 1)}
+    order = ", then ".join(f"{numbers[id(part.piece)]} (+{duration(part.adds_ms)})" for part in found.together.parts)
+    text = f"together: {duration(found.together.ms)}, in this order: {order}; what several change counts once"
+    if found.together.unknown:
+        text += f"; {found.together.unknown} more are not in it, as they do not tell which calls they change"
+    return ["", *_wrapped(text, "")]
 
 
 def _nothing(found: Advised) -> str:

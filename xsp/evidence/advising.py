@@ -39,7 +39,11 @@ def of(
     return document(
         "advice",
         source,
-        statements=[_of_step(found, step)] if found.step is not None else [],
+        statements=[
+            *([_of_step(found, step)] if found.step is not None else []),
+            *(statement(text, {}, NONE, "advice") for text in found.ideal),
+            *([_of_plan(found)] if found.together is not None else []),
+        ],
         step=None if found.step is None else asdict(found.step),
         advice=[_piece(each) for each in shown],
         asked=list(found.asked),
@@ -55,6 +59,17 @@ def _of_step(found: Advised, cited: Citation) -> Document:
     says = f"the {what} that gains are a part of takes {ms.value:.4g} ms"
     figures = {"low_ms": ms.low, "ms": ms.value, "high_ms": ms.high, "steps": found.step.steps}
     return statement(says, figures, cited, "advice")
+
+
+def _of_plan(found: Advised) -> Document:
+    assert found.together is not None
+    numbers = {id(piece): number for number, piece in enumerate(found.advice)}
+    order = [numbers[id(part.piece)] for part in found.together.parts]
+    says = (
+        f"pieces {', '.join(map(str, order))}, counted from 0, in this order, gain {found.together.ms:.4g} ms together"
+    )
+    figures = {"ms": found.together.ms, "not_in_it": found.together.unknown}
+    return statement(says, figures, NONE, "advice")
 
 
 def _piece(each: Advice) -> Document:

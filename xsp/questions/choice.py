@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from xsp.advise import Advice, Asked, Interval, Needs, question
 from xsp.bench.spec import AS_RUN, Timing
 from xsp.questions import layouts
-from xsp.questions.ground import Difference, Ground, difference
+from xsp.questions.ground import Difference, Ground, difference, milliseconds
 
 OFF = "onednn-off"
 ONEDNN_FROM = 20480
@@ -194,7 +194,10 @@ def _planned(ground: Ground, plan: layouts.Plan, what: str, do: str, trial: str 
     if plan.holes:
         why.append(f"{plan.holes} calls are not timed in both, and stay as they are")
     gain, percent = ground.gain(plan.gain, plan.changed)
-    return Advice("choice", what, ground.places(gains), gain, False, percent, tuple(why), do, trial=trial)
+    return Advice(
+        "choice", what, ground.places(gains), gain, False, percent, tuple(why), do,
+        trial=trial, by_call=milliseconds(gains), once_ms=plan.converted_ns / 1e6,
+    )  # fmt: skip
 
 
 def _label(ground: Ground, node: int) -> int:
@@ -230,5 +233,6 @@ def _advice(ground: Ground, found: Setting, what: str, do: str, trial: str | Non
     if found.missing:
         why.append(f"{found.missing} calls are not timed both ways, and are taken as they are")
     return Advice(
-        "choice", what, ground.places(found.gains), gain, False, percent, tuple(why), do, trial=trial
+        "choice", what, ground.places(found.gains), gain, False, percent, tuple(why), do,
+        trial=trial, by_call=milliseconds(found.gains),
     )  # fmt: skip

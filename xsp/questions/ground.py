@@ -63,6 +63,11 @@ def difference(before: Iterable[Timing], after: Iterable[Timing]) -> Difference:
     return Difference(trimmed, min(trimmed, least) - half, max(trimmed, least) + half)
 
 
+def milliseconds(gains: Mapping[int, float]) -> dict[int, float]:
+    """Return gains of nodes in milliseconds, as a piece of advice has them."""
+    return {node: ns / 1e6 for node, ns in gains.items()}
+
+
 @dataclass(frozen=True)
 class Ground:
     """A graph with the timings of its calls, and with what a trace of it says of each of them."""
@@ -167,9 +172,10 @@ def ground(asked: Asked) -> Ground:
     Raises:
         AnalysisError: timings of what is asked about cannot be had here, or there are none.
     """
-    graph, trace = asked.graph, asked.trace
+    trace = asked.trace
     if asked.settings.get("device") is not None or sources.is_elsewhere(trace):
         raise AnalysisError("single calls are timed on this processor, and the step ran on another device")
+    graph = asked.graph
     if not timed.timed_here(graph):
         raise AnalysisError(f"nothing here runs the calls of {graph.name} by themselves, so they have no timings")
     if trace is not None and seen.is_compiled(trace):

@@ -12,12 +12,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from xsp.advise import Advice, Asked, Interval, Needs, question
+from xsp.advise import Advice, Asked, Needs, question
 from xsp.bench.spec import Timing
 from xsp.errors import AnalysisError
 from xsp.graph import paths, schedule
 from xsp.graph.node import KnownBy, Phase, Why
-from xsp.questions.ground import ALLOWANCE, FILL, Difference, Ground, difference
+from xsp.questions.ground import ALLOWANCE, FILL, Difference, Ground, difference, milliseconds
 from xsp.questions.wanted import thread_counts
 
 KNOWN = 0.5
@@ -44,8 +44,8 @@ class Threads:
     missing: int
 
 
-@question("threads", "Is the number of threads the best one?", number="Q2", needs=Needs.BOUND)
-def threads(asked: Asked) -> Iterator[Advice]:
+@question("thread-count", "Is the number of threads the best one?", number="Q2", needs=Needs.BOUND)
+def thread_count(asked: Asked) -> Iterator[Advice]:
     """All calls with each number of threads up to the cores, against the number that the step has."""
     yield from of_threads(asked.part("ground"))
 
@@ -68,11 +68,7 @@ def parallelism(asked: Asked) -> Iterator[Advice]:
 def of_threads(ground: Ground) -> Iterator[Advice]:
     """Yield the number of threads to take, if it is another one."""
     found = best_threads(ground)
-    if found is None:
-        if ground.threads > ground.cores:
-            yield from _too_many(ground)
-        return
-    if not found.gain.sure:
+    if found is None or not found.gain.sure:
         return
     gain, percent = ground.gain(found.gain, found.nodes)
     why = [
@@ -83,7 +79,7 @@ def of_threads(ground: Ground) -> Iterator[Advice]:
     if found.missing:
         why.append(f"{found.missing} calls are not timed with both, and are taken as they are")
     yield Advice(
-        "threads",
+        "thread-count",
         _wrong(ground.threads, found.count, ground.cores),
         ground.places(found.gains),
         gain,
@@ -92,6 +88,7 @@ def of_threads(ground: Ground) -> Iterator[Advice]:
         tuple(why),
         f"torch.set_num_threads({found.count}), or OMP_NUM_THREADS={found.count} before the program starts",
         trial=f"threads={found.count}",
+        by_call=milliseconds(found.gains),
     )
 
 
@@ -128,25 +125,6 @@ def _wrong(now: int, then: int, cores: int) -> str:
     if now < then:
         return f"{threads} where {then} of {cores} cores help"
     return f"{threads} where {then} would do: the calls are too small to share"
-
-
-def _too_many(ground: Ground) -> Iterator[Advice]:
-    """Yield that there are more threads than cores, where no timing tells what that costs."""
-    took = ground.in_place_ns(ground.computing) or ground.total_ns
-    if took <= 0:
-        return
-    every = Interval(took / 1e6, took / 1e6, took / 1e6)
-    yield Advice(
-        "threads",
-        _wrong(ground.threads, ground.cores, ground.cores),
-        (),
-        every,
-        True,
-        100 * took / ground.total_ns,
-        (f"all of the time of {len(ground.computing)} calls; with {ground.cores} threads they are not timed: {FILL}",),
-        f"torch.set_num_threads({ground.cores}), or OMP_NUM_THREADS={ground.cores} before the program starts",
-        trial=f"threads={ground.cores}",
-    )
 
 
 # --- branches -----------------------------------------------------------------------------------------------

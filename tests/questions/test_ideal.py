@@ -1,0 +1,74 @@
+"""How far a step is from the best that is installed, from timings as a function of the spec makes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from madetimings import ground_of, timed
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from xsp import bound  # noqa: E402
+from xsp import graph as graphs  # noqa: E402
+from xsp.advise import Asked  # noqa: E402
+from xsp.advise.asking import of  # noqa: E402
+from xsp.bench.spec import Spec  # noqa: E402
+from xsp.device import ceilings  # noqa: E402
+from xsp.device.ceilings import Ceiling  # noqa: E402
+from xsp.device.machine import cpu_model  # noqa: E402
+from xsp.questions import ideal, wanted  # noqa: E402
+from xsp.questions.ground import Ground  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _ceilings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ceilings.keep({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e12}, {}, 1e12, "measured")})
+
+
+def ground(folder: Path) -> Ground:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
+
+    def ns(spec: Spec) -> float | None:
+        if spec.block.op == "aten::conv2d":
+            return {"as-run": 2e6, "channels-last": 5e5, "autocast-bfloat16": 1e5}.get(spec.variant, 2e6)
+        return 1e5 if spec.variant == "as-run" else None
+
+    return ground_of(graphs.of(model, torch.randn(1, 3, 32, 32)), folder, ns)
+
+
+def test_the_best_that_is_installed_is_named_with_what_lies_beyond_it(tmp_path: Path) -> None:
+    made = ground(tmp_path)
+    first, *others = ideal.lines(bound.of(made.graph, timings=made.timings, threads=2))
+    assert first.startswith("ideal: 1.1 ms with the best kernel of each call, 27 % of the step; nothing is faster than")
+    assert "beyond it: choice of algorithm 3 ms" in others
+    assert others[-1] == "most beyond their best, as run: conv2d 3 ms"
+
+
+def test_without_timings_there_is_no_ideal(tmp_path: Path) -> None:
+    empty = ground_of(ground(tmp_path).graph, tmp_path / "none", lambda spec: None)
+    assert list(ideal.lines(bound.of(empty.graph, timings=empty.timings))) == []
+
+
+def test_another_precision_is_never_the_best_of_a_bound(tmp_path: Path) -> None:
+    made = ground(tmp_path)
+    best = bound.of(made.graph, timings=made.timings, threads=2).figures["best"][0]
+    assert best is not None
+    assert best.ns == 5e5
+
+
+def test_all_is_said_of_a_model_at_once_and_pieces_say_what_they_add(tmp_path: Path) -> None:
+    made = ground(tmp_path)
+    convert = {spec.key: spec for pairs in wanted.rounds(made.graph, 2, 2) for spec, _ in pairs}.values()
+    made.timings.add(timed(spec, 1e4) for spec in convert if spec.block.op == "aten::contiguous")
+    asked = Asked(None, "a model", {}, {"ground": lambda asked: replace(made), "ideal": lambda asked: ("ideal: x",)})
+    found = of(asked, only=["choice", "precision"])
+    assert [piece.trial for piece in found.advice] == ["autocast=bfloat16", "channels_last"]
+    assert found.advice[0].changes_numbers is not None
+    assert found.together is not None
+    assert [part.piece.trial for part in found.together.parts] == ["autocast=bfloat16"]
+    assert of(asked, only=["choice", "precision"], same_numbers=True).together is None

@@ -1,0 +1,76 @@
+"""Q1: what would be ideal? The ladder of the bound in a few lines: best kernels, ceilings, and what lies between."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+
+from xsp.advise import Asked, provides
+from xsp.bound import sources
+from xsp.bound.ladder import NAMES, Bound, Rung
+from xsp.errors import AnalysisError
+
+MOST = 3
+"""Differences, operators and modules that are named."""
+
+WORTH = 0.05
+"""Of the step: what is less is not named."""
+
+
+@provides("ideal")
+def ideal(asked: Asked) -> tuple[str, ...]:
+    """Return lines that say how far the step is from the best that is installed, and where the time is lost.
+
+    Raises:
+        AnalysisError: the step ran elsewhere.
+        XspError: there is no bound.
+    """
+    if asked.settings.get("device") is not None or sources.is_elsewhere(asked.trace):
+        raise AnalysisError("the step ran on another device, of which nothing is timed here")
+    return tuple(lines(asked.bound))
+
+
+def lines(bound: Bound) -> Iterator[str]:
+    """Yield what a bound says; nothing where it has no total of timings to compare with."""
+    rungs = {rung: bound.rungs[rung.value].sequential for rung in Rung}
+    best, as_run = rungs[Rung.BEST], rungs[Rung.AS_RUN]
+    whole = rungs[Rung.MEASURED] or as_run
+    if best is None or as_run is None or not whole:
+        return
+    part = "" if bound.coverage.whole else f" (of {bound.coverage.nodes} of {bound.coverage.of_nodes} calls)"
+    ceiling = rungs[Rung.CEILING]
+    roof = "" if ceiling is None else f"; nothing is faster than {_ms(ceiling)} here"
+    yield f"ideal: {_ms(best)} with the best kernel of each call{part}, {_percent(best / whole)} of the step{roof}"
+    known = [each for each in bound.differences if each.ns >= WORTH * whole and each.below is not Rung.CEILING]
+    known.sort(key=lambda each: -each.ns)
+    if known:
+        yield "beyond it: " + ", ".join(f"{each.name} {_ms(each.ns)}" for each in known[:MOST])
+    families = _by_operator(bound)
+    shown = [(op, ns) for op, ns in families if ns >= WORTH * whole][:MOST]
+    if shown:
+        upper = NAMES[_upper(bound)]
+        yield f"most beyond their best, {upper}: " + ", ".join(f"{op} {_ms(ns)}" for op, ns in shown)
+
+
+def _upper(bound: Bound) -> Rung:
+    return Rung.IN_PLACE if any(bound.figures.get(Rung.IN_PLACE.value) or ()) else Rung.AS_RUN
+
+
+def _by_operator(bound: Bound) -> list[tuple[str, float]]:
+    """Return for each operator what its calls take beyond their best, most first; of those known on both rungs."""
+    upper, lower = (bound.figures.get(each.value) or () for each in (_upper(bound), Rung.BEST))
+    beyond: dict[str, list[float]] = defaultdict(list)
+    for number, (above, below) in enumerate(zip(upper, lower, strict=False)):
+        if above is not None and below is not None and bound.counted[number]:
+            op = bound.graph.nodes[number].call.op
+            beyond[op.rpartition("::")[2].strip("_")].append(above.ns - below.ns)
+    return sorted(((op, math.fsum(those)) for op, those in beyond.items()), key=lambda each: -each[1])
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:.3g} ms"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
