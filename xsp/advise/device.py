@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from xsp.advise.advice import MOST_SPANS, Advice, Place, Step
 from xsp.analyses.answers import Answers
+from xsp.analyses.idle import LONGEST
 from xsp.device.kernelnames import COMMUNICATION as OF_COMMUNICATION
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
@@ -125,13 +126,20 @@ def _for_loss(answers: Answers, whole: Row, loss: Loss, already: Done) -> Iterat
 
 def _gaps(answers: Answers, cause: str) -> tuple[Place, ...]:
     """Return where the longest gaps of a cause end: layer and call, with the spans of the calls."""
-    rows = [row for row in answers["idle-gaps"].dicts() if row["cause"] == cause]
+    longest = answers["idle-gaps"].dicts()
+    rows = [row for row in longest if row["cause"] == cause]
+    all_there = len(longest) < LONGEST
     found: dict[tuple[str | None, str | None], list[Row]] = {}
     for row in rows:
         found.setdefault((row["next_layer"], row["call"] or row["next_op"]), []).append(row)
     order = sorted(found.items(), key=lambda item: -sum(row["idle_us"] for row in item[1]))
     return tuple(
-        Place(layer, call, tuple(row["call_span_id"] for row in those if row["call_span_id"])[:MOST_SPANS], len(those))
+        Place(
+            layer,
+            call,
+            tuple(row["call_span_id"] for row in those if row["call_span_id"])[:MOST_SPANS],
+            len(those) if all_there else None,
+        )
         for (layer, call), those in order[:_PLACES]
         if layer or call
     )
