@@ -1,0 +1,210 @@
+"""Is the right advice among the first three for planted flaws, is there none for sound programs, and is it kept?
+
+Each program of `flaws/` is recorded with its flaw, asked about with timings of its calls, and the best piece of advice
+that names the flaw is tried in turns. Ten programs without a flaw are asked about too. What is done stays in `--out`,
+so a run goes on where it was stopped.
+
+    python benchmarks/advice.py --out /somewhere/advice          all of it
+    python benchmarks/advice.py --only onednn_off one_thread     these programs
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from parts import turns
+
+from xsp import advise
+from xsp.advise import Advice, again, asking, kept, trying
+from xsp.errors import XspError
+from xsp.ingest.load import load
+
+FLAWS = Path(__file__).with_name("flaws")
+FIRST = 3
+RANKED, SIGN, OFF = 10 / 12, 0.9, 30.0
+"""Of the flaws, the right advice among the first three; of the trials, faster; percent of the promise, the median."""
+
+SECONDS = 900.0
+"""That one program may take to be recorded."""
+
+
+class Flaw(NamedTuple):
+    """What tells the right advice: one of the questions or trials, or one of the words in what it says."""
+
+    questions: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    trials: tuple[str, ...] = ()
+
+    def is_named_by(self, piece: Mapping[str, Any]) -> bool:
+        """Return whether a piece of advice names this flaw."""
+        trial = (piece.get("trial") or "").split("+")
+        if any(each.partition("=")[0] in self.trials for each in trial):
+            return True
+        said = f"{piece['what']} {piece['do']}".lower()
+        return piece["question"] in self.questions and (not self.words or any(each in said for each in self.words))
+
+
+PLANTED: Mapping[str, Flaw] = {
+    "onednn_off": Flaw(("choice",), ("onednn",), ("onednn",)),
+    "contiguous_layout": Flaw(("choice",), ("channels",), ("channels_last",)),
+    "attention_by_hand": Flaw(("removable", "fusion", "choice"), ("attention",), ("sdpa",)),
+    "norm_not_folded": Flaw(("removable", "fusion"), ("norm",), ("fold_batch_norm",)),
+    "optimizer_by_hand": Flaw(("fusion", "removable", "framework"), ("optimizer", "foreach", "fused")),
+    "optimizer_one_by_one": Flaw(("fusion", "framework"), ("optimizer", "foreach"), ("foreach", "fused_optimizer")),
+    "clone_in_blocks": Flaw(("removable", "copies", "unexpected"), ("clone", "cop")),
+    "casts_to_double": Flaw(("removable", "casts", "precision", "unexpected"), ("cast", "float64", "double")),
+    "item_in_a_loop": Flaw(("synchronisations", "syncs", "unexpected", "removable", "calls"), ("item", "synchron")),
+    "gradients_in_inference": Flaw(("gradients", "unexpected"), ("gradient", "inference_mode"), ("inference_mode",)),
+    "too_many_threads": Flaw(("threads", "parallelism", "choice"), ("thread",), ("threads",)),
+    "one_thread": Flaw(("threads", "parallelism", "choice"), ("thread",), ("threads",)),
+    "branches_in_sequence": Flaw(("parallelism",), ("branch", "independent", "same time", "parallel")),
+    "loop_over_samples": Flaw(("removable", "fusion", "calls", "unexpected"), ("batch", "equal", "one call", "stack")),
+    "computed_twice": Flaw(("removable",), ("twice", "equal", "same", "again")),
+    "sleep_in_a_module": Flaw(("stall", "stalls", "unexpected")),
+    "slow_data": Flaw(("data",)),
+    "copies_to_contiguous": Flaw(("removable", "copies", "unexpected"), ("contiguous", "cop")),
+}
+SOUND = (
+    "onednn_off", "contiguous_layout", "attention_by_hand", "norm_not_folded", "clone_in_blocks", "casts_to_double",
+    "computed_twice", "loop_over_samples", "one_thread", "sleep_in_a_module",
+)  # fmt: skip
+"""Programs that are clean without their flaw."""
+
+QUICK = ("onednn_off", "clone_in_blocks", "sleep_in_a_module")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    made = turns.parser(__doc__)
+    made.add_argument("--out", type=Path, help="keep runs, timings and answers there, and go on with what is there")
+    made.add_argument("--only", nargs="+", metavar="NAME", choices=sorted(PLANTED), help="of a program in flaws/")
+    made.add_argument("--fill", type=float, help="seconds a program for timings of its calls (default: 60, quick: 5)")
+    made.add_argument("--turns", type=int, help="of a trial at most (default: 8, quick: 3)")
+    made.add_argument("--no-try", action="store_true", help="ask only")
+    options = turns.parse(made, arguments)
+    names = tuple(options.only or (QUICK if options.quick else PLANTED))
+    with tempfile.TemporaryDirectory() as folder:
+        out = options.out or Path(folder)
+        out.mkdir(parents=True, exist_ok=True)
+        flawed = {name: _answer(name, out, options) for name in names}
+        clean = {name: _answer(f"{name} --mended", out, options) for name in names if name in SOUND}
+    _report(flawed, clean, options).finish(options)
+
+
+def _answer(text: str, out: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what is known of one program, from the folder where it is there already."""
+    name, *mended = text.split()
+    place = out / "-".join([name, *(each.strip("-") for each in mended)])
+    path = place / "answer.json"
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    turns.say(f"  {text}")
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    try:
+        found = _asked(name, mended, place, out / "timings", options)
+    except (XspError, subprocess.SubprocessError) as error:
+        found = {"error": str(error).splitlines()[0]}
+    path.write_text(json.dumps(found), encoding="utf-8")
+    return found
+
+
+def _asked(name: str, mended: Sequence[str], place: Path, timings: Path, options: argparse.Namespace) -> dict[str, Any]:
+    script = FLAWS / f"{name}.py"
+    run = place / "run"
+    environment = {**os.environ, "STEPS": "20" if options.quick else "60"}
+    command = [sys.executable, "-m", "xsp.cli", "run", "--quiet", "--out", str(run), str(script), *mended]
+    subprocess.run(command, check=True, timeout=SECONDS, env=environment, stdout=subprocess.DEVNULL)
+    fill = options.fill if options.fill is not None else 5.0 if options.quick else 60.0
+    asked = asking.asked_about(str(run), {"fill": fill, "timings": timings} if fill else {"timings": timings})
+    found = advise.of(asked)
+    pieces = [_plain(each) for each in found.advice]
+    answer: dict[str, Any] = {"advice": pieces, "unanswered": dict(found.unanswered)}
+    right = next((at for at, piece in enumerate(pieces) if PLANTED[name].is_named_by(piece)), None)
+    if mended or right is None:
+        return answer
+    answer["rank"] = right + 1
+    piece = found.advice[right]
+    if piece.trial and not options.no_try:
+        answer["tried"] = _tried(piece, script, place, environment, options)
+    return answer
+
+
+def _tried(
+    piece: Advice, script: Path, place: Path, environment: Mapping[str, str], options: argparse.Namespace
+) -> dict[str, Any]:
+    run = load(place / "run").run
+    typed = f"STEPS={environment['STEPS']} python {script}"
+    program = again.program(run, str(place / "run"), typed)
+    trains = any(kind.training for kind in run.kinds)
+    plan = trying.Plan(program, place / "trials", trains, options.turns or (3 if options.quick else 8), options.seed)
+    (found,) = trying.each(plan, [piece], lambda *_: None)
+    return kept.plain(found)
+
+
+def _plain(piece: Advice) -> dict[str, Any]:
+    gain = {"low": piece.gain.low, "value": piece.gain.value, "high": piece.gain.high}
+    names = ("question", "what", "do", "trial", "at_most", "of_step_percent")
+    return {"gain_ms": gain, **{name: getattr(piece, name) for name in names}}
+
+
+def _report(
+    flawed: Mapping[str, dict[str, Any]], clean: Mapping[str, dict[str, Any]], options: argparse.Namespace
+) -> turns.Report:
+    report = turns.Report(
+        "advice",
+        f"Planted flaws: {len(flawed)} programs, and {len(clean)} without a flaw",
+        ("program", "rank", "first piece", "promised", "gained", "error"),
+    )
+    for name, answer in flawed.items():
+        report.add(_row(name, answer), **answer)
+    for name, answer in clean.items():
+        pieces = answer.get("advice", ())
+        first = f"{pieces[0]['question']}, {pieces[0]['of_step_percent']:.0f} %" if pieces else "none"
+        report.add([f"{name} --mended", "–", answer.get("error", first)[:40], "–", "–", "–"], **answer)
+    report.notes += _notes(flawed, clean)
+    return report
+
+
+def _row(name: str, answer: Mapping[str, Any]) -> list[str]:
+    pieces, rank, tried = answer.get("advice", ()), answer.get("rank"), answer.get("tried") or {}
+    first = f"{pieces[0]['question']}, {pieces[0]['of_step_percent']:.0f} %" if pieces else "none"
+    right = pieces[rank - 1] if rank else None
+    promised = f"{'at most ' if right['at_most'] else ''}{right['of_step_percent']:.0f} %" if right else "–"
+    gained = f"{tried['real_percent']:.0f} %" if tried.get("real_percent") is not None else tried.get("outcome", "–")
+    off = f"{tried['off_percent']:.0f} %" if tried.get("off_percent") is not None else "–"
+    return [name, str(rank or "–"), answer.get("error", first)[:40], promised, gained, off]
+
+
+def _notes(flawed: Mapping[str, dict[str, Any]], clean: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Return what the figures are against the goals."""
+    ranked = [name for name, answer in flawed.items() if (answer.get("rank") or FIRST + 1) <= FIRST]
+    quiet = [name for name, answer in clean.items() if "error" not in answer and not answer.get("advice")]
+    tried = [each for answer in flawed.values() if (each := answer.get("tried")) and each["came_true"] is not None]
+    off = [each["off_percent"] for each in tried if each["off_percent"] is not None]
+    notes = [
+        f"right advice among the first {FIRST}: {len(ranked)} of {len(flawed)} (goal {RANKED:.0%})",
+        f"no advice without a flaw: {len(quiet)} of {len(clean)} (goal: all)",
+    ]
+    if tried:
+        faster = sum(each["came_true"] for each in tried)
+        notes.append(f"tried, and the step was faster: {faster} of {len(tried)} (goal {SIGN:.0%})")
+    if off:
+        notes.append(f"error of the promise: {statistics.median(off):.0f} % (median, goal {OFF:.0f} %)")
+    errors = [name for name, answer in (*flawed.items(), *clean.items()) if "error" in answer]
+    return [*notes, *([f"could not be asked about: {', '.join(errors)}"] if errors else [])]
+
+
+if __name__ == "__main__":
+    main()

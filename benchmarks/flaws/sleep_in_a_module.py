@@ -1,0 +1,17 @@
+"""A module that waits, for a device that is never there."""
+
+import time
+
+import torch
+from running import FLAWED, predict
+
+
+class Waits(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if FLAWED:
+            time.sleep(0.01)
+        return x.relu()
+
+
+layers = [torch.nn.Linear(512, 512), Waits(), torch.nn.Linear(512, 512), Waits(), torch.nn.Linear(512, 512)]
+predict(torch.nn.Sequential(*layers), torch.rand(512, 512))
