@@ -74,7 +74,11 @@ def prices(graph: Any, *, added_us: float | None = None, known: bool = True) -> 
 
 def asked(made: Prices, question: Any) -> list[Advice]:
     """Return the answers of a question."""
-    return list(question(Asked(None, "model", {}, {"prices": lambda asked: made})))
+    return list(
+        question(
+            Asked(None, "model", {}, {"prices": lambda asked: made, "graph": lambda asked: made.rewritten.original})
+        )
+    )
 
 
 def graph(flaw: str) -> Any:
@@ -180,3 +184,28 @@ def test_an_optimizer_that_loops_over_parameters_is_found(together: bool) -> Non
         assert "fused=True" in advised[0].do
         assert advised[0].at_most
         assert 0 < advised[0].gain.value < math.inf
+
+
+def test_of_an_order_of_calls_alone_norms_and_attention_are_found_by_their_shapes() -> None:
+    import dataclasses
+
+    from xsp.graph.node import KnownBy
+    from xsp.questions.ordered import by_hand, foldable
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4))
+
+        def forward(self, x: Any) -> Any:
+            x = self.layers(x)
+            scores = (x @ x.transpose(-2, -1)) / 2
+            return (scores.softmax(-1) @ x).softmax(-1)
+
+    known = graph_of(Both().eval(), torch.zeros(1, 3, 8, 8))
+    nodes = tuple(dataclasses.replace(each, origins=(), reads=(), returns=(), writes=()) for each in known.nodes)
+    found = dataclasses.replace(known, nodes=nodes, edges=(), known_by=KnownBy.ORDER)
+    assert [[found.nodes[each].call.op for each in those] for those in foldable(found)] == [["aten::batch_norm"]]
+    assert [[found.nodes[each].call.op for each in those] for those in by_hand(found)] == [
+        ["aten::div", "aten::softmax"]
+    ]

@@ -10,7 +10,8 @@ from xsp.advise import Advice, Asked, Interval, Needs, question
 from xsp.bound import totals
 from xsp.graph import work
 from xsp.graph.draft import Draft, Web
-from xsp.graph.node import Graph, Phase, Role
+from xsp.graph.node import Graph, KnownBy, Phase, Role
+from xsp.questions import ordered
 from xsp.questions.removable import what
 from xsp.questions.rewriting import Prices, piece
 
@@ -52,7 +53,11 @@ FOLDS = {
 def fusion(asked: Asked) -> Iterator[Advice]:
     """Batch norms that fold into convolutions, attention by hand, linear layers on one input: the timing of what
     stands in their place against theirs. Chains of elementwise calls and optimizers that loop over parameters: at most
-    the share of their time that memory traffic between them is of all of their traffic."""
+    the share of their time that memory traffic between them is of all of their traffic. Where only the order of calls
+    is known, norms behind convolutions and attention by hand, at most all that goes."""
+    if asked.graph.known_by is KnownBy.ORDER:
+        yield from ordered.advice(asked, LEAST_PERCENT)
+        return
     prices: Prices = asked.part("prices")
     for gain in prices.gains(FOLDS):
         do, trial = FOLDS[gain.changes[0].rule]

@@ -18,6 +18,7 @@ from xsp.bound import timed, totals
 from xsp.bound.ladder import Bound, Rung
 from xsp.bound.totals import Figure
 from xsp.graph import rewrite, work
+from xsp.graph.node import Graph
 from xsp.graph.rewrite import Change, Rewritten
 from xsp.questions.ground import ALLOWANCE, MOST_PLACES
 
@@ -160,26 +161,28 @@ def piece(
     most = prices.total_ns
     if most is not None:
         gain = gain.within(most / 1e6)
+    where = placed(prices.rewritten.original, nodes, prices.before, prices.spans)
     percent = 100 * gain.value * 1e6 / most if most else 0.0
-    return Advice(question, what, places(prices, nodes), gain, at_most, percent, why, do, changes_numbers, trial)
+    return Advice(question, what, where, gain, at_most, percent, why, do, changes_numbers, trial)
 
 
-def places(prices: Prices, nodes: Sequence[int]) -> tuple[Place, ...]:
+def placed(
+    graph: Graph, nodes: Sequence[int], figures: Sequence[Figure | None], spans: Sequence[str]
+) -> tuple[Place, ...]:
     """Return the modules in which calls are, those first that take most, at most `MOST_PLACES`."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for each in nodes:
-        node = prices.rewritten.original.nodes[each]
-        groups[node.module, node.call.op].append(each)
+        groups[graph.nodes[each].module, graph.nodes[each].call.op].append(each)
 
     def taken(those: Sequence[int]) -> float:
-        return math.fsum(figure.ns for each in those if (figure := prices.before[each]) is not None)
+        return math.fsum(figure.ns for each in those if (figure := figures[each]) is not None)
 
     order = sorted(groups.items(), key=lambda item: -taken(item[1]))
     return tuple(
         Place(
             module or None,
             op,
-            tuple(prices.spans[each] for each in those if prices.spans and prices.spans[each])[:MOST_SPANS],
+            tuple(spans[each] for each in those if spans and spans[each])[:MOST_SPANS],
             len(those),
         )
         for (module, op), those in order[:MOST_PLACES]
@@ -203,7 +206,7 @@ def prices(asked: Asked) -> Prices:
     spans: tuple[str, ...] = ()
     if joined is not None:
         spans = tuple("" if at is None else joined.seen[at].span or "" for at in joined.of_node)
-    return Prices(found, before, in_place, _added(asked, bound, found), _total(asked, bound, before), spans)
+    return Prices(found, before, in_place, _added(asked, bound, found), step_ns(asked, bound, before), spans)
 
 
 def _added(asked: Asked, bound: Bound, found: Rewritten) -> dict[int, Figure]:
@@ -228,7 +231,8 @@ def _figure(known: Timings, spec: Spec | None) -> Figure | None:
     return Figure(float(round(timing.trimmed_ns)), timing.half_ns or 0.0, timing.key)
 
 
-def _total(asked: Asked, bound: Bound, before: Sequence[Figure | None]) -> float | None:
+def step_ns(asked: Asked, bound: Bound, before: Sequence[Figure | None]) -> float | None:
+    """Return what a step takes: as measured, else as bound, else the sum of what is known."""
     if asked.step is not None and asked.step.what == "step":
         return asked.step.ms.value * 1e6
     for rung in (Rung.MEASURED, Rung.FRAMEWORK, Rung.AS_RUN):

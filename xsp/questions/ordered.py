@@ -1,0 +1,130 @@
+"""What could be done together where only the order of the calls is known: norms behind convolutions, attention by hand.
+
+Who reads what is taken from order and shapes: a batch norm directly behind a convolution with its shape; a softmax
+between two products whose shapes fit. Gains are upper bounds: the time of the norm, or of all that stands between the
+products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from xsp.advise import Advice, Asked, Interval
+from xsp.bound import totals
+from xsp.bound.ladder import Bound, Rung
+from xsp.bound.totals import Figure
+from xsp.graph.attention import SOFTMAX
+from xsp.graph.node import Graph, Node, Phase
+from xsp.graph.rules import CONVOLUTIONS, NORMS
+from xsp.questions.rewriting import placed, step_ns
+
+PRODUCTS = ("matmul", "bmm", "baddbmm", "einsum")
+
+FAR = 8
+"""Computing calls between a product and the softmax at most."""
+
+BETWEEN = "add add_ sub mul mul_ div div_ masked_fill masked_fill_ where to _to_copy dropout clone contiguous".split()
+
+
+def foldable(graph: Graph) -> list[tuple[int, ...]]:
+    """Return the places of batch norms in evaluation that stand directly behind a convolution of their shape."""
+    found: list[tuple[int, ...]] = []
+    computing = [place for place, node in enumerate(graph.nodes) if node.computes]
+    for before, place in pairwise(computing):
+        first, norm = graph.nodes[before], graph.nodes[place]
+        if _op(norm) not in NORMS or _op(first) not in CONVOLUTIONS or norm.phase is not Phase.FORWARD:
+            continue
+        told = dict(norm.call.arguments)
+        same = first.call.outputs and norm.call.inputs and first.call.outputs[0].shape == norm.call.inputs[0].shape
+        if told.get("training") is False and same and first.call.outputs[0].shape is not None:
+            found.append((place,))
+    return found
+
+
+def by_hand(graph: Graph) -> list[tuple[int, ...]]:
+    """Return the places of what stands between the two products of attention by hand, the softmax among it."""
+    found: list[tuple[int, ...]] = []
+    computing = [place for place, node in enumerate(graph.nodes) if node.computes]
+    for at, place in enumerate(computing):
+        node = graph.nodes[place]
+        if _op(node) not in SOFTMAX or node.phase is not Phase.FORWARD or not node.call.inputs:
+            continue
+        shape = node.call.inputs[0].shape
+        if shape is None or len(shape) < 3:
+            continue
+        first = _product(graph, computing[max(0, at - FAR) : at][::-1])
+        last = _product(graph, computing[at + 1 : at + 1 + FAR])
+        if first is None or last is None:
+            continue
+        made, taken = graph.nodes[first].call.outputs, graph.nodes[last].call.inputs
+        if made and taken and (made[0].shape or ())[-2:] == shape[-2:] == (taken[0].shape or ())[-2:]:
+            found.append(tuple(each for each in computing if first < each < last))
+    return found
+
+
+def _product(graph: Graph, places: Sequence[int]) -> int | None:
+    """Return the first product among calls; None if something else than what stands in attention comes before it."""
+    for each in places:
+        op = _op(graph.nodes[each])
+        if op in PRODUCTS:
+            return each
+        if op not in BETWEEN:
+            return None
+    return None
+
+
+def _op(node: Node) -> str:
+    return node.call.op.partition("::")[2]
+
+
+WAYS = (
+    (
+        foldable,
+        "batch norm in evaluation behind a convolution, which can do it with other weights",
+        "torch.nn.utils.fusion.fuse_conv_bn_eval(convolution.eval(), norm.eval()), or torch.compile(model)",
+        "fold_batch_norm",
+    ),
+    (
+        by_hand,
+        "scale, mask and softmax between two products: scaled_dot_product_attention does all of it",
+        "torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask); of a model of transformers: "
+        "attn_implementation='sdpa'",
+        "sdpa",
+    ),
+)
+
+
+def advice(asked: Asked, least_percent: float) -> Iterator[Advice]:
+    """Yield what doing calls together gains at most, of a trace whose calls are known by their order."""
+    bound: Bound = asked.bound
+    graph = bound.graph
+    figures = bound.figures.get(Rung.IN_PLACE.value) or bound.figures.get(Rung.AS_RUN.value)
+    if figures is None:
+        return
+    whole = step_ns(asked, bound, figures)
+    for find, said, do, trial in WAYS:
+        groups = find(graph)
+        nodes = [each for those in groups for each in those]
+        there: list[Figure] = [figure for each in nodes if (figure := figures[each]) is not None]
+        if not there or not whole:
+            continue
+        ns, half = math.fsum(each.ns for each in there), totals.half(there)
+        if 100 * ns / whole < least_percent:
+            continue
+        times = f", {len(groups)} times" if len(groups) > 1 else ""
+        why = (
+            f"{len(nodes)} calls that take {ns / 1e6:.3g} ms of a step",
+            "which call reads what is taken from their order and shapes",
+        )
+        ends = Interval((ns - half) / 1e6, ns / 1e6, (ns + half) / 1e6).within(whole / 1e6)
+        where = placed(graph, nodes, figures, _spans(bound))
+        yield Advice("fusion", said + times, where, ends, True, 100 * ns / whole, why, do, None, trial)
+
+
+def _spans(bound: Bound) -> tuple[str, ...]:
+    joined = bound.join
+    if joined is None:
+        return ()
+    return tuple("" if at is None else joined.seen[at].span for at in joined.of_node)
