@@ -273,13 +273,13 @@ def _length(intervals: Sequence[tuple[int, int]]) -> int:
 
 
 def _host_lanes(trace: Trace) -> dict[str, Lane]:
-    """Return when the phases of the merged step ran, from its beginning."""
+    """Return when the phases of the merged step ran as recorded, with the cost of profiling in them."""
     names = {str(Kind.FORWARD): "forward", str(Kind.BACKWARD): "backward", str(Kind.OPTIMIZER): "update",
              str(Kind.DATA): "input"}  # fmt: skip
     rows = trace.sql(
         f"""
         WITH those AS (
-            SELECT kind, start_ns, start_ns + {NS} AS end_ns FROM merged WHERE kind IN {tuple(names)}
+            SELECT kind, start_ns, start_ns + dur_ns AS end_ns FROM merged WHERE kind IN {tuple(names)}
             UNION ALL
             SELECT 'sent', start_ns, start_ns + dur_ns FROM merged
             WHERE level = {int(Level.LIBRARY)} AND contains(attributes, 'xsp.collective.name')

@@ -248,11 +248,14 @@ def _pictures(found: Scaling) -> list[sections.Part]:
     if not whole or not math.isfinite(whole):
         return []
     drawn = []
-    titles = ((found.recorded.lanes, "The step as recorded"), (predicted, f"Predicted on {_count(last.ranks, 'rank')}"))
+    titles = (
+        (found.recorded.lanes, "The step as recorded, with the cost of profiling"),
+        (predicted, f"Predicted on {_count(last.ranks, 'rank')}"),
+    )
     for those, title in titles:
         if those:
             rows = tuple(Series(name, _shares(lane, whole)) for name, lane in those.items())
-            at = tuple(round(1e3 * whole * (place + 0.5) / BINS, 4) for place in range(BINS))
+            at = tuple(float(f"{1e3 * whole * (place + 0.5) / BINS:.3g}") for place in range(BINS))
             drawn.append(Chart("grid", title, "share of the time", at, rows, over="ms"))
     return list(drawn)
 
