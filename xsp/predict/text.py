@@ -268,16 +268,16 @@ def lanes(found: Schedule) -> dict[str, Lane]:
     """Return when a rank of the first class works at what in the last simulated step, from its first moment on."""
     step = found.tasks[-1].step
     mine = [
-        (task.cause, found.starts[number], found.ends[number])
+        (number, task)
         for number, task in enumerate(found.tasks)
         if task.step == step and task.rank in (0, ALL) and task.seconds > 0
     ]
-    computing = [start for cause, start, _ in mine if cause not in (Cause.INPUT, Cause.COPY)]
-    begin = min(computing, default=min((start for _, start, _ in mine), default=0.0))
+    begin = min((found.starts[number] for number, task in mine if "compute 0" in task.on), default=0.0)
     made: dict[str, list[tuple[float, float]]] = {}
-    for cause, start, end in sorted(mine, key=lambda each: each[1]):
-        if end > begin:
-            made.setdefault(_ROWS[cause], []).append((max(0.0, start - begin), end - begin))
+    for number, task in sorted(mine, key=lambda each: found.starts[each[0]]):
+        if found.ends[number] > begin:
+            span = (max(0.0, found.starts[number] - begin), found.ends[number] - begin)
+            made.setdefault(_ROWS[task.cause], []).append(span)
     return {name: tuple(made[name]) for name in _ROWS.values() if name in made}
 
 
