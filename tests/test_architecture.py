@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     {"atomic", "errors", "identity", "processes", "schema", "scrub", "summary", "version"},
     {"clock", "collector", "cost", "levels", "run"},
-    {"causal", "device", "micromodels", "plugins", "rundir", "semconv", "table", "xsp_collectors"},
+    {"causal", "device", "micromodels", "modelinputs", "plugins", "rundir", "semconv", "table", "xsp_collectors"},
     {"importers", "samples", "sections"},
     {"correlate"},
     {"store"},

@@ -21,12 +21,12 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from xsp import causal, micromodels
+from xsp import causal, micromodels, modelinputs
 from xsp.errors import ModelError, nearest
 
 IMAGE = (3, 224, 224)
@@ -76,6 +76,10 @@ class Built:
 
     before: Any = None
     """Tokens before the call, of a language model that goes on from them."""
+
+    tries: Callable[[Any], Iterator[Callable[[], dict[str, Any]]]] | None = None
+    """Of the module on its device, what makes keyword arguments that it may take, the likeliest first: the first ones
+    that it takes are its input."""
 
     state: Callable[[], dict[str, Any]] | None = None
     """Gives further keyword arguments, anew for each call: the cache of those tokens."""
@@ -248,12 +252,21 @@ def _transformers(name: str, settings: Settings) -> Built:
             with contextlib.suppress(ValueError):
                 value = json.loads(value)
             setattr(config, key, value)
-        model = make(config)
+        model = make(modelinputs.complete(config))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"transformers:{name} cannot be built from its configuration: {error}") from error
     if generates:
         return Built(model, (), {})
-    return Built(model, (), *_transformers_input(name, model, config, settings))
+    if settings.shape is not None:
+        return Built(model, (), *modelinputs.of_shape(name, model, settings.batch, settings.shape))
+    longest = getattr(config, "max_position_embeddings", None)
+    remedy = f"it takes up to --sequence {longest}" if isinstance(longest, int) and longest > 0 else ""
+    cut = settings.sequence == Settings.sequence
+
+    def tries(placed: Any) -> Iterator[Callable[[], dict[str, Any]]]:
+        return modelinputs.tries(placed, settings.batch, settings.sequence, cut)
+
+    return Built(model, (), {}, remedy, tries=tries)
 
 
 def _transformers_config(transformers: Any, name: str, generates: bool) -> tuple[Any, Callable[[Any], Any]]:
@@ -273,32 +286,6 @@ def _transformers_config(transformers: Any, name: str, generates: bool) -> tuple
         hint = nearest(name, [*known, *dir(transformers)])
         raise ModelError(f"transformers has no model type or class {name!r}{hint}")
     return kind.config_class(), kind
-
-
-def _transformers_input(name: str, model: Any, config: Any, settings: Settings) -> tuple[dict[str, Any], str]:
-    """Return a model's input, and what to type where it does not take it."""
-    torch = sys.modules["torch"]
-    wants = model.main_input_name
-    if wants == "pixel_values":
-        size = getattr(config, "image_size", 224)
-        height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        usual = (getattr(config, "num_channels", 3), height, width)
-        return {wants: torch.randn(settings.batch, *(settings.shape or usual))}, _input(usual)
-    if wants != "input_ids":
-        if settings.shape is None:
-            raise ModelError(f"this model takes {wants}: give the shape of one sample, --input 80x3000")
-        return {
-            wants: torch.randn(settings.batch, *settings.shape)
-        }, f"give the shape of one sample of {wants}, --input"
-    if settings.shape is not None:
-        raise ModelError(f"transformers:{name} takes tokens: omit --input, and give their number, --sequence 128")
-    words = getattr(config, "vocab_size", None) or config.get_text_config().vocab_size
-    tokens = torch.randint(0, words, (settings.batch, settings.sequence))
-    inputs = {wants: tokens}
-    if getattr(config, "is_encoder_decoder", False):
-        inputs["decoder_input_ids"] = tokens
-    longest = getattr(config, "max_position_embeddings", None)
-    return inputs, f"it takes up to --sequence {longest}" if isinstance(longest, int) and longest > 0 else ""
 
 
 def _micro(name: str, settings: Settings) -> Built:
@@ -389,9 +376,35 @@ def placed(spec: str, built: Built, settings: Settings) -> Built:
     state = None
     if built.before is not None:
         state = causal.state(spec, model, _move(torch, built.before, settings.device))
-    made = Built(model, args, kwargs, built.remedy, built.before, state)
+    if built.tries is not None:
+        return _taken(torch, spec, replace(built, model=model), settings)
+    made = Built(model, args, kwargs, built.remedy, built.before, state=state)
     _check_input(torch, spec, made)
     return made
+
+
+def _taken(torch: Any, spec: str, built: Built, settings: Settings) -> Built:
+    """Return a module with the first arguments that it takes.
+
+    Raises:
+        ModelError: it takes none; the message is of the first ones.
+    """
+    assert built.tries is not None
+    first: Exception | None = None
+    for make in built.tries(built.model):
+        try:
+            made = Built(built.model, (), _move(torch, make(), settings.device), built.remedy)
+            _check_input(torch, spec, made)
+        except Exception as error:
+            first = first or error
+        else:
+            return made
+    if isinstance(first, ModelError):
+        raise first
+    if first is not None:
+        raise ModelError(f"{spec}: no input can be made for it ({_reason(first)}); use file.py:function") from first
+    takes = ", ".join(modelinputs.wanted(built.model)[0]) or "nothing"
+    raise ModelError(f"{spec} takes {takes}: give the shape of one sample, --input 80x3000, or use file.py:function")
 
 
 def step_of(built: Built, settings: Settings) -> Callable[[], object]:

@@ -130,12 +130,29 @@ def test_a_training_step_has_phases_gradients_and_modules_in_backward() -> None:
     assert graph.edges_of(Why.REUSE)
 
 
-def test_values_that_decide_need_real_tensors_and_the_graph_says_so() -> None:
-    class Decides(nn.Module):
-        def forward(self, x):
-            return x[x > 0] if x.sum().item() > 0 else x.exp()
+class Decides(nn.Module):
+    """Looks at what it is given, or at that times a weight."""
 
-    graph = xsp.graph.of(Decides(), torch.ones(4))
+    def __init__(self, scaled: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4,), 0.5))
+        self.scaled = scaled
+
+    def forward(self, x):
+        x = x * self.weight if self.scaled else x
+        return x[x > 0] if x.sum().item() > 0 else x.exp()
+
+
+def test_values_of_what_a_module_is_given_are_known_without_real_tensors() -> None:
+    graph = xsp.graph.of(Decides(scaled=False), torch.tensor([1.0, -1.0, 3.0, 2.0]))
+    assert (graph.settings["rung"], list(graph.problems)) == ("moved to meta", [])
+    index = next(each for each in graph.nodes if each.call.op == "aten::index")
+    assert "aten::item" in {each.call.op for each in graph.nodes}
+    assert [each.shape for each in index.call.outputs] == [(3,)]
+
+
+def test_values_that_decide_need_real_tensors_and_the_graph_says_so() -> None:
+    graph = xsp.graph.of(Decides(scaled=True), torch.ones(4))
     assert [each.where for each in graph.problems] == ["moved to meta"]
     assert graph.settings["rung"] == "on the CPU"
     assert {"aten::item", "aten::index"} <= {each.call.op for each in graph.nodes}

@@ -111,7 +111,7 @@ def _climb(name: str, settings: Settings, rungs: dict[str, Callable[[], _Step | 
     problems: list[Problem] = []
     for rung, make in rungs.items():
         try:
-            with _left_as_it_was():
+            with _left_as_it_was(), contextlib.nullcontext() if rung == RUNGS[2] else _known_values():
                 step = make()
                 if step is not None:
                     return _capture(name, settings, rung, step, problems)
@@ -143,6 +143,10 @@ def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: li
         "rung": rung,
         "dtype": None if step.built is None else _dtype(step.built.model),
     }
+    if step.built is not None and step.built.kwargs:
+        stated["inputs"] = {
+            name: list(each.shape) for name, each in step.built.kwargs.items() if hasattr(each, "shape")
+        }
     stated |= {name: each for name in ("prefill", "decode") if (each := getattr(settings, name)) is not None}
     return recorder.finish(result).graph(name, Source.CAPTURED, stated, problems=problems)
 
@@ -165,6 +169,12 @@ def _without_values(module: Any) -> Any:
             empty = torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
         shapes[id(tensor)] = empty
     return copy.deepcopy(module, shapes)
+
+
+def _known_values() -> contextlib.AbstractContextManager[object]:
+    from xsp.graph.knownvalues import KnownValues
+
+    return KnownValues()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,203 @@
+"""Values of small tensors beside tensors that have none, so that a program that looks at them goes the way it would go.
+
+On meta tensors a model cannot ask whether a mask is all true, or how many tokens stand for an image. Here positions,
+masks and tokens have their values on the CPU beside them: what is computed from known values alone is computed there
+too. What depends on weights or random numbers is not known, and asking for it fails as before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+MOST = 1 << 21
+"""Elements of a tensor whose values are kept: masks of a thousand tokens or of an image."""
+
+_MASKED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index")
+_ASKED = "aten::_local_scalar_dense"
+_EMPTY = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
+_SELECTED = "aten::masked_select"
+
+
+class KnownValues(TorchDispatchMode):
+    """While it is entered, small tensors without values have them here."""
+
+    def __init__(self) -> None:
+        """Know nothing yet but tensors on the CPU."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._known: Any = WeakTensorKeyDictionary()
+        self._constants = _Constants(self)
+        self._void: dict[int, Any] = {}
+        """Storages whose values are not known any more, since something unknown was written there."""
+
+    def __enter__(self) -> KnownValues:
+        """Begin to keep values."""
+        self._constants.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *of: Any) -> None:
+        """End it; what is known stays known."""
+        super().__exit__(*of)  # type: ignore[no-untyped-call]
+        self._constants.__exit__(*of)  # type: ignore[no-untyped-call]
+
+    def constant(self, make: Callable[[], Any]) -> Any:
+        """Return what a function makes on the CPU as a constant without values, which are known."""
+        with _disable_current_modes():
+            value = make()
+            made = value.to("meta")
+        self._known[made] = value
+        return torch.ops.aten.lift_fresh(made)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operator, and beside it on the values where they are known."""
+        given = dict(kwargs or {})
+        name = func._schema.name
+        tensors = [each for each in tree_flatten((args, given))[0] if isinstance(each, torch.Tensor)]
+        if not _is_of_meta(tensors, given):
+            return func(*args, **given)
+        if name == _ASKED and (value := self.of(args[0])) is not None:
+            return value.item()
+        if name == "aten::_to_copy" and _goes_to(given, "cpu") and (value := self.of(args[0])) is not None:
+            return func(value, *args[1:], **given)
+        if name == _SELECTED and (mask := self.of(args[1])) is not None:
+            count = int(mask.expand(torch.broadcast_shapes(mask.shape, args[0].shape)).sum())
+            return args[0].new_empty(count)
+        beside = self._beside(func, name, args, given, tensors)
+        try:
+            made = func(*self._without_masks(name, args), **given)
+        except Exception:
+            if beside is None or func._schema.is_mutable:
+                raise
+            made = tree_map(_empty, beside)
+        self._keep(func, tensors, made, beside)
+        return made
+
+    def of(self, tensor: Any) -> Any:
+        """Return the values of a tensor, None if they are not known."""
+        if tensor.device.type == "cpu":
+            return tensor if _is_small(tensor) else None
+        value = self._known.get(tensor)
+        return None if value is None or value.untyped_storage()._cdata in self._void else value
+
+    def _beside(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
+        """Return what an operator gives on known values, None if they are not."""
+        tags = (torch.Tag.nondeterministic_seeded,)
+        if name in _EMPTY or any(tag in func.tags for tag in tags):
+            return None
+        values = {id(each): self.of(each) for each in tensors}
+        if any(each is None for each in values.values()) or (not tensors and not _makes_little(args)):
+            return None
+
+        def known(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return values[id(value)]
+            return torch.device("cpu") if isinstance(value, torch.device) and value.type == "meta" else value
+
+        try:
+            return func(*tree_map(known, args), **{key: tree_map(known, each) for key, each in kwargs.items()})
+        except Exception:  # what the CPU refuses is not known; the operator itself says what is wrong
+            return None
+
+    def _without_masks(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return arguments whose known masks, among indices, are the places that they choose."""
+        if name not in _MASKED or len(args) < 2:
+            return args
+        found: list[Any] = []
+        for index in args[1]:
+            value = self.of(index) if isinstance(index, torch.Tensor) else None
+            if value is not None and value.dtype in (torch.bool, torch.uint8):
+                found += [each.to("meta") for each in value.nonzero(as_tuple=True)]
+            else:
+                found.append(index)
+        return (args[0], found, *args[2:])
+
+    def _keep(self, func: Any, tensors: list[Any], made: Any, beside: Any) -> None:
+        """Remember the values of what an operator returned, and forget those of what it wrote unknown values to."""
+        if beside is None:
+            if func._schema.is_mutable:
+                self._forget(tensors)
+            return
+        for one, value in zip(tree_flatten(made)[0], tree_flatten(beside)[0], strict=False):
+            is_like = isinstance(one, torch.Tensor) and one.device.type == "meta" and one.shape == value.shape
+            if is_like and _is_small(value):
+                self._known[one] = value
+
+    def _forget(self, tensors: list[Any]) -> None:
+        for each in tensors:
+            value = self._known.get(each)
+            if value is not None:  # an operator writes to its first arguments alone, but its schema is read seldom
+                storage = value.untyped_storage()
+                self._void[storage._cdata] = storage
+
+
+class _Constants(TorchFunctionMode):
+    """Keeps the values of numbers and lists of Python that become tensors: the dispatcher does not see them."""
+
+    def __init__(self, values: KnownValues) -> None:
+        super().__init__()
+        self._values = values
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor) and _goes_to(given, "meta") and not _holds_tensors(args):
+            return self._values.constant(lambda: func(*args, **{**given, "device": "cpu"}))
+        if func is torch.Tensor.tolist and args[0].device.type == "meta":
+            value = self._values.of(args[0])
+            return func(args[0]) if value is None else value.tolist()
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and args[0].device.type == "meta":
+            args = (args[0], self._indices(args[1]), *args[2:])
+        return func(*args, **given)
+
+    def _indices(self, asked: Any) -> Any:
+        several = asked if isinstance(asked, tuple) else (asked,)
+        made = tuple(
+            self._values.constant(functools.partial(torch.tensor, each)) if _is_list_of_numbers(each) else each
+            for each in several
+        )
+        return made if isinstance(asked, tuple) else made[0]
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, int) for each in value)
+
+
+def _holds_tensors(values: Any) -> bool:
+    return any(isinstance(each, torch.Tensor) for each in tree_flatten(values)[0])
+
+
+def _is_of_meta(tensors: list[Any], kwargs: dict[str, Any]) -> bool:
+    return _goes_to(kwargs, "meta") or any(each.device.type == "meta" for each in tensors)
+
+
+def _goes_to(kwargs: dict[str, Any], kind: str) -> bool:
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type == kind
+
+
+def _is_small(tensor: Any) -> bool:
+    return bool(tensor.numel() <= MOST)
+
+
+def _makes_little(args: tuple[Any, ...]) -> bool:
+    """Return whether what is made from numbers alone is small: its sizes stand among the arguments."""
+    count = 1
+    for each in tree_flatten(args)[0]:
+        if isinstance(each, int) and abs(each) > 1:
+            count *= abs(each)
+    return count <= MOST
+
+
+def _empty(value: Any) -> Any:
+    return torch.empty_like(value, device="meta") if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,314 @@
+"""What models of transformers take: the arguments of a call, from the signature of `forward` and the configuration.
+
+There is no list of types. An argument is known by its name (tokens, pixels, features of sound, a series), its sizes by
+the names that configurations use. Where a name has several usual shapes, the first one that the model takes is its
+input: see `xsp.models.placed`. Where tokens stand for an image or for sound, as many of them are put in as the model
+makes of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from xsp.errors import ModelError
+
+Arguments = dict[str, Any]
+
+IMAGE_SIZES = (224, 384, 512, 640, 1024, 1536)
+"""Height and width that are tried where the configuration's own does not serve."""
+
+SAMPLES = 16_000
+"""Of a second of sound."""
+
+FRAMES = 8
+TEXT_BESIDE = 16
+"""Tokens beside those that stand for an image."""
+
+MOST_TRIED = 40
+"""Calls until a model is said not to take anything."""
+
+_PARTS = ("text_config", "vision_config", "audio_config", "encoder", "decoder", "backbone_config", "encoder_config",
+          "image_encoder", "audio_encoder", "semantic_model_config")  # fmt: skip
+_TOKENS = ("input_ids",)
+_PIXELS = ("pixel_values", "pixel_values_videos", "images", "prompt_pixel_values", "prompt_masks", "flattened_patches")
+_SOUND = ("input_features", "input_values", "spectrogram", "audio_values", "waveform")
+_GRID = "image_grid_thw"
+_MODALITIES = (*_TOKENS, *_PIXELS[:2], *_SOUND[:2])
+_STAND_FOR = {
+    "pixel_values": ("get_image_features", ("image_token_id", "image_token_index")),
+    "pixel_values_videos": ("get_video_features", ("video_token_id", "video_token_index")),
+    "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
+    "input_values": ("get_audio_features", ("audio_token_id", "audio_token_index")),
+}
+"""Arguments whose features take the place of tokens: the method that makes them, and the token's number."""
+
+
+class Sizes:
+    """Sizes by the names that configurations use, also of the parts of one."""
+
+    def __init__(self, config: Any) -> None:
+        """Look at a configuration, then at those within it."""
+        self.configs = [config]
+        for each in self.configs:
+            inner = [_of(each, part) for part in _PARTS]
+            self.configs += [part for part in inner if hasattr(part, "to_dict") and part not in self.configs]
+        self.top = config
+
+    def all(self, *names: str) -> Iterator[Any]:
+        """Yield what stands under these names."""
+        for name, config in itertools.product(names, self.configs):
+            value = _of(config, name)
+            if isinstance(value, (int, list, tuple)) and not isinstance(value, bool) and value:
+                yield value
+
+    def number(self, default: int, *names: str) -> int:
+        """Return the first number under these names."""
+        return next((each for each in self.all(*names) if isinstance(each, int) and each > 0), default)
+
+    def images(self) -> list[tuple[int, int]]:
+        """Return heights and widths of images, the configuration's own first."""
+        own = [_pair(each) for each in self.all("image_size", "input_size", "img_size", "crop_size")]
+        return list(dict.fromkeys([*filter(None, own), *((each, each) for each in IMAGE_SIZES)]))
+
+
+def _of(config: Any, name: str, default: Any = None) -> Any:
+    """Return what a configuration says; one whose layers differ may refuse to answer."""
+    try:
+        return getattr(config, name, default)
+    except Exception:
+        return default
+
+
+def complete(config: Any) -> Any:
+    """Return a configuration whose size of a head, where it is left open, is that which the heads share."""
+    for each in Sizes(config).configs:
+        hidden, heads = (_of(each, name) for name in ("hidden_size", "num_attention_heads"))
+        if _of(each, "head_dim", 0) is None and isinstance(hidden, int) and isinstance(heads, int) and heads:
+            each.head_dim = hidden // heads
+    return config
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    if isinstance(value, int):
+        return value, value
+    found = tuple(value)[-2:]
+    return (int(found[0]), int(found[1])) if len(found) == 2 and all(isinstance(each, int) for each in found) else None
+
+
+def wanted(model: Any) -> tuple[list[str], list[str]]:
+    """Return the arguments that a model must be given, and those of other kinds of input that it may be given."""
+    parameters = inspect.signature(type(model).forward).parameters
+    named = [name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    needed = [name for name in named if name != "self" and parameters[name].default is inspect.Parameter.empty]
+    main = model.main_input_name
+    for name in [main] if isinstance(main, str) else main:
+        if name in named and name not in needed:
+            needed.append(name)
+    if not needed and len(named) > 1:
+        needed = named[1:2]
+    if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in named:
+        needed.append("decoder_input_ids")
+    others = [name for name in (*_MODALITIES, "bbox", _GRID) if name in named and name not in needed]
+    if {"pixel_values", "pixel_values_videos"} <= {*needed, *others}:  # an image or a film
+        others = [name for name in others if name != "pixel_values_videos"]
+    return needed, others
+
+
+def tries(model: Any, batch: int, sequence: int, cut: bool = True) -> Iterator[Callable[[], Arguments]]:
+    """Yield functions that make arguments of a call, the likeliest first; one may raise like the model itself.
+
+    Args:
+        model: any of transformers', on the device where it will be called.
+        batch: samples.
+        sequence: tokens of a sample.
+        cut: fewer of them where the model has fewer positions.
+    """
+    needed, others = wanted(model)
+    sizes = Sizes(model.config)
+    make = _Makers(model, sizes, batch, sequence, cut)
+    sets = [[*needed, *others], needed, [*needed, *(each for each in others if each in _PIXELS)]]
+    sets += [[*needed, each] for each in others]
+    sets = [list(dict.fromkeys(each)) for each in sets]
+    yield from itertools.islice(_calls(make, sets), MOST_TRIED)
+
+
+def _calls(make: _Makers, sets: Sequence[Sequence[str]]) -> Iterator[Callable[[], Arguments]]:
+    """Yield the calls of each set of arguments, with tokens that stand for images first."""
+    seen = set()
+    for names in sets:
+        if tuple(names) in seen or any(not make.shapes(name) for name in names):
+            continue
+        seen.add(tuple(names))
+        several = len([name for name in names if len(make.shapes(name)) > 1]) > 1
+        for way in itertools.islice(itertools.product(*(make.shapes(name) for name in names)), 4 if several else 16):
+            given = dict(zip(names, way, strict=True))
+            if make.stands_for(names):
+                yield functools.partial(make.with_tokens_for, given)
+            yield functools.partial(make.arguments, given)
+            if "use_cache" in make.takes and "input_ids" in given:
+                yield functools.partial(make.without_cache, given)
+
+
+def of_shape(name: str, model: Any, batch: int, shape: tuple[int, ...]) -> tuple[Arguments, str]:
+    """Return the input of the shape that was asked for, and what to type where a model does not take it.
+
+    Raises:
+        ModelError: the model takes tokens.
+    """
+    torch = sys.modules["torch"]
+    wants = next(iter(wanted(model)[0]), "")
+    if wants.endswith(_TOKENS) or not wants:
+        raise ModelError(f"transformers:{name} takes tokens: omit --input, and give their number, --sequence 128")
+    made = {wants: torch.randn(batch, *shape)}
+    if wants != "pixel_values":
+        return made, f"give the shape of one sample of {wants}, --input"
+    sizes = Sizes(model.config)
+    height, width = sizes.images()[0]
+    return made, f"it was made for --input {sizes.number(3, 'num_channels')}x{height}x{width}"
+
+
+class _Makers:
+    """Makes arguments of a model."""
+
+    def __init__(self, model: Any, sizes: Sizes, batch: int, sequence: int, cut: bool) -> None:
+        self.model, self.sizes, self.batch = model, sizes, batch
+        self.takes = inspect.signature(type(model).forward).parameters
+        longest = sizes.number(sequence, "max_position_embeddings", "n_positions", "max_target_positions")
+        self.sequence = min(sequence, longest) if cut else sequence
+        self.words = sizes.number(100, "vocab_size", "text_vocab_size")
+
+    def shapes(self, name: str) -> list[Any]:
+        """Return shapes that an argument of this name may have; none if the name is not known."""
+        if name.endswith(_TOKENS):
+            return [(self.batch, self.sequence)]
+        if name in _PIXELS or (name == "hidden_states" and self._is_of_patches()):
+            return self._pixels()
+        if name in _SOUND:
+            return self._sound(name)
+        known: dict[str, Callable[[], list[Any]]] = {
+            "bbox": lambda: [(self.batch, self.sequence, 4)],
+            "attention_mask": lambda: [(self.batch, self.sequence)],
+            "inputs_embeds": lambda: [(self.batch, self.sequence, self._hidden())],
+            "hidden_states": lambda: [(self.batch, self.sequence, self._hidden())],
+            "encoder_hidden_states": lambda: [(self.batch, self.sequence, self._hidden())],
+            "latents": self._latents,
+            "past_values": self._series,
+            "inputs": lambda: [(self.batch, self.sequence), (self.batch, self.sequence, self._perceived())],
+        }
+        if name.endswith("grid_thw"):
+            return [self._grid()]
+        return known[name]() if name in known else []
+
+    def _hidden(self) -> int:
+        return self.sizes.number(64, "hidden_size", "d_model", "embed_dim")
+
+    def _perceived(self) -> int:
+        return self.sizes.number(64, "d_model", "hidden_size")
+
+    def _grid(self) -> tuple[int, int, int]:
+        merged = self.sizes.number(2, "spatial_merge_size")
+        return 1, 8 * merged, 8 * merged
+
+    def _is_of_patches(self) -> bool:
+        """Return whether images are given as their patches, with the number of them beside."""
+        return any(name.endswith("grid_thw") for name in self.takes)
+
+    def _pixels(self) -> list[Any]:
+        channels = self.sizes.number(3, "num_channels", "in_channels", "in_chans")
+        if self._is_of_patches():
+            patch = self.sizes.number(14, "patch_size")
+            frames = self.sizes.number(1, "temporal_patch_size")
+            time, height, width = self._grid()
+            count = time * height * width
+            rows = dict.fromkeys(channels * each * patch * patch for each in (frames, 1, 2))
+            found: list[Any] = [(count, each) for each in rows]
+            found.append((count, channels, patch, patch))
+            return found
+        images = self.sizes.images()
+        frames = self.sizes.number(FRAMES, "num_frames", "frames_per_clip", "tubelet_size")
+        flat: list[Any] = [(self.batch, channels, *image) for image in images[:2]]
+        films: list[Any] = [(self.batch, count, channels, *images[0]) for count in dict.fromkeys((frames, 2, 1))]
+        return [*flat, *films, *((self.batch, channels, *image) for image in images[2:])]
+
+    def _sound(self, name: str) -> list[Any]:
+        bins = [*self.sizes.all("num_mel_bins", "input_feat_per_channel", "feature_size", "n_mels", "mel_bins",
+                                "num_mel_channels", "feature_projection_input_dim", "input_dim")]  # fmt: skip
+        mels = [each for each in dict.fromkeys([*bins, 80, 128]) if isinstance(each, int)]
+        long = 2 * self.sizes.number(750, "max_source_positions", "max_length") if name == "input_features" else 1024
+        length = self.sizes.number(1024, "max_length")
+        raw: list[Any] = [(self.batch, SAMPLES), (self.batch, 1, SAMPLES)]
+        spectra: list[Any] = [shape for mel in mels for shape in ((self.batch, mel, long), (self.batch, long, mel))]
+        spectra += [(self.batch, length, mels[0]), (self.batch, 1, mels[0], length), (self.batch, 1, length, mels[0])]
+        return [*spectra, *raw] if name == "input_features" else [*raw, *spectra]
+
+    def _latents(self) -> list[Any]:
+        size = self._hidden()
+        return [(self.batch, size, 50), (self.batch, 50, size)]
+
+    def _series(self) -> list[Any]:
+        length = self.sizes.number(128, "context_length", "prediction_length")
+        channels = self.sizes.number(1, "num_input_channels", "input_size")
+        return [(self.batch, length, channels), (self.batch, length)]
+
+    def arguments(self, shapes: dict[str, Any]) -> Arguments:
+        """Return arguments of these shapes."""
+        return {name: self._one(name, shape) for name, shape in shapes.items()}
+
+    def without_cache(self, shapes: dict[str, Any]) -> Arguments:
+        """Return arguments of a call that keeps no cache: that of some types is for layers that others have."""
+        return {**self.arguments(shapes), "use_cache": False}
+
+    def _one(self, name: str, shape: Any) -> Any:
+        torch = sys.modules["torch"]
+        if name.endswith("grid_thw"):
+            return torch.tensor([list(shape)], device="cpu")
+        if name.endswith(_TOKENS) or (name == "inputs" and len(shape) == 2):
+            return torch.randint(0, self.words, shape, device="cpu")
+        if name in ("bbox", "attention_mask"):
+            return torch.ones(shape, dtype=torch.long, device="cpu")
+        return torch.randn(shape)
+
+    # --- tokens that stand for an image or for sound ----------------------------------------------------------------
+
+    def stands_for(self, names: Sequence[str]) -> list[str]:
+        """Return those arguments whose features take the place of tokens."""
+        return [
+            name for name in names if name in _STAND_FOR and "input_ids" in names
+            and hasattr(self.model, _STAND_FOR[name][0]) and self._token(name) is not None
+        ]  # fmt: skip
+
+    def _token(self, name: str) -> int | None:
+        found = (getattr(self.model.config, each, None) for each in _STAND_FOR[name][1])
+        return next((each for each in found if isinstance(each, int)), None)
+
+    def with_tokens_for(self, shapes: dict[str, Any]) -> Arguments:
+        """Return arguments whose tokens hold as many that stand for an image as the model makes features of it."""
+        torch = sys.modules["torch"]
+        given = self.arguments({name: shape for name, shape in shapes.items() if name != "input_ids"})
+        tokens = torch.randint(0, self.words, (self.batch, TEXT_BESIDE), device="cpu")
+        for name in self.stands_for(list(shapes)):
+            device = next(self.model.parameters()).device
+            with torch.inference_mode():
+                beside = {_GRID: given[_GRID].to(device)} if name == "pixel_values" and _GRID in given else {}
+                features = getattr(self.model, _STAND_FOR[name][0])(given[name].to(device), **beside)
+            count = sum(each.shape[:-1].numel() for each in _tensors(features)) // self.batch
+            stand = torch.full((self.batch, count), self._token(name), device="cpu")
+            tokens = torch.cat([stand, tokens], 1)
+        return {"input_ids": tokens, **given}
+
+
+def _tensors(features: Any) -> list[Any]:
+    """Return the tensors of what makes features: of an output of several parts the pooled one."""
+    torch = sys.modules["torch"]
+    pooled = getattr(features, "pooler_output", None)
+    if pooled is not None:
+        features = pooled
+    if isinstance(features, torch.Tensor):
+        return [features]
+    values = features.values() if hasattr(features, "values") else features
+    return [each for each in values if isinstance(each, torch.Tensor)]
