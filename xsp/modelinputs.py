@@ -137,6 +137,13 @@ def tries(model: Any, batch: int, sequence: int, cut: bool = True) -> Iterator[C
     yield from itertools.islice(_calls(make, sets), MOST_TRIED)
 
 
+def likely(model: Any, batch: int, sequence: int, cut: bool = True) -> Arguments:
+    """Return what a model must be given, in its likeliest shapes and untried; nothing if one of them is not known."""
+    make = _Makers(model, Sizes(model.config), batch, sequence, cut)
+    shapes = {name: make.shapes(name) for name in wanted(model)[0]}
+    return make.arguments({name: each[0] for name, each in shapes.items()}) if all(shapes.values()) else {}
+
+
 def _calls(make: _Makers, sets: Sequence[Sequence[str]]) -> Iterator[Callable[[], Arguments]]:
     """Yield the calls of each set of arguments, with tokens that stand for images first."""
     seen = set()

@@ -266,7 +266,8 @@ def _transformers(name: str, settings: Settings) -> Built:
     def tries(placed: Any) -> Iterator[Callable[[], dict[str, Any]]]:
         return modelinputs.tries(placed, settings.batch, settings.sequence, cut)
 
-    return Built(model, (), {}, remedy, tries=tries)
+    kwargs = modelinputs.likely(model, settings.batch, settings.sequence, cut)
+    return Built(model, (), kwargs, remedy, tries=tries)
 
 
 def _transformers_config(transformers: Any, name: str, generates: bool) -> tuple[Any, Callable[[Any], Any]]:
