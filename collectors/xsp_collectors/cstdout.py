@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 LOOK_S = 0.02
@@ -225,13 +225,35 @@ def _may_be_at(seen: _Seen, now: dict[int, _Seen], ident: int) -> bool:
 def _others(hot: bool = False) -> dict[int, _Seen]:
     """Return where the other threads that run Python are, but for xsp's own; if `hot`, without processor times."""
     threads = {each.ident: each for each in threading.enumerate()}
-    found = {}
+    found: dict[int, _Seen] = {}
+    of_unnamed: tuple[int | None, ...] = ()
     for ident, frame in sys._current_frames().items():
         thread = threads.get(ident)
-        if ident != threading.get_ident() and not (thread is not None and thread.name.startswith("xsp ")):
-            cpu_ns = None if hot or thread is None else _cpu_ns(thread.native_id)
-            found[ident] = _Seen((id(frame), frame.f_lasti), cpu_ns)
+        if ident == threading.get_ident() or (thread is not None and thread.name.startswith("xsp ")):
+            continue
+        if hot:
+            cpu_ns = None
+        elif thread is not None:
+            cpu_ns = _cpu_ns(thread.native_id)
+        else:
+            of_unnamed = of_unnamed or (_cpu_ns_without(threads.values()),)
+            cpu_ns = of_unnamed[0]
+        found[ident] = _Seen((id(frame), frame.f_lasti), cpu_ns)
     return found
+
+
+def _cpu_ns_without(named: Iterable[threading.Thread]) -> int | None:
+    """Return the processor time of all threads of the process that `threading` does not know.
+
+    A thread that was started through `_thread` does not tell its number in the system, so it counts as asleep only
+    while all of these sleep: None while one does not.
+    """
+    known = {str(each.native_id) for each in named}
+    try:
+        times = [_cpu_ns(int(number)) for number in os.listdir("/proc/self/task") if number not in known]
+    except OSError:
+        return None
+    return None if None in times else sum(filter(None, times))
 
 
 def _cpu_ns(native_id: int | None) -> int | None:

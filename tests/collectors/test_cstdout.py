@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -139,6 +141,28 @@ libc.printf(b".\\n")
 assert first.close() and second.close()
 libc.fflush(None)
 """
+
+
+def test_a_thread_that_sleeps_and_has_no_name_holds_nothing_up() -> None:
+    """`threading` knows no thread that was started through `_thread`, as servers of other libraries do."""
+    asleep = _thread.allocate_lock()
+    asleep.acquire()
+    begun = threading.Event()
+
+    def sleep() -> None:
+        begun.set()
+        asleep.acquire()
+
+    _thread.start_new_thread(sleep, ())
+    begun.wait()
+    output = CapturedStdout(b"onednn_verbose", lambda: None)
+    try:
+        assert output.begin()
+        assert output.end() == []
+    finally:
+        clear = output.close()
+        asleep.release()
+    assert clear, "the thread counts as one that may still print"
 
 
 def test_lines_are_told_apart_where_they_run_into_each_other(tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ MOST = 10
 MOST_PLACES = 3
 
 
-def page(found: Advised, limit: int | None = None) -> str:
+def page(found: Advised, limit: int | None = None, history: str | None = None) -> str:
     """Return what is advised, best first, what was left out, and what could not be answered.
 
     Args:
         found: any.
         limit: pieces that are shown.
+        history: how good advice has been on this machine.
     """
     shown = found.advice[: limit or MOST]
     lines = _wrapped(plain(found.name) + _of_step(found), "")
@@ -38,6 +39,7 @@ def page(found: Advised, limit: int | None = None) -> str:
         lines += ["", "could not be asked:"]
         for reason, names in _by_reason(found).items():
             lines += _wrapped(f"{', '.join(names)}: {plain(reason)}", "  ")
+    lines += ["", *_wrapped(history, "")] if history else []
     return "\n".join(lines)
 
 

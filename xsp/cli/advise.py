@@ -105,8 +105,7 @@ def run(given: argparse.Namespace) -> int:
         progress.put(_as_json(given, found))
         return 0
     if given.format != "json":
-        line = kept.history(here).line
-        progress.tell(text.page(found, given.limit) + (f"\n\n{line}" if line else ""), flush=True)
+        progress.tell(text.page(found, given.limit, kept.history(here).line), flush=True)
     return 0 if plan is None else _try(given, found, plan)
 
 
