@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+import xsp
 from xsp.bench.environment import Environment
 from xsp.bench.plan import overheads, specs
 from xsp.bench.spec import Status, Timing, untimed
@@ -21,7 +23,7 @@ from xsp.device.ceilings import Ceiling
 from xsp.device.machine import cpu_model
 from xsp.errors import ModelError, UsageError
 from xsp.graph import work
-from xsp.graph.node import Call, Node, NodeKind, Tensor
+from xsp.graph.node import Call, Graph, Node, NodeKind, Tensor
 
 HERE = Environment({"cpu": "a cpu", "cores": 2, "torch": "2"})
 CPU = Ceiling("a cpu", {"fp32": 1e10}, {}, 1e9, "measured")
@@ -143,15 +145,17 @@ def keys_of(call: Call) -> int:
     return call.outputs[0].shape[2] if call.op == "aten::cat" and len(call.outputs[0].shape) == 4 else 0
 
 
+@cache
+def captured(spec: str, phase: str, n: int) -> Graph:
+    return xsp.graph.of(spec, **{phase: n})
+
+
 def plant(known: Timings, spec: str, lengths=LENGTHS, *, but: str = "") -> None:
     """Give all calls 1 us; attention of decoding 10 ns a token, of reading 2 ns a pair; calls of reading 5 ns a row."""
-    import xsp
-
     known.add(timed(each, 0.0) for each in overheads(1))
     for phase in ("decode", "prefill"):
         for n in lengths:
-            graph = xsp.graph.of(spec, **{phase: n})
-            for each, _ in specs(graph, threads=1):
+            for each, _ in specs(captured(spec, phase, n), threads=1):
                 call = each.block.calls[0]
                 attends = call.op == "aten::scaled_dot_product_attention"
                 if call.op == but:

@@ -358,8 +358,11 @@ def test_pieces_of_advice_hold_to_the_form() -> None:
     assert made["advice"][0]["where"][0]["calls"] == 300
 
 
-def test_advice_of_the_command_line_has_the_same_form(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["advise", str(small_run), "--format", "json"]) == 0
+def test_advice_of_the_command_line_has_the_same_form(
+    small_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(small_run, tmp_path / "run")  # the command puts a section into it
+    assert main(["advise", str(run), "--format", "json"]) == 0
     said = json.loads(capsys.readouterr().out)
     VALID.validate(said)
     assert said["kind"] == "advice"
