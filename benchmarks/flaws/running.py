@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 FLAWED = "--mended" not in sys.argv
-STEPS = int(os.environ.get("STEPS", "40"))
+STEPS = int(os.environ.get("STEPS", "120"))
 
 torch.manual_seed(0)
 

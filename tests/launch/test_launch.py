@@ -56,6 +56,19 @@ def test_a_step_of_training_goes_from_the_first_call_to_the_optimizers_step(tmp_
 
 
 @pytest.mark.slow
+def test_of_a_short_training_by_hand_it_says_that_all_of_it_looks_like_one_step(tmp_path):
+    script = """
+        import torch
+        net = torch.nn.Linear(4, 4)
+        for _ in range(20):
+            net(torch.ones(2, 4)).sum().backward()
+            with torch.no_grad():
+                for each in net.parameters():
+                    each -= 0.01 * each.grad
+    """
+    assert "no optimizer of torch's stepped; say --step" in run(tmp_path, script).stderr
+
+
 def test_a_step_of_inference_is_a_call_also_for_a_model_left_in_training_mode(tmp_path):
     script = """
         import torch

@@ -42,6 +42,10 @@ _NO_OPTIMIZER = (
     "the program trains without an optimizer of torch's: a step ends with the backward pass, and what updates the "
     "parameters is between steps; say --step with the name of a function for other steps"
 )
+_UNENDED = (
+    "one step was seen: gradients were computed, and no optimizer of torch's stepped; say --step with the name of a "
+    f"function that is called once a step, or run more than {MOST_BACKWARDS} steps"
+)
 _FORGOTTEN = (
     "a model in training mode was called again and again without a backward pass: its calls are the steps; "
     "call model.eval() for inference, or say --step optimizer"
@@ -118,6 +122,7 @@ class AutoStep:
         if self._gave_up:  # too early
             self._rule, self._gave_up = StepRule.AUTO, False
             self._session.withdraw(_FORGOTTEN)
+        self._session.doubt = _UNENDED
         if self._proof.went_back():
             self._session.note(_NO_OPTIMIZER)
         if self._proof.has_no_optimizer and self._trains and not self._inside:

@@ -136,6 +136,9 @@ class profile:
         schedule = budgets.schedule_of(settings, account, alone=not output.is_one_of_several())
         self._steps = Steps(settings.name, schedule, account, settings.batch_size)
         self._marks = Marks(self._steps)
+        self.doubt: str | None = None
+        """Why all may look like one step, from what finds the steps: said where none of them is stored."""
+
         self._writer: Writer
 
     @property
@@ -337,6 +340,8 @@ class profile:
             return "prof.step() was called once and not entered; write `with prof.step(): …` around a step"
         if steps.lost:
             return f"{steps.lost} were recorded, and could not be written ({self._writer.failed})"
+        if steps.seen == 1 and self.doubt is not None:
+            return self.doubt
         if steps.seen and isinstance(self.schedule, budgets.Budgeted):
             paid = (
                 f"{steps.seen} ran, so few or so short that {100 * self.schedule.share:g} % of their time pays for none"
