@@ -16,6 +16,7 @@ from torch import nn  # noqa: E402
 from xsp import graph as graphs  # noqa: E402
 from xsp.bench.spec import AS_RUN, Spec  # noqa: E402
 from xsp.bound.seen import Seen  # noqa: E402
+from xsp.errors import AnalysisError  # noqa: E402
 from xsp.graph import Graph  # noqa: E402
 from xsp.graph.node import KnownBy  # noqa: E402
 from xsp.questions import choice, layouts, mincut, precision  # noqa: E402
@@ -252,3 +253,13 @@ def test_a_difference_holds_what_least_batches_say(tmp_path: Path) -> None:
     assert difference([disturbed], [now]).ns == 4_000
     assert not difference([disturbed], [now]).sure
     assert difference([now, disturbed], [disturbed, now]).ns == 0
+
+
+def test_timings_of_a_busy_machine_are_refused(tmp_path: Path) -> None:
+    """Here a call takes 500 us in the trace; by itself it may take somewhat more, and not twice as long."""
+    graph, inside = large(), "aten::mkldnn_convolution"
+    quiet = ground_of(graph, tmp_path / "quiet", costs(conv2d={AS_RUN: 600_000.0}), seen=seen(graph, inside))
+    assert quiet.undisturbed() is quiet
+    busy = ground_of(graph, tmp_path / "busy", costs(conv2d={AS_RUN: 2_000_000.0}), seen=seen(graph, inside))
+    with pytest.raises(AnalysisError, match="times as long as in the trace"):
+        busy.undisturbed()

@@ -27,6 +27,10 @@ from xsp.schema import Level
 ALLOWANCE = 0.03
 """Of the larger of two sums: what timings of equal work differ by from one sitting to another."""
 
+DISTURBED = 1.5
+"""From this multiple of their time in the trace on, calls that were timed by themselves were timed on a busy machine.
+In place caches are warmer at times, and never so much."""
+
 MOST_PLACES = 5
 
 FILL = "take them first: --fill 60s"
@@ -148,6 +152,30 @@ class Ground:
         took = [self.seen[node] if self.seen else None for node in nodes]
         return None if None in took else math.fsum(each.ns for each in took if each is not None)
 
+    @property
+    def slower_alone(self) -> float | None:
+        """How many times as long calls take by themselves as in the trace, of those known both ways; None without."""
+        both = [
+            (timing.trimmed_ns or 0.0, there.ns)
+            for node, there in enumerate(self.seen)
+            if there is not None and (timing := self.timing(node, threads=self.threads)) is not None
+        ]
+        in_place = math.fsum(ns for _, ns in both)
+        return math.fsum(ns for ns, _ in both) / in_place if in_place else None
+
+    def undisturbed(self) -> Ground:
+        """Return it.
+
+        Raises:
+            AnalysisError: its calls took far longer by themselves than in the trace.
+        """
+        if (ratio := self.slower_alone or 0.0) > DISTURBED:
+            raise AnalysisError(
+                f"calls by themselves took {ratio:.1f} times as long as in the trace: the machine was busy while they "
+                "were timed; time them again when it is not: --fill 60s --timings NEW_FOLDER"
+            )
+        return self
+
     def places(self, gains: Mapping[int, float]) -> tuple[Place, ...]:
         """Return where nodes are, those modules and operators first that gain most, at most `MOST_PLACES`."""
         groups: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -194,7 +222,7 @@ def ground(asked: Asked) -> Ground:
     )
     if not any(made.timing(node, threads=made.threads) for node in made.computing):
         raise AnalysisError(f"no call is timed here; {FILL}")
-    return made
+    return made.undisturbed()
 
 
 def threads_of(asked: Asked) -> int:
