@@ -72,3 +72,11 @@ def test_all_is_said_of_a_model_at_once_and_pieces_say_what_they_add(tmp_path: P
     assert found.together is not None
     assert [part.piece.trial for part in found.together.parts] == ["autocast=bfloat16"]
     assert of(asked, only=["choice", "precision"], same_numbers=True).together is None
+
+
+def test_ceilings_that_the_step_beats_are_told_to_be_measured_again(tmp_path: Path) -> None:
+    ceilings.keep({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e6}, {}, 1e6, "measured")})
+    made = ground(tmp_path)
+    first, *_ = ideal.lines(bound.of(made.graph, timings=made.timings, threads=2))
+    assert "nothing is faster" not in first
+    assert first.endswith("measure them again: xsp doctor --measure")

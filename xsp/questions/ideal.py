@@ -10,6 +10,7 @@ from xsp.advise import Asked, provides
 from xsp.bound import sources
 from xsp.bound.ladder import NAMES, Bound, Rung
 from xsp.errors import AnalysisError
+from xsp.questions.ground import DISTURBED
 
 MOST = 3
 """Differences, operators and modules that are named."""
@@ -32,15 +33,17 @@ def ideal(asked: Asked) -> tuple[str, ...]:
 
 
 def lines(bound: Bound) -> Iterator[str]:
-    """Yield what a bound says; nothing where it has no total of timings to compare with."""
+    """Yield what a bound says; nothing where it has no total of timings, or one that only a busy machine gives."""
     rungs = {rung: bound.rungs[rung.value].sequential for rung in Rung}
     best, as_run = rungs[Rung.BEST], rungs[Rung.AS_RUN]
     whole = rungs[Rung.MEASURED] or as_run
-    if best is None or as_run is None or not whole:
+    if best is None or as_run is None or not whole or best > DISTURBED * whole:
         return
     part = "" if bound.coverage.whole else f" (of {bound.coverage.nodes} of {bound.coverage.of_nodes} calls)"
     ceiling = rungs[Rung.CEILING]
     roof = "" if ceiling is None else f"; nothing is faster than {_ms(ceiling)} here"
+    if ceiling is not None and ceiling > whole:
+        roof = "; it beats the ceilings that were measured here, so measure them again: xsp doctor --measure"
     yield f"ideal: {_ms(best)} with the best kernel of each call{part}, {_percent(best / whole)} of the step{roof}"
     known = [each for each in bound.differences if each.ns >= WORTH * whole and each.below is not Rung.CEILING]
     known.sort(key=lambda each: -each.ns)
