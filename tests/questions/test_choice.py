@@ -256,10 +256,10 @@ def test_a_difference_holds_what_least_batches_say(tmp_path: Path) -> None:
 
 
 def test_timings_of_a_busy_machine_are_refused(tmp_path: Path) -> None:
-    """Here a call takes 500 us in the trace; by itself it may take somewhat more, and not twice as long."""
+    """Here a call takes 500 us in the trace; by itself it may take somewhat more, and not many times as long."""
     graph, inside = large(), "aten::mkldnn_convolution"
     quiet = ground_of(graph, tmp_path / "quiet", costs(conv2d={AS_RUN: 600_000.0}), seen=seen(graph, inside))
     assert quiet.undisturbed() is quiet
-    busy = ground_of(graph, tmp_path / "busy", costs(conv2d={AS_RUN: 2_000_000.0}), seen=seen(graph, inside))
+    busy = ground_of(graph, tmp_path / "busy", costs(conv2d={AS_RUN: 8_000_000.0}), seen=seen(graph, inside))
     with pytest.raises(AnalysisError, match="times as long as in the trace"):
         busy.undisturbed()

@@ -10,10 +10,12 @@ from xsp.advise import Asked, provides
 from xsp.bound import sources
 from xsp.bound.ladder import NAMES, Bound, Rung
 from xsp.errors import AnalysisError
-from xsp.questions.ground import DISTURBED
 
 MOST = 3
 """Differences, operators and modules that are named."""
+
+BEYOND = 1.2
+"""Times the step, from which on the best kernels are no ideal: timed on a busy machine, or with other layouts."""
 
 WORTH = 0.05
 """Of the step: what is less is not named."""
@@ -33,11 +35,11 @@ def ideal(asked: Asked) -> tuple[str, ...]:
 
 
 def lines(bound: Bound) -> Iterator[str]:
-    """Yield what a bound says; nothing where it has no total of timings, or one that only a busy machine gives."""
+    """Yield what a bound says; nothing where it has no total of timings, or one far above the step."""
     rungs = {rung: bound.rungs[rung.value].sequential for rung in Rung}
     best, as_run = rungs[Rung.BEST], rungs[Rung.AS_RUN]
     whole = rungs[Rung.MEASURED] or as_run
-    if best is None or as_run is None or not whole or best > DISTURBED * whole:
+    if best is None or as_run is None or not whole or best > BEYOND * whole:
         return
     part = "" if bound.coverage.whole else f" (of {bound.coverage.nodes} of {bound.coverage.of_nodes} calls)"
     ceiling = rungs[Rung.CEILING]
