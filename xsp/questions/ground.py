@@ -29,7 +29,7 @@ ALLOWANCE = 0.03
 
 DISTURBED = 4.0
 """From this multiple of their time in the trace on, calls that were timed by themselves were timed on a busy machine.
-Twice as long was seen on a quiet one, of convolutions whose inputs lie otherwise in place; 6 and 8 times on a busy one."""
+Twice as long was seen on a quiet one, of convolutions whose inputs lie otherwise in place; 6 and 8 times on another."""
 
 MOST_PLACES = 5
 
