@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from xsp import rundir, sections
+from xsp import sections
 from xsp.advise.advice import Place
 from xsp.advise.asking import Advised
-from xsp.errors import OutputError, TraceError
 from xsp.scrub import plain
 from xsp.sections import Chart, Section, Series, Table, Text
 
@@ -64,11 +63,4 @@ def _unanswered(found: Advised) -> tuple[Table, ...]:
 
 def keep(found: Advised, place: Path | str) -> Path | None:
     """Put the section into a run directory, where `xsp report` finds it; None where the place is none, or is full."""
-    run = Path(place)
-    try:
-        if not run.is_dir():
-            return None
-        rundir.read_run(run)
-        return sections.write(run, SECTION, section(found))
-    except (OutputError, TraceError):
-        return None
+    return sections.kept(Path(place), SECTION, section(found))

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from xsp import rundir, sections
+from xsp import sections
 from xsp.advise.text import duration
-from xsp.errors import OutputError, TraceError
 from xsp.predict import prediction
 from xsp.predict.prediction import EXPOSED, PARTS, WAITING
 from xsp.predict.recorded import Lane
@@ -229,14 +228,7 @@ def section(found: Scaling) -> Section:
 
 def keep(found: Scaling, place: Path | str) -> Path | None:
     """Put the section into a run directory, where `xsp report` finds it; None where the place is none, or is full."""
-    run = Path(place)
-    try:
-        if not run.is_dir():
-            return None
-        rundir.read_run(run)
-        return sections.write(run, SECTION, section(found))
-    except (OutputError, TraceError):
-        return None
+    return sections.kept(Path(place), SECTION, section(found))
 
 
 def _pictures(found: Scaling) -> list[sections.Part]:
