@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import duckdb
 
 from xsp import summary
-from xsp.run import Run
+from xsp.run import Cost, Run
 from xsp.schema import Level
 from xsp.store.loop import BARE
 
@@ -114,7 +114,7 @@ def passing_of(con: duckdb.DuckDBPyConnection, run: Run) -> Passing:
         con: holds `alike_spans`.
         run: with the calibration.
     """
-    costs = {name: each for name, each in run.costs.items() if each.ns_passing or each.ns_passing_outer}
+    costs = {name: each for name, each in run.costs.items() if each.ns_passing or _outer_ns(each)}
     if not costs:
         return Passing()
     found = con.execute(
@@ -129,10 +129,15 @@ def passing_of(con: duckdb.DuckDBPyConnection, run: Run) -> Passing:
     warm = cold = 0.0
     for name, level, spans in found:
         cost = costs[name]
-        is_outer = level <= Level.MODEL and cost.ns_passing_outer > 0
+        is_outer = level <= Level.MODEL and _outer_ns(cost) > 0
         warm += spans * (cost.ns_passing_outer if is_outer else cost.ns_passing)
-        cold += spans * (max(cost.ns_passing_cold, cost.ns_passing_outer) if is_outer else cost.ns_passing)
+        cold += spans * (_outer_ns(cost) if is_outer else cost.ns_passing)
     return Passing(warm, cold, max(each.sweep_ns for each in costs.values()))
+
+
+def _outer_ns(cost: Cost) -> float:
+    """Return what passes of an outermost call on evicted caches; 0 where the calibration could not tell it from 0."""
+    return max(cost.ns_passing_cold, cost.ns_passing_outer)
 
 
 OF_ALIKE = """
