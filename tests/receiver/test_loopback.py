@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -40,27 +42,41 @@ def answer(port: int, sent: bytes) -> bytes:
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-class _Hasty(loopback.Prompt):
-    """Says yes, to whoever asks within a fifth of a second."""
-
-    seconds = 0.2
+class _Patient(loopback.Prompt):
+    """Says yes."""
 
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
 
 
-def test_a_door_is_bounded_in_connections_headers_and_time() -> None:
-    with loopback.Door(("127.0.0.1", 0), _Hasty, connections=2) as door:
+class _Hasty(_Patient):
+    """Says yes, to whoever asks within a tenth of a second."""
+
+    seconds = 0.1
+
+
+@contextlib.contextmanager
+def opened(handler: type[loopback.Prompt], connections: int = 9) -> Iterator[int]:
+    with loopback.Door(("127.0.0.1", 0), handler, connections) as door:
         threading.Thread(target=door.serve_forever, args=(0.05,), daemon=True).start()
-        assert answer(door.server_port, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.0 200")
-        assert b" 431 " in answer(door.server_port, b"GET / HTTP/1.0\r\n" + b"A: b\r\n" * 200 + b"\r\n")
-        assert b" 414 " in answer(door.server_port, b"GET /" + b"a" * 65536 + b" HTTP/1.0\r\n\r\n")
-        slow = [socket.create_connection(("127.0.0.1", door.server_port), timeout=20) for _ in range(3)]
-        assert {connection.recv(100)[:12] for connection in slow} == {b"", b"HTTP/1.1 503"}
-        for connection in slow:
-            connection.close()
+        yield door.server_port
         door.shutdown()
+
+
+def test_a_door_is_bounded_in_connections_and_headers() -> None:
+    with opened(_Patient) as port:
+        assert answer(port, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.0 200")
+        assert b" 431 " in answer(port, b"GET / HTTP/1.0\r\n" + b"A: b\r\n" * 200 + b"\r\n")
+        assert b" 414 " in answer(port, b"GET /" + b"a" * 65536 + b" HTTP/1.0\r\n\r\n")
+    with opened(_Patient, connections=2) as port, contextlib.ExitStack() as open_ones:
+        *_, third = (open_ones.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in range(3))
+        assert third.recv(100).startswith(b"HTTP/1.1 503")
+
+
+def test_a_door_is_bounded_in_time() -> None:
+    with opened(_Hasty) as port:
+        assert answer(port, b"GET /") == b""
 
 
 def test_a_report_is_not_let_at_by_another_origin() -> None:

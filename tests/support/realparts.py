@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import resource
@@ -35,12 +37,19 @@ def built(name: str) -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of loopback that nobody listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """Return ports of loopback that nobody listens on, of those that the system gives to nobody who asks for any.
+
+    Between their closing and their use a port that the system chooses would be chosen for another test's connection.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = 10_000 + (os.getpid() * 37 + next(_ports)) % 20_000
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+    return found
+
+
+_ports = itertools.count()
 
 
 def until(question: Callable[[], Found]) -> Found:

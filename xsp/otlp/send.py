@@ -33,6 +33,8 @@ STARTING_S = 1.0
 """How long where nothing listens on this machine."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_SHORTEST_S = 1.0
+"""The last attempt has as long, whatever is left of the patience: one that no receiver can answer in tells nothing."""
 
 
 @dataclass
@@ -133,7 +135,7 @@ class Exporter:
         pause = _FIRST_PAUSE_S
         while True:
             try:
-                return self._sender.send(body, min(self.to.timeout_s, max(end - time.monotonic(), 0.1)))
+                return self._sender.send(body, min(self.to.timeout_s, max(end - time.monotonic(), _SHORTEST_S)))
             except Busy as error:
                 wait = max(error.after_s or 0.0, pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
