@@ -15,8 +15,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from xsp.errors import XspError
-from xsp.record.blocks import span
-from xsp.record.session import profile
 from xsp.schema import Kind, Level, Rule, Span
 from xsp.version import __version__
 
@@ -25,6 +23,8 @@ if TYPE_CHECKING:
     from xsp.comparison import compare
     from xsp.ingest.load import load
     from xsp.instrumentation.instrument import instrument
+    from xsp.record.blocks import span
+    from xsp.record.session import profile
     from xsp.store.trace import Trace
 
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
     "span",
 ]
 
-# The table engine must not enter the measured process: these load when somebody first asks for them.
+# The table engine must not enter the measured process, nor what records one that reads: all load when first asked for.
 _LAZY = {
     "Trace": "xsp.store.trace",
     "analyses": "xsp.analyses",
@@ -54,7 +54,9 @@ _LAZY = {
     "graph": "xsp.graph",
     "instrument": "xsp.instrumentation.instrument",
     "load": "xsp.ingest.load",
+    "profile": "xsp.record.session",
     "runs": "xsp.ingest.load",
+    "span": "xsp.record.blocks",
 }
 
 
@@ -62,7 +64,9 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'xsp' has no attribute {name!r}")
     module = import_module(_LAZY[name])
-    return module if name in {"analyses", "bound", "graph", "runs"} else getattr(module, name)
+    found = module if name in {"analyses", "bound", "graph", "runs"} else getattr(module, name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from xsp.launch.models import Progress, show_nothing
-from xsp.record.output import shown as shown_path
 from xsp.scrub import plain_lines
+
+if TYPE_CHECKING:
+    from xsp.launch.models import Progress
 
 
 def tell(text: str, flush: bool = False) -> None:
@@ -32,6 +34,8 @@ def put(content: str) -> None:
 def shown(quiet: bool) -> Iterator[Progress]:
     """Show a progress bar on stderr. It is drawn between steps only: no thread of its own disturbs them."""
     if quiet:
+        from xsp.launch.models import show_nothing
+
         yield show_nothing
         return
     from rich.console import Console
@@ -65,6 +69,7 @@ def show_result(out: Path) -> None:
     from rich.console import Console
 
     from xsp.ingest import load
+    from xsp.record.output import shown as shown_path
     from xsp.report import text
 
     console = Console()

@@ -10,8 +10,7 @@ from xsp.analyses.answers import Answers
 from xsp.analyses.loop import FROM as TOLD_BY
 from xsp.levels import depth
 from xsp.report.loop import FROM
-from xsp.report.text import number
-from xsp.report.words import used_devices
+from xsp.report.words import number, used_devices
 from xsp.run import Budget, Run
 from xsp.schema import Grade
 

@@ -10,11 +10,12 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from xsp import rundir, sections
+from xsp import rundir, sections, table
 from xsp.advise.verdict import verdict
 from xsp.analyses import ANALYSES
 from xsp.analyses.answers import Answer, Answers
@@ -172,22 +173,24 @@ def _as_json(data: Any) -> str:
 def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
     """Return what the page shows of one kind of step."""
     trace.hold(MOST_HELD)
-    answers = Answers(trace)
-    found = {name: answers[name] for name in ANALYSES if name != "health"}  # the page has a section of it
-    said, believed = verdict(answers), words.trust(trace)
-    ledger = found["ledger"].dicts()
-    return {
-        "verdict": [said.verdict, *said.next] if said else [],
-        "headline": headline(answers, said, believed["attributed"]),
-        "phases": phases(found["phases"].dicts() if "phases" in found else []),
-        "health": believed,
-        "timeline": timeline.timeline(trace, most_spans),
-        "charts": charts(answers),
-        "ledger": [{**row, "records": depth(row["rung"])} for row in ledger],
-        "rungs": explained(row["rung"] for row in ledger),
-        "tables": [_table(trace, name, answer) for name, answer in found.items() if answer.refused is None],
-        "refused": [(name, answer.refused) for name, answer in found.items() if answer.refused is not None],
-    }
+    with ThreadPoolExecutor(1) as beside:  # most of the time of both is the engine's
+        drawn = beside.submit(timeline.timeline, trace, most_spans, table.cursor(trace.con))
+        answers = Answers(trace)
+        found = {name: answers[name] for name in ANALYSES if name != "health"}  # the page has a section of it
+        said, believed = verdict(answers), words.trust(trace)
+        ledger = found["ledger"].dicts()
+        return {
+            "verdict": [said.verdict, *said.next] if said else [],
+            "headline": headline(answers, said, believed["attributed"]),
+            "phases": phases(found["phases"].dicts() if "phases" in found else []),
+            "health": believed,
+            "charts": charts(answers),
+            "ledger": [{**row, "records": depth(row["rung"])} for row in ledger],
+            "rungs": explained(row["rung"] for row in ledger),
+            "tables": [_table(trace, name, answer) for name, answer in found.items() if answer.refused is None],
+            "refused": [(name, answer.refused) for name, answer in found.items() if answer.refused is not None],
+            "timeline": drawn.result(),
+        }
 
 
 def _finite(value: Any) -> Any:

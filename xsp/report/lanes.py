@@ -7,9 +7,14 @@ of its forward operator, and the wait for data begins before the step.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
 
 MOST_LANES = 64
 """Maximum lanes of a track; spans that overlap more deeply are counted instead."""
@@ -17,78 +22,95 @@ MOST_LANES = 64
 WORTH = 0.1
 """Minimum share of the time of a lane for a level to be named beside it."""
 
+NONE = np.iinfo(np.int64).min
+"""Stands for what is not known."""
+
 Track = tuple[int, bool, int | None, int | None]
 """Rank, whether it is a device's, process and thread or device and stream."""
 
 
-class Bar(NamedTuple):
-    """The columns of a span that determine its lane."""
+@dataclass
+class Bars:
+    """The columns of spans that determine their lanes; a parent is a place among them, -1 for none."""
 
-    number: int
-    parent: int | None
-    start: int
-    dur: int
-    level: int
-    depth: int
-    rank: int
-    process: int | None
-    thread: int | None
-    device: int | None
-    stream: int | None
+    parent: Array
+    start: Array
+    dur: Array
+    level: Array
+    depth: Array
+    rank: Array
+    process: Array
+    thread: Array
+    device: Array
+    stream: Array
 
 
 class Lane(NamedTuple):
-    """Spans that do not overlap, by start. One without spans is the heading of a rank."""
+    """Spans that do not overlap, by start: their places. One without spans is the heading of a rank."""
 
     track: str
     levels: list[int]
-    bars: list[Bar]
+    places: Array
 
 
-def lanes(bars: Sequence[Bar]) -> list[Lane]:
+def lanes(bars: Bars) -> list[Lane]:
     """Put spans in lanes: rank by rank, threads first, the busiest foremost, then devices."""
-    by_number = {bar.number: bar for bar in bars}
-    tracks: dict[Track, list[Bar]] = defaultdict(list)
-    for bar in bars:
-        tracks[_track(bar, by_number)].append(bar)
-    return list(_in_order(tracks, by_number))
+    tracks = _tracks(bars)
+    order = _outer_first(bars)
+    return list(_in_order(bars, {track: order[own[order]] for track, own in tracks.items()}))
 
 
-def _in_order(tracks: Mapping[Track, list[Bar]], by_number: Mapping[int, Bar]) -> Iterator[Lane]:
+def _tracks(bars: Bars) -> dict[Track, Array]:
+    """Return what spans ran on, and of each whether it ran there.
+
+    A span without a thread (a primitive) stands on that of the spans above it.
+    """
+    on_device = bars.device != NONE
+    outer = np.arange(len(on_device))
+    for _ in range(MOST_LANES):
+        climbs = ~on_device & (bars.thread[outer] == NONE) & (bars.parent[outer] >= 0)
+        if not climbs.any():
+            break
+        outer[climbs] = bars.parent[outer[climbs]]
+    first = np.where(on_device, bars.device, bars.process[outer])
+    second = np.where(on_device, bars.stream, bars.thread[outer])
+    rows = np.stack([bars.rank, on_device, first, second], axis=1)
+    different, places, own = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    own = own.ravel()
+    found: dict[Track, Array] = {}
+    for number in np.argsort(places).tolist():
+        rank, device, *place = different[number].tolist()
+        above, line = (None if each == NONE else each for each in place)
+        found[rank, bool(device), above, line] = own == number
+    return found
+
+
+def _in_order(bars: Bars, tracks: Mapping[Track, Array]) -> Iterator[Lane]:
     several = len({rank for rank, *_ in tracks}) > 1
     rank, thread = None, 0
-    for track in sorted(tracks, key=lambda track: (*track[:2], _place(track, tracks[track]))):
+    for track in sorted(tracks, key=lambda track: (*track[:2], _place(track, bars.dur[tracks[track]]))):
         if several and track[0] != rank:
             rank, thread = track[0], 0
-            yield Lane(f"rank {rank}", [], [])
+            yield Lane(f"rank {rank}", [], np.zeros(0, np.int64))
         thread += not track[1]
-        for lane in _nested(tracks[track], by_number):
-            yield Lane(_title(track, thread), _levels(lane), lane)
+        own = tracks[track]
+        lane = _nested(bars.start[own].tolist(), (bars.start + bars.dur)[own].tolist())
+        for number in range(lane.max(initial=-1) + 1):
+            places = own[lane == number]
+            yield Lane(_title(track, thread), _levels(bars.level[places], bars.dur[places]), places)
 
 
-def _place(track: Track, bars: Sequence[Bar]) -> tuple[int, ...]:
+def _place(track: Track, dur: Array) -> tuple[int, ...]:
     """Sort streams by their numbers, threads by how busy they are."""
     if track[1]:
         return tuple(-1 if number is None else number for number in track[2:])
-    return (-sum(bar.dur for bar in bars),)
+    return (-int(dur.sum()),)
 
 
-def _track(bar: Bar, by_number: Mapping[int, Bar]) -> Track:
-    """Return what a span ran on; a span without a thread (a primitive) stands on that of the spans above it."""
-    if bar.device is not None:
-        return (bar.rank, True, bar.device, bar.stream)
-    outer, above = bar, 0
-    while outer.thread is None and outer.parent is not None and above < MOST_LANES:
-        outer, above = by_number[outer.parent], above + 1
-    return (bar.rank, False, outer.process, outer.thread)
-
-
-def _levels(lane: Sequence[Bar]) -> list[int]:
+def _levels(level: Array, dur: Array) -> list[int]:
     """Return what a lane holds: the levels of its spans, without those of hardly any of its time, outermost first."""
-    times: Counter[int] = Counter()
-    for bar in lane:
-        times[bar.level] += bar.dur
-    return sorted(level for level, time in times.items() if time >= WORTH * times.total())
+    total = dur.sum()
+    return [int(each) for each in np.unique(level) if dur[level == each].sum() >= WORTH * total]
 
 
 def _title(track: Track, thread: int) -> str:
@@ -98,28 +120,27 @@ def _title(track: Track, thread: int) -> str:
     return f"thread {thread}" if second is not None else "no thread"
 
 
-def _nested(track: Sequence[Bar], by_number: Mapping[int, Bar]) -> list[list[Bar]]:
-    """Put each span in the first lane below all lanes that are taken when it starts."""
-    found: list[list[Bar]] = []
+def _nested(starts: list[int], stops: list[int]) -> Array:
+    """Put each span in the first lane below all lanes that are taken when it starts; -1 where that is too deep."""
+    found: list[int] = []
     ends: list[int] = []
-    for bar in sorted(track, key=lambda bar: _outer_first(bar, by_number)):
+    for start, stop in zip(starts, stops, strict=True):
         place = len(ends)
-        while place and ends[place - 1] <= bar.start:
+        while place and ends[place - 1] <= start:
             place -= 1
         if place == MOST_LANES:
+            found.append(-1)
             continue
         if place == len(ends):
             ends.append(0)
-            found.append([])
-        ends[place] = bar.start + bar.dur
-        found[place].append(bar)
-    return found
+        ends[place] = stop
+        found.append(place)
+    return np.array(found, np.int64)
 
 
-def _outer_first(bar: Bar, by_number: Mapping[int, Bar]) -> tuple[int, int, int, int]:
+def _outer_first(bars: Bars) -> Array:
     """Sort by start; a span that another clock puts just before the parent that it runs in comes after it."""
-    start = bar.start
-    parent = by_number[bar.parent] if bar.parent is not None else None
-    if parent is not None and start < parent.start <= start + bar.dur // 2:
-        start = parent.start
-    return start, bar.level, -bar.dur, bar.depth
+    above = np.where(bars.parent >= 0, bars.start[bars.parent], bars.start)
+    late = (bars.start < above) & (above <= bars.start + bars.dur // 2)
+    order: Array = np.lexsort((bars.depth, -bars.dur, bars.level, np.where(late, above, bars.start)))
+    return order

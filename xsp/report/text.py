@@ -23,7 +23,7 @@ from xsp.errors import AnalysisError
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
 from xsp.report.fitting import FittingColumn, FittingTable
-from xsp.report.words import attributed, devices, used_devices
+from xsp.report.words import attributed, devices, number, used_devices
 from xsp.scrub import plain
 from xsp.store.trace import Trace
 
@@ -94,14 +94,6 @@ def cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}" if abs(value) >= 10_000 else str(value)
     return plain(str(value))
-
-
-def number(value: float) -> str:
-    """Return a number with about four significant digits, without an exponent where people expect none."""
-    if value == 0 or 0.001 <= abs(value) < 100_000:
-        digits = max(0, 3 - len(str(int(abs(value))))) + (1 if abs(value) < 1000 else 0)
-        return f"{value:.{digits}f}"
-    return f"{value:,.0f}" if 100_000 <= abs(value) < 10_000_000 else f"{value:.3g}"
 
 
 def health_table(trace: Trace) -> RenderableType:

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import duckdb
 import numpy as np
 
+from xsp import table
 from xsp.device.kernelnames import NAMES
-from xsp.report.lanes import MOST_LANES, Bar, Lane, lanes
+from xsp.report.lanes import MOST_LANES, NONE, Bars, Lane, lanes
 from xsp.report.packed import Array, changes, pack
 from xsp.schema import COLUMNS, MERGED_COLUMNS, Column, Kind, Level
 from xsp.store.trace import Trace
-from xsp.table import literal
 
 MOST_SPANS = 200_000
 """Of more, the steps around the merged one are shown that fit, and of a single longer step its longest spans; the
@@ -30,31 +30,31 @@ _UNSEEN = {"trace_id", "span_id", "parent_id", "start_ns", "dur_ns", "rung", "ti
 _SHOWN = [column for column in (*COLUMNS, *MERGED_COLUMNS) if column.name not in _UNSEEN]
 
 
-def timeline(trace: Trace, most: int | None = None) -> dict[str, Any]:
+def timeline(trace: Trace, most: int | None = None, con: duckdb.DuckDBPyConnection | None = None) -> dict[str, Any]:
     """Return the spans for the page: lanes, packed columns, and what was left out.
 
     Args:
         trace: any.
         most: spans that are shown at most (default: `MOST_SPANS`).
+        con: a connection of its own to the trace's engine, where others ask that of the trace meanwhile.
 
     Times are nanoseconds from the start of the first span: of a step that waited for data that is the wait, not the
     step's own.
     `parent`, `layer` and `launch` are places among the spans; `key` is what a link from elsewhere calls a span.
     """
     most = MOST_SPANS if most is None else most
-    steps = _choose(trace, most)
-    total = _number(trace.con, "SELECT count(*) FROM chosen_spans")
-    _limit(trace.con, most if total > most else None)
-    bars = _bars(trace.con)
-    drawn = lanes(bars)
-    spans = _Drawn(trace.con, [bar.number for lane in drawn for bar in lane.bars])
+    con = con or table.cursor(trace.con)
+    steps = _choose(con, trace, most)
+    total = _number(con, "SELECT count(*) FROM chosen_spans")
+    _limit(con, most if total > most else None)
+    spans = _Drawn(con)
     columns, too_long = _columns(spans)
     shown, begins, ends = len(spans.numbers), spans.start_ns, spans.start_ns + spans.dur_ns
     zero = begins.min() if shown else 0
     return {
         "count": shown,
-        "note": _note(shown, steps, [(total - len(bars), "the shortest"), (len(bars) - shown, _DEEP)], too_long),
-        "lanes": _bounds(drawn),
+        "note": _note(shown, steps, [(total - spans.count, "the shortest"), (spans.count - shown, _DEEP)], too_long),
+        "lanes": _bounds(spans.lanes),
         "range": [0, (ends.max() - zero).tolist()] if shown else [None, None],
         "about": {column.name: column.about for column in _SHOWN},
         "columns": {
@@ -77,17 +77,17 @@ class Steps(NamedTuple):
     merged: bool
 
 
-def _choose(trace: Trace, most: int) -> Steps:
+def _choose(con: duckdb.DuckDBPyConnection, trace: Trace, most: int) -> Steps:
     """Make the view `chosen_spans`: the merged step, or all that fits of a trace that was imported."""
     seen_once = trace.run.imported is not None and len(trace.rungs) <= 1
-    found = trace.con.execute("SELECT step, rung, trace_id, rank FROM merged WHERE step IS NOT NULL LIMIT 1").fetchall()
+    found = con.execute("SELECT step, rung, trace_id, rank FROM merged WHERE step IS NOT NULL LIMIT 1").fetchall()
     if not found:
-        _view(trace.con, "true")
+        _view(con, "true")
         return Steps(0, 0, False)
     step, rung, trace_id, rank = found[0]
     if seen_once:
-        return _around(trace.con, step, most)
-    _view(trace.con, f"step = {step} AND rung = {rung} AND (trace_id = {literal(trace_id)} OR rank <> {rank})")
+        return _around(con, step, most)
+    _view(con, f"step = {step} AND rung = {rung} AND (trace_id = {table.literal(trace_id)} OR rank <> {rank})")
     return Steps(1, 1, True)
 
 
@@ -124,12 +124,10 @@ def _view(con: duckdb.DuckDBPyConnection, condition: str) -> None:
 
 
 def _limit(con: duckdb.DuckDBPyConnection, most: int | None) -> None:
-    """Make the table `numbered` of the longest spans, or of all, and `related`: their parents, layers and launches."""
+    """Make the view `numbered` of the longest spans, or of all, and `related`: their parents, layers and launches."""
     longest = "" if most is None else f"ORDER BY dur_ns DESC, start_ns LIMIT {most}"
-    con.execute(
-        "CREATE OR REPLACE TEMP TABLE numbered AS "
-        f"SELECT row_number() OVER () - 1 AS number, * FROM chosen_spans {longest}"
-    )
+    con.execute(f"CREATE OR REPLACE TEMP TABLE drawn_spans AS FROM chosen_spans {longest}")
+    con.execute("CREATE OR REPLACE TEMP VIEW numbered AS SELECT rowid AS number, * FROM drawn_spans")
     con.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE related AS
@@ -148,23 +146,23 @@ def _limit(con: duckdb.DuckDBPyConnection, most: int | None) -> None:
     )
 
 
-def _bars(con: duckdb.DuckDBPyConnection) -> list[Bar]:
-    found = con.execute(
-        "SELECT number, parent, start_ns, dur_ns, level, coalesce(depth, 0), rank, process, thread, device, stream "
-        "FROM numbered JOIN related USING (number)"
-    )
-    return list(map(Bar._make, found.fetchall()))
-
-
 class _Drawn:
     """The spans that are drawn, place by place: lane after lane, and by start in a lane."""
 
-    def __init__(self, con: duckdb.DuckDBPyConnection, numbers: Sequence[int]) -> None:
-        """Take the number in the table `numbered` of the span at each place."""
+    def __init__(self, con: duckdb.DuckDBPyConnection) -> None:
+        """Put the spans of the view `numbered` into lanes; `numbers` are theirs at each place."""
         self.con = con
-        self.numbers = np.array(numbers, dtype=np.int64)
-        times = self.columns({"start_ns": "start_ns", "dur_ns": "dur_ns"})
-        self.start_ns, self.dur_ns = times["start_ns"], times["dur_ns"]
+        self.count = _number(con, "SELECT count(*) FROM numbered")
+        self.numbers = np.arange(self.count)
+        self._related = self.columns({each: f"coalesce({each}, -1)" for each in _RELATED}, "related")
+        maybe = {name: f"coalesce({name}, {NONE})" for name in ("process", "thread", "device", "stream")}
+        whole = {"start": "start_ns", "dur": "dur_ns", "level": "level", "depth": "coalesce(depth, 0)", "rank": "rank"}
+        bars = self.columns(whole | maybe)
+        self.lanes = lanes(
+            Bars(self._related["parent"], **{name: each.astype(np.int64) for name, each in bars.items()})
+        )
+        self.numbers = np.concatenate([np.zeros(0, np.int64), *(lane.places for lane in self.lanes)])
+        self.start_ns, self.dur_ns = bars["start"][self.numbers], bars["dur"][self.numbers]
 
     def columns(self, expressions: Mapping[str, str], source: str = "numbered") -> dict[str, Array]:
         """Return columns by the names that they are to have; what is missing is masked."""
@@ -177,12 +175,12 @@ class _Drawn:
 
     def relations(self) -> dict[str, Array]:
         """Return the places of parents, layers and launches; masked where there is none, or none that is drawn."""
-        names = ("parent", "layer", "launch")
-        related = self.columns({name: f"coalesce({name}, -1)" for name in names}, "related")
-        most = max(values.max(initial=-1) for values in (self.numbers, *related.values()))
-        places = np.full(most + 2, -1, np.int64)  # the last one is that of -1, of no span
+        places = np.full(self.count + 1, -1, np.int64)  # the last one is that of -1, of no span
         places[self.numbers] = np.arange(len(self.numbers))
-        return {name: np.ma.masked_equal(places[related[name]], -1) for name in names}
+        return {name: np.ma.masked_equal(places[each[self.numbers]], -1) for name, each in self._related.items()}
+
+
+_RELATED = ("parent", "layer", "launch")
 
 
 def _columns(spans: _Drawn) -> tuple[dict[str, Any], list[str]]:
@@ -247,8 +245,8 @@ def _bounds(drawn: Sequence[Lane]) -> list[tuple[str, list[int], int, int]]:
     """Return each lane's track, levels, and the first and the last place of its spans."""
     bounds, first = [], 0
     for lane in drawn:
-        bounds.append((lane.track, lane.levels, first, first + len(lane.bars)))
-        first += len(lane.bars)
+        bounds.append((lane.track, lane.levels, first, first + len(lane.places)))
+        first += len(lane.places)
     return bounds
 
 

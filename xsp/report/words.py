@@ -93,3 +93,11 @@ def attributed(trace: Trace) -> list[tuple[str, int, float]]:
     ).fetchall()
     order = [each.value for each in Grade]
     return sorted(found, key=lambda row: order.index(row[0]))
+
+
+def number(value: float) -> str:
+    """Return a number with about four significant digits, without an exponent where people expect none."""
+    if value == 0 or 0.001 <= abs(value) < 100_000:
+        digits = max(0, 3 - len(str(int(abs(value))))) + (1 if abs(value) < 1000 else 0)
+        return f"{value:.{digits}f}"
+    return f"{value:,.0f}" if 100_000 <= abs(value) < 10_000_000 else f"{value:.3g}"
