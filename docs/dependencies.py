@@ -45,6 +45,7 @@ WHY = {
     "opentelemetry-propagator-jaeger": "services that still send uber-trace-id",
     "mcp": "answers for MCP clients, over stdio",
     "jsonschema": "holds answers for machines against their schema, in the tests",
+    "scipy": "the generic model of xsp predict fit",
     "onnx": "graphs of ONNX files: the format, and the shapes in it",
     "pandas": "traces as data frames",
     "polars": "traces as data frames",

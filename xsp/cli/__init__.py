@@ -10,7 +10,7 @@ import argparse
 import keyword
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -91,14 +91,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if typed[0] != "run":  # whose streams are its program's
         progress.take_any_letter()
     try:
+        words = list(typed)
         if typed[0].startswith("-"):
             parser = _parser()
         elif typed[0] in COMMANDS or typed[0] in plugins.names(plugins.COMMANDS):
-            parser = _parser(typed[0])
+            if typed[1:2] and typed[1] in _parts(typed[0]):
+                words[:2] = [f"{typed[0]} {typed[1]}"]
+            parser = _parser(words[0])
         else:
             hint = nearest(typed[0], names()) or "; `xsp --help` lists them"
             raise UsageError(f"there is no command {typed[0]!r}{hint}")
-        options = parser.parse_args(typed)
+        options = parser.parse_args(words)
         options.typed = list(typed)
         return int(options.command.run(options))
     except XspError as error:
@@ -135,12 +138,23 @@ def names() -> tuple[str, ...]:
     return (*COMMANDS, *(name for name in plugins.names(plugins.COMMANDS) if name not in COMMANDS))
 
 
+def _parts(name: str) -> Mapping[str, str]:
+    """Return the second words of a command that are commands of their own, with their modules."""
+    try:
+        return getattr(_command(name), "PARTS", {})
+    except PluginError:
+        return {}
+
+
 def _command(name: str) -> Any:
-    """Return the module of a command.
+    """Return the module of a command; of `predict fit`, that of the part.
 
     Raises:
         PluginError: it comes from an entry point, and cannot be used.
     """
+    name, _, part = name.partition(" ")
+    if part:
+        return import_module(_parts(name)[part])
     if name in COMMANDS:
         return import_module(f"xsp.cli.{name}_" if keyword.iskeyword(name) else f"xsp.cli.{name}")
     return plugins.command(name)
@@ -160,7 +174,8 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"xsp {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name in names() if only is None else (only,):
+    every = [each for name in names() for each in (name, *(f"{name} {part}" for part in _parts(name)))]
+    for name in every if only is None else (only,):
         try:
             command = _command(name)
         except PluginError:

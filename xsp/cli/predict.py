@@ -13,6 +13,9 @@ examples:
   xsp predict runs/train --ranks 8 --loader 5ms,40ms,8         reading, decoding, workers
   xsp predict rank0.json.gz --ranks 16,32 --sharded            another profiler's trace
   xsp predict runs/train --ranks 8 --format json
+  xsp predict fit table.csv                                    from many configurations: see its --help
+  xsp predict at batch=64 threads=2                            a configuration that was not recorded
+  xsp predict next                                             which one to record next
 """
 
 from __future__ import annotations
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from xsp.predict.training import Input, Straggler
 
 SUMMARY = "what a training step takes on N ranks"
+
+PARTS = {"fit": "xsp.cli.predict_fit", "at": "xsp.cli.predict_at", "next": "xsp.cli.predict_next"}
+"""Second words that are commands of their own; a run of such a name is ./fit."""
 
 FORMATS = ("table", "json")
 

@@ -102,14 +102,14 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
     loop = next((each for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None)
     if on_device:
         found = devicestep.of(trace)
-        step, ends = _measured(answers, loop, told, found.step)
+        step, ends = measured(answers, loop, told, found.step)
         told += found.told
         unknown += found.unknown
         plan, lanes, exposed = found.plan, found.lanes, found.exposed
         data = loop.data_ns if loop is not None and loop.data_ns else 0.0
         parts = Parts(found.layers, found.update, 0.0, data / 1e9, found.copy)
     else:
-        step, ends = _measured(answers, loop, told)
+        step, ends = measured(answers, loop, told)
         parts, lanes, exposed = _on_host(trace, answers, told, unknown)
     layers, of_modules = _with_gradients(trace, parts.layers, unknown)
     if gradients is not None and (of_modules or plan is not None):
@@ -141,7 +141,7 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
     )  # fmt: skip
 
 
-def _measured(
+def measured(
     answers: Answers, loop: Iteration | None, told: list[str], device: float | None = None
 ) -> tuple[float, tuple[float, float] | None]:
     """Return how long a step is in seconds, with the ends of its interval where there is one.

@@ -32,15 +32,15 @@ def page(found: Scaling) -> str:
     recorded, job = found.recorded, found.job
     samples = f", {recorded.samples:g} samples on each" if recorded.samples else ""
     about = f"{_interval(recorded.step, recorded.ends)} a step"
-    lines = _wrapped(f"{plain(recorded.name)}: {about}, recorded on {_count(recorded.ranks, 'rank')}{samples}", "  ")
-    lines += _wrapped(f"link   {plain(job.link.about)}", "       ")
-    lines += _wrapped(f"job    {_job(found)}", "       ")
+    lines = wrapped(f"{plain(recorded.name)}: {about}, recorded on {_count(recorded.ranks, 'rank')}{samples}", "  ")
+    lines += wrapped(f"link   {plain(job.link.about)}", "       ")
+    lines += wrapped(f"job    {_job(found)}", "       ")
     lines += [
         "",
-        *_table(("ranks", "step", "from", "to", "samples/s", "efficiency", "bound by"), map(_row, found.points)),
+        *columns(("ranks", "step", "from", "to", "samples/s", "efficiency", "bound by"), map(_row, found.points)),
     ]
     names = [each for each in PARTS if any(point.found.parts[each] for point in found.points)]
-    lines += ["", "a step of the mean rank, in ms", *_table(
+    lines += ["", "a step of the mean rank, in ms", *columns(
         ("ranks", *(_SHORT.get(each, each) for each in names), "hidden"),
         ([_number(each.ranks), *(_ms(each.found.parts[name]) for name in names), _ms(each.found.hidden)]
          for each in found.points),
@@ -53,8 +53,13 @@ def page(found: Scaling) -> str:
             [each.constant, duration(1e3 * each.if_halved), duration(1e3 * each.per_percent),
              f"{100 * each.if_halved / step:.1f} %"] for each in found.worth
         )  # fmt: skip
-        lines += ["", f"what to buy, on {_count(last.ranks, 'rank')}", *_table(head, rows, left=1)]
-    lines += ["", *_list("from", recorded.told), *_list("not known", recorded.unknown), *_list("note", _notes(found))]
+        lines += ["", f"what to buy, on {_count(last.ranks, 'rank')}", *columns(head, rows, left=1)]
+    lines += [
+        "",
+        *listed("from", recorded.told),
+        *listed("not known", recorded.unknown),
+        *listed("note", _notes(found)),
+    ]
     return "\n".join(lines)
 
 
@@ -144,7 +149,7 @@ def _row(each: Point) -> list[str]:
             f"{100 * each.efficiency:.1f} %", each.found.bound_by]  # fmt: skip
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0) -> list[str]:
+def columns(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0) -> list[str]:
     """Return lines of columns, numbers to the right but for the first `left` and the last text."""
     cells = [list(head), *map(list, rows)]
     widths = [max(len(row[place]) for row in cells) for place in range(len(head))]
@@ -158,14 +163,16 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0) ->
     ]  # fmt: skip
 
 
-def _list(what: str, texts: Sequence[str]) -> list[str]:
+def listed(what: str, texts: Sequence[str]) -> list[str]:
+    """Return each text behind what it is, over as many lines as it takes."""
     lines = []
     for text in texts:
-        lines += _wrapped(f"{what}: {plain(text)}", "  ")
+        lines += wrapped(f"{what}: {plain(text)}", "  ")
     return lines
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
+def wrapped(text: str, indent: str) -> list[str]:
+    """Return the lines of a text; those after the first are indented."""
     return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 

@@ -1,0 +1,313 @@
+"""The generic model: what was planted is found, what the data do not tell is said, and a better baseline is offered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xsp.errors import UsageError
+from xsp.predict import baselines, configurations, generic, identified, judged, nextrun
+from xsp.predict.configurations import Configurations
+from xsp.predict.generic import Penalty
+
+pytest.importorskip("scipy", reason="the generic model needs SciPy")
+
+PLANTED = {"exponent of filters": 1.2, "exponent of kernel": 1.7, "exponent of batch": 0.9, "exponent of ranks": -0.4}
+NOISE = 0.03
+
+
+def rows(seed: int, count: int = 60, noise: float = NOISE) -> list[dict[str, Any]]:
+    """Return configurations of a planted law with a multiplicative noise."""
+    chance = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        batch, ranks, filters, kernel = (2 ** chance.uniform(*each) for each in ((2, 9), (0, 5), (2, 9), (0, 6)))
+        work = 3e-3 * (filters / 32) ** 1.2 + 3e-3 * (kernel / 5) ** 1.7
+        step = work * (batch / 64) ** 0.9 * ranks**-0.4 + 1e-3
+        found.append({"filters": filters, "kernel": kernel, "batch": batch, "ranks": ranks,
+                      "step_s": step * np.exp(chance.normal(0, noise))})  # fmt: skip
+    return found
+
+
+def planted(seed: int, count: int = 60, noise: float = NOISE) -> Configurations:
+    return configurations.of_rows(rows(seed, count, noise))
+
+
+def form(table: Configurations) -> generic.Form:
+    return generic.form(table, ["filters", "kernel"], ["batch", "ranks"])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_planted_exponents_are_found_within_five_hundredths(seed: int) -> None:
+    table = planted(seed)
+    found = generic.fit(table, form(table), seed)
+    apart = {
+        each.name: each.value - PLANTED[each.name] for each in identified.parameters(found, 60) if each.name in PLANTED
+    }
+    assert apart.keys() == PLANTED.keys()
+    assert max(map(abs, apart.values())) < 0.05, (seed, apart)
+
+
+def test_without_noise_everything_is_found() -> None:
+    table = planted(5, 40, 0.0)
+    found = generic.fit(table, form(table), 0, [Penalty("none")])
+    assert found.shapes == pytest.approx(list(PLANTED.values()), abs=1e-4)
+    assert found.coefficients[-1] == pytest.approx(1e-3, rel=1e-3)
+    assert found.predict(table.values) == pytest.approx(table.seconds, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_intervals_hold_the_truth_in_nine_trials_of_ten() -> None:
+    held = dict.fromkeys(PLANTED, 0)
+    for seed in range(200):
+        table = planted(seed)
+        found = generic.with_bootstrap(generic.fit(table, form(table), seed), table, 60, seed)
+        for each in identified.parameters(found, len(table)):
+            if each.name in PLANTED and each.low is not None and each.high is not None:
+                held[each.name] += each.low <= PLANTED[each.name] <= each.high
+    assert min(held.values()) >= 180, held
+
+
+def test_a_seed_gives_the_same_fit_again() -> None:
+    table = planted(4, 30)
+    one, other = (generic.with_bootstrap(generic.fit(table, form(table), 7), table, 3, 7) for _ in range(2))
+    assert (one.shapes == other.shapes).all()
+    assert all((a[0] == b[0]).all() for a, b in zip(one.bootstrap, other.bootstrap, strict=True))
+
+
+def test_categories_have_a_coefficient_or_a_multiplier_for_each_value() -> None:
+    chance = np.random.default_rng(0)
+    takes, times = {"adam": 4e-3, "sgd": 1e-3}, {"a100": 1.0, "t4": 2.5}
+    made = [
+        {"optimizer": kind, "device": device, "batch": batch,
+         "step_s": (takes[kind] + 1e-3) * times[device] * batch**0.8}
+        for kind in takes for device in times for batch in (1, 2, 8, 16, 64) for _ in range(2)
+    ]  # fmt: skip
+    chance.shuffle(made)
+    table = configurations.of_rows(made)
+    found = generic.fit(table, generic.form(table, ["optimizer"], ["batch", "device"]), 0, [Penalty("none")])
+    named = {each.name: each.value for each in identified.parameters(found, len(table))}
+    assert named["exponent of batch"] == pytest.approx(0.8, abs=1e-3)
+    assert named["a of optimizer=adam"] / named["a of optimizer=sgd"] == pytest.approx(2.5, rel=1e-2)
+    other = next(name for name in named if name.startswith("device="))
+    assert abs(named[other]) == pytest.approx(np.log(2.5), abs=1e-3)
+
+
+def test_what_the_data_cannot_tell_is_said() -> None:
+    made = [{**each, "width": 8.0, "images": 3 * each["batch"]} for each in rows(0, 40)]
+    factors = ["filters", "batch", "images", "width"]
+    found = generic.form(configurations.of_rows(made, factors=factors), ["filters"], ["batch", "images", "width"])
+    assert [each.name for each in found.extrinsic] == ["batch"]
+    assert [each.partition(" ")[0] for each in found.dropped] == ["images", "width"]
+
+
+def test_a_term_that_hardly_matters_and_terms_that_trade_off_are_named() -> None:
+    chance = np.random.default_rng(1)
+    made = [
+        {"batch": b, "layers": b * np.exp(chance.normal(0, 0.01)),
+         "step_s": 1e-3 * b**0.7 * np.exp(chance.normal(0, 0.05))}
+        for b in 2 ** chance.uniform(1, 8, 40)
+    ]  # fmt: skip
+    table = configurations.of_rows(made)
+    found = generic.fit(table, generic.form(table, [], ["batch", "layers"]), 0, [Penalty("none")])
+    found = generic.with_bootstrap(found, table, 40, 0)
+    assert any(each.why_not for each in identified.parameters(found, 40))
+    assert ("exponent of batch", "exponent of layers") in [each[:2] for each in identified.ties(found)]
+    assert identified.condition(found, table) > 30
+
+
+def test_a_penalty_draws_exponents_to_zero_and_l1_lets_some_be_zero() -> None:
+    made = [{**each, "noise": float(place % 7 + 1)} for place, each in enumerate(rows(3))]
+    table = configurations.of_rows(made)
+    those = generic.form(table, ["filters", "kernel"], ["batch", "ranks", "noise"])
+    free, ridge, lasso = (
+        generic.fit(table, those, 0, [penalty]).shapes
+        for penalty in (Penalty("none"), Penalty("l2", 0.05), Penalty("l1", 0.01))
+    )
+    assert np.square(ridge).sum() < np.square(free).sum()
+    assert abs(lasso[-1]) < 1e-3 < abs(lasso[0])
+
+
+# --- held out ----------------------------------------------------------------------------------------------------
+
+
+def judge(made: list[dict[str, Any]], intrinsic: Sequence[str] = (), **told: Any) -> judged.Judged:
+    table = configurations.of_rows(made, **told)
+    split = judged.split_of(table, intrinsic, (), None)
+    return judged.judge(table, split, resamples=20, beyond=False)
+
+
+@pytest.fixture(scope="module")
+def of_sums() -> judged.Judged:
+    return judge(rows(0), ["filters", "kernel"])
+
+
+def test_the_model_is_offered_where_it_is_better_and_a_baseline_where_that_is(of_sums: judged.Judged) -> None:
+    sums = of_sums
+    assert sums.offered == judged.GENERIC
+    assert [each.model for each in sums.errors] == sorted(
+        [each.model for each in sums.errors], key=lambda name: next(e.mean for e in sums.errors if e.model == name)
+    )
+    assert {each.model for each in sums.errors} == {judged.GENERIC, *baselines.BASELINES}
+    chance = np.random.default_rng(0)
+    lines = [
+        {"batch": float(b), "width": float(w), "step_s": (1e-3 * b + 2e-3 * w) * np.exp(chance.normal(0, 0.01))}
+        for b in (1, 2, 4, 8, 16) for w in (1, 2, 4, 8, 16)
+    ]  # fmt: skip
+    assert judge(lines).offered == "linear"
+
+
+def test_rows_of_a_group_are_held_out_together() -> None:
+    groups = np.array([3, 1, 1, 2, 3, 3, 7, 8, 2])
+    parts = generic.folds(groups, 3, 0)
+    assert sorted(np.concatenate([out for _, out in parts])) == list(range(9))
+    for inside, out in parts:
+        assert not set(groups[inside]) & set(groups[out])
+
+
+def test_repetitions_are_one_group_and_so_are_rows_of_the_same_machine() -> None:
+    made = [{"batch": float(place // 3 + 1), "machine": f"m{place % 3}", "step_s": 1.0 + place} for place in range(12)]
+    repeated = configurations.of_rows(made, factors=["batch"])
+    assert len(set(repeated.groups.tolist())) == 4
+    assert len(set(configurations.of_rows(made, factors=["batch"], group=["machine"]).groups.tolist())) == 3
+
+
+def test_each_value_of_a_category_may_have_a_model_of_its_own() -> None:
+    made = [
+        {"model": kind, "batch": float(b), "step_s": 1e-3 * b**power}
+        for kind, power in (("cnn", 1.0), ("mlp", 0.5)) for b in (1, 2, 4, 8, 16, 32)
+    ]  # fmt: skip
+    table = configurations.of_rows(made)
+    found = judged.judge(table, judged.split_of(table, (), (), "model"), resamples=20, beyond=False)
+    powers = {value: float(fit.shapes[0]) for value, fit in found.fits.items()}
+    assert powers == pytest.approx({"cnn": 1.0, "mlp": 0.5}, abs=0.02)
+    both = judged.predict(found, [{"model": kind, "batch": 64.0} for kind in ("cnn", "mlp")])
+    assert [each.seconds for each in both] == pytest.approx([0.064, 0.008], rel=0.05)
+
+
+def test_baselines_are_what_they_are_called() -> None:
+    made = [
+        {"kind": kind, "batch": b, "step_s": scale * b**2}
+        for kind, scale in (("a", 1.0), ("b", 3.0))
+        for b in (1, 2, 4)
+    ]
+    table = configurations.of_rows(made)
+    asked: dict[str, Any] = {"kind": np.array(["b", "a"], dtype=object), "batch": np.array([8.0, 1.9])}
+    found = {name: train(table, table.factors)(asked) for name, train in baselines.BASELINES.items()}
+    assert found["mean"] == pytest.approx([12.0, 4.0])
+    assert found["nearest"] == pytest.approx([48.0, 4.0])
+    assert found["power law"] == pytest.approx([192.0, 1.9**2])
+    straight = configurations.of_rows([{"batch": b, "step_s": 2.0 + 3 * b} for b in (1, 2, 5)])
+    assert baselines.linear(straight, straight.factors)({"batch": np.array([10.0])}) == pytest.approx([32.0])
+
+
+def test_an_interval_holds_what_was_measured_and_what_lies_outside_is_said(of_sums: judged.Judged) -> None:
+    found = of_sums
+    new = rows(99, 40)
+    points = judged.predict(found, [{name: each[name] for name in each if name != "step_s"} for each in new])
+    inside = sum(point.low <= each["step_s"] <= point.high for point, each in zip(points, new, strict=True))
+    assert inside >= 34
+    far = {"filters": 32.0, "kernel": 3.0, "batch": 4096.0, "ranks": 2.0}
+    assert judged.predict(found, [far])[0].outside[0].startswith("batch is 8.")
+    corner = {name: max(each[name] for each in rows(0)) for name in far}
+    assert judged.predict(found, [corner])[0].outside == ("it lies outside of the combinations that were recorded",)
+
+
+# --- what to record next -----------------------------------------------------------------------------------------
+
+
+def test_what_is_recorded_next_lies_where_the_fits_disagree_and_costs_count() -> None:
+    made = [each for each in rows(0, 120) if each["batch"] < 32 or each["ranks"] < 4]
+    found = judge(made, ["filters", "kernel"])
+    chosen = nextrun.choose(found, 3)
+    doubts = judged.spread(found, judged.asked_values(found, nextrun.candidates(found)))
+    assert chosen[0].doubt >= np.median(np.log(doubts).std(axis=0))
+    assert [each.left for each in chosen] == sorted((each.left for each in chosen), reverse=True)
+    assert len({tuple(each.configuration.values()) for each in chosen}) == 3
+    dear = nextrun.choose(found, 3, steps=1_000_000, start=0.0)
+    assert max(each.predicted for each in dear) <= max(each.predicted for each in chosen)
+
+
+def test_doubt_after_a_measurement_is_that_of_normal_distributions() -> None:
+    chance = np.random.default_rng(0)
+    apart = chance.normal(size=(4, 400))
+    apart -= apart.mean(axis=1, keepdims=True)
+    row, noise, size = apart[1].copy(), 0.3, 400
+    before = apart @ apart.T / size
+    after = nextrun._told(apart, row, noise)
+    truth = before - np.outer(before[1], before[1]) / (before[1, 1] + noise)
+    assert after @ after.T / size == pytest.approx(truth)
+
+
+# --- what is no table --------------------------------------------------------------------------------------------
+
+GOOD = [{"batch": float(b), "step_ms": 1.0 + b} for b in range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("made", "told", "said"),
+    [
+        ([], {}, "no rows"),
+        ([{"batch": 1, "ms": 2.0}], {}, "no column has more than one value"),
+        ([{**each, "step_ms": None} for each in GOOD], {}, "no time above 0"),
+        ([{**each, "step_ms": float("nan")} for each in GOOD], {}, "no time above 0"),
+        ([{**each, "step_ms": -1} for each in GOOD], {}, "no time above 0"),
+        ([{**each, "step_ms": "3 ms"} for each in GOOD], {}, "such as '3 ms'; write numbers alone"),
+        ([{"batch": each["batch"], "took": 1.0} for each in GOOD], {}, "name it, --time COLUMN; there are batch, took"),
+        ([{"batch": each["batch"], "took": 1.0} for each in GOOD], {"time": "took"}, "--unit s, ms, us or ns"),
+        (GOOD, {"time": "step"}, "did you mean step_ms"),
+        (GOOD, {"factors": ["bach"]}, "did you mean batch"),
+        (GOOD, {"factors": ["step_ms"]}, "the time itself"),
+        ([*GOOD, {"batch": 0, "step_ms": 1.0}], {}, "holds 0, of which no power"),
+        ([*GOOD, {"batch": -4, "step_ms": 1.0}], {}, "holds -4, of which no power"),
+        ([*GOOD, {"batch": "8 images", "step_ms": 1.0}], {}, "holds numbers, and '8 images'"),
+        ([*GOOD, {"batch": [1], "step_ms": 1.0}], {}, "neither a number nor a text"),
+        ([{"name": f"run {n}", "step_ms": 1.0} for n in range(60)], {"factors": ["name"]}, "60 different texts"),
+        ([{f"c{n}": n + place for n in range(40)} | {"ms": 1.0} for place in range(3)], {}, "more than 16"),
+        ([{f"c{n}": n for n in range(400)}], {}, "400 columns, more than 256"),
+        ([{"a": 1, "b": None, "ms": 1}, {"a": None, "b": 2, "ms": 1}], {"factors": ["a", "b"]}, "no configuration has"),
+    ],
+)  # fmt: skip
+def test_what_is_no_table_is_refused_in_one_line(made: list[dict[str, Any]], told: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        configurations.of_rows(made, **told)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_rows_that_are_left_out_are_counted() -> None:
+    odd = [{"batch": 3, "step_ms": None}, {"batch": 3, "step_ms": "nan"}, {"batch": None, "step_ms": 4.0}]
+    table = configurations.of_rows([*GOOD, *odd])
+    assert len(table) == len(GOOD)
+    assert table.seconds[0] == pytest.approx(2e-3)
+    assert table.notes == (
+        "2 of 11 rows are left out: without a time above 0 in step_ms", "1 of 11 rows are left out: without batch"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("made", "intrinsic", "said"),
+    [
+        (GOOD[:1] * 9 + [{"batch": 2.0, "step_ms": 1.0}], (), "2 groups of configurations"),
+        (GOOD[:3], (), "3 different configurations cannot tell 3 parameters: record 1 more"),
+        (GOOD, ("batch",), None),
+    ],
+)
+def test_too_little_is_refused_and_a_single_factor_is_enough(
+    made: list[dict[str, Any]], intrinsic: Sequence[str], said: str | None
+) -> None:
+    if said is None:
+        assert judge(made, intrinsic).errors
+        return
+    with pytest.raises(UsageError, match=said):
+        judge(made, intrinsic)
+
+
+def test_constant_times_and_huge_ratios_are_no_obstacle() -> None:
+    flat = judge([{"batch": float(b), "step_s": 0.5} for b in range(1, 13)])
+    assert flat.errors[0].mean < 1e-6
+    wide = judge([{"batch": 10.0**b, "step_s": 10.0**b} for b in range(-12, 13, 2)])
+    assert wide.errors[0].mean < 0.01

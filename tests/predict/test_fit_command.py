@@ -1,0 +1,178 @@
+"""`xsp predict fit | at | next`: tables and runs of any kind, a fit that is kept, and one line for what is none."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from receivers import write_run
+
+from xsp import table
+from xsp.cli import main
+
+pytest.importorskip("scipy", reason="the generic model needs SciPy")
+
+ROWS = [
+    {"kind": kind, "batch": batch, "threads": threads, "step_ms": scale * batch**0.9 * threads**-0.5 + 2.0}
+    for kind, scale in (("cnn", 1.0), ("mlp", 0.3)) for batch in (1, 4, 16, 64) for threads in (1, 2)
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the same table in four forms, and a fit."""
+    made = tmp_path_factory.mktemp("fit")
+    with (made / "t.csv").open("w", newline="") as file:
+        written = csv.DictWriter(file, list(ROWS[0]))
+        written.writeheader()
+        written.writerows(ROWS)
+    (made / "t.json").write_text(json.dumps(ROWS))
+    (made / "t.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    con = table.connect()
+    con.execute(f"COPY (SELECT * FROM read_json({table.place(made / 't.json')})) TO {table.place(made / 't.parquet')}")
+    con.close()
+    assert main(["predict", "fit", str(made / "t.csv"), "--resamples", "20", "-o", str(made / "fit.json")]) == 0
+    return made
+
+
+def told(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
+    capsys.readouterr()
+    code = main(["predict", *typed])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    return said.out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
+    capsys.readouterr()
+    assert main(["predict", *typed]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("xsp: error: ")
+    assert said.count("\n") == 1
+    return said
+
+
+def test_all_forms_of_a_table_are_the_same_rows(place: Path) -> None:
+    from xsp.predict import configurations
+
+    tables = [configurations.of_rows(configurations.read(place / f"t.{end}")) for end in
+              ("csv", "json", "jsonl", "parquet")]  # fmt: skip
+    for each in tables[1:]:
+        assert each.factors == tables[0].factors
+        assert each.seconds == pytest.approx(tables[0].seconds)
+
+
+def test_a_fit_is_shown_kept_and_asked(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    at = json.loads(told(capsys, "at", "batch=8,1024", "threads=2", "kind=mlp", "--fit", str(place / "fit.json"),
+                         "--format", "json"))  # fmt: skip
+    near, far = at["points"]
+    assert at["model"] == "generic"
+    assert near["step_s"] == pytest.approx((0.3 * 8**0.9 * 2**-0.5 + 2.0) / 1e3, rel=0.1)
+    assert near["low_s"] <= near["step_s"] <= near["high_s"]
+    assert near["extrapolated"] == []
+    assert far["extrapolated"] == ["batch is 16 times above what was recorded (64)"]
+    page = told(capsys, "at", "batch=1024", "threads=2", "kind=mlp", "--fit", str(place / "fit.json"))
+    assert "extrapolated (!): batch is 16 times above" in page
+    assert max(map(len, page.splitlines())) < 80
+
+
+def test_the_page_of_a_fit_has_all_models_and_fits_a_terminal(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = told(capsys, "fit", str(place / "t.csv"), "--intrinsic", "kind", "--resamples", "20")
+    for name in ("generic", "power law", "linear", "nearest", "mean", "exponent of batch", "a of kind=cnn"):
+        assert name in page
+    assert max(map(len, page.splitlines())) < 80
+    assert (tmp_path / "xsp-fit.json").is_file()
+    assert "kind=mlp" in told(capsys, "at", "batch=8", "threads=2", "kind=mlp")
+
+
+def test_what_to_record_next_was_not_recorded(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is recorded: record other values" in told(capsys, "next", "--fit", str(place / "fit.json"))
+    some = place / "some.csv"
+    lines = (place / "t.csv").read_text().splitlines()
+    some.write_text("\n".join(lines[:8] + lines[9:]))
+    told(capsys, "fit", str(some), "--resamples", "20", "-o", str(place / "some.json"))
+    found = json.loads(told(capsys, "next", "--fit", str(place / "some.json"), "--format", "json"))
+    kind, batch, threads, _ = lines[8].split(",")
+    assert [each["configuration"] for each in found["next"]] == [
+        {"kind": kind, "batch": float(batch), "threads": float(threads)}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (("at", "batch=8"), "kind, threads is not given"),
+        (("at", "batch=8", "threads=1", "kind=rnn"), "kind=rnn was never recorded; there are cnn, mlp"),
+        (("at", "batch=8", "threads=1", "kind=cnn", "lr=1"), "lr is no factor"),
+        (("at", "batch=0", "threads=1", "kind=cnn"), "no number above 0"),
+        (("at", "batch=x", "threads=1", "kind=cnn"), "batch=x is no number"),
+        (("at", "batch=nan", "threads=1", "kind=cnn"), "no number above 0"),
+        (("at", "batch=1", "batch=2", "threads=1", "kind=cnn"), "batch is given twice"),
+        (("at", "batch=" + ",".join(map(str, range(1, 1002))), "threads=1", "kind=cnn"), "combinations"),
+        (("next", "batch=1,2", "threads=1", "kind=cnn"), "one configuration"),
+    ],
+)
+def test_what_was_never_recorded_is_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], typed: tuple[str, ...], said: str
+) -> None:
+    assert said in refused(capsys, *typed, "--fit", str(place / "fit.json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("none.csv", None, "is not there"),
+        ("a.txt", "batch", "no table that is known"),
+        ("a.json", "{", "is no JSON"),
+        ("a.json", "[" * 100_000, "is no JSON"),
+        ("a.json", "3", "no list of objects"),
+        ("a.csv", "a,b\n1,2,3\n", "more values than there are names"),
+        ("a.csv", "", "no rows"),
+        ("a.parquet", "no", "is no Parquet"),
+        ("a.csv", "batch,step_ms\n" + "1,1\n" * 5, "no column has more than one value"),
+        ("a.csv", "batch,step_ms\n1,1\n2,2\n", "2 groups of configurations"),
+    ],
+)
+def test_what_is_no_table_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str | None, said: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    assert said in refused(capsys, "fit", str(tmp_path / name), "-o", str(tmp_path / "fit.json"))
+
+
+def test_a_file_that_is_no_fit_is_neither_read_nor_replaced(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.json"
+    for content in ("{}", "[]", "no", '{"xsp_fit": 1}', (place / "fit.json").read_text().replace('"rows"', '"r"')):
+        mine.write_text(content)
+        assert "is no fit of xsp" in refused(capsys, "at", "batch=8", "--fit", str(mine))
+    mine.write_text("{}")
+    assert "is no fit of xsp: name another" in refused(capsys, "fit", str(place / "t.csv"), "-o", str(mine))
+    assert mine.read_text() == "{}"
+    assert "there is no fit: make one" in refused(capsys, "at", "batch=8", "--fit", str(tmp_path / "no.json"))
+
+
+def test_runs_are_rows_with_the_options_of_their_programs(tmp_path: Path) -> None:
+    from xsp.predict import fromruns
+
+    told: dict[str, Any] = {"typed": ["run", "train.py", "--width", "64", "--fast", "--lr=0.1", "--out", "x"]}
+    for number, batch in enumerate((8, 16), 1):
+        write_run(tmp_path / "runs" / f"r{batch}", number=number, batch_size=batch, **told)
+    write_run(tmp_path / "runs" / "empty", steps=0, number=3)
+    rows, left = fromruns.rows([str(tmp_path / "runs")])
+    assert [each["batch"] for each in rows] == [16, 8]
+    assert {name: rows[0][name] for name in ("width", "fast", "lr", "ranks")} == {
+        "width": "64", "fast": "yes", "lr": "0.1", "ranks": 1
+    }  # fmt: skip
+    assert rows[0]["step_s"] == pytest.approx(1e-3)
+    assert "out" not in rows[0]
+    assert len(left) == 1
+    assert "empty" in left[0]

@@ -1,0 +1,86 @@
+"""Predict what a step takes in configurations that were not recorded, from a fit of `xsp predict fit`.
+
+Each factor of the fit has a value, or several. The interval is that of resampled fits and of what held-out
+configurations were apart. What lies outside of the recorded configurations is marked as extrapolated.
+
+examples:
+  xsp predict at batch=64 threads=2
+  xsp predict at batch=64,128,256 threads=1,2
+  xsp predict at batch=64 threads=2 --fit cnn.json --format json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xsp.cli import progress
+
+if TYPE_CHECKING:
+    from xsp.predict.judged import Judged
+
+SUMMARY = "predict configurations from a fit"
+
+MOST_POINTS = 1_000
+
+
+def given_value(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return a factor and its values: batch=64,128."""
+    name, equals, values = text.partition("=")
+    found = tuple(each.strip() for each in values.split(","))
+    if not name.strip() or not equals or not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is no FACTOR=VALUE, such as batch=64 or batch=64,128")
+    return name.strip(), found
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("values", nargs="+", type=given_value, metavar="FACTOR=VALUE", help="one or several values")
+    parser.add_argument("--fit", type=Path, metavar="FILE", help="the fit (default: xsp-fit.json)")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Predict, and show it."""
+    from xsp.predict import fitted, fittext, judged
+
+    found = fitted.read(given.fit or Path(fitted.NAME))
+    those = judged.predict(found, asked(found, given.values))
+    if given.format == "json":
+        progress.put(json.dumps(fittext.points_json(found, those), indent=2, allow_nan=False) + "\n")
+    else:
+        progress.tell(fittext.points(found, those))
+    return 0
+
+
+def asked(found: Judged, values: list[tuple[str, tuple[str, ...]]]) -> list[dict[str, float | str]]:
+    """Return all combinations of the given values; a factor that has one value only need not be given.
+
+    Raises:
+        UsageError: a name stands twice, or there are too many combinations.
+    """
+    from itertools import product
+    from math import prod
+
+    from xsp.errors import UsageError
+
+    named = [name for name, _ in values]
+    double = next((name for name in named if named.count(name) > 1), None)
+    if double is not None:
+        raise UsageError(f"{double} is given twice: write {double}=A,B for several values")
+    if prod(len(each) for _, each in values) > MOST_POINTS:
+        raise UsageError(f"more than {MOST_POINTS:,} combinations: give fewer values")
+    numeric = {each.name for each in found.table.factors if each.numeric}
+    parsed = [[_value(name, text) if name in numeric else text for text in texts] for name, texts in values]
+    return [dict(zip(named, each, strict=True)) for each in product(*parsed)]
+
+
+def _value(name: str, text: str) -> float:
+    from xsp.errors import UsageError
+
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{name}={text} is no number above 0") from None

@@ -1,0 +1,91 @@
+"""Fit what a step takes to recorded configurations, and judge the fit on configurations held out.
+
+Sources are tables (CSV, JSON, Parquet; a row for each configuration, with a column of times) and runs. The model is
+t = (Σ a·I^p) · (Π E^q) + C: what is named as intrinsic is added up, all else multiplies. It is offered only where it
+beats the mean, the nearest configuration, a linear model and a power law on groups of configurations held out. The fit
+is kept in a file for `xsp predict at` and `xsp predict next`.
+
+examples:
+  xsp predict fit table.csv --time step_ms
+  xsp predict fit table.csv --intrinsic filters,kernel --extrinsic batch,threads
+  xsp predict fit table.parquet --each model --group machine
+  xsp predict fit runs/sweep-1 runs/sweep-2 --extrinsic batch,threads
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from xsp.cli import progress
+
+SUMMARY = "fit step times to recorded configurations"
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Return names of columns: batch,threads."""
+    return tuple(each.strip() for each in text.split(",") if each.strip())
+
+
+def count(text: str) -> int:
+    """Return how many resampled fits are made: from 20 on, so that there are percentiles."""
+    if not (text.isascii() and text.isdigit() and 20 <= int(text) <= 10_000):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 20 to 10000")
+    return int(text)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="tables and runs; directories hold runs")
+    parser.add_argument("--time", metavar="COLUMN", help="of the times (default: step_s, step_ms, seconds, ms, …)")
+    parser.add_argument(
+        "--unit", choices=("s", "ms", "us", "ns"), help="of the times (default: the end of the column's name)"
+    )
+    parser.add_argument("--intrinsic", type=names, default=(), metavar="A,B", help="columns that are added up")
+    parser.add_argument(
+        "--extrinsic", type=names, default=(), metavar="A,B", help="columns that multiply (default: all others)"
+    )
+    parser.add_argument("--category", type=names, default=(), metavar="A,B", help="columns whose numbers are names")
+    parser.add_argument("--each", metavar="COLUMN", help="a model of its own for each value of a category")
+    parser.add_argument(
+        "--group", type=names, default=(), metavar="A,B", help="rows equal in these are held out together (default: "
+        "equal configurations)"
+    )  # fmt: skip
+    parser.add_argument("--resamples", type=count, default=200, metavar="N", help="for intervals (default: 200)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of search and resampling (default: 0)")
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="where the fit is kept (default: xsp-fit.json)")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Fit, judge, keep, and show it."""
+    from dataclasses import replace
+
+    from xsp.errors import UsageError
+    from xsp.predict import configurations, fitted, fittext, fromruns, judged
+
+    if given.seed < 0:
+        raise UsageError(f"--seed {given.seed}: is a number from 0 on")
+    rows, left = fromruns.rows(given.sources)
+    named = (*given.intrinsic, *given.extrinsic)
+    wanted = (*named, *((given.each,) if given.each else ())) if named else ()
+    if given.extrinsic or not named:
+        chosen = wanted
+    else:  # what is not named multiplies
+        every = configurations.of_rows(rows, given.time, given.unit, (), given.category, given.group)
+        chosen = tuple(dict.fromkeys((*wanted, *(each.name for each in every.factors))))
+    if given.each and not chosen:
+        every = configurations.of_rows(rows, given.time, given.unit, (), given.category, given.group)
+        chosen = tuple(dict.fromkeys((*(each.name for each in every.factors), given.each)))
+    table = configurations.of_rows(rows, given.time, given.unit, chosen, given.category, given.group)
+    table = replace(table, notes=(*table.notes, *left))
+    split = judged.split_of(table, given.intrinsic, given.extrinsic, given.each)
+    found = judged.judge(table, split, given.seed, given.resamples)
+    place = given.out or Path(fitted.NAME)
+    fitted.write(found, place)
+    if given.format == "json":
+        progress.put(json.dumps(fittext.as_json(found), indent=2, allow_nan=False) + "\n")
+    else:
+        progress.tell(f"{fittext.page(found)}\nkept in {place}")
+    return 0

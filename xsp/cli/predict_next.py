@@ -1,0 +1,67 @@
+"""Say which configurations to record next, so that predictions of a fit become more certain for what it costs.
+
+Candidates are the combinations of recorded values that were not recorded. With FACTOR=VALUE for each factor, those are
+chosen that tell most about that one configuration.
+
+examples:
+  xsp predict next
+  xsp predict next --count 10 --steps 50 --start 20
+  xsp predict next batch=512 threads=2 --fit cnn.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+from xsp.cli import options, progress
+from xsp.cli.predict_at import asked, given_value
+
+SUMMARY = "which configurations to record next"
+
+
+def seconds(text: str) -> float:
+    """Return seconds, from 0 on."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return found
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "values", nargs="*", type=given_value, metavar="FACTOR=VALUE", help="the configuration that matters"
+    )
+    parser.add_argument("--fit", type=Path, metavar="FILE", help="the fit (default: xsp-fit.json)")
+    parser.add_argument("--count", type=options.rows, default=5, metavar="N", help="how many (default: 5)")
+    parser.add_argument("--steps", type=options.rows, default=100, metavar="N", help="of a recording (default: 100)")
+    parser.add_argument(
+        "--start", type=seconds, default=5.0, metavar="SECONDS", help="that each recording costs besides (default: 5)"
+    )
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Choose, and show it."""
+    from xsp.errors import UsageError
+    from xsp.predict import fitted, fittext, nextrun
+
+    found = fitted.read(given.fit or Path(fitted.NAME))
+    point = None
+    if given.values:
+        those = asked(found, given.values)
+        if len(those) > 1:
+            raise UsageError("xsp predict next takes one configuration: one value for each factor")
+        point = those[0]
+    chosen = nextrun.choose(found, min(given.count, 1_000), point, given.steps, given.start)
+    if given.format == "json":
+        progress.put(json.dumps(fittext.following_json(found, chosen), indent=2, allow_nan=False) + "\n")
+    else:
+        progress.tell(fittext.following(found, chosen, point))
+    return 0

@@ -1,0 +1,342 @@
+"""Recorded configurations and their times: from a table (CSV, JSON, Parquet) or from runs.
+
+A row is one configuration: batch size, ranks, layers, …, and the seconds of its step. A row without a time, or without
+a value that is asked for, is left out, and counted.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xsp.errors import UsageError, nearest
+from xsp.scrub import plain
+
+Value = float | str
+Row = Mapping[str, Any]
+Floats = NDArray[np.float64]
+
+MOST_BYTES = 64 << 20
+MOST_ROWS = 100_000
+MOST_COLUMNS = 256
+MOST_LEVELS = 40
+"""Of a category; more are no category but names."""
+
+MOST_FACTORS = 16
+
+UNITS = {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_UNIT = re.compile(r"(?:^|[^a-z0-9])(seconds|s|ms|us|ns)$", re.IGNORECASE)
+_TIMES = ("step_s", "seconds", "time_s", "step_ms", "ms", "time_ms", "step_us", "us", "step_ns", "ns")
+"""Names of the column of times, where none is stated; the first that is there."""
+
+_MISSING = {"", "nan", "null", "none", "na", "n/a", "-"}
+
+SHAPES = "a table is .csv, .tsv, .json, .jsonl or .parquet with a row for each configuration, or run directories"
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A column that a time may depend on."""
+
+    name: str
+    levels: tuple[str, ...] = ()
+    """Of a category, the most frequent first; none of a number."""
+
+    reference: float = 1.0
+    """Of a number: the median, which powers are taken relative to."""
+
+    low: float = 0.0
+    high: float = 0.0
+
+    @property
+    def numeric(self) -> bool:
+        """Whether it is a number, and no category."""
+        return not self.levels
+
+
+@dataclass(frozen=True)
+class Configurations:
+    """Rows that are complete."""
+
+    factors: tuple[Factor, ...]
+    values: Mapping[str, NDArray[Any]]
+    """By factor: numbers above 0, or texts."""
+
+    seconds: Floats
+    groups: NDArray[np.int64]
+    """Rows of one group are never apart: what is held out is held out with its repetitions."""
+
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def factor(self, name: str) -> Factor:
+        """Return a factor by name."""
+        return next(each for each in self.factors if each.name == name)
+
+    def take(self, places: NDArray[Any]) -> Configurations:
+        """Return some of the rows; what is known of the factors stays."""
+        values = {name: column[places] for name, column in self.values.items()}
+        return Configurations(self.factors, values, self.seconds[places], self.groups[places], self.notes)
+
+
+def of_rows(
+    rows: Sequence[Row],
+    time: str | None = None,
+    unit: str | None = None,
+    factors: Sequence[str] = (),
+    categories: Sequence[str] = (),
+    group: Sequence[str] = (),
+) -> Configurations:
+    """Return configurations.
+
+    Args:
+        rows: of a table, by column.
+        time: the column of times; its unit is the end of its name (`step_ms`) unless stated.
+        unit: of the times: s, ms, us or ns.
+        factors: columns that the time may depend on; all others with more than one value unless told.
+        categories: columns whose numbers are names.
+        group: columns whose rows of equal values stay together; else rows of equal factors do.
+
+    Raises:
+        UsageError: no row is complete, or a column is not what it is asked to be.
+    """
+    columns = _columns(rows)
+    time, scale = _time(columns, time, unit)
+    for name in (*factors, *categories, *group):
+        if name not in columns:
+            raise UsageError(f"there is no column {name!r}{nearest(name, columns) or _there_are(columns)}")
+    if time in factors:
+        raise UsageError(f"{time} is the time itself, which it cannot depend on: name other columns")
+    timed = [(row, _number(row.get(time))) for row in rows]
+    left: Counter[str] = Counter()
+    left[f"without a time above 0 in {time}"] = sum(1 for _, each in timed if each is None or each <= 0)
+    kept = [(row, each * scale) for row, each in timed if each is not None and each > 0]
+    if not kept:
+        texts = [row.get(time) for row in rows if not _is_missing(row.get(time)) and _number(row.get(time)) is None]
+        held = f", such as {str(texts[0])[:40]!r}; write numbers alone" if texts else ""
+        raise UsageError(f"column {time} holds no time above 0{held}")
+    chosen = list(dict.fromkeys(factors)) or _chosen([row for row, _ in kept], columns, time, group, categories)
+    if not chosen:
+        raise UsageError("no column has more than one value: record configurations that differ in something")
+    if len(chosen) > MOST_FACTORS:
+        raise UsageError(
+            f"{len(chosen)} columns may be factors, more than {MOST_FACTORS}: name them with --intrinsic, --extrinsic"
+        )
+    texts_of = {name: _is_category([row for row, _ in kept], name, name in categories) for name in chosen}
+    complete = []
+    for row, seconds in kept:
+        lacks = next((name for name in chosen if _is_missing(row.get(name))), None)
+        if lacks is None:
+            complete.append((row, seconds))
+        else:
+            left[f"without {lacks}"] += 1
+    if not complete:
+        raise UsageError(f"no configuration has a value in all of {', '.join(chosen)}: leave out some")
+    values: dict[str, NDArray[Any]] = {}
+    found = []
+    for name in chosen:
+        found.append(_factor(name, [row.get(name) for row, _ in complete], texts_of[name], values))
+    keys = [tuple(str(row.get(name)) for name in (group or chosen)) for row, _ in complete]
+    numbers = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    notes = tuple(f"{count:,} of {len(rows):,} rows are left out: {why}" for why, count in left.items() if count)
+    return Configurations(
+        tuple(found), values, np.array([seconds for _, seconds in complete]),
+        np.array([numbers[key] for key in keys]), notes,
+    )  # fmt: skip
+
+
+def _columns(rows: Sequence[Row]) -> tuple[str, ...]:
+    if not rows:
+        raise UsageError(f"the table has no rows; {SHAPES}")
+    columns = tuple(dict.fromkeys(name for row in rows for name in row))
+    if len(columns) > MOST_COLUMNS:
+        raise UsageError(f"the table has {len(columns):,} columns, more than {MOST_COLUMNS}")
+    return columns
+
+
+def _there_are(columns: Iterable[str]) -> str:
+    names = list(columns)
+    return f"; there are {', '.join(map(plain, names[:12]))}{', …' if len(names) > 12 else ''}"
+
+
+def _time(columns: Sequence[str], time: str | None, unit: str | None) -> tuple[str, float]:
+    """Return the column of times, and what one of it is in seconds."""
+    if time is None:
+        time = next((name for name in _TIMES if name in columns), None)
+        if time is None:
+            raise UsageError(f"no column is known to be the time: name it, --time COLUMN{_there_are(columns)}")
+    elif time not in columns:
+        raise UsageError(f"--time {time}: there is no such column{nearest(time, columns) or _there_are(columns)}")
+    end = _UNIT.search(time)
+    unit = unit or (end[1].lower() if end else None)
+    if unit is None:
+        raise UsageError(f"the unit of {time!r} is not known: --unit s, ms, us or ns")
+    return time, UNITS[unit]
+
+
+def _is_missing(value: Any) -> bool:
+    return (
+        value is None
+        or (isinstance(value, float) and not math.isfinite(value))
+        or (isinstance(value, str) and value.strip().lower() in _MISSING)
+    )
+
+
+def _number(value: Any) -> float | None:
+    """Return a finite number, or None; what is written as one is one, `inf` is none."""
+    if isinstance(value, bool) or _is_missing(value) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) and abs(found) < 1e100 else None
+
+
+def _chosen(
+    rows: Sequence[Row], columns: Sequence[str], time: str, group: Sequence[str], categories: Sequence[str]
+) -> list[str]:
+    """Return the columns that have more than one value and are neither times nor names of single rows."""
+    found = []
+    for name in columns:
+        if name == time or name in group or _UNIT.search(name):
+            continue
+        values = {str(row.get(name)) for row in rows if not _is_missing(row.get(name))}
+        if len(values) < 2 or (len(values) > MOST_LEVELS and _is_category(rows, name, name in categories)):
+            continue
+        if sum(1 for row in rows if not _is_missing(row.get(name))) * 2 > len(rows):
+            found.append(name)
+    return found
+
+
+def _is_category(rows: Sequence[Row], name: str, stated: bool) -> bool:
+    """Return whether a column is texts.
+
+    Raises:
+        UsageError: it is neither texts nor numbers.
+    """
+    values = [row.get(name) for row in rows if not _is_missing(row.get(name))]
+    odd = next((each for each in values if not isinstance(each, (int, float, str, bool))), None)
+    if odd is not None:
+        raise UsageError(f"column {plain(name)} holds {str(odd)[:40]!r}, which is neither a number nor a text")
+    numbers = sum(1 for each in values if _number(each) is not None)
+    if stated or not numbers:
+        return True
+    if numbers < len(values):
+        text = next(each for each in values if _number(each) is None)
+        raise UsageError(
+            f"column {plain(name)} holds numbers, and {str(text)[:40]!r}: write numbers without units, or name it with "
+            f"--category {plain(name)}"
+        )
+    return False
+
+
+def _factor(name: str, given: list[Any], is_text: bool, values: dict[str, NDArray[Any]]) -> Factor:
+    """Return what is known of a column, and put its values."""
+    if is_text:
+        texts = [str(each).strip() for each in given]
+        counted = Counter(texts)
+        if len(counted) > MOST_LEVELS:
+            raise UsageError(
+                f"column {plain(name)} has {len(counted):,} different texts, more than {MOST_LEVELS}: it is no factor"
+            )
+        values[name] = np.array(texts, dtype=object)
+        return Factor(name, tuple(sorted(counted, key=lambda each: (-counted[each], each))))
+    numbers = np.array([_number(each) for each in given], dtype=float)
+    if numbers.min() <= 0:
+        raise UsageError(
+            f"column {plain(name)} holds {numbers.min():g}, of which no power can be taken: add something, leave the "
+            f"column out, or name it with --category {plain(name)}"
+        )
+    values[name] = numbers
+    middle = np.sort(numbers)[len(numbers) // 2]
+    return Factor(name, (), float(middle), float(numbers.min()), float(numbers.max()))
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file.
+
+    Raises:
+        UsageError: it cannot be read, is too large, or holds no table.
+    """
+    kind = path.suffix.lower()
+    try:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise UsageError(f"{path} has {size / 1e6:,.0f} MB, more than {MOST_BYTES >> 20} MiB: sum up rows first")
+        if kind == ".parquet":
+            rows = _of_parquet(path)
+        elif kind in (".csv", ".tsv"):
+            rows = _of_csv(path, "\t" if kind == ".tsv" else ",")
+        elif kind in (".json", ".jsonl"):
+            rows = _of_json(path, lines=kind == ".jsonl")
+        else:
+            raise UsageError(f"{path} is no table that is known: {SHAPES}")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror or error}); {SHAPES}") from error
+    if len(rows) > MOST_ROWS:
+        raise UsageError(f"{path} has {len(rows):,} rows, more than {MOST_ROWS:,}: sum up repetitions first")
+    return rows
+
+
+def _of_csv(path: Path, delimiter: str) -> list[dict[str, Any]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file, delimiter=delimiter, strict=True))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: is no table in CSV ({plain(str(error))})") from error
+    if any(None in row for row in rows):
+        raise UsageError(f"{path}: a row has more values than there are names in the first line")
+    return rows
+
+
+def _of_json(path: Path, lines: bool) -> list[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        content = [json.loads(line) for line in text.splitlines() if line.strip()] if lines else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: is no JSON ({plain(str(error))[:80]})") from error
+    if isinstance(content, dict):
+        content = content.get("rows", content.get("configurations"))
+    if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
+        raise UsageError(f"{path}: holds no list of objects, one for each configuration")
+    return content
+
+
+def _of_parquet(path: Path) -> list[dict[str, Any]]:
+    import duckdb
+
+    from xsp import table
+
+    con = table.connect()
+    try:
+        found = con.execute(f"SELECT * FROM read_parquet({table.place(path)}) LIMIT {MOST_ROWS + 1}")
+        names = [each[0] for each in found.description or ()]
+        rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    except duckdb.Error as error:
+        raise UsageError(f"{path}: is no Parquet ({plain(str(error)).splitlines()[0][:80]})") from error
+    finally:
+        con.close()
+    return [{name: _of_sql(value) for name, value in row.items()} for row in rows]
+
+
+def _of_sql(value: Any) -> Any:
+    """Return decimals of a table engine as numbers."""
+    from decimal import Decimal
+
+    return float(value) if isinstance(value, Decimal) else value

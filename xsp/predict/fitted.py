@@ -1,0 +1,162 @@
+"""A fit as a file: the table, what each factor is for, and the parameters, so that it need not be made anew."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xsp import atomic
+from xsp.errors import OutputError, UsageError
+from xsp.predict import judged as judging
+from xsp.predict.baselines import BASELINES
+from xsp.predict.configurations import Configurations, Factor
+from xsp.predict.generic import Fit, Form, Penalty
+from xsp.predict.judged import Beyond, Error, Judged, Split
+from xsp.version import __version__
+
+VERSION = 1
+NAME = "xsp-fit.json"
+"""Where a fit is kept unless told otherwise."""
+
+MOST_BYTES = 256 << 20
+
+
+def write(found: Judged, place: Path) -> None:
+    """Keep a fit; one that is there is replaced.
+
+    Raises:
+        OutputError: something else is there, or it cannot be written.
+    """
+    try:
+        if place.exists() and not _is_one(place):
+            raise OutputError(f"{place}: is there, and is no fit of xsp: name another file with --out")
+        with atomic.written(place) as beside:
+            beside.write_text(json.dumps(_content(found), allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{place}: cannot be written ({error.strerror or error}); name another with --out") from error
+
+
+def _is_one(place: Path) -> bool:
+    with place.open("rb") as file:
+        return file.read(64).startswith(b'{"xsp_fit"')
+
+
+def _content(found: Judged) -> dict[str, Any]:
+    table = found.table
+    return {
+        "xsp_fit": VERSION,
+        "xsp": __version__,
+        "seed": found.seed,
+        "split": found.split._asdict(),
+        "factors": [vars(each) for each in table.factors],
+        "rows": {
+            "seconds": table.seconds.tolist(),
+            "group": table.groups.tolist(),
+            "values": {name: column.tolist() for name, column in table.values.items()},
+        },
+        "notes": list(table.notes),
+        "fits": [
+            {
+                "of": value,
+                "intrinsic": [each.name for each in fit.form.intrinsic],
+                "extrinsic": [each.name for each in fit.form.extrinsic],
+                "dropped": list(fit.form.dropped),
+                "penalty": list(fit.penalty),
+                "shapes": fit.shapes.tolist(),
+                "coefficients": fit.coefficients.tolist(),
+                "bootstrap": [[shapes.tolist(), those.tolist()] for shapes, those in fit.bootstrap],
+            }
+            for value, fit in found.fits.items()
+        ],
+        "errors": [list(each) for each in found.errors],
+        "residuals": found.residuals.tolist(),
+        "groups": found.groups,
+        "beyond": [[each.factor, each.value, each.rows, [list(one) for one in each.errors]] for each in found.beyond],
+    }
+
+
+def read(place: Path) -> Judged:
+    """Return a fit.
+
+    Raises:
+        UsageError: it is not there, or is none.
+    """
+    try:
+        if place.stat().st_size > MOST_BYTES:
+            raise ValueError("it is too large")
+        content = json.loads(place.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or content.get("xsp_fit") != VERSION:
+            raise ValueError(f"it says no xsp_fit {VERSION}")
+        return _of(content)
+    except FileNotFoundError as error:
+        raise UsageError(f"{place}: there is no fit: make one, xsp predict fit TABLE -o {place}") from error
+    except OSError as error:
+        raise UsageError(f"{place}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+        raise UsageError(f"{place}: is no fit of xsp ({str(error)[:60]}): make one with xsp predict fit") from error
+
+
+def _of(content: Mapping[str, Any]) -> Judged:
+    factors = tuple(
+        Factor(str(each["name"]), tuple(map(str, each["levels"])), _real(each["reference"]), _real(each["low"]),
+               _real(each["high"]))
+        for each in content["factors"]
+    )  # fmt: skip
+    rows = content["rows"]
+    values = {
+        each.name: np.array(rows["values"][each.name], dtype=float if each.numeric else object) for each in factors
+    }
+    table = Configurations(
+        factors, values, np.array(rows["seconds"], dtype=float), np.array(rows["group"], dtype=np.int64),
+        tuple(map(str, content["notes"])),
+    )  # fmt: skip
+    if any(len(each) != len(table) for each in (*values.values(), table.groups)) or not len(table):
+        raise ValueError("its columns differ in length")
+    if not (np.isfinite(table.seconds) & (table.seconds > 0)).all():
+        raise ValueError("a time is none")
+    split = Split(tuple(content["split"]["intrinsic"]), tuple(content["split"]["extrinsic"]), content["split"]["each"])
+    fits = {each["of"]: _fit(table, each) for each in content["fits"]}
+    errors = _errors(content["errors"])
+    if not fits or errors[0].model not in (judging.GENERIC, *BASELINES):
+        raise ValueError("its model is none")
+    beyond = tuple(Beyond(str(a), _real(b), int(c), _errors(d)) for a, b, c, d in content["beyond"])
+    residuals = np.array([_real(each) for each in content["residuals"]])
+    return Judged(table, split, int(content["seed"]), fits, errors, residuals, int(content["groups"]), beyond)
+
+
+def _fit(table: Configurations, held: Mapping[str, Any]) -> Fit:
+    form = Form(
+        tuple(table.factor(each) for each in held["intrinsic"]),
+        tuple(table.factor(each) for each in held["extrinsic"]),
+        tuple(map(str, held["dropped"])),
+    )
+    kind, strength = held["penalty"]
+    pairs = [(held["shapes"], held["coefficients"]), *held["bootstrap"]]
+    made = [(np.array(one, dtype=float), np.array(other, dtype=float)) for one, other in pairs]
+    for one, other in made:
+        if one.shape != (len(form.shapes),) or other.shape != (len(form.coefficients),):
+            raise ValueError("its parameters are not those of its form")
+        if not (np.isfinite(one).all() and np.isfinite(other).all()):
+            raise ValueError("a parameter is none")
+    if len(made) < 2:
+        raise ValueError("it has no resampled fits")
+    return Fit(form, *made[0], Penalty(str(kind), _real(strength)), tuple(made[1:]))
+
+
+def _errors(held: Any) -> tuple[Error, ...]:
+    found = tuple(Error(str(name), _real(mean), _real(median), _real(worst)) for name, mean, median, worst in held)
+    if not found:
+        raise ValueError("it has no errors")
+    return found
+
+
+def _real(value: Any) -> float:
+    found = float(value)
+    if not math.isfinite(found):
+        raise ValueError("a figure is none")
+    return found

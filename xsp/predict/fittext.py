@@ -1,0 +1,257 @@
+"""Fits, their predictions and what to record next, as text that fits a terminal and as plain values."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xsp.advise.text import duration
+from xsp.predict import identified
+from xsp.predict.configurations import Configurations, Factor
+from xsp.predict.generic import Fit
+from xsp.predict.identified import Parameter
+from xsp.predict.judged import GENERIC, Beyond, Error, Judged, Point
+from xsp.predict.nextrun import Next
+from xsp.predict.text import columns, listed, wrapped
+from xsp.scrub import plain
+
+FORM = "t = (Σ a·(I/r)^p) · (Π (E/r)^q) + C, the product's own form; squared relative error is made least"
+
+
+def page(found: Judged) -> str:
+    """Return what was fitted, how it and the baselines do on held-out configurations, and what is not told."""
+    table = found.table
+    kinds = f"{len(table):,} rows, {found.groups:,} groups of configurations"
+    lines = wrapped(f"{kinds}; each error is of groups held out, {len(table):,} rows in all", "  ")
+    lines += ["", *columns(("model", "mean error", "median", "90 % below"), map(_error, found.errors), left=1)]
+    if found.beyond:
+        lines += ["", "beyond what was learned from: mean error in the largest values of a factor"]
+        lines += _beyond(found.beyond)
+    lines += ["", *wrapped(verdict(found), "  ")]
+    for value, fit in found.fits.items():
+        lines += ["", *wrapped(_head(found, value, fit), "  ")]
+        rows = map(_parameter, identified.parameters(fit, len(_own(found, value))))
+        lines += columns(("parameter", "value", "from", "to"), rows, left=1)
+        lines += listed("not told", _not_told(found, value, fit))
+    lines += ["", *listed("note", (*found.dropped, *table.notes, f"form: {FORM}"))]
+    return "\n".join(lines)
+
+
+def verdict(found: Judged) -> str:
+    """Return which model is offered, and why."""
+    own = next((each for each in found.errors if each.model == GENERIC), None)
+    if own is None:
+        return (
+            f"The generic model is not offered: without the rows held out, too few are left for it. "
+            f"xsp predict at uses the {found.offered} model."
+        )
+    best = next(each for each in found.errors if each.model != GENERIC)
+    if found.offered == GENERIC:
+        return (
+            f"The generic model is offered: its mean error on held-out configurations is {_percent(own.mean)}, that of "
+            f"the best baseline ({best.model}) {_percent(best.mean)}."
+        )
+    return (
+        f"The generic model is not offered: on held-out configurations {best.model} is better, {_percent(best.mean)} "
+        f"against {_percent(own.mean)}. xsp predict at uses {best.model}."
+    )
+
+
+def _error(each: Error) -> list[str]:
+    return [each.model, _percent(each.mean), _percent(each.median), _percent(each.worst)]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share < 10 else f"{100 * share:,.0f} %"
+
+
+def _beyond(found: Sequence[Beyond]) -> list[str]:
+    names = [GENERIC, *sorted({error.model for each in found for error in each.errors} - {GENERIC})]
+    rows = []
+    for each in found:
+        those = {error.model: _percent(error.mean) for error in each.errors}
+        rows.append([f"{plain(each.factor)} ≥ {each.value:.4g}", f"{each.rows}", *(those.get(n, "–") for n in names)])
+    return columns(("held out", "rows", *names), rows, left=1)
+
+
+def _own(found: Judged, value: str | None) -> Configurations:
+    """Return the rows that a fit is of."""
+    if value is None or found.split.each is None:
+        return found.table
+    return found.table.take((found.table.values[found.split.each] == value).nonzero()[0])
+
+
+def _head(found: Judged, value: str | None, fit: Fit) -> str:
+    of = "" if value is None else f"{found.split.each}={value}: "
+    penalty = "no penalty" if fit.penalty.kind == "none" else f"{fit.penalty.kind.upper()} of {fit.penalty.strength:g}"
+    return f"{of}{_formula(fit)}; {penalty}, by cross-validation"
+
+
+def _formula(fit: Fit) -> str:
+    form = fit.form
+
+    def one(factor: Factor, power: str) -> str:
+        name = plain(factor.name)
+        return f"({name}/{factor.reference:g})^{power}" if factor.numeric else f"{power}({name})"
+
+    inside = " + ".join(f"a·{one(each, 'p')}" if each.numeric else one(each, "a") for each in form.intrinsic) or "a"
+    product = "".join(f" · {one(each, 'q') if each.numeric else one(each, 'm')}" for each in form.extrinsic)
+    text = f"({inside})" if len(form.intrinsic) > 1 else inside
+    return f"t = {text}{product}{' + C' if form.has_constant else ''}"
+
+
+def _parameter(each: Parameter) -> list[str]:
+    if each.name.startswith("exponent"):
+        texts = [_exponent(value) for value in (each.value, each.low, each.high)]
+    elif _is_seconds(each.name):
+        texts = ["–" if value is None else duration(1e3 * value) for value in (each.value, each.low, each.high)]
+    else:
+        texts = ["–" if value is None else f"× {_times(value):.3g}" for value in (each.value, each.low, each.high)]
+    return [plain(each.name), *texts]
+
+
+def _is_seconds(name: str) -> bool:
+    return name in ("a", "constant") or name.startswith("a of ")
+
+
+def _times(value: float) -> float:
+    return math.exp(min(value, 300.0))
+
+
+def _exponent(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.3f}"
+
+
+def _not_told(found: Judged, value: str | None, fit: Fit) -> list[str]:
+    """Return what the data cannot tell."""
+    table = _own(found, value)
+    said = [
+        f"{plain(each.name)}: {each.why_not}"
+        for each in identified.parameters(fit, len(table))
+        if each.why_not is not None
+    ]
+    tied = identified.ties(fit)
+    said += [
+        f"{plain(one)} and {plain(other)} trade off, only together they are told (correlation {related:+.2f})"
+        for one, other, related in sorted(tied, key=lambda each: -abs(each[2]))[:6]
+    ]
+    if len(tied) > 6:
+        said.append(f"{len(tied) - 6} more pairs trade off")
+    size = identified.condition(fit, table)
+    if size > 1e3:
+        text = "some combination of parameters is not told at all" if math.isinf(size) else f"condition {size:.3g}"
+        said.append(f"{text}: parameters are less certain than predictions")
+    return said
+
+
+def as_json(found: Judged) -> dict[str, Any]:
+    """Return a fit as plain values; durations are in seconds, errors are shares."""
+    return {
+        "xsp_predict_fit": 1,
+        "rows": len(found.table),
+        "groups": found.groups,
+        "offered": found.offered,
+        "verdict": verdict(found),
+        "heldout": [each._asdict() for each in found.errors],
+        "beyond": [{**each._asdict(), "errors": [one._asdict() for one in each.errors]} for each in found.beyond],
+        "fits": [
+            {
+                "of": value,
+                "form": _formula(fit),
+                "penalty": fit.penalty._asdict(),
+                "parameters": [each._asdict() for each in identified.parameters(fit, len(_own(found, value)))],
+                "references": {each.name: each.reference for each in found.table.factors if each.numeric},
+                "not_told": _not_told(found, value, fit),
+            }
+            for value, fit in found.fits.items()
+        ],
+        "notes": [*map(plain, (*found.dropped, *found.table.notes))],
+    }
+
+
+# --- predictions -------------------------------------------------------------------------------------------------
+
+
+def points(found: Judged, those: Sequence[Point]) -> str:
+    """Return predicted configurations with their intervals."""
+    rows = [
+        [*(duration(1e3 * value) for value in (each.seconds, each.low, each.high)), "!" * bool(each.outside),
+         _text(each.configuration)] for each in those
+    ]  # fmt: skip
+    lines = _rows(("step", "from", "to", "", "configuration"), rows)
+    about = f"model: {found.offered}, mean error {_percent(found.errors[0].mean)} on held-out configurations"
+    lines += ["", *wrapped(about, "  ")]
+    if found.offered != GENERIC:
+        lines += wrapped(verdict(found), "  ")
+    said = dict.fromkeys(text for each in those for text in each.outside)
+    lines += listed("extrapolated (!)", list(said)[:8])
+    if said:
+        lines += wrapped(
+            "note: the interval is that of configurations within what was recorded; outside it is wider", "  "
+        )
+    return "\n".join(lines)
+
+
+def _text(configuration: Mapping[str, float | str]) -> str:
+    """Return a configuration as it is asked for."""
+    values = {name: plain(each) if isinstance(each, str) else f"{each:.6g}" for name, each in configuration.items()}
+    return " ".join(f"{plain(name)}={value}" for name, value in values.items())
+
+
+def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines whose last column is a text; it goes on in further lines below itself."""
+    tables = columns((*head[:-1], ""), [(*row[:-1], "") for row in rows])
+    wide = max(map(len, tables)) + 2
+    lines = [f"{tables[0]:{wide}}{head[-1]}"]
+    for line, row in zip(tables[1:], rows, strict=True):
+        lines += [each.rstrip() for each in _hung(f"{line:{wide}}", row[-1])]
+    return lines
+
+
+def _hung(start: str, text: str) -> list[str]:
+    parts = textwrap.wrap(text, max(20, 79 - len(start)), break_on_hyphens=False)
+    return [f"{start if not place else ' ' * len(start)}{part}" for place, part in enumerate(parts or [""])]
+
+
+def points_json(found: Judged, those: Sequence[Point]) -> dict[str, Any]:
+    """Return the same as plain values."""
+    return {
+        "xsp_predict_at": 1,
+        "model": found.offered,
+        "heldout_mean_error": found.errors[0].mean,
+        "points": [
+            {"configuration": dict(each.configuration), "step_s": each.seconds, "low_s": each.low, "high_s": each.high,
+             "extrapolated": list(each.outside)} for each in those
+        ],
+    }  # fmt: skip
+
+
+def following(found: Judged, those: Sequence[Next], point: Mapping[str, float | str] | None) -> str:
+    """Return which configurations to record next."""
+    if not those:
+        return "Every combination of the recorded values is recorded: record other values, larger ones first."
+    rows = [
+        [f"{place}", duration(1e3 * each.predicted), f"± {100 * each.doubt:.2g} %", duration(1e3 * each.cost),
+         f"{100 * each.left:.0f} %", _text(each.configuration)] for place, each in enumerate(those, 1)
+    ]  # fmt: skip
+    lines = _rows(("", "step", "doubt", "cost", "doubt left", "configuration"), rows)
+    of = "all combinations of recorded values" if point is None else "the point that was asked for"
+    text = (
+        f"doubt: how much the resampled fits of {found.offered} differ there; doubt left: of {of}, expected once this "
+        "and those before it are recorded; cost: of recording it"
+    )
+    return "\n".join([*lines, "", *wrapped(text, "  ")])
+
+
+def following_json(found: Judged, those: Sequence[Next]) -> dict[str, Any]:
+    """Return the same as plain values; durations are in seconds, doubts are shares."""
+    return {
+        "xsp_predict_next": 1,
+        "model": found.offered,
+        "next": [
+            {"configuration": dict(each.configuration), "predicted_s": each.predicted, "doubt": each.doubt,
+             "cost_s": each.cost, "doubt_left": each.left} for each in those
+        ],
+    }  # fmt: skip

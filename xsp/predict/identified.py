@@ -1,0 +1,93 @@
+"""What the data tell of a fit's parameters: intervals, exponents of no meaning, pairs that trade off, the condition."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from xsp.predict import generic
+from xsp.predict.configurations import Configurations
+from xsp.predict.generic import Fit
+
+TIED = 0.95
+"""From this correlation of two parameters on, over the resampled fits, only their combination is told."""
+
+WIDE = 1.0
+"""An exponent whose interval is wider is not told by the data."""
+
+
+class Parameter(NamedTuple):
+    """A parameter with its 95 % interval; None without resampled fits."""
+
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+    why_not: str | None
+    """Why the data do not tell it; None if they do."""
+
+
+def parameters(found: Fit, rows: int) -> list[Parameter]:
+    """Return exponents, logarithms of multipliers and coefficients; what the data cannot tell is said of each.
+
+    Percentiles of resampled fits are too narrow, as each fits its parameters: they are widened by √(n/(n−k)).
+    """
+    values = np.concatenate([found.shapes, found.coefficients])
+    names = (*found.form.shapes, *found.form.coefficients)
+    if not found.bootstrap:
+        return [Parameter(name, float(value), None, None, None) for name, value in zip(names, values, strict=True)]
+    made = np.array([np.concatenate(each) for each in found.bootstrap])
+    wider = np.sqrt(rows / max(1, rows - found.form.numbers))
+    low, high = (values + (np.percentile(made, each, axis=0) - values) * wider for each in (2.5, 97.5))
+    rows_of = []
+    for place, name in enumerate(names):
+        is_shape = place < len(found.shapes)
+        least = float(low[place]) if is_shape else max(0.0, float(low[place]))
+        why = _why_not(found, place, float(values[place]), least, float(high[place])) if is_shape else None
+        rows_of.append(Parameter(name, float(values[place]), least, float(high[place]), why))
+    return rows_of
+
+
+def _why_not(found: Fit, place: int, value: float, low: float, high: float) -> str | None:
+    """Return why the data do not tell an exponent."""
+    if place < sum(1 for each in found.form.intrinsic if each.numeric) and found.coefficients[place] == 0:
+        return "its term is 0, so any exponent fits"
+    if abs(value) > generic.BOUND - 1e-3:
+        return f"it is at the bound of the search, {value:+.3g}"
+    return f"any from {low:.2g} to {high:.2g} fits" if high - low > WIDE else None
+
+
+def ties(found: Fit) -> list[tuple[str, str, float]]:
+    """Return parameters of which only a combination is told, with the correlation of each two."""
+    if len(found.bootstrap) < 20:
+        return []
+    made = np.array([np.concatenate(each) for each in found.bootstrap])
+    names = (*found.form.shapes, *found.form.coefficients)
+    moving = np.flatnonzero(made.std(axis=0) > 1e-9 * (np.abs(made.mean(axis=0)) + 1e-300))
+    if len(moving) < 2:
+        return []
+    related = np.corrcoef(made[:, moving], rowvar=False)
+    return [
+        (names[moving[one]], names[moving[other]], float(related[one, other]))
+        for one, other in combinations(range(len(moving)), 2)
+        if abs(related[one, other]) > TIED
+    ]
+
+
+def condition(found: Fit, table: Configurations) -> float:
+    """Return the condition number of the fit: how many times better the best told combination of parameters is told
+    than the worst, in relative units of the coefficients; infinite where one is not told at all.
+    """
+    table = generic.drawn(table, 0)
+    those = generic.design(found.form, table.values)
+    terms = those.columns(found.shapes) / table.seconds[:, None] * found.coefficients
+    inside = those.powers.shape[1]
+    scaled = terms[:, : terms.shape[1] - those.constant].sum(axis=1)
+    slopes = np.column_stack([terms[:, :inside] * those.powers, scaled[:, None] * those.scales, terms])
+    norms = np.sqrt((slopes * slopes).sum(axis=0))
+    if not norms.all():
+        return float("inf")
+    sizes = np.linalg.svd(slopes / norms, compute_uv=False)
+    return float(sizes[0] / sizes[-1]) if sizes[-1] > 1e-12 * sizes[0] else float("inf")
