@@ -202,11 +202,11 @@ def test_each_block_has_a_stretch_of_steady_steps_where_that_is_asked_for() -> N
 
 @pytest.mark.parametrize(("every", "spread"), [(1, False), (2, False), (3, True), (10, False), (10, True)])
 def test_a_program_waits_for_the_storing_where_at_most_one_bare_step_is_left(every: int, spread: bool) -> None:
-    schedule = Schedule(parse_levels("M"), warmup=0, every=every, spread=spread)
+    schedule = Schedule(parse_levels("M"), warmup=1, every=every, spread=spread)
     turns, waits = [], []
     while len(turns) < 300:
         waits.append(schedule.waits_for_storing)  # when the next step begins
-        turns.append(schedule.next(0))
+        turns.append(schedule.next(0 if turns else None))  # of the first step the kind is not known, as in any program
         schedule.ended(turns[-1], 0, 10_000_000)
     recorded = [place for place, turn in enumerate(turns) if turn.timed]
     for before, after in itertools.pairwise(recorded[1:]):

@@ -44,9 +44,6 @@ KINDS_UNEARNED = 4
 STRETCH = 2
 """Steady steps in each block, where nothing says how often to record."""
 
-PATIENCE = 4
-"""Times the usual distance between two steps of a rare kind: so long is its turn kept for it."""
-
 RESERVE = 0.1
 """Of the share, for steps that cost more than the ones before them."""
 
@@ -184,10 +181,7 @@ class Budgeted(Schedule):
         """Return whether what was earned is kept for a kind that was recorded less often, and may still come."""
         if self._lags(plan):
             return False
-        return any(
-            self._lags(other) and other.seen and self._ended - other.last < PATIENCE * self._ended / other.seen
-            for other in self._plans.values()
-        )
+        return any(self._lags(other) and self._may_come(other) for other in self._plans.values())
 
 
 def schedule_of(settings: Settings, account: Account, alone: bool) -> Schedule:

@@ -56,6 +56,9 @@ of 18 ms (training) by 16, 7, 6 and 6 %; of 1.3 ms the fourth is as all that fol
 FIRST = 3
 """Timed steps of each rung that any program is to have: from so many an interval can be had."""
 
+PATIENCE = 4
+"""Times the usual distance between two steps of a rare kind: so long its next one is expected."""
+
 NEW = -1
 """The kind of a step that begins as none did before; it runs bare, for it is slower than the next of its kind."""
 
@@ -164,7 +167,7 @@ class Schedule:
     @property
     def waits_for_storing(self) -> bool:
         """Whether the last recorded step must be stored before the next one begins: the one after may be recorded."""
-        hurries = self._is_first or any(map(self._lags, self._plans.values()))
+        hurries = self._is_first or any(self._lags(each) and self._may_come(each) for each in self._plans.values())
         return (self._gaps[0] if hurries else self._gap) - self._bare <= 1
 
     def next(self, kind: int | None = None) -> Turn:
@@ -270,6 +273,10 @@ class Schedule:
     def _lags(self, plan: Plan) -> bool:
         """Return whether a kind was recorded less often than another by a whole block."""
         return plan.taken + len(self.rungs) <= max(each.taken for each in self._plans.values())
+
+    def _may_come(self, plan: Plan) -> bool:
+        """Return whether steps of a kind are still to be expected."""
+        return plan.seen > 0 and self._ended - plan.last < PATIENCE * self._ended / plan.seen
 
     def _choose(self, plan: Plan) -> Turn:
         """Return the next turn of a kind that is not bare."""
