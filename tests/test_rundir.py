@@ -25,7 +25,8 @@ def write(run: Path, steps: int = 3, rung: int = Level.LAYER, **content: Any) ->
     store = Store(run)
     for step in range(steps):
         text = "step s 0-100\nmodule net 10-90 type=Net"
-        store.add(step, spans(text, trace_id=f"{100 * rung + step:032x}", step=step, rung=int(rung), timed=True))
+        rows = spans(text, trace_id=f"{100 * rung + step:032x}", step=step, rung=int(rung), timed=True)
+        store.add(step, list(zip(*rows, strict=True)))
     store.finish({"name": run.name, "finished": True, **content})
     return run
 

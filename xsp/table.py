@@ -93,19 +93,33 @@ def insert(
         con.unregister("rows_as_arrays")
 
 
-def write_rows(rows: Iterable[Sequence[Any]], path: Path, con: duckdb.DuckDBPyConnection) -> None:
-    """Write spans to a Parquet file that appears in one piece, without a table on the way: in a third of the time."""
-    rows = list(rows)
+def storing() -> duckdb.DuckDBPyConnection:
+    """Return an engine as `connect` does for `write_columns`: of one thread, and arrays of objects are text to it."""
+    con = connect()
+    con.execute("SET threads = 1")
+    con.execute("SET pandas_analyze_sample = 0")
+    return con
+
+
+def write_columns(columns: Sequence[Sequence[Any]], path: Path, con: duckdb.DuckDBPyConnection) -> None:
+    """Write spans to a Parquet file that appears in one piece, without a table on the way: in a third of the time.
+
+    Args:
+        columns: the values of each of `COLUMNS`.
+        path: of the file.
+        con: from `storing`.
+    """
     try:
-        arrays = _arrays(COLUMNS, list(zip(*rows, strict=True)))
+        arrays = _arrays(COLUMNS, columns)
     except (KeyError, OverflowError, TypeError):
         create(con, "rows_to_convert")
-        insert(con, "rows_to_convert", rows)
+        insert(con, "rows_to_convert", zip(*columns, strict=True))
         write_parquet(con, "rows_to_convert", path)
         return
-    columns = (each.name if each.name in arrays else f"NULL::{each.type} AS {each.name}" for each in COLUMNS)
-    with atomic.written(path) as beside, _objects_are_text(con):
-        con.execute(f"COPY (SELECT {', '.join(columns)} FROM arrays) TO {place(beside)} {_FORMAT}")
+    chosen = (each.name if each.name in arrays else f"NULL::{each.type} AS {each.name}" for each in COLUMNS)
+    form = _FORMAT if len(columns[0]) > MANY_ROWS else _SHORT_FORMAT
+    with atomic.written(path) as beside:
+        con.execute(f"COPY (SELECT {', '.join(chosen)} FROM arrays) TO {place(beside)} {form}")
 
 
 _CODES = {"BIGINT": "q", "BOOLEAN": "b", "DOUBLE": "d", "INTEGER": "i", "SMALLINT": "h"}
@@ -124,29 +138,30 @@ def _arrays(columns: Sequence[Column], values: Sequence[Sequence[Any]]) -> dict[
 
     found: dict[str, NDArray[Any]] = {}
     for column, each in zip(columns, values, strict=True):
-        missing = [value is None for value in each]
-        if found and all(missing):
+        if found and each[0] is None and each.count(None) == len(each):
             continue
         if column.type == "VARCHAR":
             text = np.empty(len(each), dtype=object)
             text[:] = each
             found[column.name] = text
             continue
-        filled = [0 if value is None else value for value in each] if any(missing) else each
+        missing = [value is None for value in each] if None in each else None
+        filled = each if missing is None else [0 if value is None else value for value in each]
         array_ = np.asarray(array.array(_CODES[column.type], filled))
         array_ = array_.astype(bool) if column.type == "BOOLEAN" else array_
-        found[column.name] = np.ma.MaskedArray(array_, missing) if any(missing) else array_
+        found[column.name] = array_ if missing is None else np.ma.MaskedArray(array_, missing)
     return found
 
 
 @contextlib.contextmanager
 def _objects_are_text(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
     """Let the engine take arrays of objects for text, without a look at a sample of them: it may hold None alone."""
+    ((before,),) = con.execute("SELECT current_setting('pandas_analyze_sample')").fetchall()
     con.execute("SET pandas_analyze_sample = 0")
     try:
         yield
     finally:
-        con.execute("RESET pandas_analyze_sample")
+        con.execute(f"SET pandas_analyze_sample = {before}")
 
 
 def text(value: Any) -> Any:
@@ -161,6 +176,9 @@ def write_parquet(con: duckdb.DuckDBPyConnection, name: str, path: Path) -> None
 
 
 _FORMAT = "(FORMAT parquet, COMPRESSION zstd)"
+_SHORT_FORMAT = "(FORMAT parquet, COMPRESSION snappy)"
+MANY_ROWS = 4096
+"""Below it zstd takes a third of the time of writing a file, most of it for making ready."""
 
 
 def place(path: Path) -> str:

@@ -33,7 +33,7 @@ _TOLD = {
 }
 """Kineto's words for what a collective is called with, and ours."""
 
-_PARAMETERS = "record_param_comms"
+PARAMETERS = "record_param_comms"
 """The operator in which torch states them, inside that of the collective."""
 
 _POINT_TO_POINT = ("c10d::send", "c10d::recv")
@@ -85,7 +85,7 @@ def label(spans: Sequence[Span], counts: Counts) -> Labelled:
     if moved[communicator] - first != len(issued):
         text = f"communicator {communicator} counted {moved[communicator] - first} collectives in a step of"
         return Labelled(list(spans), f"{text} {len(issued)} operators: which is which is unknown")
-    stated = [span for span in spans if span.name == _PARAMETERS and span.attributes]
+    stated = [span for span in spans if span.name == PARAMETERS and span.attributes]
     size = {GROUP_SIZE: counts.sizes[communicator]} if communicator in counts.sizes else {}
     names = {
         id(span): _numbered(span, communicator, number, {**_inside(span, stated), **size})
@@ -125,7 +125,7 @@ def told(event: Any, name: str) -> str | None:
         event: of the operator.
         name: its name.
     """
-    ask = getattr(event, "metadata_json", None) if name == _PARAMETERS else None
+    ask = getattr(event, "metadata_json", None) if name == PARAMETERS else None
     if ask is None:
         return None
     try:

@@ -208,26 +208,22 @@ class ModuleCalls(Collector):
             param_bytes=entry.param_bytes,
             activation_bytes=tensor_bytes(call.outputs or []),
             collector=self.name,
-            attributes=_json(
-                {
-                    **entry.code,
-                    **({"opaque": "torch.compile"} if entry.compiled else {}),
-                    **({} if call.outputs is None else self._describing(call.module, call.outputs)),
-                }
-            ),
+            attributes=entry.told if call.outputs is None else self._described(call.module, call.outputs, entry),
         )
 
-    def _describing(self, module: nn.Module, outputs: Sketch) -> dict[str, Any]:
-        """Return the attributes of a module call that only steps that describe have."""
-        found: dict[str, Any] = {OUTPUTS: [list(shape) for shape, _ in outputs]} if outputs else {}
+    def _described(self, module: nn.Module, outputs: Sketch, entry: _Entry) -> str:
+        """Return the attributes of a module call as JSON, with those that only steps that describe have."""
+        found: dict[str, Any] = json.loads(entry.told)
+        if outputs:
+            found[OUTPUTS] = [list(shape) for shape, _ in outputs]
         try:
             told = module.extra_repr()
         except Exception as error:  # it is the program's own code
             self._mute[type(module).__name__] = type(error).__name__
-            return found
+            told = None
         if isinstance(told, str) and told:
             found[PARAMETERS] = shortened(told)
-        return found
+        return json.dumps(found)
 
 
 def _wrap(
@@ -322,7 +318,9 @@ class _Entry(NamedTuple):
     reference: weakref.ref[nn.Module]
     name: str
     type: str
-    code: dict[str, str]
+    told: str
+    """The attributes of its calls, as JSON."""
+
     param_bytes: int
     compiled: bool
     submodules: int
@@ -358,14 +356,15 @@ class _Catalog:
 
 
 def _entry(module: nn.Module, name: str) -> _Entry:
-    kind = type(module).__name__
+    kind, compiled = type(module).__name__, _is_compiled(module)
+    told = {"code.function.name": f"{type(module).__module__}.{type(module).__qualname__}.forward"}
     return _Entry(
         weakref.ref(module),
         name or kind,
         kind,
-        {"code.function.name": f"{type(module).__module__}.{type(module).__qualname__}.forward"},
+        json.dumps({**told, "opaque": "torch.compile"} if compiled else told),
         sum(parameter.nbytes for parameter in module.parameters()),
-        _is_compiled(module),
+        compiled,
         sum(1 for _ in module.modules()) - 1,
     )
 

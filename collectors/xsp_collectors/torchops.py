@@ -10,7 +10,9 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -111,7 +113,7 @@ class TorchOps(DeviceCollector):
                 results = profile.kineto_results
                 seen = _spans_of(results.events(), self.name, getattr(results, "experimental_event_tree", list))
                 # without a filter Kineto records the runtime's calls for the operators' sake too
-                kept = [span for span in seen if on_device or span.level < Level.RUNTIME]
+                kept = list(seen) if on_device else [span for span in seen if span.level < _RUNTIME]
                 found = collectives.label(kept, counts)
                 if found.note is not None:
                     self._notes.add(found.note)
@@ -192,21 +194,40 @@ _OVERLOADS = _knows("capture_overload_names")
 
 
 def _spans_of(events: list[Any], collector: str, tree: Callable[[], list[Any]] = list) -> Iterator[Span]:
-    # Kineto numbers threads by itself where it speaks of a forward op; its events carry both numbers.
-    threads = {event.start_thread_id(): event.device_resource_id() for event in events if _on_host(event)}
-    lists = opinputs.Lists(tree)
+    threads = _Threads(events)
+    if hasattr(torch._C._autograd._KinetoEvent, "is_hidden_event"):
+        events = [event for event in events if not event.is_hidden_event()]
+    ops: list[Any] = []
     for event in events:
-        if getattr(event, "is_hidden_event", bool)():
-            continue
-        make = _MAKERS.get(_category(event))
-        span = make(event, threads, collector) if make is not None else None
-        if span is not None:
-            shapes = event.shapes() if span.level is _OP else None
-            yield _described(span, event, lists) if shapes else span
+        category = _category(event)
+        if category == "cpu_op":
+            ops.append(event)
+        elif (make := _MAKERS.get(category)) is not None and (made := make(event, threads, collector)) is not None:
+            yield made
+    lists = opinputs.Lists(tree)
+    for span, event in zip(_ops(ops, threads, collector), ops, strict=True):
+        yield _described(span, event, lists) if event.shapes() else span
+
+
+class _Threads:
+    """The system's number of each thread. Kineto numbers them by itself where it speaks of a forward op."""
+
+    def __init__(self, events: list[Any]) -> None:
+        self._known: dict[int, int] = {}
+        self._unread = filter(_on_host, events)  # which carry both numbers
+
+    def get(self, number: int) -> int | None:
+        """Return the system's number of a thread of Kineto's, None if no event ran there."""
+        while number not in self._known:
+            event = next(self._unread, None)
+            if event is None:
+                return None
+            self._known.setdefault(event.start_thread_id(), event.device_resource_id())
+        return self._known[number]
 
 
 # members of enums are dear to look up, for hundreds of events
-_CPU, _OP = torch._C._autograd.DeviceType.CPU, Level.OP
+_CPU, _OP, _RUNTIME = torch._C._autograd.DeviceType.CPU, Level.OP, Level.RUNTIME
 
 
 def _on_host(event: Any) -> bool:
@@ -215,32 +236,39 @@ def _on_host(event: Any) -> bool:
 
 def _category(event: Any) -> str:
     """Return Kineto's own word for what an event is; older versions of torch do not tell."""
-    if event.name() == "[memory]":
-        return "cpu_instant_event"
     activity = getattr(event, "activity_type", None)
     if activity is not None:
-        return str(activity())
+        return activity()  # type: ignore[no-any-return]
+    if event.name() == "[memory]":
+        return "cpu_instant_event"
     if _on_host(event):
         return "cuda_runtime" if event.name().startswith("cuda") else "cpu_op"
     return "gpu_memcpy" if event.name().startswith(("Memcpy", "Memset")) else "kernel"
 
 
-def _op(event: Any, threads: dict[int, int], collector: str, kind: str = Kind.OP.value) -> Span:
-    name, sequence, forward = event.name(), event.sequence_nr(), event.fwd_thread_id()
-    return Span(
-        level=_OP,
-        kind=kind,
-        name=name,
+def _ops(events: list[Any], threads: _Threads, collector: str, kind: str = Kind.OP.value) -> Iterator[Span]:
+    """Return operators, a column at a time: of each event alone, with its fields by name, it takes twice as long."""
+    names = [event.name() for event in events]
+    forward = [event.fwd_thread_id() for event in events]
+    sequence = [event.sequence_nr() for event in events]
+    told = Span(level=_OP, kind=kind, collector=collector)._asdict()
+    columns: dict[str, Iterable[Any]] = {name: repeat(value, len(events)) for name, value in told.items()}
+    columns |= {
+        "name": names,
         # RecordScope 1 is BACKWARD_FUNCTION; the engine's own frame around it has the default scope
-        phase="backward" if forward > 0 or event.scope() == 1 or name.startswith("autograd::") else None,
-        start_ns=event.start_ns(),
-        dur_ns=event.duration_ns(),
-        thread=event.device_resource_id(),
-        sequence_nr=sequence if sequence >= 0 else None,
-        forward_thread=threads.get(forward) if forward > 0 else None,
-        collector=collector,
-        attributes=collectives.told(event, name),
-    )
+        "phase": [
+            "backward" if number > 0 or event.scope() == 1 or name.startswith("autograd::") else None
+            for event, name, number in zip(events, names, forward, strict=True)
+        ],
+        "start_ns": [event.start_ns() for event in events],
+        "dur_ns": [event.duration_ns() for event in events],
+        "thread": [event.device_resource_id() for event in events],
+        "sequence_nr": [number if number >= 0 else None for number in sequence],
+        "forward_thread": [threads.get(number) if number > 0 else None for number in forward],
+    }
+    if collectives.PARAMETERS in names:
+        columns["attributes"] = [collectives.told(event, name) for event, name in zip(events, names, strict=True)]
+    return map(partial(tuple.__new__, Span), zip(*columns.values(), strict=True))
 
 
 def _described(span: Span, event: Any, lists: opinputs.Lists) -> Span:
@@ -258,15 +286,16 @@ def _described(span: Span, event: Any, lists: opinputs.Lists) -> Span:
     )
 
 
-def _annotation(event: Any, threads: dict[int, int], collector: str) -> Span | None:
+def _annotation(event: Any, threads: _Threads, collector: str) -> Span | None:
     # torch's own label around an optimizer's step says what the training collector's span says, and ends
     # after the hooks that may have closed the step.
     if event.name().startswith("Optimizer.step#"):
         return None
-    return collectives.as_call(_op(event, threads, collector, Kind.USER.value))
+    (span,) = _ops([event], threads, collector, Kind.USER.value)
+    return collectives.as_call(span)
 
 
-def _allocation(event: Any, threads: dict[int, int], collector: str) -> Span | None:
+def _allocation(event: Any, threads: _Threads, collector: str) -> Span | None:
     if event.nbytes() <= 0:
         return None
     return Span(
@@ -281,7 +310,7 @@ def _allocation(event: Any, threads: dict[int, int], collector: str) -> Span | N
     )
 
 
-def _runtime(event: Any, threads: dict[int, int], collector: str) -> Span:
+def _runtime(event: Any, threads: _Threads, collector: str) -> Span:
     return Span(
         level=Level.RUNTIME,
         kind=kind_of(event.name()).value,
@@ -294,7 +323,7 @@ def _runtime(event: Any, threads: dict[int, int], collector: str) -> Span:
     )
 
 
-def _device(event: Any, threads: dict[int, int], collector: str) -> Span:
+def _device(event: Any, threads: _Threads, collector: str) -> Span:
     kernel = _category(event) in ("kernel", "concurrent_kernel")
     return Span(
         level=Level.KERNEL,
@@ -310,8 +339,7 @@ def _device(event: Any, threads: dict[int, int], collector: str) -> Span:
     )
 
 
-_MAKERS: dict[str, Callable[[Any, dict[int, int], str], Span | None]] = {
-    "cpu_op": _op,
+_MAKERS: dict[str, Callable[[Any, _Threads, str], Span | None]] = {
     "user_annotation": _annotation,
     "cpu_instant_event": _allocation,
     "cuda_runtime": _runtime,

@@ -386,7 +386,8 @@ def written(run: Path, rows: list[Sample]) -> Path:
     """Write a run of one step, and samples beside it."""
     rundir.create(run)
     store = Store(run)
-    store.add(0, spans("step s 0-100", trace_id="0" * 32, step=0, rung=20, timed=True))
+    step = spans("step s 0-100", trace_id="0" * 32, step=0, rung=20, timed=True)
+    store.add(0, list(zip(*step, strict=True)))
     store.finish({"name": "s", "finished": True})
     sampler.write(rundir.portion(run, 0), rows)
     return run

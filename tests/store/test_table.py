@@ -52,8 +52,8 @@ def test_what_does_not_fit_is_refused() -> None:
         inserted([(1, 2**15, 1.0, True, "a")])
 
 
-def test_a_file_of_rows_is_as_one_of_a_table(tmp_path: Path) -> None:
-    con = table.connect()
+def test_a_file_of_columns_is_as_one_of_a_table(tmp_path: Path) -> None:
+    con = table.storing()
     values = {"BIGINT": 7, "INTEGER": 7, "SMALLINT": 7, "DOUBLE": 7.5, "BOOLEAN": True, "VARCHAR": "seven"}
     full = [values[column.type] for column in COLUMNS]
     half = [value if place % 2 else None for place, value in enumerate(full)]
@@ -61,7 +61,7 @@ def test_a_file_of_rows_is_as_one_of_a_table(tmp_path: Path) -> None:
         table.create(con, "rows_")
         table.insert(con, "rows_", rows)
         table.write_parquet(con, "rows_", tmp_path / "table.parquet")
-        table.write_rows(rows, tmp_path / f"{name}.parquet", con)
+        table.write_columns(list(zip(*rows, strict=True)), tmp_path / f"{name}.parquet", con)
         both = [con.execute(f"SELECT * FROM '{tmp_path / each}.parquet'") for each in ("table", name)]
         assert both[0].description == both[1].description
         assert con.execute(f"SELECT * FROM '{tmp_path}/table.parquet'").fetchall() == (

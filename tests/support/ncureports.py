@@ -65,7 +65,8 @@ def run_of_kernels(directory: Path) -> Path:
     for number in range(3):
         columns = {"step": number, "trace_id": f"{number:032x}", "rung": 70, "timed": number > 0}
         op = "flops=100 flops_source=shapes dtype=float" if number == 0 else ""
-        store.add(number, [each._replace(span_id=None) for each in spans(STEP.format(op=op), **columns)])
+        rows = [each._replace(span_id=None) for each in spans(STEP.format(op=op), **columns)]
+        store.add(number, list(zip(*rows, strict=True)))
     store.finish({"name": "net", "finished": True, "notes": [], "absent": {"counters": "not asked for"}})
     return directory
 

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -54,12 +55,19 @@ def correlate(spans: Iterable[Span]) -> list[Span]:
         them (`alloc_bytes`); nothing else is left out.
     """
     rows = list(spans)
-    if not rows:
-        return []
-    step = _Step(rows)
+    return _rows(correlate_columns(list(zip(*rows, strict=True)))) if rows else []
+
+
+def correlate_columns(columns: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+    """Do what `correlate` does, for the columns of at least one span; return columns, none if no span is left."""
+    step = _Step(columns)
     order = outer_first(step.spans, TOLERANCE_NS)
     ordered = step.spans.take(order)
     return step.finished(order, ordered, parents.find(ordered, TOLERANCE_NS))
+
+
+def _rows(columns: Sequence[Sequence[Any]]) -> list[Span]:
+    return list(map(Span._make, zip(*columns, strict=True)))
 
 
 def resolve(spans: Sequence[Span], serialised: Iterable[Span]) -> list[Span]:
@@ -89,10 +97,10 @@ def resolve(spans: Sequence[Span], serialised: Iterable[Span]) -> list[Span]:
         rows.append(span)
     if not rows:
         return []
-    step = _Step(rows)
+    step = _Step(list(zip(*rows, strict=True)))
     order = outer_first(step.spans, TOLERANCE_NS)
     ordered = step.spans.take(order)
-    return step.finished(order, ordered, parents.as_named(ordered))
+    return _rows(step.finished(order, ordered, parents.as_named(ordered)))
 
 
 def _what(span: Span) -> tuple[str, str | None, str | None]:
@@ -103,17 +111,19 @@ def _what(span: Span) -> tuple[str, str | None, str | None]:
 
 
 class _Step:
-    """Rows of a step, and the arrays of their columns."""
+    """Columns of a step, and arrays of them."""
 
-    def __init__(self, rows: Sequence[Span]) -> None:
-        self.rows = rows
-        columns = list(zip(*rows, strict=True))
+    def __init__(self, columns: Sequence[Sequence[Any]]) -> None:
         self._columns = columns
         level, start = self._integers("level"), self._integers("start_ns")
-        kind = np.array([str(each) for each in self._of("kind")], object)
         device, thread = self._integers("device"), self._integers("thread")
         process, correlation = self._integers("process"), self._integers("correlation_id")
-        on_host, is_alloc, is_user = device == NONE, kind == str(Kind.ALLOC), kind == str(Kind.USER)
+        kinds: dict[str, int] = {}
+        kind = np.array([kinds.setdefault(each, len(kinds)) for each in self._of("kind")])
+        is_alloc, is_user, is_step, is_backward, is_call = (
+            kind == kinds.get(each, -1) for each in (Kind.ALLOC, Kind.USER, Kind.STEP, Kind.BACKWARD, Kind.CALL)
+        )
+        on_host = device == NONE
         replayed = (level == Level.LAYER) & (correlation != NONE)
         seeks = ~is_alloc & (~on_host | replayed)
         lines: dict[tuple[int, int], int] = {}
@@ -125,10 +135,9 @@ class _Step:
         self.on_host, self.is_alloc = on_host, is_alloc
         self.phases: list[str | None] = list(dict.fromkeys([*PHASES, *self._of("phase")]))
         places = {phase: place for place, phase in enumerate(self.phases)}
-        what, self._codes = self._whats(level, kind)
-        is_step = kind == str(Kind.STEP)
+        what, self._codes = self._whats(level)
         self.spans = Spans(
-            number=np.arange(len(rows)),
+            number=np.arange(len(level)),
             start=start,
             end=start + self._integers("dur_ns"),
             level=level,
@@ -143,9 +152,9 @@ class _Step:
             sequences=self._sequences(lines, process),
             allocations=self._allocations() if is_alloc.any() else None,
             anywhere=(thread == NONE) & on_host & ~replayed & ~is_alloc,
-            calls=self._calls(level, kind),
+            calls=self._calls(level, is_call & (level == Level.LIBRARY)),
             named=self._named(is_user),
-            parts=Parts(is_step, kind == str(Kind.BACKWARD)),
+            parts=Parts(is_step, is_backward),
         )
 
     def _of(self, name: str) -> Sequence[Any]:
@@ -154,16 +163,21 @@ class _Step:
     def _integers(self, name: str) -> Array:
         """Return a column; `NONE` where a value is not known."""
         values = self._of(name)
+        if values[0] is None and values.count(None) == len(values):
+            return np.full(len(values), NONE, np.int64)
         return np.array([NONE if each is None else each for each in values] if None in values else values, np.int64)
 
-    def _whats(self, level: Array, kind: Array) -> tuple[Array, Array]:
+    def _whats(self, level: Array) -> tuple[Array, Array]:
         """Return the place of what each span is among the codes, and the codes."""
         known: dict[tuple[int, str, str, str | None], int] = {}
+        op = int(Level.OP)
+        columns = level.tolist(), self._of("kind"), self._of("name"), self._of("phase")
         what = [
-            known.setdefault((depth, sort, name, phase if depth >= Level.OP else None), len(known))
-            for depth, sort, name, phase in zip(level.tolist(), kind, self._of("name"), self._of("phase"), strict=True)
+            known.setdefault((depth, sort, name, phase if depth >= op else None), len(known))
+            for depth, sort, name, phase in zip(*columns, strict=True)
         ]
-        return np.array(what), np.array([_code(each) for each in known], np.uint64)
+        codes = [_code((depth, str(sort), name, phase)) for depth, sort, name, phase in known]
+        return np.array(what), np.array(codes, np.uint64)
 
     def _launches(self, seeks: Array, on_host: Array, replayed: Array, correlation: Array) -> Launches:
         graph = np.array(["GraphLaunch" in name for name in self._of("name")]) & on_host
@@ -183,8 +197,7 @@ class _Step:
         counts = self.is_alloc & (self.on_host ^ (self.is_alloc & ~self.on_host).any())
         return Allocations(self.is_alloc, np.where(counts, np.maximum(self._integers("alloc_bytes"), 0), 0))
 
-    def _calls(self, level: Array, kind: Array) -> Calls | None:
-        calls = (level == Level.LIBRARY) & (kind == str(Kind.CALL))
+    def _calls(self, level: Array, calls: Array) -> Calls | None:
         if not calls.any():
             return None
         known: dict[str | None, int] = {None: 0}
@@ -199,8 +212,8 @@ class _Step:
         rule = [_NUMBERS[each] or EXPLICIT for each in map(_text, self._of("parent_rule"))]
         return Named(np.array(parent), np.array(rule, np.int8), is_user)
 
-    def finished(self, order: Array, spans: Spans, found: Parents) -> list[Span]:
-        """Return the rows, parents first, with identities, keys, phases, layer numbers and operations counted once.
+    def finished(self, order: Array, spans: Spans, found: Parents) -> list[Sequence[Any]]:
+        """Return the columns, parents first, with identities, keys, phases, layer numbers and operations counted once.
 
         Args:
             order: places of the rows, as the spans stand.
@@ -211,17 +224,19 @@ class _Step:
         placed = got.order[~self.is_alloc[order[got.order]]]
         if not placed.size:
             return []
-        rows = [self.rows[place] for place in order[placed].tolist()]
-        columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
+        picked = order[placed].tolist()
+        pick = itemgetter(*picked) if len(picked) > 1 else lambda values: (values[picked[0]],)
+        columns: list[Sequence[Any]] = [pick(values) for values in self._columns]
 
         def of(name: str) -> Sequence[Any]:
             return columns[_FIELDS[name]]
 
-        new = iter(_identifiers(len(rows)))
+        new = iter(_identifiers(len(picked)))
         ids = [next(new) if each is None else each for each in of("span_id")]
         by_place = dict(zip(placed.tolist(), ids, strict=True))
         by_place[-1] = None
-        level, parent, layer = spans.level[placed].tolist(), found.parent[placed].tolist(), got.layer[placed].tolist()
+        is_layers, around = (spans.level[placed] == Level.LAYER).tolist(), got.layers[placed].tolist()
+        parent, layer = found.parent[placed].tolist(), got.layer[placed].tolist()
         keys = [f"{key:016x}" for key in got.key.tolist()]
         deep = (spans.level[placed] > Level.MODEL).tolist()
         phases = zip(of("phase"), got.phase[placed].tolist(), deep, strict=True)
@@ -234,8 +249,8 @@ class _Step:
             "key": [keys[place] for place in placed.tolist()],
             "layer_index": [None if index < 0 else index for index in got.layer_index[placed].tolist()],
             "depth": [
-                count - 1 if own is None and at == Level.LAYER and up >= 0 else own
-                for own, at, up, count in zip(of("depth"), level, parent, got.layers[placed].tolist(), strict=True)
+                count - 1 if own is None and is_layer and up >= 0 else own
+                for own, is_layer, up, count in zip(of("depth"), is_layers, parent, around, strict=True)
             ],
             "layer_id": [by_place[each] for each in layer],
             "grade": [
@@ -245,11 +260,11 @@ class _Step:
             "alloc_bytes": self._allocated(spans, got.allocated, placed),
             "flops": [None if inside else own for own, inside in zip(of("flops"), counted, strict=True)],
             "flops_source": [None if inside else own for own, inside in zip(of("flops_source"), counted, strict=True)],
-            "attributes": self._attributes(order, placed, found, keys, rows),
+            "attributes": self._attributes(placed, found, keys, of("kind"), of("attributes")),
         }
         for name, values in changed.items():
             columns[_FIELDS[name]] = values
-        return list(map(Span._make, zip(*columns, strict=True)))
+        return columns
 
     def _allocated(self, spans: Spans, allocated: Array, placed: Array) -> list[int | None]:
         """Return the bytes of each span on a thread whose allocations are known."""
@@ -265,14 +280,14 @@ class _Step:
         ]
 
     def _attributes(
-        self, order: Array, placed: Array, found: Parents, keys: Sequence[str], rows: Sequence[Span]
-    ) -> list[str | None]:
+        self, placed: Array, found: Parents, keys: Sequence[str], kinds: Sequence[str], told: Sequence[str | None]
+    ) -> Sequence[str | None]:
         """Return the attributes with the keys of candidates, and in the step of whose memory `alloc_bytes` speaks."""
-        told = [row.attributes for row in rows]
+        told = list(told)
         devices = sorted({int(each) for each in np.array(self._of("device"), object)[self.is_alloc & ~self.on_host]})
-        for place, row in enumerate(rows):
-            if devices and row.kind == Kind.STEP:
-                told[place] = json.dumps({**json.loads(row.attributes or "{}"), "alloc_devices": devices})
+        for place, kind in enumerate(kinds if devices else ()):
+            if kind == Kind.STEP:
+                told[place] = json.dumps({**json.loads(told[place] or "{}"), "alloc_devices": devices})
         if found.candidates:
             where = {own: place for place, own in enumerate(placed.tolist())}
             for own, outer in found.candidates.items():

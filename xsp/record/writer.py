@@ -293,12 +293,12 @@ def _columns(rows: Sequence[Span]) -> list[Sequence[Any]]:
     return columns
 
 
-def _rows(columns: list[Sequence[Any]], common: dict[str, Any]) -> list[Span]:
-    """Return the rows of columns, with what they have in common."""
+def _completed(columns: list[Sequence[Any]], common: dict[str, Any]) -> list[Sequence[Any]]:
+    """Return columns with what all rows have in common."""
     count = len(columns[0])
     for name, value in common.items():
         columns[Span._fields.index(name)] = [value] * count
-    return list(map(Span._make, zip(*columns, strict=True)))
+    return columns
 
 
 # --- in the second process --------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def _answer_to(store: Store, message: tuple[Any, ...]) -> dict[str, Any]:
     kind, *content = message
     if kind == "step":
         step, columns, common, *of_loop = content
-        store.add(step, _rows(columns, common))
+        store.add(step, _completed(columns, common))
         store.add_to_loop(*of_loop)
         return {"stored": step}
     if kind == "loop":

@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 
 from xsp import plugins, rundir, table
-from xsp.correlate.evidence import correlate, resolve
+from xsp.correlate.evidence import correlate_columns, resolve
 from xsp.run import Budget, Run
 from xsp.samples import sampler
 from xsp.samples.sampler import Sampler
@@ -23,8 +23,7 @@ class Store:
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self._con = table.connect()
-        self._con.execute("SET threads = 1")
+        self._con = table.storing()
         self._live: Any = None
         self._sampler: Sampler | None = None
         self._loop_lost = 0
@@ -48,17 +47,22 @@ class Store:
         """
         self._live = plugins.sender()(self._run, target, policy)
 
-    def add(self, step: int, spans: Sequence[Span]) -> None:
-        """Correlate one step's spans and write them as its segment; return when the program may go on."""
+    def add(self, step: int, columns: Sequence[Sequence[Any]]) -> None:
+        """Correlate one step's spans and write them as its segment; return when the program may go on.
+
+        Args:
+            step: its number.
+            columns: the values of each of `COLUMNS`.
+        """
         try:
-            self._write(step, spans)
+            self._write(step, columns)
         except (UnicodeError, duckdb.InvalidInputException):  # as of a name that holds what is no text
-            self._write(step, [Span._make(map(table.text, span)) for span in spans])
+            self._write(step, [list(map(table.text, values)) for values in columns])
         if self._live is not None:
             self._live.stored(step)
 
-    def _write(self, step: int, spans: Sequence[Span]) -> None:
-        table.write_rows(correlate(spans), rundir.segment(self._run, step), self._con)
+    def _write(self, step: int, columns: Sequence[Sequence[Any]]) -> None:
+        table.write_columns(correlate_columns(columns), rundir.segment(self._run, step), self._con)
 
     def add_to_loop(self, rows: bytes, offset_ns: int) -> None:
         """Append rows of the loop; see `xsp.record.loop`. Those that the disk refuses are counted."""
@@ -127,7 +131,7 @@ def resolve_run(run: Path, serialised: Path) -> int:
     Raises:
         TraceError: one of the two runs cannot be read.
     """
-    con = table.connect()
+    con = table.storing()
     names = ", ".join(column.name for column in COLUMNS)
 
     def read(segment: Path) -> list[Span]:
@@ -142,7 +146,7 @@ def resolve_run(run: Path, serialised: Path) -> int:
         gained = sum(span.parent_rule == Rule.SERIALISED for span in after)
         if gained:
             found += gained
-            table.write_rows(after, segment, con)
+            table.write_columns(list(zip(*after, strict=True)), segment, con)
     if found:
         Store(run).finish(rundir.read_run(run))
     return found
