@@ -26,6 +26,21 @@ def in_children(call: Callable[[], None]) -> None:
         _known.add(call)
 
 
+def end_with_parent(parent: int) -> None:
+    """Have the system kill this process when its parent ends, however that ends; where the system can (Linux).
+
+    Args:
+        parent: number of the process that started this one; if it has ended meanwhile, this one ends at once.
+    """
+    import ctypes
+    import signal
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def environment() -> dict[str, str]:
     """Return a copy of the environment, for a process that is started while other threads of the program run.
 

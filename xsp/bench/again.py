@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from xsp.bench.plan import OVERHEADS, Progress
 from xsp.bench.spec import Spec, Status, Timing, spec_of
 from xsp.bench.timings import Timings
-from xsp.bench.turns import Turns
+from xsp.bench.transfers import COLLECTIVES, TRANSFERS
+from xsp.bench.turns import Limits, Turns
 from xsp.errors import BenchError
 from xsp.summary import percentile
 
 HOW_MANY = 20
+LIMITS = Limits(seconds=60.0)
+"""Ranks take a while to start."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ def check(
     progress: Progress = lambda what, done, total: None,
     how_many: int = HOW_MANY,
     seed: int = 0,
+    runtime: str | None = None,
 ) -> Check:
     """Time some specs again, and keep nothing of it.
 
@@ -58,14 +62,22 @@ def check(
         progress: see `xsp.bench.plan`.
         how_many: specs, drawn among those whose timing is `ok` or `unstable`.
         seed: of the draw.
+        runtime: of the specs; any but those of transfers and collectives unless told otherwise.
 
     Raises:
         BenchError: there are no timings of this environment.
     """
-    known = [each for each in timings if each.status in (Status.OK, Status.UNSTABLE) and each.variant not in OVERHEADS]
+    known = [
+        each
+        for each in timings
+        if each.status in (Status.OK, Status.UNSTABLE)
+        and each.variant not in OVERHEADS
+        and (each.runtime == runtime if runtime else each.runtime not in (TRANSFERS, COLLECTIVES))
+    ]
     if not known:
         raise BenchError(
-            f"{timings.folder}: there are no timings of this machine to check; take some: xsp bench SOURCE"
+            f"{timings.folder}: there are no timings of this machine to check; take some: xsp bench "
+            f"{runtime or 'SOURCE'}"
         )
     drawn = random.Random(seed).sample(sorted(known, key=lambda each: each.key), k=min(how_many, len(known)))
     drawn.sort(key=lambda each: each.threads)
@@ -78,7 +90,7 @@ def check(
         def told(spec: Spec, done: int, before: int = len(fresh)) -> None:
             progress(spec.block.op[:40], before + done, len(drawn))
 
-        with Turns(threads) as turns:
+        with Turns(threads, LIMITS) as turns:
             fresh |= {each.key: each for each in turns.sit(specs, until, told)}
     progress("timed", len(fresh), len(drawn))
     pairs = [(each, fresh[each.key]) for each in drawn if each.key in fresh and fresh[each.key].is_timed]

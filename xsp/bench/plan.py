@@ -132,6 +132,7 @@ def fill(
     *,
     again: bool = False,
     limits: Limits | None = None,
+    in_order: bool = False,
 ) -> list[Timing]:
     """Time specs that have no timing yet, most valuable first, and keep what came of them.
 
@@ -145,6 +146,7 @@ def fill(
         progress: see `Progress`.
         again: time those too that have a timing.
         limits: of one spec, see `xsp.bench.turns`.
+        in_order: as they are given, instead of the most valuable first.
 
     Returns:
         The new timings of what was asked for, also of what failed.
@@ -161,6 +163,9 @@ def fill(
     _check_runtimes({spec.runtime for spec, _ in pairs.values()})
     timings.check_writable()
     ordered = missing(pairs.values(), timings if not again else None)
+    if in_order:
+        places = {key: place for place, key in enumerate(pairs)}
+        ordered.sort(key=lambda spec: places[spec.key])
     empty = [each for threads in {spec.threads for spec in ordered} for each in overheads(threads)]
     ordered = [*(each for each in empty if timings.get(each.key) is None and each.key not in pairs), *ordered]
     until = time.monotonic() + seconds

@@ -70,7 +70,7 @@ class _Seat:
         prepared = self.prepared
         began = time.perf_counter_ns()
         with torch.inference_mode(), prepared.around():
-            if prepared.flush is None:
+            if prepared.flush is None and prepared.timed is None:
                 for given in prepared.arguments(1):
                     prepared.function(*given)
             took = _run(prepared, self.calls)
@@ -198,6 +198,8 @@ def _warm_up(seat: _Seat) -> None:
 
 def _run(prepared: Prepared, calls: int) -> int:
     """Return the nanoseconds of so many calls."""
+    if prepared.timed is not None:
+        return prepared.timed(calls)
     function, given = prepared.function, prepared.arguments(calls)
     prepared.chill()
     clock = time.perf_counter_ns

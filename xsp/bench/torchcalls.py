@@ -48,6 +48,12 @@ class Prepared:
     flush: torch.Tensor | None = None
     """What is overwritten before each call in state `cold`."""
 
+    timed: Callable[[int], int] | None = None
+    """Returns the nanoseconds of so many calls, of what times itself: between processes, on devices, of cold files."""
+
+    most_calls: int | None = None
+    """Calls of one batch at most, of what times itself."""
+
     _turn: Iterator[tuple[Any, ...]] = field(init=False)
     _calls: int = 0
 
@@ -57,7 +63,7 @@ class Prepared:
     @property
     def most(self) -> int | None:
         """Calls of one batch at most; None for as many as one likes."""
-        return 1 if self.flush is not None else MOST_WRITING if self.written else None
+        return 1 if self.flush is not None else MOST_WRITING if self.written else self.most_calls
 
     def arguments(self, calls: int) -> list[tuple[Any, ...]]:
         """Return the arguments of the next calls; inputs that were changed too often are as they were before."""

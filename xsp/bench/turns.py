@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
+import os
 import signal
 import tempfile
 import time
@@ -179,8 +180,9 @@ class Turns:
         handle = self._file.fileno()
         try:
             self._process = processes.Asked(
-                _CODE, str(self.threads), str(handle), str(self.memory_bytes), env=environment, pass_fds=(handle,)
-            )
+                _CODE, str(os.getpid()), str(self.threads), str(handle), str(self.memory_bytes),
+                env=environment, pass_fds=(handle,),
+            )  # fmt: skip
         except OSError as error:
             raise BenchError(f"the process that times cannot be started ({error.strerror})") from error
         self._started_at = time.monotonic()

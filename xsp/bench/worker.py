@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from xsp import processes
 from xsp.bench.spec import Spec, Timing
 
 CELL = struct.Struct("qq")
@@ -23,15 +24,17 @@ BESIDE_BYTES = 1 << 30
 """What libraries may take beside the tensors of a block: pools, caches of kernels, work space."""
 
 
-def work(threads: int, cell: int, limit_bytes: int, answers: int) -> None:
+def work(parent: int, threads: int, cell: int, limit_bytes: int, answers: int) -> None:
     """Time the sittings that stdin names, one a line.
 
     Args:
+        parent: number of the process that asks; this one ends with it.
         threads: of torch.
         cell: a file, mapped, that says which spec runs: the parent reads it when this process is no more.
         limit_bytes: that tensors may take.
         answers: descriptor to write to.
     """
+    processes.end_with_parent(parent)
     import torch
 
     warnings.simplefilter("ignore")

@@ -1,5 +1,7 @@
 """Time the calls of a model by themselves, those first that cost most, and keep the timings for this machine.
 
+Or time what is moved in memory, between processes, to storage, to devices and between ranks.
+
 Each different call, or block of consecutive calls, is timed once, in a process beside. What has a timing already is not
 timed again, whichever model it was timed for. What cannot be timed is named, and has no figure.
 
@@ -10,6 +12,9 @@ examples:
   xsp bench torchvision:resnet50 --granularity 1,4      blocks of four calls too
   xsp bench torchvision:resnet50 --variants all         channels-last, without oneDNN, …
   xsp bench --missing-of runs/demo                      what a run did, with its threads
+  xsp bench transfers                                   memory, processes, storage, devices
+  xsp bench collectives --ranks 2,4                     gloo on this machine
+  xsp bench transfers --families memory --list          what is known of them: --list, --check
   xsp bench --list                                      which timings there are
   xsp bench --check                                     takes 20 again, and compares
   xsp bench --export timings.parquet                    --import FILE takes them in
@@ -37,12 +42,19 @@ STATES = ("warm", "chain", "cold")
 INTERRUPTED = 130
 """Exit code, as of a shell whose command was interrupted."""
 
+MOVED = ("transfers", "collectives")
+
 UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("source", nargs="?", metavar="SOURCE", help="a model by name, a file or a run, as of xsp graph")
+    parser.add_argument(
+        "source",
+        nargs="?",
+        metavar="SOURCE",
+        help="a model by name, a file or a run, as of xsp graph; transfers; or collectives",
+    )
     parser.add_argument("--budget", default="60s", metavar="TIME", help="seconds or 90s, 2m to spend (default: 60s)")
     parser.add_argument("--missing-of", metavar="RUN", help="what a run did, with its threads, in place of SOURCE")
     parser.add_argument("--again", action="store_true", help="time those too that have a timing")
@@ -59,6 +71,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--variants", metavar="NAMES", help="other ways to compute the same: names with commas, or all (default: none)"
     )
     group.add_argument("--runtime", default="torch", metavar="NAME", help="what runs the calls (default: torch)")
+    group = parser.add_argument_group("transfers and collectives")
+    group.add_argument(
+        "--families",
+        metavar="NAMES",
+        help="memory, processes, storage, device, or single ones with commas (default: all)",
+    )
+    group.add_argument("--ranks", default="2,3,4", metavar="N,…", help="of collectives (default: 2,3,4)")
+    group.add_argument(
+        "--directory", type=Path, metavar="DIR", help="where storage is timed (default: the folder of temporary files)"
+    )
+    group.add_argument("--section", type=Path, metavar="RUN", help="show them on the page of this run too")
     group = parser.add_argument_group("the model and its input")
     group.add_argument(
         "--batch", type=options.rows, metavar="N", help="samples in a step (default: 1, or as the file says)"
@@ -91,6 +114,8 @@ def run(given: argparse.Namespace) -> int:
         for name in ("source", "missing_of", "list", "check", "compact", "export", "import_")
         if getattr(given, name) not in (None, False)
     ]
+    if given.source in MOVED and chosen in (["source"], ["source", "list"], ["source", "check"]):
+        return _moved(given, budget(given.budget))
     if len(chosen) != 1:
         raise UsageError("give one SOURCE, or one of --missing-of, --list, --check, --compact, --export, --import")
     seconds = budget(given.budget)
@@ -155,6 +180,39 @@ def _fill(given: argparse.Namespace, timings: Timings, seconds: float) -> int:
     return 0
 
 
+def _moved(given: argparse.Namespace, seconds: float) -> int:
+    """Time transfers or collectives, or show what is known of them."""
+    from xsp.bench import curvetext, links
+    from xsp.bench.timings import Timings
+
+    timings = Timings.open(given.timings)
+    asked = links.asked(
+        timings, given.source, given.families, _numbers("--ranks", given.ranks),
+        None if given.threads is None else _numbers("--threads", given.threads), given.directory,
+    )  # fmt: skip
+    if given.check:
+        _show(given, *_check(given, timings, seconds))
+        return 0
+    began, made = time.monotonic(), 0
+    if not given.list:
+        for each in asked.refused if given.format == "table" else ():
+            progress.warn(f"xsp: {each}")
+        try:
+            with progress.shown(quiet=False) as show:
+                made = links.fill(asked, timings, seconds, show, again=given.again)
+        except KeyboardInterrupt:
+            progress.warn("xsp: interrupted; what was timed until the last sitting is kept: type it again to go on")
+            return INTERRUPTED
+    found, left = links.known(asked, timings)
+    told = given.source, timings, found, None if given.list else time.monotonic() - began, left, made
+    if given.section is not None:
+        from xsp import sections
+
+        sections.write(given.section, curvetext.SECTION[given.source], curvetext.section(given.source, found))
+    _show(given, curvetext.page(*told), {**curvetext.as_json(*told), "refused": list(asked.refused)})
+    return 0
+
+
 def _threads(given: argparse.Namespace) -> list[int | None]:
     """Return the numbers of threads that were asked for; else that of the run; else None for all cores."""
     if given.threads is not None:
@@ -195,7 +253,7 @@ def _check(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple
     from xsp.bench import again, text
 
     with progress.shown(quiet=False) as show:
-        found = again.check(timings, seconds, show)
+        found = again.check(timings, seconds, show, runtime=given.source if given.source in MOVED else None)
     return text.checked(found), text.checked_as_json(found)
 
 

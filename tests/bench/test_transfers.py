@@ -1,0 +1,298 @@
+"""Transfers and collectives: their shapes from planted curves, their place in the table, and real ones, briefly."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xsp import sections
+from xsp.bench import curvetext, links, transfers
+from xsp.bench.environment import Environment
+from xsp.bench.shapes import fit
+from xsp.bench.spec import CacheState, Spec, Status, Timing, untimed
+from xsp.bench.timings import Timings
+from xsp.bench.transfers import COLLECTIVES, FAMILIES, MEMORY, MIB, OF_RANKS, TRANSFERS, Curve
+from xsp.cli import main
+from xsp.errors import UsageError
+
+HERE = Environment({"cpu": "test", "devices": []})
+ALPHA, NEAR, KNEE, FAR = 5e-6, 1e-10, 1 << 20, 4e-10
+
+
+def planted(sizes: Sequence[float]) -> list[float]:
+    """Latency, then one rate up to the knee and a lower one beyond it."""
+    return [ALPHA + NEAR * each if each < KNEE else ALPHA + NEAR * KNEE + FAR * (each - KNEE) for each in sizes]
+
+
+def recovered(seed: int, points: int) -> list[float]:
+    """Return by how much latency, both rates and the knee are off under 5 % noise."""
+    draw = np.random.default_rng(seed)
+    sizes = np.unique(np.geomspace(1 << 10, 1 << 30, points).round())
+    shape = fit(sizes.tolist(), (planted(sizes) * (1 + 0.05 * draw.standard_normal(len(sizes)))).tolist(), 0.05)
+    assert len(shape.pieces) == 2, f"seed {seed}: {len(shape.pieces)} pieces"
+    found = shape.alpha.value, shape.pieces[0].per_byte.value, shape.beta.value, shape.knees[0].value
+    return [abs(got / planted - 1) for got, planted in zip(found, (ALPHA, NEAR, FAR, KNEE), strict=True)]
+
+
+def test_planted_constants_come_back_without_noise() -> None:
+    sizes = [1 << place for place in range(12, 27)]
+    shape = fit(sizes, planted(sizes))
+    assert [len(shape.pieces), len(shape.knees)] == [2, 1]
+    assert shape.alpha.value == pytest.approx(ALPHA, rel=1e-3)
+    assert shape.beta.value == pytest.approx(FAR, rel=1e-3)
+    assert shape.knees[0].value == pytest.approx(KNEE, rel=1e-2)
+    assert shape.held_out == pytest.approx(0, abs=0.05)
+    assert not shape.leaves
+    assert shape.seconds(3 << 20) == pytest.approx(planted([3 << 20])[0], rel=1e-2)
+
+
+def test_planted_constants_come_back_under_noise() -> None:
+    off = [recovered(seed, 21) for seed in range(5)]
+    assert all(each < 0.06 for each in np.median(off, axis=0)), off
+
+
+@pytest.mark.slow
+def test_planted_constants_come_back_within_2_percent_under_5_percent_noise() -> None:
+    off = np.median([recovered(seed, 81) for seed in range(15)], axis=0)
+    assert all(each <= 0.02 for each in off), off
+
+
+def test_one_line_is_one_piece_however_noisy() -> None:
+    for seed in range(4):
+        draw = np.random.default_rng(seed)
+        sizes = np.array([4096.0 * 2**place for place in range(14)])
+        times = (1e-5 + 1e-9 * sizes) * (1 + 0.1 * draw.standard_normal(14))
+        assert len(fit(sizes.tolist(), times.tolist(), 0.1).pieces) == 1, f"seed {seed}"
+
+
+def test_a_jump_is_a_knee_between_two_sizes() -> None:
+    sizes = [4096 << place for place in range(14)]
+    shape = fit(sizes, [(1e-5 if each < 1 << 18 else 9e-4) + 1e-9 * each for each in sizes])
+    assert len(shape.pieces) == 2
+    (knee,) = shape.knees
+    assert 1 << 17 <= knee.low <= knee.value <= knee.high <= 1 << 18
+
+
+def test_a_disturbed_size_moves_nothing_and_is_named() -> None:
+    sizes = [4096 << place for place in range(14)]
+    times = [1e-5 + 1e-9 * each for each in sizes]
+    times[3] *= 4
+    shape = fit(sizes, times)
+    assert shape.alpha.value == pytest.approx(1e-5, rel=0.01)
+    assert shape.beta.value == pytest.approx(1e-9, rel=0.01)
+    assert (shape.leaves, shape.worst_at) == (True, sizes[3])
+
+
+def test_a_curve_that_bends_at_its_end_is_not_extrapolated() -> None:
+    sizes = [4096 << place for place in range(12)]
+    straight = [1e-5 + 1e-9 * each for each in sizes]
+    assert fit(sizes, straight).reach == 4 * sizes[-1]
+    assert fit(sizes, [*straight[:-1], 3 * straight[-1]]).reach == sizes[-1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "times"), [([1, 2], [1, 2]), ([1, 2, 2], [1, 1, 1]), ([1, 2, 3], [1, 0, 1]), ([0, 1, 2], [1, 1, 1])]
+)
+def test_what_is_no_curve_is_refused(sizes: list[float], times: list[float]) -> None:
+    with pytest.raises(UsageError):
+        fit(sizes, times)
+
+
+# --- the table -------------------------------------------------------------------------------------------
+
+
+def timing(of: Spec, ns: float, **others: object) -> Timing:
+    figures = {"trimmed_ns": ns, "low_ns": 0.99 * ns, "high_ns": 1.01 * ns, "least_ns": ns, "samples": 9}
+    whole = {**figures, "taken_ns": 1, "xsp": "0", "canary_ratio": 1.0, **others}
+    return dataclasses.replace(untimed(of, Status.OK), **whole)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Timings, list[Curve]]:
+    """A table with transfers, collectives of two and three ranks, and holes; and its curves."""
+    folder = tmp_path_factory.mktemp("timings")
+    timings = Timings.open(folder, HERE)
+    asked = transfers.of_transfers(["copy", "tcp-loopback", "tcp-loopback-duplex", "read-direct"], (1,), "ext4")
+    asked += transfers.of_collectives(list(OF_RANKS), (2, 3))
+    made = []
+    for spec in asked:
+        name, given = transfers.arguments(spec)
+        ranks = given.get("ranks", 1)
+        seconds = planted([given["bytes"]])[0] * ranks * (1.6 if name.endswith("duplex") else 1)
+        if name == "read-direct":
+            made.append(dataclasses.replace(untimed(spec, Status.FAILED, "not here"), taken_ns=1, xsp="0"))
+        else:
+            made.append(timing(spec, 1e9 * seconds))
+    timings.add(made)
+    there = Timings.open(folder, HERE)
+    return there, transfers.curves(there)
+
+
+def test_transfers_lie_in_the_table_of_timings_and_their_curves_are_fitted(
+    filled: tuple[Timings, list[Curve]],
+) -> None:
+    _, found = filled
+    by_name = {each.name: each for each in found}
+    copy, reduced = by_name["copy"], by_name["all_reduce 3 ranks"]
+    assert copy.shape is not None
+    assert reduced.shape is not None
+    assert copy.shape.beta.value == pytest.approx(FAR, rel=0.01)
+    assert reduced.shape.beta.value == pytest.approx(3 * FAR, rel=0.01)
+    assert reduced.bus_factor == pytest.approx(4 / 3)
+    assert transfers.together(found, "together-copy", 3) == pytest.approx(3)
+    assert transfers.together(found, "together-copy", 4) is None
+    assert by_name["read-direct ext4"].shape is None
+    ratios = {each.name: each for each in transfers.ratios(found)}
+    assert ratios["duplex tcp-loopback"].value == pytest.approx(2 / 1.6, rel=0.02)
+    assert ratios["locality copy"].value == pytest.approx(FAR / NEAR, rel=0.05)
+
+
+def test_conditions_make_other_specs_and_keys_need_neither_torch_nor_the_table_engine() -> None:
+    one = transfers.spec("read-cold", TRANSFERS, 4096, cold=True, filesystem="ext4")
+    assert one.state is CacheState.COLD
+    assert Spec.from_plain(one.to_plain()) == one
+    others = [
+        transfers.spec("read-cold", TRANSFERS, 4096, cold=True, filesystem="xfs"),
+        transfers.spec("all_reduce", COLLECTIVES, 4096, ranks=2),
+        transfers.spec("all_reduce", COLLECTIVES, 4096, ranks=3),
+        transfers.spec("all_reduce", COLLECTIVES, 8192, ranks=3),
+    ]
+    assert len({each.key for each in (one, *others)}) == 5
+    code = "import sys, xsp.bench.transfers; print({'torch', 'duckdb'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_a_few_sizes_of_each_family_come_before_all_sizes_of_any() -> None:
+    names = [name for name, family in FAMILIES.items() if family.group == MEMORY and family.least < MIB]
+    order = [transfers.arguments(each)[0] for each in transfers.of_transfers(names, (1,))]
+    coarse = order[: len(order) // 2]
+    assert set(coarse) == set(names)
+    assert len(order) == sum(len(transfers.sizes(FAMILIES[name])) for name in names)
+
+
+def test_the_page_fits_80_columns_and_says_what_loopback_is(filled: tuple[Timings, list[Curve]]) -> None:
+    timings, found = filled
+    text = curvetext.page(COLLECTIVES, timings, found, 1.0, 3, 5)
+    assert max(map(len, text.splitlines())) < 80
+    assert "loopback is no network" in " ".join(text.split())
+    assert "read-direct ext4: failed, not here" in text
+    assert "3 ranks at once: copies take 3.00 times as long" in text
+    content = json.loads(json.dumps(curvetext.as_json(COLLECTIVES, timings, found, 1.0, 3, 5), allow_nan=False))
+    assert {each["family"] for each in content["curves"]} >= {"copy", "all_reduce", "beside"}
+    assert sections.of({"xsp_section": 1, **sections.plain(curvetext.section(COLLECTIVES, found))}).title
+
+
+def test_an_empty_table_is_shown_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "collectives", "--list", "--timings", str(tmp_path / "none")]) == 0
+    assert "0 timings" in capsys.readouterr().out
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["transfers", "--families", "memroy"], "did you mean memory"),
+        (["transfers", "--directory", "/nowhere"], "no folder"),
+        (["collectives", "--ranks", "1"], "2 to 16 ranks"),
+        (["collectives", "--ranks", "99"], "2 to 16 ranks"),
+        (["transfers", "--budget", "0s"], "--budget"),
+        (["transfers", "--check"], "no timings of this machine to check"),
+        (["transfers", "--compact"], "give one SOURCE"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused_in_one_line(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *words, "--timings", str(tmp_path / "none")]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_without_a_device_its_transfers_are_refused_and_with_one_peers_are(tmp_path: Path) -> None:
+    timings = Timings.open(tmp_path, HERE)
+    found = links.asked(timings, TRANSFERS, None, (2,), (1,), tmp_path)
+    assert not any("device" in each.op for each in found.specs)
+    assert found.refused == ("no device here: transfers to and from one, and between devices, are left out",)
+    with pytest.raises(UsageError, match="there is no device here"):
+        links.asked(timings, TRANSFERS, "device", (2,))
+    one = Timings.open(tmp_path, Environment({"devices": [{"name": "X"}]}))
+    assert links.asked(one, TRANSFERS, None, (2,), (1,), tmp_path).refused == (
+        "one device here: copies between devices are left out",
+    )
+    with pytest.raises(UsageError, match="needs two"):
+        links.asked(one, TRANSFERS, "peer-copy", (2,))
+
+
+def test_the_file_system_of_a_folder_is_that_of_the_longest_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/a / ext4 rw 0 0\nnone {tmp_path}/in tmpfs rw 0 0\nodd\n")
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "in").mkdir()
+    monkeypatch.setattr(links, "MOUNTS", mounts)
+    assert [links.filesystem(tmp_path / each) for each in ("in", "inside")] == ["tmpfs", "ext4"]
+
+
+# --- for real ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_transfers_and_collectives_of_two_ranks_are_timed_and_leave_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    timings = Timings.open(tmp_path / "timings", HERE)
+    (tmp_path / "storage").mkdir()
+    own = [name for name, family in FAMILIES.items() if not family.device]
+    asked = transfers.of_transfers(own, (1,), "any") + transfers.of_collectives(list(OF_RANKS), (2,))
+    first = {each.op: each for each in reversed(asked)}
+    before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+    made = links.fill(
+        links.Asked(tuple(first.values()), directory=tmp_path / "storage"), timings, 240.0, lambda *told: None
+    )
+    left = {each.op: (each.status, each.reason) for each in timings if not each.is_timed}
+    # what a file system or a kernel may refuse
+    assert set(left) <= {"transfer::read-direct", "transfer::write-direct", "transfer::first-touch-huge"}, left
+    assert made == len(first) - len(left)
+    assert list((tmp_path / "storage").iterdir()) == []
+    if before:
+        assert {each for each in set(os.listdir("/dev/shm")) - before if "xsp" in each} == set()
+
+
+@pytest.mark.slow
+def test_ranks_end_when_what_started_them_is_killed() -> None:
+    pytest.importorskip("torch")
+    code = (
+        "from xsp.bench.ranks import Ranks\nfrom xsp.bench.partner import Partner\nimport time\n"
+        "if __name__ == '__main__':\n"
+        "    those, other = Ranks(2, 1), Partner(4096)\n"
+        "    print(*[each.pid for each in those._those], other._process.pid, flush=True)\n    time.sleep(600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    numbers = [int(each) for each in process.stdout.readline().split()]
+    assert len(numbers) == 3
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    until = time.monotonic() + 60
+    while time.monotonic() < until and any(map(_runs, numbers)):
+        time.sleep(0.05)
+    assert not any(map(_runs, numbers))
+
+
+def _runs(number: int) -> bool:
+    try:
+        state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"

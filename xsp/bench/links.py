@@ -1,0 +1,125 @@
+"""What is asked of transfers and collectives, timed into the table, and what the table says of them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from xsp.bench import plan, transfers
+from xsp.bench.again import LIMITS
+from xsp.bench.environment import cores
+from xsp.bench.plan import Progress
+from xsp.bench.spec import Spec
+from xsp.bench.timings import Timings
+from xsp.bench.transfers import COLLECTIVES, DIRECTORY, FAMILIES, OF_RANKS, Curve
+from xsp.errors import UsageError
+
+MOUNTS = Path("/proc/self/mounts")
+MOST_RANKS = 16
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be timed."""
+
+    specs: tuple[Spec, ...]
+    refused: tuple[str, ...] = ()
+    """A line for each kind that cannot be had here."""
+
+    directory: Path | None = None
+
+
+def asked(
+    timings: Timings,
+    what: str,
+    families: str | None,
+    ranks: Sequence[int],
+    threads: Sequence[int] | None = None,
+    directory: Path | None = None,
+) -> Asked:
+    """Return the specs of transfers or of collectives.
+
+    Args:
+        timings: of the machine that is asked about; its devices decide what is left out.
+        what: `transfers` or `collectives`.
+        families: names with commas, of families or their groups; all unless told otherwise.
+        ranks: of collectives.
+        threads: of what threads of torch do (one, and as many as there are cores), or of each rank (one).
+        directory: where storage is timed.
+
+    Raises:
+        UsageError: there is no such family, it needs a device and there is none, or ranks are below 2 or too many.
+    """
+    if what == COLLECTIVES:
+        if not all(2 <= each <= MOST_RANKS for each in ranks):
+            raise UsageError(f"collectives are of 2 to {MOST_RANKS} ranks on this machine: --ranks 2,4")
+        names = transfers.named(families, OF_RANKS)
+        specs = [each for count in threads or (1,) for each in transfers.of_collectives(names, ranks, count)]
+        return Asked(tuple(specs))
+    place = directory or Path(tempfile.gettempdir())
+    if not place.is_dir():
+        raise UsageError(f"{place}: no folder; storage is timed in one: --directory DIR")
+    names = transfers.named(families, FAMILIES)
+    devices = len(timings.environment.equal.get("devices") or ())
+    refused = []
+    if not devices:
+        left = [name for name in names if FAMILIES[name].device]
+        names = [name for name in names if name not in left]
+        if left and not names:
+            raise UsageError(f"there is no device here, which {', '.join(left)} need")
+        refused += ["no device here: transfers to and from one, and between devices, are left out"] if left else []
+    elif devices == 1 and "peer-copy" in names:
+        names.remove("peer-copy")
+        refused.append("one device here: copies between devices are left out")
+        if not names:
+            raise UsageError("there is one device here; peer-copy needs two")
+    counts = tuple(dict.fromkeys((1, cores()))) if threads is None else threads
+    found = transfers.of_transfers(names, counts, filesystem(place))
+    return Asked(tuple(found), tuple(refused), place)
+
+
+def fill(found: Asked, timings: Timings, seconds: float, progress: Progress, *, again: bool = False) -> int:
+    """Time what has no timing yet, in this order, and return how many timings there are of it now.
+
+    Raises:
+        BenchError: as `xsp.bench.plan.fill`.
+    """
+    before = os.environ.get(DIRECTORY)
+    try:
+        if found.directory is not None:
+            os.environ[DIRECTORY] = str(found.directory.absolute())  # read by the process that times
+        made = plan.fill(found.specs, timings, seconds, progress, again=again, limits=LIMITS, in_order=True)
+    finally:
+        if before is None:
+            os.environ.pop(DIRECTORY, None)
+        else:
+            os.environ[DIRECTORY] = before
+    return sum(each.is_timed for each in made)
+
+
+def known(found: Asked, timings: Timings) -> tuple[list[Curve], int]:
+    """Return the curves of what was asked for, and how many of its specs have no timing."""
+    of = timings.of(found.specs)
+    there = [each for each in of.values() if each.taken_ns]
+    return transfers.curves(there), len(of) - len(there)
+
+
+def filesystem(place: Path) -> str:
+    """Return the kind of file system that a folder lies on, `ext4`; empty if it cannot be told."""
+    try:
+        lines = MOUNTS.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    whole = str(place.resolve())
+    best = ("", "")
+    for line in lines:
+        parts = line.split()
+        if len(parts) > 2:
+            mounted = parts[1].replace("\\040", " ").rstrip("/") or "/"
+            inside = mounted == "/" or whole == mounted or whole.startswith(f"{mounted}/")
+            if inside and len(mounted) >= len(best[0]):
+                best = mounted, parts[2]
+    return best[1]

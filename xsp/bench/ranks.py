@@ -1,0 +1,273 @@
+"""The runtime `collectives`: ranks of gloo on this machine, processes of their own that are told what to do.
+
+The process that times does nothing meanwhile: each rank says by the machine's clock when it began, after a barrier, and
+when it had ended. What is timed is from the last beginning to the last end. The ranks find each other over a file in
+memory without a name, and end with the process that started them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from xsp import processes
+from xsp.bench import transfers
+from xsp.bench.spec import Spec
+
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.bench import ranks; ranks.be(*map(int, sys.argv[2:]))"
+
+PATIENCE_S = 60.0
+"""For ranks to start, or to answer."""
+
+MOST_RANKS = 64
+
+
+class Collectives:
+    """Prepares specs of collectives of `xsp.bench.transfers`."""
+
+    name = transfers.COLLECTIVES
+
+    def prepare(self, spec: Spec, rotated_bytes: int, limit_bytes: int) -> Any:
+        """Return a collective ready to be timed.
+
+        Raises:
+            NotTimeable: there is none, or gloo has none of it here.
+            MemoryError: it takes more than it may.
+        """
+        from xsp.bench.inputs import NotTimeable
+        from xsp.bench.torchcalls import Prepared
+
+        name, given = transfers.arguments(spec)
+        size, count = int(given.get("bytes", 0)), int(given.get("ranks", 0))
+        if name not in transfers.OF_RANKS or not 1 <= count <= MOST_RANKS or size < 0:
+            raise NotTimeable(f"there is no collective {name} of {count} ranks")
+        if 2 * size * count > limit_bytes:
+            raise MemoryError(f"its buffers take {2 * size * count / 2**30:.1f} GiB on all ranks")
+        asked = {"what": name, "bytes": size, "ranks": count, "products": int(given.get("products", 0))}
+        try:
+            ranks = _ranks(count, spec.threads)
+            ranks.timed(asked, 1)
+        except Refused as error:
+            _ranks.end()
+            raise NotTimeable(str(error)) from error
+        halved = 2 if name == "send" else 1  # there and back
+        return Prepared(lambda: None, [()], timed=lambda calls: round(ranks.timed(asked, calls) / halved))
+
+
+class Refused(Exception):
+    """Ranks that cannot do what they are asked for; the message says why."""
+
+
+class _Started:
+    """Ranks that were started serve fewer of them too."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], Ranks] = {}
+
+    def __call__(self, count: int, threads: int) -> Ranks:
+        fitting = [those for (size, of), those in self._known.items() if size >= count and of == threads]
+        if not fitting:
+            fitting = [self._known.setdefault((count, threads), Ranks(count, threads))]
+        return fitting[0]
+
+    def end(self) -> None:
+        """End all ranks: those of a collective that failed may wait for each other."""
+        for those in self._known.values():
+            those.end()
+        self._known.clear()
+
+
+class Ranks:
+    """Processes of one group, which do what they are told."""
+
+    def __init__(self, count: int, threads: int) -> None:
+        """Start them.
+
+        Raises:
+            Refused: they do not start.
+        """
+        self.count = count
+        self._those: list[processes.Asked] = []
+        store = os.memfd_create("xsp-ranks")
+        names = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        if Path("/sys/class/net/lo").exists():
+            names["GLOO_SOCKET_IFNAME"] = "lo"  # whatever the name of the machine leads to
+        try:
+            for rank in range(count):
+                numbers = os.getpid(), rank, count, threads, store
+                self._those.append(
+                    processes.Asked(
+                        _CODE, *map(str, numbers), env={**processes.environment(), **names}, pass_fds=(store,)
+                    )
+                )
+            for each in self._those:
+                self._answer(each)
+        except OSError as error:
+            self.end()
+            raise Refused(f"ranks cannot be started ({error.strerror})") from error
+        except Refused:
+            self.end()
+            raise
+        finally:
+            os.close(store)
+
+    def timed(self, asked: dict[str, Any], calls: int) -> int:
+        """Return the nanoseconds of so many collectives.
+
+        Raises:
+            Refused: a rank cannot do it, or does not answer.
+        """
+        those = self._those[: asked["ranks"]]
+        for each in those:
+            each.ask({**asked, "calls": calls})
+        found = [self._answer(each) for each in those]
+        return max(1, max(each["ended"] for each in found) - max(each["began"] for each in found))
+
+    def end(self) -> None:
+        """End them."""
+        for each in self._those:
+            each.end()
+        self._those = []
+
+    @staticmethod
+    def _answer(rank: processes.Asked) -> dict[str, int]:
+        line = rank.answer(time.monotonic() + PATIENCE_S)
+        found: dict[str, Any] = json.loads(line) if line else {"error": "a rank ended, or does not answer"}
+        if "error" in found:
+            raise Refused(str(found["error"])[:200])
+        return found
+
+
+_ranks = _Started()
+
+
+# --- a rank ------------------------------------------------------------------------------------------------------
+
+
+def be(parent: int, rank: int, count: int, threads: int, store: int, answers: int) -> None:
+    """Be a rank: do what stdin says, until it ends.
+
+    Args:
+        parent: number of the process that started this one.
+        rank: of this one.
+        count: of all.
+        threads: of torch.
+        store: descriptor of the file over which ranks find each other.
+        answers: descriptor to write to.
+    """
+    processes.end_with_parent(parent)
+    with os.fdopen(answers, "wb", buffering=0) as out:
+
+        def say(what: dict[str, Any]) -> None:
+            out.write(json.dumps(what).encode() + b"\n")
+
+        try:
+            import torch
+            import torch.distributed as dist
+
+            torch.set_num_threads(threads)
+            patience = datetime.timedelta(seconds=PATIENCE_S)
+            found = dist.FileStore(f"/proc/self/fd/{store}", count)  # type: ignore[attr-defined]
+            dist.init_process_group("gloo", store=found, rank=rank, world_size=count, timeout=patience)
+            groups = {size: dist.new_group(list(range(size))) for size in range(1, count + 1)}
+            say({"ready": rank})
+        except Exception as error:
+            say({"error": f"gloo cannot be used: {str(error).splitlines()[0][:160]}"})
+            return
+        buffers: dict[tuple[str, int], Any] = {}
+        for line in sys.stdin:
+            try:
+                say(_done(json.loads(line), rank, groups, buffers))
+            except Exception as error:
+                first = next(iter(str(error).splitlines()), "")
+                say({"error": f"gloo refuses it: {type(error).__name__}: {first[:160]}"})
+    os._exit(0)  # groups of a process that was told to end wait for nobody
+
+
+def _done(asked: dict[str, Any], rank: int, groups: dict[int, Any], buffers: dict[tuple[str, int], Any]) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    count, calls = asked["ranks"], asked["calls"]
+    group = groups[count]
+    work = _work(asked, rank, group, buffers)
+    work()
+    if count > 1:
+        dist.barrier(group)
+    began = time.monotonic_ns()
+    with torch.inference_mode():
+        for _ in range(calls):
+            work()
+    return {"began": began, "ended": time.monotonic_ns()}
+
+
+def _work(asked: dict[str, Any], rank: int, group: Any, buffers: dict[tuple[str, int], Any]) -> Callable[[], Any]:
+    """Return one collective as a function."""
+    import torch
+    import torch.distributed as dist
+
+    count, what = asked["ranks"], asked["what"]
+    elements = max(1, asked["bytes"] // 4 // count) * count
+
+    def buffer(name: str, length: int) -> Any:
+        """Return so much of a buffer that grows: ranks hold no more than the largest message."""
+        held = buffers.get((name, 0))
+        if held is None or len(held) < length:
+            held = buffers[name, 0] = torch.zeros(length)
+        return held[:length]
+
+    if what in ("together-product", "beside"):
+        one = buffer("product", 256 * 256).view(256, 256)
+
+        def product() -> Any:
+            return torch.mm(one, one)
+
+        if what == "together-product":
+            return product
+        whole = buffer("in", elements)
+
+        def beside() -> None:
+            on_its_way: Any = dist.all_reduce(whole, group=group, async_op=True)
+            for _ in range(asked["products"]):
+                product()
+            on_its_way.wait()
+
+        return beside
+    if what == "together-copy":
+        given, made = buffer("in", transfers.COPIED // 4), buffer("out", transfers.COPIED // 4)
+        return lambda: made.copy_(given)
+    if what == "barrier":
+        return lambda: dist.barrier(group)
+    whole, part = buffer("in", elements), buffer("out", elements)[: elements // count]
+    other = 1 - rank
+
+    def there_and_back() -> None:
+        if rank == 0:
+            dist.send(whole, other, group)
+            dist.recv(whole, other, group)
+        else:
+            dist.recv(whole, other, group)
+            dist.send(whole, other, group)
+
+    def both_send() -> None:
+        received = buffer("out", elements)
+        both: list[Any] = [dist.isend(whole, other, group), dist.irecv(received, other, group)]
+        for each in both:
+            each.wait()
+
+    return {
+        "all_reduce": lambda: dist.all_reduce(whole, group=group),
+        "broadcast": lambda: dist.broadcast(whole, 0, group),
+        "reduce": lambda: dist.reduce(whole, 0, group=group),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(buffer("out", elements), whole, group=group),
+        "send": there_and_back,
+        "send-both": both_send,
+    }[what]

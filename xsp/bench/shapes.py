@@ -1,0 +1,277 @@
+"""Shapes of curves of time over size: latency, seconds a byte, and the sizes at which both change.
+
+A piece of a curve is t = α + β·size with β ≥ 0, and in the first one α ≥ 0, fitted by least absolute deviations of
+relative errors, so that small sizes count as much as large ones and a disturbed size pulls nothing. Where pieces begin
+is solved exactly, by dynamic programming over all cuts between sizes; how many there are is decided by Schwarz's
+criterion (BIC, with the correction for few points), in which residuals below the noise of the timings count as it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from xsp.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.float64]
+
+FEWEST = 3
+"""Points of a piece."""
+
+MOST_PIECES = 5
+LEAST_NOISE = 0.005
+"""Relative; no timing is known better."""
+
+ROUNDS = 30
+SMALLEST_RESIDUAL = 1e-5
+RESAMPLES = 200
+LEAVES = 0.1
+"""Relative residual from which on a size is said to leave the model, and an extrapolation is not believed."""
+
+REACHES = (4, 2)
+"""How far beyond the largest size an extrapolation is tried, as factors, on the sizes that there are."""
+
+
+class Known(NamedTuple):
+    """A constant with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of sizes in which time grows evenly."""
+
+    since: float
+    until: float
+    """Bytes, the smallest and the largest size of it."""
+
+    start: Known
+    """Seconds; α."""
+
+    per_byte: Known
+    """Seconds; β."""
+
+    def seconds(self, size: float) -> float:
+        """Return what a size takes."""
+        return self.start.value + self.per_byte.value * size
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a curve is like."""
+
+    pieces: tuple[Piece, ...]
+    knees: tuple[Known, ...]
+    """Bytes between pieces: where both meet, else the middle of the sizes between which the curve jumps."""
+
+    points: int
+    residual: float
+    """Median of the relative residuals without their signs."""
+
+    worst: float
+    worst_at: float
+    """The largest one, and the bytes where it is."""
+
+    held_out: float | None
+    """Median relative error at every other size, predicted from a fit of the others; None for too few sizes."""
+
+    reach: float
+    """Bytes up to which it may be extrapolated: tried by leaving the largest sizes out; at least the largest size."""
+
+    @property
+    def alpha(self) -> Known:
+        """Latency: α of the first piece, in seconds."""
+        return self.pieces[0].start
+
+    @property
+    def beta(self) -> Known:
+        """Seconds a byte of the last piece."""
+        return self.pieces[-1].per_byte
+
+    @property
+    def leaves(self) -> bool:
+        """Whether a size is further from the model than `LEAVES`."""
+        return self.worst > LEAVES
+
+    def piece(self, size: float) -> Piece:
+        """Return the piece that a size belongs to; the first or last one beyond the ends."""
+        return self.pieces[sum(size > knee.value for knee in self.knees)]
+
+    def seconds(self, size: float) -> float:
+        """Return what a size takes; beyond the ends as the outer pieces go on."""
+        return self.piece(size).seconds(size)
+
+
+def fit(sizes: Sequence[float], seconds: Sequence[float], noise: float = 0.0, most: int = MOST_PIECES) -> Shape:
+    """Return the shape of a curve.
+
+    Args:
+        sizes: bytes, above 0, each once, at least three.
+        seconds: what each took, above 0.
+        noise: relative half interval of the timings; residuals below it split no piece.
+        most: pieces.
+
+    Raises:
+        UsageError: there are too few points, or one is none.
+    """
+    if len(sizes) != len(seconds) or len(set(sizes)) < FEWEST:
+        raise UsageError(f"a curve needs {FEWEST} sizes, each with its time; there are {len(set(sizes))}")
+    if len(set(sizes)) != len(sizes) or not all(math.isfinite(each) and each > 0 for each in (*sizes, *seconds)):
+        raise UsageError("sizes and times of a curve are above 0, and each size is there once")
+    order = np.argsort(sizes)
+    x, t = np.asarray(sizes, float)[order], np.asarray(seconds, float)[order]
+    cuts = _cuts(x, t, max(noise, LEAST_NOISE), most)
+    return replace(_shape(x, t, cuts), held_out=_held_out(x, t, noise, most), reach=_reach(x, t, noise, most))
+
+
+def _cuts(x: Numbers, t: Numbers, noise: float, most: int) -> list[tuple[int, int]]:
+    """Return the pieces as ranges of points."""
+    count = len(x)
+    spans = [(i, j) for i in range(count) for j in range(i + FEWEST, count + 1)]
+    start, slope = _lines(x, t, spans)
+    cost = {}
+    for place, (i, j) in enumerate(spans):
+        cost[i, j] = float(np.abs((start[place] + slope[place] * x[i:j]) / t[i:j] - 1).sum())
+    best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]  # pieces → where they end → cost, where the last begins
+    for _ in range(min(most, count // FEWEST)):
+        ends: dict[int, tuple[float, int]] = {}
+        for until in range(FEWEST, count + 1):
+            found = [(best[-1][since][0] + cost[since, until], since) for since in best[-1] if (since, until) in cost]
+            if found:
+                ends[until] = min(found)
+        best.append(ends)
+    chosen, least = 1, math.inf
+    for pieces in range(1, len(best)):
+        if count not in best[pieces]:
+            continue
+        parameters = 3 * pieces - 1
+        spread = max(best[pieces][count][0] / count, noise)
+        few = 2 * parameters * (parameters + 1) / max(count - parameters - 1, 0.5)
+        judged = 2 * count * math.log(spread) + parameters * math.log(count) + few
+        if judged < least - 1e-9:
+            chosen, least = pieces, judged
+    spans, until = [], count
+    for pieces in range(chosen, 0, -1):
+        since = best[pieces][until][1]
+        spans.insert(0, (since, until))
+        until = since
+    return spans
+
+
+def _lines(x: Numbers, t: Numbers, spans: Sequence[tuple[int, int]]) -> tuple[Numbers, Numbers]:
+    """Return α and β of each range of points, all at once, by iteratively reweighted least squares."""
+    inside = np.zeros((len(spans), x.shape[-1]))
+    for place, (i, j) in enumerate(spans):
+        inside[place, i:j] = 1
+    first = np.array([i == 0 for i, _ in spans])
+    return _weighted(np.broadcast_to(x, inside.shape), np.broadcast_to(t, inside.shape), inside, first)
+
+
+def _weighted(x: Numbers, t: Numbers, inside: Numbers, first: NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
+    """Return α and β of each row, of the points that are inside; in a first piece α is a latency, never below 0."""
+    u, v = inside / t, inside * x / t
+    scale_u, scale_v = u.max(1, keepdims=True), v.max(1, keepdims=True)
+    u, v = u / scale_u, v / scale_v
+    weight = inside.copy()
+    for _ in range(ROUNDS):
+        uu, uv, vv = (weight * u * u).sum(1), (weight * u * v).sum(1), (weight * v * v).sum(1)
+        su, sv = (weight * u).sum(1), (weight * v).sum(1)
+        whole = uu * vv - uv * uv
+        safe = np.where(whole > 1e-14 * uu * vv, whole, 1.0)
+        alpha, beta = (su * vv - sv * uv) / safe, (sv * uu - su * uv) / safe
+        flat, steep = (beta < 0) | (whole <= 1e-14 * uu * vv), first & (alpha < 0)
+        alpha = np.where(flat, su / uu, np.where(steep, 0.0, alpha))
+        beta = np.where(flat, 0.0, np.where(steep, sv / vv, beta))
+        residual = np.abs(alpha[:, None] * u + beta[:, None] * v - inside)
+        weight = inside / np.maximum(residual, SMALLEST_RESIDUAL)
+    return alpha / scale_u[:, 0], beta / scale_v[:, 0]
+
+
+def _shape(x: Numbers, t: Numbers, cuts: Sequence[tuple[int, int]]) -> Shape:
+    starts, slopes = _lines(x, t, cuts)
+    fitted = np.concatenate([starts[k] + slopes[k] * x[i:j] for k, (i, j) in enumerate(cuts)])
+    residual = t / fitted - 1
+    a_many, b_many = _resampled(x, fitted, residual, cuts)
+    pieces = tuple(
+        Piece(float(x[i]), float(x[j - 1]), _known(starts[k], a_many[:, k]), _known(slopes[k], b_many[:, k]))
+        for k, (i, j) in enumerate(cuts)
+    )
+    knees = []
+    for k, ((_, j), _) in enumerate(itertools.pairwise(cuts)):
+        gap = float(x[j - 1]), float(x[j])
+        middle = _knee(starts[k], slopes[k], starts[k + 1], slopes[k + 1], gap)
+        many = [_knee(a[k], b[k], a[k + 1], b[k + 1], gap) for a, b in zip(a_many, b_many, strict=True)]
+        jumps = middle == math.sqrt(gap[0] * gap[1])
+        low, high = gap if jumps else np.percentile(many, (2.5, 97.5))
+        knees.append(Known(middle, min(float(low), middle), max(float(high), middle)))
+    worst = int(np.argmax(np.abs(residual)))
+    return Shape(
+        pieces, tuple(knees), len(x), float(np.median(np.abs(residual))), float(abs(residual[worst])),
+        float(x[worst]), None, float(x[-1]),
+    )  # fmt: skip
+
+
+def _knee(a: float, b: float, c: float, d: float, gap: tuple[float, float]) -> float:
+    """Return where two lines meet, if that is near the sizes between which they change; else the middle of these."""
+    low, high = gap
+    if b != d:
+        meet = (c - a) / (b - d)
+        if low / 2 <= meet <= high * 2:
+            return float(meet)
+    return math.sqrt(low * high)
+
+
+def _resampled(
+    x: Numbers, fitted: Numbers, residual: Numbers, cuts: Sequence[tuple[int, int]]
+) -> tuple[Numbers, Numbers]:
+    """Return α and β of each piece in bootstrap samples of the residuals, with a fixed seed."""
+    draw = np.random.default_rng(0)
+    starts, slopes = [], []
+    for i, j in cuts:
+        count = j - i
+        own = residual[i:j] * math.sqrt(count / max(count - 2, 1))
+        times = fitted[i:j] * np.maximum(1 + draw.choice(own, (RESAMPLES, count)), 0.05)
+        a, b = _weighted(np.broadcast_to(x[i:j], times.shape), times, np.ones_like(times), np.full(RESAMPLES, i == 0))
+        starts.append(a)
+        slopes.append(b)
+    return np.stack(starts, 1), np.stack(slopes, 1)
+
+
+def _known(value: float, many: Numbers) -> Known:
+    low, high = np.percentile(many, (2.5, 97.5))
+    return Known(float(value), min(float(low), float(value)), max(float(high), float(value)))
+
+
+def _held_out(x: Numbers, t: Numbers, noise: float, most: int) -> float | None:
+    kept = np.arange(len(x)) % 2 == 0
+    kept[-1] = True  # between sizes, not beyond them
+    if kept.sum() < FEWEST or kept.all():
+        return None
+    shape = _shape(x[kept], t[kept], _cuts(x[kept], t[kept], max(noise, LEAST_NOISE), most))
+    return statistics.median(  # type: ignore[no-any-return]
+        abs(shape.seconds(size) / took - 1) for size, took in zip(x[~kept].tolist(), t[~kept].tolist(), strict=True)
+    )
+
+
+def _reach(x: Numbers, t: Numbers, noise: float, most: int) -> float:
+    """Return how far one may extrapolate: as far as it goes right if the largest sizes are left out."""
+    for factor in REACHES:
+        kept = x <= x[-1] / factor
+        if kept.sum() < FEWEST:
+            continue
+        shape = _shape(x[kept], t[kept], _cuts(x[kept], t[kept], max(noise, LEAST_NOISE), most))
+        if all(abs(shape.seconds(size) / took - 1) <= LEAVES for size, took in zip(x[~kept], t[~kept], strict=True)):
+            return float(x[-1] * factor)
+    return float(x[-1])

@@ -1,0 +1,348 @@
+"""Transfers and collectives as specs: what is moved how, in which sizes. Curves are what their timings make together.
+
+A transfer is a block of one call, `transfer::copy`, `collective::all_reduce`, whose arguments say how many bytes and
+how; the runtimes `transfers` and `collectives` run it. So it has a key, a status and a place in the table like any
+other block. Neither torch nor the table engine is needed here.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from xsp.bench.shapes import FEWEST, Shape, fit
+from xsp.bench.spec import CacheState, Spec, Timing, spec_of
+from xsp.errors import BenchError, UsageError, nearest
+from xsp.graph.blocks import Block, Wires
+from xsp.graph.node import Call, Tensor
+
+TRANSFERS = "transfers"
+COLLECTIVES = "collectives"
+"""Names of the runtimes, and of what `xsp bench` is asked for."""
+
+DIRECTORY = "XSP_TRANSFERS_DIRECTORY"
+"""Names the folder in which storage is timed, for the process that times."""
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True)
+class Family:
+    """Transfers of one kind."""
+
+    name: str
+    group: str
+    what: str
+    """In words."""
+
+    most: int = 64 * MIB
+    """Bytes of the largest one."""
+
+    least: int = 4 * KIB
+    traffic: int = 1
+    """How many times its bytes memory is read or written, as STREAM counts."""
+
+    threaded: bool = False
+    """Whether threads of torch do it."""
+
+    cold: bool = False
+    device: bool = False
+
+
+MEMORY, PROCESSES, STORAGE, DEVICE = "memory", "processes", "storage", "device"
+
+FAMILIES = {
+    each.name: each
+    for each in (
+        Family("copy", MEMORY, "a tensor is copied", traffic=2, threaded=True),
+        Family("read", MEMORY, "a tensor is summed up", threaded=True),
+        Family("write", MEMORY, "a tensor is filled", threaded=True),
+        Family("triad", MEMORY, "a = b + s·c, bytes of one of them", traffic=3, threaded=True),
+        Family("memcpy", MEMORY, "memmove of the C library", traffic=2),
+        Family("strided", MEMORY, "every other row of 256 bytes is copied", traffic=2, threaded=True),
+        Family("first-touch", MEMORY, "fresh pages are written for the first time"),
+        Family("first-touch-huge", MEMORY, "the same, huge pages asked for", least=4 * MIB),
+        Family("shared-memory", PROCESSES, "one writes, the other reads and answers", traffic=2),
+        Family("pipe", PROCESSES, "a message through a pipe, and its answer of a byte"),
+        Family("unix-socket", PROCESSES, "the same through a UNIX socket"),
+        Family("tcp-loopback", PROCESSES, "the same through TCP on loopback"),
+        Family("tcp-loopback-duplex", PROCESSES, "both send at once", most=16 * MIB),
+        Family("write-buffered", STORAGE, "into the page cache"),
+        Family("write-fsync", STORAGE, "until the system says that it is stored", most=16 * MIB),
+        Family("read-cached", STORAGE, "from the page cache"),
+        Family("read-cold", STORAGE, "pages are dropped from the cache before", cold=True),
+        Family("read-mapped", STORAGE, "a mapped file, of which each page is touched"),
+        Family("read-direct", STORAGE, "past the page cache"),
+        Family("write-direct", STORAGE, "past the page cache", most=16 * MIB),
+        Family("host-to-device-pageable", DEVICE, "from ordinary memory", device=True),
+        Family("host-to-device-pinned", DEVICE, "from pinned memory", device=True),
+        Family("device-to-host-pageable", DEVICE, "to ordinary memory", device=True),
+        Family("device-to-host-pinned", DEVICE, "to pinned memory", device=True),
+        Family("both-ways-pinned", DEVICE, "host to device and back at once", device=True),
+        Family("device-copy", DEVICE, "within a device", traffic=2, device=True),
+        Family("peer-copy", DEVICE, "from one device to another", device=True),
+    )
+}
+
+DUPLEX = {
+    "tcp-loopback-duplex": "tcp-loopback",
+    "both-ways-pinned": "host-to-device-pinned",
+    "send-both": "send",
+}
+"""Both ways at once → one way. The ratio of their rates is 2 where neither disturbs the other, 1 where they share."""
+
+OF_RANKS = {
+    each.name: each
+    for each in (
+        Family("all_reduce", COLLECTIVES, "sum of all on all"),
+        Family("broadcast", COLLECTIVES, "from rank 0 to all"),
+        Family("reduce", COLLECTIVES, "sum of all on rank 0"),
+        Family("all_gather", COLLECTIVES, "bytes of the result"),
+        Family("reduce_scatter", COLLECTIVES, "bytes of the input"),
+        Family("all_to_all", COLLECTIVES, "bytes of the input"),
+        Family("barrier", COLLECTIVES, "nothing is moved"),
+        Family("send", COLLECTIVES, "rank 0 to rank 1 and back, half of it"),
+        Family("send-both", COLLECTIVES, "ranks 0 and 1 send at once"),
+        Family("together-product", COLLECTIVES, "each rank multiplies matrices of 256 × 256"),
+        Family("together-copy", COLLECTIVES, "each rank copies 16 MiB"),
+        Family("beside", COLLECTIVES, "each rank multiplies while an all-reduce is on its way"),
+    )
+}
+
+BUS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+"""Rate on the busiest link over bytes by time is so many times (n - 1)/n, as nccl-tests count it; 1 for the others."""
+
+PRODUCTS = {1 * MIB: 8, 8 * MIB: 64, 32 * MIB: 256}
+"""Of `beside`: bytes of the all-reduce → products that each rank does meanwhile."""
+
+COPIED = 16 * MIB
+"""Bytes of `together-copy`."""
+
+
+def sizes(family: Family) -> list[int]:
+    """Return the bytes in which a family is timed: each fourfold first, those between after them."""
+    doubled = [family.least << place for place in range(64) if family.least << place <= family.most]
+    ends = doubled[::2] if len(doubled) % 2 else [*doubled[::2], doubled[-1]]
+    return [*ends, *(each for each in doubled if each not in ends)]
+
+
+def spec(op: str, runtime: str, size: int, threads: int = 1, cold: bool = False, **how: Any) -> Spec:
+    """Return a transfer as a spec.
+
+    Args:
+        op: a name of `FAMILIES` or `OF_RANKS`.
+        runtime: `TRANSFERS` or `COLLECTIVES`.
+        size: bytes.
+        threads: of torch.
+        cold: whether caches hold something else.
+        how: other arguments, as JSON holds them.
+    """
+    arguments: tuple[tuple[str, Any], ...] = (("bytes", size), *sorted(how.items()))
+    wires = Wires((), (), ())
+    if size:
+        arguments, wires = (*arguments, ("data", Tensor("uint8", (size,)))), Wires((0,), (), ())
+    vocabulary = "transfer" if runtime == TRANSFERS else "collective"
+    block = Block((Call(f"{vocabulary}::{op}", arguments),), (wires,))
+    return Spec(block, state=CacheState.COLD if cold else CacheState.WARM, threads=threads, runtime=runtime)
+
+
+def of_transfers(names: Sequence[str], threads: Sequence[int], storage: str = "") -> list[Spec]:
+    """Return the specs of transfers, a few sizes of each family before all sizes of any.
+
+    Args:
+        names: of families.
+        threads: for those that threads of torch do; the others have one.
+        storage: kind of file system, which belongs to what a transfer of storage is.
+    """
+    found = []
+    for name in names:
+        family = FAMILIES[name]
+        how = {"filesystem": storage} if family.group == STORAGE else {}
+        for count in threads if family.threaded else (1,):
+            found.append([spec(name, TRANSFERS, each, count, family.cold, **how) for each in sizes(family)])
+    return list(_in_turn(found))
+
+
+def of_collectives(names: Sequence[str], ranks: Sequence[int], threads: int = 1) -> list[Spec]:
+    """Return the specs of collectives; those of two ranks alone stand for two, whatever was asked for."""
+    found = []
+    for count in ranks:
+        for name in names:
+            if name.startswith("together"):
+                for each in dict.fromkeys((1, count)):
+                    found.append([spec(name, COLLECTIVES, 0, threads, ranks=each)])
+            elif name == "beside":
+                found.append(
+                    [spec(name, COLLECTIVES, size, threads, ranks=count, products=PRODUCTS[size]) for size in PRODUCTS]
+                )
+            elif name == "barrier":
+                found.append([spec(name, COLLECTIVES, 0, threads, ranks=count)])
+            else:
+                own = 2 if name.startswith("send") else count
+                those = sizes(OF_RANKS[name])
+                found.append([spec(name, COLLECTIVES, each, threads, ranks=own) for each in those])
+    return list({each.key: each for each in _in_turn(found)}.values())
+
+
+def _in_turn(families: Sequence[Sequence[Spec]]) -> Iterator[Spec]:
+    """Yield the coarse sizes of all families, then the others."""
+    halves = [(those[: (len(those) + 2) // 2], those[(len(those) + 2) // 2 :]) for those in families]
+    for half in (0, 1):
+        for those in halves:
+            yield from those[half]
+
+
+def named(text: str | None, known: dict[str, Family]) -> list[str]:
+    """Return the families that a text names, by their own names or those of groups; all without one.
+
+    Raises:
+        UsageError: there is no such family.
+    """
+    if text is None:
+        return list(known)
+    found: list[str] = []
+    groups = {each.group for each in known.values()}
+    for each in (part.strip() for part in text.split(",")):
+        if each not in known and each not in groups:
+            names = (*sorted(groups - {COLLECTIVES}), *known)
+            raise UsageError(f"--families {each!r}: there is none{nearest(each, names)}; there are {', '.join(names)}")
+        found += [each] if each in known else [name for name, family in known.items() if family.group == each]
+    return list(dict.fromkeys(found))
+
+
+# --- curves ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The timings of one family under equal conditions, by size."""
+
+    family: Family
+    threads: int
+    ranks: int
+    how: str
+    """Other conditions, `ext4`; empty for none."""
+
+    timings: tuple[tuple[int, Timing], ...]
+    """Bytes and timing, smallest first; those that have a figure."""
+
+    holes: tuple[tuple[int, Timing], ...] = ()
+    """Those that have none."""
+
+    shape: Shape | None = field(default=None, compare=False)
+    """None for fewer sizes than a fit takes."""
+
+    @property
+    def name(self) -> str:
+        """Of family, ranks and threads."""
+        ranks = f" {self.ranks} ranks" if self.ranks else ""
+        threads = f" {self.threads} threads" if self.family.threaded and self.threads > 1 else ""
+        return f"{self.family.name}{ranks}{threads}{f' {self.how}' if self.how else ''}"
+
+    @property
+    def bus_factor(self) -> float:
+        """Rate on the busiest link over bytes by time."""
+        times = BUS.get(self.family.name)
+        return 1.0 if times is None else times * (self.ranks - 1) / self.ranks
+
+    @property
+    def canary(self) -> float | None:
+        """The largest `canary_ratio` of its timings."""
+        return max((each.canary_ratio for _, each in self.timings if each.canary_ratio), default=None)
+
+    def rate(self, size: int, timing: Timing) -> float:
+        """Return bytes a second."""
+        return size / (timing.trimmed_ns or float("inf")) * 1e9
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The size with the highest rate, and that rate in bytes a second."""
+        rates = [(self.rate(size, each), size) for size, each in self.timings if size]
+        return (max(rates)[1], max(rates)[0]) if rates else None
+
+
+def curves(timings: Iterable[Timing], keep: Callable[[Spec], bool] = lambda spec: True) -> list[Curve]:
+    """Return the curves of timings of transfers and collectives, fitted; other timings are left out."""
+    grouped: dict[tuple[str, int, int, str], list[tuple[int, Timing]]] = {}
+    for each in timings:
+        if each.runtime not in (TRANSFERS, COLLECTIVES):
+            continue
+        found = spec_of(each)
+        if not keep(found):
+            continue
+        name, given = arguments(found)
+        if name in FAMILIES or name in OF_RANKS:
+            key = name, each.threads, int(given.get("ranks", 0)), str(given.get("filesystem", ""))
+            grouped.setdefault(key, []).append((int(given["bytes"]), each))
+    order = {name: place for place, name in enumerate((*FAMILIES, *OF_RANKS))}
+    return [_curve(*key, grouped[key]) for key in sorted(grouped, key=lambda key: (order[key[0]], key[2], key[1]))]
+
+
+def arguments(found: Spec) -> tuple[str, dict[str, Any]]:
+    """Return the family of a spec and its arguments.
+
+    Raises:
+        BenchError: it is of no transfer.
+    """
+    call = found.block.calls[0] if found.block.calls else None
+    if call is None or not call.op.startswith(("transfer::", "collective::")):
+        raise BenchError(f"{found.op} is no transfer")
+    return call.op.partition("::")[2], dict(call.arguments)
+
+
+def _curve(name: str, threads: int, ranks: int, how: str, those: list[tuple[int, Timing]]) -> Curve:
+    family = FAMILIES.get(name) or OF_RANKS[name]
+    ordered = sorted(those, key=lambda each: each[0])
+    timed = tuple((size, each) for size, each in ordered if each.is_timed)
+    holes = tuple((size, each) for size, each in ordered if not each.is_timed)
+    shape = None
+    if len(timed) >= FEWEST and all(size for size, _ in timed) and name != "beside":
+        halves = [(each.half_ns or 0.0) / (each.trimmed_ns or 1.0) for _, each in timed]
+        shape = fit(
+            [size for size, _ in timed], [(each.trimmed_ns or 0.0) / 1e9 for _, each in timed],
+            statistics.median(halves),
+        )  # fmt: skip
+    return Curve(family, threads, ranks, how, timed, holes, shape)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Two curves over each other."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    what: str
+
+
+def ratios(found: Sequence[Curve]) -> list[Ratio]:
+    """Return duplex ratios (of rates), and locality ratios: the last piece's seconds a byte over the first one's."""
+    shaped = {(each.family.name, each.ranks, each.threads, each.how): each for each in found if each.shape is not None}
+    made = []
+    for (name, ranks, threads, how), curve in shaped.items():
+        assert curve.shape is not None
+        one = shaped.get((DUPLEX.get(name, ""), ranks, threads, how))
+        if one is not None and one.shape is not None and curve.shape.beta.value:
+            way, both = one.shape.beta, curve.shape.beta
+            made.append(
+                Ratio(f"duplex {one.name}", 2 * way.value / both.value, 2 * way.low / both.high,
+                      2 * way.high / (both.low or both.value), "rate of both ways over that of one")
+            )  # fmt: skip
+        if curve.family.group == MEMORY and len(curve.shape.pieces) > 1:
+            near, far = curve.shape.pieces[0].per_byte, curve.shape.beta
+            if near.value:
+                made.append(
+                    Ratio(f"locality {curve.name}", far.value / near.value, far.low / near.high,
+                          far.high / (near.low or near.value), "seconds a byte far away over those in the caches")
+                )  # fmt: skip
+    return made
+
+
+def together(found: Iterable[Curve], name: str, ranks: int) -> float | None:
+    """Return how much longer a rank computes if so many do, by a family `together-…`; None if it was not timed."""
+    took = {each.ranks: each.timings[0][1].trimmed_ns for each in found if each.family.name == name and each.timings}
+    one, many = took.get(1), took.get(ranks)
+    return None if not one or not many else many / one
