@@ -50,13 +50,13 @@ def test_the_report_counts_against_the_goals_and_what_is_done_is_not_done_again(
     assert found == answers
     report = advice._report(
         found,
-        {"one_thread": {"advice": [piece(changes_numbers="bfloat16")]}, "onednn_off": {"advice": [piece()]}},
+        {"one_thread": {"advice": [piece(option=True)]}, "onednn_off": {"advice": [piece()]}},
         options,
     )
     assert report.rows[0] == ["onednn_off", "2", "stall, 20 %", "20 %", "15 %", "25 %"]
     assert report.notes == [
         "right advice among the first 3: 1 of 3 (goal 83%)",
-        "no advice that keeps results without a flaw: 1 of 2 (goal: all)",
+        "no advice without a flaw: 1 of 2 (goal: all)",
         "tried, and the step was faster: 1 of 1 (goal 90%)",
         "error of the promise: 25 % (median, goal 30 %)",
         "could not be asked about: slow_data",

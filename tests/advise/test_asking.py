@@ -55,6 +55,18 @@ def test_the_best_stands_first_and_a_bound_counts_less_than_an_expectation(asked
     assert found.left_out == {"may gain nothing": 1, "gain less than 1 %": 1}
 
 
+def test_options_stand_last_under_a_heading_of_their_own_and_are_no_fault(asked: Asked) -> None:
+    @advise.question("precise", "less precise?")
+    def precise(asked: Asked) -> Iterator[Advice]:
+        yield piece("precise", 8, 9, changes_numbers="bfloat16", option=True)
+
+    found = advise.of(asked)
+    assert [each.question for each in found.advice] == ["large", "small", "large", "precise"]
+    assert text.page(found).index("4. 8.50 ms") > text.page(found).index("less time for other results")
+    alone = text.page(advise.of(asked, only=["precise"]))
+    assert alone.index("Nothing to advise") < alone.index("less time for other results") < alone.index("1. 8.50 ms")
+
+
 def test_questions_can_be_chosen_by_name_by_need_and_by_what_they_change(asked: Asked) -> None:
     assert advise.of(asked, only=["small"]).asked == ("small",)
     assert advise.of(asked, most=Needs.TRACE).unanswered == {}

@@ -67,11 +67,10 @@ def test_all_is_said_of_a_model_at_once_and_pieces_say_what_they_add(tmp_path: P
     made.timings.add(timed(spec, 1e4) for spec in convert if spec.block.op == "aten::contiguous")
     asked = Asked(None, "a model", {}, {"ground": lambda asked: replace(made), "ideal": lambda asked: ("ideal: x",)})
     found = of(asked, only=["choice", "precision"])
-    assert [piece.trial for piece in found.advice] == ["autocast=bfloat16", "channels_last"]
-    assert found.advice[0].changes_numbers is not None
-    assert found.together is not None
-    assert [part.piece.trial for part in found.together.parts] == ["autocast=bfloat16"]
-    assert of(asked, only=["choice", "precision"], same_numbers=True).together is None
+    assert [piece.trial for piece in found.advice] == ["channels_last", "autocast=bfloat16"]
+    assert [piece.option for piece in found.advice] == [False, True]
+    assert found.advice[1].changes_numbers is not None
+    assert found.together is None
 
 
 def test_ceilings_that_the_step_beats_are_told_to_be_measured_again(tmp_path: Path) -> None:

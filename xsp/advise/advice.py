@@ -111,6 +111,10 @@ class Advice:
     once_ms: float = 0.0
     """What it costs beside its calls, taken off its gain already."""
 
+    option: bool = False
+    """Whether nothing is wrong with the step, and it is a trade: less time for results of less precision. Options stand
+    behind all other pieces."""
+
 
 @dataclass(frozen=True)
 class Step:

@@ -42,7 +42,8 @@ class Advised:
     """How far the step is from the best that is installed (Q1), in lines; empty where nothing tells."""
 
     together: Together | None = None
-    """What pieces gain together, and in which order; None of fewer than two that tell which calls they change."""
+    """What pieces gain together, and in which order, options left out; None of fewer than two that tell which calls
+    they change."""
 
 
 def of(
@@ -89,7 +90,7 @@ def of(
         unanswered,
         left_out,
         _ideal(asked) if most >= Needs.BOUND and not only else (),
-        together.plan(ordered),
+        together.plan([piece for piece in ordered if not piece.option]),
     )
 
 
@@ -186,6 +187,6 @@ def _setting(piece: Advice) -> str | None:
     return None if piece.trial is None else piece.trial.partition("=")[0]
 
 
-def _place(piece: Advice) -> tuple[float, str, str]:
-    """Return where a piece stands: by its gain, of which an upper bound counts less than an expectation."""
-    return -piece.gain.value * (BOUND_COUNTS if piece.at_most else 1.0), piece.question, piece.what
+def _place(piece: Advice) -> tuple[bool, float, str, str]:
+    """Return where a piece stands: options last; by gain, of which an upper bound counts less than an expectation."""
+    return piece.option, -piece.gain.value * (BOUND_COUNTS if piece.at_most else 1.0), piece.question, piece.what

@@ -26,10 +26,12 @@ def page(found: Advised, limit: int | None = None, history: str | None = None) -
     shown = found.advice[: limit or MOST]
     lines = _wrapped(plain(found.name) + _of_step(found), "")
     lines += [line for text in found.ideal for line in _wrapped(text, "")]
-    for number, piece in enumerate(shown, 1):
-        lines += ["", *_piece(number, piece, _a(found.step))]
-    if not shown:
+    if all(piece.option for piece in found.advice):
         lines += ["", *_wrapped(_nothing(found), "")]
+    for number, piece in enumerate(shown, 1):
+        if piece.option and (number == 1 or not shown[number - 2].option):
+            lines += ["", "less time for other results, if those are good enough:"]
+        lines += ["", *_piece(number, piece, _a(found.step))]
     lines += _together(found)
     rest = len(found.advice) - len(shown)
     notes = [f"{rest} more: --limit {len(found.advice)}"] if rest else []

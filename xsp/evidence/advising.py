@@ -85,5 +85,6 @@ def _piece(each: Advice) -> Document:
         "why": list(each.why),
         "do": each.do,
         "changes_numbers": each.changes_numbers,
+        "option": each.option,
         "trial": each.trial,
     }

@@ -54,6 +54,7 @@ def pieces(ground: Ground) -> Iterator[Advice]:
         tuple(why),
         'with torch.autocast("cpu", dtype=torch.bfloat16): ...',
         f"results: off by {worst}, measured call by call on random values",
-        "autocast=bfloat16",
+        option=True,
+        trial="autocast=bfloat16",
         by_call=milliseconds(found.gains),
     )
