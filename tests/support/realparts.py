@@ -166,9 +166,15 @@ class ServeProcess:
         """Start it on the addresses that it had."""
         self._start(self.http.removeprefix("http://"), self.grpc.removeprefix("grpc://"))
 
-    def end(self, how: signal.Signals = signal.SIGTERM) -> str:
-        """End it, and return what it printed."""
+    def end(self, how: signal.Signals = signal.SIGTERM, stopped: bool = False) -> str:
+        """End it, by a signal that comes while it is stopped if that is asked for, and return what it printed."""
+        status = Path(f"/proc/{self.process.pid}/stat")
+        if stopped:
+            self.process.send_signal(signal.SIGSTOP)
+            until(lambda: status.read_text().rpartition(") ")[2][0] == "T")
         self.process.send_signal(how)
+        if stopped:
+            self.process.send_signal(signal.SIGCONT)
         printed, _ = self.process.communicate(timeout=300)
         return printed
 

@@ -12,9 +12,11 @@ examples:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import signal
-import threading
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 from xsp.cli import progress
@@ -66,17 +68,32 @@ def run(given: argparse.Namespace) -> int:
     http, grpc = address(given.http), address(given.grpc)
     if http is None and grpc is None:
         raise UsageError("--http off and --grpc off: nothing would be received; leave one of them on")
-    ended = threading.Event()
-    before = {each: signal.signal(each, lambda *_: ended.set()) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with _signals() as heard:  # a second signal ends it at once; what arrived can be loaded then too
         server = Server(given.out, http, grpc, limits, lambda line: progress.tell(line, flush=True))
         server.start()
-        ended.wait()
-    finally:
-        for each, handler in before.items():  # a second signal ends it at once; what arrived can be loaded then too
-            signal.signal(each, handler)
+        heard.recv(1)
     server.close()
     return 0
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[socket.socket]:
+    """Yield a socket on which a byte arrives with the first interrupt or termination.
+
+    The system may give a signal to any thread, as it does where the process was stopped when the signal came: a main
+    thread that waits for a lock does not wake then.
+    """
+    heard, told = socket.socketpair()
+    told.setblocking(False)
+    with heard, told:
+        earlier = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+        before = {each: signal.signal(each, lambda *_: None) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield heard
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+            signal.set_wakeup_fd(earlier)
 
 
 def _size(text: str) -> int:
