@@ -84,3 +84,14 @@ def test_requests_of_one_run_at_once_lose_nothing(tmp_path: Path) -> None:
     (place,) = (tmp_path / "out").iterdir()
     found = xsp.load(place).sql("SELECT span_id FROM spans ORDER BY 1").fetchall()
     assert [identity for (identity,) in found] == ids
+
+
+def test_what_comes_again_is_counted_however_often_the_run_is_put_in_order_meanwhile(tmp_path: Path) -> None:
+    for _ in range(3):  # begun again, as a receiver that goes on with what is there
+        receiving = Receiving(tmp_path, lambda line: None)
+        for _ in range(2):
+            receiving.take(request("ab" * 8))
+            receiving.tidy(all_of_them=True)
+        receiving.close()
+    (place,) = tmp_path.iterdir()
+    assert xsp.load(place).run["received"]["doubled"] == 5

@@ -87,6 +87,9 @@ class _Arriving:
     files: int = 0
     waiting: bool = False
     touched: float = 0.0
+    doubled: int = 0
+    """Spans that came again, of those that were put in order."""
+
     staging: int = 0
     """Requests that are writing files beside their places."""
 
@@ -107,6 +110,7 @@ class _Arriving:
             "requests": self.requests,
             "skipped": dict(self.skipped),
             "changed": dict(self.changed),
+            "doubled": self.doubled,
             "runs": list(self.runs.values()),
         }
         return run | {"finished": False, "received": received}
@@ -350,6 +354,7 @@ class Receiving:
             received.requests,
             max(names, default=-1) + 1,
             bool(names),
+            doubled=received.doubled,
         )
         files = [*rundir.segments(place), *(place / rundir.WAITING).glob("*.parquet")]
         traces = self._traces(files)
@@ -412,6 +417,7 @@ class Receiving:
             self._say(f"{error}; what arrived is kept in {arriving.place}, and loads")
             return
         with arriving.lock:
+            arriving.doubled = written.received.doubled if written.received is not None else 0
             if more := arriving.files != files:
                 rundir.write_run(arriving.place, arriving.content())
         if not more:
