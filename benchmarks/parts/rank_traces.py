@@ -53,7 +53,7 @@ class Job:
     """Of computation, in each layer and direction."""
 
     group: int = 4
-    """Ranks that gather among themselves."""
+    """Ranks that gather among themselves; 0 for a job that gathers nothing."""
 
     stragglers: Mapping[int, float] = field(default_factory=dict)
     """Rank → how many times as long its computation takes."""
@@ -191,7 +191,7 @@ def _step(ranks: Sequence[_Rank], job: Job, step: int, numbers: _Numbers) -> Non
 
 
 def _groups(ranks: Sequence[_Rank], job: Job) -> Iterator[Sequence[_Rank]]:
-    for first in range(0, len(ranks), job.group):
+    for first in range(0, len(ranks) if job.group else 0, job.group or 1):
         yield ranks[first : first + job.group]
 
 
@@ -206,7 +206,8 @@ def _compute(rank: _Rank, job: Job, name: str, layer: int) -> None:
         rows.append(_launch(rank, COMPUTE_STREAM, 1_500, "Memcpy DtoD (Device -> Device)"))
     rank.put(
         ph="X", cat="cpu_op", name=name, pid=_pid(rank.number), tid=1, at=begin, takes=rank.host - begin,
-        args={"External id": rank.calls, "Input Dims": [[64, 256], [256, 256]], "Input type": ["float", "float"]},
+        args={"External id": rank.calls, "Input Dims": [[64, 256], [256, 256]], "Input type": ["float", "float"],
+              **({"Sequence number": rank.calls, "Fwd thread id": 1} if name.endswith("Backward0") else {})},
     )  # fmt: skip
     for row in rows:
         _put_launched(rank, *row)

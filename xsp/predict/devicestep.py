@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from xsp.analyses.answers import Answers
 from xsp.analyses.collectives import COLLECTIVES, why_none
 from xsp.analyses.devicework import SKEW_NS, prepare
 from xsp.device.kernelnames import COMMUNICATION
@@ -19,6 +20,9 @@ from xsp.predict.buckets import Buckets
 from xsp.predict.training import Layer
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
+
+END_NS = 1 << 62
+"""After everything."""
 
 PIECES = 20
 """Of a backward pass whose modules and collectives are not known."""
@@ -64,6 +68,38 @@ def group(trace: Trace) -> int | None:
     return int(found[0][0]) if found and found[0][0] is not None else None
 
 
+def slow_rank(trace: Trace) -> str | None:
+    """Return a sentence on the rank that the others wait for; None where there is none, or one rank alone.
+
+    It comes last to most collectives by more than the clocks are uncertain; how much slower it is, is the time of its
+    device's own work over that of the median rank.
+    """
+    if why_none(trace) is not None:
+        return None
+    try:
+        rows = Answers(trace)["stragglers"].dicts()
+    except AnalysisError:
+        return None
+    first = rows[0] if len(rows) > 1 else None
+    if first is None or 2 * first["last_for_certain"] <= first["collectives"]:
+        return None
+    prepare(trace)
+    took = dict(
+        trace.sql(
+            f"SELECT rank, sum(end_ns - start_ns) FROM device_work WHERE purpose <> '{COMMUNICATION}' GROUP BY rank"
+        ).fetchall()
+    )
+    others = sorted(float(each) for rank, each in took.items() if rank != first["rank"])
+    if first["rank"] not in took or not others or not others[len(others) // 2]:
+        return None
+    factor = float(took[first["rank"]]) / others[len(others) // 2]
+    own = "; the figures are of it" if first["rank"] == trace.rank else f": --straggler {factor:.3g} predicts with it"
+    return (
+        f"slow rank: rank {first['rank']} came last to {first['last_for_certain']} of {first['collectives']} "
+        f"collectives, and its device works {factor:.3g} times as long as that of the median rank{own}"
+    )
+
+
 def of(trace: Trace) -> OnDevice:
     """Return the mean of the recorded steps on the lowest device of the trace's rank.
 
@@ -86,6 +122,9 @@ def of(trace: Trace) -> OnDevice:
     ]
     if exposed:
         told.append(f"left out are {exposed / steps * 1e3:.3g} ms of a step: collectives with nothing beside them")
+    slow = slow_rank(trace)
+    if slow is not None:
+        told.append(slow)
     unknown = ["how much longer computation took because collectives ran beside it"] if sent else []
     if others:
         unknown.append(f"collectives that are no sums of gradients, which the prediction does not have: {others}")
@@ -143,6 +182,7 @@ def _walked(rows: Sequence[Mapping[str, Any]]) -> tuple[list[_Work], dict[str, L
     for row in rows:
         start, end = row["start_ns"], row["end_ns"]
         if recording is None or row["recording"] != recording:
+            alone += _covered(sent, until, END_NS)
             until, recording, sent = start, row["recording"], []
         those = backward.get(row["step"])
         phase = _phase(row, *((min(those), max(those)) if those else (None, None)))
@@ -162,6 +202,7 @@ def _walked(rows: Sequence[Mapping[str, Any]]) -> tuple[list[_Work], dict[str, L
         work.append(_Work(row["step"], phase, row["layer"], row["place"], end, took / 1e9))
         until = max(until, end)
         sent = [each for each in sent if each[1] > until]
+    alone += _covered(sent, until, END_NS)  # those after the last work: nothing comes that waited for them
     return work, {name: tuple(those) for name, those in drawn.items()}, alone / 1e9, idle / 1e9
 
 

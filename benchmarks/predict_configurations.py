@@ -1,0 +1,226 @@
+"""How far off the generic model is on configurations held out: steps of small models, recorded here.
+
+MLPs, CNNs and autoencoders of drawn batch, width, depth, kernel, stride, activation, optimizer and threads. Each
+configuration is measured in `--rounds` short turns, all configurations once a round in a new order; its time is the
+median of its turns' medians. What is measured stands in `--out`, a line for each turn, so that a session of `--seconds`
+goes on where the last one ended. When all is there, the model and its baselines are held against groups left out:
+
+    python benchmarks/predict_configurations.py --out turns.jsonl --seconds 540     again and again, until all is there
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from parts import turns
+
+COUNT, COUNT_QUICK = 300, 24
+TURN_S = 0.25
+"""Of measured steps, in a turn."""
+
+GRID: dict[str, dict[str, tuple[Any, ...]]] = {
+    "mlp": {"batch": (4, 8, 16, 32, 64, 128, 256), "width": (32, 64, 128, 256, 512), "depth": (1, 2, 3, 4, 6),
+            "kernel": (1,), "stride": (1,)},
+    "cnn": {"batch": (2, 4, 8, 16, 32), "width": (4, 8, 16, 24, 32), "depth": (1, 2, 3, 4), "kernel": (1, 3, 5),
+            "stride": (1, 2)},
+    "autoencoder": {"batch": (4, 8, 16, 32, 64, 128, 256), "width": (64, 128, 256, 512), "depth": (1, 2, 3, 4),
+                    "kernel": (1,), "stride": (1,)},
+}  # fmt: skip
+ALL = {"activation": ("relu", "tanh", "gelu"), "optimizer": ("sgd", "adam"), "threads": (1, 2)}
+FACTORS = ("batch", "width", "depth", "kernel", "stride", "activation", "optimizer", "threads")
+WORK = ("mflops", "melements", "mparameters", "modules")
+
+FORMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str | None]] = {
+    "what was chosen, each kind by itself": ((), FACTORS, "kind"),
+    "what is computed": (WORK, ("threads", "kind", "activation", "optimizer"), None),
+    "what is computed, each kind by itself": (WORK[:3], ("threads", "activation", "optimizer"), "kind"),
+}
+"""Intrinsic and extrinsic factors, and of what each value has a model of its own."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what is missing, then judge, print, save."""
+    made = turns.parser(__doc__, rounds=3)
+    made.add_argument("--out", type=Path, help="where turns are kept (default: nowhere)")
+    made.add_argument("--seconds", type=float, default=3000, help="of this session (default: 3000)")
+    made.add_argument("--count", type=int, help=f"of configurations (default: {COUNT}, quick: {COUNT_QUICK})")
+    options = turns.parse(made, arguments)
+    wanted = drawn(options.count or (COUNT_QUICK if options.quick else COUNT), options.seed)
+    rows = measured(wanted, options)
+    if len(rows) < options.rounds * len(wanted):
+        turns.say(f"{len(rows)} of {options.rounds * len(wanted)} turns: run it again, they go on in {options.out}")
+        return
+    judge(wanted, rows, options).finish(options)
+
+
+def drawn(count: int, seed: int) -> list[dict[str, Any]]:
+    """Return configurations, all different, as many of each kind."""
+    chance, found = random.Random(seed), {}
+    while len(found) < count:
+        kind = tuple(GRID)[len(found) % len(GRID)]
+        each = {"kind": kind, **{name: chance.choice(values) for name, values in (GRID[kind] | ALL).items()}}
+        found[json.dumps(each)] = each
+    return list(found.values())
+
+
+def measured(wanted: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the turns of this session and of those before it."""
+    keys = {json.dumps(each): each for each in wanted}
+    rows: list[dict[str, Any]] = []
+    if options.out is not None and options.out.exists():
+        held = (json.loads(line) for line in options.out.read_text().splitlines())
+        rows = [each for each in held if each["key"] in keys and each["round"] < options.rounds]
+    done = {(each["key"], each["round"]) for each in rows}
+    end = time.monotonic() + options.seconds
+    for number in range(options.rounds):
+        order = list(keys)
+        random.Random(options.seed + number).shuffle(order)
+        for key in order:
+            if (key, number) in done:
+                continue
+            if time.monotonic() > end:
+                return rows
+            row = {"key": key, "round": number, **turn(keys[key], options.quick)}
+            rows.append(row)
+            if options.out is not None:
+                with options.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+        turns.say(f"  round {number + 1} of {options.rounds}: {len(rows)} turns")
+    return rows
+
+
+def turn(each: dict[str, Any], quick: bool) -> dict[str, Any]:
+    """Build a model, train some steps, and return the median of a step with what it computes."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    torch.manual_seed(0)
+    torch.set_num_threads(each["threads"])
+    net, batch, loss = built(each)
+    rule = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[each["optimizer"]](net.parameters(), lr=1e-3)
+
+    def step() -> None:
+        rule.zero_grad(set_to_none=True)
+        loss(net(batch)).backward()
+        rule.step()
+
+    elements = 0
+
+    def count(_module: Any, _given: Any, out: Any) -> None:
+        nonlocal elements
+        elements += out.numel()
+
+    modules = [part for part in net.modules() if not list(part.children())]
+    hooks = [part.register_forward_hook(count) for part in modules]
+    with FlopCounterMode(display=False) as flops:
+        step()
+    for hook in hooks:
+        hook.remove()
+    for _ in range(2):
+        step()
+    took: list[float] = []
+    end = time.perf_counter() + (TURN_S / 25 if quick else TURN_S)
+    while len(took) < 5 or (time.perf_counter() < end and len(took) < 1000):
+        begin = time.perf_counter()
+        step()
+        took.append(time.perf_counter() - begin)
+    parameters = sum(part.numel() for part in net.parameters())
+    return {"step_s": statistics.median(took), "mflops": flops.get_total_flops() / 1e6, "melements": elements / 1e6,
+            "mparameters": parameters / 1e6, "modules": len(modules)}  # fmt: skip
+
+
+def built(each: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Return a model, its batch and its loss."""
+    import torch
+    from torch import nn
+
+    width, depth = each["width"], each["depth"]
+    activation = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}[each["activation"]]
+    parts: list[Any] = []
+    if each["kind"] == "cnn":
+        channels = 3
+        for number in range(depth):
+            stride = each["stride"] if number == 0 else 1
+            parts += [nn.Conv2d(channels, width, each["kernel"], stride, each["kernel"] // 2), activation()]
+            channels = width
+        net = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+        batch = torch.randn(each["batch"], 3, 32, 32)
+    else:
+        inputs = 64 if each["kind"] == "mlp" else 256
+        sizes = [inputs, *([width] * depth), 10]
+        if each["kind"] == "autoencoder":
+            down = [max(4, width >> number) for number in range(depth)]
+            sizes = [inputs, *down, *reversed(down[:-1]), inputs]
+        for one, other in itertools.pairwise(sizes):
+            parts += [nn.Linear(one, other), activation()]
+        net, batch = nn.Sequential(*parts[:-1]), torch.randn(each["batch"], inputs)
+    if each["kind"] == "autoencoder":
+        return net, batch, lambda out: nn.functional.mse_loss(out, batch)
+    classes = torch.arange(each["batch"]) % 10
+    return net, batch, lambda out: nn.functional.cross_entropy(out, classes)
+
+
+def judge(
+    wanted: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], options: argparse.Namespace
+) -> turns.Report:
+    """Hold the model and its baselines against groups of configurations left out."""
+    from xsp.errors import UsageError
+    from xsp.predict import configurations, judged
+
+    table = []
+    for each in wanted:
+        those = [row for row in rows if row["key"] == json.dumps(each)]
+        table.append({**each, **{name: those[0][name] for name in WORK},
+                      "step_s": statistics.median(row["step_s"] for row in those)})  # fmt: skip
+    title = f"Errors on held-out configurations of {len(table)} recorded ones, and beyond the batches learned from"
+    report = turns.Report("predict_configurations", title, ("form", "model", "held out, %", "median, %", "beyond, %"))
+    for name, (intrinsic, extrinsic, by) in FORMS.items():
+        try:
+            chosen = (*intrinsic, *extrinsic, *((by,) if by else ()))
+            held = configurations.of_rows(table, "step_s", factors=chosen)
+            split = judged.split_of(held, intrinsic, extrinsic, by)
+            found = judged.judge(held, split, options.seed, 20, beyond=False)
+            further = beyond(table, chosen, split, options.seed)
+        except UsageError as error:
+            report.notes.append(f"{name}: {error}")
+            continue
+        for error in found.errors:
+            ends = f"{100 * further[error.model]:.1f}" if error.model in further else "–"
+            report.rows.append((name, error.model, f"{100 * error.mean:.1f}", f"{100 * error.median:.1f}", ends))
+        report.data[name] = {"errors": [each._asdict() for each in found.errors], "beyond": further}
+        own = next((each.mean for each in found.errors if each.model == judged.GENERIC), None)
+        text = (
+            "no figure" if own is None else f"{100 * own:.1f} %, goal at most 10 %: {'met' if own <= 0.1 else 'missed'}"
+        )
+        report.notes.append(f"{name}: generic {text}; offered: {found.offered}.")
+    report.data["table"] = table
+    return report
+
+
+def beyond(table: Sequence[dict[str, Any]], chosen: Sequence[str], split: Any, seed: int) -> dict[str, float]:
+    """Return mean errors in the largest batch of each kind, learned from the smaller ones."""
+    import numpy as np
+
+    from xsp.predict import configurations, judged
+
+    largest = {kind: max(values["batch"]) for kind, values in GRID.items()}
+    held = configurations.of_rows(table, "step_s", factors=chosen)
+    is_out = np.array([each["batch"] == largest[each["kind"]] for each in table])
+    inside, out = held.take(np.flatnonzero(~is_out)), held.take(np.flatnonzero(is_out))
+    if not len(out):
+        return {}
+    trained = judged.trained_on(inside, split, seed)
+    found = {name: float(np.abs(model(out.values) / out.seconds - 1).mean()) for name, model in trained.items()}
+    return {name: each for name, each in found.items() if np.isfinite(each)}
+
+
+if __name__ == "__main__":
+    main()
