@@ -12,6 +12,7 @@ examples:
   xsp predict runs/train --ranks 8 --straggler 1.3             one rank is slower, :turns, :together
   xsp predict runs/train --ranks 8 --loader 5ms,40ms,8         reading, decoding, workers
   xsp predict rank0.json.gz --ranks 16,32 --sharded            another profiler's trace
+  xsp predict runs/train --ranks 8 --chakra step8              for simulators that read Chakra
   xsp predict runs/train --ranks 8 --format json
   xsp predict fit table.csv                                    from many configurations: see its --help
   xsp predict at batch=64 threads=2                            a configuration that was not recorded
@@ -23,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xsp.cli import options, progress
@@ -118,6 +120,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gradients", type=size, metavar="SIZE", help="of all together, for a trace that does not tell it"
     )
+    parser.add_argument(
+        "--chakra", type=Path, metavar="DIR", help="write the step on the most ranks as Chakra's traces, rank.N.et"
+    )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
 
@@ -148,6 +153,9 @@ def run(given: argparse.Namespace) -> int:
     )  # fmt: skip
     found = scaling.of(step, job, given.ranks, original)
     text.keep(found, given.run)
+    if given.chakra is not None:
+        files = scaling.to_chakra(found, given.chakra)
+        progress.warn(f"xsp: {files:,} traces in {given.chakra}")
     if given.format == "json":
         progress.put(json.dumps(text.as_json(found), indent=2, allow_nan=False) + "\n")
     else:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from xsp.predict import prediction
+from xsp.predict import chakra, prediction, training
 from xsp.predict.prediction import Predicted, Worth
 from xsp.predict.recorded import Recorded
 from xsp.predict.training import Job
@@ -68,6 +69,15 @@ def of(recorded: Recorded, job: Job, ranks: Sequence[int], original: Recorded | 
     check = prediction.predict(original.work, bare)
     worth = tuple(prediction.worth(recorded.work, largest))
     return Scaling(recorded, job, points, worth, check, original.step)
+
+
+def to_chakra(found: Scaling, folder: Path) -> int:
+    """Write the step on the largest number of ranks as execution traces, and return how many (see `chakra.write`)."""
+    job = found.points[-1].found.job
+    step = prediction.predict(found.recorded.work, job, fine=True)
+    arrivals = found.recorded.work.arrivals
+    plan = training.plan_of(found.recorded.work, job) if job.ranks > 1 else ()
+    return chakra.write(step, [sum(arrivals[each] for each in bucket) for bucket in plan], folder)
 
 
 def _point(recorded: Recorded, job: Job, alone: float) -> Point:

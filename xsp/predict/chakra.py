@@ -1,0 +1,160 @@
+"""A predicted step as execution traces in Chakra's schema (MLCommons, `et_def.proto`), one file for each rank.
+
+A file is messages behind their lengths: metadata, then a node for each task of the rank. Tasks that compute are
+COMP_NODE with their durations; buckets are COMM_COLL_NODE with the kind and the bytes of the collective, whose time a
+simulator works out. Numbers of fields are those of the published schema; the bytes are written here, so no library is needed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from xsp import atomic
+from xsp.errors import OutputError, UsageError
+from xsp.predict import training
+from xsp.predict.prediction import Predicted
+from xsp.predict.schedule import Cause, Task
+from xsp.predict.training import ALL
+from xsp.version import __version__
+
+SCHEMA = "0.0.4"
+MOST_RANKS = 4_096
+"""Files; more are for nobody."""
+
+COMP_NODE, COMM_COLL_NODE = 4, 7
+_KINDS = {"all-reduce": 0, "all-gather": 2, "reduce-scatter": 7}
+"""`CollectiveCommType`."""
+
+# fields of Node, GlobalMetadata and AttributeProto
+_ID, _NAME, _TYPE, _DATA_DEPS, _START, _TOOK, _ATTR = 1, 2, 3, 5, 6, 7, 10
+_VERSION, _META_ATTR = 1, 2
+_ATTR_NAME, _DOUBLE, _INT64, _BOOL, _STRING = 1, 3, 9, 27, 29
+_VARINT, _FIXED64, _BYTES = 0, 1, 2
+
+
+def write(found: Predicted, sizes: Sequence[int], folder: Path) -> int:
+    """Write `rank.N.et` of each rank into a folder, and return how many there are.
+
+    Args:
+        found: a step, predicted with a task for each layer.
+        sizes: bytes of each bucket.
+        folder: made where it is missing.
+
+    Raises:
+        OutputError: it cannot be written.
+        UsageError: there are too many ranks.
+    """
+    job = found.job
+    if job.ranks > MOST_RANKS:
+        raise UsageError(f"{job.ranks:,} files are too many: predict at most {MOST_RANKS:,} ranks with --chakra")
+    classes = [kind for kind, (count, _) in enumerate(training.classes(job)) for _ in range(count)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        contents = {kind: content(found, sizes, kind) for kind in set(classes)}
+        for rank, kind in enumerate(classes):
+            with atomic.written(folder / f"rank.{rank}.et", flush=False) as beside:
+                beside.write_bytes(contents[kind])
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written ({error.strerror or error}); name another folder") from error
+    return len(classes)
+
+
+def content(found: Predicted, sizes: Sequence[int], kind: int) -> bytes:
+    """Return the file of the ranks of a class: the last simulated step, its times from the step's begin on."""
+    schedule = found.schedule
+    last = schedule.tasks[-1].step
+    mine = [
+        place
+        for place, task in enumerate(schedule.tasks)
+        if task.step == last and task.rank in (kind, ALL) and (task.seconds > 0 or task.rank == ALL)
+    ]
+    begin = min((schedule.starts[place] for place in mine), default=0.0)
+    numbers = {place: number for number, place in enumerate(mine)}
+    parts = [_delimited(_metadata(found))]
+    for place, number in numbers.items():
+        needs = sorted(numbers[each] for each in _before(schedule.tasks, place, numbers.keys()))
+        start = schedule.starts[place] - begin
+        parts.append(_delimited(_node(number, schedule.tasks[place], start, needs, sizes)))
+    return b"".join(parts)
+
+
+def _before(tasks: Sequence[Task], place: int, kept: Collection[int]) -> set[int]:
+    """Return the tasks that a task waits for and that are in the file; what is not hands on what it waits for."""
+    found: set[int] = set()
+    pending, seen = list(tasks[place].after), set()
+    while pending:
+        each = pending.pop()
+        if each in kept:
+            found.add(each)
+        elif each not in seen:
+            seen.add(each)
+            pending += tasks[each].after
+    return found
+
+
+def _metadata(found: Predicted) -> bytes:
+    about = {"producer": f"xsp {__version__}", "link": found.job.link.about}
+    parts = [_text(_VERSION, SCHEMA)]
+    parts += [_text(_META_ATTR, _attribute(name, value)) for name, value in about.items()]
+    return b"".join([*parts, _text(_META_ATTR, _attribute("ranks", found.job.ranks)),
+                     _text(_META_ATTR, _attribute("predicted_step_s", found.step))])  # fmt: skip
+
+
+def _node(number: int, task: Task, start: float, needs: Sequence[int], sizes: Sequence[int]) -> bytes:
+    sends = task.cause is Cause.COMMUNICATION
+    parts = [
+        _number(_ID, number), _text(_NAME, task.name), _number(_TYPE, COMM_COLL_NODE if sends else COMP_NODE),
+        _text(_DATA_DEPS, b"".join(map(_varint, needs))) if needs else b"",
+        _number(_START, round(start * 1e6)), _number(_TOOK, round(task.seconds * 1e6)),
+    ]  # fmt: skip
+    attributes: dict[str, bool | int | float | str] = {
+        "is_cpu_op": task.cause is Cause.INPUT, "cause": str(task.cause), "duration_s": task.seconds
+    }  # fmt: skip
+    if sends:
+        what, _, bucket = task.name.partition(" ")
+        attributes |= {"comm_type": _KINDS[what], "comm_size": sizes[int(bucket)]}
+    return b"".join([*parts, *(_text(_ATTR, _attribute(name, value)) for name, value in attributes.items())])
+
+
+def _attribute(name: str, value: bool | int | float | str) -> bytes:
+    """Return a named value of its type."""
+    if isinstance(value, bool):
+        held = _key(_BOOL, _VARINT) + _varint(value)
+    elif isinstance(value, int):
+        held = _key(_INT64, _VARINT) + _varint(value)
+    elif isinstance(value, float):
+        held = _key(_DOUBLE, _FIXED64) + struct.pack("<d", value)
+    else:
+        held = _text(_STRING, value)
+    return _text(_ATTR_NAME, name) + held
+
+
+def _key(field: int, kind: int) -> bytes:
+    return _varint(field << 3 | kind)
+
+
+def _number(field: int, value: int) -> bytes:
+    """Return a whole number; 0 is what is absent."""
+    return _key(field, _VARINT) + _varint(value) if value else b""
+
+
+def _text(field: int, value: str | bytes) -> bytes:
+    held = value.encode("utf-8", "replace") if isinstance(value, str) else value
+    return _key(field, _BYTES) + _varint(len(held)) + held
+
+
+def _delimited(message: bytes) -> bytes:
+    return _varint(len(message)) + message
+
+
+def _varint(value: int) -> bytes:
+    return bytes(_sevens(value))
+
+
+def _sevens(value: int) -> Iterator[int]:
+    while value > 127:
+        yield value & 127 | 128
+        value >>= 7
+    yield value
