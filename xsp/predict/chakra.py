@@ -2,7 +2,8 @@
 
 A file is messages behind their lengths: metadata, then a node for each task of the rank. Tasks that compute are
 COMP_NODE with their durations; buckets are COMM_COLL_NODE with the kind and the bytes of the collective, whose time a
-simulator works out. Numbers of fields are those of the published schema; the bytes are written here, so no library is needed.
+simulator works out. Numbers of fields are those of the published schema. The bytes are written here: no library is
+needed.
 """
 
 from __future__ import annotations
