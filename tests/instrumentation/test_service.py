@@ -28,6 +28,7 @@ from torch import nn
 
 import xsp
 from xsp.errors import PluginError, UsageError
+from xsp.instrumentation.provider import Handover
 from xsp.instrumentation.worker import Called, Recorded, _Sending, spans_of
 from xsp.testing import spans
 
@@ -387,3 +388,28 @@ def test_a_process_that_ends_without_closing_delivers_what_it_recorded() -> None
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert run.stderr == ""
     assert '.op"' in run.stdout
+
+
+def test_the_services_threads_wait_less_for_the_interpreter_while_ours_compute() -> None:
+    usual = sys.getswitchinterval()
+    handover = Handover()
+    with handover.yielding():
+        with handover.yielding():
+            assert sys.getswitchinterval() < usual
+        assert sys.getswitchinterval() < usual, "another thread of ours still computes"
+    assert sys.getswitchinterval() == usual
+    try:
+        with handover.yielding():
+            sys.setswitchinterval(0.003)
+        assert sys.getswitchinterval() == pytest.approx(0.003), "what the service sets meanwhile stays"
+    finally:
+        sys.setswitchinterval(usual)
+
+
+def test_a_forked_child_has_the_services_own_switch_interval() -> None:
+    usual = sys.getswitchinterval()
+    handover = Handover()
+    with handover.yielding():
+        handover.forget()
+        assert sys.getswitchinterval() == usual
+    assert sys.getswitchinterval() == usual

@@ -183,7 +183,7 @@ class Calls:
 
     def drain(self, ended: Call | Window) -> None:
         """Take the rows of what has ended from the collectors, if nobody did, and hand them on."""
-        with self._draining:
+        with self._draining, self._handover.yielding():
             if isinstance(ended, Call):
                 calls = [ended] if ended in self._needed else []
             else:

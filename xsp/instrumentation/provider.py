@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -39,6 +40,9 @@ SCOPE = "xsp"
 PORTION = 128
 PAUSE_S = 0.01
 """Between portions: an exporter encodes in Python, and holds up the service's threads meanwhile."""
+
+SWITCH_S = 0.0002
+"""How long a thread of the service waits for the interpreter at most while one of ours has it."""
 
 PATIENCE_S = 30.0
 QUEUED_CALLS, QUEUED_BYTES = 256, 32 << 20
@@ -120,6 +124,7 @@ class Handover:
     """The queue of recorded calls, and the thread that has them correlated and delivered."""
 
     def __init__(self) -> None:
+        self._at_work, self._usual_s, self._own_s = 0, 0.0, 0.0
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._calls, self._bytes, self._changing = 0, 0, threading.Lock()
         self._correlator: Correlator | None = None
@@ -164,8 +169,35 @@ class Handover:
 
     def forget(self) -> None:
         """Let go of the parent's second process, in a forked child."""
+        if self._at_work:
+            self._restore()
         if self._correlator is not None:
             self._correlator.forget()
+
+    @contextlib.contextmanager
+    def yielding(self) -> Iterator[None]:
+        """Let the service's threads have the interpreter within `SWITCH_S` while a thread of ours computes in Python.
+
+        Python gives it to a thread that waits after 5 ms, unless the service said otherwise, and a request asks for it
+        several times: it would be late by more than it takes.
+        """
+        with self._changing:
+            if not self._at_work:
+                self._usual_s = sys.getswitchinterval()
+                sys.setswitchinterval(min(SWITCH_S, self._usual_s))
+                self._own_s = sys.getswitchinterval()
+            self._at_work += 1
+        try:
+            yield
+        finally:
+            with self._changing:
+                self._at_work -= 1
+                if not self._at_work:
+                    self._restore()
+
+    def _restore(self) -> None:
+        if sys.getswitchinterval() == self._own_s:  # else the service has set another one meanwhile
+            sys.setswitchinterval(self._usual_s)
 
     def _run(self) -> None:
         while (waiting := self._queue.get()) is not None:
@@ -191,7 +223,8 @@ class Handover:
     def _deliver(self, call: Called, model: Model, answer: Answer) -> str | None:
         """Have a call's spans delivered; return what went wrong, or None."""
         try:
-            given, refused = model.settings.tracing.give(int(call.trace_id, 16), answer.spans)
+            with self.yielding():
+                given, refused = model.settings.tracing.give(int(call.trace_id, 16), answer.spans)
         except Exception as error:
             return f"the service's span processors failed: {type(error).__name__}: {error}"
         model.tally.add("delivered", given + answer.sent)
