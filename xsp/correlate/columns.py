@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import duckdb
 import numpy as np
+from numpy import ma
 
 from xsp import table
 from xsp.correlate import figures, parents
@@ -136,7 +137,7 @@ def _spans(columns: dict[str, Array]) -> Spans:
 
 
 def _filled(values: Array) -> Array:
-    return values.filled(NONE) if isinstance(values, np.ma.MaskedArray) else values
+    return values.filled(NONE) if isinstance(values, ma.MaskedArray) else values
 
 
 def _numbers(spans: Spans, places: Array) -> Array:
@@ -320,4 +321,4 @@ _MAY_BE_EMPTY = [column.name for column in SEEN if column.name in {each.name for
 
 def _id(number: str) -> str:
     """Return the SQL of a span's id."""
-    return f"CASE WHEN {number} IS NOT NULL THEN printf('%016x', {number} + 1) END"
+    return f"lower(to_base({number} + 1, 16, 16))"  # in half the time of printf

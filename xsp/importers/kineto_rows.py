@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import duckdb
@@ -81,8 +81,8 @@ class _Arguments(NamedTuple):
 
 def _object(parts: dict[str, str]) -> str:
     """Return the SQL of a JSON object of those parts that are there; each is the SQL of JSON text."""
-    joined = " || ".join(f"coalesce(',\"{key}\":' || {value}, '')" for key, value in parts.items())
-    return f"nullif('{{' || substr({joined}, 2) || '}}', '{{}}')"
+    joined = ", ".join(f"',\"{key}\":' || {value}" for key, value in parts.items())
+    return f"nullif(concat('{{', substr(concat({joined}), 2), '}}'), '{{}}')"
 
 
 _TOLD_OF_COLLECTIVES = ("Collective name", "Process Group Name", "Seq", "In msg nelems", "Out msg nelems", "dtype",
@@ -262,14 +262,25 @@ _RECORD_FUNCTION = _Arguments(("Record function id",))
 _IS_NUMBERED = f"{_IS_OP} AND contains(args, 'Record function id')"  # few traces number them: their text tells sooner
 
 
-def _spans(*selects: str) -> str:
-    """Return the SQL of rows of `seen`."""
-    rows = " UNION ALL BY NAME ".join(f"({select})" for select in selects)
+_ROWS = {
+    ("op",): _OPS,
+    ("module",): _MODULES,
+    ("runtime",): _RUNTIME,
+    ("kernel", "copy"): _DEVICE,
+    ("memory",): _MEMORY,
+    ("overhead",): _OVERHEAD,
+}
+"""The SQL of rows of `seen`, by the sorts of events that they are made of."""
+
+
+def _spans(there: Collection[str]) -> str:
+    """Return the SQL of rows of `seen` of the sorts that are there; of a small file most of the time is its plan."""
+    wanted = [select for sorts, select in _ROWS.items() if any(sort in there for sort in sorts)]
+    rows = " UNION ALL BY NAME ".join(f"({select})" for select in wanted)
     return f"SELECT * REPLACE (start_ns + {_BASE_NS} AS start_ns), 'kineto' AS collector, 'ok' AS status FROM ({rows})"
 
 
 _TAKE = {
-    "seen": _spans(_OPS, _MODULES, _RUNTIME, _DEVICE, _MEMORY, _OVERHEAD),
     "ranges": f"SELECT * REPLACE (start_ns + {_BASE_NS} AS start_ns) FROM ({_RANGES})",
     "arrows": f"SELECT id, ph, process AS pid, thread AS tid, ts_ns + {_BASE_NS} AS ts_ns FROM portion "
     f"WHERE category IN ('fwdbwd', 'fwd_bwd') AND ts_ns BETWEEN 0 AND {LONGEST}",
@@ -280,7 +291,7 @@ _TAKE = {
     "operators": f"SELECT number, {_RECORD_FUNCTION.whole('Record function id')} AS record_function_id "
     f"FROM {_RECORD_FUNCTION.rows(_IS_NUMBERED)} WHERE record_function_id > 0",
 }
-"""What goes into each table of a portion's rows."""
+"""What goes into each table beside `seen` of a portion's rows."""
 
 
 def whole(value: Any, below: int = FURTHEST) -> int | None:
@@ -312,5 +323,7 @@ class Rows:
 
     def take(self, con: duckdb.DuckDBPyConnection) -> None:
         """Fill them from a portion."""
-        for name, select in _TAKE.items():
+        found = con.execute("SELECT DISTINCT sort FROM portion WHERE sort IS NOT NULL").fetchall()
+        there = {sort for (sort,) in found} - {"range"}
+        for name, select in (({"seen": _spans(there)} if there else {}) | _TAKE).items():
             con.execute(f"INSERT INTO {name} BY NAME {select.replace(_BASE_NS, str(self.base_ns))}")

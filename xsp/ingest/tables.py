@@ -33,13 +33,6 @@ MANY = 500_000
 """From this number of spans on the engine keeps its tables in a file, compressed."""
 
 
-def connect(folder: Path) -> duckdb.DuckDBPyConnection:
-    """Return an engine in bounded memory that spills into a folder."""
-    con = table.spilling(folder, MEMORY)
-    con.execute(f"ATTACH {table.place(folder / 'placed.duckdb')} AS work")
-    return con
-
-
 def import_tables(
     out: Path, sources: Mapping[str, TableImporter | Enricher], called: str, names: bool = False
 ) -> dict[Path, Run]:
@@ -103,7 +96,7 @@ def _split(sources: Mapping[str, TableImporter | Enricher]) -> tuple[dict[str, T
 def _merged(
     folder: Path, source: str, importer: TableImporter, beside: Mapping[str, Enricher], names: bool = False
 ) -> tuple[duckdb.DuckDBPyConnection, Run]:
-    con = connect(folder)
+    con = table.spilling(folder, MEMORY)
     try:
         seen = importer.fill(con, source)
         for other, enricher in beside.items():
@@ -112,7 +105,7 @@ def _merged(
             seen.run["rank"] = int(named.group(1))
         identity = _identity(source)
         if seen.losses.spans > MANY:
-            con.execute("SET search_path = 'work,memory'")
+            con.execute(f"ATTACH {table.place(folder / 'placed.duckdb')} AS work; SET search_path = 'work,memory'")
         with contract.fitting(source):
             place(con, seen, identity)
             con.execute("DROP TABLE seen")
