@@ -8,6 +8,7 @@ examples:
   xsp predict runs/train --ranks 2,4,8,64 --link nvlink4
   xsp predict runs/train --ranks 8 --link 30us,1.2GB/s         latency and bandwidth of a link
   xsp predict runs/train --ranks 8 --link measured.json        from a file
+  xsp predict runs/train --ranks 2,4 --link measured           this machine, by xsp bench collectives
   xsp predict runs/train --ranks 64 --bucket 100MiB            other buckets
   xsp predict runs/train --ranks 8 --straggler 1.3             one rank is slower, :turns, :together
   xsp predict runs/train --ranks 8 --loader 5ms,40ms,8         reading, decoding, workers
@@ -93,8 +94,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--link",
         metavar="LINK",
         help="what connects them: nvlink2 to 5, pcie3 to 5, ethernet-10g, -25g, -100g, infiniband-hdr, -ndr (quoted "
-        "figures); LATENCY,BANDWIDTH (30us,1.2GB/s); or a JSON file; needed for more than one rank",
+        "figures); LATENCY,BANDWIDTH (30us,1.2GB/s); a JSON file; or measured, this machine by `xsp bench "
+        "collectives`; needed for more than one rank",
     )
+    parser.add_argument("--timings", type=Path, metavar="DIR", help="of --link measured (default: as xsp bench has it)")
     parser.add_argument(
         "--algorithm",
         default="auto",
@@ -131,7 +134,7 @@ def run(given: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from xsp.ingest import load
-    from xsp.predict import collectives, recorded, scaling, text
+    from xsp.predict import collectives, measured, recorded, scaling, text
     from xsp.predict.collectives import Algorithm
     from xsp.predict.training import NO_LINK, Job
 
@@ -140,8 +143,14 @@ def run(given: argparse.Namespace) -> int:
             "several ranks need a link: --link nvlink4, --link 30us,1.2GB/s or a file; "
             f"there are {', '.join(collectives.LINKS)}"
         )
-    link = NO_LINK if given.link is None else collectives.link(given.link)
-    step = original = recorded.of(load.load(given.run), given.gradients)
+    trace = load.load(given.run)
+    if given.link == measured.NAME:
+        from xsp.bench.timings import Timings
+
+        link = measured.of(Timings.open(given.timings), trace.run.machine.torch_threads)
+    else:
+        link = NO_LINK if given.link is None else collectives.link(given.link)
+    step = original = recorded.of(trace, given.gradients)
     if given.batch is not None:
         step = step.of_batch(given.batch)
     if given.loader is not None:

@@ -12,10 +12,13 @@ import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from xsp.errors import UsageError, nearest
 from xsp.predict.schedule import seconds
+
+if TYPE_CHECKING:
+    from xsp.predict.measured import Measured
 
 MOST_RANKS = 10**9
 
@@ -38,6 +41,9 @@ class Link:
     quoted: bool = False
     """Whether the figures are a maker's or a library's, and not measured."""
 
+    measured: Measured | None = None
+    """Curves by collective and number of ranks, which then count instead of formulas."""
+
     def __post_init__(self) -> None:
         """Refuse constants that are none."""
         for what in ("alpha", "beta", "gamma"):
@@ -54,7 +60,8 @@ class Link:
         return f"{self.name}: {self.alpha * 1e6:.4g} us, {rate}, {self.source}"
 
 
-_NCCL = "latency of a step from NCCL's tuning table (Simple protocol), bandwidth from the maker's data sheet"
+_NCCL = "latency of a step from NCCL's tuning.cc, hwLat of ring and Simple"
+"""3.4, 5.7 and 14.0 us over NVLink, PCI and a network in NCCL 2.18 and later; 9.6 over a network before."""
 
 
 def _quoted(name: str, alpha_us: float, gb_per_s: float, what: str) -> Link:
@@ -64,15 +71,15 @@ def _quoted(name: str, alpha_us: float, gb_per_s: float, what: str) -> Link:
 LINKS = {
     each.name: each
     for each in (
-        _quoted("nvlink2", 3.4, 150, "V100, 6 links"),
-        _quoted("nvlink3", 3.4, 300, "A100, 12 links"),
-        _quoted("nvlink4", 3.4, 450, "H100, 18 links"),
-        _quoted("nvlink5", 3.4, 900, "B200, 18 links"),
-        _quoted("pcie3", 5.7, 15.75, "16 lanes"),
-        _quoted("pcie4", 5.7, 31.5, "16 lanes"),
-        _quoted("pcie5", 5.7, 63, "16 lanes"),
-        _quoted("infiniband-hdr", 14.0, 25, "200 Gbit/s"),
-        _quoted("infiniband-ndr", 14.0, 50, "400 Gbit/s"),
+        _quoted("nvlink2", 3.4, 150, "V100: 6 links of 25 GB/s each way, 300 GB/s both ways by NVIDIA"),
+        _quoted("nvlink3", 3.4, 300, "A100: 12 links of 25 GB/s each way, 600 GB/s both ways by NVIDIA"),
+        _quoted("nvlink4", 3.4, 450, "H100: 18 links of 25 GB/s each way, 900 GB/s both ways by NVIDIA"),
+        _quoted("nvlink5", 3.4, 900, "B200: 18 links of 50 GB/s each way, 1.8 TB/s both ways by NVIDIA"),
+        _quoted("pcie3", 5.7, 15.75, "16 lanes of 8 GT/s, 128b/130b, by PCI-SIG"),
+        _quoted("pcie4", 5.7, 31.5, "16 lanes of 16 GT/s, 128b/130b, by PCI-SIG"),
+        _quoted("pcie5", 5.7, 63, "16 lanes of 32 GT/s, 128b/130b, by PCI-SIG"),
+        _quoted("infiniband-hdr", 14.0, 25, "a port of 200 Gbit/s"),
+        _quoted("infiniband-ndr", 14.0, 50, "a port of 400 Gbit/s, by NVIDIA"),
         _quoted("ethernet-10g", 14.0, 1.25, "line rate"),
         _quoted("ethernet-25g", 14.0, 3.125, "line rate"),
         _quoted("ethernet-100g", 14.0, 12.5, "line rate"),
@@ -223,6 +230,8 @@ def all_reduce(algorithm: Algorithm, over: Link, ranks: int) -> Cost:
 
 def all_reduce_seconds(algorithm: Algorithm, over: Link, ranks: int, size: float) -> float:
     """Return what an all-reduce of so many bytes takes; of `auto` the fastest of `OF_AUTO`."""
+    if over.measured is not None:
+        return over.measured.seconds("all_reduce", over, ranks, size)
     those = OF_AUTO if algorithm is Algorithm.AUTO else (algorithm,)
     return min(all_reduce(each, over, ranks).of(size) for each in those)
 
@@ -230,12 +239,16 @@ def all_reduce_seconds(algorithm: Algorithm, over: Link, ranks: int, size: float
 def gather_seconds(over: Link, ranks: int, size: float) -> float:
     """Return what an all-gather takes whose output has so many bytes, on a ring."""
     _check(ranks)
+    if over.measured is not None:
+        return over.measured.seconds("all_gather", over, ranks, size)
     return (ranks - 1) * over.alpha + (ranks - 1) / ranks * over.beta * size
 
 
 def scatter_seconds(over: Link, ranks: int, size: float) -> float:
     """Return what a reduce-scatter takes whose input has so many bytes, on a ring."""
     _check(ranks)
+    if over.measured is not None:
+        return over.measured.seconds("reduce_scatter", over, ranks, size)
     return (ranks - 1) * over.alpha + (ranks - 1) / ranks * (over.beta + over.gamma) * size
 
 

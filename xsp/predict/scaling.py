@@ -9,7 +9,7 @@ from pathlib import Path
 from xsp.predict import chakra, prediction, training
 from xsp.predict.prediction import Predicted, Worth
 from xsp.predict.recorded import Recorded
-from xsp.predict.training import Job
+from xsp.predict.training import Job, Work
 
 LIMITS = (
     "No figure of several devices is measured here: the step of one rank is put together with what a link is said to "
@@ -67,25 +67,34 @@ def of(recorded: Recorded, job: Job, ranks: Sequence[int], original: Recorded | 
     largest = replace(job, ranks=max(ranks))
     bare = Job(recorded.ranks, job.link, job.algorithm, job.bucket, job.plan, on_link=job.on_link)
     check = prediction.predict(original.work, bare)
-    worth = tuple(prediction.worth(recorded.work, largest))
+    worth = tuple(prediction.worth(sharing_cores(recorded.work, largest), largest))
     return Scaling(recorded, job, points, worth, check, original.step)
 
 
 def to_chakra(found: Scaling, folder: Path) -> int:
     """Write the step on the largest number of ranks as execution traces, and return how many (see `chakra.write`)."""
     job = found.points[-1].found.job
-    step = prediction.predict(found.recorded.work, job, fine=True)
+    step = prediction.predict(sharing_cores(found.recorded.work, job), job, fine=True)
     arrivals = found.recorded.work.arrivals
     plan = training.plan_of(found.recorded.work, job) if job.ranks > 1 else ()
     return chakra.write(step, [sum(arrivals[each] for each in bucket) for bucket in plan], folder)
 
 
+def sharing_cores(work: Work, job: Job) -> Work:
+    """Return the step of a rank that shares cores with the others, where the link was measured on such."""
+    if job.link.measured is None:
+        return work
+    shared = job.link.measured.at(job.ranks)
+    return work.scaled(computing=shared.computing, update=shared.copying)
+
+
 def _point(recorded: Recorded, job: Job, alone: float) -> Point:
-    found = prediction.predict(recorded.work, job)
+    work = sharing_cores(recorded.work, job)
+    found = prediction.predict(work, job)
     low = high = None
     if recorded.ends is not None and recorded.step:
         shorter, longer = (
-            prediction.predict(recorded.work.scaled(factor, factor, factor), job).step
+            prediction.predict(work.scaled(factor, factor, factor), job).step
             for factor in (max(0.0, each) / recorded.step for each in recorded.ends)
         )
         low, high = min(shorter, found.step), max(longer, found.step)

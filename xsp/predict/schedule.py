@@ -27,12 +27,13 @@ class Cause(str, enum.Enum):
     COMMUNICATION = "communication"
     UPDATE = "update"
     OTHER = "other"
+    SERVING = "cores for communication"
 
     def __str__(self) -> str:
         return self.value
 
 
-COMPUTING = (Cause.FORWARD, Cause.BACKWARD, Cause.UPDATE, Cause.OTHER)
+COMPUTING = (Cause.FORWARD, Cause.BACKWARD, Cause.UPDATE, Cause.OTHER, Cause.SERVING)
 """What a rank does by itself between input and communication."""
 
 

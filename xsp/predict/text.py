@@ -10,10 +10,10 @@ from typing import Any
 
 from xsp import sections
 from xsp.advise.text import duration
-from xsp.predict import prediction
+from xsp.predict import prediction, training
 from xsp.predict.prediction import EXPOSED, PARTS, WAITING
 from xsp.predict.recorded import Lane
-from xsp.predict.scaling import LIMITS, Point, Scaling
+from xsp.predict.scaling import LIMITS, Point, Scaling, sharing_cores
 from xsp.predict.schedule import Cause, Schedule
 from xsp.predict.training import ALL
 from xsp.scrub import plain
@@ -24,7 +24,7 @@ SECTION = "predict"
 BINS = 60
 """Of a picture of a step."""
 
-_SHORT = {EXPOSED: "exposed", WAITING: "waiting"}
+_SHORT = {EXPOSED: "exposed", WAITING: "waiting", str(Cause.SERVING): "serving"}
 
 
 def page(found: Scaling) -> str:
@@ -127,7 +127,13 @@ def _job(found: Scaling) -> str:
 
 
 def _notes(found: Scaling) -> list[str]:
+    held = found.job.link.measured
     notes = list(LIMITS)
+    if held is not None:
+        plan = training.plan_of(found.recorded.work, found.job)
+        sizes = found.recorded.work.arrivals
+        largest = max((sum(sizes[each] for each in bucket) for bucket in plan), default=0)
+        notes = held.notes([each.ranks for each in found.points], largest)
     if found.job.link.quoted:
         notes.insert(0, "The constants of the link are quoted from its makers, not measured; programs reach less.")
     apart = 100 * (found.check.step / found.measured - 1) if found.measured else 0.0
@@ -241,7 +247,9 @@ def keep(found: Scaling, place: Path | str) -> Path | None:
 def _pictures(found: Scaling) -> list[sections.Part]:
     """Return the recorded and the predicted step over the same time: how much of each moment a resource works."""
     last = found.points[-1]
-    predicted = lanes(prediction.predict(found.recorded.work, last.found.job, fine=True).schedule)
+    predicted = lanes(
+        prediction.predict(sharing_cores(found.recorded.work, last.found.job), last.found.job, fine=True).schedule
+    )
     ends = [end for those in (predicted, found.recorded.lanes) for lane in those.values() for _, end in lane]
     whole = max(ends, default=0.0)
     if not whole or not math.isfinite(whole):
@@ -260,7 +268,8 @@ def _pictures(found: Scaling) -> list[sections.Part]:
 
 
 _ROWS = {Cause.INPUT: "input", Cause.COPY: "copy", Cause.FORWARD: "forward", Cause.BACKWARD: "backward",
-         Cause.COMMUNICATION: "communication", Cause.UPDATE: "update", Cause.OTHER: "other"}  # fmt: skip
+         Cause.COMMUNICATION: "communication", Cause.UPDATE: "update", Cause.OTHER: "other",
+         Cause.SERVING: "for communication"}  # fmt: skip
 
 
 def lanes(found: Schedule) -> dict[str, Lane]:

@@ -216,6 +216,8 @@ class _Builder:
         self.plan = plan_of(work, job) if job.ranks > 1 else ()
         self.sizes = [sum(work.arrivals[each] for each in bucket) for bucket in self.plan]
         self.link = job.link.shared(min(job.on_link, job.ranks))
+        held = job.link.measured
+        self.sharing = held.at(job.ranks) if held is not None and job.ranks > 1 else None
         self.buckets_of, self.full_at = _where(work, self.plan)
         numbers = range(len(work.layers))
         self.forward = [[each] for each in numbers] if fine or job.sharded else [list(numbers)]
@@ -329,8 +331,20 @@ class _Builder:
                 self._reduce(bucket, made, step)
 
     def _reduce(self, bucket: int, after: Sequence[int], step: int) -> None:
-        """Put the collective of a bucket, behind those of the buckets before it."""
+        """Put the collective of a bucket, behind those of the buckets before it.
+
+        On shared cores the gradients are copied into the bucket, and what is computed meanwhile takes longer.
+        """
+        shared = self.sharing
+        ranks = range(len(self.those))
+        if shared is not None:
+            took = shared.copy_per_byte * self.sizes[bucket]
+            after = [self._compute(f"bucket {bucket}", Cause.SERVING, took, after, rank, step) for rank in ranks]
         self.sent.append(self._collective("reduce-scatter" if self.job.sharded else "all-reduce", bucket, after, step))
+        if shared is not None and self.job.overlap and bucket < len(self.plan) - 1:
+            took = shared.lost * self.made[-1].seconds
+            for rank in ranks:
+                self._compute(f"beside all-reduce {bucket}", Cause.SERVING, took, (), rank, step)
 
     def _collective(self, what: str, bucket: int, after: Sequence[int], step: int) -> int:
         size, job = self.sizes[bucket], self.job
@@ -346,7 +360,11 @@ class _Builder:
     def _update(self, step: int) -> None:
         took = self.work.update / (self.job.ranks if self.job.sharded else 1)
         for rank in range(len(self.those)):
-            self._compute("update", Cause.UPDATE, took, self.sent, rank, step)
+            after: Sequence[int] = self.sent
+            if self.sharing is not None and self.sent:
+                back = self.sharing.copy_per_byte * sum(self.sizes)
+                after = [self._compute("out of the buckets", Cause.SERVING, back, self.sent, rank, step)]
+            self._compute("update", Cause.UPDATE, took, after, rank, step)
         self.sent = []
 
 

@@ -1,0 +1,124 @@
+"""The link that was measured on this machine: its curves, what ranks take from each other, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from xsp.bench import transfers
+from xsp.bench.environment import Environment
+from xsp.bench.spec import Status, untimed
+from xsp.bench.timings import Timings
+from xsp.cli import main
+from xsp.errors import UsageError
+from xsp.predict import collectives, measured, prediction, scaling
+from xsp.predict.collectives import LINKS, Algorithm, Link
+from xsp.predict.recorded import Recorded
+from xsp.predict.training import Job, Layer, Work
+
+HERE = Environment({"cpu": "test", "cores": 2})
+ALPHA, BETA = 1e-4, 1e-9
+PRODUCT, COPY = 2e-4, 4e-3
+LOST = 0.5
+MB = 1_000_000
+
+
+def reduces(size: float) -> float:
+    return ALPHA + BETA * size
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> Link:
+    """Two ranks: products take 1.5 times as long, copies twice, and half of a collective beside computing is lost."""
+    timings = Timings.open(tmp_path_factory.mktemp("timings"), HERE)
+    made = []
+    for spec in transfers.of_collectives(["all_reduce", "together-product", "together-copy", "beside"], (2,)):
+        name, given = transfers.arguments(spec)
+        two, size = given["ranks"] == 2, given["bytes"]
+        if name == "beside":
+            alone = sorted((given["products"] * 1.5 * PRODUCT, reduces(size)))
+            seconds = alone[1] + LOST * alone[0]
+        else:
+            seconds = {
+                "all_reduce": reduces(size), "together-product": PRODUCT * (1.5 if two else 1),
+                "together-copy": COPY * (2 if two else 1),
+            }[name]  # fmt: skip
+        ns = 1e9 * seconds
+        figures = {"trimmed_ns": ns, "low_ns": ns, "high_ns": ns, "least_ns": ns, "taken_ns": 1}
+        made.append(dataclasses.replace(untimed(spec, Status.OK), **figures))  # type: ignore[arg-type]
+    timings.add(made)
+    return measured.of(timings)
+
+
+def step(*gradients: int) -> Work:
+    return Work(tuple(Layer(f"{each}", 0.01, 0.02, (each,)) for each in gradients), update=0.003)
+
+
+def test_the_table_tells_the_link_and_what_ranks_take_from_each_other(link: Link) -> None:
+    assert link.alpha == pytest.approx(ALPHA, rel=1e-3)
+    assert link.beta == pytest.approx(BETA, rel=1e-3)
+    assert link.measured is not None
+    shared = link.measured.at(2)
+    assert shared.computing == pytest.approx(1.5)
+    assert shared.copying == pytest.approx(2)
+    assert shared.copy_per_byte == pytest.approx(2 * COPY / transfers.COPIED)
+    assert shared.lost == pytest.approx(LOST, rel=0.01)
+    assert link.measured.at(1).computing == 1
+    assert collectives.all_reduce_seconds(Algorithm.AUTO, link, 2, 5 * MB) == pytest.approx(reduces(5 * MB), rel=1e-3)
+
+
+def test_a_step_of_one_bucket_is_slower_computing_copies_and_the_collective(link: Link) -> None:
+    work = step(5 * MB)
+    found = prediction.predict(scaling.sharing_cores(work, Job(2, link)), Job(2, link))
+    copied = 2 * 5 * MB * 2 * COPY / transfers.COPIED
+    assert found.step == pytest.approx(1.5 * 0.03 + copied + reduces(5 * MB) + 2 * 0.003, rel=1e-3)
+    assert found.parts["cores for communication"] == pytest.approx(copied, rel=1e-3)
+    assert sum(found.parts.values()) == pytest.approx(found.step)
+
+
+def test_a_collective_beside_computing_costs_it_what_was_measured(link: Link) -> None:
+    work = step(2 * MB, 2 * MB)  # the gradient that arrives first fills the first bucket
+    found = prediction.predict(work, Job(2, link))
+    copied = 2 * 4 * MB * 2 * COPY / transfers.COPIED
+    assert found.step == pytest.approx(0.06 + copied + (1 + LOST) * reduces(2 * MB) + 0.003, rel=1e-3)
+
+
+def test_one_rank_shares_nothing(link: Link) -> None:
+    work = step(5 * MB)
+    assert scaling.sharing_cores(work, Job(1, link)) == work
+    assert prediction.predict(work, Job(1, link)).step == pytest.approx(0.033)
+
+
+def test_a_faster_link_is_worth_what_its_curve_says(link: Link) -> None:
+    work, job = step(5 * MB), Job(2, link)
+    worth = {each.constant: each for each in prediction.worth(work, job)}
+    assert worth["bandwidth of the link"].if_halved == pytest.approx(BETA * 5 * MB / 2, rel=1e-2)
+    assert worth["latency of the link"].if_halved == pytest.approx(ALPHA / 2, rel=1e-2)
+
+
+def test_ranks_that_were_not_measured_are_refused_and_the_factor_is_said(link: Link) -> None:
+    found = Recorded("demo", step(5 * MB), 0.033, None, 1, 8.0, None, (), ())
+    with pytest.raises(UsageError, match=r"all_reduce of 8 ranks was not measured here \(there are figures of 2 ranks"):
+        scaling.of(found, Job(1, link), [2, 8])
+    assert link.measured is not None
+    notes = " ".join(link.measured.notes([1, 2], 1e12))
+    assert "loopback is no network" in notes
+    assert "2 ranks at once: products take 1.50 times as long, copies 2.00" in notes
+    assert "beyond the" in notes
+    assert "3 ranks compute at once was not measured" in " ".join(link.measured.notes([3], 0))
+
+
+def test_an_empty_table_says_what_to_type(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="xsp bench collectives --ranks 2,4"):
+        measured.of(Timings.open(tmp_path / "none", HERE))
+
+
+def test_a_run_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(tmp_path / "no"), "--link", "measured", "--timings", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_quoted_links_name_their_sources() -> None:
+    assert all("tuning.cc" in each.source and each.quoted for each in LINKS.values())

@@ -1,0 +1,154 @@
+"""The link that ranks on this machine have, from the table of timings: `xsp bench collectives` measured it.
+
+Collectives take what their curves say for exactly as many ranks. Ranks on shared cores compute more slowly, copy
+gradients into buckets and out of them, and lose cores to collectives that run beside; each of these was timed too, and
+is part of the link. Other numbers of ranks are refused: on other machines they would have other cores and a network.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from xsp.bench import transfers
+from xsp.bench.shapes import Shape
+from xsp.bench.timings import Timings
+from xsp.bench.transfers import COLLECTIVES, Curve
+from xsp.errors import UsageError
+from xsp.predict.collectives import Link
+
+NAME = "measured"
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What ranks on the same cores take from each other."""
+
+    computing: float
+    """How much longer products take if all ranks do some."""
+
+    copying: float
+    """The same of copies of memory."""
+
+    copy_per_byte: float
+    """Seconds that a rank takes to copy a byte while the others copy too."""
+
+    lost: float
+    """Of each second of a collective beside computing, what computing takes longer in seconds; 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Curves of collectives, and what ranks take from each other, by the number of ranks."""
+
+    shapes: Mapping[tuple[str, int], Shape]
+    sharing: Mapping[int, Sharing]
+    alpha: float
+    beta: float
+    """As the link had them when it was measured: another link's over these scale what curves say."""
+
+    cores: int | None = None
+
+    def seconds(self, what: str, over: Link, ranks: int, size: float) -> float:
+        """Return what a collective takes.
+
+        Raises:
+            UsageError: it was not timed with so many ranks.
+        """
+        if ranks == 1:
+            return 0.0
+        shape = self.shapes.get((what, ranks))
+        if shape is None:
+            known = sorted({count for name, count in self.shapes if name == what})
+            there = f"there are figures of {', '.join(map(str, known))} ranks" if known else "there are none"
+            raise UsageError(
+                f"{what} of {ranks} ranks was not measured here ({there}): take it with `xsp bench collectives --ranks "
+                f"{ranks}`; for ranks on several machines give their link"
+            )
+        piece = shape.piece(size)
+        latency = over.alpha / self.alpha if self.alpha else 1.0
+        rate = over.beta / self.beta if self.beta else 1.0
+        return max(0.0, piece.start.value * latency + piece.per_byte.value * size * rate)
+
+    def at(self, ranks: int) -> Sharing:
+        """Return what so many ranks take from each other; nothing for one rank, or what was not timed."""
+        return self.sharing.get(ranks, Sharing(1.0, 1.0, 0.0, 0.0)) if ranks > 1 else Sharing(1.0, 1.0, 0.0, 0.0)
+
+    def notes(self, ranks: Sequence[int], largest: float) -> list[str]:
+        """Return what is to be known of it for some numbers of ranks, and the largest bucket in bytes."""
+        found = [
+            "The link is this machine: its ranks share cores, and loopback is no network; on several machines it would "
+            "be another one."
+        ]
+        for count in ranks:
+            if count == 1:
+                continue
+            shared = self.sharing.get(count)
+            if shared is None:
+                found.append(f"How much longer {count} ranks compute at once was not measured, and is left out.")
+                continue
+            more = f", as {count} ranks have {self.cores} cores" if self.cores and count > self.cores else ""
+            found.append(
+                f"{count} ranks at once{more}: products take {shared.computing:.2f} times as long, copies "
+                f"{shared.copying:.2f}; a second of collectives beside computing costs it {shared.lost:.2f} s."
+            )
+            shape = self.shapes.get(("all_reduce", count))
+            if shape is not None and largest > shape.reach:
+                found.append(
+                    f"A bucket of {largest / 1e6:.4g} MB is beyond the {shape.reach / 1e6:.4g} MB up to which the "
+                    f"all-reduce of {count} ranks may be extrapolated."
+                )
+        return found
+
+
+def of(timings: Timings, threads: int | None = None) -> Link:
+    """Return the link that the table has of this machine.
+
+    Args:
+        timings: with collectives.
+        threads: of each rank; one unless told otherwise, or if there are none with so many.
+
+    Raises:
+        UsageError: no all-reduce was timed.
+    """
+    found = transfers.curves(each for each in timings if each.runtime == COLLECTIVES)
+    own = [each for each in found if each.threads == (threads or 1)]
+    if not any(each.family.name == "all_reduce" for each in own):
+        own = [each for each in found if each.threads == 1]
+    shapes = {(each.family.name, each.ranks): each.shape for each in own if each.shape is not None}
+    reduced = sorted(ranks for name, ranks in shapes if name == "all_reduce")
+    if not reduced:
+        raise UsageError(
+            f"{timings.folder}: no all-reduce was timed on this machine: `xsp bench collectives --ranks 2,4`"
+        )
+    first = shapes["all_reduce", reduced[0]]
+    alpha, beta = first.alpha.value, first.beta.value
+    cores = timings.environment.equal.get("cores")
+    held = Measured(
+        shapes, {ranks: sharing for ranks in reduced if (sharing := _sharing(own, ranks)) is not None}, alpha, beta,
+        cores if isinstance(cores, int) else None,
+    )  # fmt: skip
+    source = f"gloo on this machine, all-reduce of {reduced[0]} ranks (xsp bench collectives)"
+    return Link(NAME, alpha, beta, source=source, measured=held)
+
+
+def _sharing(found: Sequence[Curve], ranks: int) -> Sharing | None:
+    computing = transfers.together(found, "together-product", ranks)
+    copying = transfers.together(found, "together-copy", ranks)
+    if computing is None or copying is None:
+        return None
+    took = {(each.family.name, each.ranks): each for each in found}
+    copied = (took["together-copy", ranks].timings[0][1].trimmed_ns or 0.0) / 1e9
+    product = (took["together-product", ranks].timings[0][1].trimmed_ns or 0.0) / 1e9
+    lost = []
+    beside, reduce = took.get(("beside", ranks)), took.get(("all_reduce", ranks))
+    if beside is not None and reduce is not None and reduce.shape is not None:
+        for size, timing in beside.timings:
+            alone = transfers.PRODUCTS.get(size, 0) * product, reduce.shape.seconds(size)
+            both = (timing.trimmed_ns or 0.0) / 1e9
+            if min(alone) > 0:
+                lost.append(min(1.0, max(0.0, (both - max(alone)) / min(alone))))
+    return Sharing(
+        max(1.0, computing), max(1.0, copying), copied / transfers.COPIED, statistics.median(lost) if lost else 0.0
+    )
