@@ -134,6 +134,7 @@ def test_what_was_never_recorded_is_refused(
         ("a.json", "3", "no list of objects"),
         ("a.csv", "a,b\n1,2,3\n", "more values than there are names"),
         ("a.csv", "", "no rows"),
+        ("a.csv", "batch,batch,ms\n1,2,3\n", "two columns are called batch"),
         ("a.parquet", "no", "is no Parquet"),
         ("a.csv", "batch,step_ms\n" + "1,1\n" * 5, "no column has more than one value"),
         ("a.csv", "batch,step_ms\n1,1\n2,2\n", "2 groups of configurations"),

@@ -129,7 +129,10 @@ def of_rows(
         raise UsageError(f"column {time} holds no time above 0{held}")
     chosen = list(dict.fromkeys(factors)) or _chosen([row for row, _ in kept], columns, time, group, categories)
     if not chosen:
-        raise UsageError("no column has more than one value: record configurations that differ in something")
+        raise UsageError(
+            f"no column has more than one value in the {len(kept):,} of {len(rows):,} rows with a time: record "
+            "configurations that differ in something"
+        )
     if len(chosen) > MOST_FACTORS:
         raise UsageError(
             f"{len(chosen)} columns may be factors, more than {MOST_FACTORS}: name them with --intrinsic, --extrinsic"
@@ -297,9 +300,14 @@ def read(path: Path) -> list[dict[str, Any]]:
 def _of_csv(path: Path, delimiter: str) -> list[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file, delimiter=delimiter, strict=True))
+            read = csv.DictReader(file, delimiter=delimiter, strict=True)
+            names = list(read.fieldnames or ())
+            rows = list(read)
     except (csv.Error, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: is no table in CSV ({plain(str(error))})") from error
+    double = next((name for name in names if names.count(name) > 1), None)
+    if double is not None:
+        raise UsageError(f"{path}: two columns are called {plain(double)}: rename one")
     if any(None in row for row in rows):
         raise UsageError(f"{path}: a row has more values than there are names in the first line")
     return rows
