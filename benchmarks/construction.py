@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,19 +43,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         kept = steps.Kept(options.out or Path(folder))
         timings = bench.Timings.open(kept.folder / "timings")
-        wanted = [
-            text
-            for text in steps.chosen(options)
-            if not options.only_report or (text, 1, options.threads) in kept.steps
-        ]
+        wanted, until = steps.chosen(options), steps.until(options)
         graphs: dict[str, Graph] = {}
         for text in wanted:
+            if (options.only_report or time.monotonic() > until) and (text, 1, options.threads) not in kept.steps:
+                continue
             spec, settings = steps.settings_of(text, 1, options.seed)
             captured = graph.of(spec, batch=1, sequence=settings.sequence)
             graphs[text] = replace(captured, name=text)
-            if not options.only_report:
+            if not options.only_report and time.monotonic() < until:
+                turns.say(f"{len(graphs)}/{len(wanted)} {text}")
                 _measure(text, graphs[text], kept, timings, sizes, options)
         report = _report(graphs, kept, timings, sizes, how)
+        report.notes.append(f"Measured: {len(graphs)} of {len(wanted)} models.")
     report.finish(options)
 
 

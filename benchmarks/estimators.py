@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,16 +38,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     how = construct.How(threads=options.threads)
     errors: dict[str, dict[str, float]] = {}
     refused: dict[str, str] = {}
-    wanted = steps.chosen(options)
+    wanted, until, covered = steps.chosen(options), steps.until(options), 0
     with tempfile.TemporaryDirectory() as folder:
         kept = steps.Kept(options.out or Path(folder))
         timings = bench.Timings.open(kept.folder / "timings")
         for text in wanted:
+            if time.monotonic() > until and (text, 1, options.threads) not in kept.steps:
+                continue
+            covered += 1
+            turns.say(f"{covered}/{len(wanted)} {text}")
             spec, settings = steps.settings_of(text, 1, options.seed)
             found = replace(graph.of(spec, batch=1, sequence=settings.sequence), name=text)
             ((step, _),) = steps.each([text], (1,), (options.threads,), kept, options)
             missing = [pair for pair in bench.specs(found, threads=options.threads) if timings.get(pair[0].key) is None]
-            if missing:
+            if missing and time.monotonic() < until:
                 turns.say(f"  {text}: {len(missing)} layers have no timing")
                 bench.fill(missing, timings, options.budget or (20 if options.quick else 60))
             made_of = construct.construct(found, timings, 1, how=how)
@@ -62,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     errors.setdefault(name, {})[text] = ns / step.ns
     report = turns.Report(
         "estimators",
-        f"Foretold over measured step, {len(wanted)} models, {options.threads} threads, batch 1",
+        f"Foretold over measured step, {covered} of {len(wanted)} models, {options.threads} threads, batch 1",
         ("estimator", "models", "geometric mean", "least", "most", "error, mean abs.", "times the error of R2"),
     )
     names = ["timed layers (R2)", "FLOPs ÷ peak", "FLOPs ÷ peak, bytes ÷ bandwidth"]

@@ -2,17 +2,21 @@
 
 Of models that the seed chooses among those of torchvision and timm, keys (as a multiset) and edges of data are
 compared. A program is made with real weights and runs without values, an execution trace is of a step on this
-processor, whose kernels may return other strides: what differs is named by operator.
+processor. A trace has six decimals of a number, and of one that stands for a tensor (`x * 0.5`) its type alone: "as
+told" are keys of calls of which only so much counts. What differs is named by operator. With `--out` what is compared
+stays, so that parts of some minutes add up; training steps follow on the predictions.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import tempfile
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from parts import turns
 
 import xsp
 from xsp import models
+from xsp.graph import keys, observed
 from xsp.graph.node import Graph, Why
 
 GOALS = {"program": 100, "execution trace": 30}
@@ -27,53 +32,107 @@ QUICK = 2
 MOST_WEIGHTS = 100_000_000
 """Parameters of a model: those with more take a machine of their own."""
 
+FILE = "compared.jsonl"
+
 Made = Callable[[str, Any], Graph]
+Row = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     made = turns.parser(__doc__, rounds=3)
-    made.add_argument("--seconds", type=float, default=600, help="for each source; fewer models then (default: 600)")
+    made.add_argument("--seconds", type=float, default=600, help="in all; fewer models then (default: 600)")
+    made.add_argument("--models", nargs="+", help="these, in place of some that the seed chooses")
+    made.add_argument("--out", type=Path, help="keep what is compared here, and go on from what is there")
     options = turns.parse(made, arguments)
-    specs = [name for source in ("torchvision", "timm") for name in models.names(source)]
-    random.Random(options.seed).shuffle(specs)
+    specs = options.models or [name for source in ("torchvision", "timm") for name in models.names(source)]
+    if not options.models:
+        random.Random(options.seed).shuffle(specs)
     report = turns.Report(
         "graph_sources",
         "Captured steps against other sources of the same step",
-        ("source", "models", "same keys", "same edges", "goal", "not made"),
+        ("source", "models", "same keys", "as told", "same edges", "goal", "not made"),
     )
     warnings.simplefilter("ignore")
-    for source, make in (("program", _program), ("execution trace", _observed)):
-        _compare(report, source, make, specs, QUICK if options.quick else GOALS[source], options.seconds)
+    until = time.monotonic() + options.seconds
+    with tempfile.TemporaryDirectory() as folder:
+        kept = _Kept((options.out or Path(folder)) / FILE)
+        for source, make in (("execution trace", _observed), ("program", _program)):
+            wanted = len(specs) if options.models else QUICK if options.quick else GOALS[source]
+            _add(report, source, _compare(source, make, specs, wanted, until, kept))
     report.finish(options)
 
 
-def _compare(report: turns.Report, source: str, make: Made, specs: Sequence[str], wanted: int, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    tried = keys = edges = failed = 0
+class _Kept:
+    """Rows of models that are compared, by source and model."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.rows: dict[tuple[str, str], Row] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    row = json.loads(line)
+                    self.rows[row["source"], row["model"]] = row
+                except (ValueError, LookupError, TypeError):
+                    continue  # cut off when it was written
+
+    def add(self, row: Row) -> Row:
+        """Keep a row."""
+        self.rows[row["source"], row["model"]] = row
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        return row
+
+
+def _compare(source: str, make: Made, specs: Sequence[str], wanted: int, until: float, kept: _Kept) -> list[Row]:
+    """Return rows of as many models as are wanted and can be compared, fewer when the time is over."""
+    rows: list[Row] = []
     for spec in specs:
-        if tried == wanted or time.monotonic() > until:
+        if sum("error" not in row for row in rows) >= wanted:
             break
-        captured = xsp.graph.of(spec)
-        if (captured.parameters or 0) > MOST_WEIGHTS or "meta" not in captured.settings["rung"]:
-            continue
-        try:
-            other = make(spec, models.build(spec, models.Settings()))
-        except Exception as error:  # of torch.export: what it cannot do has no class of its own
-            failed += 1
-            report.notes.append(f"{source}, {spec}: {type(error).__name__}: {str(error).splitlines()[0][:160]}")
-            continue
-        tried += 1
-        turns.say(f"{source} {tried}/{wanted} {spec}")
-        more, less = _keys(other) - _keys(captured), _keys(captured) - _keys(other)
-        keys += not (more or less)
-        edges += _edges(other) == _edges(captured)
-        if more or less:
-            named = Counter(
-                node.call.op for graph in (other, captured) for node in graph.nodes if node.key in more | less
-            )
-            report.notes.append(f"{source}, {spec}: {', '.join(f'{count} {op}' for op, count in named.most_common(5))}")
-    met = "met" if keys == edges == tried >= GOALS[source] else "missed"
-    report.add([source, str(tried), str(keys), str(edges), f"{GOALS[source]} alike, {met}", str(failed)])
+        found = kept.rows.get((source, spec))
+        if found is None and time.monotonic() < until:
+            found = kept.add({"source": source, "model": spec, **_row(source, make, spec)})
+            turns.say(f"{source} {len(rows) + 1} {spec} {found.get('differs') or found.get('error') or ''}")
+        if found is not None and "skipped" not in found:
+            rows.append(found)
+    return rows
+
+
+def _row(source: str, make: Made, spec: str) -> Row:
+    captured = xsp.graph.of(spec)
+    if (captured.parameters or 0) > MOST_WEIGHTS or "meta" not in captured.settings["rung"]:
+        return {"skipped": "too large, or captured with values"}
+    try:
+        other = make(spec, models.build(spec, models.Settings()))
+    except Exception as error:  # of torch.export: what it cannot do has no class of its own
+        return {"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"}
+    told = captured
+    if source == "execution trace":
+        nodes = [replace(node, key=keys.key(observed.as_told(node.call))) for node in captured.nodes]
+        told = replace(captured, nodes=tuple(nodes))
+    more, less = _keys(other) - _keys(told), _keys(told) - _keys(other)
+    named = Counter(node.call.op for graph in (other, told) for node in graph.nodes if node.key in more | less)
+    return {
+        "keys": _keys(other) == _keys(captured),
+        "told": not (more or less),
+        "edges": _edges(other) == _edges(captured),
+        "differs": ", ".join(f"{count} {op}" for op, count in named.most_common(5)),
+    }
+
+
+def _add(report: turns.Report, source: str, rows: Sequence[Row]) -> None:
+    made = [row for row in rows if "error" not in row]
+    counts = {which: sum(row[which] for row in made) for which in ("keys", "told", "edges")}
+    alike = sum(row["told"] and row["edges"] for row in made)
+    verdict = "met" if alike == len(made) >= GOALS[source] else "missed"
+    cells = [str(len(made)), *map(str, counts.values()), f"{GOALS[source]} alike, {verdict}"]
+    report.add([source, *cells, str(len(rows) - len(made))])
+    report.notes += [f"{source}, {row['model']}: {row['error']}" for row in rows if "error" in row]
+    report.notes += [
+        f"{source}, {row['model']}: {row['differs'] or 'edges'}" for row in made if not (row["told"] and row["edges"])
+    ]
 
 
 def _keys(graph: Graph) -> Counter[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,8 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         kept = steps.Kept(options.out or Path(folder))
         rows = corpus.collect([*wanted, *micro], kept.folder, progress=lambda what, *_: turns.say(f"  {what}"))
-        measured = [step for step, _ in steps.each(wanted, batches, threads, kept, options)]
-        measured += [step for step, _ in steps.each(micro, batches[:1], threads[:1], kept, options)]
+        until = steps.until(options)
+        measured: list[steps.Step] = []
+        for text in (*wanted, *micro):
+            of = (batches[:1], threads[:1]) if text in micro else (batches, threads)
+            if time.monotonic() < until:
+                measured += [step for step, _ in steps.each([text], *of, kept, options)]
+            else:
+                keys = [(text, batch, count) for batch in of[0] for count in of[1]]
+                measured += [kept.steps[key] for key in keys if key in kept.steps]
         latencies = [Latency(each.model, each.ns, "", each.batch, each.threads) for each in measured]
         _write(kept.folder / "latencies.csv", latencies)
     found = correlate.groups(rows, latencies)
@@ -74,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"exponent {correlatetext.shown(each.exponent)}."
             for each in group.slopes
         ]
+    covered = len({each.model for each in measured})
+    report.notes.append(f"Measured: {covered} of {len(wanted) + len(micro)} models, those of the families among them.")
     report.notes += [*notes, *holes]
     report.finish(options)
 

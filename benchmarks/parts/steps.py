@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +98,17 @@ def add_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     made.add_argument("--all", action="store_true", help=f"all {len(MANY)} models")
     made.add_argument("--out", type=Path, help="keep what is measured here, and go on from what is there")
+    made.add_argument(
+        "--seconds",
+        type=float,
+        help="begin no further model after so many; the report is of what is there (default: all)",
+    )
     return made
+
+
+def until(options: argparse.Namespace) -> float:
+    """Return when the time of `--seconds` is over, by the clock of `time.monotonic`."""
+    return math.inf if options.seconds is None else time.monotonic() + options.seconds
 
 
 def chosen(options: argparse.Namespace) -> list[str]:

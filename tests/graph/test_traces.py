@@ -10,7 +10,7 @@ import pytest
 import xsp
 from xsp import testing
 from xsp.errors import XspError
-from xsp.graph import NodeKind
+from xsp.graph import NodeKind, keys, observed
 from xsp.graph.node import Phase, Why
 
 STEP = """
@@ -82,6 +82,44 @@ def test_an_execution_trace_has_the_calls_and_edges_of_the_captured_step(tmp_pat
         (each.before, each.after) for each in captured.edges_of(Why.DATA)
     }
     assert seen.nodes[2].kind is NodeKind.COMPUTE
+
+
+def test_an_execution_trace_tells_layouts_types_and_numbers_as_the_captured_step(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.qkv = nn.Conv2d(8, 8, 1), nn.Linear(8, 24)
+
+        def forward(self, x):
+            y = self.conv(x.contiguous(memory_format=torch.channels_last)) * 0.123456789
+            tokens = y.flatten(2).transpose(1, 2).clamp_min(1e-12)
+            heads = self.qkv(tokens).reshape(2, 16, 3, 2, 4).permute(2, 0, 3, 1, 4)
+            made = nn.functional.scaled_dot_product_attention(*heads.unbind(0))
+            return made.transpose(1, 2).reshape(2, 16, 8).to(torch.float64)
+
+    net, x = Net().eval(), torch.zeros(2, 8, 4, 4)
+    observer = torch.profiler.ExecutionTraceObserver()
+    observer.register_callback(str(tmp_path / "et.json"))
+    observer.start()
+    with torch.inference_mode():
+        net(x)
+    observer.stop()
+    observer.unregister_callback()
+    seen, captured = xsp.graph.of(tmp_path / "et.json"), xsp.graph.of(net, x)
+    assert [each.key for each in seen.nodes] == [keys.key(observed.as_told(each.call)) for each in captured.nodes]
+    assert seen.edges_of(Why.DATA) == captured.edges_of(Why.DATA)
+    program = xsp.graph.of(torch.export.export(net, (x,)))
+    attention = [
+        each.call.outputs
+        for graph in (seen, captured, program)
+        for each in graph.nodes
+        if each.call.op == "aten::scaled_dot_product_attention"
+    ]
+    assert len(attention) == 3
+    assert len(set(attention)) == 1
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,13 @@ ERASED: Mapping[str, frozenset[str]] = {
 }
 """Operator → arguments that cannot change the work. Drop-out is not here: probabilities of 0 and 1 do other work."""
 
+NOT_OF_THE_CALL = frozenset(["device", "pin_memory", "non_blocking", "generator"])
+"""Arguments that belong to the machine or to the program and not to the work."""
+
+FLAGS = {"cudnn_enabled": True, "cudnn_enable": True, "allow_tf32": True, "benchmark": False, "deterministic": False}
+"""Arguments by which a call is told the settings of the process, and what stands in their place: settings belong to
+the environment in which a call is timed."""
+
 
 def key(call: Call) -> str:
     """Return the key of a call: 32 hexadecimal digits, equal for equal calls."""
@@ -57,7 +64,7 @@ def work_key(call: Call) -> str:
     that stand for a tensor (`x * 0.5`), which is all that a trace tells of those."""
     erased = ERASED.get(call.op, frozenset())
     kept = tuple(
-        (name, _number(value) if stands_for_tensor(call.op, call.overload, name) else value)
+        (name, as_tensor(value) if stands_for_tensor(call.op, call.overload, name) else value)
         for name, value in call.arguments
         if name not in erased
     )
@@ -69,7 +76,7 @@ def stands_for_tensor(op: str, overload: str, argument: str) -> bool:
     return argument == "other" and overload in ("", "Tensor", "Tensor_mode") and op.startswith("aten::")
 
 
-def _number(value: Any) -> Any:
+def as_tensor(value: Any) -> Any:
     """Return the tensor of no dimensions that a number becomes; anything else as it is."""
     dtype = NUMBERS.get(type(value))
     return value if dtype is None else Tensor(dtype, ())

@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from xsp.graph import kernels
+
 MOST = 1 << 21
 """Elements of a tensor whose values are kept: masks of a thousand tokens or of an image."""
 
@@ -24,6 +26,7 @@ _MASKED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_p
 _ASKED = "aten::_local_scalar_dense"
 _EMPTY = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
 _SELECTED = "aten::masked_select"
+_ATTENTION = "aten::scaled_dot_product_attention"
 
 
 class KnownValues(TorchDispatchMode):
@@ -79,6 +82,10 @@ class KnownValues(TorchDispatchMode):
             if beside is None or func._schema.is_mutable:
                 raise
             made = tree_map(_empty, beside)
+        if name == _ATTENTION:
+            made = kernels.attention(made, *args, **given)
+        elif name in kernels.CONVOLUTIONS:
+            made = kernels.convolution(made, args[0], args[1])
         self._keep(func, tensors, made, beside)
         return made
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xsp.errors import GraphError, TraceError
 from xsp.graph import keys
-from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor
-from xsp.graph.told import TYPES
+from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, laid
+from xsp.graph.told import TYPES, TYPES_BY_NUMBER
 from xsp.graph.values import Flow
 from xsp.importers.jsonstream import elements
 from xsp.version import __version__
@@ -18,9 +19,15 @@ from xsp.version import __version__
 MOST_TEXT = 256
 """Letters of an argument that is kept."""
 
+DECIMALS = 6
+"""Of a number in an execution trace."""
+
 
 class _Held(NamedTuple):
     """A tensor as the file has it."""
+
+    number: int
+    """Of the tensor, which may be given to another one when it is gone."""
 
     storage: int
     bytes: int
@@ -54,6 +61,24 @@ def load(path: Path) -> Graph:
     )
 
 
+def as_told(call: Call) -> Call:
+    """Return what an execution trace tells of a captured call: six decimals of a number, and the type alone of one that
+    stands for a tensor (`x * 0.5`)."""
+    return replace(
+        call,
+        arguments=tuple(
+            (name, _as_told(keys.as_tensor(value) if keys.stands_for_tensor(call.op, call.overload, name) else value))
+            for name, value in call.arguments
+        ),
+    )
+
+
+def _as_told(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_as_told, value))
+    return round(value, DECIMALS) if isinstance(value, float) else value
+
+
 class _Reader:
     """Takes the nodes of a file in the order of their numbers, given as they begin; they stand there as they end."""
 
@@ -61,7 +86,8 @@ class _Reader:
         self.flow = Flow()
         self.nodes: list[Node] = []
         self._covered: dict[int, tuple[bool, str, Phase]] = {}
-        self._through: dict[int, int] = {}
+        self._through: dict[tuple[int, int], tuple[int, Tensor]] = {}
+        """Tensor and its storage → the node that returned it last, which may have made a view."""
 
     def take(self, found: dict[str, Any]) -> None:
         """Add a node of the file, unless it lies in an operator, or only wraps others."""
@@ -88,31 +114,33 @@ class _Reader:
         declared = _declared(schema)
         arguments: list[tuple[str, Any]] = []
         reads: list[int] = []
-        written: dict[int, int] = {}
-        for place, (value, shape, kind) in enumerate(_part(found, "input")):
-            argument, changes = declared[place] if place < len(declared) else (f"input{place}", False)
-            described, held = _argument(value, shape, kind)
-            arguments.append((argument, described))
+        written: dict[Hashable, int] = {}
+        for place, part in enumerate(_part(found, "input")):
+            argument = declared[place] if place < len(declared) else Declared(f"input{place}")
+            described, held = _argument(*part)
+            arguments.append((argument.name, argument.plain(described)))
             for each in held:
-                self.flow.outside(each.storage, Role.CONSTANT, each.bytes)
-                reads.append(self.flow.read(number, each.storage, self._through.get(each.storage)))
-                if changes:
-                    written[each.storage] = each.bytes
+                through, before = self._through.get((each.number, each.storage), (None, None))
+                storage: Hashable = each.storage
+                if each.tensor != before and argument.may_be_number(name, _overload(schema), each.tensor):
+                    storage, through = (number, place), None  # its memory may have been that of another tensor
+                self.flow.outside(storage, Role.CONSTANT, each.bytes)
+                reads.append(self.flow.read(number, storage, through))
+                if argument.written:
+                    written[storage] = each.bytes
         writes = [self.flow.write(number, storage, Role.ACTIVATION, size) for storage, size in written.items()]
         outputs: list[Tensor] = []
         returns: list[int] = []
         read = {self.flow.values[each].storage for each in reads}
-        for value, shape, kind in _part(found, "output"):
-            for each in _argument(value, shape, kind)[1]:
+        for part in _part(found, "output"):
+            for each in _argument(*part)[1]:
                 known = self.flow.known(each.storage)
                 if known and self.flow.values[self.flow.current(each.storage)].storage in read:
                     returns.append(self.flow.current(each.storage))
-                    if not writes:
-                        self._through[each.storage] = number
                 else:
                     returns.append(self.flow.write(number, each.storage, Role.ACTIVATION, each.bytes))
                     writes.append(returns[-1])
-                    self._through.pop(each.storage, None)
+                self._through[each.number, each.storage] = number, each.tensor
                 outputs.append(each.tensor)
         rule = keys.UNIFORM if name in keys.VALUE_DEPENDENT else ""
         call = Call(name, tuple(arguments), tuple(outputs), _overload(schema), rule)
@@ -130,26 +158,30 @@ def _kind(name: str, writes: list[int], outputs: list[Tensor]) -> NodeKind:
     return NodeKind.CREATE if name.startswith(("aten::empty", "aten::new_empty")) else NodeKind.COMPUTE
 
 
-def _part(found: dict[str, Any], which: str) -> Iterator[tuple[Any, Any, str]]:
-    """Yield value, shape and type of each input or output, of whatever schema the file is."""
+def _part(found: dict[str, Any], which: str) -> Iterator[tuple[Any, Any, str, Any]]:
+    """Yield value, shape, type and strides of each input or output, of whatever schema the file is."""
     whole = found.get(f"{which}s")
     if isinstance(whole, dict):
-        lists = [whole.get(name) for name in ("values", "shapes", "types")]
+        lists = [whole.get(name) for name in ("values", "shapes", "types", "strides")]
     else:
-        lists = [whole, found.get(f"{which}_shapes"), found.get(f"{which}_types")]
-    values, shapes, kinds = (each if isinstance(each, list) else [] for each in lists)
-    yield from ((value, shape, str(kind)) for value, shape, kind in zip(values, shapes, kinds, strict=False))
+        lists = [whole, *(found.get(f"{which}_{name}") for name in ("shapes", "types", "strides"))]
+    values, shapes, kinds, strides = (each if isinstance(each, list) else [] for each in lists)
+    if len(strides) != len(values):  # files of older versions have none
+        strides = [None] * len(values)
+    for value, shape, kind, stride in zip(values, shapes, kinds, strides, strict=False):
+        yield value, shape, str(kind), stride
 
 
-def _argument(value: Any, shape: Any, kind: str) -> tuple[Any, list[_Held]]:
+def _argument(value: Any, shape: Any, kind: str, stride: Any) -> tuple[Any, list[_Held]]:
     """Return an argument in plain values, and the tensors in it."""
     if kind.startswith("Tensor"):
-        held = _held(value, shape, kind)
+        held = _held(value, shape, kind, stride)
         return (None, []) if held is None else (held.tensor, [held])
     if kind.startswith("GenericList[") and isinstance(value, list) and "Tensor" in kind:
         kinds = kind.removeprefix("GenericList[").rstrip("]").split(",")
         shapes = shape if isinstance(shape, list) else []
-        found = [_held(*each) for each in zip(value, shapes, kinds, strict=False)]
+        strides = stride if isinstance(stride, list) and len(stride) == len(value) else [None] * len(value)
+        found = [_held(*each) for each in zip(value, shapes, kinds, strides, strict=False)]
         return tuple(None if each is None else each.tensor for each in found), [each for each in found if each]
     if value is None or value in ("<None>", "None") or kind in ("Device", "Generator", "None"):
         return None, []
@@ -160,22 +192,72 @@ def _argument(value: Any, shape: Any, kind: str) -> tuple[Any, list[_Held]]:
     return str(value)[:MOST_TEXT], []
 
 
-def _held(value: Any, shape: Any, kind: str) -> _Held | None:
+def _held(value: Any, shape: Any, kind: str, stride: Any) -> _Held | None:
     """Return a tensor: the file has its number, storage, offset, elements, bytes of an element, and device."""
     if not isinstance(value, list) or len(value) < 5 or not all(isinstance(each, int) for each in value[:5]):
         return None
-    _, storage, _, elements_, size = value[:5]
-    sizes = tuple(shape) if isinstance(shape, list) and all(isinstance(each, int) for each in shape) else None
+    number, storage, _, elements_, size = value[:5]
+    if not size:  # a place in a list where there is no tensor
+        return None
+    sizes, steps = _numbers(shape), _numbers(stride)
     dtype = TYPES.get(kind.partition("(")[2].rstrip(")"))
-    return _Held(storage, elements_ * size, Tensor(dtype, sizes))
+    if sizes is None or steps is None or len(sizes) != len(steps):
+        tensor = Tensor(dtype, sizes)
+    else:
+        tensor = laid(dtype, sizes, steps)
+    return _Held(number, storage, elements_ * size, tensor)
 
 
-def _declared(schema: str) -> list[tuple[str, bool]]:
-    """Return name and whether it is written of each argument of a schema, `aten::add_.Tensor(Tensor(a!) self, …)`."""
+def _numbers(value: Any) -> tuple[int, ...] | None:
+    return tuple(value) if isinstance(value, list) and all(type(each) is int for each in value) else None
+
+
+class Declared(NamedTuple):
+    """What a schema says of an argument."""
+
+    name: str
+    kind: str = ""
+    written: bool = False
+    default: str = ""
+
+    def may_be_number(self, op: str, overload: str, tensor: Tensor) -> bool:
+        """Return whether a tensor of no dimensions may stand for a number of Python."""
+        is_one = tensor.shape == () and tensor.dtype in keys.NUMBERS.values()
+        return is_one and keys.stands_for_tensor(op, overload, self.name)
+
+    def plain(self, value: Any) -> Any:
+        """Return what the file has for it as captured calls have it: numbers of types and layouts are names there."""
+        if self.name in keys.FLAGS:
+            return keys.FLAGS[self.name]
+        if self.name in keys.NOT_OF_THE_CALL:
+            return None
+        if type(value) is not int:
+            return value
+        if self.kind == "ScalarType":
+            return TYPES_BY_NUMBER.get(value, value)
+        if self.kind == "Layout" and value < len(LAYOUTS):
+            return LAYOUTS[value]
+        if self.kind == "MemoryFormat" and value < len(FORMATS) and self.default not in (FORMATS[value], str(value)):
+            return FORMATS[value]
+        return value
+
+
+LAYOUTS = ("strided", "sparse_coo")
+FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+"""Memory formats by the numbers that ATen gives them."""
+
+
+def _declared(schema: str) -> list[Declared]:
+    """Return what a schema says of each argument, `aten::add_.Tensor(Tensor(a!) self, …)`."""
     inside = schema.partition("(")[2].rpartition(") ->")[0]
     parts = re.split(r",\s*(?![^()\[\]]*[)\]])", inside) if inside else []
-    named = [part for part in parts if part.strip() != "*"]
-    return [(part.split("=")[0].split()[-1], "!)" in part) for part in named if part.split("=")[0].split()]
+    found = []
+    for part in parts:
+        stated, _, default = part.partition("=")
+        words = stated.split()
+        if words and words != ["*"]:
+            found.append(Declared(words[-1], words[0].rstrip("?"), "!)" in stated, default))
+    return found
 
 
 def _overload(schema: str) -> str:

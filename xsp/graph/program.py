@@ -46,6 +46,7 @@ def of(program: Any, name: str) -> Graph:
     """
     import torch
 
+    from xsp.graph.knownvalues import KnownValues
     from xsp.graph.recorder import Recorder
 
     recorder = Recorder()
@@ -63,7 +64,7 @@ def of(program: Any, name: str) -> Graph:
         given.append(value)
     runner = _runner(program.graph_module, recorder)
     try:
-        with _quiet(), torch.inference_mode(), recorder.recording():
+        with _quiet(), torch.inference_mode(), KnownValues(), recorder.recording():
             result = runner.run(*given)
     except Exception as error:
         place = f" at {runner.at}" if runner.at else ""

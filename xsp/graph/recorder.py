@@ -38,13 +38,6 @@ from xsp.version import __version__
 NO_CALLS = frozenset(["profiler", "prim", "rngprims"])
 """Vocabularies of what the framework tells itself: no calls of the step."""
 
-NOT_OF_THE_CALL = frozenset(["device", "pin_memory", "non_blocking", "generator"])
-"""Arguments that belong to the machine or to the program and not to the work."""
-
-FLAGS = {"cudnn_enabled": True, "cudnn_enable": True, "allow_tf32": True, "benchmark": False, "deterministic": False}
-"""Arguments by which a call is told the settings of the process, and what stands in their place: settings belong to
-the environment in which a call is timed."""
-
 TRAINING = ("training", "train")
 
 STATISTICS = frozenset(
@@ -196,7 +189,7 @@ class Recorder(TorchDispatchMode):
             for place, each in enumerate(declared)
         ]
         described = tuple(
-            (each.name, FLAGS.get(each.name, argument(None if each.name in NOT_OF_THE_CALL else value)))
+            (each.name, keys.FLAGS.get(each.name, argument(None if each.name in keys.NOT_OF_THE_CALL else value)))
             for each, value in zip(declared, given, strict=True)
         )
         phase = self._phase()

@@ -237,7 +237,7 @@ def _without_values(torch: Any, tensor: Tensor) -> Any:
 def _scalar(torch: Any, value: Any, kind: str) -> Any:
     """Return an argument as torch takes it: types, layouts and formats are numbers in a trace."""
     if kind == "ScalarType":
-        return getattr(torch, _TYPES_BY_NUMBER[value])
+        return getattr(torch, TYPES_BY_NUMBER[value])
     if kind == "Layout":
         if value:
             raise ValueError("a layout that is not strided")
@@ -251,7 +251,7 @@ def _scalar(torch: Any, value: Any, kind: str) -> Any:
     return float(value) if isinstance(value, str) else value
 
 
-_TYPES_BY_NUMBER = {
+TYPES_BY_NUMBER = {
     0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 7: "float64",
     8: "complex32", 9: "complex64", 10: "complex128", 11: "bool", 15: "bfloat16",
 }  # fmt: skip

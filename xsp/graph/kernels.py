@@ -1,0 +1,59 @@
+"""Layouts that the kernels of the processor give to their results, where operators without values give others.
+
+Without values attention runs in its mathematical form, and a convolution returns what is contiguous. Timings are of the
+processor: what stands behind these operators is to have the strides that it has there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._prims_common import suggest_memory_format
+from torch.utils._python_dispatch import _disable_current_modes
+
+CONVOLUTIONS = frozenset(
+    f"aten::{name}" for name in ("conv2d", "conv3d", "convolution", "conv_transpose2d", "conv_transpose3d")
+)
+
+FLASH = 1
+"""Number of the fused kernel of attention, as PyTorch has it."""
+
+
+def convolution(made: Any, data: Any, weight: Any) -> Any:
+    """Return the result of a convolution: its channels are last where those of its input or of its weight are.
+
+    So do the kernels of oneDNN and PyTorch's own, but for numbers of 64 bits.
+    """
+    if made.dim() not in (4, 5) or torch.float64 in (data.dtype, weight.dtype):
+        return made
+    last = torch.channels_last if made.dim() == 4 else torch.channels_last_3d
+    if last not in (suggest_memory_format(data), suggest_memory_format(weight)):
+        return made
+    with _disable_current_modes():
+        return torch.empty_like(made, memory_format=last)
+
+
+def attention(
+    made: Any, query: Any, key: Any, value: Any, mask: Any = None, dropout: float = 0.0, causal: bool = False,
+    **named: Any
+) -> Any:  # fmt: skip
+    """Return the result of attention, laid as its query is where the processor would take the fused kernel."""
+    mask = named.get("attn_mask", mask)
+    dropout, causal = named.get("dropout_p", dropout), named.get("is_causal", causal)
+    scale, several = named.get("scale"), bool(named.get("enable_gqa"))
+    try:
+        with _disable_current_modes():
+            alike: list[Any] = [None if each is None else _on_cpu(each) for each in (query, key, value, mask)]
+            q, k, v, m = alike
+            if torch._fused_sdp_choice(q, k, v, m, dropout, causal, scale=scale, enable_gqa=several) != FLASH:
+                return made
+            return torch.empty_like(query)
+    except Exception:  # of what the fused kernel refuses: the mathematical form it is
+        return made
+
+
+def _on_cpu(tensor: Any) -> Any:
+    """Return a tensor of the processor with the layout of the first sample of another; nothing is written to it."""
+    first = tensor[:1] if tensor.dim() else tensor
+    return torch.empty_strided(first.shape, first.stride(), dtype=first.dtype)
