@@ -82,6 +82,7 @@ DEEPEST = 200
 
 OVERLOAD, DTYPES, STRIDES, SCALARS = "overload", "input_dtypes", "input_strides", "input_scalars"
 PARAMETERS, OUTPUTS = "extra_repr", "output_shapes"
+GIVEN, RETURNED = "input_tensors", "output_tensors"
 
 DESCRIBING = {
     OVERLOAD: "of an operator: its overload, `Tensor` of `aten::add.Tensor`",
@@ -94,6 +95,9 @@ DESCRIBING = {
     PARAMETERS: "of a module call: what the module says of its hyper-parameters (`extra_repr`), its first 200 letters, "
     "without secrets",
     OUTPUTS: "of a module call: shapes of the tensors that it returned",
+    GIVEN: "of a module call inside another: a number for each tensor that it was given, the same within a step for "
+    "the same tensor that nothing wrote to meanwhile; what is written to tensors of inference mode is not seen",
+    RETURNED: "of a module call: the numbers of the tensors that it returned",
 }
 """Keys of the column `attributes` that steps that describe have, and the merged step from them; with the meaning."""
 

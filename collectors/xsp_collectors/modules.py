@@ -24,9 +24,9 @@ from torch.nn.modules.module import _has_any_global_hook
 from xsp import scrub
 from xsp.clock import monotonic_ns
 from xsp.collector import Collector, Outline, Probe, Signal, ignore
-from xsp.schema import OUTPUTS, PARAMETERS, Kind, Level, Span
+from xsp.schema import GIVEN, OUTPUTS, PARAMETERS, RETURNED, Kind, Level, Span
 from xsp_collectors import language
-from xsp_collectors.tensors import Sketch, describe, first_shape, sketch, sketch_of, tensor_bytes
+from xsp_collectors.tensors import Numbers, Sketch, describe, first_shape, sketch, sketch_of, tensor_bytes
 
 _OFF, _INSIDE, _WATCH, _ENDS, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(8)
 # _INSIDE: the one thread of the program is in an outermost call, and no other call is of interest
@@ -54,6 +54,10 @@ class _Call(NamedTuple):
     """Of what it returned; None in steps that do not describe."""
 
     error: str | None
+    given: tuple[int, ...]
+    """Numbers of the tensors among its arguments, and of those that it returned; in steps that describe."""
+
+    returned: tuple[int, ...]
 
 
 class _Threads(threading.local):
@@ -77,6 +81,7 @@ class ModuleCalls(Collector):
         self._set_mode: Callable[[int], None] = lambda mode: None
         self._original: Any = None
         self._wrapper: Any = None
+        self._numbers = Numbers()
         self._notes: set[str] = set()
         self._mute: dict[str, str] = {}
         """Class of modules whose `extra_repr` raised, and what."""
@@ -102,6 +107,7 @@ class ModuleCalls(Collector):
     def start(self, rung: Level, describe: bool) -> None:
         """Record outermost calls only, all calls, or all calls with shapes and sizes."""
         self._layers = rung >= Level.LAYER
+        self._numbers.clear()
         self._set_mode(_OUTERMOST if not self._layers else _DESCRIBE if describe else _ALL)
 
     def stop(self) -> None:
@@ -208,18 +214,19 @@ class ModuleCalls(Collector):
             param_bytes=entry.param_bytes,
             activation_bytes=tensor_bytes(call.outputs or []),
             collector=self.name,
-            attributes=entry.told if call.outputs is None else self._described(call.module, call.outputs, entry),
+            attributes=entry.told if call.outputs is None else self._described(call, call.outputs, entry),
         )
 
-    def _described(self, module: nn.Module, outputs: Sketch, entry: _Entry) -> str:
+    def _described(self, call: _Call, outputs: Sketch, entry: _Entry) -> str:
         """Return the attributes of a module call as JSON, with those that only steps that describe have."""
         found: dict[str, Any] = json.loads(entry.told)
         if outputs:
             found[OUTPUTS] = [list(shape) for shape, _ in outputs]
+        found |= {name: list(numbers) for name, numbers in ((GIVEN, call.given), (RETURNED, call.returned)) if numbers}
         try:
-            told = module.extra_repr()
+            told = call.module.extra_repr()
         except Exception as error:  # it is the program's own code
-            self._mute[type(module).__name__] = type(error).__name__
+            self._mute[type(call.module).__name__] = type(error).__name__
             told = None
         if isinstance(told, str) and told:
             found[PARAMETERS] = shortened(told)
@@ -234,6 +241,7 @@ def _wrap(
     threads = _Threads()
     clock, grad_enabled, threads_running = monotonic_ns, torch.is_grad_enabled, _threads_running()
     around = _OFF  # the mode outside of the outermost call
+    numbers = collector._numbers
     # Dynamo traces through the wrapper. Asking it keeps clocks and lists out of compiled graphs; asking it
     # first keeps `mode` out of their guards, which would have them compiled again for each mode.
     is_tracing = torch.compiler.is_dynamo_compiling
@@ -252,11 +260,12 @@ def _wrap(
         here = threads.here
         depth = here[0]
         inputs = None
+        given: tuple[int, ...] = ()
         if depth:
             if mode <= _OUTERMOST:
                 return call(*args, **kwargs)
             if mode == _DESCRIBE:
-                inputs = sketch(args, kwargs)
+                inputs, given = sketch(args, kwargs), numbers.of((args, kwargs))
         else:
             outline = collector.outline
             if outline is not None and (owner := outline.thread) in (None, here[1]):
@@ -281,13 +290,16 @@ def _wrap(
             result = call(*args, **kwargs)
         except BaseException as error:
             if (around if mode == _INSIDE else mode) > _SIGNAL:
-                append((self, here[1], depth, start, clock(), inputs, None, type(error).__name__))
+                append((self, here[1], depth, start, clock(), inputs, None, type(error).__name__, (), ()))
             raise
         else:
             if (around if mode == _INSIDE else mode) > _SIGNAL:
                 end = clock()
-                outputs = sketch_of(result) if mode == _DESCRIBE else None
-                append((self, here[1], depth, start, end, inputs, outputs, None))
+                if mode != _DESCRIBE:
+                    append((self, here[1], depth, start, end, inputs, None, None, (), ()))
+                else:
+                    returned = numbers.of(result)
+                    append((self, here[1], depth, start, end, inputs, sketch_of(result), None, given, returned))
             return result
         finally:
             here[0] = depth

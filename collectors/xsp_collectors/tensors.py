@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 _NESTING = 4
 """How deep tensors are looked for in lists and dictionaries (a cache of keys and values is 3 deep)."""
@@ -41,6 +44,40 @@ def sketch_of(value: Any) -> Sketch:
         return [(tensor.shape, tensor.dtype) for tensor in _tensors(value, _NESTING)]
     except Exception:  # the class of a tensor is the program's own: what it raises here is not to reach the program
         return []
+
+
+class Numbers:
+    """Numbers tensors: one that is the same object and was not written to meanwhile has the same number.
+
+    It holds on to no tensor. What is written to a tensor of inference mode is not seen: those count no versions.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+        self._next = itertools.count()
+
+    def of(self, value: Any) -> tuple[int, ...]:
+        """Return the number of each tensor in a value; nothing where one is of another class, which may do anything."""
+        found = list(_tensors(value, _NESTING))
+        if not all(type(tensor) in (Tensor, Parameter) for tensor in found):
+            return ()
+        try:
+            return tuple(map(self._number, found))
+        except Exception:  # as in `sketch_of`: inside a transform of functorch, say
+            return ()
+
+    def _number(self, tensor: Tensor) -> int:
+        version = -1 if tensor.is_inference() else tensor._version
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == version:
+            return known[2]
+        number = next(self._next)
+        self._known[id(tensor)] = (weakref.ref(tensor), version, number)
+        return number
+
+    def clear(self) -> None:
+        """Forget all, so that numbers of the next step are not taken for these."""
+        self._known.clear()
 
 
 def first_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Size | None:

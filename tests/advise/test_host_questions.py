@@ -5,6 +5,8 @@ The steps are written down, so that no test depends on the speed of a machine.
 
 from __future__ import annotations
 
+import pytest
+
 from xsp import advise
 from xsp.advise import Advice, Needs
 from xsp.testing import spans, trace_of
@@ -207,3 +209,51 @@ def test_a_step_that_is_of_no_thread_holds_what_the_busiest_thread_does() -> Non
 def test_gaps_that_python_needs_between_many_calls_are_no_stall() -> None:
     many = [f"op aten::view {at}-{at + 65} dtype=float" for at in range(1000, 4000, 100)]
     assert asked(inside(*many), "stall") == []
+
+
+AGAIN = """
+    step s 0-10000
+    forward Net 10-9900
+    module net 20-9890 type=Net input_shapes=[[64,256]]
+    module net.a 30-3000 type=Linear input_shapes=[[64,256]] attributes={"input_tensors":[0]}
+    op aten::linear 40-2990 dtype=float
+    module net.a 3100-6000 type=Linear input_shapes=[[64,256]] attributes={"input_tensors":[0]}
+    op aten::linear 3110-5990 dtype=float
+    module net.b 6100-9880 type=Linear input_shapes=[[64,256]] attributes={"input_tensors":[0]}
+    op aten::linear 6200-9870 dtype=float
+"""
+
+
+def test_a_module_that_is_given_the_same_tensors_again_computes_the_same_again() -> None:
+    (piece,) = asked(AGAIN, "repeated")
+    assert [(place.module, place.calls) for place in piece.where] == [("net.a", 1)]
+    assert piece.gain.value == pytest.approx(2.9)
+    assert not piece.at_most
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('3100-6000 type=Linear input_shapes=[[64,256]] attributes={"input_tensors":[0]}',
+         '3100-6000 type=Linear input_shapes=[[64,256]] attributes={"input_tensors":[1]}'),
+        ('3100-6000 type=Linear input_shapes=[[64,256]] attributes={"input_tensors":[0]}',
+         "3100-6000 type=Linear input_shapes=[[64,256]]"),
+        ("op aten::linear 3110-5990", "op aten::native_dropout 3110-5990"),
+        ("    module net.a 3100", "    op aten::add_ 3010-3050 input_shapes=[[64,256]]\n    module net.a 3100"),
+    ],
+    ids=["another tensor", "not told", "chance", "written to between"],
+)  # fmt: skip
+def test_a_module_that_may_return_something_else_is_not_called_twice_in_vain(before: str, after: str) -> None:
+    assert before in AGAIN
+    assert asked(AGAIN.replace(before, after), "repeated") == []
+
+
+def test_samples_without_the_dimension_of_the_batch_are_samples() -> None:
+    loop = "\n".join(
+        f"module net.a {1000 + 40 * number}-{1035 + 40 * number} type=Linear input_shapes=[[256]]\n"
+        f"op aten::linear {1001 + 40 * number}-{1034 + 40 * number} dtype=float input_shapes=[[256]]"
+        for number in range(64)
+    )
+    kept = "\n".join(line for line in PLAIN.splitlines() if "net.a" not in line and "40-4890" not in line)
+    (piece,) = asked(f"{kept}\n{loop}", "samples")
+    assert "64 times with one sample each (256)" in piece.what

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import duckdb  # noqa: E402
 import xsp  # noqa: E402
 from xsp.schema import DESCRIBING, Level, Span  # noqa: E402
 from xsp_collectors.modules import MOST_LETTERS, ModuleCalls  # noqa: E402
+from xsp_collectors.tensors import Numbers  # noqa: E402
 from xsp_collectors.torchops import TorchOps  # noqa: E402
 
 nn = torch.nn
@@ -154,6 +156,40 @@ def test_a_tensor_that_does_not_tell_its_shape_passes_as_it_would_without_us():
     assert returned[0] is shy
     assert [span.status for span, _ in found] == ["ok"] * 3
     assert all("output_shapes" not in attributes for _, attributes in found)
+
+
+class Branching(nn.Module):
+    """Gives one tensor to two modules, and what it changes in place to a third call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Identity(), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.first(x)
+        self.second(x * 1)
+        x.add_(1)
+        return self.first(x)
+
+
+def test_modules_say_which_of_them_were_given_the_same_tensor():
+    found = seen(ModuleCalls(), lambda: Branching()(torch.zeros(2, 3)))
+    modules = [attributes for span, attributes in found if span.kind == "module"]
+    numbers = [(attributes.get("input_tensors"), attributes.get("output_tensors")) for attributes in modules]
+    assert sorted(numbers, key=str) == sorted([([0], [0]), ([1], [1]), ([2], [2]), (None, [2])], key=str)
+
+
+def test_tensors_of_other_classes_have_no_numbers_and_none_is_kept_alive():
+    numbers = Numbers()
+    assert numbers.of(torch.zeros(2).as_subclass(Shy)) == ()
+    tensor = torch.zeros(2)
+    gone = weakref.ref(tensor)
+    assert numbers.of((tensor, [tensor, torch.ones(1)])) == (0, 0, 1)
+    del tensor
+    assert gone() is None
+    with torch.inference_mode():
+        assert len(numbers.of(torch.zeros(2))) == 1
+    assert torch.func.vmap(lambda x: x + len(numbers.of(x)))(torch.zeros(2)).shape == (2,)
 
 
 def record(out: Path, steps: int) -> Path:

@@ -10,11 +10,12 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from xsp import summary
 from xsp.advise.advice import MOST_SPANS, Asked, Interval, OfOthers, Place
 from xsp.errors import AnalysisError
-from xsp.schema import Kind, Level
+from xsp.schema import GIVEN, Kind, Level
 from xsp.store.selftimes import NS
 
 MOST_CALLS = 500_000
@@ -47,6 +48,9 @@ class Call:
     raw_ns: float
     """As recorded at the deepest rung."""
 
+    attributes: str | None
+    """JSON, of a module's call."""
+
     shapes: list[object]
     around: Call | None = None
     inside: list[Call] = field(default_factory=list)
@@ -76,6 +80,15 @@ class Call:
         if not isinstance(first, list) or not first or not all(type(size) is int for size in first):
             return None
         return tuple(first)
+
+    @cached_property
+    def given(self) -> tuple[int, ...]:
+        """The numbers of the tensors that a module was given, see `xsp.schema.GIVEN`; empty where it is not told."""
+        try:
+            found = json.loads(self.attributes or "{}").get(GIVEN)
+        except (ValueError, AttributeError):
+            return ()
+        return tuple(found) if isinstance(found, list) and all(type(each) is int for each in found) else ()
 
     @property
     def tensors(self) -> int:
@@ -116,7 +129,7 @@ def _trees(asked: Asked) -> list[Call]:
         f"""
         SELECT span_id, key, level, kind, name, type, phase, dtype, sequence_nr, start_ns,
                start_ns + coalesce(dur_ns, 0), coalesce({NS}, 0)::DOUBLE, coalesce(raw_ns, dur_ns, 0)::DOUBLE,
-               input_shapes, process, thread
+               CASE WHEN level = {int(Level.LAYER)} THEN attributes END, input_shapes, process, thread
         FROM merged WHERE device IS NULL AND level <= {int(Level.OP)} AND kind NOT IN ('{Kind.RUN}', '{Kind.ALLOC}')
         ORDER BY process, thread, start_ns, dur_ns DESC, level, depth LIMIT {MOST_CALLS + 1}
         """

@@ -136,7 +136,8 @@ def _looped(around: Call) -> tuple[list[Call], int]:
     """Return the calls directly inside that are made once for each sample of the batch, and the size of the batch."""
     if around.is_op:
         return [], 0
-    batches = set((around.first_shape or ())[:2])
+    given = around.first_shape or ()
+    batches = set(given[:2])
     by_name: dict[tuple[str, str], list[Call]] = {}
     for each in around.inside:
         by_name.setdefault((each.name, str(each.shapes)), []).append(each)
@@ -147,10 +148,16 @@ def _looped(around: Call) -> tuple[list[Call], int]:
         if count < LEAST_SAMPLES or first.first_shape is None or (first.is_op and _is_small(first)):
             continue
         alone = first.first_shape[0] == 1 and (first.is_op or first.tensors == 1)
+        alone = alone or (not first.is_op and first.tensors == 1 and first.first_shape in _slices(given, count))
         if alone and (count in batches or (not batches and _picks(around, count))):
             kept += those
             most = max(most, count)
     return kept, most
+
+
+def _slices(shape: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
+    """Return the shapes of single samples of a batch of that size, which lies in the first or the second dimension."""
+    return [(*shape[:at], *shape[at + 1 :]) for at, size in enumerate(shape[:2]) if size == count]
 
 
 def _is_small(call: Call) -> bool:

@@ -1,0 +1,74 @@
+"""Modules that compute the same again: the same module, given the same tensors, twice in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xsp.advise import calls
+from xsp.advise.advice import MOST_SPANS, Advice, Asked, Place
+from xsp.advise.calls import Call
+from xsp.advise.registry import question
+from xsp.schema import Kind, Level
+
+LEAST_PERCENT = 1.0
+"""Of the step, below which nobody would change a program."""
+
+RANDOM = ("bernoulli", "dropout", "rand", "normal_", "multinomial", "uniform_", "exponential_")
+"""Parts of the names of operators whose results differ from call to call."""
+
+
+@question("repeated", "Is the same computed twice?", number="Q4")
+def repeated(asked: Asked) -> Iterator[Advice]:
+    """A module that was given the same tensors again in one step, and would return the same.
+
+    Which tensors are the same is told by a step that describes (`xsp.schema.GIVEN`). Not counted are modules that draw
+    random numbers, those whose inputs may have been written to between, and what a backward pass computes again.
+    """
+    whole = calls.step_ms(asked)
+    again = list(_again(asked))
+    for name in dict.fromkeys(each.name for each in again):
+        those = [each for each in again if each.name == name]
+        ms = sum(each.ns for each in those) / 1e6
+        if 100 * ms / whole < LEAST_PERCENT or ms < calls.LEAST_MS:
+            continue
+        yield Advice(
+            "repeated",
+            f"{name} ({those[0].type}) is given the same tensors {len(those) + 1} times in a step",
+            (Place(name, None, tuple(each.span_id for each in those[:MOST_SPANS]), len(those)),),
+            calls.interval(ms, calls.ends(asked, those)).within(whole),
+            False,
+            100 * ms / whole,
+            (f"all but the first call take {ms:.3g} ms; nothing wrote to the tensors between them",),
+            "keep what the first call returned, and use it again, if the module keeps no state of its own",
+        )
+
+
+def _again(asked: Asked) -> Iterator[Call]:
+    """Yield the calls of modules that were made before with the same tensors, none inside another one."""
+    order = sorted(calls.every(asked), key=lambda each: each.start_ns)
+    first: dict[tuple[object, ...], Call] = {}
+    end = 0
+    for each in order:
+        if each.level != Level.LAYER or not each.given or each.start_ns < end or _is_backward(each):
+            continue
+        known = first.setdefault((each.name, each.type, each.given, str(each.shapes)), each)
+        if known is not each and known.end_ns <= each.start_ns and _is_repeatable(known, each, order):
+            end = each.end_ns
+            yield each
+
+
+def _is_repeatable(first: Call, again: Call, order: list[Call]) -> bool:
+    """Return whether both calls would return the same: no chance inside, nothing written to what they were given."""
+    if any(part in one.name for one in again.every() if one.is_op for part in RANDOM):
+        return False
+    between = (one for one in order if one.is_outer_op and first.start_ns <= one.start_ns < again.start_ns)
+    return not any(one.name.endswith("_") and one.shapes and one.shapes[0] in first.shapes for one in between)
+
+
+def _is_backward(call: Call) -> bool:
+    at: Call | None = call
+    while at is not None:
+        if at.kind == Kind.BACKWARD or at.phase == "backward":
+            return True
+        at = at.around
+    return False
