@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from parts import turns
 
 from xsp import advise
-from xsp.advise import Advice, again, asking, kept, trying
+from xsp.advise import Advice, advisor, experiment, records, rerun
 from xsp.errors import XspError
 from xsp.ingest.load import load
 
@@ -127,7 +127,7 @@ def _asked(name: str, mended: Sequence[str], place: Path, timings: Path, options
     command = [sys.executable, "-m", "xsp.cli", "run", "--quiet", "--out", str(run), str(script), *mended]
     subprocess.run(command, check=True, timeout=SECONDS, env=environment, stdout=subprocess.DEVNULL)
     fill = options.fill if options.fill is not None else 5.0 if options.quick else 60.0
-    asked = asking.asked_about(str(run), {"fill": fill, "timings": timings} if fill else {"timings": timings})
+    asked = advisor.asked_about(str(run), {"fill": fill, "timings": timings} if fill else {"timings": timings})
     found = advise.of(asked)
     pieces = [_plain(each) for each in found.advice]
     answer: dict[str, Any] = {"advice": pieces, "unanswered": dict(found.unanswered)}
@@ -146,11 +146,13 @@ def _tried(
 ) -> dict[str, Any]:
     run = load(place / "run").run
     typed = f"STEPS={environment['STEPS']} python {script}"
-    program = again.program(run, str(place / "run"), typed)
+    program = rerun.program(run, str(place / "run"), typed)
     trains = any(kind.training for kind in run.kinds)
-    plan = trying.Plan(program, place / "trials", trains, options.turns or (3 if options.quick else 8), options.seed)
-    (found,) = trying.each(plan, [piece], lambda *_: None)
-    return kept.plain(found)
+    plan = experiment.Plan(
+        program, place / "trials", trains, options.turns or (3 if options.quick else 8), options.seed
+    )
+    (found,) = experiment.each(plan, [piece], lambda *_: None)
+    return records.plain(found)
 
 
 def _plain(piece: Advice) -> dict[str, Any]:

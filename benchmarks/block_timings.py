@@ -14,7 +14,7 @@ from pathlib import Path
 from parts import turns
 
 from xsp import bench, graph
-from xsp.bench import again
+from xsp.bench import repeatability
 from xsp.bench.spec import Timing
 from xsp.bench.timings import Timings
 
@@ -55,7 +55,7 @@ def _row(name: str, threads: int, seed: int) -> list[str]:
         wanted = bench.specs(graph.of(name), threads=threads)
         made = bench.fill(wanted, timings, LONGEST_S)
         took = time.monotonic() - began
-        checked = again.check(timings, LONGEST_S, seed=seed)
+        checked = repeatability.check(timings, LONGEST_S, seed=seed)
     median, ninetieth = checked.median, checked.ninetieth
     met = median is not None and ninetieth is not None and median <= MEDIAN and ninetieth <= NINETIETH
     return [

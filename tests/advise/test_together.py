@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xsp.advise import Advice, Interval
-from xsp.advise.asking import _of_one_trial
+from xsp.advise.advisor import _of_one_trial
 from xsp.advise.together import plan
 
 

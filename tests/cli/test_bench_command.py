@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from xsp.bench import again, text
+from xsp.bench import repeatability, text
 from xsp.bench.environment import here
 from xsp.bench.spec import Status
 from xsp.bench.timings import Timings
@@ -179,8 +179,8 @@ def test_holes_are_shown_with_their_reasons_and_as_null(copy: Path) -> None:
 def test_a_check_says_how_far_timings_are_apart(copy: Path) -> None:
     kept = [each for each in Timings.open(copy / "t", here()) if each.is_timed]
     pairs = [(each, dataclasses.replace(each, trimmed_ns=each.trimmed_ns * 1.5)) for each in kept if each.trimmed_ns]
-    found = again.Check(pairs, [])
+    found = repeatability.Check(pairs, [])
     assert found.median == pytest.approx(0.5)
     assert found.ninetieth == pytest.approx(0.5)
     assert "+50.0%" in text.checked(found)
-    assert again.Check([], kept).median is None
+    assert repeatability.Check([], kept).median is None

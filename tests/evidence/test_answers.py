@@ -15,7 +15,7 @@ from xsp.advise import Advice, Advised, Interval, Place, Step
 from xsp.analyses import ANALYSES
 from xsp.cli import main
 from xsp.errors import UsageError
-from xsp.evidence import advising, form, tools
+from xsp.evidence import advice, form, tools
 from xsp.evidence.places import Places
 from xsp.evidence.tools import TOOLS, Tools
 
@@ -347,7 +347,7 @@ def test_pieces_of_advice_hold_to_the_form() -> None:
 
     step = Step(Interval(90, 100, 110), "iteration", 12)
     found = Advised("r", step, tuple(map(piece, range(60))), ("q0",), {"q99": "no timings"}, {"may gain nothing": 3})
-    whole = advising.of(found, {"run": None, "name": "r"}, limit=50)
+    whole = advice.of(found, {"run": None, "name": "r"}, limit=50)
     VALID.validate(form.fitted(whole, 1 << 20))
     made = form.fitted(whole, 8 << 10)
     VALID.validate(made)

@@ -20,7 +20,7 @@ from xsp.errors import AnalysisError  # noqa: E402
 from xsp.graph import Graph  # noqa: E402
 from xsp.graph.node import KnownBy  # noqa: E402
 from xsp.questions import choice, layouts, mincut, precision  # noqa: E402
-from xsp.questions.ground import Ground, difference  # noqa: E402
+from xsp.questions.timedcalls import Ground, difference  # noqa: E402
 
 IMAGE = (2, 3, 16, 16)
 

@@ -15,13 +15,13 @@ from torch import nn  # noqa: E402
 from xsp import bound  # noqa: E402
 from xsp import graph as graphs  # noqa: E402
 from xsp.advise import Asked  # noqa: E402
-from xsp.advise.asking import of  # noqa: E402
+from xsp.advise.advisor import of  # noqa: E402
 from xsp.bench.spec import Spec  # noqa: E402
 from xsp.device import ceilings  # noqa: E402
 from xsp.device.ceilings import Ceiling  # noqa: E402
 from xsp.device.machine import cpu_model  # noqa: E402
-from xsp.questions import ideal, wanted  # noqa: E402
-from xsp.questions.ground import Ground  # noqa: E402
+from xsp.questions import budget, ideal  # noqa: E402
+from xsp.questions.timedcalls import Ground  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def test_another_precision_is_never_the_best_of_a_bound(tmp_path: Path) -> None:
 
 def test_all_is_said_of_a_model_at_once_and_pieces_say_what_they_add(tmp_path: Path) -> None:
     made = ground(tmp_path)
-    convert = {spec.key: spec for pairs in wanted.rounds(made.graph, 2, 2) for spec, _ in pairs}.values()
+    convert = {spec.key: spec for pairs in budget.rounds(made.graph, 2, 2) for spec, _ in pairs}.values()
     made.timings.add(timed(spec, 1e4) for spec in convert if spec.block.op == "aten::contiguous")
     asked = Asked(None, "a model", {}, {"ground": lambda asked: replace(made), "ideal": lambda asked: ("ideal: x",)})
     found = of(asked, only=["choice", "precision"])

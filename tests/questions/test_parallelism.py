@@ -18,8 +18,8 @@ from xsp.bench.spec import Spec  # noqa: E402
 from xsp.errors import AnalysisError  # noqa: E402
 from xsp.graph import Graph  # noqa: E402
 from xsp.graph.node import KnownBy  # noqa: E402
-from xsp.questions import parallelism, wanted  # noqa: E402
-from xsp.questions.ground import Ground  # noqa: E402
+from xsp.questions import budget, parallelism  # noqa: E402
+from xsp.questions.timedcalls import Ground  # noqa: E402
 
 
 class Branches(nn.Module):
@@ -124,6 +124,6 @@ def test_a_run_of_which_the_order_alone_is_known_is_not_guessed_at(tmp_path: Pat
 
 
 def test_powers_of_two_are_tried_of_many_cores() -> None:
-    assert wanted.thread_counts(2) == [1, 2]
-    assert wanted.thread_counts(3) == [1, 2, 3]
-    assert wanted.thread_counts(48) == [1, 2, 4, 8, 16, 32, 48]
+    assert budget.thread_counts(2) == [1, 2]
+    assert budget.thread_counts(3) == [1, 2, 3]
+    assert budget.thread_counts(48) == [1, 2, 4, 8, 16, 32, 48]

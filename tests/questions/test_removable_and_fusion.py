@@ -190,7 +190,7 @@ def test_of_an_order_of_calls_alone_norms_and_attention_are_found_by_their_shape
     import dataclasses
 
     from xsp.graph.node import KnownBy
-    from xsp.questions.ordered import by_hand, foldable
+    from xsp.questions.callorder import by_hand, foldable
 
     class Both(nn.Module):
         def __init__(self) -> None:

@@ -11,8 +11,8 @@ from xsp.bench.spec import Spec, Status, Timing, untimed
 from xsp.bench.timings import Timings
 from xsp.bound.seen import Seen
 from xsp.graph import Graph
-from xsp.questions import wanted
-from xsp.questions.ground import Ground
+from xsp.questions import budget
+from xsp.questions.timedcalls import Ground
 
 HERE = Environment({"cpu": "a cpu", "cores": 2, "torch": "2"})
 
@@ -48,7 +48,7 @@ def ground_of(
 ) -> Ground:
     """Return a graph with all timings that questions want of it and for which `ns` returns something."""
     known = Timings.open(folder, HERE)
-    specs = {spec.key: spec for pairs in wanted.rounds(graph, threads, cores) for spec, _ in pairs}
+    specs = {spec.key: spec for pairs in budget.rounds(graph, threads, cores) for spec, _ in pairs}
     taken = ((spec, ns(spec)) for spec in specs.values() if spec.block.calls)
     known.add(timed(spec, each, half, error) for spec, each in taken if each is not None)
     return Ground(graph, known, threads, cores, tuple(seen))

@@ -11,7 +11,7 @@ registers itself with the decorator `question`; entry points `xsp.questions` nam
 from __future__ import annotations
 
 from xsp.advise.advice import Advice, Asked, Interval, Needs, Place, Step
-from xsp.advise.asking import Advised, of
+from xsp.advise.advisor import Advised, of
 from xsp.advise.registry import Question, provides, question, questions
 
 __all__ = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from xsp import sections
 from xsp.advise.advice import Place
-from xsp.advise.asking import Advised
+from xsp.advise.advisor import Advised
 from xsp.scrub import plain
 from xsp.sections import Chart, Section, Series, Table, Text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from xsp.advise.advice import Advice, Interval, Place, Step
-from xsp.advise.asking import Advised
+from xsp.advise.advisor import Advised
 from xsp.scrub import plain
 
 WIDTH = 79

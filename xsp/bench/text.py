@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from xsp.bench.again import Check
 from xsp.bench.environment import Environment
 from xsp.bench.plan import coverage, overheads
+from xsp.bench.repeatability import Check
 from xsp.bench.spec import AS_RUN, Spec, Status, Timing, spec_of
 from xsp.bench.timings import Timings
 from xsp.scrub import plain

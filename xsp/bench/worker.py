@@ -55,10 +55,10 @@ def work(parent: int, threads: int, cell: int, limit_bytes: int, answers: int) -
 
 
 def _sit(asked: dict[str, Any], mark: Any, say: Any, limit_bytes: int) -> None:
-    from xsp.bench import sitting
+    from xsp.bench import rounds
 
     specs = [Spec.from_plain(each) for each in asked["specs"]]
-    ratio = sitting.sit(
+    ratio = rounds.sit(
         specs,
         lambda place, timing: say({"place": place, "timing": to_plain(timing)}),
         mark,

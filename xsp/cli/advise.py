@@ -31,8 +31,8 @@ from xsp.record import output
 
 if TYPE_CHECKING:
     from xsp.advise.advice import Asked
-    from xsp.advise.asking import Advised
-    from xsp.advise.trying import Plan
+    from xsp.advise.advisor import Advised
+    from xsp.advise.experiment import Plan
 
 SUMMARY = "what to change, what it gains, and where"
 
@@ -85,18 +85,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Ask, show what is advised, and try it if that is wanted."""
     from xsp import advise
-    from xsp.advise import asking, kept, pictures, text, tried
+    from xsp.advise import advisor, pictures, records, text, trialtext
     from xsp.device import machine
     from xsp.run import Machine
 
     here = Machine.of(machine.describe())
     if given.history:
-        progress.tell(tried.history(kept.history(here)))
+        progress.tell(trialtext.history(records.history(here)))
         return 0
     if given.source is None:
         raise UsageError("name a run, a trace or a model: xsp advise runs/demo")
     with progress.shown(quiet=given.fill is None or given.quiet) as show:
-        asked = asking.asked_about(given.source, {**_settings(given), "progress": show})
+        asked = advisor.asked_about(given.source, {**_settings(given), "progress": show})
         plan = None if given.tries is None else _plan(given, asked)
         found = advise.of(asked, only=given.only, same_numbers=given.same_numbers)
     if not given.only and not given.same_numbers:
@@ -105,46 +105,46 @@ def run(given: argparse.Namespace) -> int:
         progress.put(_as_json(given, found))
         return 0
     if given.format != "json":
-        progress.tell(text.page(found, given.limit, kept.history(here).line), flush=True)
+        progress.tell(text.page(found, given.limit, records.history(here).line), flush=True)
     return 0 if plan is None else _try(given, found, plan)
 
 
 def _plan(given: argparse.Namespace, asked: Asked) -> Plan:
     """Return what is to be tried, before anything is said that would have to wait for it."""
-    from xsp.advise import again, trying
+    from xsp.advise import experiment, rerun
     from xsp.comparison import evidence
 
     if asked.trace is None:
         raise UsageError(f"--try needs a run: xsp profile {given.source}, and then xsp advise runs/NAME --try 3")
-    trying.chosen((), given.tries)
-    evidence.repeats(given.turns or trying.TURNS)
-    program = again.program(asked.trace.run, given.source, given.program)
+    experiment.chosen((), given.tries)
+    evidence.repeats(given.turns or experiment.TURNS)
+    program = rerun.program(asked.trace.run, given.source, given.program)
     trains = any(kind.training for kind in asked.trace.run.kinds)
-    return trying.Plan(program, again.place(Path(given.source)), trains, given.turns or trying.TURNS)
+    return experiment.Plan(program, rerun.place(Path(given.source)), trains, given.turns or experiment.TURNS)
 
 
 def _try(given: argparse.Namespace, found: Advised, plan: Plan) -> int:
     """Try the best pieces, and show each when it is finished; an interrupt leaves those that are."""
-    from xsp.advise import kept, tried, trying
+    from xsp.advise import experiment, records, trialtext
     from xsp.device import machine
     from xsp.run import Machine
 
-    chosen = trying.chosen(found.advice, given.tries)
+    chosen = experiment.chosen(found.advice, given.tries)
     drawn = given.format == "table"
     if drawn:
-        progress.tell("\n" + (tried.head() if chosen else "none of it can be applied from outside: nothing to try"))
+        progress.tell("\n" + (trialtext.head() if chosen else "none of it can be applied from outside: nothing to try"))
     code = 0
     try:
         with progress.shown(given.quiet) as show:
-            for each in trying.each(plan, chosen, show):
-                kept.keep(each, Machine.of(machine.describe()))
+            for each in experiment.each(plan, chosen, show):
+                records.keep(each, Machine.of(machine.describe()))
                 if drawn:
-                    progress.tell(tried.lines(each), flush=True)
+                    progress.tell(trialtext.lines(each), flush=True)
     except KeyboardInterrupt:
         progress.warn(f"xsp: interrupted; {len(plan.tried)} of {len(chosen)} trials were finished and are kept")
         code = INTERRUPTED
     if not drawn:
-        progress.put(_as_json(given, found, tried=[kept.plain(each) for each in plan.tried]))
+        progress.put(_as_json(given, found, tried=[records.plain(each) for each in plan.tried]))
     if plan.tried:
         progress.warn(f"xsp: the runs are in {output.shown(plan.out)}; all trials: xsp advise --history")
     return code
@@ -152,9 +152,9 @@ def _try(given: argparse.Namespace, found: Advised, plan: Plan) -> int:
 
 def _as_json(given: argparse.Namespace, found: Advised, **more: Any) -> str:
     """Return the form for machines, with what was tried where something was."""
-    from xsp.evidence import advising, form
+    from xsp.evidence import advice, form
 
-    said = advising.of(found, {"run": given.source, "name": found.name}, limit=given.limit)
+    said = advice.of(found, {"run": given.source, "name": found.name}, limit=given.limit)
     return json.dumps(form.fitted({**said, **more}, form.MOST_BYTES_OF_A_FILE), indent=2, ensure_ascii=False) + "\n"
 
 

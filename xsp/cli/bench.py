@@ -250,10 +250,10 @@ def _list(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[
 
 
 def _check(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
-    from xsp.bench import again, text
+    from xsp.bench import repeatability, text
 
     with progress.shown(quiet=False) as show:
-        found = again.check(timings, seconds, show, runtime=given.source if given.source in MOVED else None)
+        found = repeatability.check(timings, seconds, show, runtime=given.source if given.source in MOVED else None)
     return text.checked(found), text.checked_as_json(found)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from xsp.comparison import Comparison, Row, compare
 from xsp.comparison.conclusion import conclusion
 from xsp.errors import UsageError, nearest
-from xsp.evidence import citing, tables
+from xsp.evidence import citations, tables
 from xsp.evidence.form import NONE, Citation, Document, document, left_out, statement
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
@@ -43,7 +43,7 @@ _NO_LAYER = "what is of no layer"
 def summary(trace: Trace, source: Mapping[str, Any]) -> Document:
     """Return what was recorded, what a step takes, what the loop is, and how far it can be believed."""
     run = trace.run
-    step = citing.of_step(trace)
+    step = citations.of_step(trace)
     said = []
     made = tables.top(trace, "A1", 4)
     for row in tables.dicts(made[0]) if made else []:
@@ -94,7 +94,7 @@ _OF_DEVICES = ("window_ms", "busy_percent", "computation_ms", "exposed_communica
 def findings(trace: Trace, source: Mapping[str, Any], first: int, limit: int) -> Document:
     """Return what is missing or doubtful, the most important first, and the grade that follows."""
     every = health(trace)
-    step = citing.of_step(trace)
+    step = citations.of_step(trace)
     shown = [_finding(each, step) for each in every[first : first + limit]]
     more = len(every) - first - len(shown)
     notes = [left_out("statements", more, f"first={first + len(shown)}")] if more > 0 else []
@@ -194,7 +194,7 @@ def compared(
 
 def _concluded(found: Comparison, a: Trace, b: Trace) -> list[Document]:
     step = {name: value for name, value in asdict(found.step).items() if isinstance(value, (int, float))}
-    of_a, of_b = citing.of_step(a), citing.of_step(b)
+    of_a, of_b = citations.of_step(a), citations.of_step(b)
     further = {"spans_b": of_b.spans, "spans_b_in_all": of_b.in_all}
     said = [statement(text, step, of_a, "compare", **further) for text in conclusion(found)]
     said += [
@@ -207,11 +207,11 @@ def _concluded(found: Comparison, a: Trace, b: Trace) -> list[Document]:
 def _cited(trace: Trace, row: Row, side: int) -> Citation:
     """Return the spans of a side that a row is of; a name that changed stands as `A → B`."""
     if row.section in ("step", "loop"):
-        return citing.of_step(trace)
+        return citations.of_step(trace)
     if row.section == "phase":
-        return citing.of_kind(trace, row.name)
+        return citations.of_kind(trace, row.name)
     parts = row.name.split(" → ")
-    return citing.named(trace, parts[min(side, len(parts) - 1)])
+    return citations.named(trace, parts[min(side, len(parts) - 1)])
 
 
 # --- words --------------------------------------------------------------------------------------------------------

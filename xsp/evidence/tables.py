@@ -9,7 +9,7 @@ import duckdb
 
 from xsp.analyses import ANALYSES, Analysis
 from xsp.errors import AnalysisError, UsageError, nearest
-from xsp.evidence import citing
+from xsp.evidence import citations
 from xsp.evidence.form import Document, document, left_out
 from xsp.store.trace import Trace
 from xsp.table import literal, quoted
@@ -86,7 +86,7 @@ def table(
     rows = relation.limit(limit, first).fetchall()
     ((in_all,),) = relation.aggregate("count(*)").fetchall()
     columns = relation.columns
-    cited = citing.of_rows(trace, each.id, [dict(zip(columns, row, strict=True)) for row in rows])
+    cited = citations.of_rows(trace, each.id, [dict(zip(columns, row, strict=True)) for row in rows])
     made = {
         "name": each.id,
         "title": each.title,

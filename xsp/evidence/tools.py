@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from xsp.errors import TraceError, UsageError, XspError
-from xsp.evidence import advising, answers, spans, tables
+from xsp.evidence import advice, answers, spans, tables
 from xsp.evidence.form import MOST_BYTES, Document, document, error, fitted
 from xsp.evidence.places import Place, Places, stamp
 from xsp.evidence.tables import COMPARISONS, CONTAINS
@@ -209,7 +209,7 @@ def _time(tools: Tools, arguments: Mapping[str, Any]) -> Document:
 
 def _advice(tools: Tools, arguments: Mapping[str, Any]) -> Document:
     trace, place = tools.trace(arguments)
-    return advising.of_trace(trace, source(trace, place), *_page(arguments, 10))
+    return advice.of_trace(trace, source(trace, place), *_page(arguments, 10))
 
 
 def _compare(tools: Tools, arguments: Mapping[str, Any]) -> Document:

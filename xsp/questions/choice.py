@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from xsp.advise import Advice, Asked, Interval, Needs, question
 from xsp.bench.spec import AS_RUN, Timing
 from xsp.questions import layouts
-from xsp.questions.ground import Difference, Ground, difference, milliseconds
+from xsp.questions.timedcalls import Difference, Ground, difference, milliseconds
 
 OFF = "onednn-off"
 ONEDNN_FROM = 20480

@@ -11,7 +11,7 @@ from xsp.bound import totals
 from xsp.graph import work
 from xsp.graph.draft import Draft, Web
 from xsp.graph.node import Graph, KnownBy, Phase, Role
-from xsp.questions import ordered
+from xsp.questions import callorder
 from xsp.questions.removable import what
 from xsp.questions.rewriting import Prices, piece
 
@@ -56,7 +56,7 @@ def fusion(asked: Asked) -> Iterator[Advice]:
     the share of their time that memory traffic between them is of all of their traffic. Where only the order of calls
     is known, norms behind convolutions and attention by hand, at most all that goes."""
     if asked.graph.known_by is KnownBy.ORDER:
-        yield from ordered.advice(asked, LEAST_PERCENT)
+        yield from callorder.advice(asked, LEAST_PERCENT)
         return
     prices: Prices = asked.part("prices")
     for gain in prices.gains(FOLDS):

@@ -23,7 +23,7 @@ from xsp.bound import timed
 from xsp.graph.blocks import LASTING, Block, Wires
 from xsp.graph.node import Call, Graph, KnownBy, Node, Role, Tensor
 from xsp.questions import mincut
-from xsp.questions.ground import Difference, Ground, difference
+from xsp.questions.timedcalls import Difference, Ground, difference
 
 CONTIGUOUS, LAST = 0, 1
 VARIANTS = ("contiguous", "channels-last")

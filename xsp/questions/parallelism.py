@@ -17,8 +17,8 @@ from xsp.bench.spec import Timing
 from xsp.errors import AnalysisError
 from xsp.graph import paths, schedule
 from xsp.graph.node import KnownBy, Phase, Why
-from xsp.questions.ground import ALLOWANCE, FILL, Difference, Ground, difference, milliseconds
-from xsp.questions.wanted import thread_counts
+from xsp.questions.budget import thread_counts
+from xsp.questions.timedcalls import ALLOWANCE, FILL, Difference, Ground, difference, milliseconds
 
 KNOWN = 0.5
 """Share of the time of the calls, as the step runs, that has to be timed with another number of threads as well."""

@@ -13,7 +13,7 @@ from xsp.advise import Advice, Asked, Needs, question
 from xsp.bench.spec import AS_RUN
 from xsp.graph.node import Phase
 from xsp.questions.choice import setting
-from xsp.questions.ground import Ground, milliseconds
+from xsp.questions.timedcalls import Ground, milliseconds
 
 AUTOCAST = "autocast-bfloat16"
 

@@ -20,7 +20,7 @@ from xsp.bound.totals import Figure
 from xsp.graph import rewrite, work
 from xsp.graph.node import Graph
 from xsp.graph.rewrite import Change, Rewritten
-from xsp.questions.ground import ALLOWANCE, MOST_PLACES
+from xsp.questions.timedcalls import ALLOWANCE, MOST_PLACES
 
 NUMBERED = re.compile(r"(?<=[.#])\d+")
 """Numbers of layers in paths of modules, by which changes of equal layers differ."""

@@ -8,14 +8,14 @@ from typing import Any
 
 from xsp import advise
 from xsp.advise import Advice, Advised, Needs
-from xsp.evidence import citing
+from xsp.evidence import citations
 from xsp.evidence.form import NONE, Citation, Document, document, left_out, statement
 from xsp.store.trace import Trace
 
 
 def of_trace(trace: Trace, source: Mapping[str, Any], first: int, limit: int) -> Document:
     """Return what is advised of a trace by the questions that a trace alone answers: nothing is run or captured."""
-    return of(advise.of(trace, most=Needs.TRACE), source, first, limit, citing.of_step(trace))
+    return of(advise.of(trace, most=Needs.TRACE), source, first, limit, citations.of_step(trace))
 
 
 def of(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from xsp import atomic
-from xsp.advise.trying import TRIED, Tried
+from xsp.advise.experiment import TRIED, Tried
 from xsp.errors import OutputError
 from xsp.run import Machine
 from xsp.version import __version__

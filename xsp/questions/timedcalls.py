@@ -1,4 +1,4 @@
-"""What questions about timings stand on: a graph, timings of its calls, and what each call was in the trace.
+"""What questions ask of beside a trace: a graph, its bound, timings of its calls, and what each call was in the trace.
 
 Timings of other ways to compute a call are compared with the one that ran, key by key: calls with one key share their
 error. The interval of a difference holds what trimmed means and what least batches say, as a disturbance shifts the
@@ -12,13 +12,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
+from xsp import bound as bounds
 from xsp.advise import Asked, Interval, Place, provides
 from xsp.advise.advice import MOST_SPANS
 from xsp.bench.environment import cores
 from xsp.bench.spec import AS_RUN, Spec, Timing
 from xsp.bench.timings import Timings
-from xsp.bound import join, seen, sources, timed
+from xsp.bound import join, planned, seen, sources, timed
 from xsp.bound.seen import Seen
 from xsp.errors import AnalysisError
 from xsp.graph.node import Graph, Source
@@ -34,6 +36,10 @@ Twice as long was seen on a quiet one, of convolutions whose inputs lie otherwis
 MOST_PLACES = 5
 
 FILL = "take them first: --fill 60s"
+
+OF_MODEL = ("batch", "train", "shape", "sequence")
+OF_BOUND = ("device", "like", "threads")
+"""Settings that the graph and the bound are made with."""
 
 
 @dataclass(frozen=True)
@@ -254,3 +260,25 @@ def _overlap(asked: Asked, known: Sequence[Seen | None]) -> bool:
         whole += duration
         ends[process, thread] = max(start + duration, ends.get((process, thread), 0))
     return both > ALLOWANCE * whole
+
+
+@provides("graph")
+def graph(asked: Asked) -> Any:
+    """Return the graph of the model that was run or named, else that of the trace's calls."""
+    found, _ = planned.of(_what(asked), (), None, _given(asked, OF_MODEL))
+    return found
+
+
+@provides("bound")
+def bound(asked: Asked) -> Any:
+    """Return the bound of the graph, joined with the trace where there is one."""
+    what = asked.graph
+    return bounds.of(what, trace=asked.trace, timings=asked.part("timings"), **_given(asked, OF_BOUND))
+
+
+def _what(asked: Asked) -> Any:
+    return asked.trace if asked.trace is not None else asked.source
+
+
+def _given(asked: Asked, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: asked.settings[name] for name in names if asked.settings.get(name) is not None}

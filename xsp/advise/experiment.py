@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xsp.advise import again
+from xsp.advise import rerun
 from xsp.advise.advice import Advice, Interval
 from xsp.comparison import comparable, compare, turns
 from xsp.comparison.commands import Program
@@ -145,7 +145,7 @@ def _tried(plan: Plan, piece: Advice, progress: Progress) -> Tried:
     if plan.trains and any(trial.inference_only for trial in trials):
         return Tried(piece, NOT_APPLICABLE, "the program trains, and this is for inference")
     taken = turns.Turns(plan.out / re.sub(r"[^\w.=+-]", "-", piece.trial), plan.turns)
-    before, after = (again.under(plan.program, name) for name in ("", piece.trial))
+    before, after = (rerun.under(plan.program, name) for name in ("", piece.trial))
 
     def looking(what: str, done: int, total: int) -> None:
         if done == 2 and taken.a:
@@ -201,10 +201,10 @@ def _measured(piece: Advice, taken: turns.Turns, trials: Sequence[Trial]) -> Tri
 def _results(taken: turns.Turns, trials: Sequence[Trial]) -> tuple[float | None, str]:
     """Return how far the first results with the trial are from those without, and what to say of it."""
     try:
-        error, same, why = outputs.error(again.report(taken.a[0]), again.report(taken.b[0]))
+        error, same, why = outputs.error(rerun.report(taken.a[0]), rerun.report(taken.b[0]))
         if error is None:
             return None, f"results not compared: {why}"
-        again_error, repeats, _ = outputs.error(again.report(taken.a[0]), again.report(taken.a[1]))
+        again_error, repeats, _ = outputs.error(rerun.report(taken.a[0]), rerun.report(taken.a[1]))
     except (OSError, ValueError, LookupError, TypeError) as wrong:
         return None, f"results not compared: {type(wrong).__name__}"
     if not repeats and again_error is not None:
@@ -219,7 +219,7 @@ def _results(taken: turns.Turns, trials: Sequence[Trial]) -> tuple[float | None,
 
 def _report(run: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(again.report(run).read_text(encoding="utf-8"))
+        found = json.loads(rerun.report(run).read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
     return {}
 

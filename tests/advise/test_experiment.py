@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from xsp.advise import Advice, Interval, again, kept, tried, trying
-from xsp.advise.trying import FAILED, NOT_APPLICABLE, TRIED, Plan, Tried
+from xsp.advise import Advice, Interval, experiment, records, rerun, trialtext
+from xsp.advise.experiment import FAILED, NOT_APPLICABLE, TRIED, Plan, Tried
 from xsp.comparison import turns
 from xsp.comparison.commands import Program
 from xsp.errors import ProgramError, UsageError
@@ -37,13 +37,13 @@ def test_a_run_tells_its_program_and_its_file_is_found_below(tmp_path: Path, mon
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "deep" / "er" / "own.py").touch()
     run = Run.of({"typed": ["run", "--step", "fit", "own.py", "--epochs", "2"]})
-    assert again.program(run, "runs/r").args == ("--step", "fit", "deep/er/own.py", "--epochs", "2")
+    assert rerun.program(run, "runs/r").args == ("--step", "fit", "deep/er/own.py", "--epochs", "2")
     model = Run.of({"typed": ["profile", "own.py:build", "--batch", "8"]})
-    assert again.program(model, "runs/r").args == ("deep/er/own.py:build", "--batch", "8")
+    assert rerun.program(model, "runs/r").args == ("deep/er/own.py:build", "--batch", "8")
     named = Run.of({"typed": ["profile", "torchvision:resnet18", "--batch", "8"]})
-    assert again.program(named, "runs/r").verb == "profile"
+    assert rerun.program(named, "runs/r").verb == "profile"
     module = Run.of({"typed": ["run", "-m", "pkg.train"]})
-    assert again.program(module, "runs/r").args == ("-m", "pkg.train")
+    assert rerun.program(module, "runs/r").args == ("-m", "pkg.train")
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_a_run_that_does_not_tell_its_program_says_what_to_type(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=reason) as raised:
-        again.program(Run.of(content), "runs/r 1")
+        rerun.program(Run.of(content), "runs/r 1")
     assert "xsp advise 'runs/r 1' --try 3 --program 'python train.py'" in str(raised.value)
-    assert again.program(Run.of(content), "runs/r", "python other.py").args == ("other.py",)
+    assert rerun.program(Run.of(content), "runs/r", "python other.py").args == ("other.py",)
 
 
 def test_two_files_of_one_name_are_not_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,11 +71,11 @@ def test_two_files_of_one_name_are_not_told_apart(tmp_path: Path, monkeypatch: p
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "own.py").touch()
     with pytest.raises(UsageError, match=r"2 of them: a/own.py, b/own.py"):
-        again.program(Run.of({"typed": ["run", "own.py"]}), "r")
+        rerun.program(Run.of({"typed": ["run", "own.py"]}), "r")
 
 
 def test_a_program_under_a_trial_has_its_variables_and_a_process_that_applies_it(tmp_path: Path) -> None:
-    made = again.under(again.program(Run.of({}), "r", "python train.py"), "threads=2")
+    made = rerun.under(rerun.program(Run.of({}), "r", "python train.py"), "threads=2")
     words = made.command(tmp_path / "b-01", "M", 1)
     assert dict(made.settings)["OMP_NUM_THREADS"] == "2"
     told = json.loads(words[words.index("-c") + 2])
@@ -89,10 +89,10 @@ def test_a_program_under_a_trial_has_its_variables_and_a_process_that_applies_it
 
 def test_the_best_that_can_be_tried_are_and_each_trial_once() -> None:
     advice = [piece(None), piece("compile"), piece("compile", 1.0), piece("threads=2"), piece("sdpa")]
-    assert [each.trial for each in trying.chosen(advice, 2)] == ["compile", "threads=2"]
-    assert trying.chosen(advice, 2)[0].gain.value == 2.0
+    assert [each.trial for each in experiment.chosen(advice, 2)] == ["compile", "threads=2"]
+    assert experiment.chosen(advice, 2)[0].gain.value == 2.0
     with pytest.raises(UsageError, match="--try 0"):
-        trying.chosen(advice, 0)
+        experiment.chosen(advice, 0)
 
 
 @pytest.fixture
@@ -110,8 +110,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, report: dict[str, Any], error: Excepti
             raise error
         for side, list_ in zip("ab", (taken.a, taken.b), strict=True):
             list_.append(taken.out / f"{side}-01")
-            again.report(list_[0]).parent.mkdir(parents=True, exist_ok=True)
-            again.report(list_[0]).write_text(json.dumps(report if side == "b" else {"facts": {"threads": 2}}))
+            rerun.report(list_[0]).parent.mkdir(parents=True, exist_ok=True)
+            rerun.report(list_[0]).write_text(json.dumps(report if side == "b" else {"facts": {"threads": 2}}))
         progress("turn 2", 2, 6)
         raise AssertionError("it went on")
 
@@ -120,7 +120,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, report: dict[str, Any], error: Excepti
 
 
 def run(plan: Plan, *trials: str) -> list[Tried]:
-    return list(trying.each(plan, [piece(trial) for trial in trials], lambda *_: None))
+    return list(experiment.each(plan, [piece(trial) for trial in trials], lambda *_: None))
 
 
 def test_what_changes_nothing_ends_after_the_first_turn_and_is_no_gain_of_zero(
@@ -160,7 +160,7 @@ def test_an_interrupt_keeps_the_trials_that_are_finished(plan: Plan, monkeypatch
             raise KeyboardInterrupt
         return measured(1.0)
 
-    monkeypatch.setattr(trying, "_tried", one)
+    monkeypatch.setattr(experiment, "_tried", one)
     with pytest.raises(KeyboardInterrupt):
         run(plan, "compile", "sdpa", "threads=2")
     assert len(plan.tried) == 1
@@ -185,30 +185,30 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_history_counts_what_was_measured_on_this_machine(folder: Path) -> None:
-    assert kept.history(HERE, folder).line is None
+    assert records.history(HERE, folder).line is None
     for found in (measured(1.5), measured(3.0), measured(-1.0), measured(2.0, at_most=True)):
-        kept.keep(found, HERE, folder)
-    kept.keep(Tried(piece("sdpa"), NOT_APPLICABLE, "no switch"), HERE, folder)
-    kept.keep(Tried(piece("compile"), FAILED, "ended"), HERE, folder)
-    kept.keep(measured(9.0), Machine.of({"cpu": "another", "cores": 2}), folder)
+        records.keep(found, HERE, folder)
+    records.keep(Tried(piece("sdpa"), NOT_APPLICABLE, "no switch"), HERE, folder)
+    records.keep(Tried(piece("compile"), FAILED, "ended"), HERE, folder)
+    records.keep(measured(9.0), Machine.of({"cpu": "another", "cores": 2}), folder)
     (folder / "1-damaged.json").write_text("{")
     (folder / "2-other.json").write_text("[]")
-    found = kept.history(HERE, folder)
+    found = records.history(HERE, folder)
     assert (found.tried, found.came_true, found.expected, found.median_off_percent) == (4, 3, 3, pytest.approx(50))
     assert (found.not_applicable, found.failed, found.elsewhere, found.damaged) == (1, 1, 1, 2)
     assert found.line == (
         "4 pieces of advice were tried on this machine, 3 made the step faster; median error 50 % of the promise over 3"
     )
-    assert all(len(line) < 80 for line in tried.history(found).splitlines())
+    assert all(len(line) < 80 for line in trialtext.history(found).splitlines())
 
 
 def test_what_was_tried_fits_a_terminal_and_says_what_became_of_results() -> None:
     rows = [
-        tried.head(),
-        tried.lines(measured(2.5)),
-        tried.lines(replace(measured(0.5, at_most=True), results="the same results", applied=("x" * 90,))),
-        tried.lines(measured(-3.0)),
-        tried.lines(Tried(piece("sdpa"), NOT_APPLICABLE, "its attention has no switch")),
+        trialtext.head(),
+        trialtext.lines(measured(2.5)),
+        trialtext.lines(replace(measured(0.5, at_most=True), results="the same results", applied=("x" * 90,))),
+        trialtext.lines(measured(-3.0)),
+        trialtext.lines(Tried(piece("sdpa"), NOT_APPLICABLE, "its attention has no switch")),
     ]
     assert all(len(line) < 80 for row in rows for line in row.splitlines())
     assert "2.5 [1.5 … 3.5] ms 25 %" in rows[1]
@@ -223,7 +223,7 @@ def test_a_program_is_tried_without_and_with_what_is_advised(
 ) -> None:
     pytest.importorskip("torch")
     from xsp import cli
-    from xsp.advise import asking
+    from xsp.advise import advisor
 
     (tmp_path / "own.py").write_text(
         "import torch\n"
@@ -233,8 +233,8 @@ def test_a_program_is_tried_without_and_with_what_is_advised(
         "for _ in range(30):\n    model(images)\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(kept.VARIABLE, str(tmp_path / "kept"))
-    run = again.under(again.program(Run.of({}), "r", "python own.py"), "").command(tmp_path / "r", "M/L", 0)
+    monkeypatch.setenv(records.VARIABLE, str(tmp_path / "kept"))
+    run = rerun.under(rerun.program(Run.of({}), "r", "python own.py"), "").command(tmp_path / "r", "M/L", 0)
     (tmp_path / "output").mkdir()
     import subprocess
 
@@ -242,7 +242,7 @@ def test_a_program_is_tried_without_and_with_what_is_advised(
     advice = [piece("fold_batch_norm"), piece("onednn=on"), piece("channels_last+threads=1"), piece("compile=no")]
 
     def of(asked: Any, **_: Any) -> Any:
-        return asking.Advised("own", None, tuple(advice), (), {}, {})
+        return advisor.Advised("own", None, tuple(advice), (), {}, {})
 
     monkeypatch.setattr("xsp.advise.of", of)
     assert cli.main(["advise", "r", "--try", "4", "--turns", "3", "-q"]) == 0

@@ -19,7 +19,7 @@ from xsp.bench.timings import Timings
 from xsp.bound import sources, timed
 from xsp.graph.node import Graph
 from xsp.questions import layouts
-from xsp.questions.ground import threads_of
+from xsp.questions.timedcalls import threads_of
 
 MOST_OF_TIME = 0.98
 """Share of the expected time: calls beyond it are timed as they run alone."""

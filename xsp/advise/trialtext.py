@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Sequence
 
 from xsp.advise.advice import Interval
-from xsp.advise.kept import History
+from xsp.advise.experiment import TRIED, Tried
+from xsp.advise.records import History
 from xsp.advise.text import WIDTH, duration
-from xsp.advise.trying import TRIED, Tried
 from xsp.scrub import plain
 
 MOST_ROWS = 20
