@@ -11,11 +11,12 @@ needed. Real figures take many rounds on a quiet machine: --rounds 80, two hours
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,9 +62,9 @@ class Course(NamedTuple):
     turns: int
 
 
-def measured(place: Path, rounds: int, repeats: int, seed: int) -> list[Round]:
-    """Return the steps of the runs of each round."""
-    draw, found = random.Random(seed), []
+def measured(place: Path, rounds: int, repeats: int, seed: int, kept: list[Round]) -> Iterator[list[Round]]:
+    """Yield the steps of the runs of each round, those that were kept and new ones, after each new one."""
+    draw, found = random.Random(f"{seed} {len(kept)}"), list(kept)
     for turn in range(rounds):
         of_round = {}
         for name in draw.sample((FIRST, AGAIN, SLOWER), k=3):
@@ -73,8 +74,8 @@ def measured(place: Path, rounds: int, repeats: int, seed: int) -> list[Round]:
             of_round[name] = series.steps(xsp.load(out))
         alike, _ = series.alike(list(of_round.values()))
         found.append({name: each[0] for name, each in zip(of_round, alike, strict=True)})
-        turns.say(f"  round {turn + 1} of {rounds}")
-    return found
+        turns.say(f"  round {turn + 1} of {rounds}, {len(found)} in all")
+        yield found
 
 
 def course(how: Repeats, rounds: Sequence[Round], names: Sequence[str], most: int, draw: random.Random) -> Course:
@@ -105,15 +106,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     made = turns.parser(__doc__, rounds=12)
     made.add_argument("--sizes", nargs="+", choices=SIZES, help="of the program (default: small, quick: small)")
-    made.add_argument("--turns", type=int, default=10, help="at most, of a course (default: 10)")
+    made.add_argument("--turns", type=int, default=15, help="at most, of a course (default: 15)")
+    made.add_argument("--out", type=Path, metavar="FILE", help="add the rounds to those in FILE")
     made.add_argument("--courses", type=int, default=40, help="pairs of programs that are compared (default: 40)")
     made.add_argument("--steps", type=int, default=12, help="steps of a run at each level (default: 12)")
     made.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
     options = turns.parse(made, arguments)
     options.sizes = options.sizes or ["small"]
     report = turns.Report("compare_runs", "How often xsp compare is wrong, and what it finds", COLUMNS)
-    most = min(options.turns, options.rounds)
-    how = evidence.repeats(most)
+    kept = json.loads(options.out.read_text("utf-8")) if options.out and options.out.exists() else {}
     for size in options.sizes:
         turns.say(f"  {size}")
         width, batch = SIZES[size]
@@ -121,7 +122,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             place = Path(folder)
             text = PROGRAM.format(threads=options.threads, width=width, batch=batch)
             (place / "program.py").write_text(text, encoding="utf-8")
-            rounds = measured(place, options.rounds, options.steps, options.seed)
+            old = [{name: Series("step", "step", None, steps, 1) for name, steps in each.items()}
+                   for each in kept.get(size, [])]  # fmt: skip
+            for rounds in measured(place, options.rounds, options.steps, options.seed, old):
+                kept[size] = [{name: list(each[name].values) for name in each} for each in rounds]
+                if options.out:
+                    options.out.write_text(json.dumps(kept) + "\n", encoding="utf-8")
+        most = min(options.turns, len(rounds))
+        how = evidence.repeats(most)
         draw = random.Random(options.seed)
         equal = [course(how, rounds, (FIRST, AGAIN), most, draw) for _ in range(options.courses)]
         slower = [course(how, rounds, (FIRST, SLOWER), most, draw) for _ in range(options.courses)]
@@ -139,7 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rounds=[{name: series.figure(each[name]) for name in each} for each in rounds],
         )
     report.notes += [
-        f"At most {most} turns; courses that share rounds are not independent of each other: more --rounds tell more.",
+        f"At most {options.turns} turns; courses that share rounds are not independent of each other: more --rounds "
+        "tell more.",
     ]
     report.finish(options)
 

@@ -9,12 +9,14 @@ around stretches of some milliseconds of shorter ones, so that what holds the ma
 from __future__ import annotations
 
 import argparse
+import json
+import statistics
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from parts import turns
@@ -28,7 +30,16 @@ SHORT_MS = 1.0
 GOALS = (0.05, 0.02)
 """Below and from `SHORT_MS` on."""
 
-COLUMNS = ("step", "rounds", "bare ms", "xsp's ms", "step: xsp / bare", "goal", "covers bare", "iteration: xsp / bare")
+LEAST, LEAST_OF_LONG, LONG_S = 90, 60, 0.06
+"""Steps of a stretch and of a block; of steps of so many seconds and more."""
+
+ROUNDS, ROUNDS_OF_LONG = 6, 1
+"""That one call measures, unless told otherwise: in about ten minutes. `--out` adds them to those of calls before."""
+
+COLUMNS = (
+    "step", "rounds", "bare ms", "xsp's ms", "step: xsp / bare", "goal", "covers bare", "width %",
+    "iteration: xsp / bare",
+)  # fmt: skip
 
 
 class Size(NamedTuple):
@@ -50,34 +61,44 @@ SIZES = (
 class Found:
     """What the rounds of one size came to, in nanoseconds."""
 
-    bare: list[float] = field(default_factory=list)
-    """Trimmed mean of each bare stretch, over its steps or over parts of it."""
+    bare: list[tuple[float, float]] = field(default_factory=list)
+    """Trimmed mean of the bare stretches before and after each block, over their steps or over parts of them."""
 
-    iteration: list[float] = field(default_factory=list)
+    iteration: list[tuple[float, float]] = field(default_factory=list)
     xsp: list[Figure] = field(default_factory=list)
     loop: list[float] = field(default_factory=list)
 
-    def around(self, place: int) -> tuple[float, float]:
-        """Return the bare step and iteration next to a block: the means of the stretches before and after it."""
-        return (
-            sum(self.bare[place : place + 2]) / 2,
-            sum(self.iteration[place : place + 2]) / 2,
-        )
-
     def ratios(self) -> Figure:
-        """Return xsp's step over the bare one."""
-        return turns.middle([each.value / self.around(place)[0] for place, each in enumerate(self.xsp)])
+        """Return xsp's step over the bare one: of the stretches before and after the block, the mean."""
+        pairs = zip(self.xsp, self.bare, strict=True)
+        return turns.middle([each.value / statistics.fmean(bare) for each, bare in pairs])
 
     def iterations(self) -> Figure:
         """Return xsp's iteration over the bare one."""
-        return turns.middle([each / self.around(place)[1] for place, each in enumerate(self.loop)])
+        pairs = zip(self.loop, self.iteration, strict=True)
+        return turns.middle([each / statistics.fmean(bare) for each, bare in pairs])
 
     def covered(self) -> int:
         """Return in how many rounds xsp's interval holds the bare step, as the stretches around it saw it."""
-        return sum(
-            each.lo <= max(self.bare[place : place + 2]) and min(self.bare[place : place + 2]) <= each.hi
-            for place, each in enumerate(self.xsp)
-        )
+        pairs = zip(self.xsp, self.bare, strict=True)
+        return sum(each.lo <= max(bare) and min(bare) <= each.hi for each, bare in pairs)
+
+    def width(self) -> float:
+        """Return the width of xsp's intervals, in percent of the step: their median."""
+        return 100 * turns.median([(each.hi - each.lo) / each.value for each in self.xsp])
+
+    def take(self, other: Found) -> None:
+        """Take in the rounds of another."""
+        self.bare += other.bare
+        self.iteration += other.iteration
+        self.xsp += other.xsp
+        self.loop += other.loop
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Any]) -> Found:
+        """Return what a file kept."""
+        bare, iteration = ([(before, after) for before, after in kept[name]] for name in ("bare", "iteration"))
+        return cls(bare, iteration, [Figure(*each) for each in kept["xsp"]], list(kept["loop"]))
 
 
 def workload(size: Size, train: bool) -> Callable[[], object]:
@@ -105,8 +126,8 @@ def workload(size: Size, train: bool) -> Callable[[], object]:
     return learn
 
 
-def stretch(step: Callable[[], object], count: int, found: Found) -> None:
-    """Run the loop without xsp."""
+def stretch(step: Callable[[], object], count: int) -> tuple[float, float]:
+    """Run the loop without xsp, and return what a step and an iteration take."""
     for _ in range(max(3, count // 10)):
         step()
     together = steps_at_once(step)
@@ -117,8 +138,7 @@ def stretch(step: Callable[[], object], count: int, found: Found) -> None:
         for _ in range(together):
             step()
         times.append((perf_counter_ns() - before) / together)
-    found.iteration.append((perf_counter_ns() - begin) / (count // together * together))
-    found.bare.append(summary.trimmed_mean(times))
+    return summary.trimmed_mean(times), (perf_counter_ns() - begin) / (count // together * together)
 
 
 def steps_at_once(step: Callable[[], object]) -> int:
@@ -144,18 +164,25 @@ def block(step: Callable[[], object], count: int, found: Found) -> None:
 def measure(size: Size, train: bool, rounds: int, seconds: float) -> Found:
     """Run a bare stretch, then in turns a block and a bare stretch, each of about so many seconds."""
     step = workload(size, train)
-    count = int(min(20_000, max(60, seconds / turns.time_of(step, 20))))
-    found = Found()
-    stretch(step, count, found)
+    found, taken = Found(), turns.time_of(step, 20)
+    count = int(min(20_000, max(LEAST if taken < LONG_S else LEAST_OF_LONG, seconds / taken)))
+    before = stretch(step, count)
     for _ in range(rounds):
         block(step, count, found)
-        stretch(step, count, found)
+        after = stretch(step, count)
+        found.bare.append((before[0], after[0]))
+        found.iteration.append((before[1], after[1]))
+        before = after
     return found
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = turns.parser(__doc__)
-    parser.add_argument("--of-seconds", type=float, default=2.0, metavar="S", help="of each stretch and each block")
+    parser.add_argument("--of-seconds", type=float, default=1.5, metavar="S", help="of each stretch and each block")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="add the rounds to those in FILE, size by size")
+    parser.add_argument(
+        "--shortest", type=float, default=0, metavar="MS", help="leave out shorter steps (default: none)"
+    )
     parser.add_argument(
         "--longest", type=float, default=300, metavar="MS", help="leave out longer steps (default: 300)"
     )
@@ -166,15 +193,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(_parser(), arguments)
     torch.set_num_threads(1)
-    rounds = options.rounds or (2 if options.quick else 5)
     seconds = 0.5 if options.quick else options.of_seconds
     sizes = [size for size in (SIZES[1:5:3] if options.quick else SIZES) if size.ms <= options.longest]
+    sizes = [size for size in sizes if size.ms >= options.shortest]
+    kept = json.loads(options.out.read_text("utf-8")) if options.out and options.out.exists() else {}
     report = turns.Report("short_steps", "What xsp says that a step takes, against the bare loop [95 %]", COLUMNS)
     met = covered = blocks = 0
     for train in (False, True):
         for size in sizes:
-            one = measure(size, train, rounds, seconds)
-            met += _add(report, size, train, one)
+            name = f"{'training' if train else 'inference'} ~{size.ms:g} ms"
+            one = Found.of(kept[name]) if name in kept else Found()
+            usual = ROUNDS_OF_LONG if size.ms >= 1000 * LONG_S else ROUNDS
+            one.take(measure(size, train, options.rounds or usual, seconds))
+            kept[name] = asdict(one)
+            if options.out:
+                options.out.write_text(json.dumps(kept) + "\n", encoding="utf-8")
+            turns.say(f"  {name}: {one.ratios().shown(3)}, covers {one.covered()} of {len(one.xsp)}")
+            met += _add(report, name, one)
             covered, blocks = covered + one.covered(), blocks + len(one.xsp)
     count = 2 * len(sizes)
     report.notes += [
@@ -184,11 +219,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report.finish(options)
 
 
-def _add(report: turns.Report, size: Size, train: bool, one: Found) -> bool:
-    bare, ratio = turns.median(one.bare), one.ratios()
+def _add(report: turns.Report, name: str, one: Found) -> bool:
+    bare, ratio = turns.median([each for pair in one.bare for each in pair]), one.ratios()
     goal = GOALS[bare / 1e6 >= SHORT_MS]
     met = abs(ratio.value - 1) <= goal
-    name = f"{'training' if train else 'inference'} ~{size.ms:g} ms"
     row = [
         name,
         str(len(one.xsp)),
@@ -197,6 +231,7 @@ def _add(report: turns.Report, size: Size, train: bool, one: Found) -> bool:
         ratio.shown(3),
         f"{'met' if met else 'missed'} (≤ {100 * goal:.0f} %)",
         f"{one.covered()} of {len(one.xsp)}",
+        f"{one.width():.1f}",
         one.iterations().shown(3),
     ]
     report.add(row, bare=one.bare, iteration=one.iteration, xsp=one.xsp, loop=one.loop)

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from xsp.summary import MANY, Interval, interval, percentile, trimmed_mean
+from xsp.summary import MANY, Interval, drifting_interval, interval, percentile, trimmed_mean
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,18 @@ def test_many_values_continue_the_bootstrap_without_a_jump() -> None:
     (before, middle_before), (after, middle_after) = widths
     assert after == pytest.approx(before, rel=0.1)
     assert middle_after == pytest.approx(middle_before, abs=0.1 * before)
+
+
+def _regimes(count: int, draw: random.Random) -> list[float]:
+    """Return a series whose level changes every ten values or so."""
+    level, found = 100.0, []
+    for _ in range(count):
+        level = draw.gauss(100, 2) if draw.random() < 0.1 else level
+        found.append(level + draw.gauss(0, 1))
+    return found
+
+
+def test_the_interval_of_a_series_whose_level_changes_holds_its_mean_in_nine_of_ten() -> None:
+    draw = random.Random(13)
+    ends = [drifting_interval(_regimes(300, draw)) for _ in range(40)]
+    assert sum(each is not None and each.lo <= 100 <= each.hi for each in ends) >= 36

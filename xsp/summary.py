@@ -95,6 +95,9 @@ def interval(values: Sequence[float]) -> Interval | None:
 BATCHES = 20
 """Stretches of a series whose means tell how it drifts; fewer where they would have less than `OF_A_BATCH` values."""
 
+COARSER = (10, 6)
+"""Longer stretches, which tell of what changes more slowly; see `drifting_interval`."""
+
 OF_A_BATCH = 3
 LEAST_BATCHES = 6
 
@@ -103,20 +106,26 @@ def drifting_interval(values: Sequence[float]) -> Interval | None:
     """Return the 95 % interval of the trimmed mean of a series in the order in which it was measured.
 
     Neighbours in a series are alike, and what drifts is not in the spread of single values. So the series is cut into
-    stretches, and the spread of their trimmed means tells (batch means, with Student's quantile); the wider of that
-    interval and `interval` counts. Of fewer than `LEAST_BATCHES * OF_A_BATCH` values, `interval` counts alone.
+    stretches, and the spread of their trimmed means tells (batch means, with Student's quantile). How long neighbours
+    are alike is not known, so it is cut into `BATCHES` and into `COARSER` stretches, and the widest interval of these
+    and `interval` counts. Of fewer than `LEAST_BATCHES * OF_A_BATCH` values, `interval` counts alone.
 
     Returns:
         None for fewer than three values.
     """
-    usual, batches = interval(values), min(BATCHES, len(values) // OF_A_BATCH)
-    if usual is None or batches < LEAST_BATCHES:
+    usual, most = interval(values), min(BATCHES, len(values) // OF_A_BATCH)
+    if usual is None or most < LEAST_BATCHES:
         return usual
-    cuts = [len(values) * place // batches for place in range(batches + 1)]
-    means = [trimmed_mean(values[low:high]) for low, high in itertools.pairwise(cuts)]
-    width = _student(batches - 1) * statistics.stdev(means) / math.sqrt(batches)
+    width = max(_width_by_batches(values, batches) for batches in {most, *(each for each in COARSER if each < most)})
     middle = trimmed_mean(values)
     return Interval(min(usual.lo, middle - width), max(usual.hi, middle + width))
+
+
+def _width_by_batches(values: Sequence[float], batches: int) -> float:
+    """Return half the interval that the means of so many stretches give."""
+    cuts = [len(values) * place // batches for place in range(batches + 1)]
+    means = [trimmed_mean(values[low:high]) for low, high in itertools.pairwise(cuts)]
+    return _student(batches - 1) * statistics.stdev(means) / math.sqrt(batches)
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:

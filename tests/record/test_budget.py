@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import xsp
+from xsp.clock import monotonic_ns
 from xsp.errors import UsageError
 from xsp.health import health
 from xsp.health.finding import Severity
@@ -174,3 +175,21 @@ def test_waits_between_steps_earn_too(still: None) -> None:
     before = account.loop_ns
     account.waited_ns += 90 * MS
     assert account.loop_ns == before + 90 * MS
+
+
+def test_blocks_that_are_earned_have_a_stretch_of_steady_steps_before_them() -> None:
+    account = Account()
+    schedule = Budgeted(0.5, account, parse_levels("M"), unearned=True, rests=True)
+    recorded, steady = [], 0
+    for _ in range(200):
+        steady = steady + 1 if schedule.is_steady else 0
+        turn = schedule.next(0)
+        dur_ns = 10_000_000
+        schedule.ended(turn, 0, dur_ns)
+        account.add(turn, dur_ns, 0, monotonic_ns())
+        if turn.timed:
+            recorded.append(steady)
+            steady = 0
+    assert recorded[: budget.FIRST] == [0] * budget.FIRST  # they are given, and do not wait
+    assert len(recorded) > budget.FIRST
+    assert all(before >= 12 for before in recorded[budget.FIRST :])

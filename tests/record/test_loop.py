@@ -16,7 +16,7 @@ from xsp.record.loop import FOLDED_NS, UNKNOWN, WHOLE, Loop, Row, Status
 from xsp.run import Otel
 from xsp.schema import Level, Span
 from xsp.store import loop
-from xsp.store.iterations import coldness, iterations
+from xsp.store.iterations import BareStep, coldness, iterations, unsettled
 from xsp.testing import spans, trace_of, with_loop
 
 MS = 1_000_000
@@ -356,3 +356,9 @@ def test_values_that_no_row_of_the_loop_has_are_left_out(tmp_path: Path, name: s
     there = arrived([bad])
     assert loop.take(there, "arrived") == 1
     assert steps_of(there) == []
+
+
+def test_steady_steps_near_recorded_ones_widen_the_interval_downwards() -> None:
+    steps = [BareStep(step, 110.0 if step % 12 < 4 else 100.0, None, place=step % 12 + 1) for step in range(48)]
+    assert unsettled(steps) == pytest.approx(10 * 4 / 12)
+    assert unsettled([each._replace(place=0) for each in steps]) == 0  # nothing tells which are near

@@ -11,6 +11,7 @@ from all of its run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,13 @@ KINDS_UNEARNED = 4
 
 STRETCH = 2
 """Steady steps in each block, where nothing says how often to record."""
+
+RESTS = ((100_000_000, 12), (math.inf, 4))
+"""Steady steps between blocks of rungs that are earned, by the longest step that it is for. Recorded steps come close
+together, and then none, because one here and one there would leave no bare step that is not near one."""
+
+REST_NS = 60_000_000
+"""The least time of such a stretch, with what it takes to become steady."""
 
 RESERVE = 0.1
 """Of the share, for steps that cost more than the ones before them."""
@@ -81,6 +89,7 @@ class Budgeted(Schedule):
         every: int | None = None,
         spread: bool = False,
         unearned: bool = False,
+        rests: bool = False,
     ) -> None:
         """Make a schedule.
 
@@ -91,9 +100,10 @@ class Budgeted(Schedule):
             warmup: steps of which nothing is kept, and which are paid as others are; none unless told otherwise.
             every: at most one step in so many is recorded.
             unearned: give each kind of step `FIRST` timed steps of each rung, which need not be earned.
+            rests: let steady steps run before each block of rungs that is earned.
         """
         every = max(every or CLOSEST, CLOSEST)
-        super().__init__(rungs, warmup or 0, seed, only, every=every, spread=spread)
+        super().__init__(rungs, warmup or 0, seed, only, every=every, spread=spread, stretch=int(rests))
         self._untried = list(self.rungs)
         self.share = share
         self._account = account
@@ -142,6 +152,12 @@ class Budgeted(Schedule):
 
     def _is_settled(self) -> bool:
         return super()._is_settled() and not self.is_storing and (self._since > 0 or not self._ended)
+
+    def _rests(self, plan: Plan) -> bool:
+        if not self._stretch or plan.taken < self._unearned:
+            return False
+        step_ns = self._account.bare_ns or 0.0
+        return self._steady < next(steps for most_ns, steps in RESTS if step_ns <= most_ns) or self._since_ns < REST_NS
 
     def _choose(self, plan: Plan) -> Turn:
         return self._trial() or super()._choose(plan)
@@ -198,7 +214,7 @@ def schedule_of(settings: Settings, account: Account, alone: bool) -> Schedule:
         return Schedule(rungs, warmup, seed, only, every=every, spread=spread, by_time=False, later=EVERY_OF_RANKS)
     if settings.budget is not None:
         share = parse(USUAL if usual else settings.budget)
-        return Budgeted(share, account, rungs, warmup, seed, only, every, spread, unearned=usual)
+        return Budgeted(share, account, rungs, warmup, seed, only, every, spread, unearned=usual, rests=True)
     if only is not None:  # once per level: all that such a process is for
         return Schedule(rungs, warmup, seed, only, 1 if settle is None else settle, every)
     stretch = STRETCH if settle is None and every is None and alone else 0

@@ -7,6 +7,7 @@ spans should have added; what is left between the two is the residual of the led
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from xsp.clock import monotonic_ns
@@ -94,6 +95,36 @@ def passing_costs(collector: Collector, probe: Probe) -> dict[str, float]:
     return {**costs, "sweep_ns": percentile(sweep.times, 0.5)} if sweep.times else costs
 
 
+def context_cost(step: Callable[[], AbstractContextManager[object]]) -> dict[str, Any]:
+    """Return what the context of a step costs that passes in a stretch, as `cost_per_span` does for a span.
+
+    Args:
+        step: gives the context; it is called some hundred times.
+    """
+    sweep = _Sweep()
+
+    def within() -> None:
+        with step():
+            pass
+
+    def without() -> None:
+        with _NOTHING:
+            pass
+
+    warm, cold = _Difference(Probe(within, spans=1)), _Difference(Probe(within, spans=1), sweep)
+    for _ in range(ROUNDS):
+        for each in (warm, cold):
+            each.time(each.without, without)
+            each.time(each.hushed)
+    return {
+        "ns_per_span": 0.0, "level": int(Level.APPLICATION), "rounds": ROUNDS, "ns_passing": warm.ns,
+        "ns_passing_outer": warm.ns, "ns_passing_cold": cold.ns, "sweep_ns": percentile(sweep.times, 0.5),
+    }  # fmt: skip
+
+
+_NOTHING = nullcontext()
+
+
 class _Sweep:
     """Evicts the caches that belong to a core."""
 
@@ -116,13 +147,14 @@ class _Difference:
         self.without: list[int] = []
         self.hushed: list[int] = []
 
-    def time(self, taken: list[int]) -> None:
-        """Run the probe once for warmth and then, after `before` each time, for the record."""
-        self.probe.run()
+    def time(self, taken: list[int], run: Callable[[], object] | None = None) -> None:
+        """Run the probe, or something else, once for warmth and then, after `before` each time, for the record."""
+        run = run or self.probe.run
+        run()
         for _ in range(max(1, SAMPLES // self.probe.spans)):
             if self._before is not None:
                 self._before()
-            taken.append(_time(self.probe.run))
+            taken.append(_time(run))
 
     @property
     def ns(self) -> float:

@@ -48,7 +48,7 @@ SETTLE = Turn(Level.APPLICATION, timed=False, describe=False)
 SETTLE_NS = 2_000_000
 """Bare time before a recorded step: see benchmarks/short_steps.py for what remains."""
 
-STEADY = ((20, 10_000_000), (4, 50_000_000), (2, 150_000_000))
+STEADY = ((20, 20_000_000), (8, 60_000_000), (5, 150_000_000), (3, 250_000_000), (2, 500_000_000))
 """Bare steps, and their time, after which the next ones are steady: one pair of them must be reached. Until then caches
 that the pause has emptied fill again: steps of 4.6 ms are slower by 25, 11, 8, 4, 4, 2, 3 and 1 %, one after the other,
 of 18 ms (training) by 16, 7, 6 and 6 %; of 1.3 ms the fourth is as all that follow."""
@@ -255,10 +255,14 @@ class Schedule:
     def _waits(self, turn: Turn, plan: Plan) -> bool:
         """Return whether the next step runs bare, before the one that a turn was chosen for."""
         begins = turn.timed and len(plan.block) == len(self._in_use()) and not self._is_first
-        if begins and self._steady < self._stretch:
+        if begins and self._rests(plan):
             return True
         hurries = self._is_first or self._lags(plan)
         return self._bare < self._gap and not (self._bare >= self._gaps[0] and hurries)
+
+    def _rests(self, plan: Plan) -> bool:
+        """Return whether steady steps are to run before the next block of rungs."""
+        return self._steady < self._stretch
 
     def _is_settled(self) -> bool:
         if self._bare < self._gaps[0]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from types import TracebackType
@@ -15,6 +16,7 @@ from xsp.device import machine as device
 from xsp.errors import OutputError, UnwritableError, UsageError
 from xsp.record import blocks, description, output
 from xsp.record import budget as budgets
+from xsp.record.calibration import context_cost
 from xsp.record.collecting import Listener
 from xsp.record.overhead import Account
 from xsp.record.quiet import Quiet
@@ -252,12 +254,13 @@ class profile:
         if steps.open is not None:
             steps.collecting.note("xsp", f"step {steps.open.number} was never closed; it was closed with the block")
             steps.open.close(UNCLOSED)
-        _active = None
-        blocks.keep_in(None)
         steps.underway.end()
         steps.storing.wait(counts=True)
         began_ns = clock.monotonic_ns()
-        costs = steps.collecting.close(passed=steps.quiet.has_passed)
+        of_context = self._cost_of_context()
+        _active = None
+        blocks.keep_in(None)
+        costs = steps.collecting.close(passed=steps.quiet.has_passed) | of_context
         steps.account.end_ns = clock.monotonic_ns() - began_ns
         steps.store_rest()
         if kind is not None:
@@ -270,6 +273,20 @@ class profile:
             self._writer.close()
         if not steps.stored and not self.settings.needs_run and not self.hosts:
             say(f"{self.out}: no step was stored: {self._why_empty()}")
+
+    def _cost_of_context(self) -> dict[str, Any]:
+        """Return what the context of a step costs in a stretch, by the name that steps are recorded under."""
+        quiet = self._steps.quiet
+        if not (quiet.has_passed and quiet.by_context):
+            return {}
+        quiet.left = sys.maxsize
+        try:
+            return {"session": context_cost(self.step)}
+        except Exception:  # it costs us a figure, not the program
+            return {}
+        finally:
+            quiet.left = 0
+            self._steps.outline.clear()
 
     def step(self, batch_size: int | None = None) -> contextlib.AbstractContextManager[object]:
         """Return the context of one step: one prediction, or one training step.

@@ -20,6 +20,9 @@ from xsp.store.loop import BARE
 ENOUGH = 5
 """Steady steps from which a figure can be had."""
 
+NEAR = 4
+"""Steady steps in a row that may still be settling: the first ones."""
+
 NEARBY = 5
 """Steady steps that a recorded one is held against: their median."""
 
@@ -39,6 +42,9 @@ class BareStep(NamedTuple):
     passing_ns: float = 0.0
     """What was taken off, because collectors that let everything pass slow a step too."""
 
+    place: int = 0
+    """Of the steady rows in a row, which one; from 1 on, 0 where nothing tells."""
+
 
 def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     """Return the steps that ran as if nothing were recorded, of the kind and rank of `alike`, in their order.
@@ -55,7 +61,12 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     """
     found = con.execute(
         f"""
-        SELECT step, dur_ns, samples, steps > 1 FROM loop
+        WITH parted AS (
+            SELECT *, sum(CASE WHEN steady THEN 0 ELSE 1 END) OVER (PARTITION BY rank ORDER BY step) AS part FROM loop
+        ), placed AS (
+            SELECT *, row_number() OVER (PARTITION BY rank, part ORDER BY step) - 1 AS place FROM parted
+        )
+        SELECT step, dur_ns, samples, place, steps > 1 FROM placed
         WHERE steady AND rung = {BARE} AND status = 'ok' AND {OF_ALIKE}
           AND NOT EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL)
         ORDER BY step
@@ -64,17 +75,18 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     if len(found) < ENOUGH:
         return []
     passing = passing_of(con, run) if any(in_stretch for *_, in_stretch in found) else Passing()
-    taken_off = [passing.of(dur_ns) if in_stretch else 0.0 for _, dur_ns, _, in_stretch in found]
+    taken_off = [passing.of(dur_ns) if in_stretch else 0.0 for _, dur_ns, *_, in_stretch in found]
     return [
-        BareStep(step, dur_ns - off, samples, off)
-        for (step, dur_ns, samples, _), off in zip(found, taken_off, strict=True)
+        BareStep(step, dur_ns - off, samples, off, place)
+        for (step, dur_ns, samples, place, _), off in zip(found, taken_off, strict=True)
     ]
 
 
 def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     """Return the 95 % interval of the trimmed mean of bare steps, in the order in which they ran.
 
-    What was taken off is an estimate: the interval reaches from twice as much to nothing of it.
+    What was taken off is an estimate: the interval reaches from twice as much to nothing of it. It reaches down by what
+    of settling is left in the steps, see `unsettled`.
 
     Returns:
         None for fewer than three steps.
@@ -83,7 +95,19 @@ def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     if ends is None:
         return None
     off = max(each.passing_ns for each in steps)
-    return summary.Interval(max(0.0, ends.lo - off), ends.hi + off)
+    return summary.Interval(max(0.0, ends.lo - off - unsettled(steps)), ends.hi + off)
+
+
+def unsettled(steps: Sequence[BareStep]) -> float:
+    """Return by how much steady steps are slower because some of them are near a recorded one; 0 where too few tell.
+
+    The first `NEAR` steady steps in a row are held against those after them.
+    """
+    near = [each.dur_ns for each in steps if 0 < each.place <= NEAR]
+    far = [each.dur_ns for each in steps if each.place > NEAR]
+    if min(len(near), len(far)) < ENOUGH:
+        return 0.0
+    return max(0.0, summary.trimmed_mean(near) - summary.trimmed_mean(far)) * len(near) / len(steps)
 
 
 class Passing(NamedTuple):
