@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from xsp import advise
-from xsp.advise import Advice, Needs
+from xsp.advise import Advice, Needs, text
 from xsp.testing import spans, trace_of
 
 
@@ -171,6 +171,10 @@ def test_updates_written_by_hand_are_said_too() -> None:
     (piece,) = asked(TRAINING + updates(6010, "mul", "sub_", "add_", "neg"), "optimizer")
     assert piece.what.startswith("the program updates 9 parameters")
     assert "_foreach_" in piece.do
+    step = TRAINING + updates(6010, "mul", "sub_", "add_", "neg") + "\noptimizer SGD 9700-9790 phase=optimizer"
+    (piece,) = asked(step, "optimizer")
+    assert piece.what.startswith("the program updates 9 parameters or gradients, beside the optimizer,")
+    assert "clip_grad_norm_" in piece.do
 
 
 def test_gradients_that_nobody_uses_are_said_where_no_backward_pass_follows() -> None:
@@ -186,6 +190,10 @@ def test_gradients_that_nobody_uses_are_said_where_no_backward_pass_follows() ->
 def test_more_threads_than_cores_are_a_bound() -> None:
     (piece,) = asked(PLAIN, "oversubscription", machine={"torch_threads": 8, "cores": 2})
     assert (piece.what, piece.trial, piece.at_most) == ("8 threads compute on 2 cores", "threads=2", True)
+    assert not piece.gain_known
+    shown = text.page(advise.Advised("s", None, (piece,), ("oversubscription",), {}, {}))
+    assert "1. gain not known before it is tried" in shown
+    assert "at most" not in shown
     assert asked(PLAIN, "oversubscription", machine={"torch_threads": 2, "cores": 2}) == []
 
 

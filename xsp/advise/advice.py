@@ -111,6 +111,10 @@ class Advice:
     once_ms: float = 0.0
     """What it costs beside its calls, taken off its gain already."""
 
+    gain_known: bool = True
+    """Whether the gain says what can be expected. False where nothing tells it but a trial: the gain is then all of the
+    time concerned, is shown as not known, and the piece stands behind those whose gain is known."""
+
     option: bool = False
     """Whether nothing is wrong with the step, and it is a trade: less time for results of less precision. Options stand
     behind all other pieces."""

@@ -187,6 +187,8 @@ def _setting(piece: Advice) -> str | None:
     return None if piece.trial is None else piece.trial.partition("=")[0]
 
 
-def _place(piece: Advice) -> tuple[bool, float, str, str]:
-    """Return where a piece stands: options last; by gain, of which an upper bound counts less than an expectation."""
-    return piece.option, -piece.gain.value * (BOUND_COUNTS if piece.at_most else 1.0), piece.question, piece.what
+def _place(piece: Advice) -> tuple[bool, bool, float, str, str]:
+    """Return where a piece stands: options last, before them what has no known gain; by gain, where a bound counts less
+    than an expectation."""
+    worth = piece.gain.value * (BOUND_COUNTS if piece.at_most else 1.0)
+    return piece.option, not piece.gain_known, -worth, piece.question, piece.what

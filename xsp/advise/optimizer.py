@@ -64,17 +64,27 @@ def _advice(asked: Asked, whole: float, around: Call, ops: Sequence[Call]) -> It
     if 100 * value / whole < LEAST_PERCENT or value < calls.LEAST_MS:
         return
     down, up = calls.ends(asked, busy) or (0.7, 1.3)
-    name = around.name if around.kind == Kind.OPTIMIZER else "the program"
+    by_hand = around.kind != Kind.OPTIMIZER
+    beside = by_hand and any(each.kind == Kind.OPTIMIZER for each in around.inside)
+    name = "the program" if by_hand else around.name
+    do = "torch.optim's fused=True (or foreach=True) updates all of them in one call"
+    if beside:
+        do = (
+            "torch._foreach_mul_, _foreach_add_, _foreach_lerp_ and the like take a list in one call; gradients are "
+            "clipped so by torch.nn.utils.clip_grad_norm_(parameters, most, foreach=True)"
+        )
+    elif by_hand:
+        do += "; by hand: torch._foreach_add_(parameters, gradients, alpha=-lr)"
     yield Advice(
         "optimizer",
-        f"{name} updates {parameters} parameters one by one: {len(busy):,} operators, {ms:.3g} ms of a step",
+        f"{name} updates {parameters} parameters{' or gradients, beside the optimizer,' * beside} one by one: "
+        f"{len(busy):,} operators, {ms:.3g} ms of a step",
         _where(around, busy),
         Interval(low * down, value, high * up).within(ms),
         False,
         100 * value / whole,
         (f"{each_takes:.1f} operators for a parameter, each of which reads and writes memory once more",),
-        "torch.optim's fused=True (or foreach=True) updates all of them in one call"
-        + ("" if around.kind == Kind.OPTIMIZER else "; by hand: torch._foreach_add_(parameters, gradients, alpha=-lr)"),
+        do,
         None,
         "fused_optimizer" if around.kind == Kind.OPTIMIZER else None,
     )

@@ -84,8 +84,13 @@ def oversubscription(asked: Asked) -> Iterator[Advice]:
         calls.interval(ms, ends).within(whole),
         True,
         100 * ms / whole,
-        (f"operators take {ms:.3g} ms of a step; threads without a core wait for those that have one",),
+        (
+            f"operators take {ms:.3g} ms of a step; threads without a core wait for those that have one",
+            "what that costs, from nothing to several times the step, depends on how they wait: --try 1 tries it, "
+            "--fill 60s times single calls with both",
+        ),
         f"OMP_NUM_THREADS={cores}, or torch.set_num_threads({cores})",
         None,
         f"threads={cores}",
+        gain_known=False,
     )

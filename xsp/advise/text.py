@@ -80,6 +80,8 @@ def _a(step: Step | None) -> str:
 def _piece(number: int, piece: Advice, whole: str) -> list[str]:
     of = "at most " if piece.at_most else ""
     head = f"{number}. {of}{milliseconds(piece.gain)}, {piece.of_step_percent:.0f} % of {whole}"
+    if not piece.gain_known:
+        head = f"{number}. gain not known before it is tried"
     mark = f"({', '.join(filter(None, (piece.number, piece.question)))})"
     fits = len(head) + 2 + len(mark) <= WIDTH
     lines = [f"{head}  {mark}"] if fits else [head, f"   {mark}"]

@@ -23,6 +23,8 @@ def lines(found: Tried) -> str:
     """Return a trial: a row, and what became of results and what was changed."""
     promised = f"{'≤ ' if found.advice.at_most else ''}{duration(found.advice.gain.value)}"
     promised += f" {found.advice.of_step_percent:.0f} %"
+    if not found.advice.gain_known:
+        promised = "not known"
     if found.outcome != TRIED or found.real is None:
         said = [_row(plain(found.trial), promised, found.outcome, found.turns or "")]
         return "\n".join([*said, *_under(found.reason)])

@@ -81,6 +81,7 @@ def _piece(each: Advice) -> Document:
         "where": [asdict(place) for place in each.where],
         "gain_ms": asdict(each.gain),
         "at_most": each.at_most,
+        "gain_known": each.gain_known,
         "of_step_percent": each.of_step_percent,
         "why": list(each.why),
         "do": each.do,
