@@ -5,11 +5,15 @@ The steps are written down, so that no test depends on the speed of a machine.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from xsp import advise
 from xsp.advise import Advice, Needs, text
-from xsp.testing import spans, trace_of
+from xsp.schema import Level
+from xsp.store.loop import BARE
+from xsp.testing import spans, trace_of, with_loop
 
 
 def asked(step: str, name: str, **run: object) -> list[Advice]:
@@ -265,3 +269,68 @@ def test_samples_without_the_dimension_of_the_batch_are_samples() -> None:
     kept = "\n".join(line for line in PLAIN.splitlines() if "net.a" not in line and "40-4890" not in line)
     (piece,) = asked(f"{kept}\n{loop}", "samples")
     assert "64 times with one sample each (256)" in piece.what
+
+
+def test_a_model_in_training_mode_that_nothing_trains_is_named_with_what_dropout_takes() -> None:
+    inside_ = (
+        'op aten::dropout 1000-2000 dtype=float attributes={"input_scalars":[null,0.1,true]}',
+        'op aten::batch_norm 2000-2500 dtype=float attributes={"input_scalars":[null,null,null,null,null,true]}',
+    )
+    (piece,) = asked(inside(*inside_), "training-mode")
+    assert "1 call of dropout and 1 call of batch norm" in piece.what
+    assert piece.gain.value == pytest.approx(1.0)
+    assert asked(inside(*(each.replace("true", "false") for each in inside_)), "training-mode") == []
+    assert asked(inside(*(each.split(" attr")[0] for each in inside_)), "training-mode") == []
+    (norm,) = asked(inside(inside_[1]), "training-mode")
+    assert not norm.gain_known
+    assert asked(inside(*inside_) + "\n backward backward 9900-9950", "training-mode") == []
+
+
+def test_a_tensor_that_grows_by_concatenation_is_copied_each_time() -> None:
+    def step(shapes: list[list[list[int]]]) -> str:
+        return inside(
+            *(
+                f"op aten::cat {1000 + 100 * at}-{1090 + 100 * at} dtype=TensorList "
+                f"input_shapes={json.dumps([both, []], separators=(',', ':'))}"
+                for at, both in enumerate(shapes)
+            )
+        )
+
+    (piece,) = asked(step([[[at + 1, 64], [1, 64]] for at in range(20)]), "growing")
+    assert piece.gain.value == pytest.approx(0.09 * 19)
+    assert asked(step([[[1, 64], [1, 64]] for _ in range(20)]), "growing") == []
+
+
+def test_a_loop_over_a_recurrent_cell_is_one_call_of_the_layer() -> None:
+    cells = (f"module net.a.cell {1000 + 100 * at}-{1090 + 100 * at} type=GRUCell" for at in range(20))
+    (piece,) = asked(inside(*cells), "recurrence")
+    assert "torch.nn.GRU " in piece.do
+    assert piece.at_most
+
+
+def test_a_step_that_computes_with_doubles_throughout_is_told() -> None:
+    (piece,) = asked(PLAIN.replace("dtype=float", "dtype=double"), "casts")
+    assert "double precision throughout" in piece.what
+    assert piece.changes_numbers is not None
+
+
+def test_what_the_loop_does_between_steps_is_told_from_a_sixth_of_an_iteration_on() -> None:
+    rows = [row for number in range(3) for row in spans(PLAIN, step=number)]
+
+    def said(before_ns: float, data_ns: float) -> list[Advice]:
+        loop = [
+            {
+                "step": at,
+                "dur_ns": 10_000_000,
+                "before_ns": before_ns,
+                "data_ns": data_ns,
+                "rung": Level.OP if at < 3 else BARE,
+            }
+            for at in range(20)
+        ]
+        return list(advise.of(with_loop(trace_of(rows), loop), only=["between"]).advice)
+
+    (piece,) = said(6_000_000.0, 1_000_000.0)
+    assert (piece.gain.value, piece.at_most) == (pytest.approx(5.0), True)
+    assert said(6_000_000.0, 5_900_000.0) == []
+    assert said(1_000_000.0, 0.0) == []

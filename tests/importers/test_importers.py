@@ -93,6 +93,7 @@ SAMPLES = {
     "message": BINARY,
     "messages": (len(BINARY).to_bytes(4, "big") + BINARY) * 2,
     "download": json.dumps(DOWNLOAD).encode(),
+    "download of operators": json.dumps(DOWNLOAD).replace('"s"', '"aten::add"').encode(),
     "answer": json.dumps({"result": LINE}).encode(),
 }
 READERS = {
@@ -100,6 +101,7 @@ READERS = {
     "message": "otlp-proto",
     "messages": "otlp-proto",
     "download": "jaeger",
+    "download of operators": "jaeger",
     "answer": "jaeger",
 }
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from xsp import summary
 from xsp.advise.advice import MOST_SPANS, Asked, Interval, OfOthers, Place
 from xsp.errors import AnalysisError
-from xsp.schema import GIVEN, Kind, Level
+from xsp.schema import GIVEN, SCALARS, Kind, Level
 from xsp.store.selftimes import NS
 
 MOST_CALLS = 500_000
@@ -24,6 +24,10 @@ MOST_CALLS = 500_000
 LEAST_MS = 0.05
 """What takes less is in the noise of any step."""
 
+DESCRIBED = ("aten::batch_norm", "aten::dropout")
+"""Operators whose arguments are asked for."""
+
+_QUOTED = ", ".join(f"'{name}'" for name in DESCRIBED)
 _NEXT = "record again with --levels M/L/G, which has operators"
 
 
@@ -49,7 +53,7 @@ class Call:
     """As recorded at the deepest rung."""
 
     attributes: str | None
-    """JSON, of a module's call."""
+    """JSON, of modules and of `DESCRIBED` operators."""
 
     shapes: list[object]
     around: Call | None = None
@@ -84,11 +88,20 @@ class Call:
     @cached_property
     def given(self) -> tuple[int, ...]:
         """The numbers of the tensors that a module was given, see `xsp.schema.GIVEN`; empty where it is not told."""
+        found = self._told(GIVEN)
+        return tuple(each for each in found if type(each) is int)
+
+    @cached_property
+    def scalars(self) -> list[object]:
+        """The arguments of an operator that are no tensors, in their places; empty where they are not told."""
+        return self._told(SCALARS)
+
+    def _told(self, name: str) -> list[object]:
         try:
-            found = json.loads(self.attributes or "{}").get(GIVEN)
+            found = json.loads(self.attributes or "{}").get(name)
         except (ValueError, AttributeError):
-            return ()
-        return tuple(found) if isinstance(found, list) and all(type(each) is int for each in found) else ()
+            return []
+        return found if isinstance(found, list) else []
 
     @property
     def tensors(self) -> int:
@@ -129,7 +142,8 @@ def _trees(asked: Asked) -> list[Call]:
         f"""
         SELECT span_id, key, level, kind, name, type, phase, dtype, sequence_nr, start_ns,
                start_ns + coalesce(dur_ns, 0), coalesce({NS}, 0)::DOUBLE, coalesce(raw_ns, dur_ns, 0)::DOUBLE,
-               CASE WHEN level = {int(Level.LAYER)} THEN attributes END, input_shapes, process, thread
+               CASE WHEN level = {int(Level.LAYER)} OR name IN ({_QUOTED}) THEN attributes END,
+               input_shapes, process, thread
         FROM merged WHERE device IS NULL AND level <= {int(Level.OP)} AND kind NOT IN ('{Kind.RUN}', '{Kind.ALLOC}')
         ORDER BY process, thread, start_ns, dur_ns DESC, level, depth LIMIT {MOST_CALLS + 1}
         """

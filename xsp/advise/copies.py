@@ -62,7 +62,7 @@ def casts(asked: Asked) -> Iterator[Advice]:
     wide = [each for each in outer if each.dtype in _WIDE and each not in found]
     single = sum(each.ns for each in outer if each.dtype not in _WIDE)
     to_wide = [each for each in found if set(_types(each)) & set(_WIDE)]
-    if to_wide and wide and single:
+    if wide and ((to_wide and single) or sum(each.ns for each in wide) >= single):
         yield from _double(asked, whole, to_wide, wide)
         found = [each for each in found if each not in to_wide]
     there_and_back = _there_and_back(found)
@@ -89,16 +89,17 @@ def _double(asked: Asked, whole: float, found: Sequence[Call], wide: Sequence[Ca
     if value < calls.LEAST_MS or 100 * value / whole < LEAST_PERCENT:
         return
     down, up = calls.ends(asked, [*found, *wide]) or (0.7, 1.3)
+    places = len({each.module for each in found})
+    where = f" in {places} places: {len(found)} casts take {cast:.3g} ms, " if found else " throughout: "
     yield Advice(
         "casts",
-        f"double precision in {len({each.module for each in found})} places: {len(found)} casts take {cast:.3g} ms, "
-        f"{len(wide)} operators on doubles {work:.3g} ms",
+        f"double precision{where}{len(wide)} operators on doubles {work:.3g} ms",
         calls.places([*found, *wide], "float64"),
         Interval(low * down, value, high * up).within(whole),
         False,
         100 * value / whole,
-        (f"casts go away, and single precision halves the rest at best: {value:.3g} ms",),
-        "omit .double() and dtype=torch.float64, or cast what needs it alone",
+        (f"{'casts go away, and ' * bool(found)}single precision halves what doubles take, about: {value:.3g} ms",),
+        "omit .double() and dtype=torch.float64, or cast what needs it alone; arrays of NumPy are doubles",
         "24 bits of the mantissa instead of 53 there",
     )
 

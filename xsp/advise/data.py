@@ -1,10 +1,11 @@
-"""Waiting for data: what the loop waits for the loader, where no device tells it better."""
+"""What the loop does beside its steps: waiting for the loader, where no device tells it better, and other work."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from xsp import summary
+from xsp.advise import calls
 from xsp.advise.advice import Advice, Asked, Interval, Place
 from xsp.advise.registry import question
 from xsp.errors import AnalysisError
@@ -19,18 +20,7 @@ def data(asked: Asked) -> Iterator[Advice]:
     All of it could be gained, where loading beside the step keeps up with it.
     """
     trace = asked.traced
-    waited = [
-        (float(ns), float(iteration_ns))
-        for ns, iteration_ns in trace.con.execute(
-            f"""
-            WITH {UNDISTURBED}
-            SELECT coalesce(data_ns, 0), iteration_ns FROM undisturbed
-            WHERE kind IS NOT DISTINCT FROM (SELECT any_value(step_kind) FROM alike)
-              AND rank = (SELECT any_value(rank) FROM alike) AND iteration_ns > 0
-            ORDER BY step
-            """
-        ).fetchall()
-    ]
+    waited = [(data_ns, iteration_ns) for data_ns, _, iteration_ns in _iterations(asked)]
     if not waited:
         if trace.has(Level.KERNEL):
             return  # `device-idle` has what devices waited for
@@ -67,3 +57,46 @@ def data(asked: Asked) -> Iterator[Advice]:
         None,
         None if workers else "num_workers=2",
     )
+
+
+BETWEEN_PERCENT = 15.0
+"""Of an iteration, from which on work between steps is worth a line: logging and clearing gradients take less."""
+
+
+@question("between", "What does the loop do between its steps?", number="Q4")
+def between(asked: Asked) -> Iterator[Advice]:
+    """Time of an iteration in which neither a step runs nor data is waited for: checkpoints, statistics, copies."""
+    found = _iterations(asked)
+    ends = summary.mean_interval([ns for _, ns, _ in found])
+    if ends is None:
+        return
+    mean = sum(ns for _, ns, _ in found) / len(found)
+    whole = sum(ns for *_, ns in found) / len(found)
+    if mean < calls.LEAST_MS * 1e6 or 100 * mean < BETWEEN_PERCENT * whole:
+        return
+    yield Advice(
+        "between",
+        f"{mean / 1e6:.3g} ms of an iteration of {whole / 1e6:.3g} ms pass between steps, and not in waiting for data",
+        (),
+        Interval(ends.lo / 1e6, mean / 1e6, ends.hi / 1e6),
+        True,
+        100 * mean / whole,
+        (f"{len(found)} iterations that ran without recording",),
+        "do it in fewer iterations, or in another thread: checkpoints, statistics, copies of the state, printing, "
+        "what a framework does at the end of each batch",
+    )
+
+
+def _iterations(asked: Asked) -> list[tuple[float, float, float]]:
+    """Return waiting for data, other time between steps, and all, in ns, of the least disturbed iterations."""
+    return asked.traced.con.execute(
+        f"""
+        WITH {UNDISTURBED}
+        SELECT coalesce(data_ns, 0)::DOUBLE,
+               (coalesce(before_ns, 0) - least(coalesce(data_ns, 0), coalesce(before_ns, 0)))::DOUBLE,
+               iteration_ns::DOUBLE FROM undisturbed
+        WHERE kind IS NOT DISTINCT FROM (SELECT any_value(step_kind) FROM alike)
+          AND rank = (SELECT any_value(rank) FROM alike) AND iteration_ns > 0
+        ORDER BY step
+        """
+    ).fetchall()

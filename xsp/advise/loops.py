@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from xsp.advise import calls
@@ -105,6 +106,84 @@ def samples(asked: Asked) -> Iterator[Advice]:
             (f"{len(those):,} calls take {ms:.3g} ms; {count} samples in one call may take as long as one of them",),
             "give the whole batch to one call, or torch.vmap",
             None,
+        )
+
+
+LEAST_GROWTH = 8
+"""Concatenations in one place of which each takes what the one before returned."""
+
+
+@question("growing", "Is a tensor copied again to add to it?", number="Q4")
+def growing(asked: Asked) -> Iterator[Advice]:
+    """Concatenations in a loop, each of the result of the one before with something more: all is copied each time."""
+    whole = calls.step_ms(asked)
+    found = [those for around in calls.every(asked) if not around.is_op for those in _grown(around)]
+    again = [each for those in found for each in those[:-1]]
+    ms = sum(each.ns for each in again) / 1e6
+    if ms < calls.LEAST_MS or 100 * ms / whole < LEAST_PERCENT:
+        return
+    yield Advice(
+        "growing",
+        f"a tensor grows by {len(found[0])} concatenations, each of which copies all before it",
+        calls.places(again),
+        calls.interval(ms, calls.ends(asked, again)).within(whole),
+        False,
+        100 * ms / whole,
+        (f"all but the last take {ms:.3g} ms of a step",),
+        "keep the parts in a list and call torch.cat once, or write into a tensor made ahead",
+    )
+
+
+def _grown(around: Call) -> Iterator[list[Call]]:
+    """Yield the concatenations inside a call of which each has as much before it as the one before returned."""
+    chain: list[Call] = []
+    held = 0
+    for each in around.inside:
+        sizes = _sizes(each) if each.name in ("aten::cat", "aten::concat") else []
+        if len(sizes) < 2:
+            continue
+        if not chain or held not in sizes[:1] + sizes[-1:]:
+            if len(chain) >= LEAST_GROWTH:
+                yield chain
+            chain = []
+        chain.append(each)
+        held = sum(sizes)
+    if len(chain) >= LEAST_GROWTH:
+        yield chain
+
+
+def _sizes(call: Call) -> list[int]:
+    """Return the number of elements of each tensor in the list that a call was given."""
+    first = call.shapes[0] if call.shapes else None
+    known = isinstance(first, list) and all(isinstance(each, list) for each in first)
+    return [math.prod(each) for each in first if each] if known and isinstance(first, list) else []
+
+
+CELLS = ("LSTMCell", "GRUCell", "RNNCell")
+
+
+@question("recurrence", "Is a recurrent layer a loop over its cell?", number="Q5")
+def recurrence(asked: Asked) -> Iterator[Advice]:
+    """PyTorch's recurrent cells called once for each step in time, where one call of the layer does it for all."""
+    whole = calls.step_ms(asked)
+    found: dict[tuple[str, str], list[Call]] = {}
+    for around in calls.every(asked):
+        cells = [each for each in around.inside if each.type in CELLS]
+        for each in cells:
+            found.setdefault((each.name, str(each.type)), []).append(each)
+    for (name, kind), those in found.items():
+        ms = sum(each.ns for each in those) / 1e6
+        if len(those) < LEAST_GROWTH or ms < calls.LEAST_MS or 100 * ms / whole < LEAST_PERCENT:
+            continue
+        yield Advice(
+            "recurrence",
+            f"{name} ({kind}) is called {len(those)} times in a loop, once for each step in time",
+            (_place(name, those),),
+            calls.interval(ms, calls.ends(asked, those)).within(whole),
+            True,
+            100 * ms / whole,
+            (f"the calls take {ms:.3g} ms; in one call the products with the input are one product",),
+            f"torch.nn.{kind.removesuffix('Cell')} over the whole sequence, if no step needs what comes after the cell",
         )
 
 

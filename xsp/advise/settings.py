@@ -1,4 +1,4 @@
-"""How the step is run: gradients that nobody uses, more threads than cores."""
+"""How the step is run: training mode, gradients that nobody uses, more threads than cores."""
 
 from __future__ import annotations
 
@@ -52,6 +52,43 @@ def gradients(asked: Asked) -> Iterator[Advice]:
         "with torch.inference_mode(): around the call",
         None,
         "inference_mode",
+    )
+
+
+TRAINING = {"aten::batch_norm": 5, "aten::dropout": 2}
+"""Operators that a model in training mode computes in another way, and the place of the argument that says so."""
+
+
+@question("training-mode", "Is the model in training mode, and nothing trains?", number="Q4")
+def training_mode(asked: Asked) -> Iterator[Advice]:
+    """Dropout and batch norm as of training, in a step without a backward pass; gains what dropout takes.
+
+    Batch norm takes about as long either way, but its results depend on the batch then, and its statistics change.
+    """
+    whole = calls.step_ms(asked)
+    every = list(calls.every(asked))
+    if _is_training(asked) or any(each.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for each in every):
+        return
+    places = ((each, TRAINING.get(each.name)) for each in every)
+    found = [each for each, at in places if at is not None and each.scalars[at : at + 1] == [True]]
+    if not found:
+        return
+    dropouts = [each for each in found if each.name == "aten::dropout"]
+    ms = sum(each.ns for each in dropouts or found) / 1e6
+    norms = len(found) - len(dropouts)
+    counts = ((len(dropouts), "dropout"), (norms, "batch norm"))
+    named = [f"{count} call{'s' * (count > 1)} of {what}" for count, what in counts if count]
+    yield Advice(
+        "training-mode",
+        f"the model is in training mode, and nothing trains: {' and '.join(named)}",
+        calls.places(found),
+        calls.interval(ms, calls.ends(asked, dropouts or found)).within(whole),
+        not dropouts,
+        100 * ms / whole,
+        ("results are drawn by chance" if dropouts else "results depend on the other samples of the batch",),
+        "model.eval(); and F.dropout(..., training=self.training) where a function is called",
+        "results are those that the model was trained for",
+        gain_known=bool(dropouts),
     )
 
 

@@ -47,9 +47,6 @@ CPU_SAMPLES = "frames of samples of the CPU"
 """The same for what Nsight Systems recorded of the host; the first of them slow the calls that launch."""
 
 _GZIP = b"\x1f\x8b"
-_USUAL = "kineto"
-"""Importer of most files: it is asked first, so that the others need not be imported."""
-
 _MOST_REASONS = 100
 """Maximum number of reasons that are listed; a source can have as many as it has spans."""
 
@@ -243,7 +240,7 @@ def find(source: str) -> Importer:
     if not head and not is_url(source):
         raise TraceError(f"{source}: is empty; copy it again")
     unusable: list[str] = []
-    for name in sorted(plugins.names(GROUP), key=lambda name: (name != _USUAL, name)):
+    for name in plugins.names(GROUP):
         try:
             found = importer(name)
             recognised = found.recognises(head, source)

@@ -58,7 +58,8 @@ class Kineto(TableImporter):
 def is_kineto(head: bytes) -> bool:
     """Return whether a file that begins so is a trace of PyTorch's profiler."""
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
-    return start in (b"{", b"[") and b'"resourceSpans"' not in head and any(mark in head for mark in MARKS)
+    is_spans = b'"resourceSpans"' in head or b'"spanID"' in head
+    return start in (b"{", b"[") and not is_spans and any(mark in head for mark in MARKS)
 
 
 def _run(keys: dict[str, Any]) -> dict[str, Any]:
