@@ -60,7 +60,7 @@ PLANTED: Mapping[str, Flaw] = {
     "contiguous_layout": Flaw(("choice",), ("channels",), ("channels_last",)),
     "attention_by_hand": Flaw(("removable", "fusion", "choice"), ("attention",), ("sdpa",)),
     "norm_not_folded": Flaw(("removable", "fusion"), ("norm",), ("fold_batch_norm",)),
-    "optimizer_by_hand": Flaw(("fusion", "removable", "framework"), ("optimizer", "foreach", "fused")),
+    "optimizer_by_hand": Flaw(("fusion", "removable", "framework", "between"), ("optimizer", "foreach", "fused")),
     "optimizer_one_by_one": Flaw(("fusion", "framework"), ("optimizer", "foreach"), ("foreach", "fused_optimizer")),
     "clone_in_blocks": Flaw(("removable", "copies", "unexpected"), ("clone", "cop")),
     "casts_to_double": Flaw(("removable", "casts", "precision", "unexpected"), ("cast", "float64", "double")),
@@ -69,8 +69,10 @@ PLANTED: Mapping[str, Flaw] = {
     "too_many_threads": Flaw(("threads", "parallelism", "choice"), ("thread",), ("threads",)),
     "one_thread": Flaw(("threads", "parallelism", "choice"), ("thread",), ("threads",)),
     "branches_in_sequence": Flaw(("parallelism",), ("branch", "independent", "same time", "parallel")),
-    "loop_over_samples": Flaw(("removable", "fusion", "calls", "unexpected"), ("batch", "equal", "one call", "stack")),
-    "computed_twice": Flaw(("removable",), ("twice", "equal", "same", "again")),
+    "loop_over_samples": Flaw(
+        ("removable", "fusion", "samples", "unexpected"), ("batch", "equal", "one call", "stack")
+    ),
+    "computed_twice": Flaw(("removable", "repeated"), ("twice", "equal", "same", "again")),
     "sleep_in_a_module": Flaw(("stall", "stalls", "unexpected")),
     "slow_data": Flaw(("data",)),
     "copies_to_contiguous": Flaw(("removable", "copies", "unexpected"), ("contiguous", "cop")),
@@ -123,7 +125,7 @@ def _answer(text: str, out: Path, options: argparse.Namespace) -> dict[str, Any]
 def _asked(name: str, mended: Sequence[str], place: Path, timings: Path, options: argparse.Namespace) -> dict[str, Any]:
     script = FLAWS / f"{name}.py"
     run = place / "run"
-    environment = {**os.environ, "STEPS": "20" if options.quick else "60"}
+    environment = {**os.environ, "STEPS": "20" if options.quick else "120"}
     command = [sys.executable, "-m", "xsp.cli", "run", "--quiet", "--out", str(run), str(script), *mended]
     subprocess.run(command, check=True, timeout=SECONDS, env=environment, stdout=subprocess.DEVNULL)
     fill = options.fill if options.fill is not None else 5.0 if options.quick else 60.0

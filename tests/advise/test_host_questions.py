@@ -334,3 +334,6 @@ def test_what_the_loop_does_between_steps_is_told_from_a_sixth_of_an_iteration_o
     assert (piece.gain.value, piece.at_most) == (pytest.approx(5.0), True)
     assert said(6_000_000.0, 5_900_000.0) == []
     assert said(1_000_000.0, 0.0) == []
+    rows = [row for number in range(3) for row in spans(PLAIN + "backward backward 9900-9950", step=number)]
+    (piece,) = said(6_000_000.0, 0.0)
+    assert "_foreach_" in piece.do

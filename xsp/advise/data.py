@@ -74,17 +74,35 @@ def between(asked: Asked) -> Iterator[Advice]:
     whole = sum(ns for *_, ns in found) / len(found)
     if mean < calls.LEAST_MS * 1e6 or 100 * mean < BETWEEN_PERCENT * whole:
         return
+    what = (
+        f"{mean / 1e6:.3g} ms of an iteration of {whole / 1e6:.3g} ms pass between steps, and not in waiting for data"
+    )
+    do = (
+        "do it in fewer iterations, or in another thread: checkpoints, statistics, copies of the state, printing, "
+        "what a framework does at the end of each batch"
+    )
+    if _updates_by_hand(asked):
+        what += "; no optimizer of torch's stepped, so the update is there"
+        do = (
+            "torch.optim's fused=True, or torch._foreach_add_ and the like, update all parameters in one call; else "
+            + do
+        )
     yield Advice(
         "between",
-        f"{mean / 1e6:.3g} ms of an iteration of {whole / 1e6:.3g} ms pass between steps, and not in waiting for data",
+        what,
         (),
         Interval(ends.lo / 1e6, mean / 1e6, ends.hi / 1e6),
         True,
         100 * mean / whole,
         (f"{len(found)} iterations that ran without recording",),
-        "do it in fewer iterations, or in another thread: checkpoints, statistics, copies of the state, printing, "
-        "what a framework does at the end of each batch",
+        do,
     )
+
+
+def _updates_by_hand(asked: Asked) -> bool:
+    """Return whether a step has a backward pass, and no optimizer of torch's steps in it."""
+    kinds = {kind for (kind,) in asked.traced.con.execute("SELECT DISTINCT kind FROM merged").fetchall()}
+    return Kind.BACKWARD in kinds and Kind.OPTIMIZER not in kinds
 
 
 def _iterations(asked: Asked) -> list[tuple[float, float, float]]:
