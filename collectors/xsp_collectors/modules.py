@@ -259,11 +259,11 @@ def _wrap(
             return call(*args, **kwargs)
         here = threads.here
         depth = here[0]
-        inputs = None
+        if depth and mode <= _OUTERMOST:
+            return call(*args, **kwargs)
+        inputs: Sketch | None = None
         given: tuple[int, ...] = ()
         if depth:
-            if mode <= _OUTERMOST:
-                return call(*args, **kwargs)
             if mode == _DESCRIBE:
                 inputs, given = sketch(args, kwargs), numbers.of((args, kwargs))
         else:

@@ -141,3 +141,17 @@ def test_the_section_of_the_report_has_gains_and_bounds_as_bars(asked: Asked, tm
     ]
     assert sections.of({"xsp_section": 1, **sections.plain(made)}) == made
     assert pictures.keep(advise.of(asked), tmp_path) is None  # no run
+
+
+def test_a_gain_that_only_a_trial_tells_has_no_bar_and_no_figure(asked: Asked) -> None:
+    @advise.question("threads", "threads?")
+    def threads(asked: Asked) -> Iterator[Advice]:
+        yield piece("threads", 8, 9, at_most=True, gain_known=False)
+
+    made = pictures.section(advise.of(asked, only=["threads"]))
+    assert not any(isinstance(part, sections.Chart) for part in made.parts)
+    (table,) = (part for part in made.parts if isinstance(part, sections.Table))
+    assert table.rows[0][3:6] == (None, None, None)
+    assert sections.of({"xsp_section": 1, **sections.plain(made)}) == made
+    said = text.page(advise.of(asked))
+    assert said.index("gain not known before it is tried") > said.index("1.50 ms")

@@ -14,8 +14,8 @@ from xsp.store.selftimes import BOOKKEEPING
 
 SYNC = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
 
-LEAST_ITEMS = 8
-"""Reads of single values in one place from which on they are a loop."""
+LEAST_TURNS = 8
+"""Equal calls in one place from which on they are a loop: reads of single values, concatenations, cells."""
 
 LEAST_SAMPLES = 4
 
@@ -36,7 +36,7 @@ def synchronisations(asked: Asked) -> Iterator[Advice]:
     found: list[tuple[list[Call], list[Call], float]] = []
     for around in calls.every(asked):
         reads = [each for each in around.inside if each.name in SYNC and each.phase != "optimizer"]
-        if not around.is_op and len(reads) >= LEAST_ITEMS:
+        if not around.is_op and len(reads) >= LEAST_TURNS:
             found.append((reads, *_with_indexing(around, reads)))
     reads = [each for those, *_ in found for each in those]
     parts = [each for _, those, _ in found for each in those]
@@ -109,10 +109,6 @@ def samples(asked: Asked) -> Iterator[Advice]:
         )
 
 
-LEAST_GROWTH = 8
-"""Concatenations in one place of which each takes what the one before returned."""
-
-
 @question("growing", "Is a tensor copied again to add to it?", number="Q4")
 def growing(asked: Asked) -> Iterator[Advice]:
     """Concatenations in a loop, each of the result of the one before with something more: all is copied each time."""
@@ -143,12 +139,12 @@ def _grown(around: Call) -> Iterator[list[Call]]:
         if len(sizes) < 2:
             continue
         if not chain or held not in sizes[:1] + sizes[-1:]:
-            if len(chain) >= LEAST_GROWTH:
+            if len(chain) >= LEAST_TURNS:
                 yield chain
             chain = []
         chain.append(each)
         held = sum(sizes)
-    if len(chain) >= LEAST_GROWTH:
+    if len(chain) >= LEAST_TURNS:
         yield chain
 
 
@@ -173,7 +169,7 @@ def recurrence(asked: Asked) -> Iterator[Advice]:
             found.setdefault((each.name, str(each.type)), []).append(each)
     for (name, kind), those in found.items():
         ms = sum(each.ns for each in those) / 1e6
-        if len(those) < LEAST_GROWTH or ms < calls.LEAST_MS or 100 * ms / whole < LEAST_PERCENT:
+        if len(those) < LEAST_TURNS or ms < calls.LEAST_MS or 100 * ms / whole < LEAST_PERCENT:
             continue
         yield Advice(
             "recurrence",

@@ -16,40 +16,46 @@ MOST = 20
 
 
 def section(found: Advised) -> Section:
-    """Return the section: gains with intervals, bounds in another colour, then what, where and what to do."""
+    """Return the section: gains with intervals, bounds in another colour, then what, where and what to do.
+
+    A gain that only a trial tells has no bar and no figure.
+    """
     shown = found.advice[:MOST]
     if not shown:
         said = f"{len(found.asked)} questions found nothing that is worth changing."
         return Section("Advice", (Text(said), *_unanswered(found)))
     at = tuple(f"{number}. {piece.question}" for number, piece in enumerate(shown, 1))
+    gains = [piece.gain if piece.gain_known else None for piece in shown]
+    likely = [None if piece.at_most else gain for piece, gain in zip(shown, gains, strict=True)]
     expected = Series(
         "expected",
-        tuple(None if piece.at_most else piece.gain.value for piece in shown),
-        tuple(None if piece.at_most else piece.gain.low for piece in shown),
-        tuple(None if piece.at_most else piece.gain.high for piece in shown),
+        tuple(gain.value if gain else None for gain in likely),
+        tuple(gain.low if gain else None for gain in likely),
+        tuple(gain.high if gain else None for gain in likely),
     )
-    bounds = Series("at most", tuple(piece.gain.value if piece.at_most else None for piece in shown))
+    most = [gain if piece.at_most else None for piece, gain in zip(shown, gains, strict=True)]
+    bounds = Series("at most", tuple(gain.value if gain else None for gain in most))
     series = tuple(each for each in (expected, bounds) if any(value is not None for value in each.values))
     rows = tuple(
         (
             number,
             plain(piece.what),
             plain("; ".join(filter(None, map(_place, piece.where[:3])))),
-            piece.gain.value,
-            piece.gain.low,
-            piece.gain.high,
+            gain.value if gain else None,
+            gain.low if gain else None,
+            gain.high if gain else None,
             piece.at_most,
-            piece.of_step_percent,
+            piece.of_step_percent if gain else None,
             plain(piece.do),
         )
-        for number, piece in enumerate(shown, 1)
+        for number, (piece, gain) in enumerate(zip(shown, gains, strict=True), 1)
     )
     columns = ("piece", "what", "where", "gain_ms", "low_ms", "high_ms", "at most", "of_step_percent", "do")
     left = len(found.advice) - len(shown)
     more = (Text(f"{left} more: xsp advise --limit {len(found.advice)}"),) if left else ()
     said = "What changing it would gain in a step, as predicted; a bound is all of the time concerned."
-    chart = Chart("bars", "Predicted gains", "ms", at, series)
-    return Section("Advice", (Text(said), chart, Table(columns, rows), *more, *_unanswered(found)))
+    chart = (Chart("bars", "Predicted gains", "ms", at, series),) if series else ()
+    return Section("Advice", (Text(said), *chart, Table(columns, rows), *more, *_unanswered(found)))
 
 
 def _place(place: Place) -> str:

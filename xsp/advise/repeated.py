@@ -10,9 +10,6 @@ from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
 
-LEAST_PERCENT = 1.0
-"""Of the step, below which nobody would change a program."""
-
 RANDOM = ("bernoulli", "dropout", "rand", "normal_", "multinomial", "uniform_", "exponential_")
 """Parts of the names of operators whose results differ from call to call."""
 
@@ -29,7 +26,7 @@ def repeated(asked: Asked) -> Iterator[Advice]:
     for name in dict.fromkeys(each.name for each in again):
         those = [each for each in again if each.name == name]
         ms = sum(each.ns for each in those) / 1e6
-        if 100 * ms / whole < LEAST_PERCENT or ms < calls.LEAST_MS:
+        if ms < calls.LEAST_MS:
             continue
         yield Advice(
             "repeated",
