@@ -1,0 +1,12 @@
+"""The same evaluation anywhere, again: a manifest says what to evaluate, and results are kept under its identity.
+
+```
+manifest, yamltext, reading, dialects    what is asked: YAML, checked, with a canonical form and its hash
+pipeline, images, datasets               samples, and what is done to them before and after the model
+predictors, jsonlines                    the contract of three calls: open, predict, close
+agents, running, worker                  who runs it: this process, or one of its own; which agents satisfy a manifest
+results, standings                       what was found: one directory an evaluation; lists, leaderboards
+```
+
+Needs `pip install 'xsp[evaluate]'`; nothing else of xsp does.
+"""

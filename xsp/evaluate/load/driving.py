@@ -1,0 +1,246 @@
+"""Put a schedule to a model.
+
+The schedule is the queue: whoever is free takes the next request, waits until it is due, and serves it. So no second
+thread hands requests over, and none takes the interpreter from the model. A request that is due while all are busy has
+arrived all the same, and its latency counts from then: a slow model does not slow its load down (no coordinated
+omission). How late a request begins where nothing was in its way is the generator's lateness; it is measured.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from xsp.errors import UsageError
+from xsp.evaluate.load.requests import Requests, Times
+from xsp.evaluate.load.schedules import SECOND, Schedule
+
+Serve = Callable[[int, int], object]
+"""Called with the number of a request and how many inputs it has; returns when they are predicted."""
+
+SPIN_NS = 300_000
+"""Before a request is due the waiting thread looks at the clock instead of sleeping: longer than sleep oversleeps."""
+
+LEAST_SERVED, LEAST_WAITING = 50, 50
+"""Requests served without a pause, and requests that wait, before a queue is said to grow without bound."""
+
+SURE = 4.0
+"""Standard errors of the mean service time by which it must exceed the time between requests."""
+
+
+class Clock:
+    """The time that a schedule runs in; this one is real."""
+
+    def now_ns(self) -> int:
+        """Return nanoseconds since some moment; they only go on."""
+        return time.perf_counter_ns()
+
+    def wait_until(self, due_ns: int) -> None:
+        """Return at that time: sleep, then spin. Spinning gives the interpreter to other threads at each turn."""
+        while (left := due_ns - time.perf_counter_ns()) > 0:
+            time.sleep((left - SPIN_NS) / SECOND if left > SPIN_NS else 0)
+
+
+class VirtualClock(Clock):
+    """A simulated time, which goes on when somebody waits, or says how long something took."""
+
+    def __init__(self, now_ns: int = 0) -> None:
+        self._now_ns = now_ns
+
+    def now_ns(self) -> int:
+        """Return the simulated time."""
+        return self._now_ns
+
+    def wait_until(self, due_ns: int) -> None:
+        """Let that time come."""
+        self._now_ns = max(self._now_ns, due_ns)
+
+    def advance(self, ns: int) -> None:
+        """Let so much time pass: what a simulator says that its model took."""
+        self._now_ns += ns
+
+
+Progress = Callable[[int, int], object]
+"""Called after a request, with its number from 1 and how many there are in all."""
+
+
+def drive(
+    schedule: Schedule,
+    serve: Serve,
+    *,
+    clock: Clock | None = None,
+    servers: int = 1,
+    stop_early: bool = True,
+    most_seconds: float | None = None,
+    progress: Progress | None = None,
+) -> Requests:
+    """Put a schedule to a function, and return what came of each request.
+
+    Args:
+        schedule: when requests are due.
+        serve: predicts. With one server it is called on the calling thread.
+        clock: real time, if not given.
+        servers: threads that serve at once; one of a simulated clock and of a closed loop.
+        stop_early: stop an open loop whose queue grows without bound.
+        most_seconds: take no more requests after so long.
+        progress: called now and then on a thread that serves, outside of requests.
+
+    Raises:
+        UsageError: several servers where there can be one.
+        Whatever `serve` raises; requests that run then are waited for.
+    """
+    clock = clock or Clock()
+    if servers < 1 or (servers > 1 and (schedule.due_ns is None or isinstance(clock, VirtualClock))):
+        raise UsageError(f"{servers} servers: several need a schedule of an open loop, in real time")
+    driver = _Driver(schedule, serve, clock, servers, stop_early, most_seconds, progress)
+    threads = [threading.Thread(target=driver.work, daemon=True) for _ in range(servers - 1)]
+    for thread in threads:
+        thread.start()
+    driver.work()
+    for thread in threads:
+        thread.join()
+    if driver.error is not None:
+        raise driver.error
+    return driver.requests()
+
+
+class _Driver:
+    """A schedule that is being carried out."""
+
+    def __init__(
+        self, schedule: Schedule, serve: Serve, clock: Clock, servers: int, stop_early: bool,
+        most_seconds: float | None, progress: Progress | None,
+    ) -> None:  # fmt: skip
+        self._schedule, self._serve, self._clock, self._servers = schedule, serve, clock, servers
+        self._progress = progress
+        self._taking = threading.Lock()
+        self._next = 0
+        self._stopped: str | None = None
+        self.error: BaseException | None = None
+        n = len(schedule)
+        self._issued, self._start, self._end = (np.zeros(n, np.int64) for _ in range(3))
+        self._queued = np.zeros(n, bool)
+        begin = clock.now_ns()
+        self._due = np.zeros(n, np.int64) if schedule.due_ns is None else schedule.due_ns + begin
+        self._begin, self._until = begin, None if most_seconds is None else begin + round(most_seconds * SECOND)
+        self._growth = _Growth(schedule, servers) if stop_early and schedule.rate is not None else None
+
+    def work(self) -> None:
+        """Take and serve requests until there are none."""
+        try:
+            while (number := self._take()) is not None:
+                start = self._clock.now_ns()
+                self._serve(number, int(self._schedule.batch[number]))
+                end = self._clock.now_ns()
+                self._start[number], self._end[number] = start, end
+                self._look(number)
+        except BaseException as error:
+            self.error = self.error or error
+            self._stopped = self._stopped or "an error"
+
+    def _take(self) -> int | None:
+        """Return the next request when it is due; others that are free wait for the one after it."""
+        with self._taking:
+            number = self._next
+            if number == len(self._schedule) or self._stopped is not None:
+                return None
+            if self._schedule.due_ns is None:
+                now = self._clock.now_ns()
+                self._due[number] = self._issued[number] = now
+                if self._until is not None and now > self._until:
+                    self._stopped = "its time was over"
+                    return None
+            else:
+                due = int(self._due[number])
+                now = self._clock.now_ns()
+                if self._until is not None and max(now, due) > self._until:
+                    self._stopped = "its time was over"
+                    return None
+                if now < due:
+                    self._clock.wait_until(due)
+                    self._issued[number] = self._clock.now_ns()
+                else:
+                    self._issued[number] = due  # it waited for somebody who is free, not for the generator
+                    self._queued[number] = True
+            self._next = number + 1
+            return number
+
+    def _look(self, number: int) -> None:
+        if self._growth is not None:
+            service = int(self._end[number] - self._start[number])
+            elapsed = int(self._end[number]) - self._begin
+            with self._taking:
+                self._stopped = self._stopped or self._growth.said(number, bool(self._queued[number]), service, elapsed)
+        if self._progress is not None:
+            self._progress(number + 1, len(self._schedule))
+
+    def requests(self) -> Requests:
+        """Return the requests that ended."""
+        n = self._next
+        return Requests(
+            self._due[:n], self._issued[:n], self._start[:n], self._end[:n], self._schedule.batch[:n].copy(),
+            open_loop=self._schedule.due_ns is not None, servers=self._servers, scheduled=len(self._schedule),
+            stopped=self._stopped,
+        )  # fmt: skip
+
+
+class _Growth:
+    """Whether a queue grows without bound: what is served without a pause takes longer than what arrives meanwhile."""
+
+    def __init__(self, schedule: Schedule, servers: int) -> None:
+        assert schedule.due_ns is not None
+        assert schedule.rate is not None
+        self._due_ns, self._servers = schedule.due_ns, servers
+        self._between_ns = servers * SECOND / schedule.rate
+        self._clear()
+
+    def _clear(self) -> None:
+        self._served, self._sum, self._squares = 0, 0.0, 0.0
+
+    def said(self, number: int, waited: bool, service_ns: int, elapsed_ns: int) -> str | None:
+        """Return that it does, after a request that waited in the queue, or did not."""
+        if not waited:
+            self._clear()
+            return None
+        self._served += 1
+        self._sum += service_ns
+        self._squares += float(service_ns) ** 2
+        if self._served < LEAST_SERVED or self._served % 10:
+            return None
+        mean = self._sum / self._served
+        error = (max(0.0, self._squares / self._served - mean * mean) / self._served) ** 0.5
+        waiting = int(np.searchsorted(self._due_ns, elapsed_ns, "right")) - number - 1
+        if waiting < LEAST_WAITING or mean - SURE * error <= self._between_ns:
+            return None
+        return (
+            f"the queue grows without bound: {waiting} requests wait, a request takes {mean / 1e6:.3g} ms and "
+            f"{self._servers} at once are served, and one comes each {self._between_ns / self._servers / 1e6:.3g} ms"
+        )
+
+
+def simulate(schedule: Schedule, service_ns: Times, servers: int = 1) -> Requests:
+    """Return what would come of a schedule whose requests take so long, first come first served, without driving it.
+
+    Args:
+        schedule: of an open loop.
+        service_ns: of each request.
+        servers: requests that are served at once.
+    """
+    if schedule.due_ns is None or len(service_ns) != len(schedule):
+        raise UsageError("simulated is a schedule of an open loop, with a service time for each request")
+    due = schedule.due_ns
+    if servers == 1:  # ends are the largest of all (due of j + all service from j on): a running maximum
+        served = np.cumsum(service_ns)
+        end = served + np.maximum.accumulate(due - (served - service_ns))
+        start = end - service_ns
+    else:
+        free, start = [0] * servers, np.zeros(len(due), np.int64)
+        for number, (at, lasts) in enumerate(zip(due.tolist(), service_ns.tolist(), strict=True)):
+            place = free.index(min(free))
+            start[number] = max(at, free[place])
+            free[place] = int(start[number]) + lasts
+        end = start + service_ns
+    return Requests(due, due, start, end, schedule.batch, servers=servers, scheduled=len(due))

@@ -1,0 +1,217 @@
+"""What the requests of a scenario say: percentiles with intervals, throughput, lateness, and checks of queueing.
+
+Percentiles are nearest ranks: of n values in order the one at place ⌈share · n⌉, so each is a latency that some request
+had. Its interval is of order statistics. Neighbours in a queue wait alike, so the number of requests below the
+percentile varies more than that of independent ones; the means of stretches tell how much more (`xsp.summary`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xsp import summary
+from xsp.errors import UsageError
+from xsp.evaluate.load.requests import Requests
+from xsp.evaluate.load.schedules import SECOND
+
+Floats = NDArray[np.float64]
+
+SHARES = (0.5, 0.9, 0.95, 0.99, 0.999)
+LATE = 0.01
+"""Share of the median latency that the generator may be late, at the 99th percentile, before a run is marked."""
+
+
+@dataclass(frozen=True)
+class Percentile:
+    """A percentile of latencies with its interval, in nanoseconds; an end is None where there are too few requests."""
+
+    share: float
+    value_ns: int
+    low_ns: int | None
+    high_ns: int | None
+
+
+@dataclass(frozen=True)
+class Little:
+    """Little's law: requests in the system = their rate × their time in it, between the first and the last arrival.
+
+    The mean number in the system is counted over time, and the other side is of the requests that arrived. They are
+    equal but for what is still there at the end: a ratio off 1 says that the queue grew, or that the run is short.
+    """
+
+    in_system: float
+    rate_times_latency: float
+
+    @property
+    def ratio(self) -> float:
+        """The first over the second."""
+        return self.in_system / self.rate_times_latency if self.rate_times_latency else math.nan
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is known of the latencies of a scenario."""
+
+    requests: int
+    inputs: int
+    percentiles: tuple[Percentile, ...]
+    mean_ns: float
+    trimmed_mean_ns: float
+    trimmed_mean_interval_ns: summary.Interval | None
+    service_ns: float
+    """The mean time that the model took."""
+
+    inputs_per_second: float | None
+    utilisation: float | None
+    """Share of the time in which the servers were busy; None of requests that took no time."""
+
+    lateness_ns: tuple[Percentile, ...]
+    """Of the generator, of requests that found a server free: those that others delay it cannot delay."""
+
+    late: bool
+    """Whether that is more than `LATE` of the median latency: then latencies are the generator's too."""
+
+    little: Little | None
+    waiting_ns: float
+    expected_waiting_ns: float | None
+    """Of Poisson arrivals at one server with such service times (Pollaczek and Khinchine); None if it cannot be had."""
+
+    stopped: str | None
+
+    def percentile(self, share: float) -> Percentile:
+        """Return one of the percentiles.
+
+        Raises:
+            UsageError: it is not there.
+        """
+        for each in self.percentiles:
+            if each.share == share:
+                return each
+        raise UsageError(f"the percentile {100 * share:g} was not asked for")
+
+
+def summarise(requests: Requests, shares: Sequence[float] = SHARES, poisson: bool = False) -> Summary:
+    """Return what the requests say.
+
+    Args:
+        requests: at least one.
+        shares: of the percentiles.
+        poisson: whether they came independently of each other, for the waiting that queueing theory expects.
+
+    Raises:
+        UsageError: there are none.
+    """
+    if not len(requests):
+        why = f": {requests.stopped}" if requests.stopped else ""
+        raise UsageError(f"no request ended{why}")
+    latency, service = requests.latency_ns, requests.service_ns
+    floats = latency.astype(float).tolist()
+    found = tuple(of_percentile(latency, share) for share in shares)
+    lateness = requests.lateness_ns
+    late = tuple(of_percentile(lateness[lateness > 0] if (lateness > 0).any() else lateness, each) for each in LATENESS)
+    span = int(requests.end_ns.max() - requests.due_ns.min())
+    return Summary(
+        requests=len(requests),
+        inputs=int(requests.batch.sum()),
+        percentiles=found,
+        mean_ns=float(latency.mean()),
+        trimmed_mean_ns=summary.trimmed_mean(floats),
+        trimmed_mean_interval_ns=summary.drifting_interval(floats),
+        service_ns=float(service.mean()),
+        inputs_per_second=int(requests.batch.sum()) * SECOND / span if span else None,
+        utilisation=float(service.sum()) / (span * requests.servers) if span else None,
+        lateness_ns=late,
+        late=requests.open_loop and late[1].value_ns > LATE * nearest_rank(latency, 0.5),
+        little=little(requests),
+        waiting_ns=float(requests.waiting_ns.mean()),
+        expected_waiting_ns=_expected_waiting(requests) if poisson else None,
+        stopped=requests.stopped,
+    )
+
+
+LATENESS = (0.5, 0.99, 0.999)
+
+
+def rank_of(count: int, share: float) -> int:
+    """Return at which place of so many ordered values a percentile stands, from 0."""
+    # 0.07 * 100 is above 7 by rounding alone, and must not become the eighth
+    return min(count - 1, max(0, math.ceil(round(share * count, 9)) - 1))
+
+
+def nearest_rank(values: NDArray[np.int64], share: float) -> int:
+    """Return a percentile that is one of the values.
+
+    Raises:
+        UsageError: there are no values, or the share is not between 0 and 1.
+    """
+    if not len(values) or not 0 < share <= 1:
+        raise UsageError(f"the percentile {100 * share:g} of {len(values)} values does not exist")
+    return int(np.partition(values, place := rank_of(len(values), share))[place])
+
+
+def of_percentile(values: NDArray[np.int64], share: float, confidence: float = summary.CONFIDENCE) -> Percentile:
+    """Return a percentile with its interval.
+
+    Args:
+        values: in the order in which they were measured; at least one.
+        share: 0.99 for the 99th.
+        confidence: of the interval.
+    """
+    if not len(values) or not 0 < share <= 1:
+        raise UsageError(f"the percentile {100 * share:g} of {len(values)} values does not exist")
+    ordered, n = np.sort(values), len(values)
+    place = rank_of(n, share)
+    value = int(ordered[place])
+    wide = math.sqrt(n * share * (1 - share) * _alike(values <= value, share))
+    reach = statistics.NormalDist().inv_cdf((1 + confidence) / 2) * wide
+    low, high = math.floor(share * n - reach) - 1, math.ceil(share * n + reach)
+    # with so few that a rank lies outside of them nothing bounds that end
+    return Percentile(share, value, int(ordered[low]) if low >= 0 else None, int(ordered[high]) if high < n else None)
+
+
+def _alike(below: NDArray[np.bool_], share: float) -> float:
+    """Return by how much the variance of a mean exceeds that of independent values, at least 1, by means of stretches.
+
+    As `xsp.summary.drifting_interval`: how long neighbours are alike is not known, so several lengths are tried, and
+    the largest counts.
+    """
+    n, found = len(below), 1.0
+    alone = share * (1 - share)
+    for batches in (summary.BATCHES, *summary.COARSER):
+        if n < batches * summary.OF_A_BATCH or not alone:
+            continue
+        cuts = np.arange(batches) * n // batches
+        sizes = np.diff([*cuts, n])
+        means = np.add.reduceat(below.astype(float), cuts) / sizes
+        found = max(found, float(means.var(ddof=1)) * float(sizes.mean()) / alone)
+    return found
+
+
+def little(requests: Requests) -> Little | None:
+    """Return both sides of Little's law; None of a closed loop, and where all requests came at once."""
+    first, last = int(requests.due_ns[0]), int(requests.due_ns[-1])
+    if last == first or not requests.open_loop:
+        return None
+    inside = requests.due_ns < last  # the last one arrives as the window ends
+    moments = np.concatenate([requests.due_ns, requests.end_ns])
+    steps = np.concatenate([np.ones(len(requests)), -np.ones(len(requests))])
+    order = np.argsort(moments, kind="stable")
+    moments, present = np.clip(moments[order], first, last), np.cumsum(steps[order])
+    in_system = float((present[:-1] * np.diff(moments)).sum()) / (last - first)
+    return Little(in_system, float(requests.latency_ns[inside].sum()) / (last - first))
+
+
+def _expected_waiting(requests: Requests) -> float | None:
+    """Return λ·E[S²] / (2·(1 − ρ)): the mean waiting at one server before which requests come independently."""
+    span = int(requests.due_ns[-1] - requests.due_ns[0])
+    if requests.servers != 1 or span <= 0:
+        return None
+    rate, service = (len(requests) - 1) / span, requests.service_ns.astype(float)
+    busy = rate * float(service.mean())
+    return rate * float((service**2).mean()) / (2 * (1 - busy)) if busy < 1 else None
