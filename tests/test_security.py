@@ -326,6 +326,6 @@ def test_nothing_that_is_read_is_run() -> None:
             found.update({(path.name, "shell")} if is_shell else set())
             reads = isinstance(node, ast.Attribute) and ast.unparse(node) in ("marshal.load", "marshal.loads")
             found.update({(path.name, "marshal")} if reads else set())
-    pipe = {("worker.py", "marshal"), ("writer.py", "marshal")}
+    pipe = {("transport.py", "marshal")}
     run = {(name, how) for name in ("script.py", "torchcalls.py") for how in ("exec", "compile")}
     assert found <= {*run, ("torchmemory.py", "pickle"), *pipe}

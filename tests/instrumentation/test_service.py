@@ -295,8 +295,7 @@ def test_a_second_process_that_was_killed_costs_one_call_and_is_started_again(
             if number == 0:
                 correlator = traced._process.calls._handover._correlator
                 assert correlator is not None
-                os.kill(correlator._process.pid, signal.SIGKILL)
-                correlator._process.wait()
+                os.kill(correlator.process, signal.SIGKILL)
         reason = "the process that correlates is gone; it starts again with the next call"
         assert traced.counts.lost == {reason: 1}
     assert service.shown().count("shop.layer 0") == 2

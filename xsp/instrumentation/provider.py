@@ -44,7 +44,7 @@ PAUSE_S = 0.01
 SWITCH_S = 0.0002
 """How long a thread of the service waits for the interpreter at most while one of ours has it."""
 
-PATIENCE_S = 30.0
+PATIENCE_S, END_S = 30.0, 10.0
 QUEUED_CALLS, QUEUED_BYTES = 256, 32 << 20
 """Recorded calls that wait for the second process and the processors; what comes on top is lost, and counted."""
 
@@ -235,7 +235,7 @@ class Handover:
     def _end_correlator(self) -> None:
         correlator, self._correlator = self._correlator, None
         if correlator is not None:
-            correlator.close()
+            correlator.close(END_S, kill=True)
 
 
 class _Waiting(NamedTuple):

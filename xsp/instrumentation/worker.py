@@ -2,7 +2,7 @@
 
 What was recorded during one call of a model goes there as raw rows and comes back as the spans of that call
 alone, in the shape that OpenTelemetry wants them; or they are sent on from there over OTLP, and only their
-number comes back. Both ends are the same Python, so messages travel as `marshal`.
+number comes back.
 """
 
 from __future__ import annotations
@@ -11,22 +11,15 @@ import contextlib
 import json
 import marshal
 import os
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from xsp import identity, processes, semconv
+from xsp import identity, semconv, transport
 from xsp.correlate.evidence import correlate
 from xsp.errors import XspError
 from xsp.schema import COLUMNS, Span
 
-_CODE = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from xsp.instrumentation.worker import main; main(int(sys.argv[2]))"
-)
-START_S = 60.0
 NICE = 10
 """By how much the second process stands back behind the service's."""
 
@@ -111,8 +104,8 @@ def pack(recorded: Recorded) -> bytes:
 # --- in the service -------------------------------------------------------------------------------------
 
 
-class Correlator:
-    """The service's end of the pipe."""
+class Correlator(transport.SecondProcess):
+    """The service's end."""
 
     def __init__(self) -> None:
         """Start the second process.
@@ -120,16 +113,9 @@ class Correlator:
         Raises:
             CorrelatorError: it does not start.
         """
-        self._pipe, theirs = Pipe()
-        try:
-            self._process = processes.start_python(
-                _CODE, str(theirs.fileno()), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
-            )
-        except OSError as error:
-            raise CorrelatorError(f"the process that correlates did not start ({error})") from error
-        finally:
-            theirs.close()
-        self._ask(marshal.dumps(None), START_S)
+        super().__init__("xsp.instrumentation.worker", does="correlates")
+        if self.process is None:
+            raise CorrelatorError(self.failed)
 
     def correlate(self, packed: bytes) -> list[Answer]:
         """Return what became of each call; waits for it.
@@ -140,49 +126,20 @@ class Correlator:
         Raises:
             CorrelatorError: the process is gone.
         """
-        return [Answer([Finished(*span) for span in spans], *rest) for spans, *rest in self._ask(packed)]
-
-    def close(self) -> None:
-        """End the second process."""
-        self._pipe.close()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-    def kill(self) -> None:
-        """End it now; whoever waits for an answer gets an error."""
-        self._process.kill()
-        self._process.wait()
-
-    def forget(self) -> None:
-        """Let go of the pipe in a forked child, whose parent goes on using it."""
-        self._pipe.close()
-        self._process.returncode = 0  # it is no child of this process
-
-    def _ask(self, message: bytes, timeout_s: float | None = None) -> Any:
-        try:
-            self._pipe.send_bytes(message)
-            if not self._pipe.poll(timeout_s):
-                raise CorrelatorError(f"the process that correlates did not start within {timeout_s:.0f} s")
-            return marshal.loads(self._pipe.recv_bytes())
-        except (OSError, EOFError) as error:
-            raise CorrelatorError("the process that correlates is gone; it starts again with the next call") from error
+        answers = self.ask(packed)
+        if answers is None:
+            raise CorrelatorError("the process that correlates is gone; it starts again with the next call")
+        return [Answer([Finished(*span) for span in spans], *rest) for spans, *rest in answers]
 
 
 # --- in the second process --------------------------------------------------------------------------------
 
 
-def main(descriptor: int) -> None:
-    """Answer until the pipe ends."""
+def main() -> NoReturn:
+    """Run the second process."""
     with contextlib.suppress(OSError):
         os.nice(NICE)
-    pipe = Connection(descriptor)
-    answers = _Answers()
-    with contextlib.suppress(EOFError, OSError):  # the service has ended, or needs no more answers
-        while True:
-            message = marshal.loads(pipe.recv_bytes())
-            pipe.send_bytes(marshal.dumps(message and answers.to(message)))
+    transport.serve(contextlib.nullcontext(_Answers().to))
 
 
 class _Answers:

@@ -1,0 +1,294 @@
+"""Messages to a second process of xsp's and its answers: for work that must not happen in the measured process.
+
+Both ends are the same Python, so messages travel as `marshal`, the format of the interpreter itself.
+
+Either process may die at any moment, and an interrupt may cut off the first one in the middle of a message or of its
+wait. So messages are numbered, an answer counts only for the message of its number, and what was cut off is filled up
+with zeros, which the reader skips.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from xsp import processes
+from xsp.errors import XspError
+
+_MARK = b"xsp\x1e"
+_HEAD = struct.Struct("<4sIQI")
+"""Mark, number, length and CRC-32 of a message."""
+
+_CODE = (
+    "import os, sys; os.fork() and os._exit(0); "  # it is no child of the program's, whose os.wait() means its own
+    "sys.path.insert(0, sys.argv[1]); import importlib; importlib.import_module(sys.argv[2]).main(*sys.argv[3:])"
+)
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a program that leaves SIGPIPE to the system would die of it
+_PIECE = 1 << 16
+
+START_S = 60.0
+STUCK_S = 300.0
+"""The longest wait for the second process to read, or to do one piece of work: a disk that takes longer is gone."""
+
+END_S = 60.0
+
+
+class SecondProcess:
+    """The first process's end; all its threads may use it. Nothing here raises: `failed` says what went wrong."""
+
+    def __init__(self, module: str, *arguments: str, does: str) -> None:
+        """Start a second process, and wait until it is ready.
+
+        Args:
+            module: of xsp's; its `main` calls `serve`.
+            arguments: of that `main`.
+            does: what it is for, in messages: "the process that …".
+        """
+        self.failed: str | None = None
+        """What went wrong last."""
+
+        self.gone = False
+        """Nobody answers any more."""
+
+        self._name = f"the process that {does}"
+        self._owner = os.getpid()
+        self._turn = threading.Lock()
+        self._number = 0
+        self._awaited: dict[int, tuple[Any, str | None] | None] = {0: None}
+        """Answers that were not asked for yet, by number; None if one was not heard."""
+
+        self._socket, theirs = socket.socketpair()
+        self._messages = _Messages(self._socket)
+        with theirs:
+            os.set_blocking(theirs.fileno(), True)  # whatever default the program has set
+            try:
+                process = processes.start_python(_CODE, module, *arguments, stdin=theirs.fileno())
+                try:
+                    process.wait(START_S)  # it forks the one that stays, and ends
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+                    self._give_up(f"did not start within {START_S:.0f} s")
+            except OSError as error:
+                self._give_up(f"did not start ({error})")
+        self.process: int | None = self.answer(0, START_S)
+        """Number of the second process; None if it did not start, or refused its work (`refused`)."""
+
+        self.refused = self.process is None and not self.gone
+        if self.process is None:
+            self.close(0.0)
+
+    # --- one message, one answer --------------------------------------------------------------------------
+
+    def ask(self, message: Any, patience_s: float | None = None) -> Any | None:
+        """Send a message and return its answer, None if there is none. Arguments as for `post` and `answer`."""
+        number = self.post(message)
+        return None if number is None else self.answer(number, patience_s)
+
+    def post(self, message: Any) -> int | None:
+        """Send a message: what `marshal` takes, or bytes, what it made of one.
+
+        Returns:
+            What to ask `is_answered` and `answer` for; None if it could not be sent.
+        """
+        if not self._is_there:
+            return None
+        try:
+            content = message if isinstance(message, bytes) else marshal.dumps(message)
+            with self._turn:
+                self._number += 1
+                self._socket.settimeout(STUCK_S)
+                self._messages.send(self._number, content)
+                self._awaited[self._number] = None
+                return self._number
+        except ValueError as error:
+            self.failed = f"a value that is no text and no number ({error})"
+        except OSError as error:
+            self._give_up(f"is gone ({error.strerror or error})")
+        return None
+
+    def is_answered(self, number: int) -> bool:
+        """Return, at once, whether `answer` would not wait."""
+        with self._turn:
+            while (waits := self._awaited.get(number) is None and self._is_there) and self._hear(0.0):
+                pass
+            return not waits or self.gone
+
+    def answer(self, number: int, patience_s: float | None = None) -> Any | None:
+        """Wait for the answer to a message, and return it; None if it is a failure, or nobody answers any more.
+
+        Args:
+            number: of the message; it can be asked for once.
+            patience_s: the longest wait; who takes longer counts as gone.
+        """
+        with self._turn:
+            try:
+                while self._awaited.get(number) is None and self._is_there:
+                    self._hear(patience_s)
+            finally:
+                answer, error = self._awaited.pop(number, None) or (None, None)
+            self.failed = error or self.failed
+            return answer
+
+    def close(self, patience_s: float = END_S, kill: bool = False) -> None:
+        """Have the second process end when it has done its work, and wait; `kill` it if it takes longer.
+
+        A forked child leaves it alone.
+        """
+        if os.getpid() != self._owner or self._socket.fileno() < 0:
+            return
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(patience_s)
+            while self._socket.recv(_PIECE):
+                pass
+        except OSError:  # it has ended already, or takes too long
+            if kill:
+                self.kill()
+        self._socket.close()
+        self.gone = True
+
+    def kill(self) -> None:
+        """End the second process now; whoever waits for an answer gets none."""
+        if self.process is not None and self._is_there:
+            with contextlib.suppress(OSError):
+                os.kill(self.process, signal.SIGKILL)
+
+    def forget(self) -> None:
+        """Let go in a forked child: the second process ends when the first one does, not with its children."""
+        self._socket.close()
+
+    @property
+    def _is_there(self) -> bool:
+        return not self.gone and os.getpid() == self._owner
+
+    def _hear(self, patience_s: float | None) -> bool:
+        """Keep the next answer; return False if none came. Those that an interrupt kept from being awaited are lost."""
+        try:
+            self._socket.settimeout(patience_s)
+            heard = self._messages.receive()
+        except BlockingIOError:
+            return False
+        except TimeoutError:
+            self._give_up(f"did not answer within {patience_s} s")
+        except OSError as error:
+            self._give_up(f"is gone ({error.strerror or error})")
+        else:
+            if heard is None:
+                self._give_up("ended")
+            elif heard[0] in self._awaited:
+                self._awaited[heard[0]] = marshal.loads(heard[1])
+        return not self.gone
+
+    def _give_up(self, reason: str) -> None:
+        self.failed, self.gone = f"{self._name} {reason}", True
+
+
+class _Messages:
+    """Numbered messages over a socket, each whole or not at all."""
+
+    def __init__(self, over: socket.socket) -> None:
+        self._socket = over
+        self._heard = bytearray()
+        self._torn, self._is_cut = 0, False
+
+    def send(self, number: int, content: bytes) -> None:
+        """Send a message, after what fills up one that an interrupt cut off.
+
+        Raises:
+            OSError: nobody reads it.
+        """
+        message = bytes(self._torn) + _HEAD.pack(_MARK, number, len(content), zlib.crc32(content)) + content
+        self._torn = len(message)  # an interrupt may come anywhere below, and hide how much was sent
+        rest = memoryview(message)
+        while rest:
+            rest = rest[self._socket.send(rest, _NO_SIGNAL) :]
+        self._torn = 0
+
+    def receive(self) -> tuple[int, bytes] | None:
+        """Return number and content of the next whole message, or None at the end, also in the middle of a message.
+
+        Raises:
+            OSError: as the socket's; what has come of a message is kept.
+        """
+        while (message := self._whole()) is None:
+            if self._is_cut:  # an interrupt came between receiving and keeping: what comes is no continuation
+                self._heard.clear()
+            self._is_cut = True
+            try:
+                piece = self._socket.recv(_PIECE)
+            except OSError:
+                self._is_cut = False
+                raise
+            self._heard += piece
+            self._is_cut = False
+            if not piece:
+                return None
+        return message
+
+    def _whole(self) -> tuple[int, bytes] | None:
+        """Take a message out of what was heard, past what is left of those that were cut off."""
+        heard = self._heard
+        while (begin := heard.find(_MARK)) >= 0:
+            del heard[:begin]
+            if len(heard) < _HEAD.size:
+                return None
+            _, number, length, checksum = _HEAD.unpack_from(heard)
+            end = _HEAD.size + length
+            if len(heard) < end:
+                return None
+            content = bytes(memoryview(heard)[_HEAD.size : end])
+            if zlib.crc32(content) == checksum:
+                del heard[:end]
+                return number, content
+            del heard[: len(_MARK)]
+        del heard[: 1 - len(_MARK)]  # the rest may begin a mark
+        return None
+
+
+# --- in the second process --------------------------------------------------------------------------------
+
+
+def serve(work: contextlib.AbstractContextManager[Callable[[Any], Any]], home: Path | None = None) -> NoReturn:
+    """Answer messages until they end, then end at once, whatever hangs.
+
+    Args:
+        work: when entered, returns what answers a message, by anything that `marshal` takes but None. If that raises,
+            the first process is told, and the next message is read; an `XspError` on entering is a refusal.
+        home: a folder whose place is left out of what is told.
+    """
+    messages = _Messages(socket.socket(fileno=os.dup(0)))
+
+    def say(number: int, answer: Any, error: str | None = None) -> None:
+        with contextlib.suppress(OSError):  # nobody listens any more
+            messages.send(number, marshal.dumps((answer, error)))
+
+    with contextlib.suppress(OSError):  # a program may have closed its own
+        os.dup2(2, 1)
+    try:
+        with work as answer_to, contextlib.suppress(ConnectionError):  # the first process may be killed
+            say(0, os.getpid())
+            while (message := messages.receive()) is not None:
+                number, content = message
+                try:
+                    say(number, answer_to(marshal.loads(content)))
+                except Exception as error:  # whatever it is, the first process must hear of it and go on
+                    said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                    say(number, None, said if home is None else said.replace(str(home), home.name))
+    except XspError as error:
+        say(0, None, str(error))
+        os._exit(1)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(0)  # a thread may be waiting for a receiver that never answers
