@@ -13,6 +13,7 @@ XspError
 ├── CounterError          hardware counters that cannot be had, with the reason
 ├── AnalysisError         an analysis that this trace cannot carry, with the reason
 ├── GraphError            a graph that cannot be captured, read or written, with the reason
+├── ManifestError         a manifest that cannot be read or carried out, with the place and the reason
 ├── BenchError            timings that cannot be taken, read or written, with the reason
 ├── ProgramError          a program that xsp started failed
 └── PluginError           a plugin that is missing or broken
@@ -86,6 +87,10 @@ class AnalysisError(XspError):
 
 class GraphError(XspError):
     """A graph that cannot be captured, read or written; the message is the reason."""
+
+
+class ManifestError(XspError):
+    """A manifest that cannot be read, or not be carried out here; the message has its place and the reason."""
 
 
 class BenchError(XspError):

@@ -49,6 +49,7 @@ EXAMPLES = """examples:
   xsp serve                                         receive spans over OTLP
   xsp graph torchvision:resnet50                    a model's calls and measures
   xsp bench torchvision:resnet50 --budget 60s       time its calls, once
+  xsp evaluate check resnet18.yaml                  an evaluation's manifest
   xsp advise runs/demo                              what to change, best first
   xsp doctor                                        what can be recorded here
 """

@@ -1,0 +1,39 @@
+"""Evaluate models as manifests say: the same evaluation anywhere, and again.
+
+A manifest (YAML) says what to evaluate: model, software, hardware, data and load. Results are kept under the hash of
+its canonical form, one directory each.
+
+examples:
+  xsp evaluate check resnet18.yaml          what is wrong with it, and who can run it
+  xsp evaluate schema                       the JSON Schema of manifests
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from xsp.cli import progress
+
+SUMMARY = "evaluate models as manifests say, and keep the results"
+
+PARTS = {
+    "check": "xsp.cli.evaluate_check",
+    "schema": "xsp.cli.evaluate_schema",
+}
+"""Second words that are commands of their own."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options: none."""
+    del parser
+
+
+def run(given: argparse.Namespace) -> int:
+    """Say which parts there are."""
+    del given
+    from importlib import import_module
+
+    progress.tell("xsp evaluate is several commands; each has its --help:")
+    for name, module in PARTS.items():
+        progress.tell(f"  xsp evaluate {name:<12} {import_module(module).SUMMARY}")
+    return 2

@@ -1,0 +1,46 @@
+"""Check a manifest: its fields, and whether this machine satisfies it.
+
+Manifests of MLModelScope and DLSpec are read too. Exit code 0: it can run here; 3: it is a manifest, and cannot.
+
+examples:
+  xsp evaluate check resnet18.yaml
+  xsp evaluate check resnet18.yaml --canonical        the same in our words, sorted
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from xsp.cli import progress
+
+SUMMARY = "what is wrong with a manifest, and who can run it"
+
+NOT_HERE = 3
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("manifest", type=Path, metavar="MANIFEST", help="a YAML file")
+    parser.add_argument("--canonical", action="store_true", help="print the canonical form, as YAML, and nothing else")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Check, and say it."""
+    from xsp.evaluate import agents, pipeline, reading, yamltext
+
+    found = reading.read(given.manifest)
+    manifest = found.manifest
+    if given.canonical:
+        progress.put(yamltext.write(manifest.plain()))
+        return 0
+    progress.tell(f"{manifest.title}: a manifest of {found.dialect}, identity {manifest.identity[:16]}")
+    for note in found.notes:
+        progress.tell(f"  note: {note}")
+    facts = agents.here(devices=manifest.hardware.gpu not in ("", "none"))
+    reasons = [*pipeline.wrong(manifest), *agents.misses(manifest, facts)]
+    for reason in reasons:
+        progress.tell(f"  cannot run here: {reason}")
+    if not reasons:
+        progress.tell(f"  can run here; next: xsp evaluate run {given.manifest}")
+    return NOT_HERE if reasons else 0

@@ -1,0 +1,279 @@
+"""Who can carry out a manifest: facts of an agent, the requirements that it does not meet, and the contract of one.
+
+An agent is anything with a name, facts, and `submit`: a manifest goes in, the path of a result comes out, or an error
+with the reason. This process is one, a process of its own is another; on other machines there may be more.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Protocol
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from xsp.device import machine
+from xsp.evaluate.manifest import Manifest
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many requests are, and how many there will be."""
+
+FRAMEWORKS = {
+    "pytorch": "torch",
+    "torch": "torch",
+    "onnxruntime": "onnxruntime",
+    "onnx-runtime": "onnxruntime",
+    "transformers": "transformers",
+    "timm": "timm",
+    "torchvision": "torchvision",
+}
+"""Names of frameworks in manifests, and the package that each is."""
+
+PACKAGES = ("torch", "torchvision", "timm", "transformers", "onnxruntime", "onnx", "numpy", "pillow")
+
+DEAD_AFTER_S = 30.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an agent says of itself."""
+
+    name: str
+    architecture: str
+    cpu: str
+    cores: int
+    memory_gib: float | None
+    gpus: tuple[str, ...]
+    host: str
+    python: str
+    packages: Mapping[str, str]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    beat_s: float | None = None
+    """When it was last heard of, as `time.time` counts; None of one that lives in this process."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was heard of lately."""
+        return self.beat_s is None or time.time() - self.beat_s < DEAD_AFTER_S
+
+
+class Agent(Protocol):
+    """What carries out manifests, one at a time."""
+
+    def facts(self) -> Facts:
+        """Return what it is, with the time of its last sign of life."""
+        ...
+
+    def submit(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
+        """Carry out a manifest, and return the directory of the result.
+
+        Args:
+            manifest: what to evaluate.
+            folder: paths in the manifest start here.
+            options: what is not of the identity.
+            progress: see `Progress`.
+
+        Raises:
+            ManifestError: it cannot be carried out, with the reason; no result was written.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked beside the manifest: it changes what is kept, not what is evaluated."""
+
+    store: Path = Path("evaluations")
+    levels: str = ""
+    """Of the trace that is recorded in steps of their own, `M/L/G`; none if empty."""
+
+    bound: bool = False
+    functions: bool = False
+    """Whether functions of the user's and commands may run: never of a manifest that came over a network."""
+
+
+def here(name: str = "local", labels: Mapping[str, str] | None = None, devices: bool = True) -> Facts:
+    """Return the facts of this process.
+
+    Args:
+        name: of the agent.
+        labels: what nobody can look up: rack, interconnect.
+        devices: ask for GPUs too, which loads torch if it is installed.
+    """
+    return Facts(
+        name=name,
+        architecture=platform.machine(),
+        cpu=machine.cpu_model() or "",
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_gib=_memory_gib(),
+        gpus=_gpus() if devices else (),
+        host=socket.gethostname(),
+        python=platform.python_version(),
+        packages={each: found for each in PACKAGES if (found := version_of(each)) is not None},
+        labels=dict(labels or {}),
+    )
+
+
+def version_of(package: str) -> str | None:
+    """Return which version of a package is installed."""
+    try:
+        return metadata.version(package)
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+
+
+def misses(manifest: Manifest, facts: Facts) -> list[str]:
+    """Return the requirements of a manifest that an agent does not meet, each as a sentence; none if it meets all."""
+    return [*_of_hardware(manifest, facts), *_of_software(manifest, facts)]
+
+
+def matching(manifest: Manifest, agents: Sequence[Agent]) -> tuple[list[Agent], dict[str, list[str]]]:
+    """Return the agents that satisfy a manifest, and for each other one the reasons why it does not."""
+    fit, reasons = [], {}
+    for agent in agents:
+        facts = agent.facts()
+        found = misses(manifest, facts)
+        if not facts.alive:
+            found = [f"nothing was heard of it for {DEAD_AFTER_S:.0f} s", *found]
+        if found:
+            reasons[facts.name] = found
+        else:
+            fit.append(agent)
+    return fit, reasons
+
+
+def _of_hardware(manifest: Manifest, facts: Facts) -> list[str]:
+    asked = manifest.hardware
+    found = []
+    if asked.architecture and _architecture(asked.architecture) != _architecture(facts.architecture):
+        found.append(f"architecture {asked.architecture} is asked for, it is {facts.architecture}")
+    if asked.cpu and asked.cpu.lower() not in ("any", facts.architecture.lower()) and not _named(asked.cpu, facts.cpu):
+        found.append(f"a processor {asked.cpu!r} is asked for, it has {facts.cpu}")
+    if asked.cores is not None and asked.cores > facts.cores:
+        found.append(f"{asked.cores} cores are asked for, it may use {facts.cores}")
+    gpu = asked.gpu.lower()
+    if gpu == "any" and not facts.gpus:
+        found.append("a GPU is asked for, it has none")
+    elif gpu not in ("", "any", "none") and not any(_named(asked.gpu, each) for each in facts.gpus):
+        found.append(f"a GPU {asked.gpu!r} is asked for, it has {', '.join(facts.gpus) or 'none'}")
+    needed = asked.memory_gib if asked.memory_gib is not None else _gib(asked.memory)
+    if needed is not None and (facts.memory_gib is None or needed > facts.memory_gib):
+        has = "nobody knows how much it has" if facts.memory_gib is None else f"it has {facts.memory_gib:.1f}"
+        found.append(f"{needed:g} GiB of memory are asked for, {has}")
+    elif asked.memory and needed is None:
+        found.append(f"memory {asked.memory!r} is asked for, which is no amount: write memory_gib: 16")
+    if asked.host and asked.host != facts.host:
+        found.append(f"the host {asked.host} is asked for, it is another one")
+    labels = {**asked.labels, **({"interconnect": asked.interconnect} if asked.interconnect else {})}
+    for name, value in labels.items():
+        if facts.labels.get(name) != value:
+            found.append(f"label {name}={value} is asked for, it has {facts.labels.get(name, 'none')}")
+    return found
+
+
+def _of_software(manifest: Manifest, facts: Facts) -> list[str]:
+    software, framework = manifest.software, manifest.model.framework
+    found = _range("python", software.python, facts.python)
+    wanted = {_package(name): asked for name, asked in software.packages.items()}
+    if framework is not None:
+        package = FRAMEWORKS.get(framework.name.lower())
+        if package is None:
+            found.append(f"the framework {framework.name} has no predictor here; there are pytorch and onnxruntime")
+        elif package not in wanted:
+            wanted[package] = framework.version
+    for package, range_of in wanted.items():
+        installed = facts.packages.get(package) or (version_of(package) if facts.beat_s is None else None)
+        found += [f"{package} is not installed"] if installed is None else _range(package, range_of, installed)
+    if software.container or manifest.model.container:
+        named = "a container" if not isinstance(software.container, str) or not software.container else (
+            f"the container {software.container}"
+        )  # fmt: skip
+        found.append(f"{named} is asked for, and no container engine is used: remove the field to run without")
+    if software.threads is not None and software.threads > facts.cores:
+        found.append(f"{software.threads} threads are asked for, it may use {facts.cores} cores")
+    return found
+
+
+def _range(package: str, asked: str, has: str) -> list[str]:
+    if not asked:
+        return []
+    try:
+        return [] if version_range(asked).contains(Version(has), prereleases=True) else [
+            f"{package} {asked} is asked for, it has {has}"
+        ]  # fmt: skip
+    except InvalidSpecifier:
+        return [f"{package}: {asked!r} is no range of versions; write >=2.4,<3 or ^1.2"]
+    except InvalidVersion:
+        return [f"{package}: nobody can tell whether {has} is {asked}"]
+
+
+def version_range(asked: str) -> SpecifierSet:
+    """Return a range of versions: as in packaging, a caret or tilde as in semantic versions, or one with all below it.
+
+    `1.12` stands for 1.12 and 1.12.x; `^1.2` for 1.2 up to 2, `^0.1` for 0.1 up to 0.2; `~1.2` for 1.2.x.
+
+    Raises:
+        InvalidSpecifier: it is none.
+    """
+    parts = []
+    for each in filter(None, re.split(r"[,\s]+(?![\d.])", asked.strip())):
+        given = each.replace(" ", "")
+        plain = re.fullmatch(r"([~^]?)v?(\d+(?:\.\d+)*)", given)
+        if plain is None:
+            parts.append(given)
+            continue
+        sign, numbers = plain[1], [int(number) for number in plain[2].split(".")]
+        if not sign:
+            parts.append(f"=={plain[2]}.*")
+            continue
+        kept = next((place for place, number in enumerate(numbers) if number), len(numbers) - 1) if sign == "^" else (
+            min(1, len(numbers) - 1)
+        )  # fmt: skip
+        above = [*numbers[:kept], numbers[kept] + 1]
+        parts.append(f">={plain[2]},<{'.'.join(map(str, above))}")
+    return SpecifierSet(",".join(parts))
+
+
+def _package(name: str) -> str:
+    plain = re.sub(r"[-_.]+", "-", name.lower())
+    return FRAMEWORKS.get(plain, plain)
+
+
+def _named(asked: str, has: str) -> bool:
+    return all(word in has.lower() for word in asked.lower().split())
+
+
+def _architecture(name: str) -> str:
+    return {"amd64": "x86_64", "x86-64": "x86_64", "arm64": "aarch64"}.get(name.lower(), name.lower())
+
+
+def _gib(text: str) -> float | None:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(g|gb|gib|m|mb|mib|t|tb|tib)?\s*", text.lower())
+    if found is None:
+        return None
+    unit = (found[2] or "g")[0]
+    return float(found[1]) * {"m": 1 / 1024, "g": 1.0, "t": 1024.0}[unit]
+
+
+def _memory_gib() -> float | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _gpus() -> tuple[str, ...]:
+    try:
+        import torch
+    except ImportError:
+        return ()
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return tuple(torch.cuda.get_device_properties(place).name for place in range(count))

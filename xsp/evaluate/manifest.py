@@ -1,0 +1,334 @@
+"""What is to be evaluated: a model, with what software, on what hardware, on what data, under what load.
+
+Fields that are not known are kept, are part of the identity, and are named (`unknown`). The identity is the hash of the
+canonical form: keys in order, what equals its default left out. So comments, order, spaces and defaults that were
+written out make no difference, and everything else does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from xsp.errors import ManifestError
+
+try:
+    from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+except ImportError as error:
+    raise ManifestError("manifests need pydantic and PyYAML: pip install 'xsp[evaluate]'") from error
+
+FORMAT: Literal[1] = 1
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Positive = Annotated[float, Field(gt=0, lt=1e12)]
+Version = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, (int, float)) else value)]
+Numbers = Annotated[
+    list[float], BeforeValidator(lambda value: [value] if isinstance(value, (int, float)) else value),
+    Field(min_length=1, max_length=64),
+]  # fmt: skip
+
+
+class Part(BaseModel):
+    """A section of a manifest."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, str_strip_whitespace=True, allow_inf_nan=False)
+
+    def unknown(self, place: str = "") -> Iterator[str]:
+        """Yield the fields that no version of the form has, with the fields that they stand in."""
+        for name in self.model_extra or {}:
+            yield f"{place}{name}"
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            for each, where in (
+                [(item, f"{name}[{number}]") for number, item in enumerate(value)]
+                if isinstance(value, list)
+                else [(value, name)]
+            ):
+                if isinstance(each, Part):
+                    yield from each.unknown(f"{place}{where}.")
+
+    def plain(self) -> dict[str, Any]:
+        """Return the canonical form: plain data without what equals its default, keys sorted, text in NFC."""
+        content: dict[str, Any] = _sorted(self.model_dump(mode="json", exclude_defaults=True))
+        return content
+
+
+class Framework(Part):
+    """What runs a model."""
+
+    name: Name
+    version: Version = ""
+    """A version, or a range as in packaging (`>=2.4,<3`) or with a caret (`^1.2`)."""
+
+
+class Step(Part):
+    """One operation before or after the model, written `- resize: {size: 256}` or `- op: resize`."""
+
+    op: Name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"op": value}
+        if isinstance(value, dict) and "op" not in value and len(value) == 1:
+            op, given = next(iter(value.items()))
+            return {"op": op, **(given if isinstance(given, dict) else {} if given is None else {"value": given})}
+        return value
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is said of it beside its name."""
+        return dict(self.model_extra or {})
+
+
+class Function(Part):
+    """A function of the user's, `f(context, data)`, in a process of its own."""
+
+    function: Name
+    """`path/to/file.py:name`."""
+
+    seconds: Positive = 10.0
+    """For one call."""
+
+
+class Tensor(Part):
+    """An input or an output of a model."""
+
+    type: str = ""
+    """`image`, `tokens`, `tensor`; of outputs `classification`, `probability`, `boxes`, `tensor`."""
+
+    description: str = ""
+    layer: str = ""
+    element_type: str = ""
+    shape: list[int] = []
+    """Of one sample."""
+
+    steps: list[Step] = []
+    parameters: dict[str, Any] = {}
+    """What a published manifest says of it beside."""
+
+
+class File(Part):
+    """A file of a model: weights, graph."""
+
+    path: Name
+    checksum: str = ""
+    """`sha256:…` or `md5:…`; without an algorithm its length tells."""
+
+    role: str = ""
+    """`graph` or `weights`, where a model is two files."""
+
+
+class Model(Part):
+    """What is evaluated."""
+
+    name: Name
+    id: str = ""
+    version: Version = ""
+    description: str = ""
+    task: str = ""
+    source: str = ""
+    """`torchvision:resnet18`, `timm:…`, `transformers:…`, `micro:…`, `file.pt2`, `file.onnx`, `file.py:build`."""
+
+    command: list[str] = []
+    """A program that speaks JSON lines, instead of a source."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of its weights."""
+
+    sequence: Count = 128
+    precision: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    job: Literal["inference", "training"] = "inference"
+    framework: Framework | None = None
+    container: dict[str, Any] = {}
+    """Image by processor architecture and `cpu` or `gpu`."""
+
+    inputs: list[Tensor] = []
+    outputs: list[Tensor] = []
+    preprocess: Function | str | None = None
+    postprocess: Function | str | None = None
+    """Text is code of a published manifest: kept, and never run."""
+
+    base_url: str = ""
+    files: list[File] = []
+    is_archive: bool = False
+    license: str = ""
+    author: str = ""
+    references: list[str] = []
+    attributes: dict[str, Any] = {}
+    hidden: bool = False
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Model:
+        if self.source and self.command:
+            raise ValueError("source and command exclude each other: one of them runs the model")
+        for name, function, tensors in (
+            ("preprocess", self.preprocess, self.inputs),
+            ("postprocess", self.postprocess, self.outputs),
+        ):
+            if function and any(each.steps for each in tensors):
+                raise ValueError(f"{name} and built-in steps exclude each other")
+        return self
+
+
+class Software(Part):
+    """What must be installed."""
+
+    name: str = ""
+    id: str = ""
+    version: Version = ""
+    python: Version = ""
+    packages: dict[str, Version] = {}
+    """Ranges of versions by package: `torch: ">=2.4,<3"`."""
+
+    threads: Count | None = None
+    environment: dict[str, Version] = {}
+    container: str | dict[str, Any] = ""
+
+
+class Hardware(Part):
+    """What the machine must have."""
+
+    name: str = ""
+    id: str = ""
+    architecture: str = ""
+    cpu: str = ""
+    """Part of the processor's name."""
+
+    cores: Count | None = None
+    gpu: str = ""
+    """Part of a device's name; `none`, or `any`."""
+
+    memory_gib: Positive | None = None
+    memory: str = ""
+    interconnect: str = ""
+    host: str = ""
+    labels: dict[str, Version] = {}
+    setup: str = ""
+    """A script of DLSpec's: kept, and never run."""
+
+
+class Dataset(Part):
+    """What goes in."""
+
+    name: str = "synthetic"
+    id: str = ""
+    version: Version = ""
+    source: str = "synthetic"
+    """`synthetic` (what the model takes), `synthetic:images`, `synthetic:text`, or `folder:path`."""
+
+    sources: list[str] = []
+    seed: Annotated[int, Field(ge=0)] = 0
+    samples: Count = 64
+    height: Count = 256
+    width: Count = 320
+    mean: Numbers = [0.5]
+    std: Numbers = [0.25]
+    license: str = ""
+    checksum: str = ""
+
+
+class Scenario(Part):
+    """The load."""
+
+    kind: Literal[
+        "online", "batched", "offline", "poisson", "constant", "replay", "max-rate", "multi-stream", "server",
+        "cold-start",
+    ] = "online"  # fmt: skip
+    seed: Annotated[int, Field(ge=0)] = 0
+    requests: Count = 50
+    warmup: Annotated[int, Field(ge=0, le=100_000)] = 3
+    """Requests before the first that counts."""
+
+    batch: Count = 1
+    batches: Annotated[list[Count], Field(max_length=32)] = []
+    """Of a batched scenario: several, one after the other."""
+
+    rate: Positive | None = None
+    """Requests a second."""
+
+    times_s: Annotated[list[Annotated[float, Field(ge=0)]], Field(max_length=100_000)] = []
+    """Of a replay: when each request is due, from the first."""
+
+    streams: Count = 1
+    latency_ms: Positive | None = None
+    percentile: Annotated[float, Field(gt=0, lt=100)] = 99.0
+
+    @model_validator(mode="after")
+    def _complete(self) -> Scenario:
+        if self.kind in ("poisson", "constant", "server") and self.rate is None:
+            raise ValueError(f"a scenario {self.kind} needs a rate, in requests a second")
+        if self.kind == "replay" and not self.times_s:
+            raise ValueError("a replay needs times_s, when each request is due")
+        if self.kind == "max-rate" and self.latency_ms is None:
+            raise ValueError("a search for the maximum rate needs latency_ms, the limit")
+        if self.batches and self.kind not in ("batched", "offline"):
+            raise ValueError("batches are of a batched scenario; others have one batch")
+        return self
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Batch sizes, in their order."""
+        return tuple(dict.fromkeys(self.batches)) or (self.batch,)
+
+
+class Reference(Part):
+    """DLSpec's log of an evaluation that was made: what to compare with."""
+
+    ids: dict[str, Version] = {}
+    results: dict[str, Any] = {}
+    outputs: Any = None
+    hyperparameters: dict[str, Any] = {}
+    remarks: str = ""
+
+
+class Manifest(Part):
+    """An evaluation."""
+
+    format: Literal[1] = FORMAT
+    name: str = ""
+    description: str = ""
+    model: Model
+    software: Software = Software()
+    hardware: Hardware = Hardware()
+    dataset: Dataset = Dataset()
+    scenario: Scenario = Scenario()
+    reference: Reference | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return the canonical form, with its version."""
+        return {"format": self.format, **super().plain()}
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of the canonical form, 64 hexadecimal digits."""
+        text = json.dumps(self.plain(), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    @property
+    def title(self) -> str:
+        """Its name, or the model's with the scenario."""
+        return self.name or f"{self.model.name}-{self.scenario.kind}"
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of manifests."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Manifest.model_json_schema()}
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        items = {unicodedata.normalize("NFC", str(name)): each for name, each in value.items()}
+        return {name: _sorted(items[name]) for name in sorted(items)}
+    if isinstance(value, list):
+        return [_sorted(each) for each in value]
+    if isinstance(value, str):
+        return unicodedata.normalize("NFC", value)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value

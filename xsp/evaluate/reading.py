@@ -1,0 +1,142 @@
+"""Manifests from files: read, put into our words, checked, with file, line and field of what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from xsp.errors import ManifestError, nearest
+from xsp.evaluate import dialects, yamltext
+from xsp.evaluate.manifest import Dataset, Hardware, Manifest, Model, Part, Reference, Scenario, Software
+
+SECTIONS: dict[str, type[Part]] = {
+    "model": Model,
+    "software": Software,
+    "hardware": Hardware,
+    "dataset": Dataset,
+    "scenario": Scenario,
+    "reference": Reference,
+}
+
+MOST_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Read:
+    """A manifest, and where it was read."""
+
+    manifest: Manifest
+    dialect: str
+    folder: Path
+    """Paths in the manifest start here."""
+
+    notes: tuple[str, ...] = ()
+    """Fields that are kept and not understood."""
+
+
+def read(path: Path) -> Read:
+    """Read a manifest of any dialect; a section may be the name of a file beside it that holds it.
+
+    Raises:
+        ManifestError: it cannot be read, or is none.
+    """
+    text = _text(path)
+    content = text.content
+    if not isinstance(content, dict):
+        raise ManifestError(f"{path}:1: a manifest is a mapping of fields, this is {_kind(content)}")
+    dialect = dialects.told(content)
+    content = dialects.in_our_words(dict(content), dialect)
+    for name, value in content.items():
+        if name in SECTIONS and isinstance(value, str):
+            content[name] = _section(path, text, name, value)
+    return of_plain(content, path.parent, text, dialect)
+
+
+def of_plain(
+    content: Any, folder: Path = Path(), text: yamltext.Text | None = None, dialect: str = dialects.OURS
+) -> Read:
+    """Check plain data as a manifest.
+
+    Args:
+        content: in our words.
+        folder: where its paths start.
+        text: where it was read, for messages.
+        dialect: that it was in.
+
+    Raises:
+        ManifestError: it is none.
+    """
+    try:
+        found = Manifest.model_validate(content)
+    except ValidationError as error:
+        raise ManifestError(_said(error, text)) from error
+    except RecursionError as error:
+        raise ManifestError("the manifest is too deep to be checked") from error
+    return Read(found, dialect, folder, tuple(_notes(found)))
+
+
+def _section(path: Path, text: yamltext.Text, name: str, value: str) -> Any:
+    """Return what a file holds that stands for a section; it lies under the folder of the manifest."""
+    folder = path.parent.resolve()
+    file = (folder / value).resolve()
+    if not file.is_relative_to(folder):
+        raise ManifestError(f"{text.at((name,))}: {name}: {value!r} leads out of the folder of the manifest")
+    if file.suffix not in (".yaml", ".yml") or not file.is_file():
+        raise ManifestError(f"{text.at((name,))}: {name}: {value!r} is no YAML file beside the manifest")
+    content = _text(file).content
+    if not isinstance(content, dict):
+        raise ManifestError(f"{file.name}:1: a section is a mapping of fields, this is {_kind(content)}")
+    made = dialects.in_our_words(dict(content), dialects.told(content))
+    inner = made.get(name)
+    return inner if isinstance(inner, dict) else content
+
+
+def _text(path: Path) -> yamltext.Text:
+    try:
+        if not path.is_file():
+            raise ManifestError(f"{path}: there is no such file; `xsp evaluate schema` says what a manifest holds")
+        if path.stat().st_size > yamltext.MOST_BYTES:
+            raise ManifestError(f"{path}: larger than {yamltext.MOST_BYTES >> 10} KiB, which no manifest is")
+        return yamltext.read(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path}: no text in UTF-8") from error
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _said(error: ValidationError, text: yamltext.Text | None) -> str:
+    lines = []
+    found = error.errors(include_url=False, include_context=False)
+    for each in found[:MOST_SHOWN]:
+        place = tuple(part for part in each["loc"] if not _is_of_union(part))
+        at = f"{text.at(place)}: " if text is not None else ""
+        field = ".".join(map(str, place))
+        said = str(each["msg"]).removeprefix("Value error, ")
+        lines.append(f"{at}{field + ': ' if field else ''}{said[:1].lower()}{said[1:]}")
+    if len(found) > MOST_SHOWN:
+        lines.append(f"and {len(found) - MOST_SHOWN} more")
+    return "\n".join(lines)
+
+
+def _is_of_union(part: str | int) -> bool:
+    """Return whether a part of a place is the name of a type, by which pydantic tells the branches of a union."""
+    return isinstance(part, str) and part in ("Function", "str", "dict[str,any]", "dict[str,Any]")
+
+
+def _notes(found: Manifest) -> list[str]:
+    notes = []
+    for place in found.unknown():
+        if ".steps[" in place:  # options of a step
+            continue
+        *within, name = place.split(".")
+        section = SECTIONS.get(within[0]) if len(within) == 1 else Manifest if not within else None
+        hint = nearest(name, section.model_fields) if section is not None else ""
+        notes.append(f"{place} is kept and not understood{hint}")
+    return notes
+
+
+def _kind(value: Any) -> str:
+    return {list: "a list", str: "text", type(None): "empty"}.get(type(value), "a number")

@@ -1,0 +1,163 @@
+"""YAML of somebody else's as plain data: no tag makes an object, little does not become much, each value has its line.
+
+Versions, identities and checksums stay as they are written: YAML's numbers would make 1.1 of the version 1.10.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from xsp.errors import ManifestError
+
+if TYPE_CHECKING:
+    from yaml.nodes import Node
+
+MOST_BYTES = 256 << 10
+MOST_DEPTH = 40
+MOST_VALUES = 10_000
+"""Counted with what aliases stand for, each time."""
+
+AS_WRITTEN = re.compile(r"(.*_)?(id|version|checksum|md5|sha1|sha256|commit|hash)")
+"""Keys whose values are text, whatever they look like."""
+
+_OF_YAML = ("str", "int", "float", "bool", "null", "seq", "map", "timestamp")
+_TRUE, _FALSE = ("true", "True", "TRUE"), ("false", "False", "FALSE")
+
+Place = tuple[str | int, ...]
+"""Keys and numbers that lead to a value."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """What a document says."""
+
+    content: Any
+    name: str
+    """Of the file, for messages."""
+
+    lines: Mapping[Place, int] = field(default_factory=dict)
+    """Line of each value, from 1."""
+
+    def at(self, place: Place) -> str:
+        """Return file and line of a value, or of what it would stand in."""
+        while place and place not in self.lines:
+            place = place[:-1]
+        return f"{self.name}:{self.lines.get(place, 1)}"
+
+
+def read(text: str, name: str) -> Text:
+    """Return plain data: mappings with text as keys, lists, text, numbers, true, false and null.
+
+    Args:
+        text: one document.
+        name: of its file, for messages.
+
+    Raises:
+        ManifestError: it is no YAML, asks for objects, or is larger, deeper or longer than manifests are.
+    """
+    yaml = _library()
+    if len(text.encode("utf-8", "replace")) > MOST_BYTES:
+        raise ManifestError(f"{name}: larger than {MOST_BYTES >> 10} KiB, which no manifest is")
+    try:
+        _check_depth(yaml, text, name)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = 1 if mark is None else mark.line + 1
+        raise ManifestError(f"{name}:{line}: no YAML ({error.problem or error.context})") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ManifestError(f"{name}: no YAML ({str(error).splitlines()[0]})") from error
+    if node is None:
+        raise ManifestError(f"{name}: empty; docs/use/evaluate.md has a manifest to begin with")
+    made = _Made(name)
+    return Text(made.of(node, (), frozenset()), name, made.lines)
+
+
+def write(content: Any) -> str:
+    """Return YAML of plain data, keys in their order."""
+    yaml = _library()
+    return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100))
+
+
+def _library() -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ManifestError("manifests need PyYAML and pydantic: pip install 'xsp[evaluate]'") from error
+    return yaml
+
+
+def _check_depth(yaml: Any, text: str, name: str) -> None:
+    """Refuse what would be too deep for the readers after this one: they call themselves."""
+    depth = 0
+    for count, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        line = event.start_mark.line + 1
+        if depth > MOST_DEPTH:
+            raise ManifestError(f"{name}:{line}: deeper than {MOST_DEPTH} levels, which no manifest is")
+        if count > 2 * MOST_VALUES:
+            raise ManifestError(f"{name}:{line}: more than {MOST_VALUES:,} values, which no manifest has")
+
+
+class _Made:
+    """Makes data of nodes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lines: dict[Place, int] = {}
+
+    def of(self, node: Node, place: Place, above: frozenset[int], key: str = "") -> Any:
+        self.lines[place] = line = node.start_mark.line + 1
+        if len(self.lines) > MOST_VALUES:
+            raise ManifestError(
+                f"{self.name}:{line}: more than {MOST_VALUES:,} values, counting what aliases stand for"
+            )
+        if id(node) in above:
+            raise ManifestError(f"{self.name}:{line}: an alias stands for what it is in")
+        kind = str(node.tag).rpartition(":")[2]
+        if not str(node.tag).startswith("tag:yaml.org,2002:") or kind not in _OF_YAML:
+            raise ManifestError(f"{self.name}:{line}: the tag {node.tag!r} is not read: manifests are plain data")
+        within = above | {id(node)}
+        if node.id == "sequence":
+            return [self.of(each, (*place, number), within) for number, each in enumerate(node.value)]
+        if node.id == "mapping":
+            return self._mapping(node, place, within)
+        return self._scalar(node, kind, key)
+
+    def _mapping(self, node: Node, place: Place, within: frozenset[int]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            at = f"{self.name}:{key.start_mark.line + 1}"
+            if key.id != "scalar":
+                raise ManifestError(f"{at}: a key that is no text")
+            if key.tag.endswith(":merge"):
+                raise ManifestError(f"{at}: merge keys (<<) are not read; write the fields out")
+            made = self.of(value, (*place, key.value), within, key.value)
+            if key.value in found and found[key.value] != made:  # twice the same is harmless, and is published
+                raise ManifestError(f"{at}: {key.value!r} stands here twice, with different values")
+            found[key.value] = made
+            self.lines[(*place, key.value)] = key.start_mark.line + 1
+        return found
+
+    def _scalar(self, node: Node, kind: str, key: str) -> Any:
+        value = str(node.value)
+        if kind == "null":
+            return None
+        if kind == "bool" and value in (*_TRUE, *_FALSE):  # yes, no, on and off are text here
+            return value in _TRUE
+        if kind in ("int", "float") and not AS_WRITTEN.fullmatch(key):
+            return self._number(node, value, kind)
+        return value
+
+    def _number(self, node: Node, value: str, kind: str) -> Any:
+        plain = value.replace("_", "")
+        try:
+            found: float = int(plain, 0) if kind == "int" else float(plain)
+        except ValueError:  # 010, 1:30, .nan: numbers of YAML 1.1 that other readers take for something else
+            return value
+        if found in (float("inf"), float("-inf")) or abs(found) > 1e300:
+            raise ManifestError(f"{self.name}:{node.start_mark.line + 1}: {value[:20]} is too large a number")
+        return found
