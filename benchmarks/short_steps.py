@@ -4,6 +4,10 @@ For each size of step, bare stretches of the loop and whole `xsp.profile` blocks
 other are the step's latency (A1's `latency_ms`, `low_ms`, `high_ms`) and the bare step, and the loop's iteration
 (`loop_ms`) and the bare iteration. The bare loop reads the clock as seldom as xsp does: around each step from 1 ms on,
 around stretches of some milliseconds of shorter ones, so that what holds the machine up counts alike on both sides.
+
+The control is a bare stretch in the block's place: as many steps, of which those at the places of xsp's steady steps
+count, the same statistic, and an interval by the same code. It says how far bare stretches next to each other differ,
+and how often such an interval holds them: what the machine leaves possible.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
@@ -25,6 +30,7 @@ from parts.turns import Figure
 import xsp
 from xsp import summary
 from xsp.record import quiet
+from xsp.store.iterations import steady_steps
 
 SHORT_MS = 1.0
 GOALS = (0.05, 0.02)
@@ -36,9 +42,15 @@ LEAST, LEAST_OF_LONG, LONG_S = 90, 60, 0.06
 ROUNDS, ROUNDS_OF_LONG = 6, 1
 """That one call measures, unless told otherwise: in about ten minutes. `--out` adds them to those of calls before."""
 
+SPACE = 1.5
+"""Share by which a round may take longer than is expected, for `--seconds`."""
+
+LONGEST_MS = 400
+"""Longer steps are left out: training takes three times as long as inference of the same size."""
+
 COLUMNS = (
     "step", "rounds", "bare ms", "xsp's ms", "step: xsp / bare", "goal", "covers bare", "width %",
-    "iteration: xsp / bare",
+    "control: bare / bare", "control covers", "control's width %", "neighbours differ %", "iteration: xsp / bare",
 )  # fmt: skip
 
 
@@ -57,48 +69,62 @@ SIZES = (
 )  # fmt: skip
 
 
+Pair = tuple[float, float]
+"""Of the bare stretches before and after something, in nanoseconds."""
+
+
+@dataclass
+class Held:
+    """Figures with their intervals, and the bare steps next to each: trimmed means over steps or stretches of them."""
+
+    figures: list[Figure] = field(default_factory=list)
+    bare: list[Pair] = field(default_factory=list)
+
+    def ratios(self) -> Figure:
+        """Return the figures over the bare steps next to them."""
+        pairs = zip(self.figures, self.bare, strict=True)
+        return turns.middle([each.value / statistics.fmean(bare) for each, bare in pairs])
+
+    def covered(self) -> int:
+        """Return how many intervals hold the bare step, as the stretches next to them saw it."""
+        pairs = zip(self.figures, self.bare, strict=True)
+        return sum(each.lo <= max(bare) and min(bare) <= each.hi for each, bare in pairs)
+
+    def width(self) -> float:
+        """Return the width of the intervals, in percent of the step: their median."""
+        return 100 * turns.median([(each.hi - each.lo) / each.value for each in self.figures])
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Any]) -> Held:
+        """Return what a file kept."""
+        return cls([Figure(*each) for each in kept["figures"]], [(before, after) for before, after in kept["bare"]])
+
+
 @dataclass
 class Found:
     """What the rounds of one size came to, in nanoseconds."""
 
-    bare: list[tuple[float, float]] = field(default_factory=list)
-    """Trimmed mean of the bare stretches before and after each block, over their steps or over parts of them."""
-
-    iteration: list[tuple[float, float]] = field(default_factory=list)
-    xsp: list[Figure] = field(default_factory=list)
+    xsp: Held = field(default_factory=Held)
+    control: Held = field(default_factory=Held)
     loop: list[float] = field(default_factory=list)
-
-    def ratios(self) -> Figure:
-        """Return xsp's step over the bare one: of the stretches before and after the block, the mean."""
-        pairs = zip(self.xsp, self.bare, strict=True)
-        return turns.middle([each.value / statistics.fmean(bare) for each, bare in pairs])
+    iteration: list[Pair] = field(default_factory=list)
+    places: list[float] = field(default_factory=list)
+    """Where the steady steps of the last block were, as shares of it."""
 
     def iterations(self) -> Figure:
         """Return xsp's iteration over the bare one."""
         pairs = zip(self.loop, self.iteration, strict=True)
         return turns.middle([each / statistics.fmean(bare) for each, bare in pairs])
 
-    def covered(self) -> int:
-        """Return in how many rounds xsp's interval holds the bare step, as the stretches around it saw it."""
-        pairs = zip(self.xsp, self.bare, strict=True)
-        return sum(each.lo <= max(bare) and min(bare) <= each.hi for each, bare in pairs)
-
-    def width(self) -> float:
-        """Return the width of xsp's intervals, in percent of the step: their median."""
-        return 100 * turns.median([(each.hi - each.lo) / each.value for each in self.xsp])
-
-    def take(self, other: Found) -> None:
-        """Take in the rounds of another."""
-        self.bare += other.bare
-        self.iteration += other.iteration
-        self.xsp += other.xsp
-        self.loop += other.loop
+    def apart(self) -> list[float]:
+        """Return by how much the bare stretches before and after a control differ, in percent."""
+        return [100 * abs(after / before - 1) for before, after in self.control.bare]
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> Found:
         """Return what a file kept."""
-        bare, iteration = ([(before, after) for before, after in kept[name]] for name in ("bare", "iteration"))
-        return cls(bare, iteration, [Figure(*each) for each in kept["xsp"]], list(kept["loop"]))
+        iteration = [(before, after) for before, after in kept["iteration"]]
+        return cls(Held.of(kept["xsp"]), Held.of(kept["control"]), list(kept["loop"]), iteration, kept["places"])
 
 
 def workload(size: Size, train: bool) -> Callable[[], object]:
@@ -126,8 +152,8 @@ def workload(size: Size, train: bool) -> Callable[[], object]:
     return learn
 
 
-def stretch(step: Callable[[], object], count: int) -> tuple[float, float]:
-    """Run the loop without xsp, and return what a step and an iteration take."""
+def stretch(step: Callable[[], object], count: int) -> tuple[list[float], float]:
+    """Run the loop without xsp, and return what its steps take, and an iteration."""
     for _ in range(max(3, count // 10)):
         step()
     together = steps_at_once(step)
@@ -138,7 +164,7 @@ def stretch(step: Callable[[], object], count: int) -> tuple[float, float]:
         for _ in range(together):
             step()
         times.append((perf_counter_ns() - before) / together)
-    return summary.trimmed_mean(times), (perf_counter_ns() - begin) / (count // together * together)
+    return times, (perf_counter_ns() - begin) / (count // together * together)
 
 
 def steps_at_once(step: Callable[[], object]) -> int:
@@ -155,87 +181,188 @@ def block(step: Callable[[], object], count: int, found: Found) -> None:
             for _ in range(count):
                 with prof.step():
                     step()
-        columns = "latency_ms, low_ms, high_ms, loop_ms"
-        latency, low, high, loop = xsp.analyses.A1(xsp.load(out)).select(columns).fetchall()[0]
-    found.xsp.append(Figure(latency * 1e6, (low or latency) * 1e6, (high or latency) * 1e6))
+        columns, trace = "latency_ms, low_ms, high_ms, loop_ms", xsp.load(out)
+        latency, low, high, loop = xsp.analyses.A1(trace).select(columns).fetchall()[0]
+        found.places = [each.step / count for each in steady_steps(trace.con, trace.run)]
+    found.xsp.figures.append(Figure(latency * 1e6, (low or latency) * 1e6, (high or latency) * 1e6))
     found.loop.append((loop or latency) * 1e6)
 
 
-def measure(size: Size, train: bool, rounds: int, seconds: float) -> Found:
-    """Run a bare stretch, then in turns a block and a bare stretch, each of about so many seconds."""
+def control(times: Sequence[float], places: Sequence[float]) -> Figure:
+    """Return what the steps of a bare stretch tell, by those at the places of steady ones."""
+    there = sorted({int(share * len(times)) for share in places})
+    chosen = [times[place] for place in there] if len(there) >= LEAST_OF_CONTROL else times
+    ends, value = summary.drifting_interval(chosen), summary.trimmed_mean(chosen)
+    return Figure(value, *(ends or (value, value)))
+
+
+LEAST_OF_CONTROL = 5
+
+
+def measure(size: Size, train: bool, rounds: int, seconds: float, found: Found) -> None:
+    """Add rounds to what was found: a block and a control, in turns the first, with bare stretches before and after.
+
+    Each of them takes about so many seconds.
+    """
     step = workload(size, train)
-    found, taken = Found(), turns.time_of(step, 20)
-    count = int(min(20_000, max(LEAST if taken < LONG_S else LEAST_OF_LONG, seconds / taken)))
-    before = stretch(step, count)
+    count = _count(step, seconds)
+    before = _told(*stretch(step, count))
     for _ in range(rounds):
-        block(step, count, found)
-        after = stretch(step, count)
-        found.bare.append((before[0], after[0]))
-        found.iteration.append((before[1], after[1]))
-        before = after
-    return found
+        begins_bare = len(found.loop) % 2 == 1  # the first one tells the control where steady steps are
+        for is_block in (not begins_bare, begins_bare):
+            if is_block:
+                block(step, count, found)
+            else:
+                found.control.figures.append(control(stretch(step, count)[0], found.places))
+            after = _told(*stretch(step, count))
+            (found.xsp if is_block else found.control).bare.append((before[0], after[0]))
+            if is_block:
+                found.iteration.append((before[1], after[1]))
+            before = after
+
+
+def _count(step: Callable[[], object], seconds: float) -> int:
+    """Return how many steps a stretch and a block have."""
+    taken = turns.time_of(step, 20)
+    return int(min(20_000, max(LEAST if taken < LONG_S else LEAST_OF_LONG, seconds / taken)))
+
+
+def _told(times: Sequence[float], iteration: float) -> Pair:
+    return summary.trimmed_mean(times), iteration
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = turns.parser(__doc__)
     parser.add_argument("--of-seconds", type=float, default=1.5, metavar="S", help="of each stretch and each block")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="add the rounds to those in FILE, size by size")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="add the rounds to those in FILE, each when it ends")
     parser.add_argument(
-        "--shortest", type=float, default=0, metavar="MS", help="leave out shorter steps (default: none)"
-    )
+        "--seconds", type=float, metavar="S",
+        help="take rounds until S seconds are over, of the programs first that have fewest (default: --rounds)",
+    )  # fmt: skip
+    parser.add_argument("--shortest", type=float, default=0, metavar="MS", help="leave out smaller sizes")
     parser.add_argument(
-        "--longest", type=float, default=300, metavar="MS", help="leave out longer steps (default: 300)"
+        "--longest", type=float, default=300, metavar="MS", help="leave out larger sizes (default: 300)"
     )
     return parser
+
+
+class Program(NamedTuple):
+    """A size of step, trained or not."""
+
+    size: Size
+    train: bool
+
+    @property
+    def name(self) -> str:
+        """As it stands in tables and files."""
+        return f"{'training' if self.train else 'inference'} ~{self.size.ms:g} ms"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(_parser(), arguments)
     torch.set_num_threads(1)
-    seconds = 0.5 if options.quick else options.of_seconds
     sizes = [size for size in (SIZES[1:5:3] if options.quick else SIZES) if size.ms <= options.longest]
     sizes = [size for size in sizes if size.ms >= options.shortest]
-    kept = json.loads(options.out.read_text("utf-8")) if options.out and options.out.exists() else {}
-    report = turns.Report("short_steps", "What xsp says that a step takes, against the bare loop [95 %]", COLUMNS)
-    met = covered = blocks = 0
-    for train in (False, True):
-        for size in sizes:
-            name = f"{'training' if train else 'inference'} ~{size.ms:g} ms"
-            one = Found.of(kept[name]) if name in kept else Found()
-            usual = ROUNDS_OF_LONG if size.ms >= 1000 * LONG_S else ROUNDS
-            one.take(measure(size, train, options.rounds or usual, seconds))
-            kept[name] = asdict(one)
-            if options.out:
-                options.out.write_text(json.dumps(kept) + "\n", encoding="utf-8")
-            turns.say(f"  {name}: {one.ratios().shown(3)}, covers {one.covered()} of {len(one.xsp)}")
-            met += _add(report, name, one)
-            covered, blocks = covered + one.covered(), blocks + len(one.xsp)
-    count = 2 * len(sizes)
-    report.notes += [
-        f"Steps up to {sizes[-1].ms:g} ms. Goal met on {met} of {count}; "
-        f"xsp's interval covers the bare step in {covered} of {blocks} blocks."
+    programs = [
+        Program(size, train) for train in (False, True) for size in sizes if not train or 3 * size.ms < LONGEST_MS
     ]
-    report.finish(options)
+    kept = json.loads(options.out.read_text("utf-8")) if options.out and options.out.exists() else {}
+    every = {each.name: Found.of(kept[each.name]) if each.name in kept else Found() for each in programs}
+
+    def save() -> None:
+        if options.out:
+            whole = {**kept, **{name: asdict(each) for name, each in every.items() if each.loop}}
+            options.out.write_text(json.dumps(whole) + "\n", encoding="utf-8")
+
+    for each, rounds in _visits(programs, every, options):
+        measure(each.size, each.train, rounds, 0.5 if options.quick else options.of_seconds, every[each.name])
+        save()
+        found = every[each.name]
+        turns.say(f"  {each.name}: {found.xsp.ratios().shown(3)}, covers {found.xsp.covered()} of {len(found.loop)}")
+    _report({name: each for name, each in every.items() if each.loop}).finish(options)
 
 
-def _add(report: turns.Report, name: str, one: Found) -> bool:
-    bare, ratio = turns.median([each for pair in one.bare for each in pair]), one.ratios()
-    goal = GOALS[bare / 1e6 >= SHORT_MS]
-    met = abs(ratio.value - 1) <= goal
+def _visits(
+    programs: Sequence[Program], every: Mapping[str, Found], options: argparse.Namespace
+) -> Iterator[tuple[Program, int]]:
+    """Yield which program is to be measured next, and for how many rounds."""
+    if options.seconds is None:
+        for each in programs:
+            usual = ROUNDS_OF_LONG if each.size.ms >= 1000 * LONG_S else ROUNDS
+            yield each, options.rounds or usual
+        return
+    begin, took = time.monotonic(), {each.name: _expected_s(each, options.of_seconds) for each in programs}
+    while True:
+        left = options.seconds - (time.monotonic() - begin)
+        fit = [each for each in programs if took[each.name] <= left]
+        if not fit:
+            return
+        chosen = min(fit, key=lambda each: len(every[each.name].loop))
+        began = time.monotonic()
+        yield chosen, 1
+        took[chosen.name] = time.monotonic() - began
+
+
+def _expected_s(program: Program, seconds: float) -> float:
+    """Return about how long a round takes: five stretches or blocks."""
+    step_s = program.size.ms * (3 if program.train else 1) / 1e3
+    return SPACE * 5 * max(seconds, step_s * (LEAST if step_s < LONG_S else LEAST_OF_LONG))
+
+
+def _report(every: Mapping[str, Found]) -> turns.Report:
+    report = turns.Report("short_steps", "What xsp says that a step takes, against the bare loop [95 %]", COLUMNS)
+    met, possible = (sum(_is_met(held(each)) for each in every.values()) for held in (_xsp, _control))
+    for name, one in every.items():
+        _add(report, name, one)
+    covered, held = (sum(which(each).covered() for each in every.values()) for which in (_xsp, _control))
+    blocks, apart = sum(len(each.loop) for each in every.values()), [p for each in every.values() for p in each.apart()]
+    if apart:
+        report.notes += [
+            f"Goal met on {met} of {len(every)} programs; by a bare stretch in the block's place on {possible}.",
+            f"xsp's interval covers the bare step in {covered} of {blocks} blocks ({100 * covered / blocks:.0f} %, "
+            f"goal 90); that of a bare stretch, by the same code, in {held} of {len(apart)} "
+            f"({100 * held / len(apart):.0f} %).",
+            f"Bare stretches one apart differ by {turns.median(apart):.1f} % at the median, "
+            f"{summary.percentile(apart, 0.9):.1f} % at the 90th percentile.",
+        ]
+    return report
+
+
+def _xsp(one: Found) -> Held:
+    return one.xsp
+
+
+def _control(one: Found) -> Held:
+    return one.control
+
+
+def _goal(held: Held) -> float:
+    return GOALS[turns.median([each for pair in held.bare for each in pair]) / 1e6 >= SHORT_MS]
+
+
+def _is_met(held: Held) -> bool:
+    return abs(held.ratios().value - 1) <= _goal(held)
+
+
+def _add(report: turns.Report, name: str, one: Found) -> None:
+    bare = turns.median([each for pair in one.xsp.bare for each in pair])
     row = [
         name,
-        str(len(one.xsp)),
+        str(len(one.loop)),
         f"{bare / 1e6:.4f}",
-        f"{turns.median([each.value for each in one.xsp]) / 1e6:.4f}",
-        ratio.shown(3),
-        f"{'met' if met else 'missed'} (≤ {100 * goal:.0f} %)",
-        f"{one.covered()} of {len(one.xsp)}",
-        f"{one.width():.1f}",
+        f"{turns.median([each.value for each in one.xsp.figures]) / 1e6:.4f}",
+        one.xsp.ratios().shown(3),
+        f"{'met' if _is_met(one.xsp) else 'missed'} (≤ {100 * _goal(one.xsp):.0f} %)",
+        f"{one.xsp.covered()} of {len(one.xsp.figures)}",
+        f"{one.xsp.width():.1f}",
+        one.control.ratios().shown(3),
+        f"{one.control.covered()} of {len(one.control.figures)}",
+        f"{one.control.width():.1f}",
+        f"{turns.median(one.apart()):.1f}",
         one.iterations().shown(3),
     ]
-    report.add(row, bare=one.bare, iteration=one.iteration, xsp=one.xsp, loop=one.loop)
-    return met
+    report.add(row, **asdict(one))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
+from collections.abc import Callable
 
 import pytest
 
-from xsp.summary import MANY, Interval, drifting_interval, interval, percentile, trimmed_mean
+from xsp.summary import MANY, Interval, drifting_interval, interval, mean_interval, percentile, trimmed_mean
 
 
 @pytest.mark.parametrize(
@@ -84,16 +86,102 @@ def test_many_values_continue_the_bootstrap_without_a_jump() -> None:
     assert middle_after == pytest.approx(middle_before, abs=0.1 * before)
 
 
+# --- clocks that wander, of which the true level is 100 -------------------------------------------------------
+
+
+def _independent(count: int, draw: random.Random) -> list[float]:
+    return [draw.gauss(100, 1) for _ in range(count)]
+
+
+def _autocorrelated(count: int, draw: random.Random) -> list[float]:
+    """Return a series in which neighbours are alike (0.9)."""
+    found, now = [], draw.gauss(0, 1)
+    for _ in range(count):
+        now = 0.9 * now + draw.gauss(0, math.sqrt(1 - 0.9**2))
+        found.append(100 + now)
+    return found
+
+
 def _regimes(count: int, draw: random.Random) -> list[float]:
     """Return a series whose level changes every ten values or so."""
-    level, found = 100.0, []
+    level, found = draw.gauss(100, 2), []
     for _ in range(count):
         level = draw.gauss(100, 2) if draw.random() < 0.1 else level
         found.append(level + draw.gauss(0, 1))
     return found
 
 
-def test_the_interval_of_a_series_whose_level_changes_holds_its_mean_in_nine_of_ten() -> None:
-    draw = random.Random(13)
-    ends = [drifting_interval(_regimes(300, draw)) for _ in range(40)]
-    assert sum(each is not None and each.lo <= 100 <= each.hi for each in ends) >= 36
+def _bimodal(count: int, draw: random.Random) -> list[float]:
+    """Return a series that stays at one of two levels for ten values or so."""
+    level, found = draw.choice((98, 102)), []
+    for _ in range(count):
+        level = 200 - level if draw.random() < 0.1 else level
+        found.append(draw.gauss(level, 0.5))
+    return found
+
+
+def _drifting(count: int, draw: random.Random) -> list[float]:
+    """Return a series whose level walks, by a tenth of what single values differ by; it starts at 100."""
+    level, found = 100.0, []
+    for _ in range(count):
+        level += draw.gauss(0, 0.1)
+        found.append(draw.gauss(level, 1))
+    return found
+
+
+def _flicker(count: int, draw: random.Random) -> list[float]:
+    """Return a series with noise of all time scales alike: a sum of levels that change every 1, 4, 16, … values."""
+    levels, found = [draw.gauss(0, 1) for _ in range(6)], []
+    for _ in range(count):
+        levels = [draw.gauss(0, 1) if draw.random() < 4.0**-scale else each for scale, each in enumerate(levels)]
+        found.append(100 + sum(levels))
+    return found
+
+
+WANDERING = (_independent, _autocorrelated, _regimes, _bimodal, _flicker, _drifting)
+SEEDS = 150
+
+
+@pytest.mark.parametrize("clock", WANDERING)
+@pytest.mark.parametrize("count", [60, 150])
+def test_the_interval_of_a_series_holds_what_the_next_stretch_shows_in_nine_of_ten(
+    clock: Callable[[int, random.Random], list[float]], count: int
+) -> None:
+    covered, widths, apart = 0, [], []
+    for seed in range(SEEDS):
+        whole = clock(3 * count, random.Random(seed))
+        before, here, after = (whole[part * count : (part + 1) * count] for part in range(3))
+        ends, around = drifting_interval(here), (trimmed_mean(before), trimmed_mean(after))
+        assert ends is not None
+        covered += ends.lo <= max(around) and min(around) <= ends.hi
+        widths.append((ends.hi - ends.lo) / 2)
+        apart.append(trimmed_mean(here) - statistics.fmean(around))
+    assert covered >= 0.9 * SEEDS
+    ideal = 1.96 * statistics.pstdev(apart, 0)
+    assert statistics.fmean(widths) <= 2 * ideal, "of an interval that knows how the clock wanders"
+
+
+@pytest.mark.parametrize("clock", [_independent, _autocorrelated, _regimes, _bimodal])
+def test_the_interval_of_a_series_holds_the_level_that_it_returns_to_in_nine_of_ten(
+    clock: Callable[[int, random.Random], list[float]],
+) -> None:
+    ends = [drifting_interval(clock(150, random.Random(seed))) for seed in range(SEEDS)]
+    assert sum(each is not None and each.lo <= 100 <= each.hi for each in ends) >= 0.9 * SEEDS
+
+
+@pytest.mark.parametrize("count", [7, 12, 22, 60])
+def test_an_interval_never_leaves_the_range_of_the_values(count: int) -> None:
+    for seed in range(20):
+        values = [random.Random(seed).choice((12.0, 57.0, 100.0)) * (1 + place / 1000) for place in range(count)]
+        values = values[: count // 2] + [3 * value for value in values[count // 2 :]]
+        for ends in (drifting_interval(values), mean_interval(values)):
+            assert ends is not None
+            assert min(values) <= ends.lo <= ends.hi <= max(values)
+
+
+def test_one_long_step_of_many_does_not_widen_the_interval_as_a_drift_would() -> None:
+    values = _independent(60, random.Random(1))
+    ends, held_up = drifting_interval(values), drifting_interval([*values[:30], 900.0, *values[31:]])
+    assert ends is not None
+    assert held_up is not None
+    assert held_up.hi - held_up.lo < 2 * (ends.hi - ends.lo)

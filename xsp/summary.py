@@ -99,33 +99,66 @@ COARSER = (10, 6)
 """Longer stretches, which tell of what changes more slowly; see `drifting_interval`."""
 
 OF_A_BATCH = 3
+TRIM_OF_BATCH = 0.25
+"""Drops one at each end of four values too, so that one long step does not tell of a drift."""
+
 LEAST_BATCHES = 6
+OF_FEW, LEAST_OF_FEW = 2, 4
+"""The same two of series that are too short for them."""
+
+TELLS_RANGE = 6
+"""From so many values on the median lies between the least and the greatest in 97 % (sign test)."""
 
 
 def drifting_interval(values: Sequence[float]) -> Interval | None:
     """Return the 95 % interval of the trimmed mean of a series in the order in which it was measured.
 
     Neighbours in a series are alike, and what drifts is not in the spread of single values. So the series is cut into
-    stretches, and the spread of their trimmed means tells (batch means, with Student's quantile). How long neighbours
-    are alike is not known, so it is cut into `BATCHES` and into `COARSER` stretches, and the widest interval of these
-    and `interval` counts. Of fewer than `LEAST_BATCHES * OF_A_BATCH` values, `interval` counts alone.
+    stretches, and the spread of their trimmed means tells, by two parts:
+
+    - How well the mean of this series is known: batch means, with Student's quantile. How long neighbours are alike is
+      not known, so the series is cut into `BATCHES` and into `COARSER` stretches, and the widest counts.
+    - How far the level wanders: by what the means of the longest stretches vary more than independent values would have
+      them (the variance between groups of DerSimonian and Laird 1986). It does not shrink with the length of a series
+      whose noise is flicker, as that of clocks and machines is (Allan 1966), and a stretch of the program at another
+      time is off by as much. So it is not divided by the number of stretches.
+
+    The interval is never narrower than `interval`. From `TELLS_RANGE` values on it ends at the least and greatest one.
 
     Returns:
         None for fewer than three values.
     """
-    usual, most = interval(values), min(BATCHES, len(values) // OF_A_BATCH)
-    if usual is None or most < LEAST_BATCHES:
+    usual, cuts = interval(values), _cuts(len(values))
+    if usual is None or not cuts:
         return usual
-    width = max(_width_by_batches(values, batches) for batches in {most, *(each for each in COARSER if each < most)})
-    middle = trimmed_mean(values)
-    return Interval(min(usual.lo, middle - width), max(usual.hi, middle + width))
+    variances = {batches: statistics.variance(_batch_means(values, batches)) for batches in cuts}
+    known = max(_student(batches - 1) ** 2 * variance / batches for batches, variance in variances.items())
+    coarsest, normal = min(cuts), statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    of_independent = coarsest * ((usual.hi - usual.lo) / (2 * normal)) ** 2
+    wanders = normal**2 * max(0.0, variances[coarsest] - of_independent)
+    middle, width = trimmed_mean(values), math.sqrt(known + wanders)
+    return _within(values, Interval(min(usual.lo, middle - width), max(usual.hi, middle + width)))
 
 
-def _width_by_batches(values: Sequence[float], batches: int) -> float:
-    """Return half the interval that the means of so many stretches give."""
-    cuts = [len(values) * place // batches for place in range(batches + 1)]
-    means = [trimmed_mean(values[low:high]) for low, high in itertools.pairwise(cuts)]
-    return _student(batches - 1) * statistics.stdev(means) / math.sqrt(batches)
+def _cuts(count: int) -> set[int]:
+    """Return into how many stretches so many values are cut; empty for too few."""
+    most = min(BATCHES, count // OF_A_BATCH)
+    if most >= LEAST_BATCHES:
+        return {most, *(each for each in COARSER if each < most)}
+    few = min(LEAST_BATCHES, count // OF_FEW)
+    return {few} if few >= LEAST_OF_FEW else set()
+
+
+def _batch_means(values: Sequence[float], batches: int) -> list[float]:
+    places = [len(values) * place // batches for place in range(batches + 1)]
+    return [trimmed_mean(values[low:high], TRIM_OF_BATCH) for low, high in itertools.pairwise(places)]
+
+
+def _within(values: Sequence[float], ends: Interval) -> Interval:
+    """Return an interval cut to the range of the values, where they are enough to tell it."""
+    if len(values) < TELLS_RANGE:
+        return ends
+    return Interval(max(ends.lo, min(values)), min(ends.hi, max(values)))
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
@@ -145,7 +178,7 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
         means = [math.fsum(values[low:high]) / (high - low) for low, high in itertools.pairwise(cuts)]
     middle = math.fsum(values) / len(values)
     width = _student(len(means) - 1) * statistics.stdev(means) / math.sqrt(len(means))
-    return Interval(middle - width, middle + width)
+    return _within(values, Interval(middle - width, middle + width))
 
 
 def _student(freedom: int) -> float:

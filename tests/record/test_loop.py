@@ -193,6 +193,15 @@ def test_the_grade_judges_the_headline(rows: list[dict[str, Any]], subject: str)
     assert subject in subjects
 
 
+def test_steps_that_hardly_tell_what_a_step_takes_are_graded_down() -> None:
+    lengths = (12, 100, 55, 57, 90, 20, 60, 70, 15, 85, 40)
+    few = [each for place, ms in enumerate(lengths) for each in bare(2, dur_ms=ms, first=2 * place)]
+    found = {finding.subject: finding for finding in health(trace(few))}
+    assert "22 steady steps leave the step's latency between" in found["latency"].text
+    assert found["latency"].best == "B"
+    assert "latency" not in letters(trace(bare(22)))[1]
+
+
 def test_a_guessed_batch_size_and_a_program_made_longer_are_said() -> None:
     kinds = [{"kind": 0, "name": "Net", "batch_source": "guess", "batch_size": 32, "steps": 9}]
     budget = {"program_percent": 40.0, "spent_ns": 3 * 10**9, "start_ns": 10**9, "end_ns": 10**9}

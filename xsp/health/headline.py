@@ -25,6 +25,9 @@ COLD = 0.05
 DRIFT = 0.1
 """Minimum change of step time from start to end of a run, as a share, to be called a drift."""
 
+WIDE = 0.2
+"""Half the width of the latency's interval, as a share of the latency, from which on it is too uncertain."""
+
 UNLIKE = 0.25
 """Minimum share by which a recorded step is longer than unrecorded ones to be called unlike them."""
 
@@ -49,6 +52,7 @@ def findings(trace: Trace) -> Iterator[Finding]:
     yield from _guessed(trace)
     yield from _cold(trace)
     yield from _drifts(trace)
+    yield from _uncertain(trace)
     yield from _unlike(trace)
 
 
@@ -159,6 +163,22 @@ def _drifts(trace: Trace) -> Iterator[Finding]:
         more = "longer" if change > 0 else "shorter"
         text = f"steps take {100 * abs(change):.0f} % {more} at the run's end than at its beginning: `phases-over-time`"
         yield Finding(Severity.WARNING, "drift", text, "B")
+
+
+def _uncertain(trace: Trace) -> Iterator[Finding]:
+    """Find a run whose steady steps differ so much that they hardly tell what a step takes."""
+    steps = [each.dur_ns for each in iterations.steady_steps(trace.con, trace.run)]
+    ends = summary.drifting_interval(steps)
+    if ends is None:
+        return
+    middle = summary.trimmed_mean(steps)
+    if ends.hi - ends.lo > 2 * WIDE * middle:
+        text = (
+            f"{len(steps)} steady steps leave the step's latency between {ends.lo / 1e6:.3g} and "
+            f"{ends.hi / 1e6:.3g} ms: the run is too short for how much they differ; "
+            "let it do more steps, on a machine that does nothing else"
+        )
+        yield Finding(Severity.WARNING, "latency", text, "B")
 
 
 def _unlike(trace: Trace) -> Iterator[Finding]:
