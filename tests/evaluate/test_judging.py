@@ -1,0 +1,143 @@
+"""An evaluation that was made again is called the same, and one that was changed is called different."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from xsp.evaluate.quality.judging import Judgement, Outcome, Verdict, judge, settle
+
+DRAW = np.random.default_rng(0)
+IMAGES = DRAW.integers(0, 256, (6, 3, 12, 12)).astype(np.float32)
+FIRST = (DRAW.normal(size=(3 * 6 * 6, 64)) / 10).astype(np.float32)
+LAST = (DRAW.normal(size=(64, 10)) / 8).astype(np.float32)
+ENVIRONMENT = {"torch": "2.4.0", "threads": "2", "precision": "float32", "batch": "1", "cpu": "fast", "host": "one"}
+
+
+def nearest(images: np.ndarray) -> np.ndarray:
+    return images[:, :, ::2, ::2]
+
+
+def mean(images: np.ndarray) -> np.ndarray:
+    return images.reshape(len(images), 3, 6, 2, 6, 2).mean(axis=(3, 5), dtype=np.float32)
+
+
+def outputs(
+    resize: Callable[[np.ndarray], np.ndarray] = mean,
+    order: slice = slice(None),
+    scale: float = 1 / 128,
+    precision: type = np.float32,
+    summed: int = 1,
+) -> np.ndarray:
+    """Put images through a small network; `summed` parts are summed up one after the other, as threads do."""
+    given = ((resize(IMAGES)[:, order] - 128) * np.float32(scale)).reshape(len(IMAGES), -1).astype(precision)
+    hidden = sum(part @ weights for part, weights in zip(
+        np.array_split(given, summed, 1), np.array_split(FIRST.astype(precision), summed), strict=True
+    ))  # fmt: skip
+    return np.asarray(np.maximum(hidden, 0) @ LAST.astype(precision)).astype(np.float32)
+
+
+def latencies(seed: int, slower: float = 1.0, noise: float = 0.05, start: float = 0.03) -> list[np.ndarray]:
+    draw = np.random.default_rng(seed)
+    level = 3e6 * slower * draw.normal(1, start)
+    return [level * draw.lognormal(0, noise, 60)]
+
+
+def outcome(seed: int = 0, environment: dict[str, str] | None = None, slower: float = 1.0, **changed) -> Outcome:
+    return Outcome({"scores": outputs(**changed)}, {"1": latencies(seed, slower)}, environment or ENVIRONMENT)
+
+
+BEFORE = outcome(10_000)
+
+CHANGES: dict[str, Callable[[int], Outcome]] = {
+    "resize filter": lambda seed: outcome(seed, resize=nearest),
+    "channel order": lambda seed: outcome(seed, order=slice(None, None, -1)),
+    "normalisation": lambda seed: outcome(seed, scale=1 / 127.5),
+    "dtype, not told": lambda seed: outcome(seed, precision=np.float16),
+    "dtype": lambda seed: outcome(seed, {**ENVIRONMENT, "precision": "bfloat16"}),
+    "threads": lambda seed: outcome(seed, {**ENVIRONMENT, "threads": "1"}, summed=2),
+    "threads, not told": lambda seed: outcome(seed, slower=1.7, summed=2),
+    "library version": lambda seed: outcome(seed, {**ENVIRONMENT, "torch": "2.4.1"}),
+    "batch": lambda seed: outcome(seed, {**ENVIRONMENT, "batch": "2"}),
+}
+
+
+def told(change: Callable[[int], Outcome], times: int = 40) -> list[Verdict]:
+    found = []
+    for course in range(times):
+        seeds = iter(range(100 * course, 100 * course + 100))
+        found.append(settle(BEFORE, lambda: change(next(seeds))).verdict)  # noqa: B023
+    return found
+
+
+def test_unchanged_evaluations_are_the_same_in_95_of_100() -> None:
+    found = told(outcome, 100)
+    assert found.count(Verdict.SAME) >= 95
+    assert Verdict.DIFFERENT not in found
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_evaluations_are_different_in_95_of_100(name: str) -> None:
+    assert told(CHANGES[name]).count(Verdict.DIFFERENT) >= 38
+
+
+def test_another_order_of_summation_alone_is_the_same() -> None:
+    found = judge(BEFORE, outcome(1, summed=5))
+    assert found.verdict is Verdict.SAME
+    assert any("rounding" in each.text for each in found.reasons)
+
+
+def test_the_reasons_name_what_differs_and_what_may() -> None:
+    found = judge(BEFORE, outcome(1, {**ENVIRONMENT, "threads": "1", "host": "two"}))
+    assert found.verdict is Verdict.DIFFERENT
+    assert [each.text for each in found.why] == ["threads: 2, then 1"]
+    assert any("host may differ, and does" in each.text for each in found.reasons)
+    assert found.by("outputs") is Verdict.SAME
+
+
+def test_what_is_missing_cannot_be_told() -> None:
+    for lacking, subject in (
+        (replace(BEFORE, outputs=None), "outputs"),
+        (replace(BEFORE, environment={}), "environment"),
+        (replace(BEFORE, environment={**ENVIRONMENT, "gpu": "x"}), "environment"),
+        (replace(BEFORE, latencies_ns={}), "latency"),
+        (replace(BEFORE, latencies_ns={"1": []}), "latency"),
+        (replace(BEFORE, latencies_ns={"1": [np.array([3e6])]}), "latency"),
+    ):
+        found = judge(BEFORE, lacking)
+        assert found.verdict is Verdict.CANNOT_TELL, subject
+        assert found.by(subject) is Verdict.CANNOT_TELL
+
+
+def of_outputs(one: np.ndarray, other: np.ndarray, precision: str = "") -> Judgement:
+    return judge(
+        replace(BEFORE, outputs={"x": one}, precision=precision), replace(BEFORE, outputs={"x": other})
+    )  # fmt: skip
+
+
+def test_outputs_of_other_shapes_types_and_holes_are_different() -> None:
+    values = np.array([1.0, 2.0, np.nan], np.float32)
+    assert of_outputs(values, values.copy()).verdict is Verdict.SAME
+    assert of_outputs(values, np.array([1.0, 2.0, np.inf], np.float32)).verdict is Verdict.DIFFERENT
+    assert of_outputs(values, values[:2]).verdict is Verdict.DIFFERENT
+    assert of_outputs(values, values.astype(np.float64)).verdict is Verdict.DIFFERENT
+    assert of_outputs(np.array([3, 1]), np.array([3, 2])).verdict is Verdict.DIFFERENT
+    assert of_outputs(np.array([0.0]), np.array([-0.0])).verdict is Verdict.SAME
+    assert of_outputs(np.array([1e308]), np.array([-1e308])).verdict is Verdict.DIFFERENT
+    assert of_outputs(np.zeros(0), np.zeros(0)).verdict is Verdict.CANNOT_TELL
+
+
+def test_rounding_is_that_of_the_precision() -> None:
+    values = np.linspace(1, 2, 50, dtype=np.float32)
+    assert of_outputs(values, values * np.float32(1.01)).verdict is Verdict.DIFFERENT
+    assert of_outputs(values, values * np.float32(1.01), "bfloat16").verdict is Verdict.SAME
+    assert of_outputs(values, values * np.float32(1.5), "bfloat16").verdict is Verdict.DIFFERENT
+
+
+def test_a_disturbance_of_one_run_is_repeated_before_it_is_called_a_change() -> None:
+    runs = iter([outcome(1, slower=1.6), *(outcome(seed) for seed in range(2, 9))])
+    assert settle(BEFORE, lambda: next(runs)).verdict is not Verdict.DIFFERENT
+    assert judge(BEFORE, outcome(1, slower=1.6)).by("latency") is Verdict.DIFFERENT

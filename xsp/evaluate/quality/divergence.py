@@ -1,0 +1,192 @@
+"""How far two outputs are apart: of distributions, of samples, and of numbers as they stand.
+
+`kl`, `js`, `hellinger` and `bhattacharyya` take weights of the same outcomes, divided by their sum; logarithms
+are natural. Of several rows the mean over the rows comes back. `ks` takes samples, all others numbers in pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from xsp.bound.coefficients import pearson_of, spearman_of
+from xsp.errors import AnalysisError
+
+Floats = NDArray[np.float64]
+
+
+def softmax(scores: ArrayLike) -> Floats:
+    """Return the distribution that scores stand for, over the last axis."""
+    given = np.asarray(scores, np.float64)
+    powers = np.exp(given - given.max(axis=-1, keepdims=True))
+    found: Floats = powers / powers.sum(axis=-1, keepdims=True)
+    return found
+
+
+def kl(p: ArrayLike, q: ArrayLike) -> float:
+    """Return the divergence of Kullback and Leibler, Σ p·ln(p / q); infinite where q excludes what p has."""
+    return _over_rows(_kl, *_distributions(p, q))
+
+
+def js(p: ArrayLike, q: ArrayLike) -> float:
+    """Return the divergence of Jensen and Shannon, from 0 to ln 2; its root is the distance that SciPy returns."""
+    return _over_rows(lambda a, b: (_kl(a, (a + b) / 2) + _kl(b, (a + b) / 2)) / 2, *_distributions(p, q))
+
+
+def hellinger(p: ArrayLike, q: ArrayLike) -> float:
+    """Return the distance of Hellinger, √(½·Σ (√p − √q)²), from 0 to 1."""
+    return _over_rows(lambda a, b: math.sqrt(((np.sqrt(a) - np.sqrt(b)) ** 2).sum() / 2), *_distributions(p, q))
+
+
+def bhattacharyya(p: ArrayLike, q: ArrayLike) -> float:
+    """Return the distance of Bhattacharyya, −ln Σ √(p·q); infinite where p and q have nothing in common."""
+
+    def of_row(a: Floats, b: Floats) -> float:
+        overlap = float(np.sqrt(a * b).sum())
+        return -math.log(min(1.0, overlap)) if overlap > 0 else math.inf
+
+    return _over_rows(of_row, *_distributions(p, q))
+
+
+def ks(a: ArrayLike, b: ArrayLike) -> float:
+    """Return the statistic of Kolmogorov and Smirnov: how far the cumulative shares of two samples are apart at most.
+
+    The samples may have different sizes.
+    """
+    first, second = (np.sort(_numbers(each, name).ravel()) for each, name in ((a, "first"), (b, "second")))
+    both = np.concatenate([first, second])
+    of_first = np.searchsorted(first, both, "right") / len(first)
+    return float(np.abs(of_first - np.searchsorted(second, both, "right") / len(second)).max())
+
+
+def cosine(a: ArrayLike, b: ArrayLike) -> float:
+    """Return 1 − cos of the angle between both, over all numbers.
+
+    Raises:
+        AnalysisError: one of them is 0 throughout, so there is no angle.
+    """
+    first, second = (each.ravel() for each in _pairs(a, b))
+    sizes = float(np.linalg.norm(first)), float(np.linalg.norm(second))
+    if 0.0 in sizes:
+        raise AnalysisError(f"the {'first' if sizes[0] == 0 else 'second'} outputs are all 0, so there is no angle")
+    return float(1 - (first / sizes[0]) @ (second / sizes[1]))
+
+
+def covariance(a: ArrayLike, b: ArrayLike) -> float:
+    """Return the covariance over all pairs of numbers, with n − 1 below.
+
+    Raises:
+        AnalysisError: there are fewer than two pairs.
+    """
+    first, second = (each.ravel() for each in _pairs(a, b, least=2))
+    return float(((first - first.mean()) * (second - second.mean())).sum() / (len(first) - 1))
+
+
+def correlation(a: ArrayLike, b: ArrayLike) -> float:
+    """Return Pearson's correlation; see `rank` for what is raised."""
+    return _coefficient(pearson_of, a, b)
+
+
+def rank(a: ArrayLike, b: ArrayLike) -> float:
+    """Return Spearman's correlation of ranks, equal values sharing the mean of theirs.
+
+    Raises:
+        AnalysisError: there are fewer than two pairs, or one side is constant.
+    """
+    return _coefficient(spearman_of, a, b)
+
+
+OF_DISTRIBUTIONS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
+    "kl": kl,
+    "js": js,
+    "hellinger": hellinger,
+    "bhattacharyya": bhattacharyya,
+}
+OF_NUMBERS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
+    "ks": ks,
+    "cosine": cosine,
+    "covariance": covariance,
+    "correlation": correlation,
+    "rank": rank,
+}
+
+
+def all_of(before: ArrayLike, after: ArrayLike, scores: bool = False) -> dict[str, float | str]:
+    """Return each measure of two outputs by its name, or, as text, why it has none.
+
+    Args:
+        before: of the first evaluation.
+        after: of the second one.
+        scores: whether they are scores, which `softmax` makes distributions of; else those that are none have no
+            measures of distributions.
+    """
+    found: dict[str, float | str] = {}
+    for name, measure in {**OF_DISTRIBUTIONS, **OF_NUMBERS}.items():
+        try:
+            a, b = before, after
+            if scores and name in OF_DISTRIBUTIONS:
+                a, b = (softmax(each) for each in _pairs(before, after))
+            found[name] = measure(a, b)
+        except AnalysisError as error:
+            found[name] = str(error)
+    return found
+
+
+def _kl(p: Floats, q: Floats) -> float:
+    has = p > 0
+    if (q[has] == 0).any():
+        return math.inf
+    return max(0.0, float((p[has] * np.log(p[has] / q[has])).sum()))
+
+
+def _over_rows(measure: Callable[[Floats, Floats], float], p: Floats, q: Floats) -> float:
+    return float(np.mean([measure(a, b) for a, b in zip(p, q, strict=True)]))
+
+
+def _coefficient(measure: Callable[[Any, Any], float], a: ArrayLike, b: ArrayLike) -> float:
+    first, second = (each.ravel() for each in _pairs(a, b, least=2))
+    found = measure(first, second)
+    if math.isnan(found):
+        raise AnalysisError("the outputs of one side are all equal, so there is no correlation")
+    return found
+
+
+def _numbers(given: ArrayLike, name: str) -> Floats:
+    try:
+        found = np.asarray(given, np.float64)
+    except (TypeError, ValueError) as error:
+        raise AnalysisError(f"the {name} outputs are no table of numbers: {error}") from None
+    if not found.size:
+        raise AnalysisError(f"the {name} outputs are empty")
+    if wrong := int(np.count_nonzero(~np.isfinite(found))):
+        raise AnalysisError(f"{wrong} of {found.size} of the {name} outputs are no finite numbers")
+    return found
+
+
+def _pairs(a: ArrayLike, b: ArrayLike, least: int = 1) -> tuple[Floats, Floats]:
+    first, second = _numbers(a, "first"), _numbers(b, "second")
+    if first.shape != second.shape:
+        raise AnalysisError(f"the outputs have different shapes: {first.shape} and {second.shape}")
+    if first.size < least:
+        raise AnalysisError(f"{first.size} output of each side is too few: {least} are needed")
+    return first, second
+
+
+def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[Floats, Floats]:
+    """Return both as rows that sum up to 1."""
+    found = []
+    for each, name in zip(_pairs(p, q), ("first", "second"), strict=True):
+        rows = each.reshape(-1, each.shape[-1]) if each.ndim else each.reshape(1, 1)
+        if (rows < 0).any():
+            raise AnalysisError(f"{int((rows < 0).sum())} of the {name} outputs are below 0: scores need softmax first")
+        sums = rows.sum(axis=1, keepdims=True)
+        if (sums == 0).any():
+            raise AnalysisError(
+                f"{int((sums == 0).sum())} rows of the {name} outputs are 0 throughout, no distribution"
+            )
+        found.append(rows / sums)
+    return found[0], found[1]
