@@ -46,6 +46,7 @@ WHY = {
     "mcp": "answers for MCP clients, over stdio",
     "jsonschema": "holds answers for machines against their schema, in the tests",
     "scipy": "the generic model of xsp predict fit",
+    "scikit-learn": "a forest that it must beat",
     "onnx": "graphs of ONNX files: the format, and the shapes in it",
     "pandas": "traces as data frames",
     "polars": "traces as data frames",

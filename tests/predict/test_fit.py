@@ -151,7 +151,7 @@ def test_the_model_is_offered_where_it_is_better_and_a_baseline_where_that_is(of
     assert [each.model for each in sums.errors] == sorted(
         [each.model for each in sums.errors], key=lambda name: next(e.mean for e in sums.errors if e.model == name)
     )
-    assert {each.model for each in sums.errors} == {judged.GENERIC, *baselines.BASELINES}
+    assert {each.model for each in sums.errors} | set(sums.missing) == {judged.GENERIC, *baselines.BASELINES}
     chance = np.random.default_rng(0)
     lines = [
         {"batch": float(b), "width": float(w), "step_s": (1e-3 * b + 2e-3 * w) * np.exp(chance.normal(0, 0.01))}
@@ -196,12 +196,43 @@ def test_baselines_are_what_they_are_called() -> None:
     ]
     table = configurations.of_rows(made)
     asked: dict[str, Any] = {"kind": np.array(["b", "a"], dtype=object), "batch": np.array([8.0, 1.9])}
-    found = {name: train(table, table.factors)(asked) for name, train in baselines.BASELINES.items()}
+    plain = ("mean", "nearest", "power law", "ridge")
+    found = {name: baselines.BASELINES[name](table, table.factors)(asked) for name in plain}
     assert found["mean"] == pytest.approx([12.0, 4.0])
     assert found["nearest"] == pytest.approx([48.0, 4.0])
     assert found["power law"] == pytest.approx([192.0, 1.9**2])
+    assert found["ridge"] == pytest.approx([192.0, 1.9**2], rel=0.05)
     straight = configurations.of_rows([{"batch": b, "step_s": 2.0 + 3 * b} for b in (1, 2, 5)])
     assert baselines.linear(straight, straight.factors)({"batch": np.array([10.0])}) == pytest.approx([32.0])
+
+
+def test_the_features_of_ernest_find_what_is_divided_and_what_grows_with_the_machines() -> None:
+    def took(ranks: int, batch: int) -> float:
+        return 0.01 + 0.02 * batch / ranks + 0.003 * np.log(ranks) + 0.0005 * ranks
+
+    made = [{"ranks": n, "batch": b, "step_s": took(n, b)} for n in (1, 2, 4, 8) for b in (8, 16, 32)]
+    table = configurations.of_rows(made)
+    asked = {"ranks": np.array([64.0, 16.0]), "batch": np.array([128.0, 8.0])}
+    found = baselines.ernest(table, table.factors)(asked)
+    assert found == pytest.approx([took(64, 128), took(16, 8)], rel=1e-6)
+
+
+def test_a_simulated_step_is_a_baseline_with_one_factor_and_a_forest_is_always_the_same() -> None:
+    steps = [(b, n, 0.1 * b + n) for b in (1, 2, 4) for n in (1, 2)]
+    made = [{"batch": b, "ranks": n, "dag": dag, "step_s": 1.3 * dag} for b, n, dag in steps]
+    table = configurations.of_rows(made)
+    asked = {"batch": np.array([64.0]), "ranks": np.array([16.0]), "dag": np.array([9.0])}
+    assert baselines.simulated(table, table.factors)(asked) == pytest.approx([11.7])
+    pytest.importorskip("sklearn", reason="the forest needs scikit-learn")
+    one, other = (baselines.forest(table, table.factors)(asked) for _ in range(2))
+    assert one == other
+    assert one[0] < 11  # leaves do not extrapolate
+
+
+def test_a_baseline_that_a_table_does_not_have_is_left_out_with_its_reason(of_sums: judged.Judged) -> None:
+    assert set(of_sums.missing) >= {"dag"}
+    assert "xsp predict RUN" in of_sums.missing["dag"]
+    assert not {each.model for each in of_sums.errors} & set(of_sums.missing)
 
 
 def test_an_interval_holds_what_was_measured_and_what_lies_outside_is_said(of_sums: judged.Judged) -> None:

@@ -1,6 +1,7 @@
-"""What a model must beat: the mean, the nearest configuration, a linear model, and a power law.
+"""What a model must beat: means, neighbours, linear models, a forest, Ernest's features, and a simulated step.
 
-Each is trained on a table and returns a function of configurations. They see the same factors as the generic model.
+Each is trained on a table and returns a function of configurations. They see the same factors as the generic model. A
+baseline that a table has no columns for, or whose library is missing, is left out, and says why.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xsp.errors import UsageError
 from xsp.predict.configurations import Configurations, Factor, Floats
 
 Values = Mapping[str, NDArray[Any]]
@@ -19,6 +21,27 @@ Train = Callable[[Configurations, Sequence[Factor]], Trained]
 
 MOST_COMPARED = 4_000_000
 """Distances that are held at once."""
+
+STRENGTHS = tuple(10.0**power for power in range(-6, 4))
+"""Of the penalty of `ridge`, on features of unit spread; generalized cross-validation takes one of them."""
+
+TREES = 50
+LEAST_LEAF = 2
+"""Of the forest: trees, and configurations of a leaf."""
+
+MACHINES = ("ranks", "world_size", "gpus", "devices", "machines", "nodes", "processes", "workers")
+SIZES = ("batch", "batch_size", "samples", "size", "data")
+"""Columns of Ernest's features, the first that is there: how many do the work, and how much there is."""
+
+SIMULATED = "dag"
+"""The column, by the beginning of its name, with what `xsp predict RUN` says of the same configuration."""
+
+LEAST_OF_A_KIND = 4
+"""Configurations of which Ernest's features are fitted by themselves."""
+
+
+class Unfit(UsageError):
+    """A baseline that cannot be had of a table; the message says why."""
 
 
 def mean(table: Configurations, factors: Sequence[Factor]) -> Trained:
@@ -74,7 +97,144 @@ def power(table: Configurations, factors: Sequence[Factor]) -> Trained:
     return predict
 
 
-BASELINES: Mapping[str, Train] = {"mean": mean, "nearest": nearest, "linear": linear, "power law": power}
+def ridge(table: Configurations, factors: Sequence[Factor]) -> Trained:
+    """Return a regularised model of logarithms, their squares and their products.
+
+    The penalty has the least generalized cross-validation (Golub, Heath and Wahba 1979), by singular values.
+    """
+    features = _with_products(table.values, factors)
+    middle, wide = features.mean(axis=0), features.std(axis=0)
+    kept = wide > 1e-9
+    if not kept.any():  # rows that are all alike
+        return mean(table, factors)
+    scaled = (features[:, kept] - middle[kept]) / wide[kept]
+    logs = np.log(table.seconds)
+    left, singular, right = np.linalg.svd(scaled, full_matrices=False)
+    along, rows = left.T @ (logs - logs.mean()), len(logs)
+    best = (np.inf, np.zeros(scaled.shape[1]))
+    for strength in STRENGTHS:
+        shrunk = singular**2 / (singular**2 + strength * rows)
+        rest = logs - logs.mean() - left @ (shrunk * along)
+        score = float(rest @ rest) / (1 - (shrunk.sum() + 1) / rows) ** 2 if shrunk.sum() + 1 < rows else np.inf
+        if score < best[0]:
+            weights = right.T @ (along * singular / (singular**2 + strength * rows))
+            best = score, weights
+    weights, start = best[1], float(logs.mean())
+
+    def predict(values: Values) -> Floats:
+        asked = _with_products(values, factors)
+        found: Floats = np.exp(np.clip(start + (asked[:, kept] - middle[kept]) / wide[kept] @ weights, -200, 200))
+        return found
+
+    return predict
+
+
+def forest(table: Configurations, factors: Sequence[Factor]) -> Trained:
+    """Return a random forest of the logarithms of times; of the same table always the same.
+
+    Raises:
+        Unfit: scikit-learn is missing.
+    """
+    try:
+        from sklearn.ensemble import RandomForestRegressor
+    except ImportError as error:
+        raise Unfit("it needs scikit-learn: pip install 'xsp[predict]'") from error
+    trees = RandomForestRegressor(TREES, min_samples_leaf=LEAST_LEAF, max_features=0.5, random_state=0, n_jobs=1)
+    trees.fit(_places(table.values, factors), np.log(table.seconds))
+
+    def predict(values: Values) -> Floats:
+        found: Floats = np.exp(trees.predict(_places(values, factors)))
+        return found
+
+    return predict
+
+
+def ernest(table: Configurations, factors: Sequence[Factor]) -> Trained:
+    """Return Ernest's model: a + b·size/machines + c·log(machines) + d·machines, and e·size, with nothing below 0.
+
+    Venkataraman et al., NSDI 2016. It is of one program, so all other factors together say which; a program with few
+    configurations is fitted with those of equal categories, or with all. The fifth term is for sizes on each machine.
+
+    Raises:
+        Unfit: no column says how many machines there are, or SciPy is missing.
+    """
+    numbers = [each.name for each in factors if each.numeric]
+    machines = next((name for name in MACHINES if name in numbers), None)
+    size = next((name for name in SIZES if name in numbers), None)
+    if machines is None:
+        raise Unfit(f"no column of numbers says how many ranks there are ({', '.join(MACHINES)})")
+    try:
+        from scipy.optimize import nnls
+    except ImportError as error:
+        raise Unfit("it needs SciPy: pip install 'xsp[predict]'") from error
+    others = [each.name for each in factors if each.name not in (machines, size)]
+    texts = [each.name for each in factors if not each.numeric]
+
+    def columns(values: Values) -> Floats:
+        count = values[machines].astype(float)
+        much = np.ones_like(count) if size is None else values[size].astype(float)
+        return np.column_stack([np.ones_like(count), much / count, np.log(count), count, much])
+
+    def fitted(places: NDArray[Any]) -> Floats:
+        relative = columns(table.values)[places] / table.seconds[places, None]
+        norms = np.maximum(np.linalg.norm(relative, axis=0), 1e-300)
+        try:
+            return np.asarray(nnls(relative / norms, np.ones(len(places)))[0] / norms, dtype=np.float64)
+        except RuntimeError:  # it does not come to an end
+            return np.array([float(np.exp(np.log(table.seconds[places]).mean())), 0.0, 0.0, 0.0, 0.0])
+
+    def of_each(names: Sequence[str]) -> dict[tuple[str, ...], Floats]:
+        places: dict[tuple[str, ...], list[int]] = {}
+        for place, key in enumerate(_keys(table.values, names, len(table))):
+            places.setdefault(key, []).append(place)
+        return {key: fitted(np.array(those)) for key, those in places.items() if len(those) >= LEAST_OF_A_KIND}
+
+    programs, kinds, whole = of_each(others), of_each(texts), fitted(np.arange(len(table)))
+    least = float(table.seconds.min()) / 100
+
+    def predict(values: Values) -> Floats:
+        count = _count(values)
+        keys = zip(_keys(values, others, count), _keys(values, texts, count), strict=True)
+        weights = np.array([programs.get(own, kinds.get(kind, whole)) for own, kind in keys])
+        found: Floats = np.maximum((columns(values) * weights).sum(axis=1), least)
+        return found
+
+    return predict
+
+
+def simulated(table: Configurations, factors: Sequence[Factor]) -> Trained:
+    """Return the simulated step by one factor: the median of measured over simulated time.
+
+    Raises:
+        Unfit: the table has no column of it.
+    """
+    column = next((each.name for each in factors if each.numeric and each.name.lower().startswith(SIMULATED)), None)
+    if column is None:
+        raise Unfit(f"no column of numbers {SIMULATED}… has what `xsp predict RUN` says of each configuration")
+    factor = float(np.exp(np.median(np.log(table.seconds / table.values[column].astype(float)))))
+
+    def predict(values: Values) -> Floats:
+        found: Floats = factor * values[column].astype(float)
+        return found
+
+    return predict
+
+
+BASELINES: Mapping[str, Train] = {
+    "mean": mean, "nearest": nearest, "linear": linear, "power law": power, "ridge": ridge, "forest": forest,
+    "ernest": ernest, "dag": simulated,
+}  # fmt: skip
+
+
+def missing(table: Configurations, factors: Sequence[Factor]) -> dict[str, str]:
+    """Return the baselines that a table does not have, with the reason of each."""
+    found = {}
+    for name in ("ridge", "forest", "ernest", "dag"):
+        try:
+            BASELINES[name](table, factors)
+        except Unfit as reason:
+            found[name] = str(reason)
+    return found
 
 
 def _count(values: Values) -> int:
@@ -107,6 +267,13 @@ def _features(values: Values, factors: Sequence[Factor], change: Callable[[Any],
         else:
             columns += [(column == level).astype(float) for level in each.levels[1:]]
     return np.column_stack(columns)
+
+
+def _with_products(values: Values, factors: Sequence[Factor]) -> Floats:
+    """Return logarithms of numbers, and categories, with the squares and products of the logarithms."""
+    numbers = _features(values, [each for each in factors if each.numeric], np.log)[:, 1:]
+    one, other = np.triu_indices(numbers.shape[1])
+    return np.column_stack([_features(values, factors, np.log)[:, 1:], numbers[:, one] * numbers[:, other]])
 
 
 def _least(features: Floats, wanted: Floats) -> Floats:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from xsp.predict.measured import Measured
 
 MOST_RANKS = 10**9
+MOST_SECONDS = 1e6
+"""Of a link's latency, and of a byte."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Link:
     def __post_init__(self) -> None:
         """Refuse constants that are none."""
         for what in ("alpha", "beta", "gamma"):
-            seconds(getattr(self, what), f"{what} of the link {self.name}")
+            if seconds(getattr(self, what), f"{what} of the link {self.name}") > MOST_SECONDS:
+                raise UsageError(f"{what} of the link {self.name} is above {MOST_SECONDS:g} s, which is no link's")
 
     def shared(self, ranks: int) -> Link:
         """Return the link as each of so many ranks sees it if all of them use it at once."""

@@ -77,6 +77,7 @@ def _content(found: Judged) -> dict[str, Any]:
         "residuals": found.residuals.tolist(),
         "groups": found.groups,
         "beyond": [[each.factor, each.value, each.rows, [list(one) for one in each.errors]] for each in found.beyond],
+        "missing": dict(found.missing),
     }
 
 
@@ -126,7 +127,8 @@ def _of(content: Mapping[str, Any]) -> Judged:
         raise ValueError("its model is none")
     beyond = tuple(Beyond(str(a), _real(b), int(c), _errors(d)) for a, b, c, d in content["beyond"])
     residuals = np.array([_real(each) for each in content["residuals"]])
-    return Judged(table, split, int(content["seed"]), fits, errors, residuals, int(content["groups"]), beyond)
+    missing = {str(name): str(reason) for name, reason in content.get("missing", {}).items()}
+    return Judged(table, split, int(content["seed"]), fits, errors, residuals, int(content["groups"]), beyond, missing)
 
 
 def _fit(table: Configurations, held: Mapping[str, Any]) -> Fit:

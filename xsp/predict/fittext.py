@@ -17,6 +17,9 @@ from xsp.predict.nextrun import Next
 from xsp.predict.text import columns, listed, wrapped
 from xsp.scrub import plain
 
+ACROSS = 3
+"""Factors beside each other, so that a line fits a terminal."""
+
 FORM = "t = (Σ a·(I/r)^p) · (Π (E/r)^q) + C, the product's own form; squared relative error is made least"
 
 
@@ -27,7 +30,7 @@ def page(found: Judged) -> str:
     lines = wrapped(f"{kinds}; each error is of groups held out, {len(table):,} rows in all", "  ")
     lines += ["", *columns(("model", "mean error", "median", "90 % below"), map(_error, found.errors), left=1)]
     if found.beyond:
-        lines += ["", "beyond what was learned from: mean error in the largest values of a factor"]
+        lines += ["", "beyond: mean error in the largest values (rows), learned from smaller ones"]
         lines += _beyond(found.beyond)
     lines += ["", *wrapped(verdict(found), "  ")]
     for value, fit in found.fits.items():
@@ -35,8 +38,12 @@ def page(found: Judged) -> str:
         rows = map(_parameter, identified.parameters(fit, len(_own(found, value))))
         lines += columns(("parameter", "value", "from", "to"), rows, left=1)
         lines += listed("not told", _not_told(found, value, fit))
-    lines += ["", *listed("note", (*found.dropped, *table.notes, f"form: {FORM}"))]
+    lines += ["", *listed("note", (*found.dropped, *_without(found), *table.notes, f"form: {FORM}"))]
     return "\n".join(lines)
+
+
+def _without(found: Judged) -> list[str]:
+    return [f"no baseline {name}: {reason}" for name, reason in found.missing.items()]
 
 
 def verdict(found: Judged) -> str:
@@ -68,12 +75,16 @@ def _percent(share: float) -> str:
 
 
 def _beyond(found: Sequence[Beyond]) -> list[str]:
+    """Return a row for each model and a column for each factor, as many beside each other as fit."""
     names = [GENERIC, *sorted({error.model for each in found for error in each.errors} - {GENERIC})]
-    rows = []
-    for each in found:
-        those = {error.model: _percent(error.mean) for error in each.errors}
-        rows.append([f"{plain(each.factor)} ≥ {each.value:.4g}", f"{each.rows}", *(those.get(n, "–") for n in names)])
-    return columns(("held out", "rows", *names), rows, left=1)
+    those = [{error.model: _percent(error.mean) for error in each.errors} for each in found]
+    heads = [f"{plain(each.factor)[:16]} ≥ {each.value:.4g} ({each.rows})" for each in found]
+    lines: list[str] = []
+    for since in range(0, len(found), ACROSS):
+        part = slice(since, since + ACROSS)
+        rows = ([name, *(each.get(name, "–") for each in those[part])] for name in names)
+        lines += columns(("model", *heads[part]), rows, left=1)
+    return lines
 
 
 def _own(found: Judged, value: str | None) -> Configurations:
@@ -167,7 +178,7 @@ def as_json(found: Judged) -> dict[str, Any]:
             }
             for value, fit in found.fits.items()
         ],
-        "notes": [*map(plain, (*found.dropped, *found.table.notes))],
+        "notes": [*map(plain, (*found.dropped, *_without(found), *found.table.notes))],
     }
 
 

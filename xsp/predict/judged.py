@@ -6,8 +6,9 @@ baseline is. Beyond the data, in the largest value of each number, all are judge
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ GENERIC = "generic"
 FOLDS = 5
 LEAST_GROUPS = 3
 RESAMPLES = 200
+FOREST_RESAMPLES = 40
+"""A forest takes longer than any other model, and is a mean of resampled trees already."""
 
 
 class Split(NamedTuple):
@@ -71,6 +74,8 @@ class Judged:
 
     groups: int
     beyond: tuple[Beyond, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Baselines that the table does not have, with the reason of each."""
 
     @property
     def offered(self) -> str:
@@ -129,7 +134,9 @@ def judge(
     errors = _errors(predicted, table.seconds[outside])
     residuals = np.log(table.seconds[outside] / np.maximum(predicted[errors[0].model], 1e-300))
     last = tuple(_beyond(table, split, seed)) if beyond else ()
-    return Judged(table, split, seed, fits, errors, residuals, groups, last)
+    factors = [table.factor(each) for each in (*split.intrinsic, *split.extrinsic)]
+    missing = baselines.missing(table, factors)
+    return Judged(table, split, seed, fits, errors, residuals, groups, last, missing)
 
 
 def parts(table: Configurations, split: Split) -> list[tuple[str | None, Configurations, Form]]:
@@ -158,7 +165,8 @@ def trained_on(table: Configurations, split: Split, seed: int) -> dict[str, Trai
         if "SciPy" in str(error):
             raise
     for name in baselines.BASELINES:
-        made[name] = baseline(name, table, split)
+        with contextlib.suppress(baselines.Unfit):
+            made[name] = baseline(name, table, split)
     return made
 
 
@@ -272,6 +280,7 @@ def spread(judged: Judged, values: Values) -> Floats:
     else:
         chance = np.random.default_rng(judged.seed)
         table = generic.drawn(judged.table, judged.seed)
+        count = min(count, FOREST_RESAMPLES) if judged.offered == "forest" else count
         models = [
             baseline(judged.offered, table.take(generic.resampled(table.groups, chance)), judged.split)
             for _ in range(count)

@@ -88,9 +88,10 @@ class Measured:
             if shared is None:
                 found.append(f"How much longer {count} ranks compute at once was not measured, and is left out.")
                 continue
-            more = f", as {count} ranks have {self.cores} cores" if self.cores and count > self.cores else ""
+            over = bool(self.cores) and count > (self.cores or 0)
+            more = f"Cores are shared: {count} ranks have {self.cores}. " if over else ""
             found.append(
-                f"{count} ranks at once{more}: products take {shared.computing:.2f} times as long, copies "
+                f"{more}{count} ranks at once: products take {shared.computing:.2f} times as long, copies "
                 f"{shared.copying:.2f}; a second of collectives beside computing costs it {shared.lost:.2f} s."
             )
             shape = self.shapes.get(("all_reduce", count))

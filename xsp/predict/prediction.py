@@ -46,6 +46,8 @@ class Predicted:
         """What most of the critical path is: computation, input, copy, communication, a slower rank."""
         found: dict[str, float] = defaultdict(float)
         for cause, took in self.path.items():
+            if cause == Cause.SERVING:  # what collectives cost the cores
+                cause = str(Cause.COMMUNICATION)
             found["computation" if cause in map(str, schedule.COMPUTING) else cause] += took
         return max(found, key=lambda each: found[each]) if found else "computation"
 

@@ -192,10 +192,14 @@ def _duration(value: float | None) -> str:
 
 
 def _number(value: float) -> str:
+    if abs(value) >= 1e10:
+        return f"{value:.3g}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _ms(value: float) -> str:
+    if value >= 1e6:
+        return f"{1e3 * value:.3g}"
     return f"{1e3 * value:,.2f}" if value < 10 else f"{1e3 * value:,.0f}"
 
 
