@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xsp import summary
+from xsp.comparison.significance import quantile as student
 from xsp.errors import UsageError
 from xsp.evaluate.load.requests import Requests
 from xsp.evaluate.load.schedules import SECOND
@@ -168,28 +169,26 @@ def of_percentile(values: NDArray[np.int64], share: float, confidence: float = s
     ordered, n = np.sort(values), len(values)
     place = rank_of(n, share)
     value = int(ordered[place])
-    wide = math.sqrt(n * share * (1 - share) * _alike(values <= value, share))
-    reach = statistics.NormalDist().inv_cdf((1 + confidence) / 2) * wide
+    reach = _reach(values <= value, share, (1 + confidence) / 2)
     low, high = math.floor(share * n - reach) - 1, math.ceil(share * n + reach)
     # with so few that a rank lies outside of them nothing bounds that end
     return Percentile(share, value, int(ordered[low]) if low >= 0 else None, int(ordered[high]) if high < n else None)
 
 
-def _alike(below: NDArray[np.bool_], share: float) -> float:
-    """Return by how much the variance of a mean exceeds that of independent values, at least 1, by means of stretches.
+def _reach(below: NDArray[np.bool_], share: float, quantile: float) -> float:
+    """Return how many ranks the interval reaches to either side: as of independent values, or more, by stretches.
 
-    As `xsp.summary.drifting_interval`: how long neighbours are alike is not known, so several lengths are tried, and
-    the largest counts.
+    As `xsp.summary.drifting_interval`: how long neighbours are alike is not known, so stretches of several lengths are
+    tried, with Student's quantile, and the widest interval counts.
     """
-    n, found = len(below), 1.0
-    alone = share * (1 - share)
+    n = len(below)
+    found = statistics.NormalDist().inv_cdf(quantile) * math.sqrt(n * share * (1 - share))
     for batches in (summary.BATCHES, *summary.COARSER):
-        if n < batches * summary.OF_A_BATCH or not alone:
+        if n < batches * summary.OF_A_BATCH:
             continue
         cuts = np.arange(batches) * n // batches
-        sizes = np.diff([*cuts, n])
-        means = np.add.reduceat(below.astype(float), cuts) / sizes
-        found = max(found, float(means.var(ddof=1)) * float(sizes.mean()) / alone)
+        means = np.add.reduceat(below.astype(float), cuts) / np.diff([*cuts, n])
+        found = max(found, student(quantile, batches - 1) * n * float(means.std(ddof=1)) / math.sqrt(batches))
     return found
 
 

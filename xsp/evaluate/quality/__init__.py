@@ -7,3 +7,7 @@ judging       whether two evaluations are the same: by outputs, latency and envi
 choices       optimal batch, Pareto front, cost, rank correlation over many evaluations
 ```
 """
+
+from xsp.evaluate.quality.judging import Judgement, Outcome, Reason, Verdict, judge, settle
+
+__all__ = ["Judgement", "Outcome", "Reason", "Verdict", "judge", "settle"]

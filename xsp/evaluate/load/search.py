@@ -1,0 +1,208 @@
+"""The highest rate at which a percentile of the latencies stays within a limit: an interval, not a number.
+
+The rate is doubled, or halved, until one probe holds the limit and one breaks it; then the logarithm between both is
+bisected. A probe runs with new seeds until the interval of the percentile excludes the limit, or it is undecided: near
+the rate that is sought no probe of bounded length can tell. So the answer goes from the highest rate that held to
+the lowest one that broke, and undecided rates lie within.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from xsp.errors import UsageError
+from xsp.evaluate.load.latencies import of_percentile
+from xsp.evaluate.load.requests import Requests, Times
+
+Probe = Callable[[float, int], Requests]
+"""Called with a rate, in requests a second, and a seed; drives a schedule of it."""
+
+SETTLING = 0.1
+"""Share of the requests of a run that is left out at its begin: the queue is empty there, and latencies too short."""
+
+CONFIDENCE = 0.99
+"""Of the percentile's interval at one look; a probe is looked at several times."""
+
+
+class Held(enum.Enum):
+    """What a probe says of its rate."""
+
+    YES = "held"
+    NO = "broken"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A rate that was tried."""
+
+    rate: float
+    held: Held
+    runs: int
+    requests: int
+    value_ns: int | None
+    """The percentile; None if no request ended."""
+
+    low_ns: int | None
+    high_ns: int | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to; rates are requests a second."""
+
+    low: float | None
+    """The highest rate that held the limit; None if none did."""
+
+    high: float | None
+    """The lowest rate above it that broke it; None if none did."""
+
+    probes: tuple[Probed, ...]
+    share: float
+    limit_ns: int
+    why: str
+    """Why the search ended."""
+
+    @property
+    def estimate(self) -> float | None:
+        """The rate within the interval that most likely meets the limit; None where an end is open.
+
+        The inverse of a percentile falls about linearly with the rate where a queue makes it (exactly for exponential
+        service). The line through all probes of the interval, each weighed by its requests, says where it crosses.
+        """
+        if self.low is None or self.high is None:
+            return None
+        within = [each for each in self.probes if self.low <= each.rate <= self.high and each.value_ns]
+        rates = np.array([each.rate for each in within])
+        inverse = np.array([self.limit_ns / (each.value_ns or 1) for each in within])
+        weights = np.array([each.requests for each in within], float)
+        rate, level = np.average(rates, weights=weights), np.average(inverse, weights=weights)
+        spread = float((weights * (rates - rate) ** 2).sum())
+        slope = float((weights * (rates - rate) * (inverse - level)).sum()) / spread if spread else 0.0
+        if slope >= 0:
+            return math.sqrt(self.low * self.high)
+        return float(min(max(rate + (1 - level) / slope, self.low), self.high))
+
+
+def highest_rate(
+    probe: Probe,
+    limit_ns: int,
+    share: float = 0.99,
+    first: float = 1.0,
+    *,
+    tolerance: float = 0.03,
+    most_probes: int = 15,
+    most_runs: int = 6,
+    seed: int = 0,
+) -> Found:
+    """Search the highest rate at which a percentile stays within a limit.
+
+    Args:
+        probe: drives a rate with a seed.
+        limit_ns: of the percentile.
+        share: 0.99 for the 99th percentile.
+        first: the rate that is tried first.
+        tolerance: the ends may be this share apart, when the search ends.
+        most_probes: rates that are tried.
+        most_runs: of one rate, each with a new seed.
+        seed: of the first run; each further run has the next one.
+
+    Raises:
+        UsageError: a number that makes no sense.
+    """
+    if not (
+        first > 0 and math.isfinite(first) and limit_ns > 0 and 0 < share < 1 and most_probes > 0 and most_runs > 0
+    ):
+        raise UsageError(
+            f"a search from {first} requests a second for {limit_ns} ns at the {100 * share:g}th percentile"
+        )
+    search = _Search(probe, limit_ns, share, tolerance, most_runs, seed)
+    why = f"{most_probes} probes were made"
+    rate: float | None = first
+    while rate is not None and len(search.probes) < most_probes:
+        search.probe(rate)
+        if (ended := search.ended()) is not None:
+            why = ended
+            break
+        rate = search.next_rate
+    return Found(search.low, search.high, tuple(search.probes), share, limit_ns, why)
+
+
+class _Search:
+    """A search that goes on."""
+
+    def __init__(
+        self, probe: Probe, limit_ns: int, share: float, tolerance: float, most_runs: int, seed: int
+    ) -> None:  # fmt: skip
+        self._probe, self._limit_ns, self._share, self._tolerance = probe, limit_ns, share, tolerance
+        self._most_runs, self._seed = most_runs, seed
+        self.probes: list[Probed] = []
+
+    def probe(self, rate: float) -> None:
+        """Run a rate until its percentile's interval excludes the limit."""
+        latencies: list[Times] = []
+        runs = requests = 0
+        held, why, found = Held.UNDECIDED, "", None
+        while runs < self._most_runs and held is Held.UNDECIDED:
+            run = self._probe(rate, self._seed)
+            self._seed += 1
+            runs, requests = runs + 1, requests + len(run)
+            latencies.append(run.latency_ns[math.floor(SETTLING * len(run)) :])
+            together = np.concatenate(latencies)
+            found = of_percentile(together, self._share, CONFIDENCE) if len(together) else None
+            if run.stopped is not None and "grows without bound" in run.stopped:
+                held, why = Held.NO, run.stopped
+            elif found is not None and found.low_ns is not None and found.low_ns > self._limit_ns:
+                held = Held.NO
+            elif found is not None and found.high_ns is not None and found.high_ns <= self._limit_ns:
+                held = Held.YES
+        if held is Held.UNDECIDED:
+            why = f"the percentile's interval holds the limit after {runs} runs"
+        value, low, high = (found.value_ns, found.low_ns, found.high_ns) if found is not None else (None, None, None)
+        self.probes.append(Probed(rate, held, runs, requests, value, low, high, why))
+
+    @property
+    def low(self) -> float | None:
+        """The highest rate that held, below all that broke."""
+        broken = self.high
+        return max(
+            (each.rate for each in self.probes if each.held is Held.YES and (broken is None or each.rate < broken)),
+            default=None,
+        )
+
+    @property
+    def high(self) -> float | None:
+        """The lowest rate that broke."""
+        return min((each.rate for each in self.probes if each.held is Held.NO), default=None)
+
+    @property
+    def next_rate(self) -> float | None:
+        """The middle of the widest gap between an end and what lies within, or beyond the one end that is known."""
+        low, high = self.low, self.high
+        tried = [each.rate for each in self.probes]
+        if low is None or high is None:
+            return 2 * max(tried) if high is None else min(tried) / 2
+        a, b = max(self._gaps(low, high), key=lambda gap: gap[1] / gap[0])
+        return math.sqrt(a * b) if b / a > 1 + self._tolerance / 2 else None
+
+    def _gaps(self, low: float, high: float) -> list[tuple[float, float]]:
+        """Return from where to where nothing was tried next to both ends: undecided rates lie between."""
+        within = [each.rate for each in self.probes if low < each.rate < high]
+        return [(low, min(within)), (max(within), high)] if within else [(low, high)]
+
+    def ended(self) -> str | None:
+        """Return why no further probe is needed."""
+        low, high = self.low, self.high
+        if low is None or high is None:
+            return None
+        if high / low <= 1 + self._tolerance:
+            return f"the ends are {100 * (high / low - 1):.1f} % apart"
+        if self.next_rate is None:
+            return "all rates between the ends are undecided"
+        return None

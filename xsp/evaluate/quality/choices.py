@@ -1,0 +1,191 @@
+"""What many evaluations say together: how throughput grows with the batch, which models nothing beats, what they cost.
+
+Rank correlations are those of `xsp.evaluate.quality.divergence`.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from xsp.analyses import optimal_batch
+from xsp.errors import AnalysisError, UsageError
+from xsp.evaluate.quality.divergence import rank
+
+LAST_GAIN = 0.05
+"""Share that a doubling gains to be worth it, by XSP's definition."""
+
+SECONDS_PER_HOUR = 3600
+
+
+@dataclass(frozen=True)
+class Scalability:
+    """Throughput by batch size, and the size to take by each definition."""
+
+    shares: Mapping[int, float]
+    """Throughput by batch size, as a share of the highest one."""
+
+    highest: int
+    """The size of the highest throughput: MLModelScope's optimal batch."""
+
+    plateau: int
+    """The smallest size whose doubling gains at most 5 %: the rule of XSP's paper."""
+
+    last_gain: int
+    """The size that the last doubling with a gain above 5 % leads to. Where throughput falls and rises again, it is
+    beyond `plateau`."""
+
+
+def scalability(inputs_per_second: Mapping[int, float]) -> Scalability:
+    """Return how throughput grows with the batch.
+
+    Args:
+        inputs_per_second: by batch size, each about double the one before.
+
+    Raises:
+        AnalysisError: there is none, or one that is no positive number.
+    """
+    _positive(inputs_per_second)
+    sizes = sorted(inputs_per_second)
+    best = max(inputs_per_second.values())
+    found = optimal_batch(sizes, [1000 * size / inputs_per_second[size] for size in sizes])
+    assert found.max_throughput is not None
+    assert found.first_plateau is not None
+    gaining = [b for a, b in pairwise(sizes) if inputs_per_second[b] > (1 + LAST_GAIN) * inputs_per_second[a]]
+    shares = {size: inputs_per_second[size] / best for size in sizes}
+    return Scalability(shares, found.max_throughput, found.first_plateau, gaining[-1] if gaining else sizes[0])
+
+
+def pareto(rows: Sequence[Mapping[str, float | None]], more: Sequence[str], less: Sequence[str]) -> list[int]:
+    """Return the places of the rows that no other row beats: as good in all figures, and better in one.
+
+    Args:
+        rows: of figures.
+        more: figures of which more is better.
+        less: figures of which less is better.
+
+    A row without one of the figures is on no front and beats none. Equal rows are on it together.
+
+    Raises:
+        UsageError: no figure was asked for.
+    """
+    if not more and not less:
+        raise UsageError("a Pareto front needs a figure of which more, or less, is better")
+    points = []
+    for place, row in enumerate(rows):
+        figures = [*(row.get(name) for name in more), *(row.get(name) for name in less)]
+        known = [each for each in figures if each is not None and not math.isnan(each)]
+        if len(known) == len(figures):
+            points.append((place, [*known[: len(more)], *(-each for each in known[len(more) :])]))
+    return [
+        place
+        for place, own in points
+        if not any(
+            other != own and all(b >= a for a, b in zip(own, other, strict=True)) for _, other in points
+        )
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a machine costs an hour, and when it did."""
+
+    machine: str
+    per_hour: float
+    currency: str
+    date: datetime.date
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a million inputs, at full load."""
+
+    amount: float
+    currency: str
+    date: datetime.date
+    """Of the price."""
+
+
+PAPER = datetime.date(2019, 11, 19)
+PRICES = (
+    Price("p3.2xlarge", 3.06, "USD", PAPER, "arXiv 1911.08031, Table 1"),
+    Price("g3.4xlarge", 0.90, "USD", PAPER, "arXiv 1911.08031, Table 1"),
+    Price("p2.xlarge", 0.75, "USD", PAPER, "arXiv 1911.08031, Table 1"),
+)
+"""Prices as published, with the day of the paper; in its text those of the last two are exchanged."""
+
+
+def prices(path: str | os.PathLike[str]) -> list[Price]:
+    """Return the prices of a CSV file with the columns machine, per_hour, currency, date (YYYY-MM-DD), source.
+
+    Raises:
+        UsageError: it cannot be read, with the line.
+    """
+    found = []
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            for number, row in enumerate(csv.DictReader(file), 2):
+                try:
+                    per_hour = float(row["per_hour"])
+                    date = datetime.date.fromisoformat(row["date"])
+                    found.append(Price(row["machine"], per_hour, row["currency"], date, row.get("source") or ""))
+                    if not 0 <= per_hour < math.inf:
+                        raise ValueError(f"{per_hour} is no price")
+                except (KeyError, TypeError, ValueError) as error:
+                    raise UsageError(f"{os.fspath(path)}:{number}: no price with a date: {error}") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{os.fspath(path)} cannot be read as prices: {error}") from error
+    return found
+
+
+def cost_per_million(inputs_per_second: float, machine: str, known: Sequence[Price] = PRICES) -> Cost | None:
+    """Return what a million inputs cost on a machine by its latest price; None if it has no price.
+
+    Raises:
+        AnalysisError: the throughput is no positive number.
+    """
+    _positive({machine: inputs_per_second})
+    own = [each for each in known if each.machine.lower() == machine.lower()]
+    if not own:
+        return None
+    price = max(own, key=lambda each: each.date)
+    return Cost(price.per_hour * 1e6 / (SECONDS_PER_HOUR * inputs_per_second), price.currency, price.date)
+
+
+def rank_correlations(
+    rows: Sequence[Mapping[str, float | None]], names: Sequence[str]
+) -> dict[tuple[str, str], float | None]:
+    """Return Spearman's correlation of each two figures, over the rows that have both.
+
+    Args:
+        rows: of figures.
+        names: of the figures.
+
+    Returns:
+        None for two figures of which fewer than three rows have both, or one is constant.
+    """
+    found: dict[tuple[str, str], float | None] = {}
+    for place, one in enumerate(names):
+        for other in names[place + 1 :]:
+            both = [(row.get(one), row.get(other)) for row in rows]
+            pairs = [(a, b) for a, b in both if a is not None and b is not None]
+            try:
+                a, b = zip(*pairs, strict=True) if pairs else ((), ())
+                found[one, other] = rank(a, b) if len(pairs) >= 3 else None
+            except AnalysisError:
+                found[one, other] = None
+    return found
+
+
+def _positive(figures: Mapping[int, float] | Mapping[str, float]) -> None:
+    if not figures:
+        raise AnalysisError("no throughput was given")
+    for name, each in figures.items():
+        if not 0 < each < math.inf:
+            raise AnalysisError(f"the throughput of {name} is {each}, no positive number of inputs a second")
