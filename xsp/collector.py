@@ -61,8 +61,8 @@ class Token(NamedTuple):
 
     kind: Kind
     subject: int
-    """The `id` of the module or the optimizer, which may be gone; 0 where an optimizer's step or a backward pass
-    begins, 1 where a backward pass ends."""
+    """`same_as` of the module, the `id` of the optimizer, which may be gone; 0 where an optimizer's step or a backward
+    pass begins, 1 where a backward pass ends."""
     type: type | None = None
     """Its class."""
     trains: bool = False
@@ -84,6 +84,16 @@ class Outline(deque[tuple[Any, ...]]):
         self.usual: Set[tuple[Any, ...]] | None = None
         """The words of the steps in the current stretch, see `xsp.record.quiet`; None outside of stretches. A hushed
         collector signals `UNUSUAL` before it notes another word."""
+
+
+def same_as(module: object) -> int:
+    """Return what tells a module from the others that steps call: its `id`.
+
+    A module without parameters and modules of its own, such as a loss, is told by its class alone: many programs make a
+    new one for each step, and the step is none of another kind for it.
+    """
+    holds = getattr(module, "_modules", None) or getattr(module, "_parameters", None)
+    return id(module) if holds else id(type(module))
 
 
 def ignore(signal: Signal, subject: object) -> None:

@@ -83,6 +83,8 @@ DEEPEST = 200
 OVERLOAD, DTYPES, STRIDES, SCALARS = "overload", "input_dtypes", "input_strides", "input_scalars"
 PARAMETERS, OUTPUTS = "extra_repr", "output_shapes"
 GIVEN, RETURNED = "input_tensors", "output_tensors"
+ROOT = "root"
+"""Attribute of a module call: its outermost module, where a program calls several; absent for the first one's."""
 
 DESCRIBING = {
     OVERLOAD: "of an operator: its overload, `Tensor` of `aten::add.Tensor`",

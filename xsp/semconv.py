@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from xsp.run import Run
-from xsp.schema import COLUMNS, Kind, Level
+from xsp.schema import COLUMNS, ROOT, Kind, Level
 from xsp.version import __version__
 
 SERVICE = "xsp"
@@ -65,6 +65,7 @@ EXTRA: Mapping[str, str] = {
     LOOP: "on a span of kind `loop`: how long steps took that ran then, recorded or not; rows of the table `loop`",
     "error.type": "class of the exception with which the span ended",
     "code.function.name": "on module calls: the function that ran",
+    OWN + ROOT: "on module calls, if the program calls several models: which of them, but for the first",
     "gen_ai.*": "on the forward pass of a language model: operation, model, input tokens",
     "xsp.collective.*": "on collectives: communicator, sequence number, name, and the id that all ranks share",
     "xsp.sample": "on a request's model span: the share of requests that is sampled",

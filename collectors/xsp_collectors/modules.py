@@ -10,6 +10,7 @@ no Python frame; hooks of the user's own stay inside the layer that they belong 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import threading
 import weakref
@@ -23,8 +24,8 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from xsp import scrub
 from xsp.clock import monotonic_ns
-from xsp.collector import Collector, Outline, Probe, Signal, ignore
-from xsp.schema import GIVEN, OUTPUTS, PARAMETERS, RETURNED, Kind, Level, Span
+from xsp.collector import Collector, Outline, Probe, Signal, ignore, same_as
+from xsp.schema import GIVEN, OUTPUTS, PARAMETERS, RETURNED, ROOT, Kind, Level, Span
 from xsp_collectors import language
 from xsp_collectors.tensors import Numbers, Sketch, describe, first_shape, sketch, sketch_of, tensor_bytes
 
@@ -270,7 +271,7 @@ def _wrap(
             outline = collector.outline
             if outline is not None and (owner := outline.thread) in (None, here[1]):
                 trains = self.training and grad_enabled()
-                word = (_FORWARD, id(self), type(self), trains, first_shape(args, kwargs))
+                word = (_FORWARD, same_as(self), type(self), trains, first_shape(args, kwargs))
                 if mode <= _ENDS and outline.usual is not None and word not in outline.usual:
                     collector.notify(Signal.UNUSUAL, self)  # which ends the stretch, and sets another mode
                 outline.append(word)
@@ -346,12 +347,25 @@ class _Catalog:
         self._unnamed: dict[int, _Entry] = {}
         """Of modules in trees whose outermost call has not been seen, and may yet be."""
 
+        self._roots: dict[str, weakref.ref[nn.Module]] = {}
+
     def add(self, root: nn.Module) -> None:
         """Learn the names of all modules in `root` that have none yet."""
         if self._known(root) is None:
+            label = self._label(root) if same_as(root) == id(root) else None
             for name, module in root.named_modules():
                 if self._known(module) is None:
-                    self._entries[id(module)] = _entry(module, name)
+                    self._entries[id(module)] = _entry(module, name, label)
+
+    def _label(self, root: nn.Module) -> str | None:
+        """Return the class of an outermost module, numbered; None of the first, whose modules' names need no more."""
+        kind = type(root).__name__
+        numbered = itertools.chain((kind,), (f"{kind}({number})" for number in itertools.count(2)))
+        free = (each for each in numbered if each not in self._roots or self._roots[each]() is None)
+        label = next(free)
+        is_first = not self._roots or next(iter(self._roots)) == label
+        self._roots[label] = weakref.ref(root)
+        return None if is_first else label
 
     def entry(self, module: nn.Module) -> _Entry:
         """Return a module's entry; one that is in no tree that was called is named by its class."""
@@ -367,9 +381,11 @@ class _Catalog:
         return entry if entry is not None and entry.reference() is module else None
 
 
-def _entry(module: nn.Module, name: str) -> _Entry:
+def _entry(module: nn.Module, name: str, root: str | None = None) -> _Entry:
     kind, compiled = type(module).__name__, _is_compiled(module)
     told = {"code.function.name": f"{type(module).__module__}.{type(module).__qualname__}.forward"}
+    if root is not None:
+        told[ROOT] = root
     return _Entry(
         weakref.ref(module),
         name or kind,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import xsp
+from xsp.record.autostep import AutoStep
 from xsp.record.kinds import MOST_KINDS, OTHER, Batch, Kinds
 from xsp.schema import Kind
 
@@ -103,3 +106,24 @@ def test_kinds_of_one_name_are_told_apart_by_their_optimizer() -> None:
     other = [call(1, 4), BEGIN, END, (Kind.OPTIMIZER, 8, Adam)]
     third = [call(1, 4), BEGIN, END, (Kind.OPTIMIZER, 6, Adam)]
     assert named(own, other, third) == ["training Net 4", "training Net 4, Adam", "training Net 4, Adam #2"]
+
+
+def test_a_loss_made_anew_in_each_step_is_no_other_kind_and_layers_of_two_models_are_not_added_up(
+    tmp_path: Path,
+) -> None:
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+    policy, value = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD([*policy.parameters(), *value.parameters()], lr=1e-3)
+    kept = []
+    with xsp.profile("two", out=tmp_path / "run", levels="M/L", every=2, samples=False, listener=AutoStep):
+        for _ in range(30):
+            loss = nn.MSELoss()
+            kept.append(loss)  # so that no two of them have the same id
+            optimizer.zero_grad()
+            loss(policy(torch.ones(2, 4)), value(torch.ones(2, 4))).backward()
+            optimizer.step()
+    trace = xsp.load(tmp_path / "run")
+    assert [kind.steps for kind in trace.run.kinds] == [30]
+    names = dict(xsp.analyses.layers(trace).select("name, calls").fetchall())
+    assert names == dict.fromkeys(("Sequential", "0", "Sequential(2)", "Sequential(2).0", "MSELoss"), 1)

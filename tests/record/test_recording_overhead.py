@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+
 import pytest
 
-from xsp.record import overhead
+from xsp.collector import Collector
+from xsp.record import collecting, overhead
 from xsp.record.overhead import Account, Differences
 from xsp.record.schedule import SETTLE, Turn
 from xsp.schema import Level
@@ -115,3 +119,22 @@ def test_memory_does_not_grow_with_the_steps() -> None:
         add(account, M, 11)
     rung = account.rungs[Level.MODEL]
     assert (rung.inside.count, len(rung.inside._last)) == (3000, 64)
+
+
+def test_the_import_of_the_observed_package_is_no_cost_of_profiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(0, 7)
+
+    class Observing(Collector):
+        levels = (Level.MODEL,)
+
+    monkeypatch.setattr(collecting, "OBSERVED", "observed_package")
+    monkeypatch.setattr(collecting.clock, "monotonic_ns", lambda: next(now))
+
+    def load(item: object) -> tuple[Collector, str | None]:
+        monkeypatch.setitem(sys.modules, "observed_package", sys)
+        return Observing(), None
+
+    monkeypatch.setattr(collecting.plugins, "collector", load)
+    found = collecting.Collecting()
+    found.find(["imports it", "has it"], Level.MODEL)
+    assert found.observed_ns == 7

@@ -83,3 +83,10 @@ def test_another_process_records_as_this_one_does(**chosen: Any) -> None:
     assert read.quiet
     found = options.recorded(read, "train")
     assert found == Settings("train", out=Path("runs/a b"), next_free=False, **chosen)
+
+
+def test_the_samples_of_a_step_are_stated_on_the_command_line_too() -> None:
+    parser = argparse.ArgumentParser()
+    command.arguments(parser)
+    read = parser.parse_args(["--batch-size", "24", "train.py"])
+    assert options.recorded(read, "train").batch_size == 24

@@ -554,3 +554,14 @@ def test_the_page_shows_the_sections_that_lie_in_the_run_directory_and_names_tho
     assert shown["damaged"] == ["sections/bad.json: xsp_section is None; this xsp reads form 1"]
     assert "window.hacked=1</script>" not in page
     assert payload(html.render(trace(*FULL)))["sections"] == []
+
+
+@pytest.mark.parametrize(("name", "column"), [("loop", "samples per s"), ("A1", "loop samples per s")])
+def test_a_narrow_table_keeps_the_throughput_of_the_loop(name, column):
+    kind = {"kind": 0, "name": "training Generator 32×16 + Discriminator 32×784", "batch_size": 32}
+    one = looped([{"dur_ns": 2e6, "samples": 32}] * 40, kinds=[kind])
+    shown = Console(width=80, record=True, file=io.StringIO())
+    shown.print(text.table(ANALYSES[name](one), name, main=text.MAIN[name]))
+    table, _, left = shown.export_text().partition("columns that do not fit: ")
+    assert column not in " ".join(left.split()).split(", ")
+    assert "per s" in " ".join(table.split())

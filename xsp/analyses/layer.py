@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
 from xsp.analyses.kernel import at_work
-from xsp.schema import Kind, Level, Rule
+from xsp.schema import ROOT, Kind, Level, Rule
 from xsp.store.trace import Trace
 from xsp.store.views import LAYERS, NS, kernels
 
@@ -51,6 +51,11 @@ _AROUND = f"""
 """
 """The backward operators and the device's kernels of each layer."""
 
+_ROOT = f"json_extract_string(layers.attributes, '$.{ROOT}')"
+_FULL_NAME = f"""CASE WHEN {_ROOT} IS NULL THEN layers.name
+    WHEN depth = 0 AND layers.name = type THEN {_ROOT} ELSE {_ROOT} || '.' || layers.name END"""
+"""A layer's name, behind the outermost module that it belongs to if that is not the first of the program."""
+
 
 @analysis("layers", "Layers by their own time on the host", Level.LAYER)
 def layers(trace: Trace) -> Table:
@@ -60,12 +65,13 @@ def layers(trace: Trace) -> Table:
     or if a model uses it twice. A2 has a row for each call. `percent_of_host_time` is of
     the host's time in all layers together, which is the forward pass of the model; `host_self_ms` is without the layers
     inside, `host_ms` with them. `kernel_ms` is device time of the forward pass. `modules` has the device's time, of all
-    instances together. `shape` is of the first call.
+    instances together. `shape` is of the first call. If a program calls several models, the names of all but the first
+    begin with the model's class, so that layers of the same name stay apart.
     """
     return trace.sql(
         f"""
         WITH {LAYERS}, {_AROUND}
-        SELECT layers.name, type, count(*) AS calls, arg_min(input_shapes, layer_index) AS shape,
+        SELECT {_FULL_NAME} AS name, type, count(*) AS calls, arg_min(input_shapes, layer_index) AS shape,
                sum(self_ns) / 1e6 AS host_self_ms,
                100.0 * sum(self_ns) / nullif(sum(sum(self_ns)) OVER (), 0) AS percent_of_host_time,
                sum(layers.ns) / 1e6 AS host_ms, sum(device_work.ns) / 1e6 AS kernel_ms,
@@ -73,7 +79,7 @@ def layers(trace: Trace) -> Table:
                max(param_bytes) / 1048576 AS param_mib
         FROM layers LEFT JOIN backward ON backward.parent_id = layers.span_id
         LEFT JOIN device_work ON device_work.layer_id = layers.span_id
-        GROUP BY layers.name, type ORDER BY host_self_ms DESC, min(layer_index)
+        GROUP BY {_FULL_NAME}, type ORDER BY host_self_ms DESC, min(layer_index)
         """
     )
 

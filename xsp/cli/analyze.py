@@ -182,7 +182,7 @@ def _tables(found: Mapping[str, Answers], given: argparse.Namespace, several: bo
     for name, answers in found.items():
         for run, _, relation in answers:
             title = f"{ANALYSES[name].title} ({name})" + (f", {run}" if several else "")
-            main = choosing.sorted_by(relation, name, given.sort)
+            main = [*choosing.sorted_by(relation, name, given.sort), *text.MAIN.get(name, ())]
             console.print(text.table(relation, title, limit=given.limit or ROWS, main=main))
     return printed.getvalue()
 

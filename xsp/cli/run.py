@@ -48,6 +48,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="what a step is: auto (default), call, optimizer, or the name of a function",
     )
     parser.add_argument(
+        "--batch-size",
+        type=options.rows,
+        metavar="N",
+        help="samples of each step, on one rank (default: the first dimension of the inputs of its calls)",
+    )
+    parser.add_argument(
         "--resolve",
         action="store_true",
         help="if the parents of some spans are ambiguous, run the program again, serialised",

@@ -105,7 +105,8 @@ def command(how: Launch, settings: Settings, extra: Sequence[str] = (), launcher
         launcher: words before the module that is run, in place of `-m`.
     """
     python = [sys.executable, *python_options(), *(launcher or ["-m"]), "xsp.cli", "run"]
-    return [*python, *settings.options(), "--step", how.step, *extra, *how.program.words]
+    samples = ["--batch-size", str(settings.batch_size)] if settings.batch_size is not None else []
+    return [*python, *settings.options(), *samples, "--step", how.step, *extra, *how.program.words]
 
 
 def python_options() -> list[str]:

@@ -16,7 +16,7 @@ import threading
 import weakref
 from typing import Any
 
-from xsp.collector import Signal
+from xsp.collector import Signal, same_as
 from xsp.record.session import profile
 from xsp.record.steps import Step
 
@@ -98,7 +98,7 @@ class AutoStep:
             self._trains = trains or (self._rule is StepRule.AUTO and self._order.leads(module))
             self._open(by_call=True)
         self._order.called(module, trains)
-        self._called = id(module)
+        self._called = same_as(module)
 
     def _gives_up(self, module: object, trains: bool) -> bool:
         """Return whether the open step turns out to be none of training, or one whose end was missed."""
@@ -243,7 +243,7 @@ class Order:
         if self._has_trained:
             return
         if not trains:
-            self._before.append(id(module))
+            self._before.append(same_as(module))
             return
         self._has_trained = True
         if self._before == self._before_last and len(self._before) <= LONGEST_PREFIX:
@@ -252,11 +252,11 @@ class Order:
 
     def leads(self, module: object) -> bool:
         """Return whether a call without gradients begins what came before the training calls the last times."""
-        return not self._before and self._prefix[:1] == [id(module)]
+        return not self._before and self._prefix[:1] == [same_as(module)]
 
     def misleads(self, module: object) -> bool:
         """Return whether a call without gradients, in a step that such a call began, shows that it began none."""
-        if self._has_trained or self._prefix[: len(self._before) + 1] == [*self._before, id(module)]:
+        if self._has_trained or self._prefix[: len(self._before) + 1] == [*self._before, same_as(module)]:
             return False
         self._prefix, self._before_last = [], []
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -16,6 +17,9 @@ from xsp.schema import COLUMNS, Level, Span
 
 Listener = Callable[[Signal, object], None]
 
+OBSERVED = "torch"
+"""The package that collectors observe: a program with steps imports it whether or not it is profiled."""
+
 
 class Collecting:
     """What sees the levels down to a deepest one.
@@ -27,6 +31,9 @@ class Collecting:
         self.collectors: list[Collector] = []
         self.absent: dict[str, str] = {}
         """Reasons why collectors cannot work here, by name."""
+
+        self.observed_ns = 0
+        """How long it took to import the observed package here, which the program need not do then."""
 
         self.device_work = KernelSource()
         self._forgetting: list[Collector] = []
@@ -54,7 +61,7 @@ class Collecting:
         found = []
         for item in names:
             try:
-                collector, reason = plugins.collector(item)
+                collector, reason = self._found(item)
             except PluginError as error:
                 if wanted is not None:
                     raise
@@ -75,6 +82,15 @@ class Collecting:
         self.collectors = _in_order(found)
         if (note := self.device_work.note()) is not None:
             self.note("xsp", note)
+
+    def _found(self, item: str | Collector) -> tuple[Collector, str | None]:
+        """Return a collector, and why it cannot work here; note how long importing torch took, if that did it."""
+        had, began_ns = OBSERVED in sys.modules, clock.monotonic_ns()
+        try:
+            return plugins.collector(item)
+        finally:
+            if not had and OBSERVED in sys.modules:
+                self.observed_ns += clock.monotonic_ns() - began_ns
 
     def widen(self, more: Collecting, notify: Listener) -> None:
         """Take in and install the collectors of another that are not here by name; nothing is on meanwhile."""

@@ -110,7 +110,8 @@ class Account:
         """What the program did between its steps: with `steps_ns` the time of its loop."""
 
         self.start_ns = 0
-        """What it took to install collectors and to start the storing process; no step's, and not in `spent_ns`."""
+        """What it took to install collectors and to start the storing process, without the import of what they observe:
+        the program needs that itself. It is no step's, and not in `spent_ns`."""
 
         self.end_ns = 0
         """What it took to take collectors out and to calibrate them; no step's either."""

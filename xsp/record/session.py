@@ -213,7 +213,7 @@ class profile:
         _active = self
         blocks.keep_in(self._steps.blocks)
         self._steps.underway.begin(self.out)
-        self._steps.account.start_ns = clock.monotonic_ns() - began_ns
+        self._steps.account.start_ns = clock.monotonic_ns() - began_ns - collecting.observed_ns
         return self
 
     def _open_run(self) -> None:

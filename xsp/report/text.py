@@ -33,7 +33,14 @@ _SENTENCES = "finding"
 
 _PHASES = ("phase", "calls", "ms", "percent_of_iteration")
 _LOOP = ("name", "steps", "iteration_ms", "step_ms", "data_ms", "between_ms", "samples_per_s", "percent_of_loop")
-_A1 = ("batch_size", "latency_ms", "low_ms", "high_ms", "p90_ms", "samples_per_s", "steps")
+_A1 = ("batch_size", "latency_ms", "low_ms", "high_ms", "p90_ms", "samples_per_s", "loop_ms", "loop_samples_per_s",
+       "samples_from")  # fmt: skip
+MAIN = {
+    "loop": ("step_ms", "data_ms", "samples_per_s"),
+    "A1": ("samples_per_s", "loop_ms", "loop_samples_per_s", "samples_from"),
+}
+"""Columns of analyses that a narrow terminal shows too: without those of the loop, a step seems to be the program."""
+
 _LAYERS = ("name", "type", "calls", "shape", "host_self_ms", "percent_of_host_time", "alloc_mib")
 _LEDGER = ("deepest", "steps", "step_ms", "added_ms", "low_ms", "high_ms", "added_percent", "ns_per_span")
 _COLOURS = {Severity.WARNING: "yellow", Severity.NOTE: "dim", Severity.GOOD: "green"}
@@ -216,7 +223,7 @@ def _of(
     except AnalysisError as error:
         return Text(plain(str(error)), style="dim")
     title = f"{each.title} ({each.id})"
-    return table(relation, title, limit, columns)
+    return table(relation, title, limit, columns, MAIN.get(each.id, ()))
 
 
 # --- optimum -----------------------------------------------------------------------------------------------------
