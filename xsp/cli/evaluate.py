@@ -5,6 +5,8 @@ its canonical form, one directory each.
 
 examples:
   xsp evaluate check resnet18.yaml          what is wrong with it, and who can run it
+  xsp evaluate run resnet18.yaml            carry it out, and keep the result
+  xsp evaluate list                         what was found
   xsp evaluate schema                       the JSON Schema of manifests
 """
 
@@ -18,6 +20,8 @@ SUMMARY = "evaluate models as manifests say, and keep the results"
 
 PARTS = {
     "check": "xsp.cli.evaluate_check",
+    "run": "xsp.cli.evaluate_run",
+    "list": "xsp.cli.evaluate_list",
     "schema": "xsp.cli.evaluate_schema",
 }
 """Second words that are commands of their own."""

@@ -2,10 +2,11 @@
 
 ```
 manifest, yamltext, reading, dialects    what is asked: YAML, checked, with a canonical form and its hash
-pipeline, images, datasets               samples, and what is done to them before and after the model
-predictors, jsonlines                    the contract of three calls: open, predict, close
-agents, running, worker                  who runs it: this process, or one of its own; which agents satisfy a manifest
-results, standings                       what was found: one directory an evaluation; lists, leaderboards
+pipeline, datasets                       samples, and what is done to them before and after the model
+predictors, jsonlines, conformance       the contract of three calls: open, predict, close
+load, quality                            when requests are due, latencies; what two evaluations say of each other
+agents, running, transports              who runs it: this process, or one of its own; which agents satisfy a manifest
+results, tables                          what was found: one directory an evaluation
 ```
 
 Needs `pip install 'xsp[evaluate]'`; nothing else of xsp does.

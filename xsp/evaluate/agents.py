@@ -96,8 +96,8 @@ class Options:
     """Of the trace that is recorded in steps of their own, `M/L/G`; none if empty."""
 
     bound: bool = False
-    functions: bool = False
-    """Whether functions of the user's and commands may run: never of a manifest that came over a network."""
+    trusted: bool = False
+    """Whether what the manifest names may run, and be read anywhere: never of one that came over a network."""
 
 
 def here(name: str = "local", labels: Mapping[str, str] | None = None, devices: bool = True) -> Facts:

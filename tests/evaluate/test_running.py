@@ -1,0 +1,274 @@
+"""Evaluations that run: what is put to a model, what is kept, and that every way gives the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("yaml")
+
+from xsp.cli import main
+from xsp.errors import ManifestError
+from xsp.evaluate import agents, conformance, jsonlines, predictors, reading, results, running, transports
+from xsp.evaluate.agents import Options
+from xsp.evaluate.manifest import Manifest
+
+PROGRAM = """\
+import base64, json, struct, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "open" in asked:
+        name = asked["open"]["manifest"]["model"]["name"]
+        said = {"error": "no board"} if name == "none" else {
+            "opened": True, "takes": {"x": {"shape": [3], "dtype": "float32"}}}
+    elif "predict" in asked:
+        given = asked["predict"]["inputs"]["x"]
+        count = given["shape"][0]
+        values = struct.unpack(f"<{3 * count}f", base64.b64decode(given["base64"]))
+        sums = [2 * sum(values[3 * row : 3 * row + 3]) for row in range(count)]
+        said = {"outputs": [{"shape": [count, 1], "dtype": "float64",
+                             "base64": base64.b64encode(struct.pack(f"<{count}d", *sums)).decode()}],
+                "took_ns": 1_000_000 * count}
+    else:
+        said = {"closed": True}
+    print(json.dumps(said), flush=True)
+"""
+
+FACTS = agents.Facts("here", "x86_64", "cpu", 64, 64.0, (), "host", "3.11.0", {})
+
+
+def silent(what: str, done: int, of: int) -> None:
+    pass
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Path:
+    (tmp_path / "board.py").write_text(PROGRAM, encoding="utf-8")
+    return tmp_path
+
+
+def manifest(**of: Any) -> Manifest:
+    model = {"name": "board", "command": [sys.executable, "board.py"], **of.pop("model", {})}
+    return reading.of_plain({"model": model, "dataset": {"samples": 4}, **of}).manifest
+
+
+def evaluated(asked: Manifest, folder: Path, **options: Any) -> results.Result:
+    given = Options(**{"store": folder / "store", "trusted": True, **options})
+    return results.read(running.evaluate(asked, folder, given, FACTS, silent))
+
+
+# --- the contract -----------------------------------------------------------------------------------------------------
+
+
+def test_a_program_that_speaks_json_lines_holds_the_contract(board: Path) -> None:
+    conformance.check(jsonlines.Command(), manifest(), board)
+
+
+def test_models_of_pytorch_hold_the_contract() -> None:
+    pytest.importorskip("torch")
+    asked = reading.of_plain({"model": {"name": "path", "source": "micro:path-3"}}).manifest
+    conformance.check(predictors.Torch(), asked)
+
+
+def test_a_predictor_that_answers_late_is_named(board: Path) -> None:
+    class Hoarder(jsonlines.Command):
+        def predict(self, handle: Any, batches: Any) -> Any:
+            yield from list(super().predict(handle, list(batches)))
+
+    with pytest.raises(AssertionError, match="before it takes the next one"):
+        conformance.check(Hoarder(), manifest(), board)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("print('hello', flush=True)", "no JSON"),
+        ("print('{\"opened\": true}', flush=True)", "says not what it takes"),
+        ('print(\'{"takes": {"x": {"shape": [-3]}}}\', flush=True)', "no shape"),
+        ("raise SystemExit(7)", "exit code 7"),
+    ],
+)
+def test_programs_that_speak_otherwise_are_refused(program: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "board.py").write_text(f"import sys\nsys.stdin.readline()\n{program}\n", encoding="utf-8")
+    with pytest.raises(ManifestError, match=said):
+        evaluated(manifest(), tmp_path)
+    assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_nothing_of_a_manifest_that_is_not_trusted_runs(board: Path) -> None:
+    with pytest.raises(ManifestError, match="not done for manifests of others"):
+        evaluated(manifest(), board, trusted=False)
+    pytest.importorskip("torch")
+    elsewhere = {"model": {"name": "path", "source": "micro:path-3"}, "dataset": {"source": "folder:/etc"}}
+    with pytest.raises(ManifestError, match="leads out of the folder"):
+        evaluated(reading.of_plain(elsewhere).manifest, board, trusted=False)
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_a_result_has_the_manifest_the_requests_and_the_outputs(board: Path) -> None:
+    asked = manifest(scenario={"kind": "batched", "batches": [1, 4], "requests": 6, "warmup": 1})
+    found = evaluated(asked, board)
+    assert found.name == f"{asked.identity[:12]}-0001"
+    assert reading.read(found.path / "manifest.yaml").manifest.identity == asked.identity
+    assert [part["batch"] for part in found.parts] == [1, 4]
+    assert [len(found.requests(size)) for size in (1, 4)] == [6, 6]
+    assert found.outputs()["output0"].shape == (4, 1, 1)
+    assert found.content["outputs"]["digest"] == results.digest(found.outputs())
+    assert {each.name for each in found.path.iterdir()} == {
+        "manifest.yaml", "result.json", "requests.parquet", "evaluation.parquet", "outputs.npz",
+    }  # fmt: skip
+    assert evaluated(asked, board).name == f"{asked.identity[:12]}-0002"
+    assert results.named(asked.identity[:6], board / "store").name.endswith("-0002")
+
+
+def test_times_that_a_simulator_says_are_the_latencies(board: Path) -> None:
+    found = evaluated(manifest(scenario={"kind": "constant", "rate": 2000, "requests": 20}), board)
+    part = found.parts[0]
+    assert found.content["simulated"]
+    assert part["service_ms"] == 1.0
+    assert part["p99_ms"] == pytest.approx(10.5, abs=0.01)  # one each 0.5 ms, each takes 1 ms: the 20th waits 9.5 ms
+    requests = found.requests()
+    assert (np.diff(requests.due_ns) == 500_000).all()
+
+
+@pytest.mark.parametrize("kind", ["online", "offline", "multi-stream", "replay", "poisson", "cold-start"])
+def test_every_scenario_that_is_named_runs(kind: str, board: Path) -> None:
+    more = {"replay": {"times_s": [0, 0.1, 0.3]}, "poisson": {"rate": 100}, "multi-stream": {"streams": 2}}
+    found = evaluated(manifest(scenario={"kind": kind, "requests": 3, **more.get(kind, {})}), board)
+    assert found.parts[0]["requests"] == 3
+    assert found.parts[0]["p50_ms"] > 0
+
+
+def test_an_evaluation_that_fails_leaves_nothing(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "drive", fails)
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(manifest(), board)
+    assert list((board / "store").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        ({"model": {"name": "none"}}, "no board"),
+        ({"hardware": {"cores": 999}}, "999 cores"),
+        ({"software": {"environment": {"XSP_OF_A_TEST": "1"}}}, "a process of its own"),
+        ({"dataset": {"source": "synthetic:images"}}, "need steps"),
+        ({"dataset": {"source": "http://x"}}, "there is no"),
+        ({"model": {"inputs": [{"steps": ["decode"]}]}}, "steps need dataset.source"),
+        ({"model": {"inputs": [{"steps": [{"resize": {"sise": 3}}]}]}}, "did you mean size"),
+    ],
+)
+def test_what_cannot_be_carried_out_says_why(of: dict[str, Any], said: str, board: Path) -> None:
+    with pytest.raises(ManifestError, match=said):
+        evaluated(manifest(**of), board)
+
+
+def test_damaged_results_are_named_and_do_not_hide_others(board: Path) -> None:
+    good, bad = evaluated(manifest(), board), evaluated(manifest(), board)
+    (bad.path / "result.json").write_text('{"format": 1}', encoding="utf-8")
+    found, wrong = results.every(board / "store")
+    assert [each.name for each in found] == [good.name]
+    assert len(wrong) == 1
+    assert "damaged" in wrong[0]
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+IMAGES = {
+    "model": {
+        "name": "squeezenet", "source": "torchvision:squeezenet1_1",
+        "inputs": [{"type": "image", "shape": [3, 64, 64], "steps": [
+            "decode", {"resize": {"size": 72}}, {"crop": 64},
+            {"normalise": {"divide": 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}}, "layout"]}],
+        "outputs": [{"steps": ["softmax", {"argsort": {"k": 3}}]}],
+    },
+    "dataset": {"source": "synthetic:images", "samples": 2, "height": 80, "width": 100},
+    "scenario": {"requests": 2, "warmup": 0},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_images_go_through_the_steps(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    found = evaluated(reading.of_plain(IMAGES).manifest, tmp_path)
+    assert found.outputs()["output0"].shape == (2, 1, 3)
+    assert found.outputs()["output0"].max() < 1000
+
+
+# --- the commands, and the process of its own -------------------------------------------------------------------------
+
+
+def test_run_and_list_show_what_was_found(board: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = {"name": "sim", "model": {"name": "board", "command": [sys.executable, "board.py"]},
+             "scenario": {"requests": 4}}  # fmt: skip
+    (board / "m.yaml").write_text(json.dumps(asked), encoding="utf-8")
+    where = ["--store", str(board / "store")]
+    assert main(["evaluate", "run", str(board / "m.yaml"), *where, "-q"]) == 0
+    out = capsys.readouterr().out
+    assert "sim" in out
+    assert "~ times that a simulator said" in out
+    assert max(map(len, out.splitlines()[:3])) <= 80
+    assert main(["evaluate", "list", *where, "--format", "json"]) == 0
+    assert [each["kind"] for each in json.loads(capsys.readouterr().out)] == ["online"]
+    (board / "m.yaml").write_text(json.dumps({**asked, "hardware": {"cores": 999}}), encoding="utf-8")
+    assert main(["evaluate", "run", str(board / "m.yaml"), *where, "-q"]) == 2
+    assert "999 cores are asked for" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_this_process_and_one_of_its_own_give_the_same_bits(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    asked = reading.of_plain({**IMAGES, "software": {"threads": 1}}).manifest
+    options = Options(store=tmp_path, trusted=True)
+    kept = []
+    for agent in transports.named("all"):
+        found = results.read(agent.submit(asked, tmp_path, options, silent))
+        kept.append((found.content["outputs"]["digest"], found.content["transport"]))
+    assert kept[0][0] == kept[1][0]
+    assert [transport for _, transport in kept] == ["in-process", "own process"]
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_has_the_variables_that_are_asked_for(tmp_path: Path) -> None:
+    asked = manifest(model={"command": [sys.executable, "-c", ENVIRONMENT]},
+                     software={"environment": {"XSP_OF_A_TEST": "5"}})  # fmt: skip
+    (agent,) = transports.named("process")
+    found = results.read(agent.submit(asked, tmp_path, Options(tmp_path, trusted=True), silent))
+    assert (found.outputs()["output0"] == 5).all()
+    assert "XSP_OF_A_TEST" not in os.environ
+    with pytest.raises(ManifestError, match="no board"):
+        agent.submit(manifest(model={"command": [sys.executable, "-c", "print('{\"error\": \"no board\"}')"]}),
+                     tmp_path, Options(tmp_path, trusted=True), silent)  # fmt: skip
+
+
+ENVIRONMENT = """\
+import base64, json, os, struct, sys
+value = base64.b64encode(struct.pack("<d", float(os.environ["XSP_OF_A_TEST"]))).decode()
+for line in sys.stdin:
+    said = {"takes": {"x": {"shape": [1]}}, "outputs": [{"shape": [1, 1], "dtype": "float64", "base64": value}]}
+    print(json.dumps(said), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_trace_and_bound_are_kept_with_the_result(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    import xsp
+
+    asked = reading.of_plain({"model": {"name": "p", "source": "micro:path-3"}, "scenario": {"requests": 2}}).manifest
+    found = evaluated(asked, tmp_path, levels="M/L", bound=True)
+    assert found.content["notes"] == []
+    assert xsp.load(found.path / "run").spans.limit(1).fetchall()
+    assert json.loads((found.path / "bound.json").read_text(encoding="utf-8"))["name"]

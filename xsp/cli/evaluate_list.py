@@ -1,0 +1,37 @@
+"""List the results of evaluations, newest last.
+
+examples:
+  xsp evaluate list
+  xsp evaluate list --store results --format json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from xsp.cli import evaluate_run, progress
+
+SUMMARY = "the results that there are"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    evaluate_run.stored(parser)
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+
+
+def run(given: argparse.Namespace) -> int:
+    """List them."""
+    from xsp.evaluate import results, tables
+
+    found, wrong = results.every(given.store)
+    for each in wrong:
+        progress.warn(f"xsp: {each}")
+    if given.format == "json":
+        progress.put(json.dumps([dict(each.content) | {"path": str(each.path)} for each in found], indent=1) + "\n")
+    elif not found:
+        progress.tell(f"no results in {given.store}; `xsp evaluate run MANIFEST` makes some")
+    else:
+        progress.tell(tables.listed(found))
+    return 0

@@ -1,0 +1,119 @@
+"""Carry out manifests, and keep the results.
+
+Latencies are of requests that nothing records; a trace is recorded in steps of its own, after them. A manifest goes to
+one agent, or with --agents all to each that satisfies it; for each other one the reasons are said.
+
+examples:
+  xsp evaluate run resnet18.yaml
+  xsp evaluate run resnet18.yaml --agents process          in a process of its own
+  xsp evaluate run resnet18.yaml --trace M/L/G --bound     with a trace and a bound
+  xsp evaluate run manifests/*.yaml --store results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xsp.cli import progress
+from xsp.errors import UsageError
+
+if TYPE_CHECKING:
+    from xsp.evaluate.agents import Agent, Options
+    from xsp.evaluate.reading import Read
+    from xsp.launch.models import Progress
+
+SUMMARY = "carry out manifests, and keep the results"
+
+STORE = Path("evaluations")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("manifest", nargs="+", type=Path, metavar="MANIFEST", help="YAML files")
+    running(parser)
+
+
+def running(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every command that carries out manifests."""
+    parser.add_argument(
+        "--agents",
+        default="local",
+        metavar="NAMES",
+        help="local (this process, default), process (one of its own), or all that satisfy the manifest",
+    )
+    parser.add_argument("--trace", default="", metavar="LEVELS", help="record a trace too: M, M/L or M/L/G")
+    parser.add_argument("--bound", action="store_true", help="work out what a batch takes at least, too")
+    parser.add_argument(
+        "--label", action="append", default=[], type=label, metavar="NAME=VALUE", help="of this machine, for hardware"
+    )
+    stored(parser)
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+
+
+def stored(parser: argparse.ArgumentParser) -> None:
+    """Add the option of every command that reads or writes results."""
+    parser.add_argument(
+        "--store", type=Path, default=STORE, metavar="DIR", help="where results are (default: evaluations)"
+    )
+
+
+def label(text: str) -> tuple[str, str]:
+    """Read `rack=7`."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"{text!r}: write NAME=VALUE")
+    return name, value
+
+
+def run(given: argparse.Namespace) -> int:
+    """Carry them out, and show what was found."""
+    from xsp.evaluate import reading
+
+    found = [reading.read(each) for each in given.manifest]
+    return carry_out(given, found)
+
+
+def carry_out(given: argparse.Namespace, found: list[Read]) -> int:
+    """Carry out manifests, and show the results; 3 if one could not be."""
+    from xsp.errors import ManifestError
+    from xsp.evaluate import agents, results, tables, transports
+    from xsp.levels import parse_levels
+
+    if given.trace:
+        parse_levels(given.trace)
+    options = agents.Options(given.store, given.trace, given.bound, trusted=True)
+    there = transports.named(given.agents, dict(given.label))
+    made, failed = [], 0
+    with progress.shown(given.quiet) as show:
+        for each in found:
+            fit, reasons = agents.matching(each.manifest, there)
+            for name, why in reasons.items():
+                progress.warn(f"xsp: {each.manifest.title}: not by {name}: {'; '.join(why)}")
+            failed += not fit
+            for agent in fit:
+                try:
+                    made.append(_submitted(agent, each, options, show))
+                except ManifestError as error:
+                    failed += 1
+                    progress.warn(f"xsp: {each.manifest.title}: {error}")
+    if not made:
+        raise UsageError("nothing was evaluated; `xsp evaluate check MANIFEST` says why")
+    there_now = [results.read(each) for each in made]
+    if given.format == "json":
+        progress.put(json.dumps([dict(each.content) | {"path": str(each.path)} for each in there_now], indent=1) + "\n")
+    else:
+        progress.tell(tables.listed(there_now))
+        for result in there_now:
+            for note in result.content.get("notes", ()):
+                progress.tell(f"  {result.name}: {note}")
+        progress.tell(f"\nstored in {given.store}; next: xsp evaluate list, or xsp report {there_now[-1].path}/run"
+                      if given.trace else f"\nstored in {given.store}; next: xsp evaluate list")  # fmt: skip
+    return 3 if failed else 0
+
+
+def _submitted(agent: Agent, each: Read, options: Options, show: Progress) -> Path:
+    return agent.submit(each.manifest, each.folder, options, show)

@@ -1,0 +1,165 @@
+"""Samples: drawn from a seed with known statistics, or the images of a folder. Nothing is downloaded.
+
+Sample number i depends on the seed and on i alone, so that any part of a data set can be made anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xsp.errors import ManifestError
+from xsp.evaluate.manifest import Dataset
+from xsp.evaluate.pipeline import Array
+
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+
+MOST_OF_A_FILE = 64 << 20
+
+QUALITY = 90
+"""Of synthetic images, which are JPEG: what cameras write."""
+
+
+@dataclass(frozen=True)
+class Takes:
+    """One input of a model, of one sample."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    high: int | None = None
+    """Integers are below it; None where a sample's integers cannot be drawn, and `fixed` stands for all."""
+
+    fixed: Array | None = None
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A data set: `samples[i]` is bytes of a file, text, or arrays by the name of a model's input."""
+
+    count: int
+    raw: bool
+    """Whether steps are needed before a model takes them."""
+
+    make: Callable[[int], Any]
+    checksum: str = ""
+    """SHA-256 of the files of a folder."""
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> Any:
+        return self.make(number % self.count)
+
+
+def of(dataset: Dataset, takes: Mapping[str, Takes], folder: Path, anywhere: bool) -> Samples:
+    """Return the data set that a manifest names.
+
+    Args:
+        dataset: its section.
+        takes: of the model, for samples that need no steps.
+        folder: paths start here.
+        anywhere: whether a path may lead out of it: not of a manifest that came over a network.
+
+    Raises:
+        ManifestError: there is none such.
+    """
+    kind, _, path = dataset.source.partition(":")
+    if kind == "folder":
+        return _folder(dataset, path, folder, anywhere)
+    if dataset.source == "synthetic":
+        return Samples(dataset.samples, False, lambda number: _tensors(dataset, takes, number))
+    if dataset.source == "synthetic:images":
+        return Samples(dataset.samples, True, lambda number: image(dataset, number))
+    if dataset.source == "synthetic:text":
+        return Samples(dataset.samples, True, lambda number: text(dataset.seed, number))
+    raise ManifestError(
+        f"dataset.source: there is no {dataset.source!r}; there are synthetic, synthetic:images, synthetic:text and "
+        "folder:path"
+    )
+
+
+def image(dataset: Dataset, number: int) -> bytes:
+    """Return a JPEG file of smooth noise (its spectrum falls as that of photographs does), in colour.
+
+    Its channels have the mean and the standard deviation that the data set names, of values from 0 to 1, before they
+    are rounded and cut to that range.
+    """
+    from PIL import Image
+
+    pixels = noise(dataset, number)
+    file = io.BytesIO()
+    Image.fromarray((pixels * 255).round().astype(np.uint8)).save(file, "JPEG", quality=QUALITY, subsampling=2)
+    return file.getvalue()
+
+
+def noise(dataset: Dataset, number: int) -> Array:
+    """Return the pixels of such an image before it is a file: HWC, from 0 to 1."""
+    draw = np.random.default_rng([dataset.seed, number])
+    height, width = dataset.height, dataset.width
+    rows, columns = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :]
+    falls = 1 / np.maximum(np.hypot(rows, columns), 1 / max(height, width))
+    made = np.empty((height, width, 3))
+    for channel in range(3):
+        spectrum = np.fft.rfft2(draw.standard_normal((height, width))) * falls
+        plane = np.fft.irfft2(spectrum, (height, width))
+        plane = (plane - plane.mean()) / (plane.std() or 1.0)
+        made[..., channel] = plane * _of(dataset.std, channel) + _of(dataset.mean, channel)
+    return np.asarray(made.clip(0, 1))
+
+
+def text(seed: int, number: int) -> str:
+    """Return 16 to 128 words, of which few are frequent and many are rare."""
+    draw = np.random.default_rng([seed, number])
+    return " ".join(f"w{word}" for word in draw.zipf(1.3, int(draw.integers(16, 129))) % 30_000)
+
+
+def _tensors(dataset: Dataset, takes: Mapping[str, Takes], number: int) -> dict[str, Array]:
+    draw = np.random.default_rng([dataset.seed, number])
+    return {name: _tensor(draw, each) for name, each in takes.items()}
+
+
+def _tensor(draw: np.random.Generator, takes: Takes) -> Array:
+    if takes.fixed is not None:
+        return takes.fixed
+    if takes.high is not None:
+        return draw.integers(0, max(1, takes.high), takes.shape).astype(takes.dtype)
+    return draw.standard_normal(takes.shape).astype(takes.dtype)
+
+
+def _of(values: list[float], channel: int) -> float:
+    return values[channel % len(values)]
+
+
+def _folder(dataset: Dataset, path: str, folder: Path, anywhere: bool) -> Samples:
+    place = (folder / path).expanduser().resolve()
+    if not anywhere and not place.is_relative_to(folder.resolve()):
+        raise ManifestError(f"dataset.source: {path!r} leads out of the folder of the manifest")
+    if not place.is_dir():
+        raise ManifestError(f"dataset.source: there is no folder {path!r}")
+    files = sorted(each for each in place.rglob("*") if each.suffix.lower() in IMAGES and each.is_file())
+    files = files[: dataset.samples]
+    if not files:
+        raise ManifestError(f"dataset.source: no image in {path!r}; images end in {', '.join(IMAGES)}")
+    digest = hashlib.sha256()
+    for each in files:
+        digest.update(str(each.relative_to(place)).encode("utf-8", "surrogateescape") + b"\0")
+        digest.update(hashlib.sha256(_bytes(each)).digest())
+    found = f"sha256:{digest.hexdigest()}"
+    if dataset.checksum and dataset.checksum != found:
+        raise ManifestError(f"dataset.checksum: the folder has {found}, another one is asked for")
+    return Samples(len(files), True, lambda number: _bytes(files[number]), found)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MOST_OF_A_FILE:
+            raise ManifestError(f"{path.name}: larger than {MOST_OF_A_FILE >> 20} MiB, which no image is")
+        return path.read_bytes()
+    except OSError as error:
+        raise ManifestError(f"{path.name}: cannot be read ({error.strerror})") from error

@@ -1,0 +1,205 @@
+"""A predictor that is another program: it reads requests as lines of JSON and answers each with one.
+
+```
+{"open": {"manifest": {…}, "level": ""}}        → {"opened": true, "takes": {"x": {"shape": [3], "dtype": "float32"}}}
+{"predict": {"inputs": {"x": ARRAY}}}           → {"outputs": [ARRAY], "took_ns": 1250}
+{"close": {}}                                   → {"closed": true}
+anything                                        → {"error": "why not"}
+ARRAY = {"shape": [1, 3], "dtype": "float32", "base64": "…"}     values in rows, little endian
+```
+
+`took_ns` is optional: a simulator, or a board that has a clock of its own, says how long it took, and that counts.
+So an accelerator needs these three lines, and nothing of Python.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import math
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xsp import processes
+from xsp.errors import ManifestError
+from xsp.evaluate.datasets import Takes
+from xsp.evaluate.manifest import Manifest
+from xsp.evaluate.pipeline import Array
+from xsp.evaluate.predictors import Answer, Batch
+
+PATIENCE_S = 120.0
+"""For one answer."""
+
+MOST_OF_A_LINE = 256 << 20
+
+DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
+
+
+@dataclass
+class Open:
+    """A program that has opened its model."""
+
+    takes: Mapping[str, Takes]
+    program: Program | None
+
+
+class Command:
+    """Any program that speaks these lines."""
+
+    def open(self, manifest: Manifest, folder: Path, level: str) -> Open:
+        """Start the program and have it open the model."""
+        program = Program(manifest.model.command, folder)
+        try:
+            said = program.ask({"open": {"manifest": manifest.plain(), "level": level}})
+            takes = {
+                str(name): Takes(_shape(each["shape"]), _dtype(each.get("dtype", "float32")), each.get("high"))
+                for name, each in said["takes"].items()
+            }
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            program.end()
+            raise ManifestError(f"model.command: its answer to open says not what it takes ({error})") from error
+        except BaseException:
+            program.end()
+            raise
+        return Open(takes, program)
+
+    def predict(self, handle: Open, batches: Iterable[Batch]) -> Iterator[Answer]:
+        """Yield the program's answers."""
+        if handle.program is None:
+            raise ManifestError("the model is closed")
+        for batch in batches:
+            said = handle.program.ask({"predict": {"inputs": {name: encoded(each) for name, each in batch.items()}}})
+            try:
+                outputs = tuple(decoded(each) for each in said["outputs"])
+                took = said.get("took_ns")
+                if took is not None and (isinstance(took, bool) or not math.isfinite(took) or took < 0):
+                    raise ValueError(f"took_ns is {took}")
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise ManifestError(f"model.command: its answer to predict is none ({error})") from error
+            yield Answer(outputs, None if took is None else round(took))
+
+    def close(self, handle: Open) -> None:
+        """Have the program close the model, and end it."""
+        program, handle.program = handle.program, None
+        if program is not None:
+            try:
+                program.ask({"close": {}}, 5.0)
+            except ManifestError:
+                pass
+            finally:
+                program.end()
+
+
+class Program:
+    """The process; its stderr is what says why it ended."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        path = shutil.which(command[0]) or shutil.which(command[0], path=str(folder.resolve()))
+        if path is None:
+            raise ManifestError(f"model.command: there is no program {command[0]!r}")
+        try:
+            self._process = subprocess.Popen(
+                [path, *command[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                cwd=folder, env=processes.environment(), start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise ManifestError(f"model.command: {command[0]} cannot be started ({error.strerror})") from error
+        self._read = bytearray()
+
+    def ask(self, question: dict[str, Any], seconds: float = PATIENCE_S) -> dict[str, Any]:
+        """Return the answer to a question.
+
+        Raises:
+            ManifestError: it said an error, something else, or nothing in time.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise ManifestError(f"model.command: it ended ({self._ended()})") from error
+        line = self._line(time.monotonic() + seconds)
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ManifestError(f"model.command: it answered no JSON: {line[:60]!r}") from error
+        if not isinstance(found, dict) or "error" in found:
+            said = found.get("error") if isinstance(found, dict) else found
+            raise ManifestError(f"model.command: it says {str(said)[:200]!r}")
+        return found
+
+    def _line(self, until: float) -> bytes:
+        assert self._process.stdout is not None
+        handle = self._process.stdout.fileno()
+        seen = 0
+        while (end := self._read.find(b"\n", seen)) < 0:
+            seen = len(self._read)
+            ready, _, _ = select.select([handle], [], [], max(0.0, until - time.monotonic()))
+            if not ready:
+                raise ManifestError("model.command: it gave no answer in time")
+            piece = os.read(handle, 1 << 20)
+            if not piece:
+                raise ManifestError(f"model.command: it ended ({self._ended()})")
+            self._read += piece
+            if len(self._read) > MOST_OF_A_LINE:
+                raise ManifestError(f"model.command: a line of more than {MOST_OF_A_LINE >> 20} MiB")
+        line = bytes(self._read[:end])
+        del self._read[: end + 1]
+        return line
+
+    def _ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f"exit code {self._process.wait(2.0)}"
+        return "its pipes are closed"
+
+    def end(self) -> None:
+        """End it."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.2)
+        self._process.kill()
+        self._process.wait()
+
+
+def encoded(value: Array) -> dict[str, Any]:
+    """Return an array as JSON holds it."""
+    made = np.ascontiguousarray(value)
+    data = made.astype(made.dtype.newbyteorder("<"), copy=False).tobytes()
+    return {"shape": list(made.shape), "dtype": made.dtype.name, "base64": base64.b64encode(data).decode()}
+
+
+def decoded(value: Any) -> Array:
+    """Return the array that JSON holds.
+
+    Raises:
+        KeyError, TypeError, ValueError: it holds none.
+    """
+    dtype = np.dtype(_dtype(value["dtype"])).newbyteorder("<")
+    data = base64.b64decode(value["base64"], validate=True)
+    return np.frombuffer(data, dtype).reshape(_shape(value["shape"])).astype(dtype.newbyteorder("="))
+
+
+def _dtype(name: Any) -> str:
+    if name not in DTYPES:
+        raise ValueError(f"there is no type {name!r}; there are {', '.join(DTYPES)}")
+    return str(name)
+
+
+def _shape(sizes: Any) -> tuple[int, ...]:
+    made = tuple(int(each) for each in sizes)
+    if any(each < 0 for each in made) or len(made) > 8:
+        raise ValueError(f"{made} is no shape")
+    return made

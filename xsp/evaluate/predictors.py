@@ -1,0 +1,291 @@
+"""What runs a model: three calls, open, predict and close, and the predictors for PyTorch and ONNX Runtime.
+
+Whoever holds these three calls can be evaluated; `xsp.evaluate.conformance` tries whether an object does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from xsp import models
+from xsp.errors import ManifestError, ModelError
+from xsp.evaluate.datasets import Takes
+from xsp.evaluate.manifest import Manifest
+from xsp.evaluate.pipeline import Array
+
+Batch = Mapping[str, Array]
+"""Arrays by the name of an input, samples along the first axis."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says to a batch."""
+
+    outputs: tuple[Array, ...]
+    took_ns: int | None = None
+    """Of a simulator: what it says that it took; None where the clock tells."""
+
+
+class Handle(Protocol):
+    """An open model."""
+
+    takes: Mapping[str, Takes]
+    """Its inputs, by name."""
+
+
+class Predictor(Protocol):
+    """The contract."""
+
+    def open(self, manifest: Manifest, folder: Path, level: str) -> Any:
+        """Return a handle of a model that is ready to predict; the scenario is in the manifest, to prepare for.
+
+        Args:
+            manifest: what to open.
+            folder: paths in it start here.
+            level: of the trace that will be recorded around predictions, or empty.
+
+        Raises:
+            ManifestError: it cannot be opened, with the reason.
+        """
+        ...
+
+    def predict(self, handle: Any, batches: Iterable[Batch]) -> Iterator[Answer]:
+        """Yield an answer for each batch, before the next batch is taken."""
+        ...
+
+    def close(self, handle: Any) -> None:
+        """Free what the handle holds; a second time does nothing."""
+        ...
+
+
+def of(manifest: Manifest, trusted: bool) -> Predictor:
+    """Return the predictor of a manifest.
+
+    Args:
+        manifest: any.
+        trusted: whether code that it names may run: files of Python, and commands.
+
+    Raises:
+        ManifestError: there is none, or it would run code.
+    """
+    source = manifest.model.source
+    if manifest.model.command or source.partition(":")[0].endswith(".py"):
+        if not trusted:
+            raise ManifestError("model: it names a program to run, which is not done for manifests of others")
+        if manifest.model.command:
+            from xsp.evaluate.jsonlines import Command
+
+            return Command()
+    return Onnx() if source.endswith(".onnx") else Torch()
+
+
+# --- PyTorch ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Module:
+    """A model of PyTorch."""
+
+    takes: Mapping[str, Takes]
+    module: Any
+    positional: int
+    listed: bool
+    """Whether its one argument is a list of samples, as detectors take it."""
+
+    dtype: Any
+    device: str
+
+
+class Torch:
+    """Models by name with weights from a seed, functions of files, and programs of torch.export."""
+
+    def open(self, manifest: Manifest, folder: Path, level: str) -> Module:
+        """Build or load the model, on a GPU if the manifest asks for one."""
+        del level
+        try:
+            import torch
+        except ImportError as error:
+            raise ManifestError("PyTorch is not installed: pip install 'xsp[models]'") from error
+        model = manifest.model
+        device = "cpu" if manifest.hardware.gpu.lower() in ("", "none") else "cuda"
+        if model.source.endswith(".pt2"):
+            module, args, kwargs = _exported(torch, manifest, folder)
+        else:
+            module, args, kwargs = _built(manifest, folder, device)
+        listed = len(args) == 1 and isinstance(args[0], list)
+        given = {str(place): each for place, each in enumerate(args[0] if listed else args)}
+        if listed:
+            given = {"0": given["0"][None]}
+        words = getattr(getattr(module, "config", None), "vocab_size", None)
+        takes = {name: _takes(torch, each, name, words) for name, each in {**given, **kwargs}.items()}
+        dtype = getattr(torch, model.precision)
+        if dtype is not torch.float32:
+            module = module.to(dtype)
+        return Module(takes, module.to(device), len(given), listed, dtype, device)
+
+    def predict(self, handle: Module, batches: Iterable[Batch]) -> Iterator[Answer]:
+        """Yield the floating-point and other tensors of each answer, in their order."""
+        import torch
+
+        with torch.inference_mode():
+            for batch in batches:
+                tensors = {name: self._tensor(torch, handle, each) for name, each in batch.items()}
+                args = [tensors.pop(str(place)) for place in range(handle.positional)]
+                made = handle.module([*args[0]]) if handle.listed else handle.module(*args, **tensors)
+                yield Answer(tuple(_array(torch, each) for each in _leaves(torch, made)))
+
+    def close(self, handle: Module) -> None:
+        """Let the model go."""
+        handle.module = None
+
+    def _tensor(self, torch: Any, handle: Module, value: Array) -> Any:
+        made = torch.from_numpy(np.ascontiguousarray(value))
+        return made.to(handle.device, handle.dtype if made.is_floating_point() else None)
+
+
+def _built(manifest: Manifest, folder: Path, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    model = manifest.model
+    source = model.source
+    if source.partition(":")[0].endswith(".py"):
+        source = str(folder / source)
+    shape = tuple(model.inputs[0].shape) if model.inputs and model.inputs[0].shape else None
+    settings = models.Settings(batch=1, seed=model.seed, shape=shape, sequence=model.sequence, device=device)
+    try:
+        built = models.build(source, settings)
+        if not isinstance(built, models.Built):
+            raise ManifestError(f"model.source: {model.source} is a function that does a step, not a model")
+        built = models.placed(source, built, settings)
+    except ModelError as error:
+        raise ManifestError(f"model.source: {error}") from error
+    built.model.eval()
+    return built.model, built.args, built.kwargs
+
+
+def _exported(torch: Any, manifest: Manifest, folder: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    path = checked(manifest, folder)
+    try:
+        program = torch.export.load(path)
+        args, kwargs = program.example_inputs or ((), {})
+        return program.module(), tuple(args), dict(kwargs)
+    except Exception as error:  # whatever a damaged file makes of it
+        said = (str(error).splitlines() or [""])[0]
+        raise ManifestError(f"model.source: {path.name} is no program of torch.export that loads ({said})") from error
+
+
+def checked(manifest: Manifest, folder: Path) -> Path:
+    """Return the path of the file that is the model, whose checksum is that of the manifest if it has one.
+
+    Raises:
+        ManifestError: there is no such file, or it is another one.
+    """
+    source = manifest.model.source
+    path = folder / source
+    if not path.is_file():
+        raise ManifestError(f"model.source: there is no file {source!r}")
+    wanted = next((each.checksum for each in manifest.model.files if each.path == source and each.checksum), "")
+    if wanted:
+        has = checksum(path, wanted)
+        if has != wanted.lower():
+            raise ManifestError(f"model.files: {source} has the checksum {has}, and not {wanted}")
+    return path
+
+
+def checksum(path: Path, like: str = "sha256:") -> str:
+    """Return the checksum of a file, by the algorithm and in the form of another one."""
+    named, colon, value = like.lower().partition(":")
+    algorithm = named if colon else {32: "md5", 40: "sha1", 64: "sha256"}.get(len(like), "")
+    if algorithm not in ("md5", "sha1", "sha256") or (colon and not value and named != "sha256"):
+        raise ManifestError(f"model.files: the checksum {like!r} is none of md5, sha1 and sha256")
+    digest = hashlib.new(algorithm)
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return f"{algorithm}:{digest.hexdigest()}" if colon else digest.hexdigest()
+
+
+def _takes(torch: Any, value: Any, name: str, words: int | None) -> Takes:
+    if not isinstance(value, torch.Tensor):
+        raise ManifestError(f"model.source: its input {name} is {type(value).__name__}, and no tensor")
+    shape = tuple(value.shape[1:])
+    if value.is_floating_point():
+        return Takes(shape)
+    dtype = str(value.dtype).removeprefix("torch.")
+    if name.endswith("input_ids") and isinstance(words, int):
+        return Takes(shape, dtype, words)
+    return Takes(shape, dtype, fixed=value[0].cpu().numpy())
+
+
+def _leaves(torch: Any, value: Any) -> Iterator[Any]:
+    """Yield the tensors of an output in their order, of a mapping in that of its keys."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _leaves(torch, each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _leaves(torch, each)
+
+
+def _array(torch: Any, value: Any) -> Array:
+    made = value.detach().cpu()
+    return np.asarray((made.float() if made.dtype in (torch.bfloat16, torch.float16) else made).numpy())
+
+
+# --- ONNX Runtime -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Session:
+    """A model in ONNX Runtime."""
+
+    takes: Mapping[str, Takes]
+    session: Any
+
+
+class Onnx:
+    """ONNX files, by ONNX Runtime."""
+
+    def open(self, manifest: Manifest, folder: Path, level: str) -> Session:
+        """Load the file; sizes that it leaves open are those of the manifest's inputs."""
+        del level
+        path = checked(manifest, folder)
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise ManifestError("ONNX files are run by ONNX Runtime: pip install onnxruntime") from error
+        options = onnxruntime.SessionOptions()
+        if manifest.software.threads is not None:
+            options.intra_op_num_threads = manifest.software.threads
+        on_gpu = manifest.hardware.gpu.lower() not in ("", "none")
+        providers = [*(["CUDAExecutionProvider"] if on_gpu else []), "CPUExecutionProvider"]
+        try:
+            session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        except Exception as error:
+            said = (str(error).splitlines() or [""])[0]
+            raise ManifestError(f"model.source: ONNX Runtime does not load {path.name} ({said})") from error
+        shapes = [each.shape for each in manifest.model.inputs]
+        takes = {}
+        for place, each in enumerate(session.get_inputs()):
+            told = shapes[place] if place < len(shapes) and shapes[place] else [
+                size if isinstance(size, int) and size > 0 else 1 for size in each.shape[1:]
+            ]  # fmt: skip
+            dtype = {"float": "float32", "double": "float64"}.get(inner := each.type[7:-1], inner)
+            takes[each.name] = Takes(tuple(told), dtype, None if dtype.startswith("float") else 2)
+        return Session(takes, session)
+
+    def predict(self, handle: Session, batches: Iterable[Batch]) -> Iterator[Answer]:
+        """Yield the outputs of each batch, in the order of the file."""
+        for batch in batches:
+            made = handle.session.run(None, {name: np.ascontiguousarray(each) for name, each in batch.items()})
+            yield Answer(tuple(np.asarray(each) for each in made))
+
+    def close(self, handle: Session) -> None:
+        """Let the session go."""
+        handle.session = None

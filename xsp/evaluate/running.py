@@ -1,0 +1,358 @@
+"""Carry out a manifest in this process: open the model, keep what it says to the first samples, put the load to it.
+
+Order: open (timed), outputs of the first samples, warm-up, requests by the schedule; then, if asked, a trace in steps
+of their own and a bound. So latencies are of requests that no recorder saw, and outputs do not depend on the load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xsp import version
+from xsp.bench import environment
+from xsp.errors import ManifestError, XspError
+from xsp.evaluate import agents, datasets, pipeline, predictors, results
+from xsp.evaluate.agents import Facts, Options, Progress
+from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, schedules
+from xsp.evaluate.load import latencies as said
+from xsp.evaluate.manifest import Manifest, Scenario
+from xsp.evaluate.pipeline import Array
+from xsp.evaluate.predictors import Answer, Batch, Predictor
+
+MOST_OUTPUTS = 32
+"""Samples whose outputs are kept."""
+
+MOST_OUTPUT_BYTES = 64 << 20
+
+TRACED_STEPS = 12
+
+
+@dataclass
+class Served:
+    """An open model with what is before and after it."""
+
+    predictor: Predictor
+    handle: Any
+    samples: datasets.Samples
+    raw: list[Any]
+    before: Callable[[Any], Any]
+    after: Callable[[Any], Any] | None
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Return so many samples as the model takes them, each through the steps before it."""
+        rows = [self._row((first + place) % len(self.raw)) for place in range(count)]
+        try:
+            return {name: np.stack([row[name] for row in rows]) for name in self.handle.takes}
+        except ValueError as error:
+            raise ManifestError(f"model.inputs: samples have different shapes after their steps ({error})") from error
+
+    def _row(self, number: int) -> Mapping[str, Array]:
+        sample = self.raw[number]
+        if not self.samples.raw:
+            found: Mapping[str, Array] = sample
+            return found
+        first, *others = self.handle.takes.items()
+        made = np.asarray(self.before(sample))
+        if made.ndim != len(first[1].shape):
+            raise ManifestError(
+                f"model.inputs: after its steps a sample is {made.shape}, the model takes {first[1].shape}"
+            )
+        rest = {
+            name: each.fixed if each.fixed is not None else np.zeros(each.shape, each.dtype) for name, each in others
+        }
+        return {first[0]: made, **rest}
+
+    def predict(self, batch: Batch) -> Answer:
+        """Return the model's answer, through the steps after it."""
+        answer = next(iter(self.predictor.predict(self.handle, [batch])))
+        if self.after is None or not answer.outputs:
+            return answer
+        first = answer.outputs[0]
+        rows = [self.after(each) for each in first]
+        return Answer((np.stack(rows) if len({each.shape for each in rows}) == 1 else first, *answer.outputs[1:]),
+                      answer.took_ns)  # fmt: skip
+
+
+def evaluate(
+    manifest: Manifest, folder: Path, options: Options, facts: Facts, progress: Progress, transport: str = "in-process"
+) -> Path:
+    """Carry out a manifest, and return the directory of its result.
+
+    Args:
+        manifest: what to evaluate.
+        folder: its paths start here.
+        options: where to keep the result, and what besides.
+        facts: of the agent that this is.
+        progress: see `Progress`.
+        transport: how the manifest came here, for the result.
+
+    Raises:
+        ManifestError: it cannot be carried out; nothing was written.
+    """
+    reasons = [*pipeline.wrong(manifest), *agents.misses(manifest, facts), *_environment(manifest)]
+    if reasons:
+        raise ManifestError(f"{manifest.title} cannot be evaluated by {facts.name}: " + "; ".join(reasons))
+    started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    with _threads(manifest.software.threads), results.written(options.store, manifest.identity) as (beside, done):
+        predictor = predictors.of(manifest, options.trusted)
+        progress("opening", 0, 1)
+        begin = time.perf_counter_ns()
+        handle = predictor.open(manifest, folder, options.levels)
+        open_ns = time.perf_counter_ns() - begin
+        try:
+            served = _served(manifest, folder, options, predictor, handle)
+            kept, first = _outputs(manifest, served)
+            simulated = first.took_ns is not None
+            parts = _parts(manifest, folder, served, simulated, progress)
+            notes = _besides(beside, manifest, folder, served, options, progress)
+        finally:
+            predictor.close(handle)
+        np.savez(beside / results.OUTPUTS, **kept)  # type: ignore[arg-type]
+        there = environment.here()
+        content = {
+            "name": manifest.title,
+            "kind": manifest.scenario.kind,
+            "started": started,
+            "xsp": version.__version__,
+            "transport": transport,
+            "agent": results.plain(facts),
+            "environment": {"hash": there.hash, "equal": dict(there.equal), "noted": dict(there.noted)},
+            "samples": {"count": len(served.samples), "checksum": served.samples.checksum},
+            "outputs": {"digest": results.digest(kept), "samples": min(len(served.raw), MOST_OUTPUTS)},
+            "simulated": simulated,
+            "open_ms": open_ns / 1e6,
+            "parts": [_figures(manifest.scenario, batch, each) for batch, each in parts.items()],
+            "notes": notes,
+        }
+        results.write(beside, manifest, content, parts)
+    return done[0]
+
+
+def _served(manifest: Manifest, folder: Path, options: Options, predictor: Predictor, handle: Any) -> Served:
+    model = manifest.model
+    steps = model.inputs[0].steps if model.inputs else []
+    samples = datasets.of(manifest.dataset, handle.takes, folder, options.trusted)
+    if steps and not samples.raw:
+        raise ManifestError("model.inputs: steps need dataset.source synthetic:images, synthetic:text or folder:path")
+    if samples.raw and not steps:
+        raise ManifestError(f"model.inputs: samples of {manifest.dataset.source} need steps, to become what it takes")
+    after = model.outputs[0].steps if model.outputs else []
+    raw = [samples[number] for number in range(min(len(samples), _most_samples(manifest)))]
+    return Served(predictor, handle, samples, raw, pipeline.before(steps), pipeline.after(after) if after else None)
+
+
+def _most_samples(manifest: Manifest) -> int:
+    """Return how many samples are ever asked for."""
+    scenario = manifest.scenario
+    return max(MOST_OUTPUTS, (scenario.requests + scenario.warmup) * max(scenario.sizes))
+
+
+def _outputs(manifest: Manifest, served: Served) -> tuple[dict[str, Array], Answer]:
+    """Return what the model says to the first samples, one by one, and the first answer; large ones are left out."""
+    del manifest
+    answers = [served.predict(served.batch(number, 1)) for number in range(min(len(served.raw), MOST_OUTPUTS))]
+    kept: dict[str, Array] = {}
+    size = 0
+    for place in range(len(answers[0].outputs)):
+        rows = [each.outputs[place] for each in answers]
+        size += sum(row.nbytes for row in rows)
+        if size > MOST_OUTPUT_BYTES:
+            break
+        if len({row.shape for row in rows}) == 1:
+            kept[f"output{place}"] = np.stack(rows)
+        else:
+            kept |= {f"output{place}-{number:04d}": row for number, row in enumerate(rows)}
+    return kept, answers[0]
+
+
+def _parts(
+    manifest: Manifest, folder: Path, served: Served, simulated: bool, progress: Progress
+) -> dict[int, Requests]:
+    scenario = manifest.scenario
+    if scenario.kind == "cold-start":
+        return {scenario.batch: _cold(manifest, folder, served, progress)}
+    found = {}
+    for batch in scenario.sizes:
+        clock: Clock = VirtualClock() if simulated else Clock()
+
+        def serve(number: int, inputs: int, clock: Clock = clock) -> None:
+            answer = served.predict(served.batch(number * inputs, inputs))
+            if isinstance(clock, VirtualClock):
+                clock.advance(answer.took_ns or 0)
+
+        for number in range(scenario.warmup):
+            serve(number, batch)
+        what = f"{manifest.title}, batch {batch}" if len(scenario.sizes) > 1 else manifest.title
+        found[batch] = drive(
+            schedule(scenario, batch), serve, clock=clock,
+            progress=lambda done, of, what=what: progress(what, done, of),  # type: ignore[misc]
+        )  # fmt: skip
+        if not len(found[batch]):
+            raise ManifestError(f"{manifest.title}: no request ended ({found[batch].stopped})")
+    return found
+
+
+def schedule(scenario: Scenario, batch: int) -> Schedule:
+    """Return when the requests of a scenario are due.
+
+    Raises:
+        ManifestError: there is none.
+    """
+    requests, rate = scenario.requests, scenario.rate or 0.0
+    made: dict[str, Callable[[], Schedule]] = {
+        "online": lambda: schedules.batched(requests, batch) if batch > 1 else schedules.online(requests),
+        "batched": lambda: schedules.batched(requests, batch),
+        "offline": lambda: schedules.offline(requests * batch, batch),
+        "poisson": lambda: schedules.poisson(rate, requests, scenario.seed, batch),
+        "constant": lambda: schedules.constant(rate, requests, batch),
+        "server": lambda: schedules.server(rate, requests, scenario.seed),
+        "multi-stream": lambda: schedules.multi_stream(requests, scenario.streams),
+        "replay": lambda: schedules.replay(scenario.times_s, batch),
+    }
+    if scenario.kind not in made:
+        raise ManifestError(f"scenario.kind: {scenario.kind} is not run yet; there are {', '.join(made)}, cold-start")
+    return made[scenario.kind]()
+
+
+def _cold(manifest: Manifest, folder: Path, served: Served, progress: Progress) -> Requests:
+    """Open the model anew for each request: a request is to open, predict once and close."""
+    batch = served.batch(0, manifest.scenario.batch)
+    times = []
+    for number in range(manifest.scenario.requests):
+        start = time.perf_counter_ns()
+        handle = served.predictor.open(manifest, folder, "")
+        try:
+            next(iter(served.predictor.predict(handle, [batch])))
+            times.append((start, time.perf_counter_ns()))
+        finally:
+            served.predictor.close(handle)
+        progress(manifest.title, number + 1, manifest.scenario.requests)
+    starts, ends = (np.array(each, np.int64) for each in zip(*times, strict=True))
+    sizes = np.full(len(starts), manifest.scenario.batch, np.int64)
+    return Requests(starts, starts, starts, ends, sizes, open_loop=False, scheduled=len(starts))
+
+
+def _figures(scenario: Scenario, batch: int, requests: Requests) -> dict[str, Any]:
+    """Return the figures of a batch size as plain data, latencies in milliseconds."""
+    found = said.summarise(requests, poisson=scenario.kind in ("poisson", "server"))
+    percentiles = {f"p{100 * each.share:g}": each for each in found.percentiles}
+    interval = found.trimmed_mean_interval_ns
+    return {
+        "batch": batch,
+        "requests": found.requests,
+        "scheduled": requests.scheduled,
+        "inputs": found.inputs,
+        "open_loop": requests.open_loop,
+        "stopped": found.stopped,
+        **{f"{name}_ms": each.value_ns / 1e6 for name, each in percentiles.items()},
+        "intervals_ms": {
+            name: [None if end is None else end / 1e6 for end in (each.low_ns, each.high_ns)]
+            for name, each in percentiles.items()
+        },
+        "trimmed_mean_ms": found.trimmed_mean_ns / 1e6,
+        "trimmed_mean_interval_ms": None if interval is None else [end / 1e6 for end in tuple(interval)[:2]],
+        "service_ms": found.service_ns / 1e6,
+        "inputs_per_s": found.inputs_per_second,
+        "utilisation": found.utilisation,
+        "late": found.late,
+        "little_ratio": None if found.little is None else _finite(found.little.ratio),
+        "waiting_ms": found.waiting_ns / 1e6,
+        "expected_waiting_ms": None if found.expected_waiting_ns is None else found.expected_waiting_ns / 1e6,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+# --- trace and bound --------------------------------------------------------------------------------------------------
+
+
+def _besides(
+    beside: Path, manifest: Manifest, folder: Path, served: Served, options: Options, progress: Progress
+) -> list[str]:
+    """Record a trace and work out a bound where they are asked for, and return why there is none."""
+    notes = []
+    for wanted, name, make in ((options.levels, "trace", _trace), (options.bound, "bound", _bound)):
+        if wanted:
+            try:
+                make(beside, manifest, folder, served, options, progress)
+            except XspError as error:
+                notes.append(f"no {name}: {error}")
+    return notes
+
+
+def _trace(
+    beside: Path, manifest: Manifest, folder: Path, served: Served, options: Options, progress: Progress
+) -> None:
+    from xsp.record.session import profile
+    from xsp.record.settings import Settings
+
+    del folder
+    batch = served.batch(0, manifest.scenario.sizes[0])
+    session = profile.of(
+        Settings(
+            name=manifest.title, levels=options.levels, out=beside / results.RUN, batch_size=manifest.scenario.sizes[0],
+            seed=manifest.model.seed, spread=False, needs_run=True,
+        )
+    )  # fmt: skip
+    total = session.schedule.steps_for(TRACED_STEPS)
+    with session:
+        for number in range(total):
+            progress("trace", number, total)
+            with session.step():
+                next(iter(served.predictor.predict(served.handle, [batch])))
+
+
+def _bound(
+    beside: Path, manifest: Manifest, folder: Path, served: Served, options: Options, progress: Progress
+) -> None:
+    from xsp.bound import sources, text
+
+    del served, options, progress
+    model = manifest.model
+    is_file = model.source.endswith((".onnx", ".pt2"))
+    if model.command:
+        raise ManifestError("a command has no graph")
+    of_model: dict[str, Any] = {} if is_file else {"batch": manifest.scenario.sizes[0], "seed": model.seed}
+    what = str(folder / model.source) if is_file or ".py:" in model.source else model.source
+    found = sources.of(what, threads=manifest.software.threads, **of_model)
+    (beside / results.BOUND).write_text(json.dumps(text.as_json(found), indent=1, allow_nan=False), encoding="utf-8")
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+def _environment(manifest: Manifest) -> list[str]:
+    """Return the variables that this process does not have as the manifest asks; a process of its own has them."""
+    return [
+        f"the variable {name}={value} is asked for, which a process of its own has: --agents process"
+        for name, value in manifest.software.environment.items()
+        if os.environ.get(name) != value
+    ]
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Have PyTorch use so many threads in the block."""
+    try:
+        import torch
+    except ImportError:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

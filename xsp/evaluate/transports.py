@@ -1,0 +1,129 @@
+"""The two agents of one machine: this process, and a process of its own. Both give the same results, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from xsp import processes
+from xsp.errors import ManifestError
+from xsp.evaluate import agents, reading, running
+from xsp.evaluate.agents import Agent, Facts, Options, Progress
+from xsp.evaluate.manifest import Manifest
+
+_CODE = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from xsp.evaluate import transports; "
+    "transports.work(*map(int, sys.argv[2:]))"
+)
+
+SILENT_S = 1800.0
+"""Without a word from the process, after which it is given up."""
+
+
+class InProcess:
+    """This process."""
+
+    def __init__(self, name: str = "local", labels: Mapping[str, str] | None = None) -> None:
+        self._facts = agents.here(name, labels)
+
+    def facts(self) -> Facts:
+        """Return what this process is."""
+        return self._facts
+
+    def submit(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
+        """Carry out a manifest here."""
+        return running.evaluate(manifest, folder, options, self._facts, progress)
+
+
+class OwnProcess:
+    """A process for each manifest, with its variables and threads from the start; it ends with this one."""
+
+    def __init__(self, name: str = "process", labels: Mapping[str, str] | None = None) -> None:
+        self._name, self._labels = name, dict(labels or {})
+        self._facts = agents.here(name, labels)
+
+    def facts(self) -> Facts:
+        """Return what such a process is."""
+        return self._facts
+
+    def submit(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
+        """Carry out a manifest in a new process."""
+        threads = manifest.software.threads
+        counted = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        try:
+            process = processes.Asked(
+                _CODE, str(os.getpid()),
+                env={**processes.environment(), **counted, **manifest.software.environment},
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            raise ManifestError(f"a process of its own cannot be started ({error})") from error
+        try:
+            process.ask({
+                "manifest": manifest.plain(), "folder": str(folder.resolve()), "name": self._name,
+                "labels": self._labels, "options": {**asdict(options), "store": str(options.store.resolve())},
+            })  # fmt: skip
+            while line := process.answer(time.monotonic() + SILENT_S):
+                said = json.loads(line)
+                if "result" in said:
+                    return Path(said["result"])
+                if "error" in said:
+                    raise ManifestError(said["error"])
+                progress(*said["progress"])
+        finally:
+            code = process.end(patience_s=2.0)
+        raise ManifestError(f"the process that evaluated {manifest.title} ended by itself (exit code {code})")
+
+
+def work(parent: int, answers: int) -> None:
+    """Carry out the manifest that stdin names: the other side of `OwnProcess`.
+
+    Args:
+        parent: number of the process that asks; this one ends with it.
+        answers: descriptor to write lines of JSON to.
+    """
+    processes.end_with_parent(parent)
+    asked = json.loads(sys.stdin.readline())
+    with os.fdopen(answers, "wb", buffering=0) as out:
+
+        def say(answer: dict[str, Any]) -> None:
+            out.write(json.dumps(answer).encode() + b"\n")
+
+        last = 0.0
+
+        def progress(what: str, done: int, of: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if done == of or now - last > 0.5:  # a line for each request would disturb the requests
+                last = now
+                say({"progress": [what, done, of]})
+
+        try:
+            manifest = reading.of_plain(asked["manifest"]).manifest
+            options = Options(**{**asked["options"], "store": Path(asked["options"]["store"])})
+            facts = agents.here(asked["name"], asked["labels"])
+            place = running.evaluate(manifest, Path(asked["folder"]), options, facts, progress, "own process")
+        except Exception as error:
+            reason = str(error) if isinstance(error, ManifestError) else f"{type(error).__name__}: {error}"
+            say({"error": reason})
+        else:
+            say({"result": str(place)})
+
+
+def named(names: str, labels: Mapping[str, str] | None = None) -> list[Agent]:
+    """Return the agents that are asked for: `local`, `process`, or `all`.
+
+    Raises:
+        ManifestError: there is no such agent.
+    """
+    known: dict[str, type[InProcess] | type[OwnProcess]] = {"local": InProcess, "process": OwnProcess}
+    asked = list(known) if names == "all" else [each.strip() for each in names.split(",")]
+    for name in asked:
+        if name not in known:
+            raise ManifestError(f"there is no agent {name!r}; there are {', '.join(known)}, and all")
+    return [known[name](name, labels) for name in asked]
