@@ -1,0 +1,178 @@
+"""MLPerf's LoadGen as the driver of a schedule: the extra `loadgen`.
+
+LoadGen draws its own arrivals, decides how many requests there are, and reports its own latencies. Both are kept: its
+figures, and our times around the model. It knows when it meant to issue a request and does not tell; so in what comes
+back a request is due when LoadGen issued it, and the lateness is not known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xsp.errors import UsageError
+from xsp.evaluate.load.driving import Serve
+from xsp.evaluate.load.requests import Requests
+
+SCENARIOS = {"online": "SingleStream", "multi-stream": "MultiStream", "server": "Server", "offline": "Offline"}
+
+
+@dataclass(frozen=True)
+class Driven:
+    """What came of a test by LoadGen."""
+
+    requests: Requests
+    """By our clock around the model."""
+
+    figures: dict[str, float]
+    """What LoadGen's summary says, by its own names; latencies in nanoseconds."""
+
+    valid: bool
+    """Whether LoadGen calls its result valid; short tests are not."""
+
+
+def drive(
+    kind: str,
+    serve: Serve,
+    requests: int,
+    rate: float | None = None,
+    *,
+    streams: int = 1,
+    latency_ns: int | None = None,
+    share: float = 0.99,
+    seed: int = 0,
+    seconds: float = 0.0,
+) -> Driven:
+    """Let LoadGen put requests to a function.
+
+    Args:
+        kind: one of `SCENARIOS`.
+        serve: as of `xsp.evaluate.load.drive`; called on one thread.
+        requests: how many at least; of an offline test, inputs.
+        rate: requests a second that a server test issues.
+        streams: inputs of a request of several streams.
+        latency_ns: the limit of a server test.
+        share: of the percentile that the limit is for.
+        seed: of arrivals and of samples.
+        seconds: how long it runs at least.
+
+    Raises:
+        UsageError: LoadGen is not installed, or the scenario is none of its.
+        Whatever `serve` raises.
+    """
+    loadgen = _loaded()
+    if kind not in SCENARIOS:
+        raise UsageError(f"LoadGen has no scenario {kind!r}: it has {', '.join(SCENARIOS)}")
+    if kind == "server" and not (rate and latency_ns):
+        raise UsageError("LoadGen's server scenario needs a rate and a latency limit")
+    test = _Test(loadgen, serve)
+    with tempfile.TemporaryDirectory(prefix="xsp-loadgen-") as folder:
+        settings = _settings(loadgen, kind, requests, rate, streams, latency_ns, share, seed, seconds)
+        test.run(settings, _logs(loadgen, folder))
+        text = Path(folder, "mlperf_log_summary.txt").read_text(encoding="utf-8", errors="replace")
+    if test.error is not None:
+        raise test.error
+    return Driven(test.requests(), summary(text), "Result is : VALID" in text)
+
+
+def summary(text: str) -> dict[str, float]:
+    """Return the figures of LoadGen's summary: lines of a name, a colon or an equals sign, and a number."""
+    found = re.findall(r"^\s*([^:=\n]+?)\s*[:=]\s*(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*$", text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def _loaded() -> Any:
+    try:
+        import mlperf_loadgen  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise UsageError(f"LoadGen is not installed ({error}): pip install 'xsp[loadgen]'") from error
+    return mlperf_loadgen
+
+
+def _settings(
+    loadgen: Any, kind: str, requests: int, rate: float | None, streams: int, latency_ns: int | None, share: float,
+    seed: int, seconds: float,
+) -> Any:  # fmt: skip
+    found = loadgen.TestSettings()
+    found.scenario = getattr(loadgen.TestScenario, SCENARIOS[kind])
+    found.mode = loadgen.TestMode.PerformanceOnly
+    found.min_query_count = requests
+    found.min_duration_ms = math.ceil(1000 * seconds)
+    found.qsl_rng_seed = found.sample_index_rng_seed = found.schedule_rng_seed = seed
+    if kind == "multi-stream":
+        found.multi_stream_samples_per_query = streams
+    elif kind == "server":
+        found.server_target_qps = rate
+        found.server_target_latency_ns = latency_ns
+        found.server_target_latency_percentile = share
+    elif kind == "offline":
+        found.offline_expected_qps = requests / max(seconds, 1.0)
+    return found
+
+
+def _logs(loadgen: Any, folder: str) -> Any:
+    output = loadgen.LogOutputSettings()
+    output.outdir = folder
+    output.copy_summary_to_stdout = False
+    settings = loadgen.LogSettings()
+    settings.log_output = output
+    settings.enable_trace = False
+    return settings
+
+
+class _Test:
+    """A test that runs: LoadGen issues on its thread, one of ours serves."""
+
+    def __init__(self, loadgen: Any, serve: Serve) -> None:
+        self._loadgen, self._serve = loadgen, serve
+        self._waiting: queue.SimpleQueue[tuple[int, list[int]] | None] = queue.SimpleQueue()
+        self._times: list[tuple[int, int, int, int]] = []
+        self.error: BaseException | None = None
+
+    def run(self, settings: Any, logs: Any) -> None:
+        """Run it to its end."""
+        server = threading.Thread(target=self._work, daemon=True)
+        server.start()
+        library = self._loadgen.ConstructQSL(1024, 1024, lambda samples: None, lambda samples: None)
+        system = self._loadgen.ConstructSUT(self._issue, lambda: None)
+        try:
+            self._loadgen.StartTestWithLogSettings(system, library, settings, logs)
+        finally:
+            self._waiting.put(None)
+            server.join()
+            with contextlib.suppress(Exception):
+                self._loadgen.DestroyQSL(library)
+                self._loadgen.DestroySUT(system)
+
+    def _issue(self, samples: Sequence[Any]) -> None:
+        self._waiting.put((time.perf_counter_ns(), [each.id for each in samples]))
+
+    def _work(self) -> None:
+        while (query := self._waiting.get()) is not None:
+            issued, samples = query
+            start = time.perf_counter_ns()
+            try:
+                if self.error is None:  # after an error the rest is answered at once, so that LoadGen comes to its end
+                    self._serve(len(self._times), len(samples))
+            except BaseException as error:
+                self.error = error
+            end = time.perf_counter_ns()
+            self._loadgen.QuerySamplesComplete([self._loadgen.QuerySampleResponse(each, 0, 0) for each in samples])
+            self._times.append((issued, start, end, len(samples)))
+
+    def requests(self) -> Requests:
+        """Return the requests that ended."""
+        table = np.array(self._times, np.int64).reshape(-1, 4)
+        issued, start, end, batch = (np.ascontiguousarray(column) for column in table.T)
+        return Requests(issued, issued, start, end, batch, open_loop=False)
