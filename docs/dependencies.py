@@ -73,6 +73,7 @@ WHY = {
     "selenium": "the report in a real browser",
     "six": "jaeger-client needs it and does not say so",
     "uvicorn": "serves those pages, and the service to test with",
+    "mlcommons-loadgen": "MLPerf's load generator, to hold ours against",
     "pyspark": "the same analyses on a cluster",
     "sqlglot": "writes DuckDB's SQL as Spark's",
 }

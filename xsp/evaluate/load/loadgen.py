@@ -94,7 +94,7 @@ def summary(text: str) -> dict[str, float]:
 
 def _loaded() -> Any:
     try:
-        import mlperf_loadgen  # type: ignore[import-not-found, unused-ignore]
+        import mlperf_loadgen
     except ImportError as error:
         raise UsageError(f"LoadGen is not installed ({error}): pip install 'xsp[loadgen]'") from error
     return mlperf_loadgen
