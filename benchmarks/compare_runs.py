@@ -6,7 +6,7 @@ then drawn from the rounds: consecutive rounds from a random one on, the two equ
 looked at after every turn and stops when it knows, as `xsp compare --turns` does.
 
 `single pairs that differ` is what the steps of two runs of the same program say by themselves, which is why several are
-needed. Real figures take many rounds on a quiet machine: --rounds 80, two hours.
+needed. Real figures take many rounds on a quiet machine: call it with `--out FILE --seconds 540` until there are 80.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import random
 import statistics
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -51,6 +52,9 @@ COLUMNS = (
     "false alarms %", "≤ 5 %", "5 % slower found %", "≥ 90 %", "turns until then",
 )  # fmt: skip
 
+MANY_ROUNDS = 1000
+"""More than any call takes, where time ends it."""
+
 Round = dict[str, Series]
 """The step of each run."""
 
@@ -62,10 +66,20 @@ class Course(NamedTuple):
     turns: int
 
 
-def measured(place: Path, rounds: int, repeats: int, seed: int, kept: list[Round]) -> Iterator[list[Round]]:
-    """Yield the steps of the runs of each round, those that were kept and new ones, after each new one."""
+def measured(
+    place: Path, rounds: int, repeats: int, seed: int, kept: list[Round], seconds: float
+) -> Iterator[list[Round]]:
+    """Yield the steps of the runs of each round, those that were kept and new ones, after each new one.
+
+    None begins that would, by the one before, end after so many seconds.
+    """
     draw, found = random.Random(f"{seed} {len(kept)}"), list(kept)
+    begin = began = time.monotonic()
     for turn in range(rounds):
+        now = time.monotonic()
+        if 2 * now - began - begin > seconds:
+            return
+        began = now
         of_round = {}
         for name in draw.sample((FIRST, AGAIN, SLOWER), k=3):
             typed = f"{place / 'program.py'}:{'after' if name is SLOWER else 'before'} --repeats {repeats}"
@@ -106,8 +120,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     made = turns.parser(__doc__, rounds=12)
     made.add_argument("--sizes", nargs="+", choices=SIZES, help="of the program (default: small, quick: small)")
-    made.add_argument("--turns", type=int, default=15, help="at most, of a course (default: 15)")
+    made.add_argument("--turns", type=int, default=evidence.USUAL, help="at most, of a course (default: 15)")
     made.add_argument("--out", type=Path, metavar="FILE", help="add the rounds to those in FILE")
+    made.add_argument("--seconds", type=float, metavar="S", help="begin no round that may end later (needs --out)")
     made.add_argument("--courses", type=int, default=40, help="pairs of programs that are compared (default: 40)")
     made.add_argument("--steps", type=int, default=12, help="steps of a run at each level (default: 12)")
     made.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
@@ -124,10 +139,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             (place / "program.py").write_text(text, encoding="utf-8")
             old = [{name: Series("step", "step", None, steps, 1) for name, steps in each.items()}
                    for each in kept.get(size, [])]  # fmt: skip
-            for rounds in measured(place, options.rounds, options.steps, options.seed, old):
+            rounds, most_s = old, options.seconds if options.seconds is not None else float("inf")
+            most_rounds = options.rounds if options.seconds is None else MANY_ROUNDS
+            for rounds in measured(place, most_rounds, options.steps, options.seed, old, most_s):
                 kept[size] = [{name: list(each[name].values) for name in each} for each in rounds]
                 if options.out:
                     options.out.write_text(json.dumps(kept) + "\n", encoding="utf-8")
+        if len(rounds) < evidence.FIRST:
+            turns.say(f"  {len(rounds)} rounds, and at least {evidence.FIRST} are needed to say anything")
+            continue
         most = min(options.turns, len(rounds))
         how = evidence.repeats(most)
         draw = random.Random(options.seed)

@@ -195,6 +195,29 @@ def test_a_step_that_is_five_percent_slower_is_found_in_turns_nine_times_out_of_
     assert courses(200, 20, 0.05, disturbed)[0] >= 0.9
 
 
+@pytest.mark.slow
+def test_the_turns_that_are_recommended_find_five_percent_where_starts_differ_by_more_and_raise_no_more_alarms() -> (
+    None
+):
+    def shared(many: int, change: float) -> tuple[int, int]:
+        """Return in how many courses a change was found, on a machine that slows both runs of a turn alike too."""
+        how, said, found = evidence.repeats(evidence.USUAL), 0, 0
+        for seed in range(many):
+            draw, a, b = random.Random(seed), [], []
+            for turn in range(1, evidence.USUAL + 1):
+                slow = 1 + draw.gauss(0, 0.025)
+                a.append(slow * (1 + quiet(draw)))
+                b.append(slow * (1 + quiet(draw)) * (1 + change))
+                if turn >= evidence.FIRST and (evidence.look(how, a, b).enough or turn == evidence.USUAL):
+                    said += verdict(how, a, b) != NO_EVIDENCE
+                    found += verdict(how, a, b) == SLOWER
+                    break
+        return said, found
+
+    assert shared(200, 0.0)[0] <= 0.05 * 200
+    assert shared(150, 0.05)[1] >= 0.9 * 150
+
+
 def test_a_large_change_is_known_after_the_first_look() -> None:
     assert courses(50, 10, 0.5, quiet) == (1.0, evidence.FIRST)
 

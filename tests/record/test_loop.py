@@ -193,6 +193,17 @@ def test_the_grade_judges_the_headline(rows: list[dict[str, Any]], subject: str)
     assert subject in subjects
 
 
+def test_the_latency_may_be_less_by_what_xsp_does_between_steps_and_in_stretches_it_does_nothing() -> None:
+    usual, beside = (answer(A1, trace(bare(60, **fields))) for fields in ({}, {"own_ns": 65_000}))
+    assert beside["latency_ms"] == usual["latency_ms"]
+    assert usual["low_ms"] - beside["low_ms"] == pytest.approx(0.065)
+    assert usual["high_ms"] == beside["high_ms"]
+    together = answer(A1, trace(bare(60, own_ns=65_000, steps=9)))
+    assert together["low_ms"] == pytest.approx(usual["low_ms"])
+    most = answer(A1, trace(bare(60, own_ns=9 * MS)))
+    assert usual["low_ms"] - most["low_ms"] == pytest.approx(0.25, rel=0.01), "at most a quarter of the step"
+
+
 def test_steps_that_hardly_tell_what_a_step_takes_are_graded_down() -> None:
     lengths = (12, 100, 55, 57, 90, 20, 60, 70, 15, 85, 40)
     few = [each for place, ms in enumerate(lengths) for each in bare(2, dur_ms=ms, first=2 * place)]

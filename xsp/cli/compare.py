@@ -9,9 +9,9 @@ only if repeats show it; "no evidence of change" is a possible result, given wit
 been found.
 
 examples:
-  xsp compare --turns 10 'python before.py' 'python after.py --fast'
-  xsp compare --turns 10 torchvision:resnet18 torchvision:resnet34
-  xsp compare --turns 10 --revisions main HEAD 'python train.py'
+  xsp compare --turns 15 'python before.py' 'python after.py --fast'
+  xsp compare --turns 15 torchvision:resnet18 torchvision:resnet34
+  xsp compare --turns 15 --revisions main HEAD 'python train.py'
   xsp compare --turns 20 'python a.py' 'python b.py' --fail-if-slower 5%
   xsp compare a1 a2 a3 --with b1 b2 b3          runs before, and runs after
   xsp compare runs/before runs/after            one run per side
@@ -92,7 +92,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
     group = parser.add_argument_group("programs that run in turns")
     group.add_argument(
-        "--turns", type=int, metavar="N", help="run both commands in turns, at most N times each; 3 to 100"
+        "--turns",
+        type=int,
+        metavar="N",
+        help="run both commands in turns until it is known, at most N times each; 3 to 100, 15 finds a few percent",
     )
     group.add_argument(
         "--revisions",
@@ -145,7 +148,7 @@ def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
             "--revisions takes one command, which runs in both: --revisions main HEAD 'python train.py'"
             if given.revisions
             else f"--turns takes two commands, each in quotes, and {len(given.before)} are given: "
-            "--turns 10 'python before.py' 'python after.py'"
+            "--turns 15 'python before.py' 'python after.py'"
         )
 
 

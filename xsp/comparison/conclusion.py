@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from xsp.comparison import causes
-from xsp.comparison.evidence import FASTER, FASTER_HERE, NEGLIGIBLE, NO_EVIDENCE, SLOWER, SLOWER_HERE, STARTS
+from xsp.comparison.evidence import FASTER, FASTER_HERE, NEGLIGIBLE, NO_EVIDENCE, SLOWER, SLOWER_HERE, STARTS, USUAL
 from xsp.comparison.rows import OTHER_WORK, Comparison
 
 MORE_RUNS = (
-    "xsp compare --turns 10 'python before.py' 'python after.py' runs both in turns until it is known; "
+    f"xsp compare --turns {USUAL} 'python before.py' 'python after.py' runs both in turns until it is known; "
     "xsp compare A1 A2 A3 --with B1 B2 B3 takes several runs a side"
 )
 

@@ -311,6 +311,13 @@ LEVELS = {
 
 MOST = max(LEVELS)
 
+USUAL = 15
+"""Turns that are recommended. Of 1,000 simulated courses each they find a step that is 5 % slower in 99.6 %
+where starts differ by 2 % (10 turns: 95 %), in 99 % where turns differ by 2.5 % as well (88 %), in 94 % where a
+neighbour slows one run in ten by 15 % (88 %), in 83 % where starts differ by 3.2 % and turns do not (62 %);
+with at most 4.8 % false alarms at all looks together. A change is known after 6 to 10 turns with either; where
+there is none, they take half as long again."""
+
 
 def repeats(most: int) -> Repeats:
     """Return how runs are judged that take turns, at most so many.

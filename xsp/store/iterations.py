@@ -45,6 +45,9 @@ class BareStep(NamedTuple):
     place: int = 0
     """Of the steady rows in a row, which one; from 1 on, 0 where nothing tells."""
 
+    own_ns: float = 0.0
+    """What xsp did just before it; 0 in a stretch, in which it does nothing between steps."""
+
 
 def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     """Return the steps that ran as if nothing were recorded, of the kind and rank of `alike`, in their order.
@@ -66,7 +69,7 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
         ), placed AS (
             SELECT *, row_number() OVER (PARTITION BY rank, part ORDER BY step) - 1 AS place FROM parted
         )
-        SELECT step, dur_ns, samples, place, steps > 1 FROM placed
+        SELECT step, dur_ns, samples, place, coalesce(own_ns, 0), steps > 1 FROM placed
         WHERE steady AND rung = {BARE} AND status = 'ok' AND {OF_ALIKE}
           AND NOT EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL)
         ORDER BY step
@@ -77,8 +80,8 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     passing = passing_of(con, run) if any(in_stretch for *_, in_stretch in found) else Passing()
     taken_off = [passing.of(dur_ns) if in_stretch else 0.0 for _, dur_ns, *_, in_stretch in found]
     return [
-        BareStep(step, dur_ns - off, samples, off, place)
-        for (step, dur_ns, samples, place, _), off in zip(found, taken_off, strict=True)
+        BareStep(step, dur_ns - off, samples, off, place, 0.0 if in_stretch else own_ns)
+        for (step, dur_ns, samples, place, own_ns, in_stretch), off in zip(found, taken_off, strict=True)
     ]
 
 
@@ -86,7 +89,7 @@ def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     """Return the 95 % interval of the trimmed mean of bare steps, in the order in which they ran.
 
     What was taken off is an estimate: the interval reaches from twice as much to nothing of it. It reaches down by what
-    of settling is left in the steps, see `unsettled`.
+    of settling is left in the steps, see `unsettled`, and by what xsp's work between them may have evicted, `evicted`.
 
     Returns:
         None for fewer than three steps.
@@ -95,7 +98,7 @@ def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     if ends is None:
         return None
     off = max(each.passing_ns for each in steps)
-    return summary.Interval(max(0.0, ends.lo - off - unsettled(steps)), ends.hi + off)
+    return summary.Interval(max(0.0, ends.lo - off - unsettled(steps) - evicted(steps)), ends.hi + off)
 
 
 def unsettled(steps: Sequence[BareStep]) -> float:
@@ -108,6 +111,17 @@ def unsettled(steps: Sequence[BareStep]) -> float:
     if min(len(near), len(far)) < ENOUGH:
         return 0.0
     return max(0.0, summary.trimmed_mean(near) - summary.trimmed_mean(far)) * len(near) / len(steps)
+
+
+def evicted(steps: Sequence[BareStep]) -> float:
+    """Return by how much steps may be slower because xsp's work before each evicts some of their code and data.
+
+    That work runs cold in each iteration too: what it brings into the caches takes as long to come as what it evicts
+    takes to come back, so a step is slowed by about as long as the work takes at most. The median counts, and at most
+    `MOST_PASSING` of the step.
+    """
+    own_ns = summary.percentile([each.own_ns for each in steps], 0.5)
+    return min(own_ns, MOST_PASSING * summary.percentile([each.dur_ns for each in steps], 0.5))
 
 
 class Passing(NamedTuple):
