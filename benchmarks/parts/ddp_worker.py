@@ -1,13 +1,20 @@
 """One rank of a training loop: alone and recorded by xsp, or one of several under DistributedDataParallel, bare.
 
 python ddp_worker.py MODEL BATCH STEPS one RUN
-python ddp_worker.py MODEL BATCH STEPS RANK RANKS STORE      prints, on rank 0, JSON
+python ddp_worker.py MODEL BATCH STEPS RANK RANKS STORE [MIB,MIB]      prints, on rank 0, JSON
+
+In one process take turns: steps of rank 0 while the others wait (`alone`), steps of all ranks that exchange nothing
+(`beside`), and steps of DistributedDataParallel, for each size of buckets (`ddp`, `ddp 4`). What disturbs the machine
+disturbs all of them, and what the ranks lose to each other is told apart from what they exchange.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
 import json
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -18,8 +25,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-WARM = 6
-"""Steps before those that count: DistributedDataParallel has rebuilt its buckets by then."""
+WARM = 3
+"""Steps of the recorded process before the others."""
+
+BLOCKS, SETTLE, LEAST = 4, 1, 3
+"""Turns of each kind; steps at the beginning of each that do not count; steps that count, at least."""
+
+BUDGET_S = 40.0
+"""Of one process; long steps are fewer."""
+
+PARTS = ("step", "forward", "backward", "update")
 
 
 def mlp(width: int, depth: int) -> Callable[[], nn.Module]:
@@ -41,6 +56,7 @@ def autoencoder() -> nn.Module:
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp-narrow": (mlp(512, 8), (512,)),
     "mlp-wide": (mlp(2048, 3), (2048,)),
+    "mlp-deep": (mlp(384, 24), (384,)),
     "autoencoder": (autoencoder, (784,)),
     "cnn": (lambda: cnn(32), (3, 32, 32)),
     "transformer": (
@@ -63,18 +79,27 @@ def main() -> None:
         alone(model, given, int(steps), Path(role[1]))
     else:
         rank, ranks, store = int(role[0]), int(role[1]), role[2]
+        limits = [float(each) for each in role[3].split(",")] if len(role) > 3 else [None]
         dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
-        together(model, given, int(steps), rank)
+        together(model, given, int(steps), rank, limits)
         dist.destroy_process_group()
 
 
-def stepping(model: nn.Module, given: torch.Tensor) -> Callable[[], None]:
+def stepping(model: nn.Module, given: torch.Tensor) -> Callable[[], tuple[float, ...]]:
+    """Return a step, which returns the seconds of `PARTS`."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
-    def step() -> None:
+    def step() -> tuple[float, ...]:
+        began = time.perf_counter()
         optimizer.zero_grad()
-        model(given).square().mean().backward()
+        cleared = time.perf_counter()
+        loss = model(given).square().mean()
+        forward = time.perf_counter()
+        loss.backward()
+        backward = time.perf_counter()
         optimizer.step()
+        end = time.perf_counter()
+        return end - began, forward - cleared, backward - forward, end - backward
 
     return step
 
@@ -89,27 +114,45 @@ def alone(model: nn.Module, given: torch.Tensor, steps: int, run: Path) -> None:
                 step()
 
 
-def together(model: nn.Module, given: torch.Tensor, steps: int, rank: int) -> None:
-    wrapped: Any = nn.parallel.DistributedDataParallel(model)
-    step = stepping(wrapped, given)
-    took = []
-    for place in range(WARM + steps):
-        began = time.perf_counter()
-        step()
-        if place >= WARM:
-            took.append(time.perf_counter() - began)
-    found: dict[str, Any] = {"seconds": sorted(took)[len(took) // 2], "mean": sum(took) / len(took)}
-    try:
+def together(model: nn.Module, given: torch.Tensor, steps: int, rank: int, limits: list[float | None]) -> None:
+    kinds: dict[str, Any] = {"alone": copy.deepcopy(model), "beside": copy.deepcopy(model)}
+    for limit in limits:
+        how = {} if limit is None else {"bucket_cap_mb": limit}
+        name = "ddp" if limit is None else f"ddp {limit:g}"
+        kinds[name] = nn.parallel.DistributedDataParallel(copy.deepcopy(model), **how)
+    made = {name: stepping(each, given) for name, each in kinds.items()}
+    took: dict[str, list[tuple[float, ...]]] = {name: [] for name in kinds}
+    order = random.Random(0)
+    count = torch.tensor([SETTLE + -(-steps // BLOCKS)])
+    if rank == 0:
+        made["alone"]()
+        long = made["alone"]()[0]
+        fitting = int(BUDGET_S / (2 * long * len(kinds) * (BLOCKS + 1)))
+        count[0] = min(int(count[0]), max(SETTLE + LEAST, fitting))
+    dist.broadcast(count, 0)
+    for block in range(BLOCKS + 1):  # the first one does not count: buckets are rebuilt in it
+        for name in order.sample(sorted(kinds), k=len(kinds)):
+            dist.barrier()
+            if name == "alone" and rank:
+                continue
+            found = [made[name]() for _ in range(int(count))]
+            took[name] += found[SETTLE:] if block else []
+    found_all: dict[str, Any] = {
+        name: dict(zip(PARTS, (sorted(those)[len(those) // 2] for those in zip(*rows, strict=True)), strict=True))
+        for name, rows in took.items()
+        if rows
+    }
+    found_all["overlap"] = None
+    with contextlib.suppress(AttributeError, KeyError, RuntimeError):  # torch's own account, which it need not have
+        wrapped = kinds[list(kinds)[2]]
         wrapped._set_ddp_runtime_logging_sample_rate(1)
         for _ in range(5):
-            step()
+            made[list(kinds)[2]]()
         told = wrapped._get_ddp_logging_data()
         whole = told["avg_backward_comm_time"]
-        found["overlap"] = told["avg_backward_compute_comm_overlap_time"] / whole if whole else None
-    except (AttributeError, KeyError, RuntimeError):  # torch's own account, which it need not have
-        found["overlap"] = None
+        found_all["overlap"] = told["avg_backward_compute_comm_overlap_time"] / whole if whole else None
     if rank == 0:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(found_all), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,119 @@
+"""Whether the order of bucket sizes that xsp predicts is the one that two processes of this machine have.
+
+Models of many parameters train on two ranks of gloo with five sizes of buckets, in turns in the same processes; xsp
+predicts each from the run of one process. Kendall's tau is over the pairs of sizes whose measured difference exceeds
+its interval. What is measured stays in `--out`, so a run goes on where it was stopped; `--seconds` ends it in time.
+
+    python benchmarks/predict_buckets.py --out DIR --seconds 540 --save      again until it says that all is there
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from parts import ddp_cases, turns
+
+import xsp
+from xsp.bench import links, transfers
+from xsp.bench.timings import Timings
+from xsp.predict import measured, recorded, scaling
+from xsp.predict.training import Job
+
+GOAL = 0.6
+SIZES = (0.25, 1.0, 4.0, 12.0, 48.0)
+"""MiB."""
+
+CASES = (("resnet18", 8), ("transformer", 8), ("mlp-deep", 32))
+QUICK = (("mlp-deep", 8),)
+
+
+def main() -> None:
+    made = turns.parser(__doc__, rounds=5)
+    made.add_argument("--out", type=Path, help="keep what is measured here, and go on with what is there")
+    made.add_argument("--seconds", type=float, help="end after so many seconds (default: 3600)")
+    options = turns.parse(made)
+    options.seconds = options.seconds or (60.0 if options.quick else 3600.0)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        measure(options, options.out)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            measure(options, Path(folder))
+
+
+def measure(options: Any, out: Path) -> None:
+    """Measure what is missing, and report if all is there."""
+    until = time.monotonic() + options.seconds
+    timings = Timings.open(out / "timings")
+    asked = links.asked(timings, transfers.COLLECTIVES, ddp_cases.FAMILIES, (2,))
+    links.fill(asked, timings, max(10.0, options.seconds / 3), lambda *told: None)
+    rows, left = [], 0
+    for name, batch in QUICK if options.quick else CASES:
+        place, run = out / f"buckets-{name}-{batch}.json", out / f"run-{name}-{batch}"
+        if not place.exists():
+            if rows and time.monotonic() > until:
+                left += 1
+                continue
+            steps, rounds = (10, 3) if options.quick else (20, options.rounds)
+            place.write_text(json.dumps(ddp_cases.one(name, batch, steps, rounds, run, 2, SIZES)))
+        rows.append(of(timings, name, batch, json.loads(place.read_text()), run))
+    report(options, rows, left)
+
+
+def of(timings: Timings, name: str, batch: int, found: dict[str, Any], run: Path) -> dict[str, Any]:
+    """Return predicted and measured steps by size, and which pairs differ by how much."""
+    step = recorded.of(xsp.load(run))
+    job = Job(2, measured.of(timings, 1))
+    sizes = {
+        size: scaling.of(step, replace(job, bucket=int(size * (1 << 20))), (2,)).points[-1].found.step for size in SIZES
+    }
+    agree, known = 0, 0
+    for one, other in itertools.combinations(SIZES, 2):
+        apart = turns.middle([each[f"ddp {one:g}"] - each[f"ddp {other:g}"] for each in found["all"]])
+        if apart.lo <= 0 <= apart.hi:
+            continue
+        known += 1
+        agree += 1 if (sizes[one] - sizes[other]) * apart.value > 0 else -1
+    return {
+        "model": name, "batch": batch, "predicted_s": list(sizes.values()),
+        "measured_s": [found[f"ddp {size:g}"]["step"] for size in SIZES], "agree": agree, "known": known,
+    }  # fmt: skip
+
+
+def report(options: Any, rows: list[dict[str, Any]], left: int) -> None:
+    found = turns.Report(
+        "predict_buckets",
+        "Steps of two ranks by the size of buckets: predicted, measured, ms",
+        ("model, batch", *(f"{size:g} MiB" for size in SIZES), "tau", "pairs"),
+    )
+    taus = []
+    for each in rows:
+        tau = each["agree"] / each["known"] if each["known"] else None
+        taus += [] if tau is None else [tau]
+        both = zip(each["predicted_s"], each["measured_s"], strict=True)
+        cells = [f"{1e3 * one:.1f}, {1e3 * other:.1f}" for one, other in both]
+        shown = "–" if tau is None else f"{tau:.2f}"
+        found.add([f"{each['model']}, {each['batch']}", *cells, shown, f"{each['known']} of 10"], **each, tau=tau)
+    if taus:
+        mean = statistics.fmean(taus)
+        goal = "not all measured" if left else "met" if mean >= GOAL else "missed"
+        found.notes.append(
+            f"Kendall's tau over pairs whose difference exceeds its interval: {mean:.2f} in the mean; the "
+            f"goal is {GOAL}: {goal}."
+        )
+    else:
+        found.notes.append("No two sizes differ by more than the interval: there is no order to be predicted.")
+    if left:
+        found.notes.append(f"{left} cases are left: call it again.")
+    found.finish(options)
+
+
+if __name__ == "__main__":
+    main()
