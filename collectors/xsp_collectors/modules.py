@@ -14,7 +14,7 @@ import itertools
 import json
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -43,22 +43,33 @@ _PROBED = 500
 
 
 class _Call(NamedTuple):
-    """One call as the wrapper leaves it, a plain tuple then; calls stand in the order of their ends."""
+    """One call, as `_decoded` makes it of what the wrapper leaves; calls stand in the order of their ends."""
 
     module: nn.Module
     thread: int
     depth: int
     start: int
     end: int
-    inputs: Sketch | None
-    outputs: Sketch | None
+    inputs: Sketch | None = None
+    outputs: Sketch | None = None
     """Of what it returned; None in steps that do not describe."""
 
-    error: str | None
-    given: tuple[int, ...]
+    error: str | None = None
+    given: tuple[int, ...] = ()
     """Numbers of the tensors among its arguments, and of those that it returned; in steps that describe."""
 
-    returned: tuple[int, ...]
+    returned: tuple[int, ...] = ()
+
+
+_FIELDS = 6
+"""Of a call in the wrapper's flat list, which takes fewer lines of the cache than a list of tuples, and which the
+garbage collector does not count: the first five of `_Call`, and a tuple of the others, None for most calls."""
+
+
+def _decoded(flat: list[Any]) -> list[_Call]:
+    """Return the calls in a list of the wrapper's."""
+    each = iter(flat)
+    return [_Call(*call[:-1], *(call[-1] or ())) for call in zip(*[each] * _FIELDS, strict=True)]
 
 
 class _Threads(threading.local):
@@ -76,7 +87,7 @@ class ModuleCalls(Collector):
     by_thread = True
 
     def __init__(self) -> None:
-        self._calls: list[tuple[Any, ...]] = []
+        self._calls: list[Any] = []
         self._catalog = _Catalog()
         self._layers = False
         self._set_mode: Callable[[int], None] = lambda mode: None
@@ -90,7 +101,7 @@ class ModuleCalls(Collector):
     def open(self) -> None:
         """Put the wrapper around `Module.__call__`; it passes calls through until the first `start`."""
         self._original = nn.Module.__call__
-        self._wrapper, self._set_mode = _wrap(self._original, self._calls.append, self)
+        self._wrapper, self._set_mode = _wrap(self._original, self._calls.extend, self)
         nn.Module.__call__ = self._wrapper  # type: ignore[method-assign]
         self.stop()
 
@@ -132,21 +143,22 @@ class ModuleCalls(Collector):
         """Return a FORWARD span for each outermost call and, in layer rungs, a MODULE span for each call."""
         calls = self._calls[:]
         del self._calls[: len(calls)]  # other threads may append meanwhile
-        return self._spans_of(map(_Call._make, calls))
+        return self._spans_of(_decoded(calls))
 
     def spans_during(self, start: int, end: int, thread: int | None = None) -> Iterator[Span]:
         """Return the spans of calls that began and ended between two times, on one thread or on all."""
-        calls = [call for call in self._calls[:] if start <= call[3] and call[4] <= end]
-        return self._spans_of(_Call._make(call) for call in calls if thread is None or call[1] == thread)
+        seen = _decoded(self._calls[:])
+        own = [call for call in seen if start <= call.start and call.end <= end and thread in (None, call.thread)]
+        return self._spans_of(own)
 
     def drop_before(self, time: int) -> None:
         """Forget the calls that ended before."""
-        calls = self._calls
-        count = len(calls)  # other threads append meanwhile
-        calls[:count] = [call for call in calls[:count] if call[4] >= time]
+        calls = self._calls[:]  # other threads append meanwhile
+        ends = calls[4::_FIELDS]
+        kept = [calls[_FIELDS * place : _FIELDS * (place + 1)] for place, end in enumerate(ends) if end >= time]
+        self._calls[: len(calls)] = [value for call in kept for value in call]
 
-    def _spans_of(self, seen: Iterable[_Call]) -> Iterator[Span]:
-        calls = list(seen)
+    def _spans_of(self, calls: Sequence[_Call]) -> Iterator[Span]:
         for call in calls:
             if call.depth == 0:
                 self._catalog.add(call.module)
@@ -235,14 +247,13 @@ class ModuleCalls(Collector):
 
 
 def _wrap(
-    original: Callable[..., Any], append: Callable[[tuple[Any, ...]], None], collector: ModuleCalls
+    original: Callable[..., Any], extend: Callable[[tuple[Any, ...]], None], collector: ModuleCalls
 ) -> tuple[Callable[..., Any], Callable[[int], None]]:
-    """Return the wrapper of `original` and the function that sets its mode."""
+    """Return the wrapper of `original`, which adds calls to a list by its `extend`, and what sets its mode."""
     mode = _OFF
-    threads = _Threads()
+    outside, records = _OFF, False  # the mode outside of the outermost call, and whether it is one that records
+    threads, numbers = _Threads(), collector._numbers
     clock, grad_enabled, threads_running = monotonic_ns, torch.is_grad_enabled, _threads_running()
-    around = _OFF  # the mode outside of the outermost call
-    numbers = collector._numbers
     # Dynamo traces through the wrapper. Asking it keeps clocks and lists out of compiled graphs; asking it
     # first keeps `mode` out of their guards, which would have them compiled again for each mode.
     is_tracing = torch.compiler.is_dynamo_compiling
@@ -250,63 +261,64 @@ def _wrap(
     plain = original is getattr(nn.Module, "_wrapped_call_impl", None) and hasattr(nn.Module, "_call_impl")
 
     def set_mode(new: int) -> None:
-        nonlocal mode
-        mode = new
+        nonlocal mode, records
+        mode, records = new, new > _SIGNAL
+
+    def begin(module: Any, thread: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sketch | None:
+        """Note and signal that an outermost call begins; return what it is given, in modes that record."""
+        nonlocal mode, outside
+        outline = collector.outline
+        if outline is not None and (owner := outline.thread) in (None, thread):
+            trains = module.training and grad_enabled()
+            word = (_FORWARD, same_as(module), type(module), trains, first_shape(args, kwargs))
+            if mode <= _ENDS and outline.usual is not None and word not in outline.usual:
+                collector.notify(Signal.UNUSUAL, module)  # which ends the stretch, and sets another mode
+            outline.append(word)
+            if owner is None and outline.thread not in (None, thread):
+                _take_back(outline, word)
+        if mode > _ENDS:
+            collector.notify(Signal.CALL_BEGIN, module)
+        inputs = sketch(args, kwargs) if records else None
+        # in a service (no outline) a thread that starts inside a call serves a request of its own
+        if mode <= _OUTERMOST and outline is not None and threads_running() == 1:
+            outside, mode = mode, _INSIDE
+        return inputs
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal mode, around
+        nonlocal mode
         call = self._call_impl if plain and self._compiled_call_impl is None else partial(original, self)
         if is_tracing() or mode <= _INSIDE:
             return call(*args, **kwargs)
         here = threads.here
-        depth = here[0]
-        if depth and mode <= _OUTERMOST:
-            return call(*args, **kwargs)
+        depth, thread = here
         inputs: Sketch | None = None
         given: tuple[int, ...] = ()
-        if depth:
-            if mode == _DESCRIBE:
-                inputs, given = sketch(args, kwargs), numbers.of((args, kwargs))
-        else:
-            outline = collector.outline
-            if outline is not None and (owner := outline.thread) in (None, here[1]):
-                trains = self.training and grad_enabled()
-                word = (_FORWARD, same_as(self), type(self), trains, first_shape(args, kwargs))
-                if mode <= _ENDS and outline.usual is not None and word not in outline.usual:
-                    collector.notify(Signal.UNUSUAL, self)  # which ends the stretch, and sets another mode
-                outline.append(word)
-                if owner is None and outline.thread not in (None, here[1]):
-                    _take_back(outline, word)
-            if mode > _ENDS:
-                collector.notify(Signal.CALL_BEGIN, self)
-                if mode > _SIGNAL:
-                    inputs = sketch(args, kwargs)
-            # in a service (no outline) a thread that starts inside a call serves a request of its own
-            if mode <= _OUTERMOST and outline is not None and threads_running() == 1:
-                around, mode = mode, _INSIDE
+        if not depth:
+            inputs = begin(self, thread, args, kwargs)
+        elif mode <= _OUTERMOST:
+            return call(*args, **kwargs)
+        elif mode == _DESCRIBE:
+            inputs, given = sketch(args, kwargs), numbers.of((args, kwargs))
         here[0] = depth + 1
         result = None
-        start = clock() if mode != _INSIDE or around > _SIGNAL else 0
+        start = clock() if records or mode != _INSIDE else 0
         try:
             result = call(*args, **kwargs)
         except BaseException as error:
-            if (around if mode == _INSIDE else mode) > _SIGNAL:
-                append((self, here[1], depth, start, clock(), inputs, None, type(error).__name__, (), ()))
+            if records:
+                extend((self, thread, depth, start, clock(), (inputs, None, type(error).__name__)))
             raise
         else:
-            if (around if mode == _INSIDE else mode) > _SIGNAL:
+            if records:
                 end = clock()
-                if mode != _DESCRIBE:
-                    append((self, here[1], depth, start, end, inputs, None, None, (), ()))
-                else:
-                    returned = numbers.of(result)
-                    append((self, here[1], depth, start, end, inputs, sketch_of(result), None, given, returned))
+                more = (inputs, sketch_of(result), None, given, numbers.of(result)) if mode == _DESCRIBE else None
+                extend((self, thread, depth, start, end, more or (inputs and (inputs,))))
             return result
         finally:
             here[0] = depth
             if not depth:
                 if mode == _INSIDE:
-                    mode = around
+                    mode = outside
                 if mode != _WATCH:
                     collector.notify(Signal.CALL_END, result)
 
