@@ -7,6 +7,9 @@ examples:
   xsp evaluate check resnet18.yaml          what is wrong with it, and who can run it
   xsp evaluate run resnet18.yaml            carry it out, and keep the result
   xsp evaluate list                         what was found
+  xsp evaluate compare 4f1c-0001 77aa-0001  two results, and what differs
+  xsp evaluate leaderboard --task image-classification
+  xsp evaluate reproduce 4f1c               carry it out again, and judge the difference
   xsp evaluate schema                       the JSON Schema of manifests
 """
 
@@ -22,6 +25,9 @@ PARTS = {
     "check": "xsp.cli.evaluate_check",
     "run": "xsp.cli.evaluate_run",
     "list": "xsp.cli.evaluate_list",
+    "compare": "xsp.cli.evaluate_compare",
+    "leaderboard": "xsp.cli.evaluate_leaderboard",
+    "reproduce": "xsp.cli.evaluate_reproduce",
     "schema": "xsp.cli.evaluate_schema",
 }
 """Second words that are commands of their own."""

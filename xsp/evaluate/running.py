@@ -127,6 +127,7 @@ def evaluate(
             "transport": transport,
             "agent": results.plain(facts),
             "environment": {"hash": there.hash, "equal": dict(there.equal), "noted": dict(there.noted)},
+            "threads": _threads_now(),
             "samples": {"count": len(served.samples), "checksum": served.samples.checksum},
             "outputs": {"digest": results.digest(kept), "samples": min(len(served.raw), MOST_OUTPUTS)},
             "simulated": simulated,
@@ -340,6 +341,15 @@ def _environment(manifest: Manifest) -> list[str]:
         for name, value in manifest.software.environment.items()
         if os.environ.get(name) != value
     ]
+
+
+def _threads_now() -> int | None:
+    """Return how many threads PyTorch uses; None without it."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.get_num_threads()
 
 
 @contextlib.contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xsp.evaluate.results import Result
+from xsp.evaluate.quality.judging import Judgement
+from xsp.evaluate.results import RUN, Result
+from xsp.evaluate.standings import Comparison, Row
 
 WIDTH = 80
 
@@ -59,3 +62,109 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+# --- comparisons ------------------------------------------------------------------------------------------------------
+
+FIGURES = ("p50_ms", "p90_ms", "p99_ms", "trimmed_mean_ms", "inputs_per_s")
+
+MOST_DIFFERING = 20
+
+
+def comparison(found: Comparison) -> str:
+    """Return figures, outputs, and what differs."""
+    lines = [f"{found.before.name} and {found.after.name}: {judgement(found.judgement)}", ""]
+    rows = []
+    after = {part["batch"]: part for part in found.after.parts}
+    for part in found.before.parts:
+        other = after.get(part["batch"])
+        for name in FIGURES if other is not None else ():
+            one, two = part[name], other[name] if other else None
+            change = f"{100 * (two / one - 1):+.1f} %" if one and two else "-"
+            rows.append((name.replace("_", " "), str(part["batch"]), figure(one), figure(two), change))
+    if rows:
+        lines += [table(("figure", "batch", "before", "after", "change"), rows, 1), ""]
+    else:
+        lines += ["they have no batch size in common", ""]
+    lines.append("outputs: equal bit for bit" if found.equal_outputs else "outputs: not equal")
+    for name, measures in found.divergences.items() if not found.equal_outputs else ():
+        said = ", ".join(
+            f"{each} {value if isinstance(value, str) else figure(value)}" for each, value in measures.items()
+        )
+        lines += textwrap.wrap(f"  {name}: {said}", WIDTH, subsequent_indent="    ")
+    for name, (one, two) in list(found.differing.items())[:MOST_DIFFERING]:
+        said = f"differs: {name}: {'-' if one is None else one} → {'-' if two is None else two}"
+        lines += textwrap.wrap(said, WIDTH, subsequent_indent="    ")
+    if len(found.differing) > MOST_DIFFERING:
+        lines.append(f"and {len(found.differing) - MOST_DIFFERING} more differ")
+    runs = [each.path / RUN for each in (found.before, found.after)]
+    if all(each.is_dir() for each in runs):
+        lines.append(f"by layer: xsp compare {runs[0]} {runs[1]}")
+    return "\n".join(lines)
+
+
+def comparison_json(found: Comparison) -> dict[str, Any]:
+    """Return a comparison as plain data."""
+    return {
+        "before": found.before.name,
+        "after": found.after.name,
+        **judgement_json(found.judgement),
+        "equal_outputs": found.equal_outputs,
+        "divergences": {name: dict(each) for name, each in found.divergences.items()},
+        "differing": {name: list(each) for name, each in found.differing.items()},
+        "figures": [
+            {"batch": part["batch"], "before": _figures(part), "after": _figures(other)}
+            for part in found.before.parts
+            for other in found.after.parts
+            if other["batch"] == part["batch"]
+        ],
+    }
+
+
+def _figures(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: part[name] for name in FIGURES}
+
+
+def judgement(found: Judgement) -> str:
+    """Return a verdict with the reasons that made it."""
+    lines = [found.verdict.value]
+    for each in found.why:
+        lines += textwrap.wrap(
+            f"  {each.subject}: {each.text}", WIDTH, subsequent_indent="    ", break_on_hyphens=False
+        )
+    return "\n".join(lines)
+
+
+def judgement_json(found: Judgement) -> dict[str, Any]:
+    """Return a judgement as plain data."""
+    reasons = [{"subject": each.subject, "verdict": each.verdict.value, "text": each.text} for each in found.reasons]
+    return {"verdict": found.verdict.value, "reasons": reasons}
+
+
+# --- the leaderboard --------------------------------------------------------------------------------------------------
+
+
+def standing(rows: Sequence[Row], most: int) -> str:
+    """Return the first rows of a leaderboard."""
+    head = ("", "model", "load", "software", "machine", "batch", "p50 ms", "p99 ms", "inputs/s")
+    shown = [
+        (
+            str(place), str(row.newest.manifest["model"]["name"]), str(row.newest.content["kind"]), row.software,
+            row.machine, str(row.part["batch"]), figure(row.part["p50_ms"]),
+            figure(row.part["p99_ms"]) + mark(row.newest, row.part), figure(row.part["inputs_per_s"]),
+        )
+        for place, row in enumerate(rows[:most], 1)
+    ]  # fmt: skip
+    lines = [table(head, shown, 5)]
+    if len(rows) > most:
+        lines.append(f"and {len(rows) - most} more rows: --rows {len(rows)}")
+    return "\n".join(lines)
+
+
+def standing_json(row: Row) -> dict[str, Any]:
+    """Return a row of a leaderboard as plain data."""
+    return {
+        "model": row.newest.manifest["model"]["name"], "identity": row.newest.identity, "result": row.newest.name,
+        "results": row.count, "software": row.software, "machine": row.machine, "kind": row.newest.content["kind"],
+        "batch": row.part["batch"], **_figures(row.part),
+    }  # fmt: skip

@@ -1,0 +1,38 @@
+"""Compare results of evaluations: figures, outputs, and what differs in manifest, software and machine.
+
+Each is compared with the first.
+
+examples:
+  xsp evaluate compare 4f1c2a9b03de-0001 4f1c2a9b03de-0002
+  xsp evaluate compare 4f1c 77aa 01ee --format json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from xsp.cli import evaluate_run, progress
+
+SUMMARY = "results side by side, and what differs"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "result", nargs="+", metavar="RESULT", help="names or paths of results, or the begin of a manifest's identity"
+    )
+    evaluate_run.stored(parser)
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Compare, and show it."""
+    from xsp.evaluate import results, standings, tables
+
+    found = standings.compared([results.named(each, given.store) for each in given.result])
+    if given.format == "json":
+        progress.put(json.dumps([tables.comparison_json(each) for each in found], indent=1) + "\n")
+    else:
+        progress.tell("\n\n".join(tables.comparison(each) for each in found))
+    return 0

@@ -1,0 +1,46 @@
+"""Show the results of a task in order, the best first.
+
+A row is of one manifest, batch size, software and machine: results of other versions have a row of their own.
+
+examples:
+  xsp evaluate leaderboard --task image-classification
+  xsp evaluate leaderboard --by p99_ms
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from xsp.cli import evaluate_run, options, progress
+
+SUMMARY = "results of a task in order"
+
+BY = ("inputs_per_s", "p50_ms", "p90_ms", "p99_ms")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--task", metavar="NAME", help="of the models (default: all)")
+    parser.add_argument("--by", choices=BY, default=BY[0], help="what decides (default: inputs_per_s)")
+    parser.add_argument("--rows", type=options.rows, default=40, metavar="N", help="rows to show (default: 40)")
+    evaluate_run.stored(parser)
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Show it."""
+    from xsp.evaluate import results, standings, tables
+
+    found, wrong = results.every(given.store)
+    for each in wrong:
+        progress.warn(f"xsp: {each}")
+    rows = standings.leaderboard(found, given.task, given.by)
+    if given.format == "json":
+        progress.put(json.dumps([tables.standing_json(each) for each in rows], indent=1) + "\n")
+    elif not rows:
+        of = f" of the task {given.task!r}" if given.task else ""
+        progress.tell(f"no results{of} in {given.store}; `xsp evaluate run MANIFEST` makes some")
+    else:
+        progress.tell(tables.standing(rows, given.rows))
+    return 0

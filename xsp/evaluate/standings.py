@@ -1,0 +1,183 @@
+"""Results side by side: any few of them compared, those of a task in order, and whether one could be reproduced."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xsp.errors import UsageError, XspError
+from xsp.evaluate import reading
+from xsp.evaluate.quality import divergence
+from xsp.evaluate.quality.judging import Judgement, Outcome, judge, settle
+from xsp.evaluate.results import Result
+
+OF_THE_MACHINE = ("cpu", "machine", "cores", "memory_gib", "devices", "instructions", "caches", "nodes")
+"""Facts of an environment that are of its hardware."""
+
+
+NAMES_ALONE = ("name", "description", "reference")
+
+
+def outcome(found: Result) -> Outcome:
+    """Return what a result comes to, as `judge` takes it: outputs, latencies by batch size, and its circumstances."""
+    latencies = {f"batch {part['batch']}": [found.requests(part["batch"]).latency_ns] for part in found.parts}
+    return Outcome(found.outputs() or None, latencies, circumstances(found), _precision(found))
+
+
+def circumstances(found: Result) -> dict[str, str]:
+    """Return the fields of the manifest, the environment and the versions of packages, each as text.
+
+    Fields that were left out have their defaults; what a manifest is called, and what is said of it, bears on nothing.
+    """
+    agent = found.content["agent"]
+    whole = reading.of_plain(found.manifest).manifest.model_dump(mode="json", exclude=set(NAMES_ALONE))
+    return {
+        **{f"manifest {name}": value for name, value in _flat(whole)},
+        "threads": _text(found.content.get("threads")),
+        **{name: _text(value) for name, value in found.content["environment"]["equal"].items()},
+        **{name: str(version) for name, version in agent["packages"].items()},
+        "python": str(agent["python"]),
+        "samples": str(found.content["samples"]["checksum"]),
+        "host": str(agent["host"]),
+        "agent": str(agent["name"]),
+        "xsp": str(found.content["xsp"]),
+    }
+
+
+def _precision(found: Result) -> str:
+    return str(found.manifest["model"].get("precision", "float32"))
+
+
+def _flat(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _flat(each, f"{place}.{name}" if place else str(name))
+    elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+        for number, each in enumerate(value):
+            yield from _flat(each, f"{place}[{number}]")
+    else:
+        yield place, _text(value)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def reproduced(before: Result, again: Callable[[], Result], most: int) -> Judgement:
+    """Return whether an evaluation that is made again is the same.
+
+    Args:
+        before: the result that is kept.
+        again: makes it again.
+        most: times at most; latencies alone need more than one.
+    """
+    return settle(outcome(before), lambda: outcome(again()), most)
+
+
+# --- compared ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A result against the first one."""
+
+    before: Result
+    after: Result
+    differing: Mapping[str, tuple[str | None, str | None]]
+    """What bears upon them and is not equal, by name; None where one does not say."""
+
+    divergences: Mapping[str, Mapping[str, float | str]]
+    """By output that both have in the same shape: see `divergence.all_of`."""
+
+    equal_outputs: bool
+    judgement: Judgement
+
+
+def compared(found: Sequence[Result]) -> list[Comparison]:
+    """Return each of several results against the first.
+
+    Raises:
+        UsageError: there are fewer than two.
+    """
+    if len(found) < 2:
+        raise UsageError("two results are compared, or more: `xsp evaluate list` names them")
+    return [_compared(found[0], each) for each in found[1:]]
+
+
+def _compared(before: Result, after: Result) -> Comparison:
+    one, other = circumstances(before), circumstances(after)
+    differing = {
+        name: (one.get(name), other.get(name))
+        for name in dict.fromkeys([*one, *other])
+        if one.get(name) != other.get(name)
+    }
+    mine, theirs = before.outputs(), after.outputs()
+    divergences: dict[str, Mapping[str, float | str]] = {}
+    for name in mine:
+        if name in theirs and mine[name].shape == theirs[name].shape and mine[name].dtype.kind == "f":
+            rows = mine[name].reshape(len(mine[name]), -1), theirs[name].reshape(len(theirs[name]), -1)
+            try:
+                divergences[name] = divergence.all_of(*rows)
+            except (XspError, ValueError):
+                continue
+    equal = before.content["outputs"]["digest"] == after.content["outputs"]["digest"]
+    return Comparison(before, after, differing, divergences, equal, judge(outcome(before), outcome(after)))
+
+
+# --- in order ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """Results of one manifest, batch size, software and machine: the newest speaks for them."""
+
+    newest: Result
+    part: Mapping[str, Any]
+    count: int
+    software: str
+    """Six digits of the versions of everything: rows of other software have others."""
+
+    machine: str
+
+
+def software_of(found: Result) -> str:
+    """Return six digits of the versions, libraries and variables that a result was made with."""
+    equal = found.content["environment"]["equal"]
+    told = {name: value for name, value in equal.items() if name not in OF_THE_MACHINE}
+    agent = found.content["agent"]
+    return _digits([told, agent["packages"], agent["python"], found.manifest.get("software", {})])
+
+
+def machine_of(found: Result) -> str:
+    """Return six digits of the hardware that a result was made on."""
+    equal = found.content["environment"]["equal"]
+    return _digits({name: equal.get(name) for name in OF_THE_MACHINE})
+
+
+def _digits(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:6]
+
+
+def leaderboard(found: Sequence[Result], task: str | None = None, by: str = "inputs_per_s") -> list[Row]:
+    """Return rows, the best first: highest throughput, or lowest latency.
+
+    Args:
+        found: oldest first.
+        task: of the models; all if None.
+        by: `inputs_per_s`, `p50_ms`, `p90_ms` or `p99_ms`.
+    """
+    rows: dict[tuple[Any, ...], list[Result]] = {}
+    for each in found:
+        if task is None or each.manifest["model"].get("task") == task:
+            for part in each.parts:
+                key = each.identity, part["batch"], software_of(each), machine_of(each)
+                rows.setdefault(key, []).append(each)
+    made = [
+        Row(those[-1], next(part for part in those[-1].parts if part["batch"] == batch), len(those), software, machine)
+        for (_, batch, software, machine), those in rows.items()
+    ]
+    sign = -1 if by == "inputs_per_s" else 1
+    return sorted(made, key=lambda row: (row.part[by] is None, sign * (row.part[by] or 0.0), row.newest.name))
