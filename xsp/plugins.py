@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COMMANDS = "xsp.commands"
+REMARKS = "xsp.remarks"
 
 MAY_BREAK = (Exception, SystemExit)
 """What a third party's code may raise without ending the program that is measured."""
@@ -36,7 +37,7 @@ def load(group: str, name: str) -> Any:
 
     Args:
         group: `xsp.collectors`, `xsp.importers`, `xsp.exporters`, `xsp.analyses`, `xsp.questions`, `xsp.commands`,
-            `xsp.runtimes` or `xsp.senders`.
+            `xsp.remarks`, `xsp.runtimes` or `xsp.senders`.
         name: its name in that group.
 
     Returns:
@@ -146,6 +147,17 @@ def command(name: str) -> Command:
     except MAY_BREAK as error:
         raise PluginError(f"command {name!r} cannot be used: {type(error).__name__}: {error}") from error
     return found
+
+
+def remarks(trace: object) -> list[str]:
+    """Return what plugins say of the trace of a run that has just ended; one that fails says nothing."""
+    said = []
+    for name in names(REMARKS):
+        try:
+            said.append(load(REMARKS, name)(trace))
+        except MAY_BREAK:
+            continue  # `xsp doctor` says of those that cannot be imported why
+    return [text for text in said if isinstance(text, str) and text]
 
 
 def _entry_points(group: str) -> Sequence[EntryPoint]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from xsp.cli import COMMANDS, main
+from xsp import plugins
+from xsp.cli import COMMANDS, main, progress
 
 pytest.importorskip("torch")
 
@@ -35,13 +36,22 @@ def sweep_directory(run_directory) -> Path:
     return place / "sweep"
 
 
-def test_profile_prints_what_one_wants_first_and_what_to_type_next(run_directory, capsys):
+def test_profile_prints_what_one_wants_first_and_what_to_type_next(run_directory, capsys, monkeypatch):
     place = run_directory.parent
+    monkeypatch.setattr(plugins, "remarks", lambda trace: [f"advice: of {trace.name}"])
     assert main(["profile", f"{place}/small.py:build", "--repeats", "3", "--out", f"{place}/shown"]) == 0
     out, err = capsys.readouterr()
     for word in ("latency", "Linear", "kernels", "xsp report", "xsp analyze"):
         assert word in out
     assert "small batch 1" in err
+    assert err.endswith("\nadvice: of small\n")
+    assert "advice" not in out
+
+
+def test_no_advice_is_given_where_none_is_wanted(run_directory, capsys, monkeypatch):
+    monkeypatch.setattr(plugins, "remarks", lambda _: pytest.fail("asked for remarks"))
+    progress.show_result(run_directory, remarks=False)
+    assert "stored in" in capsys.readouterr().out
 
 
 def test_analyze_lists_what_can_be_asked(run_directory, capsys):

@@ -31,7 +31,7 @@ def page(found: Advised, limit: int | None = None, history: str | None = None) -
     for number, piece in enumerate(shown, 1):
         if piece.option and (number == 1 or not shown[number - 2].option):
             lines += ["", "less time for other results, if those are good enough:"]
-        lines += ["", *_piece(number, piece, _a(found.step))]
+        lines += ["", *_piece(number, piece, a_step(found.step))]
     lines += _together(found)
     rest = len(found.advice) - len(shown)
     notes = [f"{rest} more: --limit {len(found.advice)}"] if rest else []
@@ -69,10 +69,10 @@ def _of_step(found: Advised) -> str:
     if found.step.what == "window":
         return f": {duration(found.step.ms.value)} from the first work of a device to the end of its last"
     count = f", {found.step.steps} step{'s' * (found.step.steps > 1)}" if found.step.steps else ""
-    return f": {_a(found.step)} of {milliseconds(found.step.ms)}{count}"
+    return f": {a_step(found.step)} of {milliseconds(found.step.ms)}{count}"
 
 
-def _a(step: Step | None) -> str:
+def a_step(step: Step | None) -> str:
     """Return what gains are a part of, with its article."""
     return {"iteration": "an iteration", "window": "the time"}.get(step.what if step else "", "a step")
 

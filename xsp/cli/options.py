@@ -72,6 +72,11 @@ def recording(parser: argparse.ArgumentParser) -> None:
     delivering(parser)
 
 
+def remarking(parser: argparse.ArgumentParser) -> None:
+    """Add the option that leaves out what is advised at the end."""
+    parser.add_argument("--no-advice", action="store_true", help="say nothing at the end of what could be changed")
+
+
 def sampling_steps(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that records some steps of a long run."""
     group = parser.add_argument_group("long runs")

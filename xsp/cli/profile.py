@@ -28,6 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.recording(parser)
     options.counting(parser)
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no tables")
+    options.remarking(parser)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -49,5 +50,5 @@ def run(given: argparse.Namespace) -> int:
     if given.counters:
         counters.once_more(lambda: models.count(given.model, settings, how, out))
     if not given.quiet:
-        progress.show_result(out)
+        progress.show_result(out, not given.no_advice)
     return 0

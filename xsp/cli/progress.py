@@ -63,11 +63,17 @@ def take_any_letter() -> None:
             stream.reconfigure(errors="replace")
 
 
-def show_result(out: Path) -> None:
-    """Print a run's first tables, and what to type next."""
+def show_result(out: Path, remarks: bool = True) -> None:
+    """Print a run's first tables, what to type next, and on stderr what plugins remark about the run.
+
+    Args:
+        out: the run, or the sweep.
+        remarks: whether plugins are asked; of a sweep they are not.
+    """
     take_any_letter()
     from rich.console import Console
 
+    from xsp import plugins
     from xsp.ingest import load
     from xsp.record.output import shown as shown_path
     from xsp.report import text
@@ -77,8 +83,13 @@ def show_result(out: Path) -> None:
     if len(found) > 1:
         console.print(text.sweep([load.load(run) for run in found]))
     else:
-        console.print(text.overview(load.load(out)))
+        trace = load.load(out)
+        console.print(text.overview(trace))
     tell(f"\nstored in {shown_path(out)}; next:")
     first = shown_path(found[0])
     tell(f"  xsp report {first}            timeline, charts and tables in one page")
     tell(f"  xsp analyze {first} A2 A10    any table, also as csv, json or parquet")
+    if remarks and len(found) == 1:
+        sys.stdout.flush()
+        for line in plugins.remarks(trace):
+            warn(line)

@@ -64,6 +64,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="print no tables; an empty profile is still reported"
     )
+    options.remarking(parser)
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--one-at-a-time", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--for-program", action="append", default=[], help=argparse.SUPPRESS)
@@ -119,7 +120,7 @@ def run(given: argparse.Namespace) -> int:
     if given.counters and code == 0:
         counters.once_more(lambda: count(how, run))
     if not given.quiet:
-        _show(run)
+        _show(run, code == 0 and not given.no_advice)
     elif reason := rundir.read_job(run).empty:
         say(f"{run}: no step was stored: {reason}")
     return code
@@ -168,12 +169,12 @@ def _refuse_what_does_not_go_with(job: Job, given: argparse.Namespace) -> None:
         raise UsageError(f"--resolve, --counters and --once-each do not go with {job.name}: omit them")
 
 
-def _show(out: Path) -> None:
+def _show(out: Path, remarks: bool) -> None:
     """Print the first tables; a script that did no step is a reason to say so, not to fail."""
     from xsp.cli import progress
     from xsp.errors import TraceError
 
     try:
-        progress.show_result(out)
+        progress.show_result(out, remarks)
     except TraceError as error:
         say(str(error))
