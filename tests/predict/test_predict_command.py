@@ -168,8 +168,8 @@ def test_the_command_writes_json(trace: Path, capsys: pytest.CaptureFixture[str]
         ["--ranks", "0"], ["--ranks", "-1"], ["--ranks", "2,x"], ["--ranks", ""], ["--ranks", "99999999999"],
         ["--ranks", "2"], ["--ranks", "2", "--link", "nvlink"], ["--bucket", "0"], ["--bucket", "-1MiB"],
         ["--straggler", "nan"], ["--straggler", "0"], ["--straggler", "1.3:some"], ["--loader", "5,5,5"],
-        ["--loader", "5ms,5ms"], ["--batch", "8"], ["--accumulate", "0"], ["--gradients", "inf"],
-        ["--gradients", "100MB"],
+        ["--loader", "5ms,5ms"], ["--loader", "5MB,5MB,2"], ["--loader", "0MB,5ms,2"],
+        ["--batch", "8"], ["--accumulate", "0"], ["--gradients", "inf"], ["--gradients", "100MB"],
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_in_one_line(

@@ -122,3 +122,20 @@ def test_a_run_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.Capt
 
 def test_quoted_links_name_their_sources() -> None:
     assert all("tuning.cc" in each.source and each.quoted for each in LINKS.values())
+
+
+def test_reading_a_batch_is_told_by_the_curve_of_storage_that_the_disk_is_in(tmp_path: Path) -> None:
+    timings = Timings.open(tmp_path, HERE)
+    with pytest.raises(UsageError, match="bench transfers"):
+        measured.reading(timings, 5 * MB)
+    per_byte = {"read-cached": 1e-10, "read-cold": 2e-9}
+    for name, beta in per_byte.items():
+        made = []
+        for spec in transfers.of_transfers([name], (1,), "ext4"):
+            ns = 1e9 * (1e-5 + beta * transfers.arguments(spec)[1]["bytes"])
+            figures = {"trimmed_ns": ns, "low_ns": ns, "high_ns": ns, "least_ns": ns, "taken_ns": 1}
+            made.append(dataclasses.replace(untimed(spec, Status.OK), **figures))  # type: ignore[arg-type]
+        timings.add(made)
+        took, told = measured.reading(timings, 5 * MB)
+        assert took == pytest.approx(1e-5 + beta * 5 * MB, rel=0.01)
+        assert (name in told, "from memory" in told) == (True, name == "read-cached")

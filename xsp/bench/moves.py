@@ -232,10 +232,36 @@ def _device(name: str, size: int) -> Prepared:
         ways = [(there[0], host[0]), (host[1], there[1])]
         streams = [torch.cuda.Stream(), torch.cuda.Stream()]
         return _self_timed(lambda calls: _on_device(ways, streams, calls), most=100)
+    if name in ("device-read", "device-write", "device-strided"):
+        return _self_timed(_within(name, size), most=100)
     into, source = pairs[name.removesuffix("-pageable").removesuffix("-pinned")]
     if name.endswith("pageable") or name == "peer-copy":
         return _self_timed(lambda calls: _by_the_host(into, source, calls))
     return _self_timed(lambda calls: _on_device([(into, source)], [torch.cuda.Stream()], calls), most=100)
+
+
+def _within(name: str, size: int) -> Callable[[int], int]:
+    """Return how calls within a device are timed, by its own clock."""
+    if name == "device-strided":
+        rows = [torch.ones(2 * size // ROW, ROW // 4, device="cuda:0")[::2] for _ in range(2)]
+        return lambda calls: _on_device([(rows[0], rows[1])], [torch.cuda.Stream()], calls)
+    whole = torch.ones(size // 4, device="cuda:0")
+
+    def batch(calls: int) -> int:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        torch.cuda._sleep(SPIN_CYCLES)
+        start.record()
+        for _ in range(calls):
+            if name == "device-read":
+                whole.sum()
+            else:
+                whole.fill_(2.0)
+        end.record()
+        torch.cuda.synchronize()
+        return max(1, round(float(start.elapsed_time(end)) * 1e6))
+
+    return batch
 
 
 def _by_the_host(into: torch.Tensor, source: torch.Tensor, calls: int) -> int:

@@ -82,6 +82,9 @@ FAMILIES = {
         Family("device-to-host-pinned", DEVICE, "to pinned memory", device=True),
         Family("both-ways-pinned", DEVICE, "host to device and back at once", device=True),
         Family("device-copy", DEVICE, "within a device", traffic=2, device=True),
+        Family("device-read", DEVICE, "a tensor of a device is summed up", device=True),
+        Family("device-write", DEVICE, "a tensor of a device is filled", device=True),
+        Family("device-strided", DEVICE, "every other row of 256 bytes is copied", traffic=2, device=True),
         Family("peer-copy", DEVICE, "from one device to another", device=True),
     )
 }

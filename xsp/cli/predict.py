@@ -12,6 +12,7 @@ examples:
   xsp predict runs/train --ranks 64 --bucket 100MiB            other buckets
   xsp predict runs/train --ranks 8 --straggler 1.3             one rank is slower, :turns, :together
   xsp predict runs/train --ranks 8 --loader 5ms,40ms,8         reading, decoding, workers
+  xsp predict runs/train --ranks 8 --loader 12MB,40ms,8        reading by xsp bench transfers
   xsp predict rank0.json.gz --ranks 16,32 --sharded            another profiler's trace
   xsp predict runs/train --ranks 8 --chakra step8              for simulators that read Chakra
   xsp predict runs/train --ranks 8 --format json
@@ -32,7 +33,7 @@ from xsp.cli import options, progress
 from xsp.errors import UsageError
 
 if TYPE_CHECKING:
-    from xsp.predict.training import Input, Straggler
+    from xsp.predict.training import Straggler
 
 SUMMARY = "what a training step takes on N ranks"
 
@@ -66,14 +67,24 @@ def size(text: str) -> int:
     return max(1, round(float(found[1]) * _BYTES[found[2]]))
 
 
-def loader(text: str) -> tuple[float, float, int]:
-    """Return seconds of reading and of decoding a batch, and workers: 5ms,40ms,8."""
+class Bytes(int):
+    """Of a batch, of which storage was timed."""
+
+
+def loader(text: str) -> tuple[float | Bytes, float, int]:
+    """Return seconds of reading (or its bytes) and of decoding a batch, and workers: 5ms,40ms,8 or 12MB,40ms,8."""
     parts = [each.strip() for each in text.split(",")]
-    times = [re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|ms|us|µs)", each) for each in parts[:2]]
+    much = Bytes(size(parts[0])) if re.fullmatch(r"\d+(?:\.\d+)?\s*[kmg]?i?b", parts[0].lower()) else None
+    times = [
+        re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|ms|us|µs)", each)
+        for each in ("0s" if much is not None else parts[0], *parts[1:2])
+    ]
     if len(parts) != 3 or None in times or not re.fullmatch(r"\d{1,4}", parts[2]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no loader: READ,DECODE,WORKERS of a batch, such as 5ms,40ms,8")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no loader: READ,DECODE,WORKERS of a batch, such as 5ms,40ms,8 or 12MB,40ms,8"
+        )
     read, decode = (float(each[1]) * _TIMES[each[2]] for each in times if each is not None)
-    return read, decode, int(parts[2])
+    return read if much is None else much, decode, int(parts[2])
 
 
 def straggler(text: str) -> tuple[float, str]:
@@ -97,7 +108,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "figures); LATENCY,BANDWIDTH (30us,1.2GB/s); a JSON file; or measured, this machine by `xsp bench "
         "collectives`; needed for more than one rank",
     )
-    parser.add_argument("--timings", type=Path, metavar="DIR", help="of --link measured (default: as xsp bench has it)")
+    parser.add_argument(
+        "--timings", type=Path, metavar="DIR", help="of what was measured (default: as xsp bench has it)"
+    )
     parser.add_argument(
         "--algorithm",
         default="auto",
@@ -116,7 +129,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="slower ranks: one (default), each in turn, or all together in one step of N",
     )
     parser.add_argument(
-        "--loader", type=loader, metavar="READ,DECODE,WORKERS", help="of a batch, instead of the recorded wait for data"
+        "--loader",
+        type=loader,
+        metavar="READ,DECODE,WORKERS",
+        help="of a batch, instead of the recorded wait for data; READ is a time, or bytes (12MB), as "
+        "storage here was timed",
     )
     parser.add_argument("--on-link", type=options.rows, default=1, metavar="N", help="ranks that share a link")
     parser.add_argument("--on-disk", type=options.rows, default=1, metavar="N", help="ranks that share a disk")
@@ -154,7 +171,14 @@ def run(given: argparse.Namespace) -> int:
     if given.batch is not None:
         step = step.of_batch(given.batch)
     if given.loader is not None:
-        step = replace(step, work=replace(step.work, input=_input(given.loader, step.work.input)))
+        read, decode, workers = given.loader
+        if isinstance(read, Bytes):
+            from xsp.bench.timings import Timings
+
+            read, told = measured.reading(Timings.open(given.timings), read)
+            step = replace(step, told=(*step.told, told))
+        made = replace(step.work.input, read=read, decode=decode, workers=workers)
+        step = replace(step, work=replace(step.work, input=made))
     job = Job(
         1, link, Algorithm(given.algorithm), given.bucket, step.plan if given.bucket is None else None,
         accumulate=given.accumulate, sharded=given.sharded, straggler=_straggler(given.straggler),
@@ -170,13 +194,6 @@ def run(given: argparse.Namespace) -> int:
     else:
         progress.tell(text.page(found))
     return 0
-
-
-def _input(given: tuple[float, float, int], recorded: Input) -> Input:
-    from dataclasses import replace
-
-    read, decode, workers = given
-    return replace(recorded, read=read, decode=decode, workers=workers)
 
 
 def _straggler(given: tuple[float, str]) -> Straggler:

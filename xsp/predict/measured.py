@@ -134,6 +134,34 @@ def of(timings: Timings, threads: int | None = None) -> Link:
     return Link(NAME, alpha, beta, source=source, measured=held)
 
 
+READS = ("read-cold", "read-direct", "read-cached")
+"""Families of storage that may tell what a batch takes from the disk, the first that was timed; the last is memory."""
+
+
+def reading(timings: Timings, size: int) -> tuple[float, str]:
+    """Return the seconds that a batch of so many bytes takes from this machine's storage, and what tells it.
+
+    Raises:
+        UsageError: no reading was timed here.
+    """
+    found = [each for each in transfers.curves(each for each in timings if each.runtime == transfers.TRANSFERS)
+             if each.family.name in READS and each.shape is not None]  # fmt: skip
+    if not found:
+        raise UsageError(
+            f"{timings.folder}: no reading from storage was timed on this machine: `xsp bench transfers --families "
+            "storage`, or give READ as a time"
+        )
+    curve = min(found, key=lambda each: READS.index(each.family.name))
+    shape = curve.shape
+    assert shape is not None
+    told = f"reading: a batch of {size / 1e6:.4g} MB as {curve.name} takes on this machine (xsp bench transfers)"
+    if curve.family.name == "read-cached":
+        told += ", from memory: nothing tells what the disk takes"
+    if size > shape.reach:
+        told += f", beyond the {shape.reach / 1e6:.4g} MB up to which it may be extrapolated"
+    return max(0.0, shape.seconds(size)), told
+
+
 def _sharing(found: Sequence[Curve], ranks: int) -> Sharing | None:
     computing = transfers.together(found, "together-product", ranks)
     copying = transfers.together(found, "together-copy", ranks)
