@@ -15,7 +15,7 @@ pytest.importorskip("yaml")
 from evaluations import FACTS, PROGRAM, silent
 
 from xsp.cli import main
-from xsp.evaluate import reading, results, running, standings
+from xsp.evaluate import builtin, pipeline, pitfalls, reading, results, running, standings
 from xsp.evaluate.agents import Options
 
 
@@ -80,6 +80,50 @@ def test_results_of_other_software_have_rows_of_their_own(board: Path) -> None:
     assert len({row.software for row in rows}) == 2
     assert len({row.machine for row in rows}) == 1
     assert standings.leaderboard(results.every(store)[0], "other") == []
+
+
+def test_what_has_a_result_is_not_carried_out_again(board: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = {"name": "board", "command": [sys.executable, "board.py"]}
+    for number in range(3):
+        asked = {"name": f"m{number}", "model": model, "scenario": {"requests": 3}}
+        (board / f"{number}.yaml").write_text(json.dumps(asked), encoding="utf-8")
+    files = [str(board / f"{number}.yaml") for number in range(3)]
+    where = ["--store", str(board / "store"), "-q", "--missing"]
+    assert main(["evaluate", "run", *files[:1], *where]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "run", *files, *where, "--seconds", "0"]) == 0
+    assert "1 of 3 have a result already" in (said := capsys.readouterr().err)
+    assert "1 manifests are left" in said
+    assert main(["evaluate", "run", *files, *where]) == 0
+    assert main(["evaluate", "run", *files, *where]) == 0
+    assert "3 of 3 have a result already" in capsys.readouterr().err
+    assert len(results.every(board / "store")[0]) == 3
+
+
+def test_the_built_in_set_has_forty_models_under_three_loads() -> None:
+    made = list(builtin.manifests())
+    assert len({each.model.source for each in made}) >= 40
+    assert len(made) == 3 * len({each.model.source for each in made})
+    assert len({each.identity for each in made}) == len({each.title for each in made}) == len(made)
+    assert [each for each in made if pipeline.wrong(each)] == []
+
+
+@pytest.mark.slow
+def test_small_differences_before_the_model_are_seen() -> None:
+    pytest.importorskip("torchvision")
+    found = {each.name: each for each in pitfalls.rows(names=["BGR for RGB", "0 to 255"])}
+    assert found["right"].agreement == 1
+    assert found["right"].accuracy > 0.5  # of eight classes
+    assert found["BGR for RGB"].accuracy < found["right"].accuracy
+    assert found["0 to 255"].agreement < 0.5
+    assert found["0 to 255"].apart > found["BGR for RGB"].apart > 0
+
+
+def test_the_steps_of_every_pitfall_are_steps() -> None:
+    file = pitfalls.images(0, [0])[0][0]
+    shapes = {name: pitfalls._before(steps)(file).shape for name, (_, steps) in pitfalls.PITFALLS.items()
+              if "torchvision" not in name}  # fmt: skip
+    assert set(shapes.values()) == {(3, pitfalls.SIDE, pitfalls.SIDE)}
 
 
 def test_the_best_stands_first(board: Path, capsys: pytest.CaptureFixture[str]) -> None:

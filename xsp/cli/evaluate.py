@@ -9,6 +9,8 @@ examples:
   xsp evaluate list                         what was found
   xsp evaluate compare 4f1c-0001 77aa-0001  two results, and what differs
   xsp evaluate leaderboard --task image-classification
+  xsp evaluate run --set builtin            132 manifests that need nothing else
+  xsp evaluate pitfalls                     what small differences before the model cost
   xsp evaluate reproduce 4f1c               carry it out again, and judge the difference
   xsp evaluate schema                       the JSON Schema of manifests
 """
@@ -28,6 +30,7 @@ PARTS = {
     "compare": "xsp.cli.evaluate_compare",
     "leaderboard": "xsp.cli.evaluate_leaderboard",
     "reproduce": "xsp.cli.evaluate_reproduce",
+    "pitfalls": "xsp.cli.evaluate_pitfalls",
     "schema": "xsp.cli.evaluate_schema",
 }
 """Second words that are commands of their own."""

@@ -8,12 +8,14 @@ examples:
   xsp evaluate run resnet18.yaml --agents process          in a process of its own
   xsp evaluate run resnet18.yaml --trace M/L/G --bound     with a trace and a bound
   xsp evaluate run manifests/*.yaml --store results
+  xsp evaluate run --set builtin --missing --seconds 540    in parts: type it again
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +34,14 @@ STORE = Path("evaluations")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("manifest", nargs="+", type=Path, metavar="MANIFEST", help="YAML files")
+    parser.add_argument("manifest", nargs="*", type=Path, metavar="MANIFEST", help="YAML files")
+    parser.add_argument(
+        "--set", choices=("builtin",), metavar="NAME", help="builtin: 44 models under three loads, from a seed"
+    )
+    parser.add_argument(
+        "--missing", action="store_true", help="only those without a result of this software on this machine"
+    )
+    parser.add_argument("--seconds", type=float, metavar="N", help="begin no further one after so long")
     running(parser)
 
 
@@ -71,9 +80,20 @@ def label(text: str) -> tuple[str, str]:
 
 def run(given: argparse.Namespace) -> int:
     """Carry them out, and show what was found."""
-    from xsp.evaluate import reading
+    from xsp.evaluate import builtin, dialects, reading, results, standings
 
     found = [reading.read(each) for each in given.manifest]
+    if given.set is not None:
+        found += [reading.Read(each, dialects.OURS, Path()) for each in builtin.manifests()]
+    if not found:
+        raise UsageError("name manifests, or a set of them: --set builtin")
+    if given.missing:
+        left = {each.identity for each in standings.missing([each.manifest for each in found],
+                                                            results.every(given.store)[0])}  # fmt: skip
+        progress.warn(f"xsp: {len(found) - len(left):,} of {len(found):,} have a result already")
+        found = [each for each in found if each.manifest.identity in left]
+        if not found:
+            return 0
     return carry_out(given, found)
 
 
@@ -87,9 +107,12 @@ def carry_out(given: argparse.Namespace, found: list[Read]) -> int:
         parse_levels(given.trace)
     options = agents.Options(given.store, given.trace, given.bound, trusted=True)
     there = transports.named(given.agents, dict(given.label))
-    made, failed = [], 0
+    made, failed, begin = [], 0, time.monotonic()
     with progress.shown(given.quiet) as show:
-        for each in found:
+        for number, each in enumerate(found):
+            if number and given.seconds is not None and time.monotonic() - begin > given.seconds:
+                progress.warn(f"xsp: {len(found) - number:,} manifests are left; type it again with --missing")
+                break
             fit, reasons = agents.matching(each.manifest, there)
             for name, why in reasons.items():
                 progress.warn(f"xsp: {each.manifest.title}: not by {name}: {'; '.join(why)}")

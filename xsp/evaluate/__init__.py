@@ -6,7 +6,8 @@ pipeline, datasets                       samples, and what is done to them befor
 predictors, jsonlines, conformance       the contract of three calls: open, predict, close
 load, quality                            when requests are due, latencies; what two evaluations say of each other
 agents, running, transports              who runs it: this process, or one of its own; which agents satisfy a manifest
-results, tables                          what was found: one directory an evaluation
+builtin, pitfalls                        manifests of many models; small differences before a model
+results, standings, tables               what was found: one directory an evaluation
 ```
 
 Needs `pip install 'xsp[evaluate]'`; nothing else of xsp does.

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from xsp.bench import environment
 from xsp.errors import UsageError, XspError
-from xsp.evaluate import reading
+from xsp.evaluate import agents, reading
+from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.quality import divergence
 from xsp.evaluate.quality.judging import Judgement, Outcome, judge, settle
 from xsp.evaluate.results import Result
@@ -145,10 +147,26 @@ class Row:
 
 def software_of(found: Result) -> str:
     """Return six digits of the versions, libraries and variables that a result was made with."""
-    equal = found.content["environment"]["equal"]
+    agent, equal = found.content["agent"], found.content["environment"]["equal"]
+    return _of_software(equal, agent["packages"], agent["python"], found.manifest.get("software", {}))
+
+
+def _of_software(equal: Mapping[str, Any], packages: Any, python: str, asked: Any) -> str:
     told = {name: value for name, value in equal.items() if name not in OF_THE_MACHINE}
-    agent = found.content["agent"]
-    return _digits([told, agent["packages"], agent["python"], found.manifest.get("software", {})])
+    return _digits([told, packages, python, asked])
+
+
+def missing(manifests: Sequence[Manifest], found: Sequence[Result]) -> list[Manifest]:
+    """Return the manifests that have no result of this software on this machine."""
+    equal, facts = environment.here().equal, agents.here(devices=False)
+    machine = _digits({name: equal.get(name) for name in OF_THE_MACHINE})
+    there = {(each.identity, software_of(each)) for each in found if machine_of(each) == machine}
+    return [
+        each
+        for each in manifests
+        if (each.identity, _of_software(equal, dict(facts.packages), facts.python, each.plain().get("software", {})))
+        not in there
+    ]
 
 
 def machine_of(found: Result) -> str:

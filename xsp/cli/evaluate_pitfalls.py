@@ -1,0 +1,51 @@
+"""Show what small differences before the model cost: colour order, decoder, crop, resize, normalisation, layout.
+
+Images, weights and readout come from a seed, so that anyone gets the same table with the same versions.
+
+examples:
+  xsp evaluate pitfalls
+  xsp evaluate pitfalls --model timm:resnet10t --seed 7 --format json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from xsp.cli import progress
+
+SUMMARY = "what small differences before the model cost"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "--model",
+        default="torchvision:squeezenet1_1",
+        metavar="MODEL",
+        help="of images, with weights from the seed (default: torchvision:squeezenet1_1)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and images (default: 0)")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Show them."""
+    from dataclasses import asdict
+
+    from xsp.evaluate import pitfalls, tables
+
+    found = pitfalls.rows(given.model, given.seed)
+    if given.format == "json":
+        progress.put(json.dumps([asdict(each) for each in found], indent=1) + "\n")
+        return 0
+    head = ("of", "difference", "accuracy", "agreement", "features apart", "JS")
+    rows = [
+        (each.subject or "-", each.name, f"{100 * each.accuracy:.0f} %", f"{100 * each.agreement:.0f} %",
+         f"{100 * each.apart:.2g} %", tables.figure(each.js))
+        for each in found
+    ]  # fmt: skip
+    progress.tell(tables.table(head, rows, 2))
+    progress.tell("accuracy: of images whose class is told; agreement: of those answered as by the right steps;")
+    progress.tell("features apart: of the norm of the right ones; JS: nats")
+    return 0

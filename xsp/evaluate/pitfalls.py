@@ -1,0 +1,195 @@
+"""What small differences before the model cost: the pitfalls of MLModelScope's story, on images from a seed.
+
+Images are of classes: each is noise of its own blended with noise of its class. A model with weights from a seed gives
+features; a linear readout is fitted to them once, by least squares, under the right pipeline, so that there is
+an accuracy without anything downloaded. Then the other half of the images goes through pipelines with one difference
+each. That the readout was never trained through the model makes it no less a reader of what the model sees.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xsp.errors import ManifestError, XspError
+from xsp.evaluate import datasets, pipeline, reading
+from xsp.evaluate.pipeline import Array
+from xsp.evaluate.predictors import Torch
+from xsp.evaluate.quality import divergence
+
+CLASSES, TRAINING, TESTING = 8, 12, 6
+"""Classes, and images of each on both sides."""
+
+SIDE = 112
+RIDGE = 1e-3
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+def _steps(**changes: Any) -> list[Any]:
+    """Return the right pipeline with some steps exchanged; None leaves one out, a list stands for several."""
+    right: dict[str, Any] = {
+        "decode": "decode",
+        "resize": {"resize": {"size": SIDE * 256 // 224}},
+        "crop": {"crop": SIDE},
+        "normalise": {"normalise": {"divide": 255, "mean": MEAN, "std": STD}},
+        "layout": "layout",
+    }
+    made: list[Any] = []
+    for step in {**right, **changes}.values():
+        made += step if isinstance(step, list) else [] if step is None else [step]
+    return made
+
+
+RESIZE = SIDE * 256 // 224
+
+PITFALLS: Mapping[str, tuple[str, list[Any]]] = {
+    "right": ("", _steps()),
+    "BGR for RGB": ("colour order", _steps(decode={"decode": {"color_mode": "BGR"}})),
+    "gray for colour": (
+        "colour order",
+        _steps(decode=[{"decode": {"color_mode": "gray"}}, {"op": "gray3"}]),
+    ),
+    "decoder of torchvision": ("decoder", _steps(decode={"decode": {"decoder": "torchvision"}})),
+    "decoded at half size": ("decoder", _steps(decode={"decode": {"decoder": "pillow-half"}})),
+    "no crop": ("crop", _steps(resize={"resize": {"size": [SIDE, SIDE]}}, crop=None)),
+    "crop of 60 %": (
+        "crop",
+        _steps(crop=[{"crop": {"fraction": 0.6}}, {"resize": {"size": [SIDE, SIDE]}}]),
+    ),
+    "nearest": ("resize", _steps(resize={"resize": {"size": RESIZE, "method": "nearest", "antialias": False}})),
+    "bilinear, no antialias": ("resize", _steps(resize={"resize": {"size": RESIZE, "antialias": False}})),
+    "bicubic": ("resize", _steps(resize={"resize": {"size": RESIZE, "method": "bicubic"}})),
+    "0 to 255": ("normalise", _steps(normalise={"cast": {"to": "float32"}})),
+    "0 to 1": ("normalise", _steps(normalise={"rescale": {"factor": 1 / 255}})),
+    "-1 to 1": ("normalise", _steps(normalise={"normalise": {"divide": 127.5, "mean": 1.0}})),
+    "divided as integers": (
+        "normalise",
+        _steps(normalise=[{"rescale": {"element_type": "uint8"}}, {"normalise": {"mean": MEAN, "std": STD}}]),
+    ),
+    "HWC read as CHW": ("layout", _steps(layout={"reshape": {"shape": [3, SIDE, SIDE]}})),
+}
+"""By name: which subject it is of, and the steps."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one difference does."""
+
+    name: str
+    subject: str
+    accuracy: float
+    """Share of images whose class is told."""
+
+    agreement: float
+    """Share whose answer is that of the right pipeline."""
+
+    apart: float
+    """Norm of the difference of the features over that of the right ones."""
+
+    js: float | None
+    """Jensen-Shannon divergence of the classes' probabilities, in natural logarithms; None if it cannot be had."""
+
+
+def rows(source: str = "torchvision:squeezenet1_1", seed: int = 0, names: Sequence[str] = ()) -> list[Row]:
+    """Return what each difference does to the answers of a model.
+
+    Args:
+        source: of images, with weights from the seed.
+        seed: of weights and images.
+        names: of `PITFALLS`; all if none are given. The right pipeline comes first in any case.
+
+    Raises:
+        ManifestError: there is no such model or pitfall.
+    """
+    strange = [name for name in names if name not in PITFALLS]
+    if strange:
+        raise ManifestError(f"there is no pitfall {strange[0]!r}; there are {', '.join(PITFALLS)}")
+    content = {"model": {"name": "pitfalls", "source": source, "seed": seed, "inputs": [{"shape": [3, SIDE, SIDE]}]}}
+    predictor = Torch()
+    handle = predictor.open(reading.of_plain(content).manifest, Path(), "")
+    try:
+        if len(handle.takes) != 1 or next(iter(handle.takes.values())).shape != (3, SIDE, SIDE):
+            raise ManifestError(f"{source} does not take one image of {SIDE} x {SIDE}: name a model of images")
+
+        def features(files: Sequence[bytes], steps: Sequence[Any]) -> Array:
+            before = _before(steps)
+            name = next(iter(handle.takes))
+            batch = np.stack([before(each) for each in files])
+            parts = [batch[place : place + 16] for place in range(0, len(batch), 16)]
+            answers = predictor.predict(handle, ({name: each} for each in parts))
+            found = np.concatenate([each.outputs[0].reshape(len(each.outputs[0]), -1) for each in answers])
+            return np.asarray(found, np.float64)
+
+        training, classes = images(seed, range(TRAINING))
+        testing, wanted = images(seed, range(TRAINING, TRAINING + TESTING))
+        read = _readout(features(training, PITFALLS["right"][1]), classes)
+        right = features(testing, PITFALLS["right"][1])
+        made = []
+        for name in ["right", *(each for each in names or PITFALLS if each != "right")]:
+            found = right if name == "right" else features(testing, PITFALLS[name][1])
+            made.append(_row(name, right, found, read, wanted))
+    finally:
+        predictor.close(handle)
+    return made
+
+
+def images(seed: int, numbers: Sequence[int]) -> tuple[list[bytes], Array]:
+    """Return JPEG files of each class, so many of each, and their classes."""
+    from PIL import Image
+
+    whole = reading.of_plain({"model": {"name": "x"}, "dataset": {"seed": seed, "height": 160, "width": 200}})
+    dataset = whole.manifest.dataset
+    files, classes = [], []
+    for kind in range(CLASSES):
+        of_class = datasets.noise(dataset, 1_000_000 + kind)
+        for number in numbers:
+            pixels = 0.5 * of_class + 0.5 * datasets.noise(dataset, 1000 * kind + number)
+            file = io.BytesIO()
+            shown = Image.fromarray((255 * pixels).round().astype(np.uint8))
+            shown.save(file, "JPEG", quality=datasets.QUALITY, subsampling=2)
+            files.append(file.getvalue())
+            classes.append(kind)
+    return files, np.array(classes)
+
+
+def _before(steps: Sequence[Any]) -> Any:
+    if not any(isinstance(each, dict) and each.get("op") == "gray3" for each in steps):
+        return pipeline.before(_parsed(steps))
+    place = next(number for number, each in enumerate(steps) if isinstance(each, dict) and each.get("op") == "gray3")
+    first, rest = pipeline.before(_parsed(steps[:place])), pipeline.before(_parsed(steps[place + 1 :]))
+    return lambda value: rest(np.repeat(first(value), 3, axis=-1))
+
+
+def _parsed(steps: Sequence[Any]) -> list[Any]:
+    found = reading.of_plain({"model": {"name": "x", "inputs": [{"steps": list(steps)}]}})
+    return list(found.manifest.model.inputs[0].steps)
+
+
+def _readout(features: Array, classes: Array) -> Any:
+    """Return the function from features to scores of classes that fits them best: ridge regression, standardised."""
+    centre, spread = features.mean(axis=0), features.std(axis=0) + 1e-9
+    x = (features - centre) / spread
+    y = np.eye(CLASSES)[classes] - 1 / CLASSES
+    inner = x @ x.T
+    inner += RIDGE * np.trace(inner) / len(x) * np.eye(len(x))
+    weights = x.T @ np.linalg.solve(inner, y)
+    return lambda found: (found - centre) / spread @ weights
+
+
+def _row(name: str, right: Array, found: Array, read: Any, wanted: Array) -> Row:
+    scores, usual = read(found), read(right)
+    told = scores.argmax(axis=1)
+    try:
+        js: float | None = divergence.js(divergence.softmax(usual), divergence.softmax(scores))
+    except (XspError, ValueError):
+        js = None
+    return Row(
+        name, PITFALLS[name][0], float((told == wanted).mean()), float((told == usual.argmax(axis=1)).mean()),
+        float(np.linalg.norm(found - right) / np.linalg.norm(right)), js,
+    )  # fmt: skip
