@@ -565,3 +565,12 @@ def test_a_narrow_table_keeps_the_throughput_of_the_loop(name, column):
     table, _, left = shown.export_text().partition("columns that do not fit: ")
     assert column not in " ".join(left.split()).split(", ")
     assert "per s" in " ".join(table.split())
+
+
+def test_the_first_tables_say_which_row_of_the_loop_is_of_a_rank_and_which_of_the_job():
+    kind = {"kind": 0, "name": "training Net 8×4", "batch_size": 8}
+    for ranks in (1, 2):
+        one = looped([{"dur_ns": 2e6, "samples": 8, "rank": rank} for rank in range(ranks)] * 40, kinds=[kind])
+        shown = Console(width=80, record=True, file=io.StringIO())
+        shown.print(text.overview(one))
+        assert ("rank 1" in shown.export_text()) == (ranks == 2)

@@ -127,9 +127,11 @@ def overview(trace: Trace) -> RenderableType:
 
 def _of_host(trace: Trace) -> RenderableType:
     """Return phases, latency, dearest layers, time by type, ledger, health."""
+    ranks = _ranks_of_loop(trace)
+    loop = _LOOP if ranks == 1 else ("scope", *_LOOP)  # whether a row is of a rank or of the job
     parts = [
         _of(analyses.phases, trace, columns=_PHASES),
-        *([_of(analyses.program_loop, trace, columns=_LOOP)] if _has_loop(trace) else []),
+        *([_of(analyses.program_loop, trace, columns=loop)] if ranks else []),
         _of(analyses.A1, trace, columns=_A1),
         _of(analyses.layers, trace, 10, columns=_LAYERS),
         _of(analyses.A6, trace, 8),
@@ -139,8 +141,9 @@ def _of_host(trace: Trace) -> RenderableType:
     return Group(*(part for pair in parts for part in (pair, Text())))
 
 
-def _has_loop(trace: Trace) -> bool:
-    return bool(trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall())
+def _ranks_of_loop(trace: Trace) -> int:
+    ((ranks,),) = trace.con.execute("SELECT count(DISTINCT rank) FROM loop").fetchall()
+    return int(ranks)
 
 
 def _of_devices(answers: Answers, said: Verdict) -> RenderableType:
