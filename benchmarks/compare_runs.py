@@ -77,7 +77,7 @@ def measured(
     begin = began = time.monotonic()
     for turn in range(rounds):
         now = time.monotonic()
-        if 2 * now - began - begin > seconds:
+        if 2 * now - began - begin >= seconds:
             return
         began = now
         of_round = {}
