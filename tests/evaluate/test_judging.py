@@ -127,6 +127,7 @@ def test_outputs_of_other_shapes_types_and_holes_are_different() -> None:
     assert of_outputs(np.array([3, 1]), np.array([3, 2])).verdict is Verdict.DIFFERENT
     assert of_outputs(np.array([0.0]), np.array([-0.0])).verdict is Verdict.SAME
     assert of_outputs(np.array([1e308]), np.array([-1e308])).verdict is Verdict.DIFFERENT
+    assert "tell little" in of_outputs(np.zeros(5), np.zeros(5)).reasons[1].text
     assert of_outputs(np.zeros(0), np.zeros(0)).verdict is Verdict.CANNOT_TELL
 
 

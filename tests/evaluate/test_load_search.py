@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from xsp.errors import UsageError
-from xsp.evaluate.load import Requests, latencies, schedules, search, simulate
+from xsp.evaluate.load import Requests, VirtualClock, latencies, schedules, search, simulate
 from xsp.evaluate.load.search import Found, Held
 
 MS = 1_000_000
@@ -78,6 +78,18 @@ def test_the_formula_of_constant_service_has_the_mean_of_pollaczek_and_khinchine
     for whole in (1, 3, 6):
         assert (waits <= whole).mean() == pytest.approx(md1_waiting_within(700, whole), abs=0.01)
     assert waits.mean() == pytest.approx(0.7 / (2 * 0.3), rel=0.05)
+
+
+def test_a_function_is_driven_to_its_limit() -> None:
+    clock, rates = VirtualClock(), []
+    found, at_the_limit = search.drive_to_limit(
+        lambda number, batch: clock.advance(MS), 4 * MS, 0.9, requests=1200, clock=clock,
+        probed=lambda rate, runs: rates.append(rate),
+    )  # fmt: skip
+    assert rates[0] == 250
+    assert found.estimate == pytest.approx(md1_rate(4, 0.9), rel=0.05)
+    assert latencies.nearest_rank(at_the_limit.latency_ns, 0.9) <= 4 * MS
+    assert search.least_requests(0.99) == 1112
 
 
 def test_equal_seeds_make_equal_searches() -> None:

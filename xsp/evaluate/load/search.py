@@ -16,8 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from xsp.errors import UsageError
+from xsp.evaluate.load.driving import Clock, Serve, drive
 from xsp.evaluate.load.latencies import of_percentile
 from xsp.evaluate.load.requests import Requests, Times
+from xsp.evaluate.load.schedules import SECOND, batched, poisson
 
 Probe = Callable[[float, int], Requests]
 """Called with a rate, in requests a second, and a seed; drives a schedule of it."""
@@ -74,7 +76,7 @@ class Found:
         """The rate within the interval that most likely meets the limit; None where an end is open.
 
         The inverse of a percentile falls about linearly with the rate where a queue makes it (exactly for exponential
-        service). The line through all probes of the interval, each weighed by its requests, says where it crosses.
+        service). The line through all probes of the interval, each weighed by its requests, says where it crosses; if that is outside of the interval, it is its middle.
         """
         if self.low is None or self.high is None:
             return None
@@ -85,9 +87,8 @@ class Found:
         rate, level = np.average(rates, weights=weights), np.average(inverse, weights=weights)
         spread = float((weights * (rates - rate) ** 2).sum())
         slope = float((weights * (rates - rate) * (inverse - level)).sum()) / spread if spread else 0.0
-        if slope >= 0:
-            return math.sqrt(self.low * self.high)
-        return float(min(max(rate + (1 - level) / slope, self.low), self.high))
+        crossing = float(rate + (1 - level) / slope) if slope < 0 else 0.0
+        return crossing if self.low < crossing < self.high else math.sqrt(self.low * self.high)
 
 
 def highest_rate(
@@ -132,6 +133,65 @@ def highest_rate(
             break
         rate = search.next_rate
     return Found(search.low, search.high, tuple(search.probes), share, limit_ns, why)
+
+
+BEYOND = 10
+"""Requests of a run that are to lie beyond the percentile: with fewer its interval has no upper end."""
+
+BEGIN = 0.25
+"""Where a search begins, as a share of the rate at which the model would be busy all the time."""
+
+
+def least_requests(share: float) -> int:
+    """Return how many requests a run needs at least, so that a percentile has an interval."""
+    return math.ceil(round(BEYOND / (1 - share) / (1 - SETTLING), 6))
+
+
+def drive_to_limit(
+    serve: Serve,
+    limit_ns: int,
+    share: float = 0.99,
+    *,
+    requests: int = 0,
+    batch: int = 1,
+    clock: Clock | None = None,
+    seed: int = 0,
+    most_probes: int = 15,
+    probed: Callable[[float, int], object] | None = None,
+) -> tuple[Found, Requests]:
+    """Search the highest rate by driving Poisson arrivals.
+
+    Args:
+        serve: as of `xsp.evaluate.load.drive`.
+        limit_ns: of the percentile.
+        share: 0.99 for the 99th percentile.
+        requests: of a run; `least_requests` if that is more.
+        batch: inputs of a request.
+        clock: real time, if not given.
+        seed: of the first run.
+        most_probes: rates that are tried.
+        probed: called before each run with its rate and how many runs were made.
+
+    Returns:
+        What was found, and the requests of the last run at its lower end; of the first run, if no rate held.
+    """
+    requests = max(requests, least_requests(share))
+    clock = clock or Clock()
+    alone = drive(batched(10, batch), serve, clock=clock)
+    last: dict[float, Requests] = {}
+    runs = 0
+
+    def probe(rate: float, each: int) -> Requests:
+        nonlocal runs
+        if probed is not None:
+            probed(rate, runs)
+        runs += 1
+        last[rate] = drive(poisson(rate, requests, each, batch), serve, clock=clock)
+        return last[rate]
+
+    first = BEGIN * SECOND / max(1.0, float(np.median(alone.service_ns)))
+    found = highest_rate(probe, limit_ns, share, first, most_probes=most_probes, seed=seed)
+    return found, last[found.probes[0].rate if found.low is None else found.low]
 
 
 class _Search:

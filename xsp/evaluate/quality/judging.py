@@ -191,7 +191,8 @@ def _of_output(name: str, one: NDArray[Any], other: NDArray[Any], precision: str
     if not one.size:
         return reason(Verdict.CANNOT_TELL, "it is empty")
     if one.tobytes() == other.tobytes():
-        return reason(Verdict.SAME, f"{one.size} values are equal bit for bit")
+        little = "; all of them are one number, so they tell little" if (one == one.flat[0]).all() else ""
+        return reason(Verdict.SAME, f"{one.size} values are equal bit for bit{little}")
     if one.dtype.kind not in "fc":
         unlike = int((one != other).sum())
         verdict = Verdict.DIFFERENT if unlike else Verdict.SAME
