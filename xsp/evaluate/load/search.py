@@ -76,7 +76,8 @@ class Found:
         """The rate within the interval that most likely meets the limit; None where an end is open.
 
         The inverse of a percentile falls about linearly with the rate where a queue makes it (exactly for exponential
-        service). The line through all probes of the interval, each weighed by its requests, says where it crosses; if that is outside of the interval, it is its middle.
+        service). The line through all probes of the interval, each weighed by its requests, says where
+        it crosses; if that is outside of the interval, its middle comes back.
         """
         if self.low is None or self.high is None:
             return None
