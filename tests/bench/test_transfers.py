@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from xsp import sections
-from xsp.bench import curvetext, links, transfers
+from xsp.bench import curvetext, links, ranks, transfers
 from xsp.bench.environment import Environment
 from xsp.bench.shapes import fit
 from xsp.bench.spec import CacheState, Spec, Status, Timing, untimed
@@ -296,3 +296,22 @@ def _runs(number: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+def test_more_ranks_than_cores_compute_for_as_long_as_all_of_them_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Rank:
+        def __init__(self, began: int, ended: int) -> None:
+            self.said = json.dumps({"began": began, "ended": ended})
+
+        def ask(self, what: object) -> None:
+            pass
+
+        def answer(self, until: float) -> str:
+            return self.said
+
+    monkeypatch.setattr(ranks, "cores", lambda: 2)
+    those = ranks.Ranks.__new__(ranks.Ranks)
+    those._those = [Rank(0, 100), Rank(10, 110), Rank(100, 200), Rank(110, 210)]  # type: ignore[list-item]
+    assert those.timed({"what": "together-product", "ranks": 4}, 1) == 210
+    assert those.timed({"what": "all_reduce", "ranks": 4}, 1) == 100
+    assert those.timed({"what": "together-product", "ranks": 2}, 1) == 100

@@ -32,7 +32,11 @@ def reduces(size: float) -> float:
 @pytest.fixture(scope="module")
 def link(tmp_path_factory: pytest.TempPathFactory) -> Link:
     """Two ranks: products take 1.5 times as long, copies twice, and half of a collective beside computing is lost."""
-    timings = Timings.open(tmp_path_factory.mktemp("timings"), HERE)
+    return measured.of(timed(tmp_path_factory.mktemp("timings"), HERE))
+
+
+def timed(place: Path, here: Environment) -> Timings:
+    timings = Timings.open(place, here)
     made = []
     for spec in transfers.of_collectives(["all_reduce", "together-product", "together-copy", "beside"], (2,)):
         name, given = transfers.arguments(spec)
@@ -49,7 +53,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Link:
         figures = {"trimmed_ns": ns, "low_ns": ns, "high_ns": ns, "least_ns": ns, "taken_ns": 1}
         made.append(dataclasses.replace(untimed(spec, Status.OK), **figures))  # type: ignore[arg-type]
     timings.add(made)
-    return measured.of(timings)
+    return timings
 
 
 def step(*gradients: int) -> Work:
@@ -139,3 +143,10 @@ def test_reading_a_batch_is_told_by_the_curve_of_storage_that_the_disk_is_in(tmp
         took, told = measured.reading(timings, 5 * MB)
         assert took == pytest.approx(1e-5 + beta * 5 * MB, rel=0.01)
         assert (name in told, "from memory" in told) == (True, name == "read-cached")
+
+
+def test_more_ranks_than_cores_take_at_least_what_sharing_them_takes(tmp_path: Path) -> None:
+    link = measured.of(timed(tmp_path, Environment({"cpu": "test", "cores": 1})))
+    assert link.measured is not None
+    assert (link.measured.at(2).computing, link.measured.at(2).copying) == pytest.approx((2, 2))
+    assert any("Cores are shared: 2 ranks have 1" in each for each in link.measured.notes([2], 0))

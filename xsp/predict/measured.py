@@ -126,10 +126,9 @@ def of(timings: Timings, threads: int | None = None) -> Link:
     first = shapes["all_reduce", reduced[0]]
     alpha, beta = first.alpha.value, first.beta.value
     cores = timings.environment.equal.get("cores")
-    held = Measured(
-        shapes, {ranks: sharing for ranks in reduced if (sharing := _sharing(own, ranks)) is not None}, alpha, beta,
-        cores if isinstance(cores, int) else None,
-    )  # fmt: skip
+    known = cores if isinstance(cores, int) and cores > 0 else None
+    sharing = {ranks: each for ranks in reduced if (each := _sharing(own, ranks, known)) is not None}
+    held = Measured(shapes, sharing, alpha, beta, known)
     source = f"gloo on this machine, all-reduce of {reduced[0]} ranks (xsp bench collectives)"
     return Link(NAME, alpha, beta, source=source, measured=held)
 
@@ -162,7 +161,8 @@ def reading(timings: Timings, size: int) -> tuple[float, str]:
     return max(0.0, shape.seconds(size)), told
 
 
-def _sharing(found: Sequence[Curve], ranks: int) -> Sharing | None:
+def _sharing(found: Sequence[Curve], ranks: int, cores: int | None) -> Sharing | None:
+    """Return what ranks take from each other; with more than cores at least what sharing these takes."""
     computing = transfers.together(found, "together-product", ranks)
     copying = transfers.together(found, "together-copy", ranks)
     if computing is None or copying is None:
@@ -178,6 +178,7 @@ def _sharing(found: Sequence[Curve], ranks: int) -> Sharing | None:
             both = (timing.trimmed_ns or 0.0) / 1e9
             if min(alone) > 0:
                 lost.append(min(1.0, max(0.0, (both - max(alone)) / min(alone))))
+    least = max(1.0, ranks / cores if cores else 1.0)
     return Sharing(
-        max(1.0, computing), max(1.0, copying), copied / transfers.COPIED, statistics.median(lost) if lost else 0.0
+        max(least, computing), max(least, copying), copied / transfers.COPIED, statistics.median(lost) if lost else 0.0
     )
