@@ -6,6 +6,7 @@ so a run goes on where it was stopped.
 
     python benchmarks/advice.py --out /somewhere/advice          all of it
     python benchmarks/advice.py --only onednn_off one_thread     these programs
+    python benchmarks/advice.py --out DIR --seconds 200          begin none after 200 s; again until none is left
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,22 +95,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--only", nargs="+", metavar="NAME", choices=sorted(PLANTED), help="of a program in flaws/")
     made.add_argument("--fill", type=float, help="seconds a program for timings of its calls (default: 60, quick: 5)")
     made.add_argument("--turns", type=int, help="of a trial at most (default: 8, quick: 3)")
+    made.add_argument(
+        "--seconds", type=float, help="begin no further program after so many; with --out, call it again (default: all)"
+    )
     made.add_argument("--no-try", action="store_true", help="ask only")
     options = turns.parse(made, arguments)
     names = tuple(options.only or (QUICK if options.quick else PLANTED))
     with tempfile.TemporaryDirectory() as folder:
         out = options.out or Path(folder)
         out.mkdir(parents=True, exist_ok=True)
-        flawed = {name: _answer(name, out, options) for name in names}
-        clean = {name: _answer(f"{name} --mended", out, options) for name in names if name in SOUND}
-    _report(flawed, clean, options).finish(options)
+        wanted = [*names, *(f"{name} --mended" for name in names if name in SOUND)]
+        until = math.inf if options.seconds is None else time.monotonic() + options.seconds
+        found = {
+            text: _answer(text, out, options)
+            for text in wanted
+            if time.monotonic() < until or _path(text, out).exists()
+        }
+    flawed = {text: answer for text, answer in found.items() if " " not in text}
+    clean = {text.split()[0]: answer for text, answer in found.items() if " " in text}
+    report = _report(flawed, clean, options)
+    if left := len(wanted) - len(found):
+        report.notes.append(f"{left} of {len(wanted)} programs are left: call it again with the same --out")
+    report.finish(options)
+
+
+def _path(text: str, out: Path) -> Path:
+    """Return where the answer of a program is kept."""
+    name, *mended = text.split()
+    return out / "-".join([name, *(each.strip("-") for each in mended)]) / "answer.json"
 
 
 def _answer(text: str, out: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return what is known of one program, from the folder where it is there already."""
     name, *mended = text.split()
-    place = out / "-".join([name, *(each.strip("-") for each in mended)])
-    path = place / "answer.json"
+    path = _path(text, out)
+    place = path.parent
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}

@@ -3,10 +3,13 @@
 PyTorch's own, `torch.distributed._tools.runtime_estimator.RuntimeEstimator`, is asked in both of its modes on the same
 models; where it refuses the machine, its reason stands in the table. Steps and timings are those of `construction.py`,
 and stay in the same `--out`. The peak is the most that a product reaches here, measured.
+
+With `--train` the steps are training steps, of ten models unless told otherwise, and PyTorch's estimator is not asked.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import tempfile
 import time
@@ -23,11 +26,20 @@ from xsp.graph import work
 from xsp.graph.node import Graph
 
 MODES = ("operator-level-cost-model", "operator-level-benchmark")
+TRAINED = (
+    "torchvision:resnet18", "torchvision:resnet34", "torchvision:vgg11", "torchvision:alexnet",
+    "torchvision:mobilenet_v2", "torchvision:squeezenet1_1", "torchvision:shufflenet_v2_x1_0",
+    "timm:vit_tiny_patch16_224", "transformers:bert", "transformers:gpt2,sequence=64",
+)  # fmt: skip
+LEAST_TRAINED = 0.8
+"""Goal of timed layers over measured training steps, geometric mean."""
+
 SIZES = (256, 512, 1024, 2048)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     made = steps.add_options(turns.parser(__doc__))
+    made.add_argument("--train", action="store_true", help="training steps, batch 1")
     made.add_argument("--budget", type=float, help="seconds a model for its layers (default: 60, quick: 20)")
     made.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
     options = turns.parse(made, arguments)
@@ -36,9 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     peak, bandwidth = _peak(torch), _bandwidth(torch)
     how = construct.How(threads=options.threads)
+    what = "training step" if options.train else "step"
+    modes = () if options.train else MODES
     errors: dict[str, dict[str, float]] = {}
     refused: dict[str, str] = {}
-    wanted, until, covered = steps.chosen(options), steps.until(options), 0
+    wanted, until, covered = _wanted(options), steps.until(options), 0
     with tempfile.TemporaryDirectory() as folder:
         kept = steps.Kept(options.out or Path(folder))
         timings = bench.Timings.open(kept.folder / "timings")
@@ -48,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             covered += 1
             turns.say(f"{covered}/{len(wanted)} {text}")
             spec, settings = steps.settings_of(text, 1, options.seed)
-            found = replace(graph.of(spec, batch=1, sequence=settings.sequence), name=text)
+            found = replace(graph.of(spec, batch=1, sequence=settings.sequence, train=settings.train), name=text)
             ((step, _),) = steps.each([text], (1,), (options.threads,), kept, options)
             missing = [pair for pair in bench.specs(found, threads=options.threads) if timings.get(pair[0].key) is None]
             if missing and time.monotonic() < until:
@@ -60,26 +74,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "FLOPs ÷ peak": _over(found, peak, None),
                 "FLOPs ÷ peak, bytes ÷ bandwidth": _over(found, peak, bandwidth),
             }
-            for mode in MODES:
+            for mode in modes:
                 told[f"RuntimeEstimator, {mode}"] = _estimated(spec, settings, mode, refused)
             for name, ns in told.items():
                 if ns:
                     errors.setdefault(name, {})[text] = ns / step.ns
     report = turns.Report(
         "estimators",
-        f"Foretold over measured step, {covered} of {len(wanted)} models, {options.threads} threads, batch 1",
+        f"Foretold over measured {what}, {covered} of {len(wanted)} models, {options.threads} threads, batch 1",
         ("estimator", "models", "geometric mean", "least", "most", "error, mean abs.", "times the error of R2"),
     )
     names = ["timed layers (R2)", "FLOPs ÷ peak", "FLOPs ÷ peak, bytes ÷ bandwidth"]
-    for name in [*names, *(f"RuntimeEstimator, {mode}" for mode in MODES)]:
+    for name in [*names, *(f"RuntimeEstimator, {mode}" for mode in modes)]:
         _add(report, name, errors.get(name, {}), errors.get(names[0], {}), refused.get(name, ""))
     report.notes.append(
         f"Peak {peak:.3g} FLOPs a second, {bandwidth:.3g} bytes a second, each the most that was measured here. The "
         "error is |foretold / measured − 1|; the last column compares it over the models that both have. Timed "
         "layers are without the framework's own time between them."
     )
+    if options.train:
+        report.notes.append(f"Goal of timed layers: a geometric mean of at least {LEAST_TRAINED}, on ten models.")
     report.notes += [f"{name}: refuses this machine: {reason}" for name, reason in refused.items()]
     report.finish(options)
+
+
+def _wanted(options: argparse.Namespace) -> list[str]:
+    """Return the models, with their setting for training where that is asked for."""
+    if not options.train:
+        return steps.chosen(options)
+    plain = list(TRAINED) if not (options.models or options.all or options.quick) else steps.chosen(options)
+    return [text if text.endswith(",train") else f"{text},train" for text in plain]
 
 
 def _add(report: turns.Report, name: str, own: dict[str, float], ours: dict[str, float], refused: str) -> None:

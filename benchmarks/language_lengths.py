@@ -8,7 +8,9 @@ each say what 1,024 tokens take. What is timed and measured stays in `--out`, so
 from __future__ import annotations
 
 import json
+import math
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--models", nargs="+", help="of transformers (default: one of two layers and one of twelve)")
     made.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
     made.add_argument("--budget", type=float, help="seconds a model for its calls (default: 120, quick: 20)")
+    made.add_argument("--seconds", type=float, help="begin no further model after so many (default: all)")
     made.add_argument("--out", type=Path, help="keep what is timed and measured here, and go on from what is there")
     options = turns.parse(made, arguments)
     report = turns.Report(
@@ -79,7 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         kept = Kept(options.out or Path(folder))
         timings = bench.Timings.open(kept.folder / "timings")
+        until = math.inf if options.seconds is None else time.monotonic() + options.seconds
         for model in options.models or (QUICK if options.quick else MODELS):
+            if time.monotonic() > until and kept.of(model, options.threads) is None:
+                report.notes.append(f"Left: {model}; call it again with the same --out.")
+                continue
             turns.say(model)
             _rows(report, model, kept, timings, options)
     report.notes.append(

@@ -64,6 +64,18 @@ def test_the_report_counts_against_the_goals_and_what_is_done_is_not_done_again(
     assert len(turns.table(report.columns, report.rows)) == 7
 
 
+def test_a_session_of_no_time_reports_what_is_there_and_what_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "onednn_off").mkdir()
+    (tmp_path / "onednn_off" / "answer.json").write_text(json.dumps({"advice": [piece(trial="onednn=on")], "rank": 1}))
+    monkeypatch.setattr(advice, "_asked", lambda *_: pytest.fail("a program was begun"))
+    advice.main(["--quick", "--seconds", "0", "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "right advice among the first 3: 1 of 1" in said
+    assert " of 6 programs are left: call it again with the same --out" in said
+
+
 @pytest.mark.slow
 def test_a_program_with_a_flaw_is_recorded_and_asked_about(tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -12,7 +12,7 @@ from xsp.analyses.fusing import BATCHED, BETWEEN, EAGER, SOFTMAX
 from xsp.device.kernelnames import MATRIX
 from xsp.table import literal
 
-REDUCED = "TF32 keeps 10 bits of the mantissa, BF16 keeps 7"
+REDUCED = "TF32 and FP16 keep 10 bits of the mantissa, BF16 keeps 7; FP16 ends at 65,504: scale gradients"
 
 
 def pieces(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]:
@@ -47,7 +47,8 @@ def pieces(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]:
                 "device-tensor-cores",
                 f"{row['class']}, {row['percent_of_device_time']:.0f} % of GPU time, {duration(slow)} of it without "
                 "tensor cores",
-                "lower precision (TF32, BF16), sizes in multiples of 8; `tensor-cores` names the layers",
+                "lower precision (BF16, TF32; on V100 and T4, which have neither, FP16), sizes in multiples of 8; "
+                "`tensor-cores` names the layers",
                 share(slow),
                 places(answers.trace, f"w.class = {literal(row['class'])} AND w.tensor_cores IS DISTINCT FROM 'yes'"),
                 REDUCED,
