@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import xsp
 from xsp import testing
 from xsp.errors import XspError
-from xsp.graph import NodeKind, keys, observed
+from xsp.graph import Graph, NodeKind, keys, observed
 from xsp.graph.node import Phase, Why
 
 STEP = """
@@ -53,6 +54,20 @@ def test_a_trace_without_operators_is_refused() -> None:
         xsp.graph.of(testing.trace_of(testing.spans("step train 0-100\n  kernel k 10-20")))
 
 
+def seen_and_captured(net: Any, x: Any, path: Path) -> tuple[Graph, Graph]:
+    """Return the graph of an execution trace of a module's call, which is written to `path`, and the captured one."""
+    import torch
+
+    observer = torch.profiler.ExecutionTraceObserver()
+    observer.register_callback(str(path))
+    observer.start()
+    with torch.inference_mode():
+        net(x)
+    observer.stop()
+    observer.unregister_callback()
+    return xsp.graph.of(path), xsp.graph.of(net, x)
+
+
 def test_an_execution_trace_has_the_calls_and_edges_of_the_captured_step(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     nn = torch.nn
@@ -68,14 +83,7 @@ def test_an_execution_trace_has_the_calls_and_edges_of_the_captured_step(tmp_pat
             return self.last(y.mean((2, 3)).view(-1, 4))
 
     net, x = Net().eval(), torch.zeros(2, 3, 8, 8)
-    observer = torch.profiler.ExecutionTraceObserver()
-    observer.register_callback(str(tmp_path / "et.json"))
-    observer.start()
-    with torch.inference_mode():
-        net(x)
-    observer.stop()
-    observer.unregister_callback()
-    seen, captured = xsp.graph.of(tmp_path / "et.json"), xsp.graph.of(net, x)
+    seen, captured = seen_and_captured(net, x, tmp_path / "et.json")
     assert [(each.call.op, each.kind) for each in seen.nodes] == [(each.call.op, each.kind) for each in captured.nodes]
     assert [each.call.outputs for each in seen.nodes] == [each.call.outputs for each in captured.nodes]
     assert {(each.before, each.after) for each in seen.edges_of(Why.DATA)} == {
@@ -101,14 +109,7 @@ def test_an_execution_trace_tells_layouts_types_and_numbers_as_the_captured_step
             return made.transpose(1, 2).reshape(2, 16, 8).to(torch.float64)
 
     net, x = Net().eval(), torch.zeros(2, 8, 4, 4)
-    observer = torch.profiler.ExecutionTraceObserver()
-    observer.register_callback(str(tmp_path / "et.json"))
-    observer.start()
-    with torch.inference_mode():
-        net(x)
-    observer.stop()
-    observer.unregister_callback()
-    seen, captured = xsp.graph.of(tmp_path / "et.json"), xsp.graph.of(net, x)
+    seen, captured = seen_and_captured(net, x, tmp_path / "et.json")
     assert [each.key for each in seen.nodes] == [keys.key(observed.as_told(each.call)) for each in captured.nodes]
     assert seen.edges_of(Why.DATA) == captured.edges_of(Why.DATA)
     program = xsp.graph.of(torch.export.export(net, (x,)))
