@@ -73,7 +73,8 @@ def label(spans: Sequence[Span], counts: Counts) -> Labelled:
         spans: of one step, as the profiler saw them.
         counts: of that step.
     """
-    issued = sorted((span for span in spans if _is_collective(span)), key=lambda span: span.start_ns)
+    names = set(filter(_is_collective, {span.name for span in spans}))
+    issued = sorted((span for span in spans if span.name in names), key=lambda span: span.start_ns) if names else []
     moved = {name: number for name, number in counts.after.items() if number > counts.before.get(name, number)}
     if not issued:
         return Labelled(list(spans), None)
@@ -87,12 +88,12 @@ def label(spans: Sequence[Span], counts: Counts) -> Labelled:
         return Labelled(list(spans), f"{text} {len(issued)} operators: which is which is unknown")
     stated = [span for span in spans if span.name == PARAMETERS and span.attributes]
     size = {GROUP_SIZE: counts.sizes[communicator]} if communicator in counts.sizes else {}
-    names = {
+    numbered = {
         id(span): _numbered(span, communicator, number, {**_inside(span, stated), **size})
         for number, span in enumerate(issued, start=first + 1)
     }
-    parts = _parts([names[id(span)] for span in issued], [span for span in spans if _is_part(span)])
-    return Labelled([names.get(id(span)) or parts.get(id(span)) or span for span in spans], None)
+    parts = _parts([numbered[id(span)] for span in issued], [span for span in spans if _is_part(span)])
+    return Labelled([numbered.get(id(span)) or parts.get(id(span)) or span for span in spans], None)
 
 
 def _counters() -> dict[str, int]:
@@ -146,8 +147,8 @@ def _inside(collective: Span, stated: Iterable[Span]) -> dict[str, Any]:
     return json.loads(within[0].attributes or "{}") if len(within) == 1 else {}
 
 
-def _is_collective(span: Span) -> bool:
-    return span.name.startswith("c10d::") and not span.name.startswith(_POINT_TO_POINT)
+def _is_collective(name: str) -> bool:
+    return name.startswith("c10d::") and not name.startswith(_POINT_TO_POINT)
 
 
 def _is_part(span: Span) -> bool:

@@ -69,7 +69,7 @@ def place(spans: Sequence[Span], graphs: CompiledGraphs) -> Placed:
         spans: of one step, as the profiler saw them.
         graphs: what was compiled so far.
     """
-    if not any(_CALL.match(span.name) for span in spans):
+    if not any(map(_CALL.match, {span.name for span in spans})):
         return Placed(list(spans), [])
     placing = _Placing()
     runs = [run for thread in _threads(spans) for run in _runs(thread, graphs)]

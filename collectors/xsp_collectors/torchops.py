@@ -111,7 +111,8 @@ class TorchOps(DeviceCollector):
         for profile, counts, on_device in finished:
             if profile.kineto_results is not None:
                 results = profile.kineto_results
-                seen = _spans_of(results.events(), self.name, getattr(results, "experimental_event_tree", list))
+                tree = getattr(results, "experimental_event_tree", list) if profile.record_shapes else None
+                seen = _spans_of(results.events(), self.name, tree)
                 # without a filter Kineto records the runtime's calls for the operators' sake too
                 kept = list(seen) if on_device else [span for span in seen if span.level < _RUNTIME]
                 found = collectives.label(kept, counts)
@@ -193,7 +194,14 @@ _ALL_THREADS = _knows("profile_all_threads")
 _OVERLOADS = _knows("capture_overload_names")
 
 
-def _spans_of(events: list[Any], collector: str, tree: Callable[[], list[Any]] = list) -> Iterator[Span]:
+def _spans_of(events: list[Any], collector: str, tree: Callable[[], list[Any]] | None = list) -> Iterator[Span]:
+    """Make spans of Kineto's events.
+
+    Args:
+        events: of one step.
+        collector: its name.
+        tree: what gives the step's tree of events; None if it does not describe: its operators have no shapes.
+    """
     threads = _Threads(events)
     if hasattr(torch._C._autograd._KinetoEvent, "is_hidden_event"):
         events = [event for event in events if not event.is_hidden_event()]
@@ -204,6 +212,9 @@ def _spans_of(events: list[Any], collector: str, tree: Callable[[], list[Any]] =
             ops.append(event)
         elif (make := _MAKERS.get(category)) is not None and (made := make(event, threads, collector)) is not None:
             yield made
+    if tree is None:
+        yield from _ops(ops, threads, collector)
+        return
     lists = opinputs.Lists(tree)
     for span, event in zip(_ops(ops, threads, collector), ops, strict=True):
         yield _described(span, event, lists) if event.shapes() else span
