@@ -147,7 +147,8 @@ def _program(spec: str, built: Any) -> Graph:
     import torch
 
     with torch.no_grad():
-        return xsp.graph.of(torch.export.export(built.model.eval(), built.args, built.kwargs))
+        built.model.eval()(*built.args, **built.kwargs)  # what is made in the first step alone is no part of a step
+        return xsp.graph.of(torch.export.export(built.model, built.args, built.kwargs))
 
 
 def _observed(spec: str, built: Any) -> Graph:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -170,11 +171,19 @@ def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[],
     sys.modules.setdefault(path.stem, module)
     try:
         specification.loader.exec_module(module)
-        function = getattr(module, name)
-        made = function(settings.batch)
-    except AttributeError as error:
+    except Exception as error:
+        raise ModelError(f"{path} raised {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
         known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
-        raise ModelError(f"{path}: {error}{nearest(name, known)}") from error
+        raise ModelError(f"{path} has no function {name!r}{nearest(name, known)}")
+    with contextlib.suppress(ValueError):  # some functions do not tell what they take
+        try:
+            inspect.signature(function).bind(settings.batch)
+        except TypeError:
+            raise ModelError(f"{path}:{name} is to take the batch size: def {name}(batch_size)") from None
+    try:
+        made = function(settings.batch)
     except Exception as error:
         raise ModelError(f"{path}:{name} raised {type(error).__name__}: {error}") from error
     if callable(made) and not hasattr(made, "parameters"):

@@ -165,7 +165,7 @@ def test_a_module_that_raises_is_one_line_with_the_reason_of_each_rung() -> None
             raise ValueError("mine")
 
     with pytest.raises(
-        GraphError, match=r"Raises cannot be captured \(moved to meta: ValueError: mine .*CPU"
+        GraphError, match=r"Raises cannot be captured \(moved to meta, on the CPU: ValueError: mine "
     ) as caught:
         of(Raises(), 2)
     assert "\n" not in str(caught.value)
@@ -245,6 +245,30 @@ def test_a_name_that_there_is_not_is_refused_before_anything_is_built() -> None:
 def test_what_is_no_source_is_refused(what, says) -> None:
     with pytest.raises((GraphError, UsageError), match=says):
         xsp.graph.of(what)
+
+
+def test_what_is_wrong_with_a_users_file_is_said_once(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def build(): pass\ndef typo(batch): return (batch).no_such()\ndef raises(batch): raise ValueError('of mine')\n"
+    )
+    for name, says in {
+        "buidl": "mine.py has no function 'buidl'; did you mean build?",
+        "build": "mine.py:build is to take the batch size: def build(batch_size)",
+        "typo": "'int' object has no attribute 'no_such' in mine.py, line 2",
+        "raises": "ValueError: of mine in mine.py, line 3",
+    }.items():
+        with pytest.raises((GraphError, ModelError)) as caught:
+            xsp.graph.of(f"{tmp_path / 'mine.py'}:{name}")
+        assert str(caught.value).count(says) == 1
+
+
+def test_options_that_would_do_nothing_are_refused(tmp_path) -> None:
+    graph = of(nn.Linear(3, 2), 5, 3)
+    assert graph.settings["batch"] is None  # nobody said which dimension it is
+    graph.save(tmp_path / "kept.json")
+    for what in (graph, tmp_path / "kept.json"):
+        with pytest.raises(UsageError, match="made already, which --batch, --input would not change"):
+            xsp.graph.of(what, batch=4, shape=(3,))
 
 
 def test_a_function_of_a_users_file_that_does_a_step_is_captured(tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections import Counter
 
 import pytest
@@ -9,13 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import xsp  # noqa: E402
-from xsp.errors import GraphError  # noqa: E402
+from xsp.errors import GraphError, UsageError  # noqa: E402
 
 nn = torch.nn
 
 
 class Net(nn.Module):
-    """A constant that is made on a device, a change in place, a view, and an attention."""
+    """A constant that is made on a device, a change in place, a view, an attention, and a cast, which exports check."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +27,7 @@ class Net(nn.Module):
         y = self.norm(self.first(x)) + torch.arange(4, device=x.device)
         y.add_(self.shift)
         z = nn.functional.scaled_dot_product_attention(y[None], y[None], y[None])
-        return {"a": self.last(z).view(-1)}
+        return {"a": self.last(z).view(-1).float()}
 
 
 def keys_of(graph) -> Counter:
@@ -49,6 +50,20 @@ def test_a_program_has_the_calls_and_edges_of_the_captured_step(program, tmp_pat
     same = ("flops", "bytes", "parameters", "longest_path", "diameter", "input_elements")
     assert {key: read.measures()[key] for key in same} == {key: captured.measures()[key] for key in same}
     assert xsp.graph.of(program).nodes == read.nodes
+
+
+def test_a_program_takes_no_other_batch_and_is_no_training_step(program) -> None:
+    with pytest.raises(UsageError, match="ExportedProgram is of a step that is made already, which --batch, --train"):
+        xsp.graph.of(program, batch=2, train=True)
+
+
+def test_what_torch_logged_is_the_reason(program, tmp_path) -> None:
+    torch.export.save(program, tmp_path / "net.pt2")
+    with zipfile.ZipFile(tmp_path / "net.pt2") as whole, zipfile.ZipFile(tmp_path / "other.pt2", "w") as other:
+        for name in whole.namelist():
+            other.writestr(name, whole.read(name).replace(b"aten.linear.", b"aten.linearest."))
+    with pytest.raises(GraphError, match=r"torch\.ops\.aten\.linearest"):
+        xsp.graph.of(tmp_path / "other.pt2")
 
 
 def test_a_size_that_may_vary_is_that_of_the_example() -> None:

@@ -90,6 +90,27 @@ def test_an_operator_that_nobody_knows_is_a_hole(tmp_path: Path) -> None:
     assert [each.where for each in graph.problems] == ["shapes"]
 
 
+def test_what_a_graph_inside_a_node_reads_is_known_and_what_it_does_is_a_hole(tmp_path: Path) -> None:
+    branches = {
+        name: helper.make_graph(
+            [helper.make_node("Conv", ["c", "w1"], [f"{name}_out"])], name, [],
+            [helper.make_tensor_value_info(f"{name}_out", FLOAT, [1, 4, 6, 6])],
+        )
+        for name in ("then_branch", "else_branch")
+    }  # fmt: skip
+    decides = helper.make_node("Constant", [], ["if"], value_int=1)
+    path = saved(
+        tmp_path / "m.onnx",
+        [CONV, decides, helper.make_node("If", ["if"], ["y"], "either", **branches)],
+        weights=[(4, 3, 3, 3), (4, 4, 3, 3)],
+    )
+    graph = xsp.graph.of(path)
+    found = graph.measures()
+    assert (found["edges"], found["longest_path"], found["parameters"]) == (1, 2, 4 * 3 * 9 + 4 * 4 * 9)
+    assert (found["flops_unknown"], found["bytes"], found["bytes_unknown"]) == (1, None, 1)
+    assert [each.reason for each in graph.problems] == ["not looked into: If either"]
+
+
 def test_a_dimension_with_a_name_is_a_hole(tmp_path: Path) -> None:
     made = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g",
                              [helper.make_tensor_value_info("x", FLOAT, ["N", "length"])],

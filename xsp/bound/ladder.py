@@ -240,7 +240,12 @@ def layers(graph: Graph, figures: Mapping[str, Figures], counted: Sequence[bool]
             groups[(node.module or "(outermost module)") if named else node.call.op].append(number)
     have = [each for each in BY_NODE if any(figures.get(each.value) or ())]
     found = [_layer(name, numbers, have, figures) for name, numbers in groups.items()]
-    return sorted(found, key=lambda layer: -max((ns for _, ns in layer.differences), default=0.0))
+    return sorted(found, key=_won_then_taken)
+
+
+def _won_then_taken(layer: Layer) -> tuple[float, float]:
+    """Order by the largest difference; where nothing is known to be won, by what is taken."""
+    return -max((ns for _, ns in layer.differences), default=0.0), -max(filter(None, layer.ns.values()), default=0.0)
 
 
 def _layer(name: str, numbers: list[int], have: Sequence[Rung], figures: Mapping[str, Figures]) -> Layer:

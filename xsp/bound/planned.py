@@ -34,7 +34,8 @@ def of(what: Any, args: Any, trace: Any, of_model: Mapping[str, Any]) -> tuple[G
     if isinstance(what, (str, Path)) and graphs.is_trace(what):
         what = _trace(what)
     if hasattr(what, "con") and hasattr(what, "rungs"):
-        return _planned(what, of_model), what
+        graphs.check(what, of_model)
+        return _planned(what), what
     return graphs.of(what, *args, **of_model), given
 
 
@@ -46,10 +47,10 @@ def _trace(place: Any) -> Any:
     return load(place)
 
 
-def _planned(trace: Trace, of_model: Mapping[str, Any]) -> Graph:
+def _planned(trace: Trace) -> Graph:
     """Return the graph of the model that a run names, as its own calls tell less; else that of its calls."""
     named = _model_of(trace)
-    if named is not None and not any(of_model.get(each) for each in ("batch", "train", "shape", "prefill", "decode")):
+    if named is not None:
         spec, settings = named
         with contextlib.suppress(GraphError, ModelError, UsageError):
             return graphs.of(spec, **settings)

@@ -120,7 +120,7 @@ def run(given: argparse.Namespace) -> int:
         return _shared(given)
     if given.only is not None or given.against is not None:
         raise UsageError("--only and --against are for a folder that --all wrote")
-    found = _graph(given, given.source)
+    found = _graph(given, given.source, beside=given.compare)
     if given.rewrite:
         return _rewritten(given, found)
     if given.save is not None:
@@ -151,19 +151,20 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _graph(given: argparse.Namespace, source: str) -> Graph:
-    from xsp import graph as graphs
+def _graph(given: argparse.Namespace, source: str, beside: str | None = None) -> Graph:
+    """Make the graph of a source; of options that it does not take, those are left out that the one beside it does."""
+    from xsp.graph import sources
 
-    return graphs.of(
-        source,
-        batch=given.batch,
-        train=given.train,
-        seed=given.seed,
-        shape=options.shape(given.input),
-        sequence=given.sequence,
-        prefill=given.prefill,
-        decode=given.decode,
-    )
+    asked = {
+        "batch": given.batch,
+        "train": given.train,
+        "shape": options.shape(given.input),
+        "sequence": given.sequence,
+        "prefill": given.prefill,
+        "decode": given.decode,
+    }
+    others = sources.taken(beside) - sources.taken(source) if beside is not None else frozenset()
+    return sources.of(source, seed=given.seed, **{name: each for name, each in asked.items() if name not in others})
 
 
 def _rewritten(given: argparse.Namespace, first: Graph) -> int:
@@ -187,7 +188,7 @@ def _compared(given: argparse.Namespace, first: Graph) -> int:
     """Show how a graph differs from that of another source."""
     from xsp.graph import difference
 
-    found = difference.of(first, _graph(given, given.compare))
+    found = difference.of(first, _graph(given, given.compare, beside=given.source))
     if given.format == "json":
         progress.put(json.dumps(found.as_json(), indent=2) + "\n")
     else:

@@ -75,8 +75,12 @@ def named(spec: str, settings: Settings) -> Graph:
     return _climb(spec, settings, dict(zip(RUNGS, (on_meta, moved, on_cpu), strict=True)))
 
 
-def of_module(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings) -> Graph:
+def of_module(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, batch: int | None = None
+) -> Graph:
     """Capture a step of a module with its arguments; it runs on a copy, and the module stays as it is.
+
+    The batch is what the caller says that the arguments are, and not known otherwise.
 
     Raises:
         GraphError: no rung of the ladder worked; the message says why each did not.
@@ -96,7 +100,9 @@ def of_module(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], settin
             built = models.of_phase(name, built, settings)
         return _ready(name, built, settings, device)
 
-    return _climb(name, settings, {RUNGS[1]: moved, RUNGS[2]: on_cpu})
+    made = _climb(name, settings, {RUNGS[1]: moved, RUNGS[2]: on_cpu})
+    known = batch if settings.prefill is None and settings.decode is None else settings.batch
+    return replace(made, settings={**made.settings, "batch": known})
 
 
 def _ready(name: str, built: Built, settings: Settings, device: str) -> _Step:
@@ -117,10 +123,13 @@ def _climb(name: str, settings: Settings, rungs: dict[str, Callable[[], _Step | 
                     return _capture(name, settings, rung, step, problems)
         except Exception as error:
             cause = error.__cause__
-            if isinstance(error, ModelError) and (cause is None or isinstance(cause, ImportError)):
+            if isinstance(error, ModelError) and (cause is None or isinstance(cause, (ImportError, SyntaxError))):
                 raise
             problems.append(Problem(rung, _said(error)))
-    reasons = "; ".join(f"{each.where}: {each.reason}" for each in problems)
+    where: dict[str, list[str]] = {}
+    for each in problems:
+        where.setdefault(each.reason, []).append(each.where)
+    reasons = "; ".join(f"{', '.join(rungs)}: {reason}" for reason, rungs in where.items())
     raise GraphError(f"{name} cannot be captured ({reasons})")
 
 

@@ -155,7 +155,8 @@ class _Reader:
         self.unknown: list[str] = []
         self.stated = self.folded = 0
         self.fixed: set[str] = set(self.constants)
-        self.read = {name for node in self.model.graph.node for name in node.input}
+        self.held: list[str] = []
+        self.read = {name for node in self.model.graph.node for name in (*node.input, *_read_inside(node))}
         self.read |= {each.name for each in self.model.graph.output}
         self._defaults: dict[tuple[str, str], dict[str, Any]] = {}
         graph = model.graph
@@ -177,6 +178,8 @@ class _Reader:
             named = ", ".join(self.unknown[:MOST_NAMED])
             more = f" and {len(self.unknown) - MOST_NAMED} more" if len(self.unknown) > MOST_NAMED else ""
             self.problems.append(Problem("shapes", f"not known of what {named}{more} make"))
+        if self.held:
+            self.problems.append(Problem("graphs inside nodes", f"not looked into: {', '.join(self.held)}"))
         stated: dict[str, Any] = {
             "batch": batch,
             "train": False,
@@ -223,7 +226,7 @@ class _Reader:
     def _add(self, node: Any) -> None:
         number, domain = len(self.nodes), node.domain
         made = [name for place, name in enumerate(node.output) if name and (not place or name in self.read)]
-        if all(name in self.fixed or name in self.constants for name in node.input if name):
+        if all(name in self.fixed or name in self.constants for name in (*node.input, *_read_inside(node)) if name):
             self.folded += 1
             self.fixed.update(made)
         own = domain in OURS
@@ -233,6 +236,11 @@ class _Reader:
             inputs.append((f"input{place}", self._type(name) if name else None))
             if name:
                 reads.append(self._read(number, name))
+        if node.op_type in HOLDS_GRAPHS:
+            self.held.append(_label(node))
+            inside = [name for name in _read_inside(node) if name in self.storage or name in self.constants]
+            inputs += [(f"outer{place}", self._type(name)) for place, name in enumerate(inside)]
+            reads += [self._read(number, name) for name in inside]
         outputs = tuple(map(self._type, made))
         if any(each.shape is None for each in outputs):
             self.unknown.append(_label(node))
@@ -319,6 +327,20 @@ class _Reader:
         floats = [each for each in used if (each.dtype or "float").startswith(("float", "bfloat"))]
         elements = [each.elements for each in floats]
         return None if None in elements else sum(filter(None, elements))
+
+
+def _read_inside(node: Any) -> list[str]:
+    """Return the names from outside that the graphs inside a node read, each once; empty if it holds none."""
+    found: dict[str, None] = {}
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            made = {each.name for each in (*graph.input, *graph.initializer)}
+            for inner in graph.node:
+                found.update(dict.fromkeys(each for each in (*inner.input, *_read_inside(inner)) if each not in made))
+                made.update(inner.output)
+            found.update(dict.fromkeys(each.name for each in graph.output if each.name not in made))
+    found.pop("", None)
+    return list(found)
 
 
 def _idles(node: Any, versions: Mapping[str, int]) -> bool:

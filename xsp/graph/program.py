@@ -27,12 +27,13 @@ def load(path: Path) -> Graph:
         import torch
     except ImportError as error:
         raise GraphError(f"programs need torch ({error}); pip install 'xsp[torch]'") from error
-    with _quiet():
+    with _quiet() as logged:
         try:
             made = torch.export.load(path)
         except Exception as error:  # of the archive, of the schema, of the unpickler: none has a class in common
+            reason = _first(_root(logged, error))
             raise GraphError(
-                f"{path}: torch {torch.__version__} cannot read this program ({_first(error)}); it is damaged, "
+                f"{path}: torch {torch.__version__} cannot read this program ({reason}); it is damaged, "
                 "no program of torch.export, or written by another version: export it again with this one"
             ) from error
     return of(made, path.name)
@@ -84,9 +85,15 @@ _ROLES = {
 }
 
 
+GUARDS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size")
+"""What the export puts in to check what it assumed: no calls of the model."""
+
+
 def _runner(module: Any, recorder: Any) -> Any:
     """Return what runs the nodes of a program one by one, each in its module, all of them without values."""
     import torch
+
+    guards = {getattr(torch.ops.aten, name) for name in GUARDS}
 
     class Runner(torch.fx.Interpreter):
         at = ""
@@ -98,6 +105,8 @@ def _runner(module: Any, recorder: Any) -> Any:
                 return super().run_node(node)
 
         def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            if getattr(target, "_overloadpacket", None) in guards:
+                return None
             if isinstance(kwargs.get("device"), (str, torch.device)):
                 kwargs = {**kwargs, "device": "meta"}
             return super().call_function(target, args, kwargs)
@@ -130,15 +139,34 @@ def _first(error: BaseException) -> str:
     return (str(error).strip().split("\n")[0] or type(error).__name__)[:200]
 
 
+def _root(logged: list[BaseException], error: BaseException) -> BaseException:
+    """Return what was the matter first: torch logs it, and raises that there was something."""
+    found = logged[0] if logged else error
+    while found.__cause__ is not None:
+        found = found.__cause__
+    return found
+
+
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what torch logs while it reads a program from the terminal: the error has the reason."""
-    noisy = logging.getLogger("torch.export")
-    level = noisy.level
-    noisy.setLevel(logging.CRITICAL)
+def _quiet() -> Iterator[list[BaseException]]:
+    """Keep what torch logs while it reads a program from the terminal; the errors among it are in the list."""
+    found: list[BaseException] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1] is not None:
+            found.append(record.exc_info[1])
+        return False
+
+    noisy = [
+        logging.getLogger(name)
+        for name in ("torch.export", "torch.export.pt2_archive._package", "torch._export.serde.serialize")
+    ]
+    for each in noisy:
+        each.addFilter(keep)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield
+            yield found
     finally:
-        noisy.setLevel(level)
+        for each in noisy:
+            each.removeFilter(keep)

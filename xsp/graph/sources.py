@@ -15,6 +15,11 @@ from xsp.models import Settings
 
 HEAD = 4096
 
+OPTIONS = {"batch": None, "train": False, "shape": None, "sequence": 128, "prefill": None, "decode": None}
+"""Of a step that is still to be made, with what they are unless told otherwise; files and traces are of one made."""
+
+_TYPED = {"shape": "--input"}
+
 
 def of(
     what: Any,
@@ -46,7 +51,12 @@ def of(
     Raises:
         GraphError: the graph cannot be had; the message is the reason.
         ModelError: there is no such model, or its library is missing.
+        UsageError: it is of a step that is made already, and is told to be of another batch, or to be another one.
     """
+    asked = {
+        "batch": batch, "train": train, "shape": shape, "sequence": sequence, "prefill": prefill, "decode": decode
+    }  # fmt: skip
+    check(what, asked)
     settings = Settings(
         batch=batch or 1, train=train, seed=seed, shape=shape, sequence=sequence, prefill=prefill, decode=decode
     )
@@ -65,10 +75,50 @@ def of(
     if callable(what) and hasattr(what, "parameters"):
         from xsp.graph import captured
 
-        return captured.of_module(what, args, dict(kwargs or {}), settings)
+        return captured.of_module(what, args, dict(kwargs or {}), settings, batch)
     raise UsageError(
         f"a graph of {type(what).__name__}: give the name of a model, a path, or a module and its arguments"
     )
+
+
+def check(what: Any, asked: Mapping[str, Any]) -> None:
+    """Refuse settings of a step for what is of one step already.
+
+    Args:
+        what: as `of` takes it.
+        asked: some of `OPTIONS`.
+
+    Raises:
+        UsageError: some of them would do nothing.
+    """
+    left = chosen(asked) - taken(what)
+    if left:
+        named = what if isinstance(what, (str, Path)) else getattr(what, "name", None) or type(what).__name__
+        typed = sorted(_TYPED.get(each, f"--{each}") for each in left)
+        raise UsageError(
+            f"{named} is of a step that is made already, which {', '.join(typed)} would not change: omit it"
+        )
+
+
+def chosen(asked: Mapping[str, Any]) -> set[str]:
+    """Return which of `OPTIONS` are other than usual."""
+    return {name for name, usual in OPTIONS.items() if name in asked and asked[name] != usual}
+
+
+def taken(what: Any) -> frozenset[str]:
+    """Return which of `OPTIONS` make a difference to a source."""
+    if isinstance(what, Graph) or hasattr(what, "con") or type(what).__name__ == "ExportedProgram":
+        return frozenset()
+    if not isinstance(what, (str, Path)):
+        return frozenset(OPTIONS)
+    from xsp.importers import contract
+
+    path = Path(what)
+    if path.is_dir() or contract.is_url(str(what)):
+        return frozenset()
+    if path.is_file():
+        return frozenset(["batch"]) if _kind(path) == "onnx" else frozenset()
+    return frozenset(OPTIONS)
 
 
 def _named(spec: str, settings: Settings, batch: int | None) -> Graph:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from xsp.graph import work
+from xsp.graph import paths, work
 from xsp.graph.measures import measures
 from xsp.graph.node import Graph, KnownBy, Node
 from xsp.scrub import plain
@@ -81,9 +81,15 @@ def _measures(graph: Graph, found: dict[str, Any]) -> list[tuple[str, str, str]]
         ("FLOPs", amount(found["flops"]), _partly("a multiply-add is 2", unknown[0], found["flops_at_least"])),
         ("bytes", amount(found["bytes"], "B"), _partly("compulsory", unknown[1], found["bytes_at_least"])),
         ("longest path", _whole(found["longest_path"]), "" if graph.known_by is KnownBy.ORDER else path),
-        ("diameter", _whole(found["diameter"]), "the longest of all shortest paths"),
+        ("diameter", _whole(found["diameter"]), _diameter(graph, found)),
         ("activations", amount(found["peak_activation_bytes"], "B"), "alive at once, at most"),
     ]
+
+
+def _diameter(graph: Graph, found: dict[str, Any]) -> str:
+    if found["diameter"] is None and graph.known_by is not KnownBy.ORDER:
+        return f"not computed beyond {paths.MOST_NODES:,} nodes"
+    return "the longest of all shortest paths"
 
 
 def _weights(size: int | None) -> str:

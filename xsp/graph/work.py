@@ -28,6 +28,9 @@ LOOK_UPS = frozenset(
 ROUTED = frozenset(["aten::_grouped_mm"])
 """Of their second tensor, a stack of matrices, they read those that a row of the first one is routed to."""
 
+HOLD_GRAPHS = frozenset(f"onnx::{name}" for name in ("If", "Loop", "Scan", "SequenceMap"))
+"""What the graphs inside do, and how often, is not known."""
+
 KINETO = {
     "bool": "bool", "uint8": "unsigned char", "int8": "signed char", "int16": "short", "int32": "int",
     "int64": "long int", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "float32": "float", "float64": "double",
@@ -46,6 +49,8 @@ def bytes_of(node: Node) -> int | None:
     if node.stated is not None:
         return node.stated[1]
     call = node.call
+    if call.op in HOLD_GRAPHS:
+        return None
     read = [each.bytes for each in call.inputs]
     written = [each.bytes for each in call.outputs]
     if call.op in LOOK_UPS and read and written:
