@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
+from queues import SERVICE_MS, md1_rate, md1_waiting_within
 
 from xsp.errors import UsageError
 from xsp.evaluate.load import Requests, VirtualClock, latencies, schedules, search, simulate
 from xsp.evaluate.load.search import Found, Held
 
 MS = 1_000_000
-SERVICE_MS = 1.0
 REQUESTS = 12_000
 
 
@@ -25,23 +25,6 @@ def one_server(rate: float, seed: int, exponential: bool, requests: int = REQUES
 def mm1_rate(limit_ms: float, share: float) -> float:
     """Of M/M/1 the time in the system is exponential, with the rate μ − λ."""
     return 1000 * (1 / SERVICE_MS + math.log(1 - share) / limit_ms)
-
-
-def md1_waiting_within(rate: float, whole_ms: int) -> float:
-    """Return P(W ≤ t) of M/D/1 for t of whole service times: (1 − ρ)·Σ (ρ(k − t))^k / k! · e^(−ρ(k − t))."""
-    load = rate * SERVICE_MS / 1000
-    terms = [
-        (load * (k - whole_ms)) ** k / math.factorial(k) * math.exp(-load * (k - whole_ms)) for k in range(whole_ms + 1)
-    ]
-    return (1 - load) * math.fsum(terms)
-
-
-def md1_rate(limit_ms: int, share: float) -> float:
-    low, high = 1.0, 1000 / SERVICE_MS
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if md1_waiting_within(middle, limit_ms - 1) > share else (low, middle)
-    return low
 
 
 def searched(exponential: bool, limit_ms: float, share: float, first: float, seed: int = 0) -> Found:
@@ -194,3 +177,14 @@ def test_nothing_to_summarise_is_said() -> None:
     with pytest.raises(UsageError, match="no request ended: its time was over"):
         latencies.summarise(Requests(none, none, none, none, none, stopped="its time was over"))
     assert latencies.summarise(simulate(schedules.offline(6, 2), np.full(3, MS))).little is None
+
+
+def test_a_search_does_not_wait_for_rates_at_which_nothing_waits() -> None:
+    clock = VirtualClock()
+    found, kept = search.drive_to_limit(
+        lambda number, inputs: clock.advance((9 if number % 20 == 19 else 1) * MS), 5 * MS, 0.99, clock=clock
+    )
+    assert found.low is None
+    assert "hardly a request waits" in found.why
+    assert len(found.probes) <= 4
+    assert len(kept)

@@ -15,6 +15,7 @@ pytest.importorskip("pydantic")
 pytest.importorskip("yaml")
 
 from evaluations import FACTS, PROGRAM, silent
+from queues import md1_rate
 
 from xsp.cli import main
 from xsp.errors import ManifestError
@@ -115,12 +116,66 @@ def test_times_that_a_simulator_says_are_the_latencies(board: Path) -> None:
     assert (np.diff(requests.due_ns) == 500_000).all()
 
 
-@pytest.mark.parametrize("kind", ["online", "offline", "multi-stream", "replay", "poisson", "cold-start"])
+@pytest.mark.parametrize("kind", ["online", "offline", "multi-stream", "replay", "poisson", "burst", "cold-start"])
 def test_every_scenario_that_is_named_runs(kind: str, board: Path) -> None:
-    more = {"replay": {"times_s": [0, 0.1, 0.3]}, "poisson": {"rate": 100}, "multi-stream": {"streams": 2}}
+    more = {
+        "replay": {"times_s": [0, 0.1, 0.3]},
+        "poisson": {"rate": 100},
+        "burst": {"rate": 9, "together": 3},
+        "multi-stream": {"streams": 2},
+    }
     found = evaluated(manifest(scenario={"kind": kind, "requests": 3, **more.get(kind, {})}), board)
     assert found.parts[0]["requests"] == 3
     assert found.parts[0]["p50_ms"] > 0
+
+
+def test_the_highest_rate_is_an_interval_with_the_requests_at_its_lower_end(
+    board: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "MOST_PROBES", 5)
+    asked: list[tuple[str, int, int]] = []
+    load = {"kind": "max-rate", "latency_ms": 3, "percentile": 50, "requests": 60}
+    options = Options(store=board / "store", trusted=True)
+    place = running.evaluate(manifest(scenario=load), board, options, FACTS, lambda *said: asked.append(said))
+    found = results.read(place)
+    (part,) = found.parts
+    assert part["rate_low"] < md1_rate(3, 0.5) < part["rate_high"]  # its requests take 1 ms each
+    assert {each["held"] for each in part["probes"]} >= {"held", "broken"}
+    requests = found.requests()
+    assert len(requests) == 60
+    rate = 60e9 / (requests.due_ns[-1] - requests.due_ns[0])
+    assert rate == pytest.approx(part["rate_low"], rel=0.5)  # of 60 arrivals that come independently
+    tried = [each["rate"] for each in part["probes"]]
+    assert {what for what, _, _ in asked if "a second" in what} == {f"board-max-rate, {r:.3g} a second" for r in tried}
+    assert asked[-1] == ("board-max-rate", 5, 5)
+
+
+def test_a_limit_that_no_rate_holds_ends_the_search_with_the_reason(board: Path) -> None:
+    load = {"kind": "max-rate", "latency_ms": 0.5, "percentile": 90, "requests": 10}
+    found = evaluated(manifest(scenario=load), board)
+    assert found.parts[0]["rate_low"] is None
+    assert "takes 1 ms at least" in found.content["notes"][0]
+    assert len(found.requests())
+
+
+@pytest.mark.slow
+def test_the_highest_rate_of_a_program_is_found_within_five_percent(
+    board: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = {"kind": "max-rate", "latency_ms": 4, "percentile": 90, "requests": 300}
+    found = evaluated(manifest(scenario=load), board)
+    assert found.parts[0]["rate_estimate"] == pytest.approx(md1_rate(4, 0.9), rel=0.05)
+    evaluated(manifest(), board)
+    where = ["--store", str(board / "store")]
+    assert main(["evaluate", "leaderboard", "--by", "rate", *where]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 2  # of the search alone
+    assert f"{found.parts[0]['rate_low']:.0f} to" in shown[1]
+    assert main(["evaluate", "list", *where]) == 0
+    assert "highest rate a second" in (out := capsys.readouterr().out)
+    assert main(["evaluate", "compare", found.name, found.name, *where]) == 0
+    assert "rate low" in (out := capsys.readouterr().out)
+    assert "without waiting" in out
 
 
 def test_an_evaluation_that_fails_leaves_nothing(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:

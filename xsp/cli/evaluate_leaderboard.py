@@ -5,6 +5,7 @@ A row is of one manifest, batch size, software and machine: results of other ver
 examples:
   xsp evaluate leaderboard --task image-classification
   xsp evaluate leaderboard --by p99_ms
+  xsp evaluate leaderboard --by rate            of searches for the highest rate
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from xsp.cli import evaluate_run, options, progress
 
 SUMMARY = "results of a task in order"
 
-BY = ("inputs_per_s", "p50_ms", "p90_ms", "p99_ms")
+BY = ("inputs_per_s", "p50_ms", "p90_ms", "p99_ms", "rate")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--task", metavar="NAME", help="of the models (default: all)")
-    parser.add_argument("--by", choices=BY, default=BY[0], help="what decides (default: inputs_per_s)")
+    parser.add_argument(
+        "--by",
+        choices=BY,
+        default=BY[0],
+        help="what decides; rate: the highest one within a limit (default: inputs_per_s)",
+    )
     parser.add_argument("--rows", type=options.rows, default=40, metavar="N", help="rows to show (default: 40)")
     evaluate_run.stored(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
@@ -42,5 +48,5 @@ def run(given: argparse.Namespace) -> int:
         of = f" of the task {given.task!r}" if given.task else ""
         progress.tell(f"no results{of} in {given.store}; `xsp evaluate run MANIFEST` makes some")
     else:
-        progress.tell(tables.standing(rows, given.rows))
+        progress.tell(tables.standing(rows, given.rows, given.by))
     return 0

@@ -238,7 +238,7 @@ class Scenario(Part):
 
     kind: Literal[
         "online", "batched", "offline", "poisson", "constant", "replay", "max-rate", "multi-stream", "server",
-        "cold-start",
+        "cold-start", "burst",
     ] = "online"  # fmt: skip
     seed: Annotated[int, Field(ge=0)] = 0
     requests: Count = 50
@@ -256,17 +256,24 @@ class Scenario(Part):
     """Of a replay: when each request is due, from the first."""
 
     streams: Count = 1
+    together: Count = 1
+    """Of bursts: requests that come at once."""
+
     latency_ms: Positive | None = None
+    """Of a search for the highest rate: what the percentile must not exceed."""
+
     percentile: Annotated[float, Field(gt=0, lt=100)] = 99.0
 
     @model_validator(mode="after")
     def _complete(self) -> Scenario:
-        if self.kind in ("poisson", "constant", "server") and self.rate is None:
+        if self.kind in ("poisson", "constant", "server", "burst") and self.rate is None:
             raise ValueError(f"a scenario {self.kind} needs a rate, in requests a second")
         if self.kind == "replay" and not self.times_s:
             raise ValueError("a replay needs times_s, when each request is due")
         if self.kind == "max-rate" and self.latency_ms is None:
             raise ValueError("a search for the maximum rate needs latency_ms, the limit")
+        if self.together > 1 and self.kind != "burst":
+            raise ValueError("together is of a burst; in others requests come one by one")
         if self.batches and self.kind not in ("batched", "offline"):
             raise ValueError("batches are of a batched scenario; others have one batch")
         return self

@@ -181,9 +181,9 @@ def write(folder: Path, manifest: Manifest, content: Mapping[str, Any], parts: M
                     "kind VARCHAR, "
                     "batch BIGINT, agent VARCHAR, environment VARCHAR, outputs VARCHAR, requests BIGINT, "
                     "p50_ms DOUBLE, p90_ms DOUBLE, p99_ms DOUBLE, trimmed_mean_ms DOUBLE, inputs_per_s DOUBLE, "
-                    "started VARCHAR)")  # fmt: skip
+                    "started VARCHAR, rate_low DOUBLE, rate_high DOUBLE)")  # fmt: skip
         con.executemany(
-            "INSERT INTO evaluation VALUES (" + ", ".join("?" * 16) + ")", [list(each) for each in _rows(whole)]
+            "INSERT INTO evaluation VALUES (" + ", ".join("?" * 18) + ")", [list(each) for each in _rows(whole)]
         )
         con.execute(f"COPY evaluation TO {_place(folder / 'evaluation.parquet')} (FORMAT parquet)")
     finally:
@@ -198,7 +198,7 @@ def _rows(whole: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
             whole["identity"], whole["name"], model["name"], model.get("task"), whole["kind"], part["batch"],
             whole["agent"]["name"], whole["environment"]["hash"], whole["outputs"]["digest"], part["requests"],
             part["p50_ms"], part["p90_ms"], part["p99_ms"], part["trimmed_mean_ms"], part["inputs_per_s"],
-            whole["started"],
+            whole["started"], part.get("rate_low"), part.get("rate_high"),
         )  # fmt: skip
 
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from xsp import version
 from xsp.bench import environment
-from xsp.errors import ManifestError, XspError
+from xsp.errors import ManifestError, UsageError, XspError
 from xsp.evaluate import agents, datasets, pipeline, predictors, results
 from xsp.evaluate.agents import Facts, Options, Progress
-from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, schedules
+from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, schedules, search
 from xsp.evaluate.load import latencies as said
 from xsp.evaluate.manifest import Manifest, Scenario
 from xsp.evaluate.pipeline import Array
@@ -113,8 +113,8 @@ def evaluate(
             served = _served(manifest, folder, options, predictor, handle)
             kept, first = _outputs(manifest, served)
             simulated = first.took_ns is not None
-            parts = _parts(manifest, folder, served, simulated, progress)
-            notes = _besides(beside, manifest, folder, served, options, progress)
+            parts, found = _parts(manifest, folder, served, simulated, progress)
+            notes = [*_of_search(found), *_besides(beside, manifest, folder, served, options, progress)]
         finally:
             predictor.close(handle)
         np.savez(beside / results.OUTPUTS, **kept)  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def evaluate(
             "outputs": {"digest": results.digest(kept), "samples": min(len(served.raw), MOST_OUTPUTS)},
             "simulated": simulated,
             "open_ms": open_ns / 1e6,
-            "parts": [_figures(manifest.scenario, batch, each) for batch, each in parts.items()],
+            "parts": [_figures(manifest.scenario, batch, each, found) for batch, each in parts.items()],
             "notes": notes,
         }
         results.write(beside, manifest, content, parts)
@@ -178,10 +178,11 @@ def _outputs(manifest: Manifest, served: Served) -> tuple[dict[str, Array], Answ
 
 def _parts(
     manifest: Manifest, folder: Path, served: Served, simulated: bool, progress: Progress
-) -> dict[int, Requests]:
+) -> tuple[dict[int, Requests], search.Found | None]:
+    """Return the requests of each batch size, and what a search for the highest rate came to."""
     scenario = manifest.scenario
     if scenario.kind == "cold-start":
-        return {scenario.batch: _cold(manifest, folder, served, progress)}
+        return {scenario.batch: _cold(manifest, folder, served, progress)}, None
     found = {}
     for batch in scenario.sizes:
         clock: Clock = VirtualClock() if simulated else Clock()
@@ -193,6 +194,9 @@ def _parts(
 
         for number in range(scenario.warmup):
             serve(number, batch)
+        if scenario.kind == "max-rate":
+            best, found[batch] = _searched(manifest.title, scenario, serve, clock, progress)
+            return found, best
         what = f"{manifest.title}, batch {batch}" if len(scenario.sizes) > 1 else manifest.title
         found[batch] = drive(
             schedule(scenario, batch), serve, clock=clock,
@@ -200,7 +204,43 @@ def _parts(
         )  # fmt: skip
         if not len(found[batch]):
             raise ManifestError(f"{manifest.title}: no request ended ({found[batch].stopped})")
+    return found, None
+
+
+MOST_PROBES = 15
+
+
+def _searched(
+    title: str, scenario: Scenario, serve: Callable[[int, int], None], clock: Clock, progress: Progress
+) -> tuple[search.Found, Requests]:
+    """Search the highest rate, and return it with the requests at the lower end of its interval."""
+    rates: dict[float, None] = {}
+
+    def probed(rate: float, runs: int) -> None:
+        del runs
+        rates[rate] = None
+        progress(f"{title}, {rate:.3g} a second", len(rates) - 1, MOST_PROBES)
+
+    try:
+        found = search.drive_to_limit(
+            serve, round(1e6 * (scenario.latency_ms or 0.0)), scenario.percentile / 100, requests=scenario.requests,
+            batch=scenario.batch, clock=clock, seed=scenario.seed, most_probes=MOST_PROBES, probed=probed,
+        )  # fmt: skip
+    except UsageError as error:
+        raise ManifestError(f"scenario: {error}") from error
+    progress(title, MOST_PROBES, MOST_PROBES)
     return found
+
+
+def _of_search(found: search.Found | None) -> list[str]:
+    """Return what is to be said of a search whose interval has an open end."""
+    if found is None or (found.low is not None and found.high is not None):
+        return []
+    limit = f"{found.limit_ns / 1e6:g} ms at the {100 * found.share:g}th percentile"
+    if found.low is None:
+        kept = f" a rate of {found.probes[0].rate:.3g}" if found.probes else " a closed loop"
+        return [f"no rate held {limit}: {found.why}; the requests kept are of{kept}"]
+    return [f"{limit} held at each rate that was tried, up to {max(each.rate for each in found.probes):.3g} a second"]
 
 
 def schedule(scenario: Scenario, batch: int) -> Schedule:
@@ -215,13 +255,14 @@ def schedule(scenario: Scenario, batch: int) -> Schedule:
         "batched": lambda: schedules.batched(requests, batch),
         "offline": lambda: schedules.offline(requests * batch, batch),
         "poisson": lambda: schedules.poisson(rate, requests, scenario.seed, batch),
+        "burst": lambda: schedules.burst(rate, requests, scenario.together, scenario.seed, batch),
         "constant": lambda: schedules.constant(rate, requests, batch),
         "server": lambda: schedules.server(rate, requests, scenario.seed),
         "multi-stream": lambda: schedules.multi_stream(requests, scenario.streams),
         "replay": lambda: schedules.replay(scenario.times_s, batch),
     }
     if scenario.kind not in made:
-        raise ManifestError(f"scenario.kind: {scenario.kind} is not run yet; there are {', '.join(made)}, cold-start")
+        raise ManifestError(f"scenario.kind: {scenario.kind} has no times of its own; there are {', '.join(made)}")
     return made[scenario.kind]()
 
 
@@ -243,9 +284,9 @@ def _cold(manifest: Manifest, folder: Path, served: Served, progress: Progress) 
     return Requests(starts, starts, starts, ends, sizes, open_loop=False, scheduled=len(starts))
 
 
-def _figures(scenario: Scenario, batch: int, requests: Requests) -> dict[str, Any]:
-    """Return the figures of a batch size as plain data, latencies in milliseconds."""
-    found = said.summarise(requests, poisson=scenario.kind in ("poisson", "server"))
+def _figures(scenario: Scenario, batch: int, requests: Requests, best: search.Found | None) -> dict[str, Any]:
+    """Return the figures of a batch size as plain data, latencies in milliseconds, rates in requests a second."""
+    found = said.summarise(requests, poisson=scenario.kind in ("poisson", "server", "max-rate"))
     percentiles = {f"p{100 * each.share:g}": each for each in found.percentiles}
     interval = found.trimmed_mean_interval_ns
     return {
@@ -269,7 +310,27 @@ def _figures(scenario: Scenario, batch: int, requests: Requests) -> dict[str, An
         "little_ratio": None if found.little is None else _finite(found.little.ratio),
         "waiting_ms": found.waiting_ns / 1e6,
         "expected_waiting_ms": None if found.expected_waiting_ns is None else found.expected_waiting_ns / 1e6,
+        **({} if best is None else _best(best)),
     }
+
+
+def _best(found: search.Found) -> dict[str, Any]:
+    """Return the highest rate as plain data: the interval, and each rate that was tried."""
+    return {
+        "rate_low": found.low,
+        "rate_high": found.high,
+        "rate_estimate": found.estimate,
+        "rate_ended": found.why,
+        "probes": [
+            {
+                "rate": each.rate, "held": each.held.value, "runs": each.runs, "requests": each.requests,
+                "percentile_ms": None if each.value_ns is None else each.value_ns / 1e6,
+                "interval_ms": [None if end is None else end / 1e6 for end in (each.low_ns, each.high_ns)],
+                "why": each.why,
+            }
+            for each in found.probes
+        ],
+    }  # fmt: skip
 
 
 def _finite(value: float) -> float | None:

@@ -25,7 +25,13 @@ NAMES_ALONE = ("name", "description", "reference")
 
 def outcome(found: Result) -> Outcome:
     """Return what a result comes to, as `judge` takes it: outputs, latencies by batch size, and its circumstances."""
-    latencies = {f"batch {part['batch']}": [found.requests(part["batch"]).latency_ns] for part in found.parts}
+    latencies = {}
+    for part in found.parts:
+        requests = found.requests(part["batch"])
+        # two searches end at two rates, where latencies differ; what the model takes for a request does not
+        searched = "rate_low" in part
+        name = f"batch {part['batch']}" + (", without waiting" if searched else "")
+        latencies[name] = [requests.service_ns if searched else requests.latency_ns]
     return Outcome(found.outputs() or None, latencies, circumstances(found), _precision(found))
 
 
@@ -185,17 +191,21 @@ def leaderboard(found: Sequence[Result], task: str | None = None, by: str = "inp
     Args:
         found: oldest first.
         task: of the models; all if None.
-        by: `inputs_per_s`, `p50_ms`, `p90_ms` or `p99_ms`.
+        by: `inputs_per_s`, `p50_ms`, `p90_ms`, `p99_ms`, or `rate`: the lower end of the highest rate, of those alone
+            that were searched for it.
     """
+    column = "rate_low" if by == "rate" else by
     rows: dict[tuple[Any, ...], list[Result]] = {}
     for each in found:
         if task is None or each.manifest["model"].get("task") == task:
             for part in each.parts:
+                if by == "rate" and "rate_low" not in part:
+                    continue
                 key = each.identity, part["batch"], software_of(each), machine_of(each)
                 rows.setdefault(key, []).append(each)
     made = [
         Row(those[-1], next(part for part in those[-1].parts if part["batch"] == batch), len(those), software, machine)
         for (_, batch, software, machine), those in rows.items()
     ]
-    sign = -1 if by == "inputs_per_s" else 1
-    return sorted(made, key=lambda row: (row.part[by] is None, sign * (row.part[by] or 0.0), row.newest.name))
+    sign = -1 if by in ("inputs_per_s", "rate") else 1
+    return sorted(made, key=lambda row: (row.part[column] is None, sign * (row.part[column] or 0.0), row.newest.name))

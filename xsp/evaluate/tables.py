@@ -24,7 +24,7 @@ def listed(found: Sequence[Result]) -> str:
         for each in found
         for part in each.parts
     ]  # fmt: skip
-    notes = []
+    notes = [f"{each.name}: {rate(part)}" for each in found for part in each.parts if "rate_low" in part]
     if any("*" in row[5] for row in rows):
         notes.append("* the load was not put as asked: stopped early, or its generator was late by over 1 %")
     if any("~" in row[5] for row in rows):
@@ -35,6 +35,16 @@ def listed(found: Sequence[Result]) -> str:
 def mark(found: Result, part: Any) -> str:
     """Return the marks of a latency."""
     return ("*" if part["late"] or part["stopped"] else "") + ("~" if found.content.get("simulated") else "")
+
+
+def rate(part: Mapping[str, Any]) -> str:
+    """Return the highest rate of a part that was searched for it, as a sentence."""
+    low, high = part["rate_low"], part["rate_high"]
+    if low is None:
+        return "no rate held the limit"
+    between = f"{low:.4g} held, {high:.4g} did not" if high is not None else f"{low:.4g} and all below held"
+    likely = "" if part["rate_estimate"] is None else f"; most likely {part['rate_estimate']:.4g}"
+    return f"highest rate a second: {between}{likely} ({len(part['probes'])} rates tried)"
 
 
 def figure(value: float | None) -> str:
@@ -78,8 +88,10 @@ def comparison(found: Comparison) -> str:
     after = {part["batch"]: part for part in found.after.parts}
     for part in found.before.parts:
         other = after.get(part["batch"])
-        for name in FIGURES if other is not None else ():
-            one, two = part[name], other[name] if other else None
+        for name in (*FIGURES, "rate_low", "rate_high"):
+            if other is None or name not in part or name not in other:
+                continue
+            one, two = part[name], other[name]
             change = f"{100 * (two / one - 1):+.1f} %" if one and two else "-"
             rows.append((name.replace("_", " "), str(part["batch"]), figure(one), figure(two), change))
     if rows:
@@ -122,7 +134,7 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
 
 
 def _figures(part: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: part[name] for name in FIGURES}
+    return {name: part[name] for name in (*FIGURES, "rate_low", "rate_high") if name in part}
 
 
 def judgement(found: Judgement) -> str:
@@ -144,7 +156,12 @@ def judgement_json(found: Judgement) -> dict[str, Any]:
 # --- the leaderboard --------------------------------------------------------------------------------------------------
 
 
-def standing(rows: Sequence[Row], most: int) -> str:
+def between(part: Mapping[str, Any]) -> str:
+    """Return the interval of the highest rate in a few letters."""
+    return " to ".join("?" if part[each] is None else figure(part[each]) for each in ("rate_low", "rate_high"))
+
+
+def standing(rows: Sequence[Row], most: int, by: str = "inputs_per_s") -> str:
     """Return the first rows of a leaderboard."""
     head = ("", "model", "load", "software", "machine", "batch", "p50 ms", "p99 ms", "inputs/s")
     shown = [
@@ -155,6 +172,9 @@ def standing(rows: Sequence[Row], most: int) -> str:
         )
         for place, row in enumerate(rows[:most], 1)
     ]  # fmt: skip
+    if by == "rate":
+        head = (*head[:-1], "requests/s")
+        shown = [(*each[:-1], between(row.part)) for each, row in zip(shown, rows, strict=False)]
     lines = [table(head, shown, 5)]
     if len(rows) > most:
         lines.append(f"and {len(rows) - most} more rows: --rows {len(rows)}")

@@ -102,6 +102,7 @@ def highest_rate(
     most_probes: int = 15,
     most_runs: int = 6,
     seed: int = 0,
+    least: float = 0.0,
 ) -> Found:
     """Search the highest rate at which a percentile stays within a limit.
 
@@ -114,6 +115,7 @@ def highest_rate(
         most_probes: rates that are tried.
         most_runs: of one rate, each with a new seed.
         seed: of the first run; each further run has the next one.
+        least: below it no rate is tried.
 
     Raises:
         UsageError: a number that makes no sense.
@@ -133,6 +135,9 @@ def highest_rate(
             why = ended
             break
         rate = search.next_rate
+        if rate is not None and rate < least:
+            why = f"at {search.high:.3g} a second hardly a request waits for another one, and the limit is broken"
+            break
     return Found(search.low, search.high, tuple(search.probes), share, limit_ns, why)
 
 
@@ -141,6 +146,10 @@ BEYOND = 10
 
 BEGIN = 0.25
 """Where a search begins, as a share of the rate at which the model would be busy all the time."""
+
+
+LEAST = BEGIN / 8
+"""Below this share of that rate a search ends: hardly a request waits there, so fewer of them are not faster."""
 
 
 def least_requests(share: float) -> int:
@@ -174,11 +183,15 @@ def drive_to_limit(
         probed: called before each run with its rate and how many runs were made.
 
     Returns:
-        What was found, and the requests of the last run at its lower end; of the first run, if no rate held.
+        What was found, and the requests of the last run at its lower end; of the first run, if no rate held; of a
+        closed loop and no rate, if each request alone takes longer than the limit.
     """
     requests = max(requests, least_requests(share))
     clock = clock or Clock()
     alone = drive(batched(10, batch), serve, clock=clock)
+    if len(alone) and (fastest := int(alone.latency_ns.min())) > limit_ns:
+        why = f"a request takes {fastest / 1e6:.3g} ms at least where no other one is before it"
+        return Found(None, None, (), share, limit_ns, why), alone
     last: dict[float, Requests] = {}
     runs = 0
 
@@ -190,8 +203,10 @@ def drive_to_limit(
         last[rate] = drive(poisson(rate, requests, each, batch), serve, clock=clock)
         return last[rate]
 
-    first = BEGIN * SECOND / max(1.0, float(np.median(alone.service_ns)))
-    found = highest_rate(probe, limit_ns, share, first, most_probes=most_probes, seed=seed)
+    capacity = SECOND / max(1.0, float(np.median(alone.service_ns)))
+    found = highest_rate(
+        probe, limit_ns, share, BEGIN * capacity, most_probes=most_probes, seed=seed, least=LEAST * capacity
+    )
     return found, last[found.probes[0].rate if found.low is None else found.low]
 
 
