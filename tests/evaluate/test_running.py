@@ -293,12 +293,49 @@ for line in sys.stdin:
 
 
 @pytest.mark.slow
-def test_trace_and_bound_are_kept_with_the_result(tmp_path: Path) -> None:
+def test_trace_advice_and_bound_are_kept_with_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("torch")
     import xsp
+    from xsp.bound import sources
 
+    given: list[Any] = []
+    bound_of = sources.of
+    monkeypatch.setattr(sources, "of", lambda *args, **of: given.append((args, of)) or bound_of(*args, **of))
     asked = reading.of_plain({"model": {"name": "p", "source": "micro:path-3"}, "scenario": {"requests": 2}}).manifest
     found = evaluated(asked, tmp_path, levels="M/L", bound=True)
     assert found.content["notes"] == []
     assert xsp.load(found.path / "run").spans.limit(1).fetchall()
     assert json.loads((found.path / "bound.json").read_text(encoding="utf-8"))["name"]
+    assert "repeated" in json.loads((found.path / "advice.json").read_text(encoding="utf-8"))["asked"]
+    (_, tensor), of = given[0]
+    assert tuple(tensor.shape) == (1, *predictors.Torch().open(asked, tmp_path, "").takes["0"].shape)
+    assert of["batch"] == 1
+    assert of["trace"].name == "run"
+
+    other = evaluated(asked, tmp_path, levels="M/L")
+    where = ["--store", str(tmp_path / "store")]
+    assert main(["evaluate", "compare", found.name, other.name, *where]) == 0
+    out = capsys.readouterr().out
+    assert "by layer: " in out
+    assert "before ms" in out
+    assert "all of it: xsp compare" in out
+    assert main(["evaluate", "compare", found.name, other.name, *where, "--format", "json"]) == 0
+    (said,) = json.loads(capsys.readouterr().out)
+    assert {each["section"] for each in said["by_layer"]["rows"]} == {"step", "layer"}
+
+
+@pytest.mark.slow
+def test_the_command_records_a_trace_and_says_why_there_is_no_bound(
+    board: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"model": {"name": "board", "command": [sys.executable, "board.py"]}, "scenario": {"requests": 4}}
+    (board / "m.yaml").write_text(json.dumps(asked), encoding="utf-8")
+    where = ["--store", str(board / "store"), "-q"]
+    assert main(["evaluate", "run", str(board / "m.yaml"), *where, "--trace", "M", "--bound"]) == 0
+    out = capsys.readouterr().out
+    assert "no bound: a command has no graph" in out
+    assert "next: xsp evaluate list, or xsp report" in out
+    (found,), _ = results.every(board / "store")
+    assert (found.path / "run").is_dir()

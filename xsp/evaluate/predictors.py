@@ -135,18 +135,25 @@ class Torch:
 
         with torch.inference_mode():
             for batch in batches:
-                tensors = {name: self._tensor(torch, handle, each) for name, each in batch.items()}
-                args = [tensors.pop(str(place)) for place in range(handle.positional)]
-                made = handle.module([*args[0]]) if handle.listed else handle.module(*args, **tensors)
+                args, kwargs = arguments(handle, batch)
+                made = handle.module(*args, **kwargs)
                 yield Answer(tuple(_array(torch, each) for each in _leaves(torch, made)))
 
     def close(self, handle: Module) -> None:
         """Let the model go."""
         handle.module = None
 
-    def _tensor(self, torch: Any, handle: Module, value: Array) -> Any:
+
+def arguments(handle: Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a batch as the module takes it."""
+    import torch
+
+    tensors = {}
+    for name, value in batch.items():
         made = torch.from_numpy(np.ascontiguousarray(value))
-        return made.to(handle.device, handle.dtype if made.is_floating_point() else None)
+        tensors[name] = made.to(handle.device, handle.dtype if made.is_floating_point() else None)
+    args = tuple(tensors.pop(str(place)) for place in range(handle.positional))
+    return (([*args[0]],) if handle.listed else args), tensors
 
 
 def _built(manifest: Manifest, folder: Path, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

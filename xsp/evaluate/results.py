@@ -8,6 +8,7 @@ STORE/4f1c2a9b03de-0001/
   requests.parquet     a row for each request: batch, due, issued, start, end, in nanoseconds
   outputs.npz          what the model said to the first samples
   run/                 the trace, if one was asked for: a run directory
+  advice.json          what the trace advises, best first
   bound.json           the bound, if one was asked for
 ```
 
@@ -44,6 +45,7 @@ MANIFEST = "manifest.yaml"
 OUTPUTS = "outputs.npz"
 RUN = "run"
 BOUND = "bound.json"
+ADVICE = "advice.json"
 
 NAME = re.compile(r"[0-9a-f]{12}-\d{4,}")
 DIGITS = 12

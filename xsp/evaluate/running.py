@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,8 +19,8 @@ import numpy as np
 
 from xsp import version
 from xsp.bench import environment
-from xsp.errors import ManifestError, UsageError, XspError
-from xsp.evaluate import agents, datasets, pipeline, predictors, results
+from xsp.errors import ManifestError, UsageError
+from xsp.evaluate import agents, besides, datasets, pipeline, predictors, results
 from xsp.evaluate.agents import Facts, Options, Progress
 from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, schedules, search
 from xsp.evaluate.load import latencies as said
@@ -33,8 +32,6 @@ MOST_OUTPUTS = 32
 """Samples whose outputs are kept."""
 
 MOST_OUTPUT_BYTES = 64 << 20
-
-TRACED_STEPS = 12
 
 
 @dataclass
@@ -114,7 +111,9 @@ def evaluate(
             kept, first = _outputs(manifest, served)
             simulated = first.took_ns is not None
             parts, found = _parts(manifest, folder, served, simulated, progress)
-            notes = [*_of_search(found), *_besides(beside, manifest, folder, served, options, progress)]
+            batch = served.batch(0, manifest.scenario.sizes[0])
+            more = besides.make(beside, manifest, folder, predictor, handle, batch, options, progress)
+            notes = [*_of_search(found), *more]
         finally:
             predictor.close(handle)
         np.savez(beside / results.OUTPUTS, **kept)  # type: ignore[arg-type]
@@ -335,61 +334,6 @@ def _best(found: search.Found) -> dict[str, Any]:
 
 def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
-
-
-# --- trace and bound --------------------------------------------------------------------------------------------------
-
-
-def _besides(
-    beside: Path, manifest: Manifest, folder: Path, served: Served, options: Options, progress: Progress
-) -> list[str]:
-    """Record a trace and work out a bound where they are asked for, and return why there is none."""
-    notes = []
-    for wanted, name, make in ((options.levels, "trace", _trace), (options.bound, "bound", _bound)):
-        if wanted:
-            try:
-                make(beside, manifest, folder, served, options, progress)
-            except XspError as error:
-                notes.append(f"no {name}: {error}")
-    return notes
-
-
-def _trace(
-    beside: Path, manifest: Manifest, folder: Path, served: Served, options: Options, progress: Progress
-) -> None:
-    from xsp.record.session import profile
-    from xsp.record.settings import Settings
-
-    del folder
-    batch = served.batch(0, manifest.scenario.sizes[0])
-    session = profile.of(
-        Settings(
-            name=manifest.title, levels=options.levels, out=beside / results.RUN, batch_size=manifest.scenario.sizes[0],
-            seed=manifest.model.seed, spread=False, needs_run=True,
-        )
-    )  # fmt: skip
-    total = session.schedule.steps_for(TRACED_STEPS)
-    with session:
-        for number in range(total):
-            progress("trace", number, total)
-            with session.step():
-                next(iter(served.predictor.predict(served.handle, [batch])))
-
-
-def _bound(
-    beside: Path, manifest: Manifest, folder: Path, served: Served, options: Options, progress: Progress
-) -> None:
-    from xsp.bound import sources, text
-
-    del served, options, progress
-    model = manifest.model
-    is_file = model.source.endswith((".onnx", ".pt2"))
-    if model.command:
-        raise ManifestError("a command has no graph")
-    of_model: dict[str, Any] = {} if is_file else {"batch": manifest.scenario.sizes[0], "seed": model.seed}
-    what = str(folder / model.source) if is_file or ".py:" in model.source else model.source
-    found = sources.of(what, threads=manifest.software.threads, **of_model)
-    (beside / results.BOUND).write_text(json.dumps(text.as_json(found), indent=1, allow_nan=False), encoding="utf-8")
 
 
 # --- the process ------------------------------------------------------------------------------------------------------

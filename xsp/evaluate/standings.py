@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from xsp import comparison
 from xsp.bench import environment
 from xsp.errors import UsageError, XspError
 from xsp.evaluate import agents, reading
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.quality import divergence
 from xsp.evaluate.quality.judging import Judgement, Outcome, judge, settle
-from xsp.evaluate.results import Result
+from xsp.evaluate.results import RUN, Result
 
 OF_THE_MACHINE = ("cpu", "machine", "cores", "memory_gib", "devices", "instructions", "caches", "nodes")
 """Facts of an environment that are of its hardware."""
@@ -102,6 +103,8 @@ class Comparison:
 
     equal_outputs: bool
     judgement: Judgement
+    by_layer: comparison.Comparison | str | None
+    """Of the traces; why they cannot be compared; None where one result has none."""
 
 
 def compared(found: Sequence[Result]) -> list[Comparison]:
@@ -132,7 +135,20 @@ def _compared(before: Result, after: Result) -> Comparison:
             except (XspError, ValueError):
                 continue
     equal = before.content["outputs"]["digest"] == after.content["outputs"]["digest"]
-    return Comparison(before, after, differing, divergences, equal, judge(outcome(before), outcome(after)))
+    judged = judge(outcome(before), outcome(after))
+    return Comparison(before, after, differing, divergences, equal, judged, _by_layer(before, after))
+
+
+def _by_layer(before: Result, after: Result) -> comparison.Comparison | str | None:
+    runs = [each.path / RUN for each in (before, after)]
+    if not all(each.is_dir() for each in runs):
+        return None
+    from xsp.comparison import comparable
+
+    try:
+        return comparison.compare(*comparable.load(runs[:1], runs[1:]))
+    except XspError as error:
+        return str(error)
 
 
 # --- in order ---------------------------------------------------------------------------------------------------------

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from xsp.comparison.conclusion import conclusion
 from xsp.evaluate.quality.judging import Judgement
 from xsp.evaluate.results import RUN, Result
 from xsp.evaluate.standings import Comparison, Row
@@ -109,10 +111,39 @@ def comparison(found: Comparison) -> str:
         lines += textwrap.wrap(said, WIDTH, subsequent_indent="    ")
     if len(found.differing) > MOST_DIFFERING:
         lines.append(f"and {len(found.differing) - MOST_DIFFERING} more differ")
+    return "\n".join([*lines, *_by_layer(found)])
+
+
+MOST_LAYERS = 8
+
+
+def _by_layer(found: Comparison) -> list[str]:
+    """Return what the comparison of both traces comes to, and the layers whose time changed most."""
+    if found.by_layer is None:
+        return []
+    if isinstance(found.by_layer, str):
+        return textwrap.wrap(f"by layer: {found.by_layer}", WIDTH, subsequent_indent="    ")
+    lines = ["", *textwrap.wrap(f"by layer: {' '.join(conclusion(found.by_layer)[:2])}", WIDTH)]
+    layers = sorted(found.by_layer.section("layer"), key=lambda row: -abs(row.change_ms or 0.0))
+    rows = [
+        (
+            each.name, figure(each.a_ms), figure(each.b_ms),
+            "-" if each.change_percent is None else f"{each.change_percent:+.1f} %", each.verdict or "-",
+        )
+        for each in layers[:MOST_LAYERS]
+    ]  # fmt: skip
+    if rows:
+        lines += ["", _of_layers(rows)]
+    if len(layers) > MOST_LAYERS:
+        lines.append(f"and {len(layers) - MOST_LAYERS:,} more layers, which changed by less")
     runs = [each.path / RUN for each in (found.before, found.after)]
-    if all(each.is_dir() for each in runs):
-        lines.append(f"by layer: xsp compare {runs[0]} {runs[1]}")
-    return "\n".join(lines)
+    return [*lines, f"all of it: xsp compare {runs[0]} {runs[1]}"]
+
+
+def _of_layers(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of layers: names are cut at their begin, since their end tells them apart."""
+    rows = [(row[0] if len(row[0]) <= 24 else "…" + row[0][-23:], *row[1:]) for row in rows]
+    return table(("layer", "before ms", "after ms", "change", "verdict"), rows, 1)
 
 
 def comparison_json(found: Comparison) -> dict[str, Any]:
@@ -130,7 +161,17 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
             for other in found.after.parts
             if other["batch"] == part["batch"]
         ],
+        "by_layer": _by_layer_json(found),
     }
+
+
+def _by_layer_json(found: Comparison) -> dict[str, Any] | None:
+    if found.by_layer is None:
+        return None
+    if isinstance(found.by_layer, str):
+        return {"error": found.by_layer}
+    shown = [each for each in found.by_layer.rows if each.section in ("step", "layer")]
+    return {"conclusion": conclusion(found.by_layer), "rows": [asdict(each) for each in shown]}
 
 
 def _figures(part: Mapping[str, Any]) -> dict[str, Any]:

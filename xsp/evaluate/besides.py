@@ -1,0 +1,131 @@
+"""What is kept beside the figures where it is asked for: a trace with what is advised about it, and a bound.
+
+They come after the requests, so that no latency is of a recorded request. What cannot be had is said; it fails nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xsp.errors import ManifestError, XspError
+from xsp.evaluate import predictors, results
+from xsp.evaluate.agents import Options, Progress
+from xsp.evaluate.manifest import Manifest
+from xsp.evaluate.predictors import Batch, Predictor
+
+if TYPE_CHECKING:
+    from xsp.bound import Bound
+
+TRACED_STEPS = 12
+
+MOST_ADVICE = 10
+
+
+def make(
+    place: Path, manifest: Manifest, folder: Path, predictor: Predictor, handle: Any, batch: Batch, options: Options,
+    progress: Progress,
+) -> list[str]:  # fmt: skip
+    """Write a trace, advice and a bound to the folder of a result, and return why one of them is not there.
+
+    Args:
+        place: the folder.
+        manifest: of the result.
+        folder: its paths start here.
+        predictor: of the manifest.
+        handle: its open model.
+        batch: what the model is given.
+        options: whether a trace and a bound are asked for.
+        progress: see `Progress`.
+    """
+    notes = []
+    if options.levels:
+        try:
+            _trace(place, manifest, predictor, handle, batch, options.levels, progress)
+        except XspError as error:
+            notes.append(f"no trace: {error}")
+        else:
+            notes += _advice(place)
+    if options.bound:
+        progress("bound", 0, 1)
+        try:
+            notes += _bound(place, manifest, folder, handle, batch)
+        except XspError as error:
+            notes.append(f"no bound: {error}")
+    return notes
+
+
+def _trace(
+    place: Path, manifest: Manifest, predictor: Predictor, handle: Any, batch: Batch, levels: str, progress: Progress
+) -> None:
+    from xsp.record.session import profile
+    from xsp.record.settings import Settings
+
+    size = manifest.scenario.sizes[0]
+    session = profile.of(
+        Settings(
+            name=manifest.title, levels=levels, out=place / results.RUN, batch_size=size, seed=manifest.model.seed,
+            spread=False, needs_run=True,
+        )
+    )  # fmt: skip
+    total = session.schedule.steps_for(TRACED_STEPS)
+    with session:
+        for number in range(total):
+            progress("trace", number, total)
+            with session.step():
+                next(iter(predictor.predict(handle, [batch])))
+
+
+def _advice(place: Path) -> list[str]:
+    """Write what a trace alone advises, best first."""
+    from xsp import advise
+    from xsp.ingest.load import load
+
+    try:
+        found = advise.of(load(place / results.RUN), most=advise.Needs.TRACE)
+    except XspError as error:
+        return [f"no advice: {error}"]
+    said = [
+        {
+            "question": each.question, "what": each.what, "do": each.do, "at_most": each.at_most,
+            "gain_ms": [each.gain.low, each.gain.value, each.gain.high],
+            "of_step_percent": each.of_step_percent, "changes_numbers": each.changes_numbers,
+        }
+        for each in found.advice[:MOST_ADVICE]
+    ]  # fmt: skip
+    content = {"advice": said, "asked": found.asked, "unanswered": dict(found.unanswered)}
+    (place / results.ADVICE).write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
+    return []
+
+
+def _bound(place: Path, manifest: Manifest, folder: Path, handle: Any, batch: Batch) -> list[str]:
+    """Write the bound of a batch, held against the trace if there is one, and return what is to be said of it."""
+    from xsp.bound import text
+
+    model, notes, trace = manifest.model, [], place / results.RUN
+    if model.command:
+        raise ManifestError("a command has no graph")
+    try:
+        found = _bound_of(manifest, folder, handle, batch, trace if trace.is_dir() else None)
+    except XspError as error:
+        if not trace.is_dir():
+            raise
+        found = _bound_of(manifest, folder, handle, batch, None)
+        notes.append(f"the bound is not held against the trace: {error}")
+    (place / results.BOUND).write_text(json.dumps(text.as_json(found), indent=1, allow_nan=False), encoding="utf-8")
+    return notes
+
+
+def _bound_of(manifest: Manifest, folder: Path, handle: Any, batch: Batch, trace: Path | None) -> Bound:
+    from xsp.bound import sources
+
+    threads, size = manifest.software.threads, manifest.scenario.sizes[0]
+    source = manifest.model.source
+    if source.endswith(".onnx"):
+        return sources.of(folder / source, threads=threads, trace=trace, batch=size)
+    if source.endswith(".pt2"):
+        return sources.of(folder / source, threads=threads, trace=trace)
+    # the module with what it is given, and not its name: shape, length and type are those that were served
+    args, kwargs = predictors.arguments(handle, batch)
+    return sources.of(handle.module, *args, threads=threads, trace=trace, batch=size, kwargs=kwargs)
