@@ -395,9 +395,9 @@ class _Catalog:
 
 def _entry(module: nn.Module, name: str, root: str | None = None) -> _Entry:
     kind, compiled = type(module).__name__, _is_compiled(module)
-    told = {"code.function.name": f"{type(module).__module__}.{type(module).__qualname__}.forward"}
+    told = {"code.function.name": _text(f"{type(module).__module__}.{type(module).__qualname__}.forward")}
     if root is not None:
-        told[ROOT] = root
+        told[ROOT] = _text(root)
     return _Entry(
         weakref.ref(module),
         name or kind,
@@ -407,6 +407,11 @@ def _entry(module: nn.Module, name: str, root: str | None = None) -> _Entry:
         compiled,
         sum(1 for _ in module.modules()) - 1,
     )
+
+
+def _text(name: str) -> str:
+    """Return a name with a question mark for what UTF-8 cannot hold, which readers of JSON refuse."""
+    return name.encode("utf-8", "replace").decode()
 
 
 class _Repeat(nn.Module):

@@ -101,6 +101,19 @@ def test_an_evaluation_between_training_steps_is_none_of_them(tmp_path: Path, li
     assert kinds_of(tmp_path / "run") == (trained if listener is None else {**trained, (False, 16): 15})
 
 
+@pytest.mark.parametrize("alike", [57, 300])
+def test_short_steps_that_end_with_a_mark_pass_in_stretches_and_are_all_counted(tmp_path: Path, alike: int) -> None:
+    program = Program()
+    with xsp.profile("marks", out=tmp_path / "run", levels="M", samples=False) as prof:
+        for _ in range(4):
+            for work in [program.act] * alike + [program.train] * 4:
+                work()
+                prof.step()
+    assert kinds_of(tmp_path / "run") == {(False, 1): 4 * alike - 2, (True, 64): 16}
+    stretches = xsp.load(tmp_path / "run").sql("SELECT kind FROM loop WHERE steps > 1").fetchall()
+    assert set(stretches) <= {(0,)}, "of steps that train there are too few in a row"
+
+
 def test_an_optimizer_that_steps_now_and_then_is_seen(tmp_path: Path) -> None:
     program, other = Program(), torch.optim.Adam(nn.Linear(2, 2).parameters())
     with xsp.profile("now and then", out=tmp_path / "run", levels="M", samples=False) as prof:

@@ -37,7 +37,8 @@ def model_information(trace: Trace) -> Table:
     there are too few, or a device still works after the host's step has ended, from steps with the model level only.
     `samples_per_s` is batch size over latency, the throughput of the step alone. `loop_ms` is the time of an iteration
     as the program ran, waiting for data and other time between steps included (see `loop`), and `loop_samples_per_s`
-    its throughput. All are null if the batch size is unknown. `samples_from` is the source of the batch size.
+    its throughput. Throughput is null if the batch size is unknown, and all of the loop if only short steps soon after
+    recorded ones tell of it, which may take twice as long as others. `samples_from` is the source of the batch size.
     """
     rows = []
     for batch, durations, ends in _bare(trace) or _recorded(trace):
@@ -89,7 +90,7 @@ def _recorded(trace: Trace) -> list[_OfSize]:
 def _around(trace: Trace, batch: int | None) -> tuple[float | None, ...]:
     """Return the loop's iteration in milliseconds, both ends of its interval, and its samples per second."""
     found = next((each for each in iterations(trace.con, batch) if each.kind == trace.kind), None)
-    if found is None or found.mean_ns is None:
+    if found is None or found.mean_ns is None or not found.is_known:
         return (None, None, None, None)
     ends = found.ends
     return (

@@ -88,6 +88,9 @@ class Quiet:
         self.by_context = False
         """Whether the program names its steps by `with prof.step()`, so that they can be counted there."""
 
+        self.by_mark = False
+        """Whether the program marks their ends by a bare `prof.step()`, where they are counted."""
+
         self.by_signal: Signal | None = None
         """The signal that ends them, and by which they are counted, where they are found at signals."""
 
@@ -112,9 +115,11 @@ class Quiet:
     @property
     def is_short(self) -> bool:
         """Whether the program's steps are now timed in stretches."""
-        return self._usual_ns < SHORT_NS and self._alike >= ALIKE and (self.by_context or self._is_counted_by_signals())
+        return self._usual_ns < SHORT_NS and self._alike >= ALIKE and self._is_counted()
 
-    def _is_counted_by_signals(self) -> bool:
+    def _is_counted(self) -> bool:
+        if self.by_context or self.by_mark:
+            return True
         if self.by_signal is None:
             return False
         return self.by_signal is Signal.BACKWARD_END or self._steps.kinds.all[self._kind].ends == 1
@@ -138,7 +143,7 @@ class Quiet:
             self._steps.outline.thread = threading.get_native_id()
             self._steps.outline.clear()
             self._steps.outline.usual = self._steps.kinds.all[self._kind].words
-            self._steps.collecting.hush(True, None if self.by_context else self.by_signal)
+            self._steps.collecting.hush(True, None if self.by_context or self.by_mark else self.by_signal)
             self._began_ns = self._last_ns = self._steps.left_ns
 
     def heard(self, signal: Signal) -> None:
@@ -149,6 +154,16 @@ class Quiet:
             self._last_ns = monotonic_ns()
             if not self.left:
                 self.end(self._last_ns, between=0.0)
+
+    def marked(self) -> None:
+        """Take in that the program marked the end of a step, in a stretch or where it ended one."""
+        if self.has_begun:
+            self.left -= 1
+            self._steps.outline.clear()
+        if self.has_begun or self._other_ns is not None:
+            self.passed()
+        if self.has_begun and not self.left:
+            self.end(self._last_ns)
 
     def passed(self) -> None:
         """Take in the end of a step that the program names, in a stretch or where it ended one."""
@@ -162,12 +177,13 @@ class Quiet:
         """End the stretch with the last step that ended: what the program does now is of another kind."""
         if not self.has_begun:
             return
-        if not self.passing.inside:
+        if not self.passing.inside and not self.by_mark:
             self.end(self._last_ns, between=0.0)
             return
         outline = self._steps.outline
-        self.left += 1
-        self._other_ns, words, thread = monotonic_ns(), list(outline), outline.thread
+        self.left += not self.by_mark  # which counts a step at its end
+        since_ns = self._last_ns if self.by_mark else monotonic_ns()
+        self._other_ns, words, thread = since_ns, list(outline), outline.thread
         self.end(self._last_ns, between=0.0)
         outline.thread = thread
         outline.clear()
@@ -201,6 +217,8 @@ class Quiet:
             between: the share of an iteration that has gone by since the last step; what is usual between steps unless
                 told otherwise.
         """
+        if self.by_mark:
+            now_ns, between = self._last_ns, 0.0
         count, self._count, self.left = self._count - self.left, 0, 0
         steps = self._steps
         steps.collecting.hush(False)

@@ -277,8 +277,9 @@ class profile:
     def _cost_of_context(self) -> dict[str, Any]:
         """Return what the context of a step costs in a stretch, by the name that steps are recorded under."""
         quiet = self._steps.quiet
-        if not (quiet.has_passed and quiet.by_context):
+        if not (quiet.has_passed and (quiet.by_context or quiet.by_mark)):
             return {}
+        quiet.by_mark = False  # a mark does what a context does
         quiet.left = sys.maxsize
         try:
             return {"session": context_cost(self.step)}
@@ -303,8 +304,12 @@ class profile:
             return _NOTHING
         quiet = self._steps.quiet
         if quiet.left:
-            quiet.left -= 1
-            return quiet.passing
+            if not quiet.by_mark:
+                quiet.left -= 1
+                return quiet.passing
+            if quiet.left > 1:
+                quiet.marked()
+                return quiet.passing
         step = Step(self._steps, batch_size)
         quiet.by_context = self._marks.called(step) and not self._steps.skipped
         return step

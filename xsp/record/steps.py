@@ -419,14 +419,18 @@ class Marks:
     def called(self, step: Step) -> bool:
         """Take in that the program asked for the context of a step, and return whether it enters them."""
         before, self._last = self._last, step
-        if before is None or before.was_entered:
+        quiet = self._steps.quiet
+        quiet.by_mark = before is not None and not before.was_entered
+        if not quiet.by_mark:
             return True
         if self._open is None:
             self._steps.collecting.note("program", NOTE)
         else:
+            quiet.marked()
             self._open.__exit__(None, None, None)
-        self._open = Step(self._steps, step.batch_size)
-        self._open.__enter__()
+        if not quiet.has_begun:
+            self._open = Step(self._steps, step.batch_size)
+            self._open.__enter__()
         return False
 
     def end(self) -> None:

@@ -33,7 +33,7 @@ def headline(answers: Answers, said: Verdict | None, attributed: Sequence[tuple[
     """
     run, models, ledger = answers.trace.run, answers["A1"].dicts(), answers["ledger"].dicts()
     return [
-        *_loop([row for row in answers["loop"].dicts() if row["kind"] == answers.trace.kind]),
+        *_loop([row for row in answers["loop"].dicts() if row["kind"] == answers.trace.kind], models),
         *_latency(models),
         *_device(said, attributed, len(used_devices(answers.trace))),
         *_profiling(run, models, ledger),
@@ -52,11 +52,13 @@ def phases(rows: Sequence[Row]) -> list[tuple[str, float]]:
 _WHOLE = "the iteration"
 
 
-def _loop(rows: Sequence[Row]) -> list[Figure]:
+def _loop(rows: Sequence[Row], models: Sequence[Row]) -> list[Figure]:
     """Return wall time per iteration, samples per second, and the share of waiting; of the whole job, if it is one."""
     row = next(iter(sorted(rows, key=lambda row: not row["scope"].startswith("job"))), None)
     if row is None or row["iteration_ms"] is None:
         return []
+    if models and all(model.get("loop_ms") is None for model in models):
+        return [("an iteration of the loop", "–", "only short steps soon after recorded ones tell; run more steps")]
     whole, told = row["iteration_ms"], FROM[TOLD_BY.index(row["figures_from"])]
     of_whom = "" if row["scope"] == "program" else f" of the {row['scope']}"
     shown = [("an iteration of the loop", f"{whole:.4g} ms", f"wall time from step to step; {_between(row)}; {told}")]

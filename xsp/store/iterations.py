@@ -29,6 +29,12 @@ NEARBY = 5
 MOST_PASSING = 0.25
 """Share of a step that is taken off at most."""
 
+SHORT_NS = 3_000_000
+"""Below it a step may take twice as long soon after a recorded one as else."""
+
+MOST_DOUBT = 0.25
+"""Share of an iteration in short, disturbed steps from which on the iteration's time is not known."""
+
 TOO_COLD = 0.25
 """From this share on by which a step is slowed where steps are recorded, true times of spans inside are not known."""
 
@@ -280,6 +286,14 @@ class Iteration(NamedTuple):
 
     disturbed: int
     """How much profiling may have disturbed them: 0, 1 or 2, see `UNDISTURBED`."""
+
+    @property
+    def is_known(self) -> bool:
+        """False where nothing ran bare, or it consists of short steps soon after recorded ones."""
+        if self.mean_ns is None or self.step_ns is None:
+            return False
+        own_ns = min(self.step_ns, self.mean_ns - (self.data_ns or 0.0))
+        return not self.disturbed or own_ns >= SHORT_NS or own_ns < MOST_DOUBT * self.mean_ns
 
     @property
     def samples_per_s(self) -> float | None:
