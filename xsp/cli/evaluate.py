@@ -12,6 +12,7 @@ examples:
   xsp evaluate run --set builtin            132 manifests that need nothing else
   xsp evaluate pitfalls                     what small differences before the model cost
   xsp evaluate reproduce 4f1c               carry it out again, and judge the difference
+  xsp evaluate serve                        all of it in a browser, and over REST
   xsp evaluate schema                       the JSON Schema of manifests
 """
 
@@ -31,6 +32,7 @@ PARTS = {
     "leaderboard": "xsp.cli.evaluate_leaderboard",
     "reproduce": "xsp.cli.evaluate_reproduce",
     "pitfalls": "xsp.cli.evaluate_pitfalls",
+    "serve": "xsp.cli.evaluate_serve",
     "schema": "xsp.cli.evaluate_schema",
 }
 """Second words that are commands of their own."""

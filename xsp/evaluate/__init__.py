@@ -8,6 +8,7 @@ load, quality                            when requests are due, latencies; what 
 agents, running, transports              who runs it: this process, or one of its own; which agents satisfy a manifest
 builtin, pitfalls                        manifests of many models; small differences before a model
 results, standings, tables               what was found: one directory an evaluation
+web                                      the same in a browser and over REST
 ```
 
 Needs `pip install 'xsp[evaluate]'`; nothing else of xsp does.

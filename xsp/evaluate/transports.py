@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ _CODE = (
 
 SILENT_S = 1800.0
 """Without a word from the process, after which it is given up."""
+
+LISTENING_S = 0.5
+"""Between two looks whether it is to end."""
 
 
 class InProcess:
@@ -68,7 +71,8 @@ class OwnProcess:
                 "manifest": manifest.plain(), "folder": str(folder.resolve()), "name": self._name,
                 "labels": self._labels, "options": {**asdict(options), "store": str(options.store.resolve())},
             })  # fmt: skip
-            while line := process.answer(time.monotonic() + SILENT_S):
+            said: dict[str, Any] = {"progress": ["starting", 0, 1]}
+            while line := _heard(process, progress, said["progress"]):
                 said = json.loads(line)
                 if "result" in said:
                     return Path(said["result"])
@@ -78,6 +82,24 @@ class OwnProcess:
         finally:
             code = process.end(patience_s=2.0)
         raise ManifestError(f"the process that evaluated {manifest.title} ended by itself (exit code {code})")
+
+
+def _heard(process: processes.Asked, progress: Progress, last: Sequence[Any]) -> bytes:
+    """Return the next line of a process, nothing if it ended or says no word.
+
+    Args:
+        process: that evaluates.
+        progress: called while it says nothing, too: whoever waits may end it by an exception.
+        last: that was said of the progress.
+    """
+    until = time.monotonic() + SILENT_S
+    while time.monotonic() < until:
+        ended = process.has_ended()
+        line = process.answer(time.monotonic() + LISTENING_S)
+        if line or ended:
+            return line
+        progress(*last)
+    return b""
 
 
 def work(parent: int, answers: int) -> None:

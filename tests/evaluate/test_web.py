@@ -1,0 +1,347 @@
+"""Evaluations over REST: what is answered, what is refused, and what never happens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("yaml")
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+pytest.importorskip("httpx")
+
+from evaluations import FACTS, PROGRAM, silent
+from fastapi.testclient import TestClient
+
+from xsp.errors import ManifestError
+from xsp.evaluate import agents, reading, results, running
+from xsp.evaluate.agents import Options
+from xsp.evaluate.web import app, guard, policy
+from xsp.evaluate.web.queue import Queue
+
+HERE = "http://127.0.0.1:8610"
+WAIT_S = 60.0
+TINY = {"model": {"name": "tiny", "source": "micro:depth-1", "task": "nothing"}, "scenario": {"requests": 5}}
+
+
+class Fabricated:
+    """An agent that waits for a word, and then says what it is told to."""
+
+    def __init__(self, store: Path, say: Callable[[], Path]) -> None:
+        self.store, self.say = store, say
+        self.go, self.began = threading.Event(), threading.Event()
+        self.options: list[Options] = []
+
+    def facts(self) -> agents.Facts:
+        return FACTS
+
+    def submit(self, manifest: Any, folder: Path, options: Options, progress: Any) -> Path:
+        self.options.append(options)
+        self.began.set()
+        progress("halfway", 1, 2)
+        while not self.go.wait(0.01):
+            progress("halfway", 1, 2)
+        return self.say()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store with two results of one manifest, and one of two batch sizes."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "board.py").write_text(PROGRAM, encoding="utf-8")
+    options = Options(store=folder / "store", trusted=True)
+    model = {"name": "board", "task": "sums", "command": [sys.executable, "board.py"]}
+    for scenario in ({"requests": 20}, {"requests": 20}, {"kind": "batched", "batches": [1, 2], "requests": 10}):
+        asked = reading.of_plain({"model": model, "dataset": {"samples": 4}, "scenario": scenario}).manifest
+        running.evaluate(asked, folder, options, FACTS, silent)
+    return folder / "store"
+
+
+@pytest.fixture
+def agent(made: Path) -> Fabricated:
+    return Fabricated(made, lambda: next(made.glob("*-0001")))
+
+
+@pytest.fixture
+def client(made: Path, agent: Fabricated) -> Iterator[TestClient]:
+    queue = Queue(waiting=2)
+    with TestClient(guard.Guard(app.application(made, [agent], queue)), base_url=HERE) as found:
+        yield found
+        agent.go.set()
+
+
+def ended(client: TestClient, job: str) -> dict[str, Any]:
+    """Return the last word on a job; the stream ends with it."""
+    with client.stream("GET", f"/api/jobs/{job}/events", timeout=WAIT_S) as stream:
+        said = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: ")]
+    last: dict[str, Any] = said[-1]
+    return last
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def test_results_are_listed_newest_first_and_in_pages(client: TestClient) -> None:
+    whole = client.get("/api/evaluations").json()
+    assert whole["total"] == 3
+    assert whole["tasks"] == ["sums"]
+    one = client.get("/api/evaluations", params={"offset": 1, "limit": 1}).json()
+    assert one["evaluations"] == whole["evaluations"][1:2]
+    assert client.get("/api/evaluations", params={"text": "BATCHED"}).json()["total"] == 1
+    assert client.get("/api/evaluations", params={"task": "other"}).json()["total"] == 0
+    assert client.get("/api/evaluations", params={"limit": 10**9}).status_code == 422
+
+
+def test_a_thousand_results_are_listed_and_each_is_read_once(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (next(made.glob("*-0001")) / results.RESULT).read_bytes()
+    for number in range(1000):
+        place = tmp_path / f"0123456789ab-{number:04d}"
+        place.mkdir()
+        (place / results.RESULT).write_bytes(text)
+    read, opened = results.read, []
+    monkeypatch.setattr(results, "read", lambda path: opened.append(path.name) or read(path))
+    with TestClient(app.application(tmp_path, []), base_url=HERE) as client:
+        for _ in range(2):
+            found = client.get("/api/evaluations", params={"limit": 1000}).json()
+            assert (found["total"], len(found["evaluations"])) == (1000, 1000)
+    assert len(opened) == 1000
+
+
+def test_a_damaged_result_is_named_and_hides_no_other(made: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(made, store)
+    damaged = store / "aaaaaaaaaaaa-0001"
+    damaged.mkdir()
+    (damaged / results.RESULT).write_text("{", encoding="utf-8")
+    with TestClient(app.application(store, []), base_url=HERE) as client:
+        found = client.get("/api/evaluations").json()
+        assert (found["total"], found["damaged"]) == (3, ["aaaaaaaaaaaa-0001"])
+        assert client.get("/api/evaluations/aaaaaaaaaaaa-0001").status_code == 404
+
+
+def test_one_result_has_its_figures_its_manifest_and_its_requests(client: TestClient) -> None:
+    name = client.get("/api/evaluations", params={"text": "batched"}).json()["evaluations"][0]["result"]
+    one = client.get(f"/api/evaluations/{name}").json()
+    assert [part["batch"] for part in one["parts"]] == [1, 2]
+    assert (one["trace"], one["bound"]) == (False, False)
+    requests = client.get(f"/api/evaluations/{name}/requests", params={"batch": 2, "limit": 4}).json()
+    assert (requests["total"], requests["latency_ms"]) == (10, [2.0] * 4)
+    assert requests["percentiles"]["ms"] == [2.0] * len(requests["percentiles"]["at"])
+    assert "command" in client.get(f"/api/evaluations/{name}/manifest").text
+    assert client.get(f"/api/evaluations/{name}/requests", params={"batch": 3}).status_code == 404
+    assert client.get(f"/api/evaluations/{name}/bound").status_code == 404
+    assert client.get(f"/evaluations/{name}/report").status_code == 404
+
+
+def test_any_few_are_compared_with_the_first(client: TestClient) -> None:
+    names = [each["result"] for each in client.get("/api/evaluations").json()["evaluations"]]
+    found = client.get("/api/compare", params={"name": names}).json()
+    assert [(each["before"], each["after"]) for each in found] == [(names[0], each) for each in names[1:]]
+    assert all(each["equal_outputs"] for each in found)
+    assert client.get("/api/compare", params={"name": names[:1]}).status_code == 422
+    assert client.get("/api/compare", params={"name": [names[0], "nothing"]}).status_code == 404
+
+
+def test_the_leaderboard_has_a_row_for_each_batch_size(client: TestClient) -> None:
+    found = client.get("/api/leaderboard", params={"task": "sums"}).json()
+    assert sorted((row["batch"], row["results"]) for row in found["rows"]) == [(1, 1), (1, 2), (2, 1)]
+    assert client.get("/api/leaderboard", params={"by": "started"}).status_code == 422
+
+
+def test_the_interface_describes_itself(client: TestClient) -> None:
+    described = client.get("/api/openapi.json").json()["paths"]
+    assert {"/api/evaluations", "/api/compare", "/api/leaderboard", "/api/jobs", "/api/jobs/{job}/events"} <= {
+        *described
+    }
+    assert "scenario" in client.get("/api/schema").json()["properties"]
+    assert client.get("/api/agents").json()[0]["name"] == FACTS.name
+
+
+@pytest.mark.parametrize("path", ["/", "/new", "/jobs", "/jobs/1", "/evaluations/x", "/compare?name=a&name=b"])
+def test_a_page_loads_nothing_from_elsewhere(path: str, client: TestClient) -> None:
+    page = client.get(path)
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "http" not in page.text.replace("http-equiv", "")
+    for part in page.text.split('src="')[1:]:
+        assert client.get(part.partition('"')[0]).status_code == 200
+
+
+# --- new ones ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_is_carried_out_and_its_progress_is_told(client: TestClient, agent: Fabricated) -> None:
+    job = client.post("/api/jobs", json={"manifest": TINY, "trace": "M/L", "bound": True})
+    assert job.status_code == 202
+    assert agent.began.wait(WAIT_S)
+    assert client.get(job.headers["location"]).json()["state"] == "running"
+    agent.go.set()
+    last = ended(client, job.json()["id"])
+    assert (last["state"], last["of"]) == ("done", 2)
+    assert client.get(f"/api/evaluations/{last['result']}").status_code == 200
+    asked = agent.options[0]
+    assert (asked.levels, asked.bound, asked.trusted) == ("M/L", True, False)
+
+
+def test_one_runs_at_a_time_and_so_many_wait(client: TestClient, agent: Fabricated) -> None:
+    jobs = [client.post("/api/jobs", json={"manifest": TINY}).json()["id"]]
+    assert agent.began.wait(WAIT_S)
+    jobs += [client.post("/api/jobs", json={"manifest": TINY}).json()["id"] for _ in range(2)]
+    assert client.post("/api/jobs", json={"manifest": TINY}).status_code == 429
+    assert [each["state"] for each in client.get("/api/jobs").json()] == ["waiting", "waiting", "running"]
+    assert client.delete(f"/api/jobs/{jobs[1]}").json()["state"] == "cancelled"
+    client.delete(f"/api/jobs/{jobs[0]}")
+    assert ended(client, jobs[0])["state"] == "cancelled"
+    agent.go.set()
+    assert ended(client, jobs[2])["state"] == "done"
+
+
+def test_an_agent_that_fails_says_why_and_the_next_one_runs(client: TestClient, agent: Fabricated) -> None:
+    def fails() -> Path:
+        raise ManifestError("no board")
+
+    said, agent.say = agent.say, fails
+    agent.go.set()
+    last = ended(client, client.post("/api/jobs", json={"manifest": TINY}).json()["id"])
+    assert (last["state"], last["error"], last["result"]) == ("failed", "no board", None)
+    agent.say = said
+    assert ended(client, client.post("/api/jobs", json={"manifest": TINY}).json()["id"])["state"] == "done"
+
+
+def test_an_evaluation_that_takes_too_long_is_ended(made: Path) -> None:
+    agent = Fabricated(made, lambda: made)
+    with TestClient(app.application(made, [agent], Queue(seconds=0.0)), base_url=HERE) as client:
+        last = ended(client, client.post("/api/jobs", json={"manifest": TINY}).json()["id"])
+    assert last["state"] == "failed"
+    assert "longer" in last["error"]
+
+
+def test_a_manifest_is_checked_as_yaml_and_as_data(client: TestClient) -> None:
+    text = "model: {name: tiny, source: micro:depth-1, task: nothing}\nscenario: {requests: 5}\n"
+    one, other = (client.post("/api/check", json=each).json() for each in ({"yaml": text}, {"manifest": TINY}))
+    assert one == other
+    assert one["agents"] == [FACTS.name]
+    missing = client.post("/api/check", json={"manifest": {**TINY, "hardware": {"gpu": "H9000"}}}).json()
+    assert "H9000" in missing["reasons"][FACTS.name][0]
+    assert "manifest:1: scenario.requests" in client.post(
+        "/api/check", json={"yaml": "{model: {name: x}, scenario: {requests: none}}"}
+    ).json()["error"]  # fmt: skip
+
+
+# --- what never happens -----------------------------------------------------------------------------------------------
+
+HOSTILE = {
+    "a program": {"model": {"name": "x", "command": ["touch", "/tmp/x"]}},
+    "a file of Python": {"model": {"name": "x", "source": "evil.py:build"}},
+    "an exported program": {"model": {"name": "x", "source": "model.pt2"}},
+    "a file of ONNX": {"model": {"name": "x", "source": "/etc/model.onnx"}},
+    "a configuration": {"model": {"name": "x", "source": "transformers:../../config.json"}},
+    "a repository": {"model": {"name": "x", "source": "timm:hf_hub:someone/something"}},
+    "no source": {"model": {"name": "x"}},
+    "a large model": {"model": {"name": "x", "source": "transformers:bert?hidden_size=99999999"}},
+    "code": {"model": {**TINY["model"], "preprocess": {"function": "evil.py:f"}}},
+    "a variable": {**TINY, "software": {"environment": {"LD_PRELOAD": "/tmp/evil.so"}}},
+    "a folder": {**TINY, "dataset": {"source": "folder:/etc"}},
+    "a folder above": {**TINY, "dataset": {"source": "folder:../.."}},
+    "much data": {**TINY, "dataset": {"height": 1_000_000, "width": 1_000_000}},
+    "many requests": {**TINY, "scenario": {"requests": 1_000_000}},
+    "a large batch": {**TINY, "scenario": {"kind": "batched", "batches": [1, 1_000_000]}},
+    "a large shape": {"model": {**TINY["model"], "inputs": [{"shape": [3, 100_000, 100_000]}]}},
+    "a large image": {"model": {**TINY["model"], "inputs": [{"steps": [{"resize": {"size": [10**6, 10**6]}}]}]}},
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_manifest_of_somebody_else_never_gets_to_an_agent_with(
+    what: str, client: TestClient, agent: Fabricated
+) -> None:
+    answer = client.post("/api/jobs", json={"manifest": HOSTILE[what]})
+    assert answer.status_code == 422, answer.text
+    assert agent.options == []
+    assert client.get("/api/jobs").json() == []
+
+
+def test_the_built_in_manifests_are_taken() -> None:
+    from xsp.evaluate import builtin
+
+    assert [each.title for each in builtin.manifests() if policy.refused(each)] == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'"' + b"x" * 1000, b"[" * 100_000, b'{"manifest":' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
+     b'{"yaml":"!!python/object/apply:os.system [true]"}', b'{"yaml":"model: models/x.yaml"}', b'{"yaml":"","manifest":{}}',
+     b'{"yaml":"a: &a [*a]"}', b'{"manifest":{"model":{"name":1e999}}}', b"\xff\xfe{}", b'{"yaml":"\\ud800"}',
+     b'{"manifest":{"model":{"name":"\\ud800"}}}'],
+    ids=range(15),
+)  # fmt: skip
+def test_a_hostile_body_is_refused_and_the_next_one_is_answered(body: bytes, client: TestClient) -> None:
+    for path in ("/api/check", "/api/jobs"):
+        answer = client.post(path, content=body, headers={"content-type": "application/json"})
+        assert 400 <= answer.status_code < 500, (path, answer.status_code)
+    assert client.post("/api/check", json={"manifest": TINY}).status_code == 200
+
+
+def test_a_body_is_bounded_whether_it_says_its_length_or_not(client: TestClient) -> None:
+    many = (b"x" * 65536 for _ in range(100))
+    kind = {"content-type": "application/json"}
+    assert client.post("/api/check", content=b"x" * (guard.MOST_BODY + 1), headers=kind).status_code == 413
+    assert client.post("/api/check", content=many, headers=kind).status_code == 413
+    form = {"content-type": "text/plain"}
+    assert client.post("/api/check", content=b'{"manifest":{}}', headers=form).status_code == 415
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"host": "evil.example"}, {"host": "127.0.0.1.evil.example:8610"}, {"origin": "http://evil.example"}, {"origin": "null"},
+     {"origin": "http://127.0.0.1:9999"}],
+    ids=lambda each: "-".join(each.values()),
+)  # fmt: skip
+def test_another_host_and_another_origin_are_refused(headers: dict[str, str], client: TestClient) -> None:
+    assert client.get("/api/evaluations", headers=headers).status_code == 403
+    assert client.post("/api/jobs", json={"manifest": TINY}, headers=headers).status_code == 403
+    assert client.get("/api/evaluations", headers={"origin": HERE}).status_code == 200
+    assert client.delete("/api/jobs/1", headers={"sec-fetch-site": "cross-site"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "ours"),
+    [("localhost:1", "127.0.0.1", True), ("[::1]:80", "::1", True), ("192.0.2.7", "127.0.0.1", False), (None, "::1", False),
+     ("192.0.2.7:80", "0.0.0.0", True), ("evil.example", "0.0.0.0", False), ("[2001:db8::1]:80", "::", True)],
+)  # fmt: skip
+def test_a_server_is_asked_by_its_address(host: str | None, address: str, ours: bool) -> None:
+    assert guard.is_ours(host, address) is ours
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "%2e%2e",
+        "..%2f..%2fetc%2fpasswd",
+        "%2fetc",
+        "0123456789ab-0001%00",
+        "０123456789ab-0001",
+        "x" * 5000,
+        "link",
+    ],
+)
+def test_no_name_leads_out_of_the_folder(name: str, made: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    outside = tmp_path / "0123456789ab-0001"
+    shutil.copytree(next(made.glob("*-0001")), outside)
+    (store / "0123456789ab-0002").symlink_to(outside)
+    wanted = "0123456789ab-0002" if name == "link" else name
+    with TestClient(app.application(store, []), base_url=HERE) as client:
+        for path in (f"/api/evaluations/{wanted}", f"/api/evaluations/{wanted}/manifest", f"/evaluations/{wanted}/report",
+                     f"/assets/{wanted}"):  # fmt: skip
+            assert client.get(path).status_code in (404, 422), path

@@ -1,0 +1,60 @@
+"""Serve evaluations in a browser and over REST: results, comparisons, new evaluations and their progress.
+
+It listens on loopback until Ctrl-C. Evaluations run one at a time, each in a process of its own. A manifest that comes
+in this way names a model with weights from a seed and synthetic data: nothing in it is run, and no file is read.
+REST is described at /api/openapi.json.
+
+examples:
+  xsp evaluate serve
+  xsp evaluate serve --folder results --port 9000
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from pathlib import Path
+
+from xsp.cli import evaluate_run, progress
+from xsp.errors import UsageError
+
+SUMMARY = "evaluations in a browser, and over REST"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=evaluate_run.STORE,
+        metavar="DIR",
+        help="where results are (default: evaluations)",
+    )
+    parser.add_argument("--port", type=int, default=8610, metavar="N", help="to listen on; 0: any (default: 8610)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS",
+        help="to listen on; whoever reaches it can evaluate models (default: 127.0.0.1)",
+    )  # fmt: skip
+
+
+def run(given: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    from xsp.evaluate.web import app
+
+    if given.folder.exists() and not given.folder.is_dir():
+        raise UsageError(f"--folder {given.folder}: this is a file; name the folder of results")
+    try:
+        family, *_, place = socket.getaddrinfo(given.host, given.port, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server((place[0], given.port), family=family, backlog=128)
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"--port {given.port}: cannot listen on {given.host} ({reason}); name another port") from error
+    with listening:
+        port = listening.getsockname()[1]
+        host = f"[{given.host}]" if ":" in given.host else given.host
+        progress.tell(f"serving {given.folder} at http://{host}:{port}/; Ctrl-C ends it", flush=True)
+        try:
+            app.server(given.folder, given.host, port).run(sockets=[listening])
+        except KeyboardInterrupt:
+            return 0
+    return 0

@@ -1,0 +1,157 @@
+"""Which requests come in: those that name this server, from its own pages or from none, with a body of a known size."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from xsp.receiver.loopback import asks_for_loopback
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MOST_BODY = 512 << 10
+"""Bytes of a request: a manifest of 256 KiB, quoted."""
+
+SECONDS = 30.0
+"""For a body to arrive."""
+
+READING = ("GET", "HEAD")
+
+HEADERS = {
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cache-control": b"no-store",
+    b"x-frame-options": b"DENY",
+    b"content-security-policy": (
+        b"default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+        b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+}
+"""Of each answer that does not have its own."""
+
+
+def is_ours(host: str | None, address: str) -> bool:
+    """Return whether a request's `Host` names this server.
+
+    A page elsewhere can give a name of its own the address of this server; it can do so with names only. So a server on
+    loopback is asked by its three names, and another one by any address in digits or by the name of its machine.
+
+    Args:
+        host: of the request, perhaps with a port.
+        address: that the server listens on.
+    """
+    if host is None:
+        return False
+    if asks_for_loopback(host):
+        return True
+    if asks_for_loopback(f"[{address}]" if ":" in address else address):
+        return False
+    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name.lower() in {address.lower(), socket.gethostname().lower()}
+    return True
+
+
+class Guard:
+    """Stands before the application: answers itself what does not come in."""
+
+    def __init__(self, application: Application, address: str = "127.0.0.1", most: int = MOST_BODY) -> None:
+        """Stand before an application.
+
+        Args:
+            application: as in ASGI.
+            address: that it is served on.
+            most: bytes of a body.
+        """
+        self._application, self._address, self._most = application, address, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or answer it."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        elif scope["type"] != "http":
+            await self._application(scope, receive, send)
+        elif (refused := self._refused(scope)) is not None:
+            await _answer(send, *refused)
+        else:
+            try:
+                body = await asyncio.wait_for(self._body(receive), SECONDS)
+            except asyncio.TimeoutError:
+                await _answer(send, 408, "The request did not arrive in time.")
+                return
+            if body is None:
+                await _answer(send, 413, f"A request has {self._most >> 10} KiB at most.")
+                return
+            await self._application(scope, _again(body, receive), _with_headers(send))
+
+    def _refused(self, scope: Scope) -> tuple[int, str] | None:
+        """Return status and reason for a request whose headers tell that it does not come in."""
+        found: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        hosts = found.get("host", [])
+        if len(hosts) != 1 or not is_ours(hosts[0], self._address):
+            return 403, "Ask this server by its address."
+        for origin in found.get("origin", []):
+            if origin.partition("://")[2].lower() != hosts[0].lower():
+                return 403, "Pages of other servers are not answered."
+        if scope["method"] not in READING and set(found.get("sec-fetch-site", [])) - {"same-origin", "none"}:
+            return 403, "Pages of other servers are not answered."
+        if scope["method"] in ("POST", "PUT", "PATCH"):
+            kind = found.get("content-type", [""])[0].partition(";")[0].strip().lower()
+            if kind != "application/json":
+                return 415, "Send application/json."
+        try:
+            length = int(found.get("content-length", ["0"])[0])
+        except ValueError:
+            return 400, "Content-Length is no number."
+        return (413, f"A request has {self._most >> 10} KiB at most.") if length > self._most else None
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        """Return the body; None if it is too large."""
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return bytes(body)
+            body += message.get("body", b"")
+            if len(body) > self._most:
+                return None
+            if not message.get("more_body", False):
+                return bytes(body)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return what gives a body that was read once more, and afterwards what comes."""
+    pending: list[MutableMapping[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def give() -> MutableMapping[str, Any]:
+        return pending.pop() if pending else await receive()
+
+    return give
+
+
+def _with_headers(send: Send) -> Send:
+    async def put(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            there = {name.lower() for name, _ in message.get("headers", [])}
+            more = [(name, value) for name, value in HEADERS.items() if name not in there]
+            message = {**message, "headers": [*message.get("headers", []), *more]}
+        await send(message)
+
+    return put
+
+
+async def _answer(send: Send, status: int, text: str) -> None:
+    body = f"{text}\n".encode()
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+    await _with_headers(send)({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,112 @@
+"""Which manifests are taken from a network: those of models by name with weights from a seed, on synthetic data.
+
+Whoever can reach the server can send any manifest. So nothing in it may run code, read a file, set a variable of a
+process, or ask for more memory than an evaluation needs; what is refused here can be run from the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from xsp.errors import ManifestError
+from xsp.evaluate import dialects, reading, yamltext
+from xsp.evaluate.manifest import Manifest
+from xsp.evaluate.reading import Read
+
+SOURCES = ("torchvision", "timm", "transformers", "micro")
+DATA = ("synthetic", "synthetic:images", "synthetic:text")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*(\?[a-z0-9_=&]+)?")
+
+MOST_REQUESTS = 100_000
+MOST_BATCH = 1_024
+MOST_SAMPLES = 10_000
+MOST_PIXELS = 4_096 * 4_096
+MOST_SIDE = 4_096
+MOST_SEQUENCE = 8_192
+MOST_OF_A_MODEL = 1_000_000
+"""The largest number in a model's name, as in `transformers:bert?vocab_size=30522`."""
+
+
+def read(text: str) -> Read:
+    """Return the manifest that a text says, in any dialect; a section never stands for a file.
+
+    Raises:
+        ManifestError: it is none.
+    """
+    found = yamltext.read(text, "manifest")
+    if not isinstance(found.content, dict):
+        raise ManifestError("manifest:1: a manifest is a mapping of fields")
+    dialect = dialects.told(found.content)
+    return reading.of_plain(dialects.in_our_words(dict(found.content), dialect), text=found, dialect=dialect)
+
+
+def of_json(content: Any) -> Read:
+    """Return the manifest that plain data says, within the limits of one in YAML.
+
+    Raises:
+        ManifestError: it is none.
+    """
+    try:
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise ManifestError("the manifest is too deep, or has numbers that are not finite") from error
+    return read(text)
+
+
+def refused(manifest: Manifest) -> list[str]:
+    """Return why a manifest is not taken from a network, each reason as a sentence; none if it is."""
+    return [*_code(manifest), *_size(manifest)]
+
+
+def _code(manifest: Manifest) -> Iterator[str]:
+    model = manifest.model
+    kind, _, name = model.source.partition(":")
+    if model.command:
+        yield "model.command: it names a program to run, which is not done for manifests of others"
+    elif kind not in SOURCES or not _NAME.fullmatch(name) or name.endswith(".json"):
+        yield f"model.source: here it is one of {', '.join(f'{each}:NAME' for each in SOURCES)}; no file is read"
+    elif any(int(each) > MOST_OF_A_MODEL for each in re.findall(r"\d+", name.partition("?")[2])):
+        yield f"model.source: a number in it is above {MOST_OF_A_MODEL:,}"
+    for side, function in (("preprocess", model.preprocess), ("postprocess", model.postprocess)):
+        if function:
+            yield f"model.{side}: it names code to run, which is not done for manifests of others"
+    if manifest.dataset.source not in DATA:
+        yield f"dataset.source: here it is one of {', '.join(DATA)}; no file is read"
+    if manifest.software.environment:
+        yield "software.environment: variables are not set for manifests of others"
+
+
+def _size(manifest: Manifest) -> Iterator[str]:
+    model, data, scenario = manifest.model, manifest.dataset, manifest.scenario
+    for place, has, most in (
+        ("model.sequence", model.sequence, MOST_SEQUENCE),
+        ("dataset.samples", data.samples, MOST_SAMPLES),
+        ("dataset.height and width", data.height * data.width, MOST_PIXELS),
+        ("scenario: requests and warmup", scenario.requests + scenario.warmup, MOST_REQUESTS),
+        ("scenario: a batch", max(scenario.sizes), MOST_BATCH),
+        ("scenario.streams", scenario.streams, MOST_BATCH),
+        *(("a shape of model.inputs", math.prod(map(abs, each.shape)), MOST_PIXELS) for each in model.inputs),
+        *(
+            ("a step", max(map(abs, _numbers(step.options)), default=0), MOST_SIDE)
+            for each in [*model.inputs, *model.outputs]
+            for step in each.steps
+        ),
+    ):
+        if has > most:
+            yield f"{place}: {has:,} is above {most:,}, the most that is taken here"
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, Mapping):
+        for each in value.values():
+            yield from _numbers(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _numbers(each)
+    elif isinstance(value, (int, float)):
+        yield value

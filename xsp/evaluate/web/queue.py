@@ -1,0 +1,173 @@
+"""Evaluations that were asked for: one at a time, in the order in which they came, so that none disturbs another."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from xsp.errors import UsageError, XspError
+from xsp.evaluate.agents import Agent, Options
+from xsp.evaluate.manifest import Manifest
+
+MOST_WAITING = 32
+MOST_KEPT = 200
+"""Of those that ended; the oldest are forgotten, and their results stay."""
+
+SECONDS = 1800.0
+"""For one evaluation."""
+
+ENDED = ("done", "failed", "cancelled")
+
+
+class FullError(UsageError):
+    """So many wait already."""
+
+
+class _Stopped(Exception):
+    """Raised within an agent's progress: the evaluation is to end."""
+
+
+@dataclass
+class Job:
+    """An evaluation that was asked for."""
+
+    manifest: Manifest
+    agent: Agent
+    options: Options
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    state: str = "waiting"
+    """`waiting`, `running`, `done`, `failed`, `cancelled`."""
+
+    what: str = ""
+    done: int = 0
+    of: int = 0
+    result: str | None = None
+    """Name of its directory."""
+
+    error: str | None = None
+    asked: float = field(default_factory=time.time)
+    cancel: threading.Event = field(default_factory=threading.Event)
+
+    def plain(self) -> dict[str, Any]:
+        """Return its state as plain data."""
+        return {
+            "id": self.id, "name": self.manifest.title, "identity": self.manifest.identity, "state": self.state,
+            "agent": self.agent.facts().name, "what": self.what, "done": self.done, "of": self.of,
+            "result": self.result, "error": self.error, "asked_s": round(self.asked, 3),
+        }  # fmt: skip
+
+
+class Queue:
+    """Carries out evaluations on a thread of its own, one after the other; `close` ends it."""
+
+    def __init__(self, seconds: float = SECONDS, waiting: int = MOST_WAITING) -> None:
+        """Begin, without a thread before the first evaluation.
+
+        Args:
+            seconds: for one evaluation.
+            waiting: evaluations at most.
+        """
+        self._seconds, self._most = seconds, waiting
+        self._jobs: dict[str, Job] = {}
+        self._waiting: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, manifest: Manifest, agent: Agent, options: Options) -> Job:
+        """Put an evaluation last.
+
+        Raises:
+            FullError: too many wait.
+        """
+        with self._changed:
+            if self._closed or len(self._waiting) >= self._most:
+                raise FullError(f"{len(self._waiting)} evaluations wait already; ask again when some have ended")
+            job = Job(manifest, agent, options)
+            self._jobs[job.id] = job
+            self._waiting.append(job)
+            ended = [each for each in self._jobs.values() if each.state in ENDED]
+            for each in ended[: max(0, len(ended) - MOST_KEPT)]:
+                del self._jobs[each.id]
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="xsp evaluations", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return job
+
+    def jobs(self) -> Sequence[Job]:
+        """Return what was asked for, oldest first."""
+        with self._changed:
+            return list(self._jobs.values())
+
+    def job(self, name: str) -> Job | None:
+        """Return one by its id; None if there is none."""
+        with self._changed:
+            return self._jobs.get(name)
+
+    def cancel(self, job: Job) -> None:
+        """End one: at once if it waits, within a few seconds if it runs."""
+        with self._changed:
+            job.cancel.set()
+            if job.state == "waiting":
+                with contextlib.suppress(ValueError):  # its turn comes at this moment
+                    self._waiting.remove(job)
+                    job.state = "cancelled"
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End all of them."""
+        with self._changed:
+            self._closed = True
+        for job in self.jobs():
+            if job.state not in ENDED:
+                self.cancel(job)
+        with self._changed:
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(10.0)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._closed:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                job = self._waiting.popleft()
+                job.state = "running"
+            self._carry_out(job)
+
+    def _carry_out(self, job: Job) -> None:
+        until = time.monotonic() + self._seconds
+
+        def progress(what: str, done: int, of: int) -> None:
+            job.what, job.done, job.of = what, done, of
+            if job.cancel.is_set():
+                raise _Stopped
+            if time.monotonic() > until:
+                raise _Stopped(f"it took longer than {self._seconds:,.0f} s")
+
+        state, result, error = "failed", None, None
+        try:
+            progress("starting", 0, 0)
+            # Paths of a manifest would start at the store; `policy` has let none through.
+            result = Path(job.agent.submit(job.manifest, job.options.store, job.options, progress)).name
+            state = "done"
+        except _Stopped as stopped:
+            error = str(stopped) or None
+            state = "failed" if error else "cancelled"
+        except XspError as failed:
+            error = str(failed)
+        except Exception as failed:  # the next one runs all the same
+            error = f"{type(failed).__name__}: {failed}"
+        job.result, job.error = result, error
+        job.state = state  # last: whoever sees that it ended sees the rest, too

@@ -1,0 +1,111 @@
+"""The results of a folder for many requests: each is read once, and again when its file is another one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xsp.errors import ManifestError
+from xsp.evaluate import results
+from xsp.evaluate.results import Result
+
+PERCENTILES = (0.0, 1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.9, 100.0)
+
+
+class Shelf:
+    """The results under one folder, by name; no name leads out of it."""
+
+    def __init__(self, store: Path) -> None:
+        """Look at a folder, which need not be there yet."""
+        self.store = store
+        self._kept: dict[str, tuple[tuple[int, int, int], Result | str]] = {}
+        self._lock = threading.Lock()
+
+    def every(self) -> tuple[list[Result], list[str]]:
+        """Return all results, oldest first, and the names of those that are damaged; links are no results."""
+        with self._lock:
+            try:
+                with os.scandir(self.store) as entries:
+                    names = [
+                        each.name
+                        for each in entries
+                        if results.NAME.fullmatch(each.name) and each.is_dir(follow_symlinks=False)
+                    ]
+            except OSError:
+                names = []
+            found = {name: each for name in names if (each := self._read(name)) is not None}
+            self._kept = {name: self._kept[name] for name in found}
+        whole = [each for each in found.values() if isinstance(each, Result)]
+        wrong = sorted(name for name, each in found.items() if isinstance(each, str))
+        return sorted(whole, key=lambda each: (str(each.content["started"]), each.name)), wrong
+
+    def named(self, name: str) -> Result | None:
+        """Return one by the name of its directory; None if there is none, or if it is damaged."""
+        if not results.NAME.fullmatch(name) or not name.isascii():
+            return None
+        if not (self.store / name).resolve().is_relative_to(self.store.resolve()):
+            return None
+        with self._lock:
+            found = self._read(name)
+        return found if isinstance(found, Result) else None
+
+    def _read(self, name: str) -> Result | str | None:
+        """Return a result, the reason why it is damaged, or None if it is gone."""
+        path = self.store / name
+        try:
+            said = os.stat(path / results.RESULT)
+        except OSError:
+            return None
+        stamp = said.st_mtime_ns, said.st_size, said.st_ino
+        kept = self._kept.get(name)
+        if kept is None or kept[0] != stamp:
+            try:
+                kept = stamp, results.read(path)
+            except ManifestError as error:
+                kept = stamp, str(error)
+            self._kept[name] = kept
+        return kept[1]
+
+
+def summary(found: Result) -> dict[str, Any]:
+    """Return what a list shows of a result."""
+    content, model = found.content, found.manifest["model"]
+    return {
+        "result": found.name, "identity": found.identity, "name": content.get("name"), "model": model["name"],
+        "task": model.get("task", ""), "kind": content.get("kind"), "started": content["started"],
+        "agent": (content.get("agent") or {}).get("name"), "trace": has_trace(found),
+        "parts": [
+            {each: part.get(each) for each in ("batch", "p50_ms", "p99_ms", "inputs_per_s", "late", "stopped")}
+            for part in found.parts
+        ],
+    }  # fmt: skip
+
+
+def has_trace(found: Result) -> bool:
+    """Return whether a run was recorded with it."""
+    return (found.path / results.RUN).is_dir()
+
+
+def requests(found: Result, batch: int, offset: int, limit: int) -> Mapping[str, Any]:
+    """Return times of the requests of a batch size in milliseconds since the first was due, and percentiles of all.
+
+    Percentiles are nearest ranks.
+    """
+    every = found.requests(batch)
+    shown = slice(offset, offset + limit)
+    first = int(every.due_ns.min()) if len(every) else 0
+    ordered = np.sort(every.latency_ns)
+    ranks = [max(1, int(np.ceil(round(each * len(ordered) / 100, 9)))) - 1 for each in PERCENTILES]
+    return {
+        "total": len(every),
+        "offset": offset,
+        **{f"{name}_ms": ((getattr(every, f"{name}_ns")[shown] - first) / 1e6).tolist()
+           for name in ("due", "issued", "start", "end")},
+        "latency_ms": (every.latency_ns[shown] / 1e6).tolist(),
+        "percentiles": {"at": list(PERCENTILES), "ms": [int(ordered[rank]) / 1e6 for rank in ranks]},
+    }  # fmt: skip
