@@ -278,8 +278,10 @@ def test_the_built_in_manifests_are_taken() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"null", b'"' + b"x" * 1000, b"[" * 100_000, b'{"manifest":' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
-     b'{"yaml":"!!python/object/apply:os.system [true]"}', b'{"yaml":"model: models/x.yaml"}', b'{"yaml":"","manifest":{}}',
+    [b"", b"{", b"[]", b"null", b'"' + b"x" * 1000, b"[" * 100_000,
+     b'{"manifest":' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
+     b'{"yaml":"!!python/object/apply:os.system [true]"}', b'{"yaml":"model: models/x.yaml"}',
+     b'{"yaml":"","manifest":{}}',
      b'{"yaml":"a: &a [*a]"}', b'{"manifest":{"model":{"name":1e999}}}', b"\xff\xfe{}", b'{"yaml":"\\ud800"}',
      b'{"manifest":{"model":{"name":"\\ud800"}}}'],
     ids=range(15),
@@ -302,7 +304,8 @@ def test_a_body_is_bounded_whether_it_says_its_length_or_not(client: TestClient)
 
 @pytest.mark.parametrize(
     "headers",
-    [{"host": "evil.example"}, {"host": "127.0.0.1.evil.example:8610"}, {"origin": "http://evil.example"}, {"origin": "null"},
+    [{"host": "evil.example"}, {"host": "127.0.0.1.evil.example:8610"},
+     {"origin": "http://evil.example"}, {"origin": "null"},
      {"origin": "http://127.0.0.1:9999"}],
     ids=lambda each: "-".join(each.values()),
 )  # fmt: skip
@@ -315,7 +318,8 @@ def test_another_host_and_another_origin_are_refused(headers: dict[str, str], cl
 
 @pytest.mark.parametrize(
     ("host", "address", "ours"),
-    [("localhost:1", "127.0.0.1", True), ("[::1]:80", "::1", True), ("192.0.2.7", "127.0.0.1", False), (None, "::1", False),
+    [("localhost:1", "127.0.0.1", True), ("[::1]:80", "::1", True), ("192.0.2.7", "127.0.0.1", False),
+     (None, "::1", False),
      ("192.0.2.7:80", "0.0.0.0", True), ("evil.example", "0.0.0.0", False), ("[2001:db8::1]:80", "::", True)],
 )  # fmt: skip
 def test_a_server_is_asked_by_its_address(host: str | None, address: str, ours: bool) -> None:
@@ -342,6 +346,9 @@ def test_no_name_leads_out_of_the_folder(name: str, made: Path, tmp_path: Path) 
     (store / "0123456789ab-0002").symlink_to(outside)
     wanted = "0123456789ab-0002" if name == "link" else name
     with TestClient(app.application(store, []), base_url=HERE) as client:
-        for path in (f"/api/evaluations/{wanted}", f"/api/evaluations/{wanted}/manifest", f"/evaluations/{wanted}/report",
-                     f"/assets/{wanted}"):  # fmt: skip
+        assert client.get("/api/evaluations").json()["total"] == 0
+        for path in (
+            f"/api/evaluations/{wanted}", f"/api/evaluations/{wanted}/manifest", f"/evaluations/{wanted}/report",
+            f"/assets/{wanted}",
+        ):  # fmt: skip
             assert client.get(path).status_code in (404, 422), path

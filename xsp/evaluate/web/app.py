@@ -53,6 +53,8 @@ OF_REPORTS = ("echarts.min.js", "words.js", "charts.js", "sections.js", "report.
 
 OURS = ("web.js", "form.js", "results.js", "web.css")
 
+_BESIDE = {"bound": results.BOUND, "advice": results.ADVICE}
+
 _KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
@@ -147,8 +149,8 @@ def application(store: Path, there: Sequence[Agent] | None = None, queue: Queue 
     @app.get("/api/evaluations/{name}", tags=["results"], summary="One result")
     def evaluation(name: Name) -> Response:
         one = found(name)
-        bound = (one.path / results.BOUND).is_file()
-        return _json({**one.content, "result": one.name, "trace": shelf.has_trace(one), "bound": bound})
+        beside = {name: (one.path / file).is_file() for name, file in _BESIDE.items()}
+        return _json({**one.content, "result": one.name, "trace": shelf.has_trace(one), **beside})
 
     @app.get("/api/evaluations/{name}/requests", tags=["results"], summary="Requests of a batch size, and percentiles")
     def requests(
@@ -167,11 +169,11 @@ def application(store: Path, there: Sequence[Agent] | None = None, queue: Queue 
     def manifest_of(name: Name) -> Response:
         return PlainTextResponse(yamltext.write(dict(found(name).manifest)))
 
-    @app.get("/api/evaluations/{name}/bound", tags=["results"], summary="What a batch takes at least, if it was asked")
-    def bound(name: Name) -> Response:
-        path = found(name).path / results.BOUND
+    @app.get("/api/evaluations/{name}/{what}", tags=["results"], summary="Its bound, or the advice of its trace")
+    def beside(name: Name, what: Literal["bound", "advice"]) -> Response:
+        path = found(name).path / _BESIDE[what]
         if not path.is_file():
-            raise HTTPException(404, "no bound was asked for")
+            raise HTTPException(404, f"it has no {what}: none was asked for, or notes say why")
         return Response(path.read_bytes(), media_type="application/json")
 
     @app.get("/evaluations/{name}/report", include_in_schema=False)
@@ -189,7 +191,7 @@ def application(store: Path, there: Sequence[Agent] | None = None, queue: Queue 
     @app.get("/api/leaderboard", tags=["results"], summary="Results in order, the best first")
     def leaderboard(
         task: Annotated[str | None, Query(max_length=200)] = None,
-        by: Literal["inputs_per_s", "p50_ms", "p90_ms", "p99_ms"] = "inputs_per_s",
+        by: Literal["inputs_per_s", "p50_ms", "p90_ms", "p99_ms", "rate"] = "inputs_per_s",
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 50,
     ) -> Response:
@@ -340,7 +342,11 @@ def _refused(read: Read) -> list[str]:
 
 def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Return JSON as it is: validating a thousand rows again would take longer than to find them."""
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), default=str)
+    written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
+    try:
+        text = written.encode(content)
+    except ValueError:  # there are numbers that are not finite, which hardly ever happens
+        text = written.encode(json.loads(json.dumps(content, default=str), parse_constant=lambda _: None))
     return Response(text.encode("utf-8", "replace"), status, headers, "application/json")
 
 

@@ -3,13 +3,14 @@
 
 const FIELDS = {
   model: ["source", "name", "task", "seed", "precision", "sequence"],
-  scenario: ["kind", "requests", "warmup", "batch", "batches", "rate", "streams", "seed"],
+  scenario: ["kind", "requests", "warmup", "batch", "batches", "rate", "latency_ms", "percentile", "streams", "seed"],
   dataset: ["source", "samples", "seed"],
   software: ["threads"],
 };
 const HINTS = {
   "model.source": "torchvision:, timm:, transformers: or micro: and a name; weights from the seed", "model.name": "empty: as in the source",
   "model.task": "as image-classification, for the leaderboard", "scenario.batches": "of batched and offline: as 1, 2, 4", "scenario.rate": "requests a second, of poisson, constant and server",
+  "scenario.latency_ms": "the limit, of max-rate", "scenario.percentile": "that is within it, of max-rate",
   "scenario.warmup": "requests before the first that counts", "dataset.source": "synthetic: what the model takes; with steps (YAML) synthetic:images or synthetic:text", "software.threads": "empty: as many as PyTorch takes",
 };
 const USUAL = { "model.source": "micro:depth-1", "scenario.requests": "50" };

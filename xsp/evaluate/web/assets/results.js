@@ -19,7 +19,7 @@ async function home() {
   task.setAttribute("aria-label", "task");
   by.setAttribute("aria-label", "order of the leaderboard");
   task.append(option("", "all tasks"));
-  for (const [value, text] of [["inputs_per_s", "highest inputs/s"], ["p50_ms", "lowest p50"], ["p90_ms", "lowest p90"], ["p99_ms", "lowest p99"]]) by.append(option(value, text));
+  for (const [value, text] of [["inputs_per_s", "highest inputs/s"], ["p50_ms", "lowest p50"], ["p90_ms", "lowest p90"], ["p99_ms", "lowest p99"], ["rate", "highest rate within a limit"]]) by.append(option(value, text));
   bar.append(search, task, compare);
   const ranking = make("div", null, "bar");
   ranking.append(by);
@@ -92,6 +92,7 @@ async function result(name) {
     ["threads", found.threads], ["samples", `${number(found.samples.count)} (outputs of ${number(found.outputs.samples)} are kept)`], ["opening", `${number(found.open_ms)} ms`],
   ]));
   if (found.trace) open.append(link("open its trace", place + "/report"), " · ");
+  if (found.advice) open.append(link("its advice", path + "/advice"), " · ");
   if (found.bound) open.append(link("its bound", path + "/bound"), " · ");
   open.append(link("its manifest", path + "/manifest"), " · ", link("make it again", "/new?from=" + encodeURIComponent(name)));
   main.append(open);
@@ -105,6 +106,8 @@ async function result(name) {
   main.append(rows(["batch", "requests", "p50 ms", "95 % interval", "p90 ms", "p99 ms", "trimmed mean ms", "inputs/s", "busy %", "said of the load"],
     found.parts.map((part) => [part.batch, part.requests, part.p50_ms, within(part, "p50"), part.p90_ms, part.p99_ms, part.trimmed_mean_ms, part.inputs_per_s, part.utilisation === null ? null : 100 * part.utilisation,
       part.stopped || (part.late ? "the generator was late by over 1 %" : "as asked")]), "figures"));
+  for (const part of found.parts.filter((each) => each.rate_low !== undefined))
+    main.append(make("p", `Highest rate within the limit, batch ${part.batch}: from ${number(part.rate_low)} to ${number(part.rate_high)} requests a second.`));
   const choice = make("select"), charts = make("div", null, "grid"), bar = make("div", null, "bar");
   choice.setAttribute("aria-label", "batch size");
   choice.append(...found.parts.map((part) => option(part.batch, `batch ${part.batch}`)));
@@ -132,7 +135,7 @@ async function comparison() {
   const wanted = [["p50_ms", "p50 ms"], ["p90_ms", "p90 ms"], ["p99_ms", "p99 ms"], ["trimmed_mean_ms", "trimmed mean ms"], ["inputs_per_s", "inputs/s"]];
   const lines = all.flatMap((each) => each.parts.map((part) => {
     const before = all[0].parts.find((other) => other.batch === part.batch);
-    const change = each !== all[0] && before && before.p50_ms ? `${((100 * part.p50_ms) / before.p50_ms - 100).toFixed(1)} %` : "";
+    const change = each !== all[0] && before && before.p50_ms ? signed((100 * part.p50_ms) / before.p50_ms - 100) + " %" : "";
     return [link(each.result, ofResult(each.result)), each.name, part.batch, ...wanted.map(([name]) => part[name]), change];
   }));
   main.append(make("p", `Each is held against the first, ${names[0]}.`, "quiet"), rows(["result", "name", "batch", ...wanted.map(([, text]) => text), "p50 to the first"], lines, "figures"));
@@ -149,10 +152,21 @@ async function comparison() {
       const measures = Object.keys(apart[0][1]);
       main.append(make("h3", "Outputs"), rows(["measure", ...apart.map(([name]) => name)], measures.map((one) => [one.replaceAll("_", " "), ...apart.map(([, values]) => values[one] ?? null)]), "outputs"));
     }
+    if (each.by_layer) main.append(...layers(each));
     const differing = Object.entries(each.differing).map(([name, [before, after]]) => [name, wrapped(before), wrapped(after)]);
     main.append(make("h3", differing.length ? "What differs" : "Nothing differs in manifest, software and machine."));
     if (differing.length) main.append(rows(["", each.before, each.after], differing, "what differs"));
   }
+}
+
+// Of both traces: what the comparison comes to, and the layers whose time changed most.
+function layers(each) {
+  const found = each.by_layer, head = make("h3", "By layer");
+  if (found.error) return [head, make("p", found.error, "warning")];
+  const changed = found.rows.filter((row) => row.section === "layer").sort((a, b) => Math.abs(b.change_ms || 0) - Math.abs(a.change_ms || 0));
+  const lines = changed.slice(0, LIMIT).map((row) => [row.name, row.a_ms, row.b_ms, row.change_percent === null ? null : signed(row.change_percent) + " %", row.verdict || ""]);
+  const told = changed.length > LIMIT ? [make("p", `and ${number(changed.length - LIMIT)} more, which changed by less`, "quiet")] : [];
+  return [head, ...found.conclusion.map((line) => make("p", line)), ...(lines.length ? [rows(["layer", each.before + " ms", each.after + " ms", "change", "verdict"], lines, "layers")] : []), ...told];
 }
 
 function wrapped(text) {
