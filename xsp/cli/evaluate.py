@@ -13,6 +13,7 @@ examples:
   xsp evaluate pitfalls                     what small differences before the model cost
   xsp evaluate reproduce 4f1c               carry it out again, and judge the difference
   xsp evaluate serve                        all of it in a browser, and over REST
+  xsp evaluate agent --ray auto             an agent on this machine of a Ray cluster
   xsp evaluate schema                       the JSON Schema of manifests
 """
 
@@ -27,6 +28,8 @@ SUMMARY = "evaluate models as manifests say, and keep the results"
 PARTS = {
     "check": "xsp.cli.evaluate_check",
     "run": "xsp.cli.evaluate_run",
+    "agent": "xsp.cli.evaluate_agent",
+    "agents": "xsp.cli.evaluate_agents",
     "list": "xsp.cli.evaluate_list",
     "compare": "xsp.cli.evaluate_compare",
     "leaderboard": "xsp.cli.evaluate_leaderboard",

@@ -8,6 +8,7 @@ examples:
   xsp evaluate run resnet18.yaml --agents process          in a process of its own
   xsp evaluate run resnet18.yaml --trace M/L/G --bound     with a trace and a bound
   xsp evaluate run manifests/*.yaml --store results
+  xsp evaluate run manifests/*.yaml --ray auto --agents any     by the agents of a cluster, each by one
   xsp evaluate run --set builtin --missing --seconds 540    in parts: type it again
 """
 
@@ -51,8 +52,10 @@ def running(parser: argparse.ArgumentParser) -> None:
         "--agents",
         default="local",
         metavar="NAMES",
-        help="local (this process, default), process (one of its own), or all that satisfy the manifest",
+        help="local (this process, default), process (one of its own), or all that satisfy the manifest; with --ray "
+        "names of its agents, all, or any: one of them",
     )
+    parser.add_argument("--ray", metavar="ADDRESS", help="of a Ray cluster, whose agents are meant; auto finds it")
     parser.add_argument("--trace", default="", metavar="LEVELS", help="record a trace too: M, M/L or M/L/G")
     parser.add_argument("--bound", action="store_true", help="work out what a batch takes at least, too")
     parser.add_argument(
@@ -100,12 +103,14 @@ def run(given: argparse.Namespace) -> int:
 def carry_out(given: argparse.Namespace, found: list[Read]) -> int:
     """Carry out manifests, and show the results; 3 if one could not be."""
     from xsp.errors import ManifestError
-    from xsp.evaluate import agents, results, tables, transports
+    from xsp.evaluate import agents, transports
     from xsp.levels import parse_levels
 
     if given.trace:
         parse_levels(given.trace)
     options = agents.Options(given.store, given.trace, given.bound, trusted=True)
+    if given.ray is not None:
+        return _shown(given, *_by_cluster(given, found, options))
     there = transports.named(given.agents, dict(given.label))
     made, failed, begin = [], 0, time.monotonic()
     with progress.shown(given.quiet) as show:
@@ -123,6 +128,40 @@ def carry_out(given: argparse.Namespace, found: list[Read]) -> int:
                 except ManifestError as error:
                     failed += 1
                     progress.warn(f"xsp: {each.manifest.title}: {error}")
+    return _shown(given, made, failed)
+
+
+def _by_cluster(given: argparse.Namespace, found: list[Read], options: Options) -> tuple[list[Path], int]:
+    """Carry out manifests by the agents of a Ray cluster, and return the results and how many there are not."""
+    from xsp.evaluate import onray, queue
+
+    if given.seconds is not None or given.label:
+        raise UsageError("--seconds and --label are of agents of this machine; with --ray agents have their own labels")
+    onray.connect(given.ray)
+    named = None if given.agents in ("all", "any", "local") else [each.strip() for each in given.agents.split(",")]
+    there, silent = onray.found(named)
+    for name, why in silent.items():
+        progress.warn(f"xsp: {name}: {why}")
+    if not there:
+        raise UsageError("the cluster has no agent; on each machine: xsp evaluate agent --ray ADDRESS")
+    work, reasons = queue.pieces(found, there, each=given.agents not in ("any", "local"))
+    for title, others in reasons.items():
+        for name, why_not in others.items():
+            progress.warn(f"xsp: {title}: not by {name}: {'; '.join(why_not)}")
+    with progress.shown(given.quiet) as show:
+        queue.carry_out(work, there, options, show)
+    for piece in work:
+        if piece.lost and piece.result is not None:
+            progress.warn(f"xsp: {piece.asked.manifest.title}: {piece.lost[0]} died, another one carried it out")
+        if piece.result is None:
+            progress.warn(f"xsp: {piece.asked.manifest.title}: {piece.why}")
+    return [each.result for each in work if each.result is not None], sum(each.result is None for each in work)
+
+
+def _shown(given: argparse.Namespace, made: list[Path], failed: int) -> int:
+    """Show results; 3 if one could not be had."""
+    from xsp.evaluate import results, tables
+
     if not made:
         raise UsageError("nothing was evaluated; `xsp evaluate check MANIFEST` says why")
     there_now = [results.read(each) for each in made]

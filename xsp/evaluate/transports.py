@@ -47,8 +47,10 @@ class InProcess:
 class OwnProcess:
     """A process for each manifest, with its variables and threads from the start; it ends with this one."""
 
-    def __init__(self, name: str = "process", labels: Mapping[str, str] | None = None) -> None:
-        self._name, self._labels = name, dict(labels or {})
+    def __init__(
+        self, name: str = "process", labels: Mapping[str, str] | None = None, transport: str = "own process"
+    ) -> None:  # fmt: skip
+        self._name, self._labels, self._transport = name, dict(labels or {}), transport
         self._facts = agents.here(name, labels)
 
     def facts(self) -> Facts:
@@ -69,7 +71,8 @@ class OwnProcess:
         try:
             process.ask({
                 "manifest": manifest.plain(), "folder": str(folder.resolve()), "name": self._name,
-                "labels": self._labels, "options": {**asdict(options), "store": str(options.store.resolve())},
+                "labels": self._labels, "transport": self._transport,
+                "options": {**asdict(options), "store": str(options.store.resolve())},
             })  # fmt: skip
             said: dict[str, Any] = {"progress": ["starting", 0, 1]}
             while line := _heard(process, progress, said["progress"]):
@@ -129,7 +132,7 @@ def work(parent: int, answers: int) -> None:
             manifest = reading.of_plain(asked["manifest"]).manifest
             options = Options(**{**asked["options"], "store": Path(asked["options"]["store"])})
             facts = agents.here(asked["name"], asked["labels"])
-            place = running.evaluate(manifest, Path(asked["folder"]), options, facts, progress, "own process")
+            place = running.evaluate(manifest, Path(asked["folder"]), options, facts, progress, asked["transport"])
         except Exception as error:
             reason = str(error) if isinstance(error, ManifestError) else f"{type(error).__name__}: {error}"
             say({"error": reason})

@@ -1,0 +1,48 @@
+"""Start an agent on this machine of a Ray cluster; it stays when this command ends.
+
+It carries out what `xsp evaluate run --ray ADDRESS` puts to it. Files that manifests name are looked for in its folder;
+programs that they name run only with --trust.
+
+examples:
+  ray start --head                                   a cluster of this machine
+  xsp evaluate agent --ray auto --label rack=7
+  xsp evaluate agent --ray auto --name second
+  xsp evaluate agent --ray auto --stop second
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from pathlib import Path
+
+from xsp.cli import evaluate_run, progress
+
+SUMMARY = "start an agent on this machine of a Ray cluster"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--ray", required=True, metavar="ADDRESS", help="of the cluster; auto finds it")
+    parser.add_argument("--name", metavar="NAME", help="of the agent (default: that of the machine)")
+    parser.add_argument(
+        "--label", action="append", default=[], type=evaluate_run.label, metavar="NAME=VALUE", help="for hardware"
+    )
+    parser.add_argument("--folder", type=Path, default=Path(), metavar="DIR", help="of files (default: here)")
+    parser.add_argument("--trust", action="store_true", help="run programs that manifests name")
+    parser.add_argument("--stop", metavar="NAME", help="end an agent instead")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Start or end it."""
+    from xsp.evaluate import onray
+
+    onray.connect(given.ray)
+    if given.stop:
+        onray.stop(given.stop)
+        progress.tell(f"the agent {given.stop} has ended")
+        return 0
+    facts = onray.start(given.name or socket.gethostname(), dict(given.label), given.folder, given.trust)
+    progress.tell(f"the agent {facts.name} has started: {facts.cores} cores, {', '.join(facts.gpus) or 'no GPU'}")
+    progress.tell(f"next: xsp evaluate run MANIFEST --ray {given.ray} --agents {facts.name}")
+    return 0

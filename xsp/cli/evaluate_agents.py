@@ -1,0 +1,43 @@
+"""List the agents of a Ray cluster: what each has, and its labels.
+
+examples:
+  xsp evaluate agents --ray auto
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from xsp.cli import progress
+
+SUMMARY = "the agents of a Ray cluster"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--ray", required=True, metavar="ADDRESS", help="of the cluster; auto finds it")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+
+
+def run(given: argparse.Namespace) -> int:
+    """List them."""
+    from xsp.evaluate import onray, results, tables
+
+    onray.connect(given.ray)
+    there, silent = onray.found()
+    facts = [each.facts() for each in there]
+    if given.format == "json":
+        progress.put(json.dumps([results.plain(each) for each in facts], indent=1) + "\n")
+    elif facts:
+        rows = [
+            (each.name, each.host, str(each.cores), tables.figure(each.memory_gib), ", ".join(each.gpus) or "-",
+             each.packages.get("torch", "-"), " ".join(f"{name}={value}" for name, value in each.labels.items()) or "-")
+            for each in facts
+        ]  # fmt: skip
+        progress.tell(tables.table(("agent", "machine", "cores", "GiB", "GPUs", "torch", "labels"), rows, 2))
+    elif not silent:
+        progress.tell(f"no agents; on each machine: xsp evaluate agent --ray {given.ray}")
+    for name, why in silent.items():
+        progress.warn(f"xsp: {name}: {why}")
+    return 0

@@ -1,0 +1,214 @@
+"""Agents on the machines of a Ray cluster: detached actors, found by their names.
+
+An actor carries out each manifest in a process of its own, as `transports.OwnProcess` does, and hands over the files of
+the result; who asked puts them in the store. So a result is there once, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from xsp.errors import ManifestError
+from xsp.evaluate import agents, reading, results, transports
+from xsp.evaluate.agents import Facts, Options, Progress
+from xsp.evaluate.manifest import Manifest
+from xsp.evaluate.queue import AgentLost
+
+NAMESPACE = "xsp-evaluate"
+
+PATIENCE_S = 10.0
+"""For a sign of life."""
+
+
+class Actor:
+    """What lives on the other machine."""
+
+    def __init__(self, name: str, labels: Mapping[str, str], folder: str, trusted: bool) -> None:
+        self._agent = transports.OwnProcess(name, labels, "ray")
+        self._folder, self._trusted = Path(folder), trusted
+        self._said: tuple[str, int, int] = ("", 0, 0)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what it is, with the time."""
+        return {**results.plain(self._agent.facts()), "beat_s": time.time()}
+
+    def progress(self) -> tuple[str, int, int]:
+        """Return what is being done."""
+        return self._said
+
+    def evaluate(self, manifest: dict[str, Any], levels: str, bound: bool) -> dict[str, Any]:
+        """Carry out a manifest, and return the files of its result, or why there is none."""
+
+        def said(what: str, done: int, of: int) -> None:
+            self._said = what, done, of
+
+        with tempfile.TemporaryDirectory() as store:
+            try:
+                asked = reading.of_plain(manifest).manifest
+                options = Options(Path(store), levels, bound, self._trusted)
+                place = self._agent.submit(asked, self._folder, options, said)
+            except ManifestError as error:
+                return {"error": str(error)}
+            files = [each for each in place.rglob("*") if each.is_file() and not each.is_symlink()]
+            return {"files": {each.relative_to(place).as_posix(): each.read_bytes() for each in files}}
+
+
+class OnRay:
+    """An agent of a cluster, as this process sees it."""
+
+    def __init__(self, handle: Any, facts: Facts) -> None:
+        self._handle, self._facts = handle, facts
+
+    def facts(self) -> Facts:
+        """Return what it said of itself, with the time of its last sign of life by the clock of this machine."""
+        if self._facts.beat_s is not None and time.time() - self._facts.beat_s > PATIENCE_S:
+            try:
+                _ray().get(self._handle.progress.remote(), timeout=PATIENCE_S)
+            except Exception:
+                return self._facts
+            self._facts = replace(self._facts, beat_s=time.time())
+        return self._facts
+
+    def submit(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
+        """Carry out a manifest there, and put its result into the store here.
+
+        Raises:
+            AgentLost: it died, or says nothing any more.
+            ManifestError: it cannot carry it out, with the reason.
+        """
+        del folder  # files of the manifest are looked for where the agent was started
+        ray = _ray()
+        try:
+            running = self._handle.evaluate.remote(manifest.plain(), options.levels, options.bound)
+            silent_from = time.monotonic()
+            while not ray.wait([running], timeout=0.5)[0]:
+                try:
+                    progress(*ray.get(self._handle.progress.remote(), timeout=PATIENCE_S))
+                    silent_from = time.monotonic()
+                except ray.exceptions.GetTimeoutError:
+                    if time.monotonic() - silent_from > agents.DEAD_AFTER_S:
+                        ray.kill(self._handle)  # it must not go on with what another one does now
+                        raise
+            said = ray.get(running)
+        except ray.exceptions.RayError as error:
+            raise AgentLost(f"the agent {self._facts.name} died ({type(error).__name__})") from error
+        if "error" in said:
+            raise ManifestError(said["error"])
+        return _stored(said["files"], manifest, options.store)
+
+
+def _stored(files: Mapping[str, bytes], manifest: Manifest, store: Path) -> Path:
+    with results.written(store, manifest.identity) as (beside, done):
+        for name, content in files.items():
+            plain = PurePosixPath(name)
+            if plain.is_absolute() or ".." in plain.parts or not plain.parts:
+                raise ManifestError(f"an agent returned a file {name!r}, which leads out of its result")
+            (beside / plain).parent.mkdir(parents=True, exist_ok=True)
+            (beside / plain).write_bytes(content)
+    return done[0]
+
+
+def connect(address: str) -> None:
+    """Connect to a cluster; a second time does nothing.
+
+    Raises:
+        ManifestError: Ray is not installed, or there is no cluster.
+    """
+    ray = _ray()
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ManifestError(f"no Ray cluster at {address}: {said}; `ray start --head` starts one") from error
+
+
+def start(name: str, labels: Mapping[str, str], folder: Path, trusted: bool = False) -> Facts:
+    """Start an agent on this machine, which stays when this process ends, and return what it is.
+
+    Args:
+        name: no other agent of the cluster has it.
+        labels: what nobody can look up: rack, interconnect.
+        folder: files that manifests name are looked for there.
+        trusted: whether what manifests name may run.
+
+    Raises:
+        ManifestError: there is one of that name, or it did not start.
+    """
+    ray = _ray()
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    try:
+        handle = (
+            ray.remote(Actor)
+            .options(
+                name=name, namespace=NAMESPACE, lifetime="detached", num_cpus=0, max_concurrency=4, max_restarts=0,
+                scheduling_strategy=here,
+            )
+            .remote(name, dict(labels), str(folder.resolve()), trusted)
+        )  # fmt: skip
+        return _facts(ray.get(handle.facts.remote(), timeout=120))
+    except ValueError as error:
+        raise ManifestError(f"there is an agent {name!r} already; --name gives this one another") from error
+    except ray.exceptions.RayError as error:
+        raise ManifestError(f"the agent {name} did not start ({type(error).__name__}: {error})") from error
+
+
+def stop(name: str) -> None:
+    """End an agent.
+
+    Raises:
+        ManifestError: there is none of that name.
+    """
+    ray = _ray()
+    try:
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+    except ValueError as error:
+        raise ManifestError(f"there is no agent {name!r}; `xsp evaluate agents` names them") from error
+
+
+def found(names: Sequence[str] | None = None) -> tuple[list[OnRay], dict[str, str]]:
+    """Return the agents of the cluster, and by name why others of them do not answer.
+
+    Args:
+        names: those that are asked for; all if None.
+
+    Raises:
+        ManifestError: there is none of a name.
+    """
+    ray = _ray()
+    known = sorted(
+        each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE
+    )
+    for name in names or ():
+        if name not in known:
+            raise ManifestError(f"there is no agent {name!r}; there are {', '.join(known) or 'none'}")
+    made, silent = [], {}
+    for name in known if names is None else names:
+        try:
+            handle = ray.get_actor(name, namespace=NAMESPACE)
+            made.append(OnRay(handle, _facts(ray.get(handle.facts.remote(), timeout=PATIENCE_S))))
+        except (ray.exceptions.RayError, ValueError) as error:
+            silent[name] = f"it does not answer ({type(error).__name__})"
+    return made, silent
+
+
+def _facts(said: Mapping[str, Any]) -> Facts:
+    return Facts(**{**said, "gpus": tuple(said["gpus"]), "beat_s": time.time()})
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise ManifestError("Ray is not installed: pip install 'xsp[evaluate,ray]'") from error
+    return ray

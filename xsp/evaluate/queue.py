@@ -1,0 +1,150 @@
+"""Work that several agents carry out at the same time: each piece once, and that of an agent that died once more.
+
+A piece counts when its result is here, and only who asked for it writes it: so a dead agent loses none, and none is
+there twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from xsp.errors import ManifestError
+from xsp.evaluate import agents
+from xsp.evaluate.agents import Agent, Options, Progress
+from xsp.evaluate.reading import Read
+
+
+class AgentLost(ManifestError):
+    """An agent died or went silent while it carried out a manifest."""
+
+
+@dataclass
+class Piece:
+    """A manifest that is to be carried out once."""
+
+    asked: Read
+    fit: list[str]
+    """Names of the agents that satisfy it."""
+
+    of: str | None = None
+    """Name of the one agent that is to carry it out; any of those that fit if None."""
+
+    lost: list[str] = field(default_factory=list)
+    """Names of agents that died over it."""
+
+    result: Path | None = None
+    why: str = ""
+    """Why there is no result."""
+
+
+def pieces(
+    asked: Sequence[Read], there: Sequence[Agent], each: bool
+) -> tuple[list[Piece], dict[str, dict[str, list[str]]]]:
+    """Return the work, and by title of a manifest and name of an agent the reasons why it is not put to that one.
+
+    Args:
+        asked: manifests.
+        there: agents.
+        each: whether every agent that satisfies a manifest carries it out, or one of them.
+    """
+    made, reasons = [], {}
+    for read in asked:
+        fit, why = agents.matching(read.manifest, there)
+        reasons[read.manifest.title] = why
+        names = [agent.facts().name for agent in fit]
+        if not names:
+            made.append(Piece(read, [], why="no agent satisfies it"))
+        made += [Piece(read, names, name) for name in names] if each else [Piece(read, names)] if names else []
+    return made, reasons
+
+
+def carry_out(
+    work: Sequence[Piece], there: Sequence[Agent], options: Options, progress: Progress,
+    ended: Callable[[Piece], object] = lambda piece: None,
+) -> None:  # fmt: skip
+    """Carry out all pieces, each agent one at a time, and write into each its result or why there is none.
+
+    The piece of an agent that dies goes to another one that fits, once.
+
+    Args:
+        work: of `pieces`.
+        there: the agents.
+        options: see `Options`.
+        progress: called with how many pieces have ended.
+        ended: called with each piece when it has.
+    """
+    state = _State([each for each in work if each.fit], progress, ended, len(work))
+    threads = [threading.Thread(target=_serve, args=(agent, state, options), daemon=True) for agent in there]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for piece in work:
+        if piece.result is None and not piece.why:
+            piece.why = f"{' and '.join(piece.lost) or 'the agent'} died, and no agent is left that satisfies it"
+
+
+class _State:
+    """What is to be done, and who is there."""
+
+    def __init__(
+        self, waiting: list[Piece], progress: Progress, ended: Callable[[Piece], object], total: int
+    ) -> None:  # fmt: skip
+        self._waiting, self._progress, self._ended, self._total = waiting, progress, ended, total
+        self._open = len(waiting)
+        self._done = total - len(waiting)
+        self._changed = threading.Condition()
+
+    def take(self, name: str) -> Piece | None:
+        """Return the next piece of an agent; None if there will be none. Waits while a piece may come back."""
+        with self._changed:
+            while self._open:
+                for number, piece in enumerate(self._waiting):
+                    if name in piece.fit and piece.of in (None, name):
+                        return self._waiting.pop(number)
+                self._changed.wait(0.2)
+            return None
+
+    def end(self, piece: Piece) -> None:
+        """Count a piece that has its result, or will have none."""
+        with self._changed:
+            self._open -= 1
+            self._done += 1
+            self._progress("manifests", self._done, self._total)
+            self._ended(piece)
+            self._changed.notify_all()
+
+    def lose(self, name: str, piece: Piece) -> None:
+        """Put back the piece of an agent that died, once, and give the others what waited for that one alone."""
+        with self._changed:
+            piece.lost.append(name)
+            again = len(piece.lost) < 2
+            left = [*([piece] if again else []), *(each for each in self._waiting if name in each.fit)]
+            for each in left:
+                each.fit = [other for other in each.fit if other != name]
+                each.of = None if each.of == name else each.of
+            if again and piece.fit:
+                self._waiting.insert(0, piece)
+            else:
+                piece.why = f"{' and '.join(piece.lost)} died over it"
+                self._open -= 1
+            for each in [each for each in self._waiting if not each.fit]:
+                self._waiting.remove(each)
+                self._open -= 1
+            self._changed.notify_all()
+
+
+def _serve(agent: Agent, state: _State, options: Options) -> None:
+    name = agent.facts().name
+    while (piece := state.take(name)) is not None:
+        try:
+            piece.result = agent.submit(piece.asked.manifest, piece.asked.folder, options, lambda *said: None)
+        except AgentLost:
+            state.lose(name, piece)
+            return
+        except Exception as error:
+            piece.why = str(error) if isinstance(error, ManifestError) else f"{type(error).__name__}: {error}"
+        state.end(piece)
