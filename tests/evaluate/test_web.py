@@ -22,7 +22,7 @@ from evaluations import FACTS, PROGRAM, silent
 from fastapi.testclient import TestClient
 
 from xsp.errors import ManifestError
-from xsp.evaluate import agents, reading, results, running
+from xsp.evaluate import agents, reading, results, running, transports
 from xsp.evaluate.agents import Options
 from xsp.evaluate.web import app, guard, policy
 from xsp.evaluate.web.queue import Queue
@@ -352,3 +352,17 @@ def test_no_name_leads_out_of_the_folder(name: str, made: Path, tmp_path: Path) 
             f"/assets/{wanted}",
         ):  # fmt: skip
             assert client.get(path).status_code in (404, 422), path
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_is_ended_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+
+    def progress(what: str, done: int, of: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    asked = reading.of_plain({**TINY, "scenario": {"requests": 99_000}}).manifest
+    with pytest.raises(KeyboardInterrupt):
+        transports.OwnProcess().submit(asked, tmp_path, Options(tmp_path / "store"), progress)
+    assert list((tmp_path / "store").iterdir()) == []

@@ -12,6 +12,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def run(given: argparse.Namespace) -> int:
         family, *_, place = socket.getaddrinfo(given.host, given.port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server((place[0], given.port), family=family, backlog=128)
     except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        number = getattr(error, "errno", None)
+        reason = os.strerror(number) if number is not None and number > 0 else str(error)
         raise UsageError(f"--port {given.port}: cannot listen on {given.host} ({reason}); name another port") from error
     with listening:
         port = listening.getsockname()[1]

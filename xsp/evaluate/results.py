@@ -144,6 +144,12 @@ def written(store: Path, identity: str) -> Iterator[tuple[Path, list[Path]]]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+def discard(store: Path, identity: str, process: int) -> None:
+    """Remove what a process that was ended has left of a result."""
+    for each in store.glob(f".{identity[:DIGITS]}.{process}-*.part"):
+        shutil.rmtree(each, ignore_errors=True)
+
+
 def _placed(store: Path, identity: str, beside: Path) -> Path:
     """Rename a folder to the next free name of its identity; another process may take one meanwhile."""
     taken = [int(each.name[DIGITS + 1 :]) for each in store.glob(f"{identity[:DIGITS]}-*") if NAME.fullmatch(each.name)]

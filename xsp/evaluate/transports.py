@@ -13,7 +13,7 @@ from typing import Any
 
 from xsp import processes
 from xsp.errors import ManifestError
-from xsp.evaluate import agents, reading, running
+from xsp.evaluate import agents, reading, results, running
 from xsp.evaluate.agents import Agent, Facts, Options, Progress
 from xsp.evaluate.manifest import Manifest
 
@@ -84,6 +84,7 @@ class OwnProcess:
                 progress(*said["progress"])
         finally:
             code = process.end(patience_s=2.0)
+            results.discard(options.store, manifest.identity, process.pid)
         raise ManifestError(f"the process that evaluated {manifest.title} ended by itself (exit code {code})")
 
 
