@@ -169,6 +169,12 @@ def test_with_a_loop_percentages_are_of_its_iteration_and_waits_are_those_of_ste
     assert table[-1] == (10, 18, 19, 2, 0, 5.0, 3.0, 1.0, None), "no step of this part was recorded"
 
 
+def test_recorded_phases_that_took_longer_than_their_step_share_that_of_the_loop() -> None:
+    trace = trace_of(spans("step s 0-1000\nforward Net 0-300\nbackward b 300-2000"))
+    found = phases(loop_of(trace, [{"step": step, "start_ns": 10**7 * step, "dur_ns": 8e5} for step in range(20)]))
+    assert (found["forward"], found["backward"]) == ((1, 0.12, 15.0), (1, 0.68, 85.0))
+
+
 def test_phases_over_the_run_show_a_drift() -> None:
     rows = []
     for step in range(20):

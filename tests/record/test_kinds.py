@@ -87,10 +87,11 @@ def test_a_program_that_does_something_else_in_each_step_has_one_more_kind_for_a
     ("outline", "batch"),
     [
         ([call(1, 32, 3)], Batch(32, "input")),
-        ([call(1, 8), BEGIN, END] * 4 + stepped(), Batch(32, "guess")),  # gradient accumulation
-        ([call(1, 16), call(1, 16), BEGIN, END, *stepped()], Batch(16, "guess")),  # siamese
-        ([call(1, 16), call(2, 64, type=Critic), BEGIN, END, *stepped()], Batch(64, "guess")),
-        ([stepped()[0], *[call(1, 64), BEGIN, END] * 4, stepped()[1]], Batch(64, "guess")),  # a closure, four times
+        ([call(1, 8, 3), BEGIN, END] * 4 + stepped(), Batch(32, "guess")),  # gradient accumulation
+        ([call(1, 16, 3), call(1, 16, 3), BEGIN, END, *stepped()], Batch(16, "guess")),  # siamese
+        ([call(1, 16, 3), call(2, 64, 3, type=Critic), BEGIN, END, *stepped()], Batch(64, "guess")),
+        ([stepped()[0], *[call(1, 64, 3), BEGIN, END] * 4, stepped()[1]], Batch(64, "guess")),  # a closure, four times
+        ([call(1, 4)], Batch(None, None)),  # one sample of four numbers, or four ids
         ([(Kind.FORWARD, 1, Net, True, None)], Batch(None, None)),
         ([], Batch(None, None)),
     ],

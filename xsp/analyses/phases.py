@@ -113,7 +113,8 @@ def phases(trace: Trace) -> Table:
 
     `percent_of_iteration` is a percentage of the last row: a step and the time before it, as the program runs where
     nothing is recorded. If the trace has no loop, that is the step and the waits for its data, and `between steps` is
-    null. The shares of the phases in a step come from recorded steps, the duration of the step from the loop.
+    null. The shares of the phases in a step come from recorded steps, the duration of the step from the loop. Where the
+    recorded phases took longer than a recorded step, as in ranks that wait for each other, they share the step.
     `device_busy_ms` is the time in which a device ran work that the phase launched. `told_by` is the source of a
     phase: calls of the model level, or, in traces of other profilers, the outermost layers or operators.
     """
@@ -131,11 +132,12 @@ def phases(trace: Trace) -> Table:
     if loop is not None and loop.mean_ns is not None:
         took |= {BETWEEN: loop.between_ns, ITERATION: loop.mean_ns}
         recorded_ns = next((rung.step_ns for rung in trace.rungs if rung.level >= Level.MODEL), None)
-        if recorded_ns and loop.step_ns:  # recorded steps tell the shares, those that ran bare how long a step is
-            scale = loop.step_ns / recorded_ns
-            took |= {
-                phase: (took.get(phase) or 0.0) * scale for phase in (FORWARD, BACKWARD, OPTIMIZER) if phase in took
-            }
+        computing = {phase: took.get(phase) or 0.0 for phase in (FORWARD, BACKWARD, OPTIMIZER) if phase in took}
+        # the phases are true times of the merged step, which differ from what a step took at one rung: ranks that wait
+        # for each other wait in backward, as long as the slowest one records
+        whole_ns = max(recorded_ns or step_ns, sum(computing.values()))
+        if whole_ns and loop.step_ns:  # recorded steps tell the shares, those that ran bare how long a step is
+            took |= {phase: ns * loop.step_ns / whole_ns for phase, ns in computing.items()}
         if loop.data_ns or DATA in told:  # of a program without a data loader nothing is known of its waits
             took[DATA], told[DATA] = loop.data_ns, LOOP
         took[REST] = max(0.0, loop.mean_ns - sum(took.get(each) or 0.0 for each in (*_PHASES_MS, BETWEEN)))
