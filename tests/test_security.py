@@ -312,7 +312,8 @@ def test_nothing_that_is_read_is_run() -> None:
     """Only `xsp run` executes code: its script. A block is timed by a function whose source consists of
     names that xsp made: `tests/bench/test_torchcalls.py`. What the storing process unmarshals is its parent's, through
     a pipe. A snapshot of memory is read by an unpickler that makes plain values alone:
-    `tests/importers/test_torchmemory.py`.
+    `tests/importers/test_torchmemory.py`. Manifests are composed by YAML's safe loader into nodes, without objects:
+    `tests/evaluate/test_manifests.py`.
     """
     found = set()
     root = Path(xsp.__file__).parent
@@ -328,4 +329,4 @@ def test_nothing_that_is_read_is_run() -> None:
             found.update({(path.name, "marshal")} if reads else set())
     pipe = {("transport.py", "marshal")}
     run = {(name, how) for name in ("script.py", "torchcalls.py") for how in ("exec", "compile")}
-    assert found <= {*run, ("torchmemory.py", "pickle"), *pipe}
+    assert found <= {*run, ("torchmemory.py", "pickle"), ("yamltext.py", "yaml"), *pipe}
