@@ -115,6 +115,17 @@ def test_elementwise_kernels_get_a_word_with_the_operators_that_take_most() -> N
     assert "100 % of GPU time (aten::add 50 %, aten::mul 50 %): fuse them; torch.compile (at most 100 % of the" in fuse
 
 
+def test_changes_of_layout_of_convolutions_are_advised_channels_last_and_not_to_be_fused() -> None:
+    for name, op in (
+        ("batched_transpose_16x32_half", "aten::miopen_convolution"),
+        ("void cudnn::ops::nchwToNhwcKernel<float>", "aten::cudnn_convolution"),
+    ):
+        text = kernels((name.replace(" ", "_"), op), ("SubTensorOpWithScalar1d", op), ("igemm_fwd_gtcx3_nhwc", op))
+        (layout,) = [each for each in said(text).next if "changes of layout" in each]
+        assert "channels_last" in layout
+        assert not any("torch.compile" in each and "fuse" in each for each in said(text).next)
+
+
 def test_of_an_idle_device_kernels_are_not_what_to_look_at() -> None:
     trace = trace_of(spans(LATE))
     whole = {"busy_percent": 10.0, "window_ms": 1.0}

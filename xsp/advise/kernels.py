@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,12 @@ from xsp.device.kernelnames import MATRIX
 from xsp.table import literal
 
 REDUCED = "TF32 and FP16 keep 10 bits of the mantissa, BF16 keeps 7; FP16 ends at 65,504: scale gradients"
+
+CONVOLUTION = r"conv(olution|_|[123]d)"
+"""In the name of an operator whose kernels are a library's: torch.compile cannot fuse what moves memory there."""
+
+CHANGES_LAYOUT = r"nchwToNhwc|nhwcToNchw|NCHW2|CNHW2|batched_transpose_[0-9]"
+"""In the names of kernels with which cuDNN and MIOpen change the layout of tensors."""
 
 
 def pieces(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]:
@@ -39,6 +46,7 @@ def pieces(answers: Answers, whole: Row, already: Done) -> Iterator[Piece]:
             share(saved),
             _parts(answers, f"part IN ({literal(SOFTMAX)}, {literal(BETWEEN)})"),
         )
+    yield from _layouts(answers, share)
     yield from _fusible(answers, share, already)
     for row in answers.classes():
         slow = row["without_tensor_cores_ms"] or 0.0
@@ -64,8 +72,28 @@ def _parts(answers: Answers, which: str) -> tuple[Place, ...]:
     return tuple(Place(None, op, (), count) for op, count in rows if op)
 
 
+def _layouts(answers: Answers, share: Callable[[float], float]) -> Iterator[Piece]:
+    """Yield what convolutions take to change the layout of what they read and write."""
+    which = f"regexp_matches(w.name, {literal(CHANGES_LAYOUT)}) AND w.class = 'copy'"
+    found = answers.trace.con.execute(
+        f"SELECT coalesce(sum(w.dur_ns), 0) / 1e6, count(*) FROM device_work w WHERE {which}"
+    ).fetchone()
+    if not found or not found[1]:
+        return
+    ms, count = found
+    whole = sum(row["device_ms"] for row in answers.classes())
+    yield Piece(
+        "device-layout",
+        f"{count:,} changes of layout around convolutions, {100 * ms / whole:.0f} % of GPU time",
+        "keep channels last: model and input .to(memory_format=torch.channels_last); with MIOpen, PyTorch may need "
+        "PYTORCH_MIOPEN_SUGGEST_NHWC=1 as well",
+        share(ms),
+        places(answers.trace, which),
+    )
+
+
 def _fusible(answers: Answers, share: Callable[[float], float], already: Done) -> Iterator[Piece]:
-    fusible = answers["fusible"].dicts()
+    fusible = [row for row in answers["fusible"].dicts() if not re.search(CONVOLUTION, row["op"] or "")]
     ms = sum(row["device_ms"] for row in fusible)
     if not ms:
         return

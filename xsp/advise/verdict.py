@@ -174,6 +174,7 @@ for _name, _title, _number in (
     ("device-communication", "Which communication does nothing hide?", "Q2"),
     ("device-copies", "Which copies does nothing hide?", "Q4"),
     ("device-attention", "Is attention fused?", "Q5"),
+    ("device-layout", "Do convolutions change layouts?", "Q3"),
     ("device-fusion", "Which kernels could be fused?", "Q5"),
     ("device-tensor-cores", "Do matrix products use tensor cores?", "Q6"),
     ("device-roof", "Which kernel is furthest from what the device can do?", "Q3"),
