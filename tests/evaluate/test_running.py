@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from queues import md1_rate
 
 from xsp.cli import main
 from xsp.errors import ManifestError
-from xsp.evaluate import conformance, jsonlines, predictors, reading, results, running, transports
+from xsp.evaluate import agents, conformance, jsonlines, predictors, reading, results, running, transports
 from xsp.evaluate.agents import Options
 from xsp.evaluate.manifest import Manifest
 
@@ -85,6 +86,30 @@ def test_nothing_of_a_manifest_that_is_not_trusted_runs(board: Path) -> None:
     elsewhere = {"model": {"name": "path", "source": "micro:path-3"}, "dataset": {"source": "folder:/etc"}}
     with pytest.raises(ManifestError, match="leads out of the folder"):
         evaluated(reading.of_plain(elsewhere).manifest, board, trusted=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"model": {"name": "x", "source": "../x.pt2"}}, "model.source"),
+        ({"model": {"name": "x", "source": "/etc/x.onnx"}}, "model.source"),
+        ({"model": {"name": "x", "source": "x.py:f"}}, "names a program"),
+        ({"model": {"name": "x", "source": "micro:path-3"}, "dataset": {"source": "folder:~/x"}}, "dataset.source"),
+        ({"model": {"name": "x", "source": "micro:path-3"}, "software": {"environment": {"LD_PRELOAD": "x.so"}}},
+         "software.environment"),
+    ],
+)  # fmt: skip
+def test_who_does_not_trust_a_manifest_refuses_it_before_anything_starts(
+    asked: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    manifest = reading.of_plain(asked).manifest
+    for agent in transports.named("all"):
+        with pytest.raises(ManifestError, match=said):
+            agent.submit(manifest, tmp_path, Options(tmp_path / "store"), silent)
+    assert not list(tmp_path.rglob("*.json"))
+    facts = agents.here(devices=False)
+    assert any(said in each for each in agents.misses(manifest, replace(facts, trusts=False)))
+    assert not any(said in each for each in agents.misses(manifest, facts))
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Protocol
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -58,6 +58,9 @@ class Facts:
     labels: Mapping[str, str] = field(default_factory=dict)
     beat_s: float | None = None
     """When it was last heard of, as `time.time` counts; None of one that lives in this process."""
+
+    trusts: bool = True
+    """Whether it runs programs and sets variables that a manifest names, and reads files outside its folder."""
 
     @property
     def alive(self) -> bool:
@@ -132,7 +135,34 @@ def version_of(package: str) -> str | None:
 
 def misses(manifest: Manifest, facts: Facts) -> list[str]:
     """Return the requirements of a manifest that an agent does not meet, each as a sentence; none if it meets all."""
-    return [*_of_hardware(manifest, facts), *_of_software(manifest, facts)]
+    refused = [] if facts.trusts else without_trust(manifest)
+    return [*_of_hardware(manifest, facts), *_of_software(manifest, facts), *refused]
+
+
+def without_trust(manifest: Manifest) -> list[str]:
+    """Return why a manifest is not carried out by who does not trust its author, each reason as a sentence.
+
+    What it names could run a program, change how one runs, or read a file that is none of its own.
+    """
+    model, (kind, _, path) = manifest.model, manifest.dataset.source.partition(":")
+    found = []
+    if model.command or model.source.partition(":")[0].endswith(".py"):
+        found.append("model: it names a program to run, which is not done for manifests of others")
+    found += [
+        f"model.{side}: it names code to run, which is not done for manifests of others"
+        for side, function in (("preprocess", model.preprocess), ("postprocess", model.postprocess))
+        if function
+    ]
+    if manifest.software.environment:
+        found.append("software.environment: variables are not set for manifests of others")
+    named = [("model.source", model.source)] if model.source.endswith((".pt2", ".onnx")) else []
+    named += [("dataset.source", path)] if kind == "folder" else []
+    return found + [f"{place}: {file!r} leads out of the folder" for place, file in named if _leads_out(file)]
+
+
+def _leads_out(path: str) -> bool:
+    plain = PurePath(path)
+    return plain.is_absolute() or ".." in plain.parts or path.startswith("~")
 
 
 def matching(manifest: Manifest, agents: Sequence[Agent]) -> tuple[list[Agent], dict[str, list[str]]]:

@@ -36,7 +36,7 @@ class Actor:
 
     def facts(self) -> dict[str, Any]:
         """Return what it is, with the time."""
-        return {**results.plain(self._agent.facts()), "beat_s": time.time()}
+        return {**results.plain(self._agent.facts()), "beat_s": time.time(), "trusts": self._trusted}
 
     def progress(self) -> tuple[str, int, int]:
         """Return what is being done."""

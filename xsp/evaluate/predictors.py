@@ -15,6 +15,7 @@ import numpy as np
 
 from xsp import models
 from xsp.errors import ManifestError, ModelError
+from xsp.evaluate import agents
 from xsp.evaluate.datasets import Takes
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.pipeline import Array
@@ -77,7 +78,7 @@ def of(manifest: Manifest, trusted: bool) -> Predictor:
     source = manifest.model.source
     if manifest.model.command or source.partition(":")[0].endswith(".py"):
         if not trusted:
-            raise ManifestError("model: it names a program to run, which is not done for manifests of others")
+            raise ManifestError(agents.without_trust(manifest)[0])
         if manifest.model.command:
             from xsp.evaluate.jsonlines import Command
 

@@ -11,7 +11,7 @@ import datetime
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,8 @@ def evaluate(
     Raises:
         ManifestError: it cannot be carried out; nothing was written.
     """
-    reasons = [*pipeline.wrong(manifest), *agents.misses(manifest, facts), *_environment(manifest)]
+    facts = replace(facts, trusts=options.trusted)
+    reasons = [*pipeline.wrong(manifest), *agents.misses(manifest, facts)] or _environment(manifest)
     if reasons:
         raise ManifestError(f"{manifest.title} cannot be evaluated by {facts.name}: " + "; ".join(reasons))
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

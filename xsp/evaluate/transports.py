@@ -59,6 +59,8 @@ class OwnProcess:
 
     def submit(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
         """Carry out a manifest in a new process."""
+        if not options.trusted and (reasons := agents.without_trust(manifest)):
+            raise ManifestError(f"{manifest.title} cannot be evaluated by {self._name}: " + "; ".join(reasons))
         threads = manifest.software.threads
         counted = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         try:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from xsp.errors import ManifestError
-from xsp.evaluate import dialects, reading, yamltext
+from xsp.evaluate import agents, dialects, reading, yamltext
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.reading import Read
 
@@ -66,19 +66,13 @@ def refused(manifest: Manifest) -> list[str]:
 def _code(manifest: Manifest) -> Iterator[str]:
     model = manifest.model
     kind, _, name = model.source.partition(":")
-    if model.command:
-        yield "model.command: it names a program to run, which is not done for manifests of others"
-    elif kind not in SOURCES or not _NAME.fullmatch(name) or name.endswith(".json"):
+    yield from agents.without_trust(manifest)
+    if not model.command and (kind not in SOURCES or not _NAME.fullmatch(name) or name.endswith(".json")):
         yield f"model.source: here it is one of {', '.join(f'{each}:NAME' for each in SOURCES)}; no file is read"
     elif any(int(each) > MOST_OF_A_MODEL for each in re.findall(r"\d+", name.partition("?")[2])):
         yield f"model.source: a number in it is above {MOST_OF_A_MODEL:,}"
-    for side, function in (("preprocess", model.preprocess), ("postprocess", model.postprocess)):
-        if function:
-            yield f"model.{side}: it names code to run, which is not done for manifests of others"
     if manifest.dataset.source not in DATA:
         yield f"dataset.source: here it is one of {', '.join(DATA)}; no file is read"
-    if manifest.software.environment:
-        yield "software.environment: variables are not set for manifests of others"
 
 
 def _size(manifest: Manifest) -> Iterator[str]:
