@@ -148,21 +148,34 @@ def test_a_part_that_is_damaged_is_named_and_the_others_are_read(tmp_path: Path,
 
 
 def test_a_part_of_another_environment_that_was_put_here_is_left_out(tmp_path: Path) -> None:
+    Timings.open(tmp_path, HERE).add([timing(spec(1))])
     Timings.open(tmp_path, OTHER).add([timing(spec(), environment=OTHER)])
-    (tmp_path / f"environment={OTHER.hash}").rename(tmp_path / f"environment={HERE.hash}")
+    (part,) = (tmp_path / f"environment={OTHER.hash}").iterdir()
+    part.rename(tmp_path / f"environment={HERE.hash}" / part.name)
     found = Timings.open(tmp_path, HERE)
-    assert list(found) == []
+    assert [each.key for each in found] == [spec(1).key]
     assert "it is of environment" in found.problems[0]
 
 
-def test_an_environment_whose_description_was_changed_is_not_believed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("harm", ["changed", "damaged", "absent"])
+def test_an_environment_whose_description_was_changed_is_not_believed(tmp_path: Path, harm: str) -> None:
     found = Timings.open(tmp_path, HERE)
     found.add([timing(spec())])
+    found.add([timing(spec(1))])
     described = tmp_path / "environments" / f"{HERE.hash}.json"
     assert list(found.environments()) == [HERE.hash]
-    described.write_text(described.read_text().replace('"one"', '"two"'))
+    whole = described.read_text()
+    described.unlink()
+    if harm != "absent":
+        described.write_text(whole.replace('"one"', '"two"') if harm == "changed" else whole[:20])
     assert found.environments() == {}
-    assert "somebody changed" in found.problems[0]
+    again = Timings.open(tmp_path, HERE)
+    assert list(again) == again.all_of(HERE.hash) == []
+    assert ("somebody changed" if harm == "changed" else "cannot be read") in again.problems[0]
+    assert again.compact() == 2
+    assert len(list((tmp_path / f"environment={HERE.hash}").iterdir())) == 2
+    again.add([timing(spec(2))])
+    assert len(Timings.open(tmp_path, HERE)) == 3  # what is written next describes the environment anew
 
 
 def test_a_file_in_place_of_the_folder_is_one_error(tmp_path: Path) -> None:

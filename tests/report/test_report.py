@@ -531,6 +531,14 @@ def test_what_is_no_modules_name_loses_its_middle():
     ]  # fmt: skip
 
 
+def test_words_that_all_names_begin_with_go_before_their_middle() -> None:
+    kinds = ["training of Sequential(2) 32×4", "training of Sequential(2) 32×64", "training of Sequential(2) 4×64"]
+    assert told_apart(kinds, 14) == ["…32×4", "…32×64", "…4×64"]
+    assert told_apart(kinds, 40) == kinds
+    assert len(set(told_apart([*kinds, "inference 2"], 14))) == 4
+    assert told_apart(kinds[:1] * 2, 14) == [shortened(kinds[0], 14)] * 2
+
+
 def test_a_narrow_table_keeps_what_it_is_sorted_by():
     rows = ", ".join(f"('{name}', 'Linear', 1, '[[1, 2]]', 0.125, 50.0)" for name in LAYERS_OF_BERT[:3])
     relation = duckdb.sql(f"SELECT * FROM (VALUES {rows}) t(name, type, calls, shape, self_ms, percent_of_layers)")

@@ -151,15 +151,9 @@ class Timings:
 
     def environments(self) -> dict[str, Environment]:
         """Return the environments that the folder has timings of, by hash; those whose description fits it."""
-        found: dict[str, Environment] = {}
-        for place in sorted(self.folder.glob("environment=*")):
-            hash_ = place.name.partition("=")[2]
-            if _HASH.fullmatch(hash_):
-                try:
-                    found[hash_] = _described(self.folder / "environments" / f"{hash_}.json", hash_)
-                except BenchError as error:
-                    self._problem(str(error))
-        return found
+        names = [place.name.partition("=")[2] for place in sorted(self.folder.glob("environment=*"))]
+        described = {hash_: self._described(hash_) for hash_ in names if _HASH.fullmatch(hash_)}
+        return {hash_: found for hash_, found in described.items() if found is not None}
 
     def all_of(self, environment: str) -> list[Timing]:
         """Return the timings of an environment by its hash."""
@@ -175,8 +169,7 @@ class Timings:
         """
         parts = self._parts(self.environment.hash)
         whole = [part for part in parts if self._rows(part) is not None]
-        if len(whole) > 1:
-            rows = self._read(self.environment.hash)
+        if len(whole) > 1 and (rows := self._read(self.environment.hash)):
             self._write(self.environment, list(rows.values()))
             for part in whole:
                 part.unlink(missing_ok=True)
@@ -255,7 +248,10 @@ class Timings:
 
     def _read(self, environment: str) -> dict[str, Timing]:
         found: dict[str, Timing] = {}
-        for part in self._parts(environment):
+        parts = self._parts(environment)
+        if parts and self._described(environment) is None:
+            return found
+        for part in parts:
             for row in self._rows(part) or ():
                 try:
                     timing = _timing(row)
@@ -267,6 +263,19 @@ class Timings:
                 known = found.get(timing.key)
                 if known is None or known.taken_ns <= timing.taken_ns:
                     found[timing.key] = timing
+        return found
+
+    def _described(self, hash_: str) -> Environment | None:
+        """Return the environment that the folder describes; None, and a problem, if the description is not its own."""
+        path = self.folder / "environments" / f"{hash_}.json"
+        try:
+            found = _environment(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            self._problem(f"{path}: the description of an environment cannot be read ({error})")
+            return None
+        if found.hash != hash_:
+            self._problem(f"{path}: somebody changed this description: it is not what its name is the hash of")
+            return None
         return found
 
     def _rows(self, part: Path) -> Sequence[Sequence[Any]] | None:
@@ -286,7 +295,7 @@ class Timings:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             described.parent.mkdir(exist_ok=True)
-            if not described.exists():
+            if not described.exists() or self._described(environment.hash) is None:
                 with atomic.written(described) as beside:
                     beside.write_text(json.dumps(_plain(environment), indent=2, sort_keys=True), encoding="ascii")
         except OSError as error:
@@ -357,13 +366,3 @@ def _environment(found: Mapping[str, Any]) -> Environment:
     if found.get(MARK) != VERSION:
         raise ValueError("no description of an environment, or one of a newer xsp")
     return Environment(dict(found["equal"]), dict(found["noted"]))
-
-
-def _described(path: Path, hash_: str) -> Environment:
-    try:
-        found = _environment(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise BenchError(f"{path}: the description of an environment cannot be read ({error})") from error
-    if found.hash != hash_:
-        raise BenchError(f"{path}: somebody changed this description: it is not what its name is the hash of")
-    return found

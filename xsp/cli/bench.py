@@ -258,11 +258,14 @@ def _check(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple
 
 
 def _compact(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
+    from xsp.bench import text
+
     parts = timings.compact()
-    return f"{len(timings):,} timings of this machine are one file; they were {parts}", {
-        "timings": len(timings),
-        "parts": parts,
-    }
+    said = f"{len(timings):,} timings of this machine are one file; they were {parts}"
+    if parts and not timings:
+        said = f"the {parts} files of this machine stay as they are: none of their timings counts"
+    content = {"timings": len(timings), "parts": parts, "problems": list(timings.problems)}
+    return "\n".join([said, *text.problems(timings)]), content
 
 
 def _export(given: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:

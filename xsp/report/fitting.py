@@ -6,6 +6,7 @@ different. If that is not enough, columns are left out, the last ones first, and
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -43,14 +44,29 @@ def told_apart(names: Sequence[str], width: int) -> list[str]:
 
     Parts of the name of a module are removed from the left if no other part occurs at their place after the same
     prefix. If that is not enough, the remaining words are cut to their first letter, numbers never; and if that is not
-    enough either, the middle is removed.
+    enough either, the middle is removed. Of other names the words that all begin with go first, then the middle.
     """
     follow: dict[tuple[str, ...], set[str | None]] = defaultdict(set)
     paths = [tuple(name.split(".")) for name in names if _PATH.fullmatch(name)]
     for path in paths:
         for place, part in enumerate((*path, None)):
             follow[path[:place]].add(part)
-    return [_path_in(name, width, follow) if _PATH.fullmatch(name) else shortened(name, width) for name in names]
+    lead = _shared_lead([name for name in names if not _PATH.fullmatch(name)])
+    return [_path_in(name, width, follow) if _PATH.fullmatch(name) else _words_in(name, width, lead) for name in names]
+
+
+def _shared_lead(names: Sequence[str]) -> str:
+    """Return the words that all names begin with, if there are several names."""
+    if len(set(names)) < 2:
+        return ""
+    pairs = zip(min(names), max(names), strict=False)  # whatever these two begin with, those between them do
+    lead = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return lead[: lead.rfind(" ") + 1]
+
+
+def _words_in(name: str, width: int, lead: str) -> str:
+    """Return a name without the words that all begin with, and without its middle, if it must be."""
+    return shortened(name if cell_len(name) <= width else f"…{name[len(lead) :]}" if lead else name, width)
 
 
 def _path_in(name: str, width: int, follow: Mapping[tuple[str, ...], Collection[str | None]]) -> str:
