@@ -74,6 +74,7 @@ WHY = {
     "six": "jaeger-client needs it and does not say so",
     "uvicorn": "serves those pages, and the service to test with",
     "mlcommons-loadgen": "MLPerf's load generator, to hold ours against",
+    "ray": "agents on several machines",
     "pyspark": "the same analyses on a cluster",
     "sqlglot": "writes DuckDB's SQL as Spark's",
 }

@@ -104,7 +104,7 @@ def test_timings_are_carried_by_a_file(copy: Path, capsys: pytest.CaptureFixture
     assert as_json(capsys, copy / "t", "--export", file) == {"exported": 5}
     assert as_json(capsys, copy / "other", "--import", file)["imported"] == 5
     assert bench(capsys, copy / "other", "--list").count("(here)") == 1
-    assert as_json(capsys, copy / "other", "--compact") == {"timings": 5, "parts": 1}
+    assert as_json(capsys, copy / "other", "--compact") == {"timings": 5, "parts": 1, "problems": []}
     assert "was" not in refused(capsys, "--import", f"{copy}/net.py", "--timings", str(copy / "other"))
 
 
