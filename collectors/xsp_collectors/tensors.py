@@ -88,15 +88,14 @@ def first_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Size | N
 
 
 def describe(tensors: Sketch) -> Inputs:
-    """Return shapes (as JSON), element type and batch of a call's tensors.
+    """Return shapes (as JSON), element type and first dimension of a call's tensors.
 
-    The type is that of the first tensor, the batch the first dimension of the first tensor that has several: one of a
-    single dimension may be one sample.
+    The type is that of the first tensor, the batch the first dimension of the first tensor that has one.
     """
     if not tensors:
         return NO_INPUTS
     shapes = [list(shape) for shape, _ in tensors]
-    batch = next((shape[0] for shape in shapes if len(shape) > 1), None)
+    batch = next((shape[0] for shape in shapes if shape), None)
     return Inputs(str(shapes), str(tensors[0][1]).removeprefix("torch."), batch)
 
 

@@ -91,7 +91,7 @@ def test_a_program_that_does_something_else_in_each_step_has_one_more_kind_for_a
         ([call(1, 16, 3), call(1, 16, 3), BEGIN, END, *stepped()], Batch(16, "guess")),  # siamese
         ([call(1, 16, 3), call(2, 64, 3, type=Critic), BEGIN, END, *stepped()], Batch(64, "guess")),
         ([stepped()[0], *[call(1, 64, 3), BEGIN, END] * 4, stepped()[1]], Batch(64, "guess")),  # a closure, four times
-        ([call(1, 4)], Batch(None, None)),  # one sample of four numbers, or four ids
+        ([call(1, 4)], Batch(4, "guess")),  # one sample of four numbers, or four ids
         ([(Kind.FORWARD, 1, Net, True, None)], Batch(None, None)),
         ([], Batch(None, None)),
     ],

@@ -124,15 +124,13 @@ def _mixed(trace: Trace) -> Iterator[Finding]:
 
 def _guessed(trace: Trace) -> Iterator[Finding]:
     kind = next((each for each in trace.run.kinds if each.kind == trace.kind), None)
-    if kind is not None and kind.batch_size is None and any(each.get("shape") for each in kind.calls):
-        text = (
-            "an input of one dimension may be one sample or many, so samples per second are unknown: "
-            "say --batch-size N, batch_size=N or prof.step(batch_size=N)"
-        )
-        yield Finding(Severity.NOTE, "samples", text)
     if kind is not None and kind.get("batch_source") == "guess":
+        shapes = [each["shape"] for each in kind.calls if each.get("shape")]
+        flat = (
+            ", whose inputs have one dimension and may be one sample" if all(len(each) == 1 for each in shapes) else ""
+        )
         text = (
-            f"samples of a step are guessed from its calls ({kind['batch_size']}): "
+            f"samples of a step are guessed from its calls ({kind['batch_size']}){flat}: "
             "say --batch-size N, batch_size=N or prof.step(batch_size=N)"
         )
         yield Finding(Severity.WARNING, "samples", text, "B")

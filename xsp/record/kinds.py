@@ -183,8 +183,7 @@ def batch_of(tokens: Sequence[Token]) -> Batch:
     Between two backward passes the largest first dimension counts: what several modules, or one of them several times
     (siamese networks), make of one batch is one batch. So does it inside an optimizer's step, whose closure may compute
     the same batch several times. That is sure where there is one call; of several it is a guess. An input of one
-    dimension is one sample without a batch, as in reinforcement learning, or a batch of ids: a step that has no other
-    has an unknown number of samples.
+    dimension may be one sample without a batch, as in reinforcement learning, or a batch of ids: that is a guess too.
     """
     parts: list[int] = [0]
     inside = False
@@ -197,9 +196,9 @@ def batch_of(tokens: Sequence[Token]) -> Batch:
         elif token.kind is Kind.BACKWARD and not inside:
             parts.append(0)
     total = sum(parts)
-    if not total or all(len(token.shape or ()) == 1 for token in calls):
+    if not total:
         return Batch(None, None)
-    return Batch(total, "input" if len(calls) == 1 else "guess")
+    return Batch(total, "input" if len(calls) == 1 and len(calls[0].shape or ()) > 1 else "guess")
 
 
 def _without_recomputed(tokens: Sequence[Token]) -> list[Token]:
