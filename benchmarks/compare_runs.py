@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     made = turns.parser(__doc__, rounds=12)
     made.add_argument("--sizes", nargs="+", choices=SIZES, help="of the program (default: small, quick: small)")
-    made.add_argument("--turns", type=int, default=evidence.USUAL, help="at most, of a course (default: 15)")
+    made.add_argument("--turns", type=int, default=evidence.USUAL, help="at most, of a course (default: 20)")
     made.add_argument("--out", type=Path, metavar="FILE", help="add the rounds to those in FILE")
     made.add_argument("--seconds", type=float, metavar="S", help="begin no round that may end later (needs --out)")
     made.add_argument("--courses", type=int, default=40, help="pairs of programs that are compared (default: 40)")

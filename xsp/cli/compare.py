@@ -9,9 +9,9 @@ only if repeats show it; "no evidence of change" is a possible result, given wit
 been found.
 
 examples:
-  xsp compare --turns 15 'python before.py' 'python after.py --fast'
-  xsp compare --turns 15 torchvision:resnet18 torchvision:resnet34
-  xsp compare --turns 15 --revisions main HEAD 'python train.py'
+  xsp compare --turns 20 'python before.py' 'python after.py --fast'
+  xsp compare --turns 20 torchvision:resnet18 torchvision:resnet34
+  xsp compare --turns 20 --revisions main HEAD 'python train.py'
   xsp compare --turns 20 'python a.py' 'python b.py' --fail-if-slower 5%
   xsp compare a1 a2 a3 --with b1 b2 b3          runs before, and runs after
   xsp compare runs/before runs/after            one run per side
@@ -148,7 +148,7 @@ def _refuse_what_does_not_go_together(given: argparse.Namespace) -> None:
             "--revisions takes one command, which runs in both: --revisions main HEAD 'python train.py'"
             if given.revisions
             else f"--turns takes two commands, each in quotes, and {len(given.before)} are given: "
-            "--turns 15 'python before.py' 'python after.py'"
+            "--turns 20 'python before.py' 'python after.py'"
         )
 
 
