@@ -35,7 +35,10 @@ def pytest_configure() -> None:
 
     Interrupts are taken as in a terminal: what a shell starts in the background ignores them, and so would all that the
     tests start and interrupt.
+
+    What other processes found out about models and software stays out: tests change the code that it is of.
     """
+    os.environ.setdefault("XSP_CACHE", "")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.suppress(OSError):

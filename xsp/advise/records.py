@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from xsp import atomic
+from xsp import atomic, cached
 from xsp.advise.experiment import TRIED, Tried
 from xsp.errors import OutputError
 from xsp.run import Machine
@@ -31,8 +31,8 @@ NEEDED = ("cpu", "cores")
 
 def default_folder() -> Path:
     """Return where trials are kept unless told otherwise."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get(VARIABLE) or f"{cache}/xsp/trials").expanduser()
+    named = os.environ.get(VARIABLE)
+    return Path(named).expanduser() if named else cached.user_folder() / "trials"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ Circumstance, such as the load of the machine, is noted and may differ.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from xsp import cached
 from xsp.device import machine
 
 VARIABLES = re.compile(
@@ -30,6 +32,9 @@ NOT_OF_KERNELS = re.compile(r"\w*(NUM_THREADS|VERBOSE\w*|_LOG\w*|DISPLAY\w*)")
 """Those among them that do not: threads are part of a spec."""
 
 FLAGS = ("avx", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_tile", "fma", "asimd", "sve", "bf16")
+KIND = "environment"
+"""Of entries in the cache."""
+
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
@@ -60,7 +65,7 @@ class Environment:
 
 @lru_cache(maxsize=1)
 def here() -> Environment:
-    """Return the environment of this process; torch is loaded if it is installed."""
+    """Return the environment of this process; PyTorch is loaded if it is installed and nothing is kept of it."""
     equal = {
         "cpu": machine.cpu_model(),
         "machine": os.uname().machine,
@@ -134,6 +139,19 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _torch() -> dict[str, Any]:
+    """Return versions of PyTorch and its libraries, and the devices; what is kept of the same software, if anything."""
+    software = None if cached.has_devices() else cached.software()
+    with contextlib.suppress(ValueError):
+        found = json.loads(cached.read(KIND, software) or "null")
+        if isinstance(found, dict) and found.get("torch"):
+            return found
+    found = _of_torch()
+    if found["torch"] is not None:
+        cached.keep(KIND, software, json.dumps(found))
+    return found
+
+
+def _of_torch() -> dict[str, Any]:
     try:
         import torch
     except ImportError:

@@ -23,7 +23,7 @@ from typing import Any
 
 import duckdb
 
-from xsp import atomic, table
+from xsp import atomic, cached, table
 from xsp.bench.environment import Environment, here
 from xsp.bench.spec import CacheState, Spec, Status, Timing, spec_of, untimed
 from xsp.errors import BenchError, OutputError
@@ -53,8 +53,7 @@ _HASH = re.compile(r"[0-9a-f]{16}")
 def default_folder() -> Path:
     """Return where timings lie unless told otherwise: what `XSP_TIMINGS` names, or a folder in the user's cache."""
     named = os.environ.get(VARIABLE)
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(named or f"{cache}/xsp/timings").expanduser()
+    return Path(named).expanduser() if named else cached.user_folder() / "timings"
 
 
 class Timings:

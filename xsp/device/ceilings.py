@@ -18,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from xsp import atomic
+from xsp import atomic, cached
 from xsp.clock import monotonic_ns
 from xsp.errors import AnalysisError, UsageError
 from xsp.run import Run
@@ -192,8 +192,7 @@ def _measured(content: Any) -> Ceiling:
 
 def kept_at() -> Path:
     """Return the file in the user's cache that holds what was measured of this machine."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "xsp" / "ceilings.json"
+    return cached.user_folder() / "ceilings.json"
 
 
 def keep(found: Mapping[str, Ceiling]) -> Path | None:

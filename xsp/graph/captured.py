@@ -14,20 +14,30 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xsp import causal, models
+from xsp import cached, causal, models
 from xsp.errors import GraphError, ModelError
+from xsp.graph import files
 from xsp.graph.node import Graph, Problem, Role, Source
 
 if TYPE_CHECKING:
     from xsp.models import Built, Settings
 
 RUNGS = ("built on meta", "moved to meta", "on the CPU")
+
+KIND = "graph"
+"""Of entries in the cache."""
+
+LIBRARIES = {
+    "torchvision": ("torchvision",), "timm": ("timm", "torchvision"), "transformers": ("transformers",), "micro": ()
+}  # fmt: skip
+"""Sources of models that are kept, and the packages that define them."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,9 @@ class _Step:
 
 
 def named(spec: str, settings: Settings) -> Graph:
-    """Capture a step of a model by name.
+    """Capture a step of a model by name, or return what was captured of it with the same software.
+
+    A model of a library is kept (see `xsp.cached`), so that another process has its graph without PyTorch.
 
     Args:
         spec: as `xsp.models` reads it.
@@ -49,7 +61,34 @@ def named(spec: str, settings: Settings) -> Graph:
         ModelError: there is no such model, or its library is missing.
         GraphError: no rung of the ladder worked; the message says why each did not.
     """
+    conditions = _conditions(spec, settings)
+    held = cached.read(KIND, conditions)
+    if held is not None:
+        with contextlib.suppress(LookupError, ValueError, TypeError, AttributeError, RecursionError):
+            return files.from_plain(json.loads(held))
+    graph = _captured(spec, settings)
+    if conditions is not None:
+        cached.keep(KIND, conditions, json.dumps(files.to_plain(graph), separators=(",", ":")))
+    return graph
 
+
+def _conditions(spec: str, settings: Settings) -> dict[str, Any] | None:
+    """Return all that the graph of a model depends on; None where that cannot be told, as of a user's function."""
+    library, _, name = spec.partition(":")
+    if library not in LIBRARIES:
+        return None
+    software = cached.software(*LIBRARIES[library])
+    if software is None:
+        return None
+    configuration = Path(name.partition("?")[0])
+    try:
+        held = configuration.read_bytes().hex() if configuration.is_file() else None
+    except OSError:
+        return None
+    return {"spec": spec, "file": held, "settings": asdict(settings), "software": software}
+
+
+def _captured(spec: str, settings: Settings) -> Graph:
     built_on_meta = False
 
     def on_meta() -> _Step:
