@@ -12,6 +12,7 @@ import pytest
 
 import xsp
 from xsp import analyses
+from xsp.cli import main
 from xsp.health import health
 from xsp.schema import Level
 from xsp.store.trace import Trace
@@ -287,3 +288,22 @@ def test_what_a_library_launches_outside_of_operators_stands_under_its_call() ->
     )
     rows = analyses.operators(trace).select("name, calls, device_ms, host_ms").fetchall()
     assert rows == [("c10d::allreduce_", 1, 0.1, 0.08), ("nccl:broadcast", 1, 0.05, None)]
+
+
+def test_a_narrow_terminal_tells_operators_of_one_name_apart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """`key_averages()` shows shapes; of a training step phases belong to it, since both passes have the same names."""
+    step = of_attention()
+    with xsp.profile("gpt", out=tmp_path / "gpt", samples=False) as profile:
+        for _ in range(10):
+            with profile.step():
+                step()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        assert main(["analyze", str(tmp_path / "gpt"), "ops", "--where", "name = 'aten::mm'"]) == 0
+    printed = capsys.readouterr().out
+    heading, left = printed.split("\n ──")[0], printed.split("columns that do not fit")[-1]
+    assert all(word in heading for word in ("name", "phase", "calls", "self", "shapes"))
+    assert not any(word in left for word in ("phase", "calls", "self", "shapes"))
+    rows = [line for line in printed.splitlines() if line.startswith(" aten::mm ")]
+    assert rows and all("backward" in row and "[[" in row for row in rows), printed
+    assert max(map(len, printed.splitlines())) <= 80

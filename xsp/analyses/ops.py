@@ -89,7 +89,9 @@ _SHARE_OF_DEVICE = share("device_ns", "sum(device_ns) OVER (PARTITION BY device)
 _SHARE_OF_HOST = share("self_ns", "sum(self_ns) OVER (PARTITION BY device)")
 _DEVICE = f"device_ns / 1e6 AS device_ms, {_SHARE_OF_DEVICE} AS percent_of_device_time"
 _NO_DEVICE = "NULL::DOUBLE AS device_ms, NULL::DOUBLE AS percent_of_device_time"
-_HOST = f"self_ns / 1e6 AS host_self_ms, {_SHARE_OF_HOST} AS percent_of_host_time"
+_SELF = "self_ns / 1e6 AS host_self_ms"
+_SHARE = f"{_SHARE_OF_HOST} AS percent_of_host_time"
+_HOST = f"{_SELF}, {_SHARE}"
 _RATES = f"""
     tflop_per_s,
     coalesce({share("gflop_per_s", _ROOF)}, CASE WHEN tflop_per_s IS NULL
@@ -99,7 +101,8 @@ _OF_RATES = f"""
     tb_per_s, flop_per_byte, {memory_bound("flop_per_byte", "ideal")} AS memory_bound, precision,
     least_tflop_per_s, most_tflop_per_s, least_tb_per_s, most_tb_per_s
 """
-"""Columns; those that matter most come first, since the last ones go where there is no room."""
+"""Columns; those that matter most come first, since the last ones go where there is no room. On a host those are what
+tells one row from another, since the same few names occur in all phases and with many shapes."""
 
 
 @analysis("ops", "Operators by GPU time, else by host time", Level.OP)
@@ -129,7 +132,11 @@ def operators(trace: Trace) -> Table:
     selftimes.make(trace)
     on_device = trace.has(Level.KERNEL)
     spent = _on_device(devices(trace) > 1) if on_device else _ON_HOST
-    first, last = (_DEVICE, _HOST) if on_device else (_HOST, _NO_DEVICE)
+    columns = (
+        f"calls, {_DEVICE}, {_RATES}, input_shapes AS shapes, dtype, kernels, {_OF_RATES}, copies, phase, {_HOST}"
+        if on_device
+        else f"phase, calls, {_SELF}, input_shapes AS shapes, {_SHARE}, dtype, {_RATES}, kernels, {_OF_RATES}, copies, {_NO_DEVICE}"
+    )
     return trace.sql(
         f"""
         WITH {prepared(trace)}, {spent},
@@ -167,8 +174,7 @@ def operators(trace: Trace) -> Table:
                    sum(self_ns) AS self_ns, sum(ns) AS ns, sum(flops)::BIGINT AS flops
             FROM each_call GROUP BY device, name, input_shapes, dtype, phase
         )
-        SELECT name, device, calls, {first}, {_RATES}, input_shapes AS shapes, dtype, kernels, {_OF_RATES}, copies,
-               phase, {last}, ns / 1e6 AS host_ms, flops, longest_kernel
+        SELECT name, device, {columns}, ns / 1e6 AS host_ms, flops, longest_kernel
         FROM grouped LEFT JOIN roofs USING (precision)
         ORDER BY device NULLS FIRST, device_ms DESC NULLS LAST, host_self_ms DESC NULLS LAST, name, shapes, dtype, phase
         """

@@ -102,7 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             hint = nearest(typed[0], names()) or "; `xsp --help` lists them"
             raise UsageError(f"there is no command {typed[0]!r}{hint}")
-        options = parser.parse_args(words)
+        options, unknown = parser.parse_known_args(words)
+        if unknown:
+            command = "" if typed[0].startswith("-") else f" {words[0]}"
+            raise UsageError(f"unrecognized arguments: {' '.join(unknown)}; see `xsp{command} --help`")
         options.typed = list(typed)
         return int(options.command.run(options))
     except XspError as error:
