@@ -290,7 +290,7 @@ def test_what_a_library_launches_outside_of_operators_stands_under_its_call() ->
     assert rows == [("c10d::allreduce_", 1, 0.1, 0.08), ("nccl:broadcast", 1, 0.05, None)]
 
 
-def test_a_narrow_terminal_tells_operators_of_one_name_apart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_narrow_terminal_tells_operators_apart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """`key_averages()` shows shapes; of a training step phases belong to it, since both passes have the same names."""
     step = of_attention()
     with xsp.profile("gpt", out=tmp_path / "gpt", samples=False) as profile:
@@ -305,5 +305,6 @@ def test_a_narrow_terminal_tells_operators_of_one_name_apart(capsys: pytest.Capt
     assert all(word in heading for word in ("name", "phase", "calls", "self", "shapes"))
     assert not any(word in left for word in ("phase", "calls", "self", "shapes"))
     rows = [line for line in printed.splitlines() if line.startswith(" aten::mm ")]
-    assert rows and all("backward" in row and "[[" in row for row in rows), printed
+    assert rows, printed
+    assert all("backward" in row and "[[" in row for row in rows), printed
     assert max(map(len, printed.splitlines())) <= 80

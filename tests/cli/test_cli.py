@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -199,3 +200,10 @@ def test_a_wrong_option_is_one_line(capsys):
         main(["analyze", "run", "--format", "xml"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.splitlines()[0].startswith("xsp: error: argument --format")
+
+
+def test_an_unknown_option_names_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for typed, prog in [(["bench", "torchvision:resnet18", "--devise", "cpu"], "xsp bench"), (["--devise"], "xsp")]:
+        with pytest.raises(SystemExit) if prog == "xsp" else contextlib.nullcontext():
+            assert main(typed) == 2
+        assert f"see `{prog} --help`" in capsys.readouterr().err

@@ -132,11 +132,10 @@ def operators(trace: Trace) -> Table:
     selftimes.make(trace)
     on_device = trace.has(Level.KERNEL)
     spent = _on_device(devices(trace) > 1) if on_device else _ON_HOST
-    columns = (
-        f"calls, {_DEVICE}, {_RATES}, input_shapes AS shapes, dtype, kernels, {_OF_RATES}, copies, phase, {_HOST}"
-        if on_device
-        else f"phase, calls, {_SELF}, input_shapes AS shapes, {_SHARE}, dtype, {_RATES}, kernels, {_OF_RATES}, copies, {_NO_DEVICE}"
-    )
+    counted = f"kernels, {_OF_RATES}, copies"
+    columns = f"phase, calls, {_SELF}, input_shapes AS shapes, {_SHARE}, dtype, {_RATES}, {counted}, {_NO_DEVICE}"
+    if on_device:
+        columns = f"calls, {_DEVICE}, {_RATES}, input_shapes AS shapes, dtype, {counted}, phase, {_HOST}"
     return trace.sql(
         f"""
         WITH {prepared(trace)}, {spent},

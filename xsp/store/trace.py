@@ -77,6 +77,11 @@ class Trace:
             if not table.holds(con, name):
                 table.create(con, name, columns)
 
+    def __repr__(self) -> str:
+        """Return what a notebook shows: the name, how many spans of how many steps, and the directory or file."""
+        spans, steps = self.con.execute("SELECT count(*), count(DISTINCT trace_id) FROM spans").fetchall()[0]
+        return f"<Trace {self.name!r}: {spans:,} spans of {steps:,} steps{f' in {self.path}' if self.path else ''}>"
+
     @property
     def spans(self) -> duckdb.DuckDBPyRelation:
         """Every span of every recorded step, as a relation: `.df()`, `.pl()`, `.show()`, `.filter()`."""
