@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
-    {"atomic", "errors", "identity", "processes", "schema", "scrub", "summary", "version"},
+    {"atomic", "errors", "identity", "processes", "schema", "scrub", "subjects", "summary", "version"},
     {"cached", "clock", "collector", "cost", "levels", "run", "transport"},
     {"causal", "device", "micromodels", "modelinputs", "plugins", "rundir", "semconv", "table", "xsp_collectors"},
     {"importers", "samples", "sections"},
@@ -35,7 +35,7 @@ PLACE = {name: place for place, names in enumerate(LAYERS) for name in names}
 TABLE_OF_CONTENTS = "__init__"
 """`xsp/__init__.py` shows what stands in other modules, so it may import all of them."""
 
-FOR_COLLECTORS = {"clock", "collector", "cost", "errors", "plugins", "schema", "scrub", "testing"}
+FOR_COLLECTORS = {"clock", "collector", "cost", "errors", "plugins", "schema", "scrub", "subjects", "testing"}
 """What of xsp may enter the measured process with a collector."""
 
 MOST_LINES = 470

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from xsp.errors import UsageError
 from xsp.schema import Kind, Level, Span
+from xsp.subjects import Subjects
 
 
 class Signal(enum.Enum):
@@ -61,8 +62,8 @@ class Token(NamedTuple):
 
     kind: Kind
     subject: int
-    """`same_as` of the module, the `id` of the optimizer, which may be gone; 0 where an optimizer's step or a backward
-    pass begins, 1 where a backward pass ends."""
+    """Number of the module or the optimizer, see `xsp.subjects`; 0 where an optimizer's step or a backward pass begins,
+    1 where a backward pass ends."""
     type: type | None = None
     """Its class."""
     trains: bool = False
@@ -85,15 +86,19 @@ class Outline(deque[tuple[Any, ...]]):
         """The words of the steps in the current stretch, see `xsp.record.quiet`; None outside of stretches. A hushed
         collector signals `UNUSUAL` before it notes another word."""
 
+        self.subjects = Subjects()
+        self.numbers = self.subjects.numbers
+        """Of modules and optimizers that were met, by their `id`; `meet` gives one to others."""
 
-def same_as(module: object) -> int:
-    """Return what tells a module from the others that steps call: its `id`.
+    def meet(self, subject: object, trains: bool = True) -> int:
+        """Return the number of a module or an optimizer that is not in `numbers`.
 
-    A module without parameters and modules of its own, such as a loss, is told by its class alone: many programs make a
-    new one for each step, and the step is none of another kind for it.
-    """
-    holds = getattr(module, "_modules", None) or getattr(module, "_parameters", None)
-    return id(module) if holds else id(type(module))
+        Args:
+            subject: which.
+            trains: it is an optimizer, or called in training mode with gradients on.
+        """
+        # between steps there are words of the last one
+        return self.subjects.meet(subject, trains, self if self.thread is not None else deque())
 
 
 def ignore(signal: Signal, subject: object) -> None:

@@ -24,8 +24,9 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from xsp import scrub
 from xsp.clock import monotonic_ns
-from xsp.collector import Collector, Outline, Probe, Signal, ignore, same_as
+from xsp.collector import Collector, Outline, Probe, Signal, ignore
 from xsp.schema import GIVEN, OUTPUTS, PARAMETERS, RETURNED, ROOT, Kind, Level, Span
+from xsp.subjects import holds_nothing
 from xsp_collectors import language
 from xsp_collectors.tensors import Numbers, Sketch, describe, first_shape, sketch, sketch_of, tensor_bytes
 
@@ -159,9 +160,10 @@ class ModuleCalls(Collector):
         self._calls[: len(calls)] = [value for call in kept for value in call]
 
     def _spans_of(self, calls: Sequence[_Call]) -> Iterator[Span]:
+        subjects = self.outline.subjects if self.outline is not None else None
         for call in calls:
             if call.depth == 0:
-                self._catalog.add(call.module)
+                self._catalog.add(call.module, subjects.of(call.module) if subjects is not None else None)
         for call in calls:
             if call.depth == 0:
                 yield self._forward(call)
@@ -270,7 +272,8 @@ def _wrap(
         outline = collector.outline
         if outline is not None and (owner := outline.thread) in (None, thread):
             trains = module.training and grad_enabled()
-            word = (_FORWARD, same_as(module), type(module), trains, first_shape(args, kwargs))
+            number = outline.numbers.get(id(module)) or outline.meet(module, trains)
+            word = (_FORWARD, number, type(module), trains, first_shape(args, kwargs))
             if mode <= _ENDS and outline.usual is not None and word not in outline.usual:
                 collector.notify(Signal.UNUSUAL, module)  # which ends the stretch, and sets another mode
             outline.append(word)
@@ -360,11 +363,24 @@ class _Catalog:
         """Of modules in trees whose outermost call has not been seen, and may yet be."""
 
         self._roots: dict[str, weakref.ref[nn.Module]] = {}
+        self._labels: dict[int, str | None] = {}
+        """Of outermost modules, by their number in `xsp.subjects`."""
 
-    def add(self, root: nn.Module) -> None:
-        """Learn the names of all modules in `root` that have none yet."""
+    def add(self, root: nn.Module, number: int | None = None) -> None:
+        """Learn the names of all modules in `root` that have none yet.
+
+        Args:
+            root: an outermost module.
+            number: shared by those that replace each other; None if that is not known.
+        """
         if self._known(root) is None:
-            label = self._label(root) if same_as(root) == id(root) else None
+            label = None
+            if number is not None and number in self._labels:
+                label = self._labels[number]
+            elif not holds_nothing(root):
+                label = self._label(root)
+            if number is not None:
+                self._labels[number] = label
             for name, module in root.named_modules():
                 if self._known(module) is None:
                     self._entries[id(module)] = _entry(module, name, label)

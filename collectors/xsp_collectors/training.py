@@ -201,15 +201,20 @@ class TrainingCalls(Collector):
         outline.append(noted)
         return True
 
+    def _word(self, optimizer: Optimizer) -> tuple[Any, ...]:
+        outline = self.outline
+        number = 0 if outline is None else outline.numbers.get(id(optimizer)) or outline.meet(optimizer)
+        return _OPTIMIZER, number, type(optimizer)
+
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._lets_pass((_OPTIMIZER, id(optimizer), type(optimizer)), _OPTIMIZER_BEGINS):
+        if self._lets_pass(self._word(optimizer), _OPTIMIZER_BEGINS):
             return
         self.notify(Signal.OPTIMIZER_BEGIN, optimizer)  # which may open a step, so first
         self._note(_OPTIMIZER_BEGINS)
         self._running[id(optimizer)] = (self._here.id, monotonic_ns())
 
     def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
-        self._note((_OPTIMIZER, id(optimizer), type(optimizer)))
+        self._note(self._word(optimizer))
         if self._hushed:
             if self._but is Signal.OPTIMIZER_END:
                 self.notify(Signal.OPTIMIZER_END, optimizer)

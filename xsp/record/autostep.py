@@ -16,9 +16,10 @@ import threading
 import weakref
 from typing import Any
 
-from xsp.collector import Signal, same_as
+from xsp.collector import Signal
 from xsp.record.session import profile
 from xsp.record.steps import Step
+from xsp.subjects import Subjects
 
 
 class StepRule(enum.Enum):
@@ -66,7 +67,8 @@ class AutoStep:
         self._gave_up = False
         self._quiet = session.quiet
         self._proof = Proof()
-        self._order = Order()
+        self._subjects = session.subjects
+        self._order = Order(self._subjects)
 
     def __call__(self, signal: Signal, subject: object) -> None:
         """Take a boundary of the program; those of other threads than the step's own are ignored."""
@@ -98,7 +100,7 @@ class AutoStep:
             self._trains = trains or (self._rule is StepRule.AUTO and self._order.leads(module))
             self._open(by_call=True)
         self._order.called(module, trains)
-        self._called = same_as(module)
+        self._called = self._subjects.of(module)
 
     def _gives_up(self, module: object, trains: bool) -> bool:
         """Return whether the open step turns out to be none of training, or one whose end was missed."""
@@ -178,7 +180,7 @@ class Proof:
         self._graphs: dict[int, list[weakref.ref[Any]]] = {}
 
     def called(self, module: int, result: object) -> None:
-        """Watch the graph of the result of a call of a module, which is known by its `id`."""
+        """Watch the graph of the result of a call of a module, which is known by its number."""
         if self._backwards:
             return
         self._calls += 1
@@ -226,9 +228,10 @@ def _graph(value: Any, nesting: int = 3) -> Any:
 
 
 class Order:
-    """What a program does in which order, as far as steps depend on it; modules and optimizers by their `id`."""
+    """What a program does in which order, as far as steps depend on it; modules and optimizers by their number."""
 
-    def __init__(self) -> None:
+    def __init__(self, subjects: Subjects) -> None:
+        self._number = subjects.of
         self._awaited: int | None = None
         self._follower: dict[int, int | None] = {}
         self._last_optimizer: int | None = None
@@ -243,7 +246,7 @@ class Order:
         if self._has_trained:
             return
         if not trains:
-            self._before.append(same_as(module))
+            self._before.append(self._number(module))
             return
         self._has_trained = True
         if self._before == self._before_last and len(self._before) <= LONGEST_PREFIX:
@@ -252,11 +255,11 @@ class Order:
 
     def leads(self, module: object) -> bool:
         """Return whether a call without gradients begins what came before the training calls the last times."""
-        return not self._before and self._prefix[:1] == [same_as(module)]
+        return not self._before and self._prefix[:1] == [self._number(module)]
 
     def misleads(self, module: object) -> bool:
         """Return whether a call without gradients, in a step that such a call began, shows that it began none."""
-        if self._has_trained or self._prefix[: len(self._before) + 1] == [*self._before, same_as(module)]:
+        if self._has_trained or self._prefix[: len(self._before) + 1] == [*self._before, self._number(module)]:
             return False
         self._prefix, self._before_last = [], []
         return True
@@ -275,7 +278,7 @@ class Order:
 
     def stepped(self, optimizer: object) -> bool:
         """Take in an optimizer's step, and return whether it ends the training step."""
-        this, before = id(optimizer), self._last_optimizer
+        this, before = self._number(optimizer), self._last_optimizer
         if before is not None and before != this:
             self._follower.setdefault(before, this)
         self._last_optimizer = this

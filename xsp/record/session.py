@@ -25,6 +25,7 @@ from xsp.record.settings import Settings
 from xsp.record.steps import UNCLOSED, Marks, Step, Steps
 from xsp.record.terminal import say
 from xsp.schema import Level
+from xsp.subjects import Subjects
 
 if TYPE_CHECKING:
     from xsp.record.writer import Writer
@@ -321,6 +322,11 @@ class profile:
             by_call: it begins with the call of a module whose beginning was just signalled.
         """
         return Step(self._steps, None, by_call)
+
+    @property
+    def subjects(self) -> Subjects:
+        """Numbers of the modules and optimizers that the program's steps call."""
+        return self._steps.outline.subjects
 
     @property
     def quiet(self) -> Quiet:

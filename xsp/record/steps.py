@@ -258,7 +258,7 @@ class Step:
         try:
             if steps.quiet.has_begun:
                 steps.quiet.end(entered)
-            self.number = steps.seen
+            self.number = steps.outline.subjects.step = steps.seen
             steps.seen += 1
             if steps.left_ns >= 0:
                 self.since_ns = steps.left_ns - steps.after_ns

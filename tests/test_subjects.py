@@ -1,0 +1,196 @@
+"""Modules and optimizers that replace each other are one to the kinds of steps; those that work together are not."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xsp
+from xsp.collector import Outline
+from xsp.record.autostep import AutoStep
+from xsp.subjects import REPLACED
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+
+def net(width: int = 4) -> Any:
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 4))
+
+
+def trained(model: Any, optimizer: Any, times: int = 1, *others: Any) -> None:
+    for _ in range(times):
+        optimizer.zero_grad()
+        out = model(torch.ones(2, 4))
+        for other in others:
+            out = out + other(torch.ones(2, 4))
+        out.sum().backward()
+        optimizer.step()
+
+
+def sgd(*models: Any) -> Any:
+    return torch.optim.SGD([p for model in models for p in model.parameters()], lr=1e-3)
+
+
+def kinds(tmp_path: Path, program: Callable[[], None]) -> list[tuple[str, int]]:
+    """Return the names of the kinds of a program's steps, and how many there were of each."""
+    with xsp.profile("p", out=tmp_path / "run", levels="M/L", every=3, samples=False, listener=AutoStep):
+        program()
+    return [(kind.name, kind.steps) for kind in xsp.load(tmp_path / "run").run.kinds]
+
+
+def test_folds_with_a_model_and_an_optimizer_each_are_one_kind(tmp_path: Path) -> None:
+    def folds() -> None:
+        for _ in range(5):
+            model = net()
+            schedule = torch.optim.lr_scheduler.StepLR(sgd(model), 10)  # which keeps the optimizer in a cycle
+            trained(model, schedule.optimizer, 12)
+            model.eval()
+            with torch.no_grad():
+                model(torch.ones(2, 4))
+
+    assert kinds(tmp_path, folds) == [("training Sequential 2×4", 60), ("Sequential 2×4", 5)]
+
+
+def test_folds_whose_models_are_kept_are_one_kind_and_their_layers_have_the_same_names(tmp_path: Path) -> None:
+    kept = []
+
+    def folds() -> None:
+        for _ in range(4):
+            kept.append(net())
+            trained(kept[-1], sgd(kept[-1]), 12)
+
+    assert kinds(tmp_path, folds) == [("training Sequential 2×4", 48)]
+    layers = xsp.analyses.layers(xsp.load(tmp_path / "run")).select("name, calls").fetchall()
+    assert dict(layers) == {"Sequential": 1, "0": 1, "1": 1, "2": 1}
+
+
+def test_copies_for_each_task_of_meta_learning_are_one_kind(tmp_path: Path) -> None:
+    def tasks() -> None:
+        model = net()
+        outer = sgd(model)
+        for _ in range(20):
+            learner = copy.deepcopy(model)
+            trained(learner, sgd(learner), 3)
+            grads = torch.autograd.grad(learner(torch.ones(2, 4)).sum(), list(learner.parameters()))
+            for parameter, grad in zip(model.parameters(), grads, strict=True):
+                parameter.grad = grad
+            outer.step()
+
+    found = dict(kinds(tmp_path, tasks))
+    assert max(found.values()) >= 58
+    assert len(found) <= 4, found
+
+
+def twins(tmp_path: Path, program: Callable[[Any, Any], None]) -> list[tuple[str, int]]:
+    one, other = net(), net()
+    return kinds(tmp_path, lambda: program(one, other))
+
+
+def test_two_models_of_one_class_that_take_turns_are_two_kinds(tmp_path: Path) -> None:
+    def turns(one: Any, other: Any) -> None:
+        first, second = sgd(one), sgd(other)
+        for _ in range(30):
+            trained(one, first)
+            with torch.no_grad():
+                other(torch.ones(2, 4))
+            trained(other, second)
+
+    found = dict(twins(tmp_path, turns))
+    assert sum(count for name, count in found.items() if "(2)" in name) >= 28, found
+
+
+def test_towers_are_not_taken_for_one_called_twice(tmp_path: Path) -> None:
+    def towers(one: Any, other: Any) -> None:
+        trained(one, sgd(one, other), 30, other)
+
+    assert twins(tmp_path, towers) == [("training Sequential 2×4 + Sequential(2) 2×4", 30)]
+
+
+def test_the_average_of_a_models_weights_is_not_the_model(tmp_path: Path) -> None:
+    def averaged(one: Any, other: Any) -> None:
+        trained(one, sgd(one), 20)
+        for model in (one, other.eval()):
+            with torch.no_grad():
+                model(torch.ones(2, 4))
+
+    names = [name for name, _ in twins(tmp_path, averaged)]
+    assert names == ["training Sequential 2×4", "Sequential 2×4", "Sequential(2) 2×4"]
+
+
+def test_a_teacher_that_was_trained_first_is_not_its_student(tmp_path: Path) -> None:
+    def distilled(one: Any, other: Any) -> None:
+        trained(one, sgd(one), 20)
+        optimizer = sgd(other)
+        for _ in range(30):
+            out = other(torch.ones(2, 4))
+            with torch.no_grad():
+                soft = one(torch.ones(2, 4))
+            (out - soft).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found = twins(tmp_path, distilled)
+    assert [count for _, count in found] == [20, 30], found
+    assert "Sequential(2)" in found[1][0]
+
+
+def test_other_widths_strides_or_settings_are_other_models(tmp_path: Path) -> None:
+    def searched() -> None:
+        for width, stride in ((4, 1), (8, 1), (8, 2)):
+            model = nn.Sequential(nn.Conv1d(3, width, 3, stride=stride))
+            optimizer = sgd(model)
+            for _ in range(10):
+                optimizer.zero_grad()
+                model(torch.ones(2, 3, 9)).sum().backward()
+                optimizer.step()
+            del model, optimizer
+            gc.collect()
+
+    assert len(kinds(tmp_path, searched)) == 3
+
+
+def pairs() -> Iterator[Any]:
+    yield net
+    yield lambda: sgd(net())
+
+
+@pytest.mark.parametrize("make", list(pairs()), ids=["module", "optimizer"])
+def test_a_number_is_free_once_its_holder_is_gone(make: Callable[[], Any]) -> None:
+    outline = Outline()
+    one, other = make(), make()
+    numbers = [outline.meet(one), outline.meet(other)]
+    assert numbers[0] != numbers[1]
+    del one
+    gc.collect()
+    third, fourth = make(), make()
+    assert outline.meet(third) == numbers[0]
+    assert outline.meet(fourth) not in numbers
+    assert outline.meet(nn.MSELoss()) == outline.meet(nn.MSELoss())
+
+
+def test_one_that_is_used_beside_its_successor_gets_its_number_back() -> None:
+    outline = Outline()
+    one, other = net(), net()
+    first = outline.meet(one)
+    outline.subjects.step = outline.thread = REPLACED
+    assert outline.meet(other) == first
+    outline.append(("call", first, type(other)))
+    assert id(one) not in outline.numbers
+    assert outline.meet(one) == first
+    assert outline.numbers[id(other)] == outline[0][1] != first
+
+
+def test_a_module_that_may_do_anything_is_told_by_itself() -> None:
+    class Odd(nn.Linear):
+        def modules(self) -> Any:
+            raise RuntimeError("no")
+
+    outline = Outline()
+    one, other = Odd(2, 2), Odd(2, 2)
+    assert outline.meet(one) != outline.meet(other)

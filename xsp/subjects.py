@@ -1,0 +1,207 @@
+"""Numbers of the modules and optimizers that steps call: one that replaces another has the number of that one.
+
+A module that is copied anew for each task or each fold of a cross-validation is another object each time, and the step
+is the same. So a module, or an optimizer, is told by its form: its class, the classes of the modules inside, the
+settings of those that are torch's own, the shapes of parameters. Several of one form that a program uses side by side
+have a number each; one of them is replaced where
+
+- it is gone, and another one of its form is met, or
+- it was met `REPLACED` steps ago or more, takes no part in the open step, and another one of its form is met in
+  training: the model of the next fold, while those of the folds before are kept.
+
+Where one that was replaced so is used again in a step of its successor, the two do take part in one step, and the
+successor gets a number of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Hashable, MutableSequence, Sequence
+from functools import partial
+from typing import Any
+
+REPLACED = 8
+"""Steps after which one that is still there may be replaced. What takes turns is met within the first few."""
+
+_RESERVED = 2
+"""Numbers that mean something else in an outline, see `xsp.collector.Token`."""
+
+_Form = tuple[type, int | None]
+
+_SCALARS = (bool, int, float, str, type(None))
+
+
+class _Role:
+    """One number, and who has it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.holders: set[int] = set()
+        """`id` of those that have it and are not gone."""
+
+        self.retired: set[int] = set()
+        """Of those that were replaced while they lived, and were not used since."""
+
+        self.since = 0
+        """The step in which the last of them was met."""
+
+
+class Subjects:
+    """Numbers of modules and optimizers, by what they are for in the program's steps."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}
+        """By `id`, of those that were met and are neither gone nor retired."""
+
+        self.step = 0
+        """The step that is open, or was the last one."""
+
+        self._roles: dict[_Form, list[_Role]] = {}
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._role_of: dict[int, _Role] = {}
+        self._owners: dict[int, int] = {}
+        """`id` of modules, by the `id` of their first parameter."""
+
+        self._next = itertools.count(_RESERVED)
+        self._lock = threading.RLock()
+
+    def meet(self, subject: Any, trains: bool, outline: MutableSequence[tuple[Any, ...]]) -> int:
+        """Return the number of a module or an optimizer that is not in `numbers`, and put it there.
+
+        Args:
+            subject: which.
+            trains: it is an optimizer, or called in training mode with gradients on.
+            outline: what the open step did until now; empty between steps. Words in it are corrected where one that
+                was replaced turns out to be used beside its successor.
+        """
+        this = id(subject)
+        with self._lock:
+            form = self._form(subject)
+            roles = self._roles.setdefault(form, [])
+            role = next((each for each in roles if this in each.retired), None)
+            if role is not None:
+                self._comes_back(role, roles, this, outline)
+            else:
+                role = self._role(roles, trains, outline, shared=form[1] is None)
+                self._watch(subject, role)
+            self.numbers[this] = role.number
+            return role.number
+
+    def of(self, subject: object) -> int:
+        """Return the number of a module or an optimizer that was met; an `id` if it was not."""
+        found = self.numbers.get(id(subject))
+        return found if found is not None else id(type(subject) if holds_nothing(subject) else subject)
+
+    def _role(self, roles: list[_Role], trains: bool, outline: MutableSequence[tuple[Any, ...]], shared: bool) -> _Role:
+        """Return the role of what is met: one that is free, one that is taken over, or a new one."""
+        if roles and shared:
+            return roles[0]
+        found = next((each for each in roles if not each.holders), None)
+        if found is None and trains:
+            busy = {word[1] for word in outline if len(word) > 2}
+            old = (each for each in roles if each.since + REPLACED <= self.step and each.number not in busy)
+            found = next(old, None)
+            if found is not None:
+                found.retired |= found.holders
+                for each in found.holders:
+                    self.numbers.pop(each, None)
+        if found is None:
+            found = _Role(next(self._next))
+            roles.append(found)
+        found.since = self.step
+        return found
+
+    def _comes_back(
+        self, role: _Role, roles: list[_Role], this: int, outline: MutableSequence[tuple[Any, ...]]
+    ) -> None:
+        """Let one that was replaced be used again: alone with its number if its successor takes part in this step."""
+        role.retired.discard(this)
+        places = [place for place, word in enumerate(outline) if len(word) > 2 and word[1] == role.number]
+        if not places:
+            return
+        other = _Role(next(self._next))
+        roles.append(other)
+        other.since = self.step
+        other.holders = {each for each in role.holders if self.numbers.get(each) == role.number}
+        role.holders -= other.holders
+        self._role_of.update(dict.fromkeys(other.holders, other))
+        self.numbers.update(dict.fromkeys(other.holders, other.number))
+        for place in places:
+            kind, _, *rest = outline[place]
+            outline[place] = (kind, other.number, *rest)
+
+    def _form(self, subject: Any) -> _Form:
+        """Return what those have in common that may replace each other.
+
+        That is the class alone of a module that holds nothing. Of an optimizer it tells the module whose parameters it
+        changes as well: in meta-learning the inner and the outer optimizer are of one class.
+        """
+        try:
+            groups = getattr(subject, "param_groups", None)
+            if groups is not None:
+                parameters = [parameter for group in groups for parameter in group["params"]]
+                owner = next(
+                    (self.numbers.get(self._owners[each]) for each in map(id, parameters) if each in self._owners), None
+                )
+                return type(subject), hash(
+                    (owner, tuple(len(group["params"]) for group in groups), _shapes(parameters))
+                )
+            if holds_nothing(subject):
+                return type(subject), None
+            modules = tuple((type(module), _settings(module)) for module in subject.modules())
+            parameters = list(subject.parameters())
+            if parameters:
+                self._owners[id(parameters[0])] = id(subject)
+            return type(subject), hash((modules, _shapes(parameters)))
+        except Exception:  # a class of the program's own may do anything
+            return type(subject), id(subject)
+
+    def _watch(self, subject: Any, role: _Role) -> None:
+        """Have a role free once its holder is gone."""
+        this = id(subject)
+        role.holders.add(this)
+        self._role_of[this] = role
+        try:
+            self._references[this] = weakref.ref(subject, partial(self._gone, this))
+        except TypeError:  # a class of the program's own that cannot be watched: it is there for ever
+            return
+
+    def _gone(self, this: int, _: object) -> None:
+        """Forget one that is gone. The garbage collector may call this anywhere, so it waits for nothing."""
+        self._references.pop(this, None)
+        self.numbers.pop(this, None)
+        for parameter in [each for each, owner in list(self._owners.items()) if owner == this]:
+            self._owners.pop(parameter, None)
+        role = self._role_of.pop(this, None)
+        if role is not None:
+            role.holders.discard(this)
+            role.retired.discard(this)
+
+
+def holds_nothing(module: object) -> bool:
+    """Return whether a module has neither parameters nor modules of its own, as a loss.
+
+    Many programs make a new one for each step, and the step is none of another kind for it: it is told by its class.
+    """
+    return not (getattr(module, "_modules", None) or getattr(module, "_parameters", None))
+
+
+def _shapes(parameters: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(parameter.shape) for parameter in parameters)
+
+
+def _settings(module: Any) -> tuple[Hashable, ...]:
+    """Return strides, sizes and the like of a module of torch's own; others may count what they like."""
+    if not type(module).__module__.startswith("torch.nn."):
+        return ()
+    return tuple(
+        (name, value)
+        for name, value in vars(module).items()
+        if name != "training" and (isinstance(value, _SCALARS) or _is_of_scalars(value))
+    )
+
+
+def _is_of_scalars(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(each, _SCALARS) for each in value)
