@@ -133,7 +133,7 @@ def carry_out(given: argparse.Namespace, found: list[Read]) -> int:
 
 def _by_cluster(given: argparse.Namespace, found: list[Read], options: Options) -> tuple[list[Path], int]:
     """Carry out manifests by the agents of a Ray cluster, and return the results and how many there are not."""
-    from xsp.evaluate import onray, queue
+    from xsp.evaluate import dispatch, onray
 
     if given.seconds is not None or given.label:
         raise UsageError("--seconds and --label are of agents of this machine; with --ray agents have their own labels")
@@ -144,12 +144,12 @@ def _by_cluster(given: argparse.Namespace, found: list[Read], options: Options) 
         progress.warn(f"xsp: {name}: {why}")
     if not there:
         raise UsageError("the cluster has no agent; on each machine: xsp evaluate agent --ray ADDRESS")
-    work, reasons = queue.pieces(found, there, each=given.agents not in ("any", "local"))
+    work, reasons = dispatch.pieces(found, there, each=given.agents not in ("any", "local"))
     for title, others in reasons.items():
         for name, why_not in others.items():
             progress.warn(f"xsp: {title}: not by {name}: {'; '.join(why_not)}")
     with progress.shown(given.quiet) as show:
-        queue.carry_out(work, there, options, show)
+        dispatch.carry_out(work, there, options, show)
     for piece in work:
         if piece.lost and piece.result is not None:
             progress.warn(f"xsp: {piece.asked.manifest.title}: {piece.lost[0]} died, another one carried it out")

@@ -17,8 +17,8 @@ from typing import Any
 from xsp.errors import ManifestError
 from xsp.evaluate import agents, reading, results, transports
 from xsp.evaluate.agents import Facts, Options, Progress
+from xsp.evaluate.dispatch import AgentLost
 from xsp.evaluate.manifest import Manifest
-from xsp.evaluate.queue import AgentLost
 
 NAMESPACE = "xsp-evaluate"
 

@@ -1,7 +1,8 @@
-"""Work that several agents carry out at the same time: each piece once, and that of an agent that died once more.
+"""Dispatches manifests to several agents at the same time: each once, and once more if its agent died.
 
-A piece counts when its result is here, and only who asked for it writes it: so a dead agent loses none, and none is
-there twice.
+An agent takes the next piece when it is free. A piece is done when its result has arrived here, and only this process
+writes results: a dead agent loses none, and none is stored twice. Evaluations that a server was asked for wait in
+`xsp.evaluate.web.queue`, which runs one at a time.
 """
 
 from __future__ import annotations

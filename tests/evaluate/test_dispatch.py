@@ -19,7 +19,7 @@ pytest.importorskip("yaml")
 from evaluations import FACTS, PROGRAM, silent
 
 from xsp.cli import main
-from xsp.evaluate import queue, reading, results
+from xsp.evaluate import dispatch, reading, results
 from xsp.evaluate.agents import Facts, Options
 from xsp.evaluate.manifest import Manifest
 
@@ -44,7 +44,7 @@ class Mortal:
         if self._left is not None:
             self._left -= 1
             if self._left < 0:
-                raise queue.AgentLost(f"the agent {self._facts.name} died")
+                raise dispatch.AgentLost(f"the agent {self._facts.name} died")
         self.handed.append(manifest.title)
         return Path(self._facts.name) / manifest.title
 
@@ -58,8 +58,8 @@ def test_of_agents_that_die_no_result_is_lost_and_none_is_there_twice(seed: int)
     draw = random.Random(seed)
     dying = draw.sample(range(4), draw.randint(1, 3))
     there = [Mortal(f"a{number}", draw.randint(0, 3) if number in dying else None) for number in range(4)]
-    work, _ = queue.pieces([asked(f"m{number}") for number in range(12)], there, each=False)
-    queue.carry_out(work, there, HERE, silent)
+    work, _ = dispatch.pieces([asked(f"m{number}") for number in range(12)], there, each=False)
+    dispatch.carry_out(work, there, HERE, silent)
     handed = sorted(title for agent in there for title in agent.handed)
     twice = [piece.asked.manifest.title for piece in work if len(piece.lost) == 2]  # two died over it: that is enough
     assert handed == sorted({f"m{number}" for number in range(12)} - set(twice))
@@ -69,9 +69,9 @@ def test_of_agents_that_die_no_result_is_lost_and_none_is_there_twice(seed: int)
 
 def test_each_agent_that_satisfies_a_manifest_carries_it_out_and_the_others_have_their_reasons() -> None:
     there = [Mortal("one", labels={"rack": "7"}), Mortal("two", dies_at=0, labels={"rack": "7"}), Mortal("three")]
-    work, reasons = queue.pieces([asked("m", hardware={"labels": {"rack": "7"}})], there, each=True)
+    work, reasons = dispatch.pieces([asked("m", hardware={"labels": {"rack": "7"}})], there, each=True)
     assert reasons == {"m": {"three": ["label rack=7 is asked for, it has none"]}}
-    queue.carry_out(work, there, HERE, silent)
+    dispatch.carry_out(work, there, HERE, silent)
     assert [piece.result for piece in work] == [Path("one/m")] * 2  # also in the place of the one that died
     assert [piece.lost for piece in work] == [[], ["two"]]
 
@@ -79,14 +79,14 @@ def test_each_agent_that_satisfies_a_manifest_carries_it_out_and_the_others_have
 def test_work_that_nobody_can_do_ends_with_the_reason() -> None:
     there = [Mortal("one", dies_at=0), Mortal("two", dies_at=0)]
     found = [asked("m0"), asked("m1"), asked("m2"), asked("never", hardware={"cores": 999})]
-    work, _ = queue.pieces(found, there, each=False)
+    work, _ = dispatch.pieces(found, there, each=False)
     done: list[tuple[str, int, int]] = []
-    queue.carry_out(work, there, HERE, lambda *said: done.append(said))
+    dispatch.carry_out(work, there, HERE, lambda *said: done.append(said))
     assert [piece.result for piece in work] == [None] * 4
     assert all("died" in piece.why for piece in work[:3])
     assert work[3].why == "no agent satisfies it"
-    work, _ = queue.pieces([asked("refused"), asked("m")], [Mortal("one")], each=False)
-    queue.carry_out(work, [Mortal("one")], HERE, lambda *said: done.append(said))
+    work, _ = dispatch.pieces([asked("refused"), asked("m")], [Mortal("one")], each=False)
+    dispatch.carry_out(work, [Mortal("one")], HERE, lambda *said: done.append(said))
     assert [piece.why for piece in work] == ["RuntimeError: no such model", ""]
     assert done[-1] == ("manifests", 2, 2)
 
@@ -127,7 +127,7 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     assert main(["evaluate", "run", *files, *where]) == 0
     there, silent_ones = onray.found()
     assert silent_ones == {}
-    work, _ = queue.pieces([reading.read(Path(each)) for each in files], there, each=False)
+    work, _ = dispatch.pieces([reading.read(Path(each)) for each in files], there, each=False)
     handle = cluster.get_actor("two", namespace=onray.NAMESPACE)
 
     def kill() -> None:
@@ -137,7 +137,7 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    queue.carry_out(work, there, Options(tmp_path / "ray", trusted=True), silent)
+    dispatch.carry_out(work, there, Options(tmp_path / "ray", trusted=True), silent)
     killer.join(60)
     assert [piece.why for piece in work] == [""] * 3
 
