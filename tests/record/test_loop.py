@@ -193,6 +193,20 @@ def test_the_grade_judges_the_headline(rows: list[dict[str, Any]], subject: str)
     assert subject in subjects
 
 
+@pytest.mark.parametrize("cold", [3, 8, 11])
+def test_first_steps_that_warm_up_are_no_drift(cold: int) -> None:
+    rows = [*bare(cold, dur_ms=2.5), *bare(33 - cold, first=cold)]
+    of = trace(rows)
+    found = {finding.subject: finding.text for finding in health(of)}
+    assert "drift" not in found
+    if cold > 3:
+        assert f"the first {cold} of the 33 unrecorded steps take 2.5 times as long as the others" in found["warm-up"]
+    late = letters(trace([*bare(30, dur_ms=1.5), *bare(60, first=30)]))
+    assert "drift" in late[1], "what changes after 30 steps"
+    slowly = letters(trace([each for step in range(33) for each in bare(1, dur_ms=3 - step / 20, first=step)]))
+    assert "drift" in slowly[1], "what changes all the time"
+
+
 def test_the_latency_may_be_less_by_what_xsp_does_between_steps_and_in_stretches_it_does_nothing() -> None:
     usual, beside = (answer(A1, trace(bare(60, **fields))) for fields in ({}, {"own_ns": 65_000}))
     assert beside["latency_ms"] == usual["latency_ms"]

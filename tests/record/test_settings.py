@@ -45,6 +45,35 @@ def test_what_a_block_was_given_is_in_its_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "name", "place"),
+    [
+        ("/somewhere/b.run", "b.run", "/somewhere/b.run"),
+        ("./b", "b", "b"),
+        ("../b/", "b", "../b"),
+        ("~/b", "b", str(Path.home() / "b")),
+        ("runs/b", "b", "runs/b"),
+        (Path("a/b"), "b", "a/b"),
+        (Path("b"), "b", "b"),
+        ("org/model", "org/model", "runs/org-model"),
+        ("b.run", "b.run", "runs/b.run"),
+        ("..", "..", "runs/.."),
+    ],
+)
+def test_a_path_in_place_of_the_name_is_where_the_run_goes(given: Any, name: str, place: str) -> None:
+    block = xsp.profile(given)
+    assert (block.name, block.out) == (name, Path(place))
+
+
+def test_a_path_for_a_name_beside_another_one_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"'/a/b' is a path, and out='/c' another one"):
+        xsp.profile("/a/b", out="/c")
+    with pytest.raises(UsageError, match="name=5: the name of a run is text"):
+        xsp.profile(5)  # type: ignore[arg-type]
+    assert xsp.profile("/a/b", out="/a/b").name == "b"
+    assert xsp.profile("org/model", out="/a/b").name == "org/model"
+
+
+@pytest.mark.parametrize(
     ("wrong", "says"),
     [
         ({"warmup": -1}, "warmup=-1: the number of warm-up steps cannot be negative"),

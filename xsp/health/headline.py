@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
 from xsp import summary
 from xsp.health.finding import Finding, Severity
@@ -36,6 +37,9 @@ STRETCHES = 9
 
 FEW = 12
 """Minimum rows to distinguish a drift from scatter."""
+
+WARM = 20
+"""Steps at the beginning of a program, or fewer, that may warm it up: what changes later is a drift."""
 
 OFTEN = 0.9
 """From this share of pairs on, one of the first third and one of the last, that agree a run drifts: three and three
@@ -155,21 +159,43 @@ def _drifts(trace: Trace) -> Iterator[Finding]:
     ((count,),) = trace.con.execute(f"{alike} SELECT count(*) FROM alike_bare").fetchall()
     if count < FEW:
         return
+    rows = trace.con.execute(f"{alike} SELECT step, dur_ns FROM alike_bare ORDER BY step").fetchall()
+    steps, durations = zip(*rows, strict=True)
+    change = _change(durations)
+    if change is None:
+        return
+    cold = _warms_up(steps, durations) if change < 0 else 0
+    if cold:
+        times = summary.percentile(durations[:cold], 0.5) / summary.percentile(durations[cold:], 0.5)
+        text = f"the first {cold} of the {len(steps)} unrecorded steps take {times:.2g} times as long as the others: "
+        text += "the program warms up, and its loop contains that; run more steps"
+        yield Finding(Severity.NOTE, "warm-up", text)
+        return
+    more = "longer" if change > 0 else "shorter"
+    text = f"steps take {100 * abs(change):.0f} % {more} at the run's end than at its beginning: `phases-over-time`"
+    yield Finding(Severity.WARNING, "drift", text, "B")
+
+
+def _change(durations: Sequence[float]) -> float | None:
+    """Return by which share the last third of some steps takes longer than the first one; None if by nothing sure."""
+    count = len(durations)
     stretches = STRETCHES if count >= 3 * STRETCHES else count
-    rows = trace.con.execute(
-        f"""
-        {alike}, cut AS (SELECT dur_ns, ntile({stretches}) OVER (ORDER BY step) AS stretch FROM alike_bare)
-        SELECT median(dur_ns) FROM cut GROUP BY stretch ORDER BY stretch
-        """
-    ).fetchall()
-    medians = [value for (value,) in rows]
+    ends = [round(count * place / stretches) for place in range(stretches + 1)]
+    medians = [summary.percentile(durations[start:end], 0.5) for start, end in itertools.pairwise(ends)]
     first, last = medians[: stretches // 3], medians[-(stretches // 3) :]
     change = summary.percentile(last, 0.5) / summary.percentile(first, 0.5) - 1
     longer = sum(later > earlier for later in last for earlier in first) / (len(first) * len(last))
-    if max(longer, 1 - longer) >= OFTEN and abs(change) > DRIFT:
-        more = "longer" if change > 0 else "shorter"
-        text = f"steps take {100 * abs(change):.0f} % {more} at the run's end than at its beginning: `phases-over-time`"
-        yield Finding(Severity.WARNING, "drift", text, "B")
+    return change if max(longer, 1 - longer) >= OFTEN and abs(change) > DRIFT else None
+
+
+def _warms_up(steps: Sequence[int], durations: Sequence[float]) -> int:
+    """Return after how many of the first steps those that follow do not become shorter any more; 0 if they do."""
+    cuts = range(1, len(steps) - FEW // 2 + 1)
+    cold = next((cut for cut in cuts if _change(durations[cut:]) is None), 0)
+    usual = summary.percentile(durations[-(len(durations) // 3) :], 0.5)
+    while cold and cold < len(steps) and durations[cold] > (1 + DRIFT) * usual:
+        cold += 1
+    return cold if cold and steps[cold - 1] < WARM else 0
 
 
 def _uncertain(trace: Trace) -> Iterator[Finding]:

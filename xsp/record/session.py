@@ -21,7 +21,7 @@ from xsp.record.collecting import Listener
 from xsp.record.overhead import Account
 from xsp.record.quiet import Quiet
 from xsp.record.schedule import DescribeOnce, Schedule
-from xsp.record.settings import Settings
+from xsp.record.settings import Settings, named
 from xsp.record.steps import UNCLOSED, Marks, Step, Steps
 from xsp.record.terminal import say
 from xsp.schema import Level
@@ -47,7 +47,7 @@ class profile:
     written, a line on stderr says so, and the program goes on without a profile.
 
     Args:
-        name: of the run, and of its steps.
+        name: of the run, and of its steps; or a path (`./a`, `~/a`, `/a`, `runs/a`, a `Path`): where the run goes.
         levels: `M`, `M/L`, `M/L/G`, or names of levels, `model/layer/op`.
         out: the run directory; `runs/<name>` unless told otherwise. Where something is there, the next free name
             beside it is taken, `runs/<name>-2`, and said on stderr; `profile.out` is the one that is written.
@@ -80,7 +80,7 @@ class profile:
 
     def __init__(
         self,
-        name: str = "run",
+        name: str | os.PathLike[str] = "run",
         *,
         levels: str = "M/L/G",
         out: str | os.PathLike[str] | None = None,
@@ -105,9 +105,10 @@ class profile:
         """Check the settings; nothing is installed before the block is entered.
 
         Raises:
-            UsageError: settings that make no sense, unknown levels among them.
+            UsageError: settings that make no sense, unknown levels among them, or two different paths.
         """
         given = locals()
+        given["name"], given["out"] = named(name, out)
         settings = Settings(**{each.name: given[each.name] for each in fields(Settings) if each.name in given})
         self._set_up(settings, listener, hosts, enabled)
 

@@ -90,5 +90,29 @@ class Settings:
         return [*given, *([] if self.samples else ["--no-samples"])]
 
 
+def named(name: object, out: str | os.PathLike[str] | None) -> tuple[str, str | os.PathLike[str] | None]:
+    """Return the name of a run and its directory, where a path may have been written in place of the name.
+
+    A path is what begins as none but a path does (`/`, `~/`, `./`, `runs/`), or a `Path`: the run goes there, and is
+    called as its last part. Names of models have slashes too (`org/model`); they are names.
+
+    Raises:
+        UsageError: it is neither a name nor a path; or it is a path, and `out` is another one.
+    """
+    if not isinstance(name, (str, os.PathLike)):
+        raise UsageError(f"name={name!r}: the name of a run is text; write xsp.profile('train', out='runs/train')")
+    text = os.fsdecode(name)
+    is_path = isinstance(name, os.PathLike) or text.startswith(_OF_PATHS) or Path(text).is_absolute()
+    if not is_path:
+        return text, out
+    place = Path(text).expanduser()
+    if out is not None and Path(out) != place:
+        raise UsageError(f"name={text!r} is a path, and out={os.fsdecode(out)!r} another one; write one of them")
+    return place.absolute().resolve().name or "run", place
+
+
+_OF_PATHS = ("/", "~/", "./", "../", "runs/", *((".\\", "..\\", "runs\\") if os.name == "nt" else ()))
+
+
 def _file_name(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name) or "run"
