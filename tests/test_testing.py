@@ -34,6 +34,7 @@ def test_a_trace_is_made_of_them() -> None:
         "three", [(Level.MODEL, 3, 20_000)],
     )  # fmt: skip
     assert tree(rows[:1]) == "step s"
+    assert repr(trace) == "<Trace 'three': 3 spans of 3 steps>"
 
 
 # --- the contract -----------------------------------------------------------------------------------------

@@ -73,7 +73,9 @@ def _run(trace: Trace) -> list[Finding]:
         text = f"was interrupted; {stored} steps were stored and are shown"
         findings.append(Finding(Severity.WARNING, "run", text, "B"))
     if steps.lost:
-        findings.append(Finding(Severity.WARNING, "run", f"{steps.lost} steps were recorded but not stored", "C"))
+        one = steps.lost == 1
+        text = f"{steps.lost} {'step was' if one else 'steps were'} recorded but not stored"
+        findings.append(Finding(Severity.WARNING, "run", text, "C"))
     if steps.skipped:
         text = f"{steps.skipped} steps ran at the same time as others and were not recorded"
         findings.append(Finding(Severity.NOTE, "run", text))

@@ -79,8 +79,9 @@ class Trace:
 
     def __repr__(self) -> str:
         """Return what a notebook shows: the name, how many spans of how many steps, and the directory or file."""
-        spans, steps = self.con.execute("SELECT count(*), count(DISTINCT trace_id) FROM spans").fetchall()[0]
-        return f"<Trace {self.name!r}: {spans:,} spans of {steps:,} steps{f' in {self.path}' if self.path else ''}>"
+        spans, steps = self.con.execute("SELECT count(*), count(DISTINCT step) FROM spans").fetchall()[0]
+        where = f" in {self.path}" if self.path else ""
+        return f"<Trace {self.name!r}: {spans:,} spans of {steps:,} step{'s' * (steps != 1)}{where}>"
 
     @property
     def spans(self) -> duckdb.DuckDBPyRelation:
