@@ -207,6 +207,20 @@ def test_first_steps_that_warm_up_are_no_drift(cold: int) -> None:
     assert "drift" in slowly[1], "what changes all the time"
 
 
+def test_without_steady_steps_a_short_step_takes_what_bare_ones_do_not_what_recorded_ones_do() -> None:
+    rows = bare(40, dur_ms=0.3, steady=False)
+    recorded = spans("step s 0-900\nforward Net 0-800", step=99, rung=M)
+    of = with_loop(trace_of(recorded), [*rows, {"step": 99, "dur_ns": 0.9 * MS, "rung": M, "steady": False}])
+    found = answer(A1, of)
+    assert found["latency_ms"] == pytest.approx(0.3, rel=0.01)
+    assert found["low_ms"] == pytest.approx(0.15, rel=0.01), "they may take twice as long as steady ones"
+    assert found["high_ms"] == pytest.approx(0.3, rel=0.01)
+    assert found["loop_ms"] is None
+    said = next(finding for finding in health(of) if finding.subject == "loop")
+    assert "A1's latency may be up to twice that of the step" in said.text
+    assert said.best == "B"
+
+
 def test_the_latency_may_be_less_by_what_xsp_does_between_steps_and_in_stretches_it_does_nothing() -> None:
     usual, beside = (answer(A1, trace(bare(60, **fields))) for fields in ({}, {"own_ns": 65_000}))
     assert beside["latency_ms"] == usual["latency_ms"]

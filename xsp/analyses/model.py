@@ -13,7 +13,7 @@ from xsp.analyses.loop import kinds_of
 from xsp.analyses.roofline import kernels_by_model
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
-from xsp.store.iterations import BareStep, bare_interval, iterations, steady_steps
+from xsp.store.iterations import BareStep, bare_interval, disturbed_interval, disturbed_steps, iterations, steady_steps
 from xsp.store.trace import Trace
 
 PLATEAU = 0.05
@@ -33,8 +33,10 @@ _COLUMNS = {
 def model_information(trace: Trace) -> Table:
     """Latency and throughput of a step, per batch size, and of the loop that it runs in.
 
-    Latency (trimmed mean, its confidence interval, percentiles) comes from steady steps that were not recorded; if
-    there are too few, or a device still works after the host's step has ended, from steps with the model level only.
+    Latency (trimmed mean, its confidence interval, percentiles) comes from steady steps that were not recorded. If
+    there are too few, or a device still works after the host's step has ended, it comes from steps with the model level
+    only; of steps below 3 ms from those that ran bare soon after a recorded one, which may take twice as long as
+    others: the interval then reaches down to half of that, and `health` says so.
     `samples_per_s` is batch size over latency, the throughput of the step alone. `loop_ms` is the time of an iteration
     as the program ran, waiting for data and other time between steps included (see `loop`), and `loop_samples_per_s`
     its throughput. Throughput is null if the batch size is unknown, and all of the loop if only short steps soon after
@@ -67,12 +69,14 @@ _OfSize: TypeAlias = tuple[int | None, list[float], summary.Interval | None]
 
 
 def _bare(trace: Trace) -> list[_OfSize]:
-    """Return what steady bare steps take, by batch size; empty where they do not tell."""
+    """Return what bare steps take, by batch size: steady ones, else short ones; empty where they do not tell."""
+    steady = steady_steps(trace.con, trace.run)
+    interval_of = bare_interval if steady else disturbed_interval
     by_size: dict[int | None, list[BareStep]] = defaultdict(list)
-    for step in steady_steps(trace.con, trace.run):
+    for step in steady or disturbed_steps(trace.con):
         by_size[step.samples].append(step)
     sizes = sorted(by_size, key=lambda size: (size is None, size))
-    return [(size, [each.dur_ns for each in by_size[size]], bare_interval(by_size[size])) for size in sizes]
+    return [(size, [each.dur_ns for each in by_size[size]], interval_of(by_size[size])) for size in sizes]
 
 
 def _recorded(trace: Trace) -> list[_OfSize]:

@@ -90,7 +90,10 @@ def _bound(trace: Trace) -> Iterator[Finding]:
         after = "right after recorded ones" if own.disturbed == 2 else "soon after recorded ones"
         text = f"few steps ran undisturbed: the loop's figures are of steps {after}, which may be slow; run more steps"
         if not own.is_known:
-            text = f"only short steps {after} ran bare, which may take twice as long: the time of the loop is unknown"
+            text = (
+                f"only short steps {after} ran bare, which may take twice as long: the time of the loop is unknown, "
+                "and A1's latency may be up to twice that of the step; run more steps"
+            )
         is_note = own.disturbed == 1 and own.is_known
         yield Finding(Severity.NOTE if is_note else Severity.WARNING, "loop", text, "B")
     computing = 1 - ((own.between_ns or 0.0) + own.data_ns) / own.mean_ns

@@ -32,6 +32,9 @@ MOST_PASSING = 0.25
 SHORT_NS = 3_000_000
 """Below it a step may take twice as long soon after a recorded one as else."""
 
+DISTURBED = 2.0
+"""So many times as long they take at most."""
+
 MOST_DOUBT = 0.25
 """Share of an iteration in short, disturbed steps from which on the iteration's time is not known."""
 
@@ -89,6 +92,37 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
         BareStep(step, dur_ns - off, samples, off, place, 0.0 if in_stretch else own_ns)
         for (step, dur_ns, samples, place, own_ns, in_stretch), off in zip(found, taken_off, strict=True)
     ]
+
+
+def disturbed_steps(con: duckdb.DuckDBPyConnection) -> list[BareStep]:
+    """Return short steps that ran bare soon after recorded ones, of the kind and rank of `alike`, in their order.
+
+    They tell more of a short step than recorded ones do, for which it may take several times as long. They are still
+    slower than it, see `SHORT_NS`: of their interval `disturbed_interval` says how far down it reaches.
+
+    Args:
+        con: as of `steady_steps`.
+
+    Returns:
+        Empty where steps are not short or fewer than `ENOUGH`, and where a device works on when the host's step has
+        ended.
+    """
+    found = con.execute(
+        f"""
+        WITH {UNDISTURBED}
+        SELECT step, dur_ns, samples FROM undisturbed
+        WHERE {OF_ALIKE} AND NOT EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL) ORDER BY step
+        """
+    ).fetchall()
+    steps = [BareStep(*each) for each in found]
+    is_short = steps and summary.percentile([each.dur_ns for each in steps], 0.5) < SHORT_NS
+    return steps if is_short and len(steps) >= ENOUGH else []
+
+
+def disturbed_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
+    """Return the 95 % interval of the trimmed mean of `disturbed_steps`; it reaches down to half of what they took."""
+    ends = summary.drifting_interval([each.dur_ns for each in steps])
+    return None if ends is None else summary.Interval(ends.lo / DISTURBED, ends.hi)
 
 
 def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
