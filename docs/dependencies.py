@@ -69,6 +69,7 @@ WHY = {
     "pytest-xdist": "tests in several processes",
     "pytorch-lightning": "Lightning, in the tests of ordinary programs",
     "pyyaml": "manifests are YAML",
+    "safetensors": "writes a state dict for the store of weights, and is what that is measured against",
     "ruff": "style",
     "selenium": "the report in a real browser",
     "six": "jaeger-client needs it and does not say so",

@@ -15,6 +15,7 @@ XspError
 ├── GraphError            a graph that cannot be captured, read or written, with the reason
 ├── ManifestError         a manifest that cannot be read or carried out, with the place and the reason
 ├── BenchError            timings that cannot be taken, read or written, with the reason
+├── ShareError            weights that cannot be shared, or a store that does not answer, with the reason
 ├── ProgramError          a program that xsp started failed
 └── PluginError           a plugin that is missing or broken
 ```
@@ -95,6 +96,10 @@ class ManifestError(XspError):
 
 class BenchError(XspError):
     """Timings that cannot be taken, read or written; the message is the reason."""
+
+
+class ShareError(XspError):
+    """Weights that cannot be shared, or a store that cannot be reached; the message is the reason and what to do."""
 
 
 class ProgramError(XspError):

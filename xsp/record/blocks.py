@@ -66,16 +66,45 @@ def leave(span_id: str) -> str | None:
     return ids[-1] if ids else None
 
 
+def took(name: str, start_ns: int, end_ns: int) -> None:
+    """Keep a span of the application that has ended, with the block that is open on this thread as its parent.
+
+    For what another process of this machine did on behalf of this one. Without an active profile it does nothing.
+
+    Args:
+        name: of the span.
+        start_ns: when it began, on the monotonic clock of the machine (`xsp.clock.monotonic_ns`).
+        end_ns: when it ended.
+    """
+    if _active is not None:
+        ids = _open.ids
+        _active.ended.append(
+            Span(
+                span_id=os.urandom(8).hex(),
+                parent_id=ids[-1] if ids else None,
+                level=Level.APPLICATION,
+                kind=Kind.USER.value,
+                name=name,
+                start_ns=start_ns,
+                dur_ns=end_ns - start_ns,
+                thread=threading.get_native_id(),
+                status="ok",
+                collector="session",
+            )
+        )
+
+
 class span:
     """Name a block of the program: `with xsp.span("preprocess"): ...`, nested at will, in any thread.
 
-    Without an active profile it does nothing. A block between two steps belongs to the step after it.
+    Without an active profile it does nothing. A block between two steps belongs to the step after it. What is assigned
+    to `name` inside becomes its name.
     """
 
-    __slots__ = ("_blocks", "_id", "_name", "_start")
+    __slots__ = ("_blocks", "_id", "_start", "name")
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         self._blocks: Blocks | None = None
 
     def __enter__(self) -> span:
@@ -98,7 +127,7 @@ class span:
                 parent_id=leave(self._id),
                 level=Level.APPLICATION,
                 kind=Kind.USER.value,
-                name=self._name,
+                name=self.name,
                 start_ns=self._start,
                 dur_ns=end - self._start,
                 thread=threading.get_native_id(),

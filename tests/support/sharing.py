@@ -1,0 +1,71 @@
+"""A store in a process of its own, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from xsp.errors import ShareError
+from xsp.share import client
+
+_SERVE = "import sys; from xsp.cli import main; sys.exit(main(sys.argv[1:]))"
+WITHIN_S = 60.0
+
+
+class Running:
+    """A store that can be killed and started again."""
+
+    def __init__(self, folder: Path, capacity: str) -> None:
+        self.folder = folder
+        self._capacity = capacity
+        self.start()
+
+    def start(self) -> None:
+        words = ["share", "serve", "--dir", str(self.folder), "--capacity", self._capacity]
+        self.process = subprocess.Popen([sys.executable, "-c", _SERVE, *words], stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline()
+
+    def end(self, how: int = signal.SIGTERM) -> int:
+        self.process.send_signal(how)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return self.process.wait(WITHIN_S)
+
+    def descriptors(self) -> int:
+        """Count the store's descriptors, but for sockets: it hears of the end of one a moment later."""
+        folder = Path(f"/proc/{self.process.pid}/fd")
+        return sum(not os.readlink(each).startswith("socket:") for each in folder.iterdir())
+
+    def attached(self) -> list[int]:
+        return sorted(pid for each in client.status(self.folder)["objects"] for pid in each["attached"])
+
+    def wait_for(self, pids: list[int]) -> None:
+        """Wait until just these processes are attached: an end of theirs is heard of a moment later."""
+        until = time.monotonic() + WITHIN_S
+        while (found := self.attached()) != sorted(pids):
+            assert time.monotonic() < until, (found, sorted(pids))
+            time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def running(folder: Path, capacity: str = "1GiB") -> Iterator[Running]:
+    store = Running(folder, capacity)
+    try:
+        yield store
+    finally:
+        if store.process.poll() is None:
+            store.end(signal.SIGKILL)
+
+
+def there_is_none(folder: Path) -> bool:
+    with contextlib.suppress(ShareError):
+        client.status(folder)
+        return False
+    return True

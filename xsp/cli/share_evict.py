@@ -1,0 +1,33 @@
+"""Free weights that no process is attached to.
+
+examples:
+  xsp share evict 9f86d081      by the first digits of the key
+  xsp share evict --all         all that nobody is attached to
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from xsp.cli import progress, share
+from xsp.errors import UsageError
+
+SUMMARY = "free what nobody is attached to"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("key", nargs="?", metavar="KEY", help="8 or more of its digits; xsp share status lists them")
+    parser.add_argument("--all", action="store_true", help="all that nobody is attached to")
+    share.placed(parser)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Have them evicted."""
+    from xsp.share import client
+
+    if (given.key is None) == (not given.all):
+        raise UsageError("give one KEY, or --all")
+    found = client.evict("*" if given.all else given.key.removeprefix("sha256:"), given.dir)
+    progress.tell(f"{found['evicted']} evicted, {found['attached']} attached and kept")
+    return 0

@@ -1,0 +1,209 @@
+"""What a client does: ask the store for weights and map them, without torch.
+
+The connection lives as long as the mapping. Both are children's of a fork too, and the attachment ends with the last of
+them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from xsp import clock
+from xsp.errors import ShareError
+from xsp.record.blocks import span, took
+from xsp.share import store, weights, wire
+
+PATIENCE_S = 300.0
+"""For the store to copy what is not there yet."""
+
+_MAP_SHARED, _PROT_READ, _FAILED = 1, 1, ctypes.c_void_p(-1).value
+
+
+def _library() -> Any:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
+    ]  # fmt: skip
+    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return library
+
+
+_LIBC = _library()
+
+
+class Mapping:
+    """Weights that are mapped for reading, with the connection that is their attachment.
+
+    A write ends the process that writes with SIGSEGV; the memory is sealed, so that it could not be mapped for writing
+    either. The mapping ends with the last view of it.
+    """
+
+    def __init__(self, memory: int, nbytes: int, connection: socket.socket) -> None:
+        """Map a descriptor, which the caller closes.
+
+        Raises:
+            ShareError: it is not sealed, or cannot be mapped.
+        """
+        import fcntl
+
+        try:
+            sealed = fcntl.fcntl(memory, fcntl.F_GET_SEALS) & store.SEALS == store.SEALS
+        except OSError:
+            sealed = False
+        if not sealed or os.fstat(memory).st_size != nbytes:
+            raise ShareError("the store handed out memory that is not sealed")
+        address = _LIBC.mmap(None, nbytes, _PROT_READ, _MAP_SHARED, memory, 0)
+        if address in (None, _FAILED):
+            raise ShareError(f"the weights cannot be mapped ({os.strerror(ctypes.get_errno())})")
+        self.address: int = address
+        self.nbytes = nbytes
+        self.connection = connection
+
+    def bytes(self) -> ctypes.Array[ctypes.c_char]:
+        """Return all of it as an array, which keeps the mapping alive. It is not to be written."""
+        array: Any = _array(self.nbytes).from_address(self.address)
+        array.mapping = self
+        return array  # type: ignore[no-any-return]
+
+    def __del__(self, munmap: Any = _LIBC.munmap) -> None:
+        if hasattr(self, "address"):
+            munmap(self.address, self.nbytes)
+            self.connection.close()
+
+
+def _array(nbytes: int) -> Any:
+    return type("Weights", (ctypes.c_char * nbytes,), {})
+
+
+class Held:
+    """Weights that this process is attached to."""
+
+    def __init__(self, answer: dict[str, Any], mapping: Mapping) -> None:
+        self.key: str = answer["key"]
+        self.hit: bool = answer["hit"]
+        self.generation: str = answer["generation"]
+        self.mapping = mapping
+        self.array = mapping.bytes()
+        self.tensors = weights.read_table(memoryview(self.array))
+
+
+def connect(folder: Path | None = None, patience_s: float = PATIENCE_S) -> socket.socket:
+    """Return a connection to the store of a directory.
+
+    Raises:
+        ShareError: there is none.
+    """
+    place = wire.directory(folder)
+    path = wire.socket_of(place)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(patience_s)
+    try:
+        connection.connect(path)
+    except OSError as error:
+        connection.close()
+        raise ShareError(f"{place}: no store runs there ({error.strerror}); start one: xsp share serve") from error
+    return connection
+
+
+def ask(connection: socket.socket, asked: dict[str, Any], file: int | None = None) -> tuple[dict[str, Any], list[int]]:
+    """Send a message and return the answer, with descriptors that are the caller's to close.
+
+    Raises:
+        ShareError: the store refuses, has ended, or does not answer in time.
+    """
+    try:
+        wire.send(connection, asked, file)
+        text, sent = wire.received(connection)
+    except TimeoutError:
+        raise ShareError(f"the store did not answer within {connection.gettimeout():.0f} s") from None
+    except OSError as error:
+        raise ShareError(f"the store has ended ({error.strerror})") from error
+    if not text:
+        raise ShareError("the store has ended")
+    answer: dict[str, Any] = json.loads(text)
+    if "error" in answer:
+        raise ShareError(answer["error"])
+    return answer, sent
+
+
+def attach(source: str | os.PathLike[str] | int, folder: Path | None = None, patience_s: float = PATIENCE_S) -> Held:
+    """Attach to the weights of a file; the store copies them if it does not hold them.
+
+    Args:
+        source: a safetensors file; a key of the store, as 8 or more hexadecimal digits after `sha256:`; or the
+            descriptor of a file.
+        folder: of the store's socket, see `xsp.share.wire.directory`.
+        patience_s: how long to wait for the store, in seconds.
+
+    Raises:
+        ShareError: there is no store, no such file, or it is refused; the message says why.
+    """
+    with span("share.hit") as asked:
+        began_ns = clock.monotonic_ns()
+        connection = connect(folder, patience_s)
+        try:
+            answer, sent = _asked(connection, source)
+        except BaseException:
+            connection.close()
+            raise
+        asked.name = "share.hit" if answer["hit"] else "share.miss"
+        for name, start_ns, end_ns in answer["spans"]:  # a copy may have begun for another process, before we asked
+            took(name, min(max(start_ns, began_ns), end_ns), end_ns)
+    with span("share.map"):
+        try:
+            mapping = Mapping(sent[0], answer["nbytes"], connection)
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            for descriptor in sent:
+                os.close(descriptor)
+        return Held(answer, mapping)
+
+
+def _asked(connection: socket.socket, source: str | os.PathLike[str] | int) -> tuple[dict[str, Any], list[int]]:
+    if isinstance(source, int):
+        return ask(connection, {"ask": "attach", "source": "a state dict"}, source)
+    text = os.fsdecode(source)
+    if text.startswith("sha256:"):
+        return ask(connection, {"ask": "attach", "key": text.partition(":")[2]})
+    try:
+        file = os.open(text, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is refused, not waited for
+    except (OSError, ValueError) as error:
+        raise ShareError(f"{text}: cannot be read ({getattr(error, 'strerror', error)})") from error
+    try:
+        return ask(connection, {"ask": "attach", "source": os.path.abspath(text)}, file)
+    finally:
+        os.close(file)
+
+
+def status(folder: Path | None = None) -> dict[str, Any]:
+    """Return what the store holds and who is attached, as `store.Store.status` says.
+
+    Raises:
+        ShareError: there is no store.
+    """
+    with connect(folder) as connection:
+        _, sent = ask(connection, {"ask": "status"})
+    with open(sent[0], "rb") as file:
+        told: dict[str, Any] = json.loads(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0))
+    return told
+
+
+def evict(key: str, folder: Path | None = None) -> dict[str, Any]:
+    """Free an object that nobody is attached to, by the first digits of its key; `*` for all of them.
+
+    Returns:
+        How many were `evicted`, and how many are `attached` and stay.
+
+    Raises:
+        ShareError: there is no store, no such object, or it is attached.
+    """
+    with connect(folder) as connection:
+        return ask(connection, {"ask": "evict", "key": key})[0]

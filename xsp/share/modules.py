@@ -1,0 +1,359 @@
+"""Shared weights in a module of torch: parameters become views of memory that nobody can write.
+
+What is shared are parameters. Buffers are written in training (running statistics) and are small, so each process has
+its own copy of them; a parameter of another type than the file's is a copy too, if that is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xsp.errors import ShareError
+from xsp.record.blocks import span
+from xsp.scrub import plain
+from xsp.share import client, wire
+from xsp.share.weights import Tensor
+
+TYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16,
+    "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64, "I64": torch.int64, "F16": torch.float16,
+    "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+
+_live: weakref.WeakSet[client.Mapping] = weakref.WeakSet()
+
+_WRITTEN = "these weights are shared by several processes and cannot be written"
+_REMEDY = "xsp.share.detach(module) makes them this process's own, to train or to change"
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor lies in memory that this process shares, and is read only."""
+    if tensor.device.type != "cpu":
+        return False
+    at = tensor.data_ptr()
+    return any(each.address <= at < each.address + each.nbytes for each in _live)
+
+
+class SharedParameter(torch.nn.Parameter):
+    """A parameter in shared memory: it takes no gradient, and its methods that write raise.
+
+    What writes below Python (an optimizer's fused step, NumPy's view) is stopped by the system: SIGSEGV, in the process
+    that writes.
+    """
+
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        """Refuse gradients.
+
+        Raises:
+            RuntimeError: they are asked for.
+        """
+        if requires_grad and is_shared(self):
+            raise RuntimeError(f"{_WRITTEN}, so they cannot be trained; {_REMEDY}")
+        return super().requires_grad_(requires_grad)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "requires_grad" and value:
+            self.requires_grad_()
+        super().__setattr__(name, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            memo[id(self)] = torch.nn.Parameter(self.detach().clone(), requires_grad=False)
+        return memo[id(self)]
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    inner = getattr(torch.Tensor, name)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_shared(self):
+            raise RuntimeError(f"{name}: {_WRITTEN}; {_REMEDY}")
+        return inner(self, *args, **kwargs)
+
+    return method
+
+
+_KEPT = {"requires_grad_", "retain_grad_", "share_memory_", "rename_", "detach_", "as_strided_"}
+
+for _name in dir(torch.Tensor):
+    _writes = _name.endswith("_") and not _name.startswith("_") and _name not in _KEPT
+    if _writes or _name == "__setitem__" or (_name.startswith("__i") and f"__{_name[3:]}" in dir(torch.Tensor)):
+        setattr(SharedParameter, _name, _refusing(_name))
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """What `attach` did. The attachment itself lasts as long as a parameter of it does."""
+
+    key: str
+    """`sha256:` and the digits of what is shared."""
+
+    hit: bool
+    """The store held it already."""
+
+    shared: int
+    """Parameters that are views."""
+
+    shared_bytes: int
+    private: dict[str, str]
+    """Names of what is a copy of this process's own, with the reason."""
+
+    private_bytes: int
+    unused: tuple[str, ...]
+    """Names of the file that the module has no place for (with `strict=False`)."""
+
+
+def attach(
+    module: torch.nn.Module,
+    source: str | os.PathLike[str],
+    *,
+    strict: bool = True,
+    cast: bool = False,
+    folder: Path | None = None,
+    patience_s: float = client.PATIENCE_S,
+) -> Attachment:
+    """Make the parameters of a module views of weights that the store of this machine keeps, and set it to `eval`.
+
+    The module may be on the meta device, or from `empty()`; else the memory of its parameters is given back. Nothing in
+    it is changed if anything does not fit. Tied parameters stay tied.
+
+    Args:
+        module: on the CPU, or without values.
+        source: a safetensors file, or `sha256:…` of what the store holds.
+        strict: refuse names of the file that the module does not have.
+        cast: make copies of parameters whose type is another one in the file, instead of refusing them.
+        folder: of the store's socket, see `xsp.share.wire.directory`.
+        patience_s: how long to wait for the store, in seconds.
+
+    Raises:
+        ShareError: there is no store, the file is refused, or it does not fit the module; the message says why.
+    """
+    with span("share.attach"):
+        held = client.attach(source, folder, patience_s)
+        with span("share.assign"):
+            return _assigned(module, held, os.fsdecode(source), strict, cast)
+
+
+Slot = tuple[torch.nn.Module, str]
+"""A module, and the name of a tensor in it."""
+
+
+def _assigned(module: torch.nn.Module, held: client.Held, source: str, strict: bool, cast: bool) -> Attachment:
+    """Put what is held into a module.
+
+    Raises:
+        ShareError: it does not fit.
+    """
+    parameters, buffers, volatile = _slots(module)
+    there = {each.name: each for each in held.tensors}
+    groups: dict[int, list[str]] = {}
+    for name, (owner, own) in parameters.items():
+        groups.setdefault(id(owner._parameters[own]), []).append(name)
+    missing = [", ".join(names) for names in groups.values() if not any(name in there for name in names)]
+    missing += [name for name in buffers if name not in there]
+    unused = tuple(name for name in there if name not in parameters and name not in buffers)
+    where = f"{source} and {type(module).__name__}"
+    if missing:
+        raise ShareError(f"{where}: the file lacks {_some(missing)}; nothing was changed")
+    if unused and strict:
+        raise ShareError(f"{where}: the module has no place for {_some(unused)}; pass strict=False to leave it out")
+    if volatile:
+        raise ShareError(
+            f"{where}: no file has the buffers {_some(volatile)}, and the module has no values of them; "
+            "build it in `with xsp.share.empty():`, which makes buffers, instead of on the meta device"
+        )
+    made: list[tuple[list[Slot], Any]] = []
+    private: dict[str, str] = {}
+    shared_bytes = private_bytes = shared = 0
+    _live.add(held.mapping)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable")
+        for names in groups.values():
+            owner, own = parameters[names[0]]
+            first, *rest = [there[name] for name in names if name in there]
+            wanted: Any = owner._parameters[own]
+            view = _checked(held, first, wanted, where)
+            for other in rest:
+                if other.dtype != first.dtype or not torch.equal(view, _checked(held, other, wanted, where)):
+                    raise ShareError(f"{where}: {first.name} and {other.name} are tied, and differ in the file")
+            if view.dtype != wanted.dtype:
+                if not cast:
+                    raise ShareError(
+                        f"{where}: {plain(first.name)} is {_type(view)} in the file and {_type(wanted)} in the module; "
+                        f"build the module so (module.to({view.dtype})), or pass cast=True for a copy of its own"
+                    )
+                copied = torch.nn.Parameter(view.to(wanted.dtype), requires_grad=False)
+                private[first.name] = f"{_type(view)} in the file, {_type(copied)} here"
+                private_bytes += copied.nbytes
+                made.append(([parameters[name] for name in names], copied))
+                continue
+            shared += 1
+            shared_bytes += first.nbytes
+            made.append(([parameters[name] for name in names], SharedParameter(view, requires_grad=False)))
+        for name, (owner, own) in buffers.items():
+            buffer: Any = owner._buffers[own]
+            copy = _checked(held, there[name], buffer, where).to(buffer.dtype, copy=True)
+            private[name] = "a buffer"
+            private_bytes += copy.nbytes
+            made.append(([(owner, own)], copy))
+    for slots, tensor in made:
+        for owner, own in slots:
+            (owner._parameters if own in owner._parameters else owner._buffers)[own] = tensor
+    module.eval()
+    _refuse_training(module)
+    return Attachment(f"sha256:{held.key}", held.hit, shared, shared_bytes, private, private_bytes, unused)
+
+
+def _slots(module: torch.nn.Module) -> tuple[dict[str, Slot], dict[str, Slot], list[str]]:
+    """Return where a module's parameters and buffers are, by name, and which buffers have neither values nor a file.
+
+    Raises:
+        ShareError: it holds what cannot be replaced: what is on a device, or not made yet.
+    """
+    parameters: dict[str, Slot] = {}
+    buffers: dict[str, Slot] = {}
+    volatile: list[str] = []
+    for path, each in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for name, parameter in each._parameters.items():
+            if parameter is None:
+                continue
+            if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+                raise ShareError(f"{prefix}{name}: has no shape before the first call (a lazy module); call it once")
+            if parameter.device.type not in ("cpu", "meta"):
+                raise ShareError(
+                    f"{prefix}{name}: is on {parameter.device}; only memory of the host is shared: attach on the CPU"
+                )
+            if type(parameter.data) is not torch.Tensor or parameter.layout != torch.strided:
+                raise ShareError(f"{prefix}{name}: is {type(parameter.data).__name__}, which is no plain tensor")
+            parameters[prefix + name] = each, name
+        for name, buffer in each._buffers.items():
+            if buffer is None:
+                continue
+            if name not in each._non_persistent_buffers_set:
+                buffers[prefix + name] = each, name
+            elif buffer.device.type == "meta":
+                volatile.append(prefix + name)
+    return parameters, buffers, volatile
+
+
+def _checked(held: client.Held, tensor: Tensor, wanted: Any, where: str) -> torch.Tensor:
+    """Return the view of a tensor.
+
+    Raises:
+        ShareError: it has another shape than what it is for.
+    """
+    if tensor.shape != tuple(wanted.shape):
+        raise ShareError(
+            f"{where}: {plain(tensor.name)} is {list(tensor.shape)} in the file and {list(wanted.shape)} in the module"
+        )
+    return view_of(held, tensor)
+
+
+def view_of(held: client.Held, tensor: Tensor) -> torch.Tensor:
+    """Return a tensor of what is held, as a view, which keeps the attachment alive."""
+    kind = TYPES[tensor.dtype]
+    if not tensor.nbytes:
+        return torch.empty(tensor.shape, dtype=kind)
+    count = tensor.nbytes // kind.itemsize
+    return torch.frombuffer(held.array, dtype=kind, count=count, offset=tensor.offset).view(tensor.shape)
+
+
+def _some(names: Any) -> str:
+    shown = ", ".join(plain(name)[:100] for name in list(names)[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _type(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+class _Refuses:
+    """`module.train` of a module with shared weights. It is an object, so that the module can be copied and pickled."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = weakref.ref(module)
+
+    def __call__(self, mode: bool = True) -> torch.nn.Module:
+        module = self._module()
+        assert module is not None
+        if mode and any(isinstance(each, SharedParameter) and is_shared(each) for each in module.parameters()):
+            raise RuntimeError(f"{type(module).__name__}: {_WRITTEN}, so it cannot be trained; {_REMEDY}")
+        return type(module).train(module, mode)
+
+    def __reduce__(self) -> Any:
+        return _Refuses, (self._module(),)  # of a copy, its copy
+
+
+def _refuse_training(module: torch.nn.Module) -> None:
+    module.__dict__["train"] = _Refuses(module)
+
+
+def detach(module: torch.nn.Module) -> int:
+    """Give a module weights of its own again, which can be trained and written; return the bytes that were copied."""
+    own: dict[int, torch.nn.Parameter] = {}
+    copied = 0
+    for each in module.modules():
+        each.__dict__.pop("train", None)
+        for name, parameter in each._parameters.items():
+            if isinstance(parameter, SharedParameter):
+                if id(parameter) not in own:
+                    trainable = parameter.is_floating_point() or parameter.is_complex()
+                    own[id(parameter)] = torch.nn.Parameter(parameter.detach().clone(), requires_grad=trainable)
+                    copied += parameter.nbytes
+                each._parameters[name] = own[id(parameter)]
+    return copied
+
+
+@contextlib.contextmanager
+def empty() -> Iterator[None]:
+    """Build modules without memory for their parameters, and with their buffers: what `attach` is to fill.
+
+    Weights are neither allocated nor drawn at random, which takes longer than loading does for most models. It changes
+    `torch.nn.Module.register_parameter` meanwhile, for all threads.
+    """
+    before = torch.nn.Module.register_parameter
+
+    def register(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
+        before(self, name, param)
+        kept = self._parameters[name]
+        if kept is not None and kept.device.type != "meta" and type(kept) is torch.nn.Parameter:
+            self._parameters[name] = torch.nn.Parameter(kept.to("meta"), requires_grad=kept.requires_grad)
+
+    torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = before  # type: ignore[method-assign]
+
+
+def put(weights: Mapping[str, torch.Tensor], *, folder: Path | None = None) -> str:
+    """Bring a state dict into the store and return its key, `sha256:…`, that `attach` takes as a source.
+
+    Nothing is written to a disk: what the store evicts must be brought again.
+
+    Raises:
+        ShareError: there is no store, it has no room, or the state dict holds what is no tensor.
+    """
+    from safetensors.torch import save
+
+    try:
+        plain_tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+        data = save(plain_tensors)
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
+        raise ShareError(f"the state dict cannot be shared: {error}") from error
+    file = wire.in_memory(data)
+    try:
+        return f"sha256:{client.attach(file, folder).key}"
+    finally:
+        os.close(file)

@@ -1,0 +1,225 @@
+"""Files of weights, read strictly, and the form in which their tensors lie in shared memory.
+
+The only form that is read is safetensors: a header in JSON and plain bytes. A pickle runs code when it is read, so it
+is refused by its first bytes, and never opened as one.
+
+In memory: 8 bytes `xspshare`, 8 bytes with the length of a table in JSON, the table, and the tensors in the order of
+the file, each at a multiple of `ALIGNED` bytes, where torch itself would have put it: kernels then take the same paths,
+and outputs are the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from xsp.errors import ShareError
+from xsp.scrub import plain
+
+ALIGNED = 64
+PAGE = 4096
+CHUNK = 4 << 20
+MOST_HEADER = 100_000_000
+"""Bytes; the limit of the format's own reader."""
+
+MAGIC = b"xspshare"
+
+ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+"""Bytes of an element, by the name of its type in the format."""
+
+
+class Tensor(NamedTuple):
+    """A tensor of a file, or of an object in memory."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    """Of its first byte, from the beginning of the file or of the mapping."""
+
+    nbytes: int
+
+
+def read_header(file: int, named: str) -> list[Tensor]:
+    """Return the tensors of a safetensors file, in the order in which they lie there.
+
+    Args:
+        file: descriptor of a regular file; its position is not used.
+        named: how messages call it.
+
+    Raises:
+        ShareError: it is no safetensors file, or a damaged one; nothing of its data was read.
+    """
+    size = os.fstat(file).st_size
+    start = os.pread(file, 16, 0)
+    length = int.from_bytes(start[:8], "little")
+    if start[8:9] != b"{":
+        _refuse_pickle(start, named)
+        raise ShareError(f"{named}: is no safetensors file; write one with safetensors.torch.save_file")
+    if not 2 <= length <= min(size - 8, MOST_HEADER):
+        raise ShareError(
+            f"{named}: its header would have {length} bytes, in a file of {size}: it is truncated or damaged"
+        )
+    try:
+        header = json.loads(_read(file, 8, length, named), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise ShareError(f"{named}: its header cannot be read ({plain(str(error))[:200]})") from None
+    if not isinstance(header, dict):
+        raise ShareError(f"{named}: its header is no table of tensors")
+    header.pop("__metadata__", None)
+    data = 8 + length
+    found = sorted((_tensor(name, told, named, data) for name, told in header.items()), key=lambda each: each[3:])
+    end = data
+    for each in found:
+        if each.offset != end:
+            raise ShareError(f"{named}: the bytes of {plain(each.name)} overlap others or leave a gap")
+        end += each.nbytes
+    if end != size:
+        raise ShareError(f"{named}: its tensors end at byte {end}, and the file at {size}: it is truncated or damaged")
+    return found
+
+
+def _refuse_pickle(start: bytes, named: str) -> None:
+    if start[:4] == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05"):
+        raise ShareError(
+            f"{named}: is a pickle or an archive of one (torch.save), which can run code when it is read, so it is "
+            "refused; write the weights with safetensors.torch.save_file"
+        )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _tensor(name: str, told: Any, named: str, data: int) -> Tensor:
+    """Return a tensor as the header describes it.
+
+    Raises:
+        ShareError: it does not hold together.
+    """
+    where = f"{named}: tensor {plain(name)[:100]}"
+    if not isinstance(told, dict) or set(told) != {"dtype", "shape", "data_offsets"}:
+        raise ShareError(f"{where}: is to have dtype, shape and data_offsets")
+    dtype, shape, offsets = told["dtype"], told["shape"], told["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise ShareError(f"{where}: its type {plain(str(dtype))[:40]} is not known; there are {', '.join(ITEM_BYTES)}")
+    if not isinstance(shape, list) or not all(map(_whole, shape)) or len(shape) > 64:
+        raise ShareError(f"{where}: its shape is no list of sizes")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_whole, offsets)):
+        raise ShareError(f"{where}: its data_offsets are no two places")
+    nbytes = offsets[1] - offsets[0]
+    if nbytes != math.prod(shape) * ITEM_BYTES[dtype]:
+        raise ShareError(f"{where}: its bytes ({nbytes}) are not those of its shape and type")
+    return Tensor(name, dtype, tuple(shape), data + offsets[0], nbytes)
+
+
+def _read(file: int, offset: int, size: int, named: str) -> bytes:
+    parts = []
+    while size > 0:
+        part = os.pread(file, min(size, CHUNK), offset)
+        if not part:
+            raise ShareError(f"{named}: it became shorter while it was read")
+        parts.append(part)
+        offset += len(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+class Layout(NamedTuple):
+    """How tensors lie in memory."""
+
+    table: bytes
+    """What stands before them, up to the first."""
+
+    tensors: list[Tensor]
+    size: int
+    """Bytes in all."""
+
+
+def laid_out(tensors: list[Tensor]) -> Layout:
+    """Return where in memory the tensors of a file come to lie."""
+    at, placed = 0, []
+    for each in tensors:
+        at = -(-at // ALIGNED) * ALIGNED
+        placed.append(each._replace(offset=at))
+        at += each.nbytes
+    told = json.dumps(placed, separators=(",", ":")).encode()
+    before = -(-(16 + len(told)) // PAGE) * PAGE
+    table = MAGIC + struct.pack("<Q", len(told)) + told
+    inside = [each._replace(offset=each.offset + before) for each in placed]
+    return Layout(table.ljust(before, b"\0"), inside, max(before + at, PAGE))
+
+
+def read_table(memory: Any) -> list[Tensor]:
+    """Return the tensors of an object in memory, with their offsets there.
+
+    Args:
+        memory: bytes, or a view of them.
+
+    Raises:
+        ShareError: it was not made by `copy`.
+    """
+    if bytes(memory[:8]) != MAGIC:
+        raise ShareError("what the store handed out is no object of weights")
+    (length,) = struct.unpack("<Q", bytes(memory[8:16]))
+    before = -(-(16 + length) // PAGE) * PAGE
+    return [
+        Tensor(name, dtype, tuple(shape), offset + before, nbytes)
+        for name, dtype, shape, offset, nbytes in json.loads(bytes(memory[16 : 16 + length]))
+    ]
+
+
+def copy(file: int, tensors: list[Tensor], layout: Layout, to: int, named: str, goes_on: Callable[[], bool]) -> str:
+    """Copy tensors from a file into memory, and return the SHA-256 of what lies there, in hexadecimal digits.
+
+    Args:
+        file: descriptor of the file.
+        tensors: of it.
+        layout: where they go.
+        to: descriptor of the memory; it is made as large as it has to be.
+        named: how messages call the file.
+        goes_on: asked now and then; False ends it.
+
+    Raises:
+        ShareError: the file became shorter, the memory cannot be had, or it was ended.
+    """
+    digest = hashlib.sha256(layout.table)
+    try:
+        os.ftruncate(to, layout.size)
+        _write(to, memoryview(layout.table), 0)
+        buffer = memoryview(bytearray(CHUNK))
+        for source, target in zip(tensors, layout.tensors, strict=True):
+            done = 0
+            while done < source.nbytes:
+                read = os.preadv(file, [buffer[: min(CHUNK, source.nbytes - done)]], source.offset + done)
+                if not read:
+                    raise ShareError(f"{named}: it became shorter while it was read")
+                digest.update(buffer[:read])
+                _write(to, buffer[:read], target.offset + done)
+                done += read
+                if not goes_on():
+                    raise ShareError("the store is ending")
+    except OSError as error:
+        raise ShareError(f"{named}: cannot be copied into memory ({error.strerror})") from error
+    return digest.hexdigest()
+
+
+def _write(to: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(to, data, offset)
+        data, offset = data[written:], offset + written

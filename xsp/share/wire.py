@@ -1,0 +1,86 @@
+"""Where the store of a user listens, and its messages: one of JSON each, perhaps with a descriptor."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+from xsp.errors import ShareError
+
+SOCKET = "store.sock"
+DIRECTORY = "XSP_SHARE_DIR"
+"""Variable with the directory of the store's socket."""
+
+MOST_MESSAGE = 64 << 10
+LONGEST_PATH = 107
+"""Bytes of a Unix socket's path."""
+
+
+def directory(given: Path | None = None) -> Path:
+    """Return the directory of the store's socket: as given, as `XSP_SHARE_DIR` says, or this user's own."""
+    if given is not None:
+        return given
+    if os.environ.get(DIRECTORY):
+        return Path(os.environ[DIRECTORY])
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(own) / "xsp-share" if own else Path("/tmp") / f"xsp-share-{os.getuid()}"
+
+
+def socket_of(folder: Path) -> str:
+    """Return the path of the socket in a directory that only this user can enter.
+
+    Raises:
+        ShareError: it is another user's or open to others, or its path is too long.
+    """
+    try:
+        found = os.lstat(folder)
+    except OSError as error:
+        raise ShareError(f"{folder}: no store runs there ({error.strerror}); start one: xsp share serve") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ShareError(f"{folder}: is to be a directory of yours that nobody else can enter (chmod 700)")
+    path = str(folder / SOCKET)
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise ShareError(f"{folder}: its path is too long for a socket; give a shorter one with --dir or {DIRECTORY}")
+    return path
+
+
+def in_memory(data: bytes) -> int:
+    """Return the descriptor of a memfd with some bytes."""
+    memory = os.memfd_create("xsp-share", os.MFD_CLOEXEC)
+    with open(memory, "wb", closefd=False) as file:
+        file.write(data)
+    return memory
+
+
+def send(connection: socket.socket, told: dict[str, Any], memory: int | None = None) -> None:
+    """Send a message, with a descriptor if there is one.
+
+    Raises:
+        OSError: it could not be sent.
+    """
+    ancillary = [] if memory is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory]))]
+    connection.sendmsg([json.dumps(told).encode()], ancillary, socket.MSG_NOSIGNAL)
+
+
+def received(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Return a message and the descriptors that came with it, which are the caller's to close; nothing at the end.
+
+    Raises:
+        OSError: nothing could be read.
+        ShareError: the message was longer than any is.
+    """
+    text, ancillary, flags, _ = connection.recvmsg(MOST_MESSAGE, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    sent = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            sent.frombytes(data[: len(data) - len(data) % sent.itemsize])
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        for descriptor in sent:
+            os.close(descriptor)
+        raise ShareError("a message that is too long")
+    return text, list(sent)
