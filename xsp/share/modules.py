@@ -80,6 +80,8 @@ def _refusing(name: str) -> Callable[..., Any]:
             raise RuntimeError(f"{name}: {_WRITTEN}; {_REMEDY}")
         return inner(self, *args, **kwargs)
 
+    method.__name__ = name
+    method.__doc__ = f"Do as `torch.Tensor.{name}`, unless that would write shared weights."
     return method
 
 
