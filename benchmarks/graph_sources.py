@@ -3,9 +3,9 @@
 Of models that the seed chooses among those of torchvision and timm, keys (as a multiset) and edges of data are
 compared. A program is made with real weights and runs without values, an execution trace is of a step on this
 processor. A trace has six decimals of a number, and of one that stands for a tensor (`x * 0.5`) its type alone: "as
-told" are keys of calls of which only so much counts. What differs is named by operator. A model that asks PyTorch whether
-it is exported, and then makes other calls, is captured once more under that answer; one that is alike then is named and
-counted apart. With `--out` what is compared stays, so that parts of some minutes add up.
+told" are keys of calls of which only so much counts. What differs is named by operator. A model that asks PyTorch
+whether it is exported, and then makes other calls, is captured once more under that answer; one that is alike then is
+named and counted apart. With `--out` what is compared stays, so that parts of some minutes add up.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _row(source: str, make: Made, spec: str) -> Row:
     if source == "program" and not _alike(other, captured):
         import torch
 
-        with mock.patch.object(torch.compiler, "is_exporting", lambda: True):
+        with mock.patch.object(torch.compiler, "is_exporting", return_value=True):
             if _alike(other, xsp.graph.of(spec)):
                 return {"asks": True}
     more, less = _keys(other) - _keys(told), _keys(told) - _keys(other)
@@ -143,7 +143,7 @@ def _add(report: turns.Report, source: str, rows: Sequence[Row]) -> None:
     report.add([source, *cells, str(sum("asks" in row for row in rows)), str(sum("error" in row for row in rows))])
     report.notes += [f"{source}, {row['model']}: {row['error']}" for row in rows if "error" in row]
     report.notes += [
-        f"{source}, {row['model']}: it asks whether it is exported, makes other calls then, and is alike under that answer"
+        f"{source}, {row['model']}: it asks whether it is exported and then makes other calls, which are alike"
         for row in rows
         if "asks" in row
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,13 @@ from pathlib import Path
 
 
 def place(path: Path) -> Path:
-    """Return where to write what is to become `path`: beside it, hidden, and this thread's own."""
+    """Return where to write what is to become `path`: beside it, hidden, and this thread's own.
+
+    Raises:
+        OSError: it is a folder without a name of its own: `.`, `/`.
+    """
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     name = os.fsencode(path.name).decode("utf-8", "replace")  # the table engine opens no other names
     return path.with_name(f".{name}.{os.getpid()}-{threading.get_ident()}.part")
 

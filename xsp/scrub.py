@@ -37,7 +37,7 @@ _PLAIN = re.compile(
 """Numbers with their unit, shapes, switches, devices, types: what holds no secret."""
 
 _MODEL = re.compile(
-    r"(?:(?:torchvision|timm|transformers):[\w./-]{1,60}|(?i:resne|vgg|vit|bert|gpt|llama|swin|convnext|efficientnet"
+    r"(?:(?:torchvision|timm|transformers|micro):[\w./-]{1,60}|(?i:resne|vgg|vit|bert|gpt|llama|swin|convnext|efficientnet"
     r"|mobilenet|densenet|inception|t5|unet|deit|squeezenet|alexnet)[\w.-]{0,40})"
 )
 _OF_NAMES = ("--step", "--model", "--arch", "--net", "--backbone", "--levels", "--collectors")

@@ -154,6 +154,16 @@ class Found:
     """A line for each file that is no section: its name, and why."""
 
 
+def check(run: Path) -> None:
+    """Refuse a folder that is no run directory.
+
+    Raises:
+        OutputError: it is none.
+    """
+    if not rundir.is_one(run):
+        raise OutputError(f"{run}: not a run directory; sections belong to a run")
+
+
 def write(run: Path, name: str, section: Section) -> Path:
     """Put a section into a run directory, in the place of the one that has the name there.
 
@@ -179,8 +189,7 @@ def write(run: Path, name: str, section: Section) -> Path:
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
     if len(text) > MOST_BYTES:
         raise UsageError(f"the section {name} takes {len(text) >> 20} MB, a page shows up to {MOST_BYTES >> 20}")
-    if not rundir.is_one(run):
-        raise OutputError(f"{run}: not a run directory; sections belong to a run")
+    check(run)
     folder = run / rundir.SECTIONS
     try:
         folder.mkdir(exist_ok=True)

@@ -69,6 +69,18 @@ def test_a_batch_with_a_name_is_one_unless_told_otherwise(tmp_path: Path) -> Non
     assert xsp.graph.of(path, batch=7).nodes[1].call.outputs[0].shape == (7, 4, 8, 8)
 
 
+def test_a_negative_size_is_an_unknown_one(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.onnx", [CONV, RELU], batch=-1)
+    assert xsp.graph.of(path).settings["batch"] == 1
+    assert xsp.graph.of(path).nodes[1].call.outputs[0].shape == (1, 4, 8, 8)
+    relu = helper.make_node("Relu", ["x"], ["y"])
+    given, made = (helper.make_tensor_value_info(name, FLOAT, [2, -1]) for name in "xy")
+    onnx.save(helper.make_model(helper.make_graph([relu], "g", [given], [made])), path)
+    graph = xsp.graph.of(path)
+    assert graph.measures()["bytes_unknown"] == 1
+    assert any("dimension 1" in each.reason for each in graph.problems)
+
+
 def test_a_batch_that_the_file_fixes_is_said(tmp_path: Path) -> None:
     shape = helper.make_node(
         "Constant", [], ["s"], value=helper.make_tensor("s", onnx.TensorProto.INT64, [2], [1, 192])

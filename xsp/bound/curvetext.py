@@ -18,7 +18,7 @@ WIDTH = 80
 MOST_HOLES = 3
 
 
-def page(found: Curve, source: str) -> str:
+def page(found: Curve, source: str, step: str = "") -> str:
     """Return a table with a line for each size of blocks, the best cover, and what to type next."""
     lines = [
         plain(
@@ -34,7 +34,7 @@ def page(found: Curve, source: str) -> str:
         *(line for text in _told(found) for line in textwrap.wrap(plain(text), WIDTH)),
     ]
     if any(each.construction.at_least for each in found.points):
-        lines += ["", f"time the missing blocks: xsp bound {plain(source)} --curve --fill 5m"]
+        lines += ["", f"time the missing blocks: xsp bound {plain(f'{source} {step}'.rstrip())} --curve --fill 5m"]
     return "\n".join(lines)
 
 

@@ -15,7 +15,7 @@ from xsp.scrub import plain
 MOST_LAYERS = 20
 
 
-def page(found: Training, source: str) -> str:
+def page(found: Training, source: str, step: str = "") -> str:
     """Return a line for each phase, what could overlap, and the layers that take longest."""
     rungs = list(found.by_rung)
     heads = "".join(f"{NAMES[each]:>11}" for each in rungs)
@@ -30,7 +30,7 @@ def page(found: Training, source: str) -> str:
             f"{'layer':30}{'forward':>10}{'backward':>10}{'update':>10}{'gradients':>11}",
             *_layers(found),
             "",
-            *_told(found, source),
+            *_told(found, f"{source} {step}".rstrip()),
         ]
     )
 
@@ -66,7 +66,7 @@ def _told(found: Training, source: str) -> list[str]:
         lines.append(f"{share:.0f} % of the backward pass is off its longest path, weight gradients mostly:")
         lines.append("nothing behind waits for them, so that other work could overlap with them.")
     if found.holes:
-        lines += [f"{found.holes} calls have no figure: xsp bound {plain(source)} --train --fill 60s"]
+        lines += [f"{found.holes} calls have no figure: xsp bound {plain(source)} --fill 60s"]
     return lines
 
 

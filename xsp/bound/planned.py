@@ -60,7 +60,7 @@ def _planned(trace: Trace) -> Graph:
 def _model_of(trace: Trace) -> tuple[str, dict[str, Any]] | None:
     """Return the model that `xsp profile` ran, with its settings, where the run says so."""
     command = [str(each) for each in trace.run.get("command") or ()]
-    spec = next((each for each in command[2:] if re.match(r"(torchvision|timm|transformers):\w", each)), None)
+    spec = next((each for each in command[2:] if re.match(r"(torchvision|timm|transformers|micro):\w", each)), None)
     if command[:2] != ["xsp", "profile"] or spec is None:
         return None
     settings: dict[str, Any] = {"train": "--train" in command, "batch": trace.run.batch_size or 1}

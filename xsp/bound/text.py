@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from xsp.bound.ladder import NAMES, Bound, Rung
-from xsp.bound.timed import timed_here
+from xsp.bound.timed import NOT_TIMED, timed_here
 from xsp.bound.totals import Coverage, Total
 from xsp.graph import text as graphtext
 from xsp.graph.node import KnownBy
@@ -22,17 +22,18 @@ MOST_HOLES = 4
 MOST_PROBLEMS = 4
 
 
-def page(bound: Bound, source: str, partial: bool = False) -> str:
+def page(bound: Bound, source: str, partial: bool = False, step: str = "") -> str:
     """Return ladder, differences, coverage, layers, and what to type next.
 
     Args:
         bound: any.
         source: as it was named, for the command to type next.
         partial: whether totals below the coverage that they take were asked for.
+        step: options of the step as they were typed, `--train --batch 8`.
     """
     lines = [
         *_title(bound), "", *_ladder(bound), *_differences(bound), *_parallel(bound), *_coverage(bound),
-        *_layers(bound), *_holes(bound), *_problems(bound), "", f"next: {_next(bound, source, partial)}",
+        *_layers(bound), *_holes(bound), *_problems(bound), "", f"next: {_next(bound, source, partial, step)}",
     ]  # fmt: skip
     return "\n".join(lines)
 
@@ -201,9 +202,9 @@ def _problems(bound: Bound) -> list[str]:
     return ["", *shown, *([f"{left} more in --format json"] if left > 0 else [])] if shown else []
 
 
-def _next(bound: Bound, source: str, partial: bool) -> str:
+def _next(bound: Bound, source: str, partial: bool, step: str) -> str:
     """Return the command that gives what is missing most."""
-    said = shlex.quote(source)
+    said = f"{shlex.quote(source)} {step}".rstrip()
     ceiling, timed = bound.rungs[Rung.CEILING.value], bound.rungs[Rung.AS_RUN.value]
     foreign = _foreign(bound)
     can_time = not foreign and timed_here(bound.graph)
@@ -215,13 +216,16 @@ def _next(bound: Bound, source: str, partial: bool) -> str:
         return (
             f"xsp bound {said} --partial"
             if ceiling.sequential is None and not partial
-            else f"xsp analyze {said} A9 A15"
+            else f"xsp analyze {shlex.quote(source)} A9 A15"
         )
-    if can_time and (timed.sequential is None or timed.at_least):
+    tried = timed.coverage.nodes > 0 and not any(each.reason == NOT_TIMED for each in bound.holes)
+    if can_time and not tried and (timed.sequential is None or timed.at_least):
         return f"xsp bound {said} --fill 60s"
+    if can_time and timed.sequential is None and not partial:
+        return f"xsp bound {said} --partial"
     if bound.rungs[Rung.MEASURED.value].sequential is None:
-        known = re.match(r"(torchvision|timm|transformers):", source)
-        return f"xsp profile {said}" if known else f"xsp bound {said} --run RUN"
+        known = re.match(r"(torchvision|timm|transformers|micro):", source)
+        return f"xsp profile {shlex.quote(source)}" if known else f"xsp bound {said} --run RUN"
     return f"xsp bound {said} --html bound.html"
 
 

@@ -15,6 +15,9 @@ from xsp.bound.totals import Figure, Total
 from xsp.graph.blocks import block, windows
 from xsp.graph.node import Graph, Source
 
+NOT_TIMED = "not timed"
+"""Why a call has no figure that nobody tried to time."""
+
 MARKED = 1.05
 """A sitting whose fixed work drifted by more is marked."""
 
@@ -72,7 +75,7 @@ def of(graph: Graph, timings: Timings, threads: int, cores: int) -> Timed:
         timing = None if spec is None else timings.get(spec.key)
         if spec is None or timing is None or not timing.is_timed:
             as_run.append(None)
-            why.append("" if spec is None else "not timed" if timing is None else _reason(timing))
+            why.append("" if spec is None else NOT_TIMED if timing is None else _reason(timing))
         else:
             as_run.append(_figure(timing))
             why.append("")

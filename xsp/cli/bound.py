@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +156,7 @@ def run(given: argparse.Namespace) -> int:
     if given.format == "json":
         progress.put(json.dumps(text.as_json(found), indent=2) + "\n")
     else:
-        progress.tell(text.page(found, given.source, given.partial))
+        progress.tell(text.page(found, given.source, given.partial, _typed(given)))
     return 0
 
 
@@ -169,8 +170,20 @@ def _phases(given: argparse.Namespace, found: Bound) -> int:
     if given.format == "json":
         progress.put(json.dumps(phasestext.as_json(training), indent=2) + "\n")
     else:
-        progress.tell(phasestext.page(training, given.source))
+        progress.tell(phasestext.page(training, given.source, _typed(given)))
     return 0
+
+
+def _typed(given: argparse.Namespace) -> str:
+    """Return the options of the step as they are typed, for the command that comes next."""
+    names = ("batch", "input", "sequence", "prefill", "decode", "threads", "run", "timings", "like")
+    usual = {"sequence": 128}
+    words = ["--train"] if given.train else []
+    for name in names:
+        value = getattr(given, name)
+        if value is not None and value != usual.get(name):
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
 
 
 def _of_step(given: argparse.Namespace) -> dict[str, Any]:
@@ -209,7 +222,7 @@ def _curve(given: argparse.Namespace) -> int:
     if given.format == "json":
         progress.put(json.dumps(curvetext.as_json(found), indent=2) + "\n")
     else:
-        progress.tell(curvetext.page(found, given.source))
+        progress.tell(curvetext.page(found, given.source, _typed(given)))
     return 0
 
 

@@ -30,6 +30,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xsp import sections
 from xsp.cli import options, progress
 from xsp.errors import UsageError
 
@@ -120,6 +121,8 @@ def run(given: argparse.Namespace) -> int:
         return _shared(given)
     if given.only is not None or given.against is not None:
         raise UsageError("--only and --against are for a folder that --all wrote")
+    if given.section is not None:
+        sections.check(given.section)
     found = _graph(given, given.source, beside=given.compare)
     if given.rewrite:
         return _rewritten(given, found)

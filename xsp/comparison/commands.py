@@ -12,7 +12,7 @@ from xsp.errors import UsageError
 
 _SETTING = re.compile(r"[A-Za-z_]\w*=")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
-_MODEL = re.compile(r"(torchvision|timm|transformers):\S+|[^:]+\.py:[A-Za-z_]\w*")
+_MODEL = re.compile(r"(torchvision|timm|transformers|micro):\S+|[^:]+\.py:[A-Za-z_]\w*")
 _WITH_VALUE = ("-W", "-X")
 _ITS_PLACE = ("-o", "--out", "--overwrite", "-q", "--quiet", "--levels", "--resolve", "--counters", "--otlp")
 """Options of `xsp run` and `xsp profile` that a comparison decides itself, or that cost other runs."""

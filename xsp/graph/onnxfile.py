@@ -103,11 +103,12 @@ def _set_batch(model: Any, batch: int | None, problems: list[Problem]) -> int | 
             continue
         dimensions = given.type.tensor_type.shape.dim
         for place, each in enumerate(dimensions):
-            named = not each.HasField("dim_value")
+            named = not each.HasField("dim_value") or each.dim_value < 0  # so some exporters write an unknown one
             if place == 0 and (named or batch is not None):
                 each.dim_value = batch or 1
             elif named:
                 name = each.dim_param or "?"
+                each.ClearField("value")
                 problems.append(Problem(f"input {given.name}", f"dimension {place} is {name}, which has no number"))
         if dimensions:
             found.add(dimensions[0].dim_value)
@@ -370,7 +371,7 @@ def _tensor(onnx: Any, kind: Any) -> Tensor:
     if not kind.HasField("tensor_type"):
         return Tensor(None, None)
     held = kind.tensor_type
-    sizes = [each.dim_value if each.HasField("dim_value") else None for each in held.shape.dim]
+    sizes = [each.dim_value if each.HasField("dim_value") and each.dim_value >= 0 else None for each in held.shape.dim]
     known = held.HasField("shape") and None not in sizes
     return Tensor(_dtype(onnx, held.elem_type), tuple(size for size in sizes if size is not None) if known else None)
 
