@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from xsp.evaluate.quality.judging import Judgement, Outcome, Verdict, judge, settle
+from xsp.evaluate.quality.judging import Around, Judgement, Outcome, Verdict, judge, settle
 
 DRAW = np.random.default_rng(0)
 IMAGES = DRAW.integers(0, 256, (6, 3, 12, 12)).astype(np.float32)
@@ -142,3 +144,84 @@ def test_a_disturbance_of_one_run_is_repeated_before_it_is_called_a_change() -> 
     runs = iter([outcome(1, slower=1.6), *(outcome(seed) for seed in range(2, 9))])
     assert settle(BEFORE, lambda: next(runs)).verdict is not Verdict.DIFFERENT
     assert judge(BEFORE, outcome(1, slower=1.6)).by("latency") is Verdict.DIFFERENT
+
+
+# --- latencies of two times ------------------------------------------------------------------------------------------
+
+
+def at_a_time(
+    draw: np.random.Generator, loads: tuple[float, ...], factor: float = 1.0, noted: bool = True, computes: bool = True
+) -> Iterator[Outcome]:
+    """Yield outcomes of one period of a machine: the first load is that of the first run; the last one stays.
+
+    A period, each start and each request differ by chance. Under a load a request waits for a core for a share of its
+    time that varies; what was noted is the greatest share that it may have been.
+    """
+    period = draw.normal(1, 0.03)
+    for load in itertools.chain(loads, itertools.repeat(loads[-1])):
+        alone = 3e6 * factor * period * draw.normal(1, 0.03) * draw.lognormal(0, 0.05, 60)
+        waited = 1 + (load - 1) * draw.uniform(0.3, 1, 60)
+        around = Around(load if noted else 1.0, float(np.median(alone)) * draw.normal(1, 0.03) if computes else None)
+        yield Outcome(BEFORE.outputs, {"1": [alone * waited]}, ENVIRONMENT, around={"1": [around]})
+
+
+QUIET, LOADED, DISTURBED = (1.0,), (2.5,), (1.9, 1.0)
+TIMES = [
+    (QUIET, QUIET), (LOADED, QUIET), (QUIET, LOADED), (LOADED, LOADED), (QUIET, DISTURBED),
+    (QUIET, (1.0, 2.5, 1.2, 4.0)),
+]  # fmt: skip
+
+
+def verdicts(then: tuple[float, ...], now: tuple[float, ...], seed: int, factor: float = 1.0, **how: bool) -> Counter:
+    found: Counter = Counter()
+    for course in range(200):
+        draw = np.random.default_rng([seed, course])
+        before, again = next(at_a_time(draw, then, **how)), at_a_time(draw, now, factor, **how)
+        found[settle(before, lambda again=again: next(again)).verdict] += 1
+    return found
+
+
+@pytest.mark.parametrize(("then", "now"), TIMES)
+def test_an_unchanged_evaluation_is_the_same_whatever_else_the_machine_did(then: tuple, now: tuple) -> None:
+    found = verdicts(then, now, 1)
+    if then is now is LOADED:  # no run tells whether requests compute all the time: nobody can tell
+        assert found[Verdict.DIFFERENT] <= 2
+    else:
+        assert found[Verdict.SAME] >= 190
+
+
+@pytest.mark.parametrize(("then", "now"), TIMES)
+def test_without_processor_times_a_load_is_no_difference(then: tuple, now: tuple) -> None:
+    found = verdicts(then, now, 2, computes=False)
+    assert found[Verdict.DIFFERENT] <= 2
+    assert found[Verdict.SAME] >= (190 if then is QUIET and now is not LOADED else 0)
+
+
+@pytest.mark.parametrize("factor", [1.7, 0.55])
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_change_on_a_quiet_machine_is_told_by_latency_alone(factor: float, computes: bool) -> None:
+    assert verdicts(QUIET, QUIET, 3, factor, computes=computes)[Verdict.DIFFERENT] >= 190
+
+
+@pytest.mark.parametrize(("then", "now"), TIMES)
+def test_a_change_under_load_is_never_called_the_same(then: tuple, now: tuple) -> None:
+    assert verdicts(then, now, 4, 1.7)[Verdict.SAME] <= 10
+    assert verdicts(then, now, 5, 6.0)[Verdict.DIFFERENT] >= (190 if then is QUIET else 0)
+
+
+def test_repeats_of_now_do_not_tell_how_the_time_of_the_kept_run_was() -> None:
+    """The kept run was 18 % slower by a load that nobody noted; each repeat is within 1 %."""
+    draw = np.random.default_rng(6)
+    fresh = [draw.lognormal(0, 0.01, 60) * 3e6 for _ in range(5)]
+    kept = replace(BEFORE, latencies_ns={"1": [1.18 * fresh[0]]})
+    assert judge(kept, replace(BEFORE, latencies_ns={"1": fresh})).by("latency") is not Verdict.DIFFERENT
+
+
+def test_processor_time_says_nothing_of_what_waits_or_computes_on_several_cores() -> None:
+    run = np.full(60, 3e6)
+    for processor in (1e6, 6e6):
+        kept = replace(BEFORE, latencies_ns={"1": [run]}, around={"1": [Around(1.0, processor)]})
+        again = replace(BEFORE, latencies_ns={"1": [1.7 * run]}, around={"1": [Around(1.2, processor)]})
+        assert judge(kept, again).by("latency") is Verdict.DIFFERENT
+        again = replace(again, around={"1": [Around(2.0, processor)]})
+        assert judge(kept, again).by("latency") is Verdict.CANNOT_TELL

@@ -22,11 +22,11 @@ SUMMARY = "carry out a stored manifest again, and judge the difference"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("result", metavar="RESULT", help="name or path of a result")
-    parser.add_argument("--turns", type=options.rows, default=3, metavar="N", help="repeats at most (default: 3)")
+    parser.add_argument("--turns", type=options.rows, default=5, metavar="N", help="repeats at most (default: 5)")
     parser.add_argument(
         "--folder", type=Path, default=Path(), metavar="DIR", help="where files of the manifest are (default: here)"
     )
-    parser.add_argument("--agents", metavar="NAME", help="local or process (default: as before)")
+    parser.add_argument("--agents", metavar="NAME", help="local or process (default: process, a new one each time)")
     evaluate_run.stored(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
@@ -39,8 +39,7 @@ def run(given: argparse.Namespace) -> int:
 
     before = results.named(given.result, given.store)
     manifest = reading.read(before.path / results.MANIFEST).manifest
-    usual = "process" if before.content["transport"] == "own process" else "local"
-    found = transports.named(given.agents or usual)
+    found = transports.named(given.agents or "process")
     if len(found) != 1:
         raise UsageError("--agents: one agent reproduces a result, local or process")
     asked = agents.Options(given.store, trusted=True)

@@ -20,7 +20,7 @@ import numpy as np
 from xsp import version
 from xsp.bench import environment
 from xsp.errors import ManifestError, UsageError
-from xsp.evaluate import agents, besides, datasets, pipeline, predictors, results
+from xsp.evaluate import agents, besides, contention, datasets, pipeline, predictors, results
 from xsp.evaluate.agents import Facts, Options, Progress
 from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, schedules, search
 from xsp.evaluate.load import latencies as said
@@ -111,7 +111,9 @@ def evaluate(
             served = _served(manifest, folder, options, predictor, handle)
             kept, first = _outputs(manifest, served)
             simulated = first.took_ns is not None
-            parts, found = _parts(manifest, folder, served, simulated, progress)
+            watch = contention.Watch()
+            parts, found, processor = _parts(manifest, folder, served, simulated, progress)
+            noted = {**environment.noted(), **watch.found()}
             batch = served.batch(0, manifest.scenario.sizes[0])
             more = besides.make(beside, manifest, folder, predictor, handle, batch, options, progress)
             notes = [*_of_search(found), *more]
@@ -126,13 +128,16 @@ def evaluate(
             "xsp": version.__version__,
             "transport": transport,
             "agent": results.plain(facts),
-            "environment": {"hash": there.hash, "equal": dict(there.equal), "noted": dict(there.noted)},
+            "environment": {"hash": there.hash, "equal": dict(there.equal), "noted": noted},
             "threads": _threads_now(),
             "samples": {"count": len(served.samples), "checksum": served.samples.checksum},
             "outputs": {"digest": results.digest(kept), "samples": min(len(served.raw), MOST_OUTPUTS)},
             "simulated": simulated,
             "open_ms": open_ns / 1e6,
-            "parts": [_figures(manifest.scenario, batch, each, found) for batch, each in parts.items()],
+            "parts": [
+                _figures(manifest.scenario, batch, each, found) | {"processor_ms": processor.get(batch)}
+                for batch, each in parts.items()
+            ],
             "notes": notes,
         }
         results.write(beside, manifest, content, parts)
@@ -178,17 +183,26 @@ def _outputs(manifest: Manifest, served: Served) -> tuple[dict[str, Array], Answ
 
 def _parts(
     manifest: Manifest, folder: Path, served: Served, simulated: bool, progress: Progress
-) -> tuple[dict[int, Requests], search.Found | None]:
-    """Return the requests of each batch size, and what a search for the highest rate came to."""
+) -> tuple[dict[int, Requests], search.Found | None, dict[int, float | None]]:
+    """Return the requests of each batch size, what a search for the highest rate came to, and processor times.
+
+    Processor time is that of all threads of this process for a request, the median, in milliseconds; None of a
+    simulator, of a program of its own, and of searches and cold starts.
+    """
     scenario = manifest.scenario
     if scenario.kind == "cold-start":
-        return {scenario.batch: _cold(manifest, folder, served, progress)}, None
+        return {scenario.batch: _cold(manifest, folder, served, progress)}, None, {}
     found = {}
+    processor: dict[int, float | None] = {}
+    elsewhere = simulated or bool(manifest.model.command)
     for batch in scenario.sizes:
         clock: Clock = VirtualClock() if simulated else Clock()
+        took: list[int] = []
 
-        def serve(number: int, inputs: int, clock: Clock = clock) -> None:
+        def serve(number: int, inputs: int, clock: Clock = clock, took: list[int] = took) -> None:
+            begin = time.process_time_ns()
             answer = served.predict(served.batch(number * inputs, inputs))
+            took.append(time.process_time_ns() - begin)
             if isinstance(clock, VirtualClock):
                 clock.advance(answer.took_ns or 0)
 
@@ -196,7 +210,7 @@ def _parts(
             serve(number, batch)
         if scenario.kind == "max-rate":
             best, found[batch] = _searched(manifest.title, scenario, serve, clock, progress)
-            return found, best
+            return found, best, processor
         what = f"{manifest.title}, batch {batch}" if len(scenario.sizes) > 1 else manifest.title
         found[batch] = drive(
             schedule(scenario, batch), serve, clock=clock,
@@ -204,7 +218,8 @@ def _parts(
         )  # fmt: skip
         if not len(found[batch]):
             raise ManifestError(f"{manifest.title}: no request ended ({found[batch].stopped})")
-    return found, None
+        processor[batch] = None if elsewhere else float(np.median(took[scenario.warmup :])) / 1e6
+    return found, None, processor
 
 
 MOST_PROBES = 15

@@ -11,10 +11,10 @@ from typing import Any
 from xsp import comparison
 from xsp.bench import environment
 from xsp.errors import UsageError, XspError
-from xsp.evaluate import agents, reading
+from xsp.evaluate import agents, contention, reading
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.quality import divergence
-from xsp.evaluate.quality.judging import Judgement, Outcome, judge, settle
+from xsp.evaluate.quality.judging import Around, Judgement, Outcome, judge, settle
 from xsp.evaluate.results import RUN, Result
 
 OF_THE_MACHINE = ("cpu", "machine", "cores", "memory_gib", "devices", "instructions", "caches", "nodes")
@@ -26,14 +26,20 @@ NAMES_ALONE = ("name", "description", "reference")
 
 def outcome(found: Result) -> Outcome:
     """Return what a result comes to, as `judge` takes it: outputs, latencies by batch size, and its circumstances."""
-    latencies = {}
+    latencies, around = {}, {}
+    there = found.content["environment"]
+    slowdown = contention.slowdown(there.get("noted", {}), there["equal"].get("cores"))
+    if found.content.get("simulated"):
+        slowdown = 1.0
     for part in found.parts:
         requests = found.requests(part["batch"])
-        # two searches end at two rates, where latencies differ; what the model takes for a request does not
-        searched = "rate_low" in part
-        name = f"batch {part['batch']}" + (", without waiting" if searched else "")
-        latencies[name] = [requests.service_ns if searched else requests.latency_ns]
-    return Outcome(found.outputs() or None, latencies, circumstances(found), _precision(found))
+        # two searches end at two rates, and in a queue a little makes much: what the model takes for a request does not
+        waiting = "rate_low" in part or bool(part["open_loop"])
+        name = f"batch {part['batch']}" + (", without waiting" if waiting else "")
+        latencies[name] = [requests.service_ns if waiting else requests.latency_ns]
+        processor = part.get("processor_ms")
+        around[name] = [Around(slowdown, None if processor is None else 1e6 * processor)]
+    return Outcome(found.outputs() or None, latencies, circumstances(found), _precision(found), around)
 
 
 def circumstances(found: Result) -> dict[str, str]:

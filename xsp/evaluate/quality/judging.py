@@ -1,8 +1,9 @@
 """Whether two evaluations are the same: by their environment, their outputs and their latencies.
 
 Each subject is judged by itself. The evaluations are different if one subject is; they are the same if all are; else
-nobody can tell, and the reasons say what is missing. Latencies are compared as runs are (`xsp.comparison.evidence`):
-one run a side tells only differences beyond those of two starts of one program; `settle` repeats until more is known.
+nobody can tell, and the reasons say what is missing. Latencies are compared as runs are (`xsp.comparison.evidence`).
+What is kept is of one start at one time, so however many repeats there are, only differences beyond those of two starts
+of one program are told, and only what a loaded machine does not explain; `settle` repeats until the spread is known.
 """
 
 from __future__ import annotations
@@ -31,8 +32,12 @@ UNIT = {"float64": 2.0**-52, "float32": 2.0**-23, "tf32": 2.0**-10, "float16": 2
 MOST_ROUNDING = 0.2
 """More than this share is no rounding, in whatever precision."""
 
-MARGIN = 0.05
-"""The share that latencies must differ by, with their whole interval, before the evaluations are called different."""
+OF_PROCESSORS = (0.8, 1.1)
+"""The shares of its latency that a request computes where its processor time stands for its latency: it neither waits
+for something else, nor computes on several cores."""
+
+CROWDED = 1.05
+"""A run whose requests may have been slower than alone by more than this had a machine with other work."""
 
 BESIDE = frozenset({"host", "kernel", "agent", "xsp", "started", "pid"})
 """What may differ between two evaluations that are the same; it is named all the same."""
@@ -46,6 +51,17 @@ class Verdict(enum.Enum):
     SAME = "same"
     DIFFERENT = "different"
     CANNOT_TELL = "cannot tell"
+
+
+@dataclass(frozen=True)
+class Around:
+    """What else is known of the latencies of a run."""
+
+    slowdown: float = 1.0
+    """How many times slower than alone its requests were at most: see `xsp.evaluate.contention`."""
+
+    processor_ns: float | None = None
+    """What a request took of processors, all threads together, the median; None where the model is elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +79,9 @@ class Outcome:
 
     precision: str = ""
     """In which the model computes, if that is not the type of its outputs."""
+
+    around: Mapping[str, Sequence[Around]] = field(default_factory=dict)
+    """By the same names as latencies, one for each run; nothing is known where there is none."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +110,14 @@ class Judgement:
         return _together([each for each in self.reasons if each.subject == subject])
 
 
-def judge(before: Outcome, after: Outcome, turns: int = MOST_TURNS) -> Judgement:
+def judge(before: Outcome, after: Outcome) -> Judgement:
     """Return whether two evaluations are the same.
 
     Args:
         before: the one that is kept.
         after: the one that was made again.
-        turns: how often it is looked at in all, where runs are repeated; see `settle`.
     """
-    reasons = [*_of_environment(before, after), *_of_outputs(before, after), *_of_latency(before, after, turns)]
+    reasons = [*_of_environment(before, after), *_of_outputs(before, after), *_of_latency(before, after)]
     return Judgement(_together(reasons), tuple(reasons))
 
 
@@ -115,7 +133,7 @@ def settle(before: Outcome, again: Callable[[], Outcome], most: int = MOST_TURNS
         most: times.
     """
     after = again()
-    found = judge(before, after, most)
+    found = judge(before, after)
     for _ in range(most - 1):
         known = found.by("environment"), found.by("outputs")
         if Verdict.DIFFERENT in known or found.by("latency") is Verdict.SAME:
@@ -128,8 +146,9 @@ def settle(before: Outcome, again: Callable[[], Outcome], most: int = MOST_TURNS
         latencies = {
             part: [*runs, *more.latencies_ns.get(part, ())] for part, runs in after.latencies_ns.items()
         }  # fmt: skip
-        after = replace(more, latencies_ns=latencies)
-        found = judge(before, after, most)
+        around = {part: [*after.around.get(part, ()), *more.around.get(part, ())] for part in latencies}
+        after = replace(more, latencies_ns=latencies, around=around)
+        found = judge(before, after)
     return found
 
 
@@ -225,33 +244,115 @@ def _apart(one: NDArray[Any], other: NDArray[Any]) -> float:
 # --- latency -----------------------------------------------------------------------------------------------------
 
 
-def _of_latency(before: Outcome, after: Outcome, turns: int) -> Iterator[Reason]:
+def _of_latency(before: Outcome, after: Outcome) -> Iterator[Reason]:
     shared = [part for part in before.latencies_ns if part in after.latencies_ns]
     if not shared:
         yield Reason("latency", Verdict.CANNOT_TELL, "they have no latencies of the same kind")
     for part in shared:
-        verdict, text = _of_part(before.latencies_ns[part], after.latencies_ns[part], turns)
+        verdict, text = _of_part(_side(before, part), _side(after, part))
         yield Reason("latency", verdict, f"{part}: {text}" if part else text)
 
 
-def _of_part(before: Runs, after: Runs, turns: int) -> tuple[Verdict, str]:
-    one, other = ([np.asarray(run, float) for run in runs if len(run)] for runs in (before, after))
-    if not one or not other:
+@dataclass(frozen=True)
+class _Run:
+    latencies: list[float]
+    around: Around
+
+    @property
+    def figure(self) -> float:
+        return summary.trimmed_mean(self.latencies)
+
+    @property
+    def processor(self) -> float | None:
+        return self.around.processor_ns
+
+    def alone(self) -> _Run:
+        """Return what its requests would have taken at least, with the machine for them alone."""
+        return replace(self, latencies=[each / self.around.slowdown for each in self.latencies])
+
+
+def _side(outcome: Outcome, part: str) -> list[_Run]:
+    runs = outcome.latencies_ns[part]
+    around = list(outcome.around.get(part, ()))
+    around += [Around()] * (len(runs) - len(around))
+    return [
+        _Run(np.asarray(run, float).tolist(), each) for run, each in zip(runs, around, strict=False) if len(run)
+    ]  # fmt: skip
+
+
+def _quiet(runs: list[_Run]) -> list[_Run]:
+    """Return the runs that had the machine for themselves; all if there is none."""
+    return [each for each in runs if each.around.slowdown <= CROWDED] or runs
+
+
+def _of_part(before: list[_Run], after: list[_Run]) -> tuple[Verdict, str]:
+    if not before or not after:
         return Verdict.CANNOT_TELL, "there are no latencies"
-    if len(one) == len(other) == 1:
-        how, least = evidence.STEPS, evidence.STARTS
-        found = how.evidence(one[0].tolist(), other[0].tolist())
-    else:
-        how, least = evidence.repeats(min(evidence.MOST, max(evidence.FIRST, turns))), MARGIN
-        found = how.evidence(*([summary.trimmed_mean(run.tolist()) for run in runs] for runs in (one, other)))
-    change = f"{100 * found.change / found.a:+.1f} %" if found.a else "not known"
-    if found.low is None or found.high is None or not found.a:
+    before, after = _quiet(before), _quiet(after)
+    as_seen = _evidence(before, after)
+    change = f"{100 * as_seen.change / as_seen.a:+.1f} %" if as_seen.a else "not known"
+    if as_seen.low is None or as_seen.high is None or not as_seen.a:
         return Verdict.CANNOT_TELL, f"{change}, of too few repeats"
-    low, high = found.low / found.a, found.high / found.a
-    what = "requests of one run each" if how is evidence.STEPS else f"{len(one)} and {len(other)} runs"
+    low, high = as_seen.low / as_seen.a, as_seen.high / as_seen.a
+    single = len(before) == len(after) == 1
+    what = "requests of one run each" if single else f"{len(before)} and {len(after)} runs"
     said = f"{change} ({100 * low:+.1f} to {100 * high:+.1f}), of {what}"
-    if low >= least or high <= -least / (1 + least):
-        return Verdict.DIFFERENT, said
-    if math.isfinite(high) and -evidence.STARTS <= low <= high <= evidence.STARTS:
+    worst = [max(each.around.slowdown for each in side) for side in (before, after)]
+    alone = [[each.alone() for each in side] for side in (before, after)]
+    # the slower side may have waited for others in all the time that it could have, the faster one in none
+    bounds = _evidence(before, alone[1]), _evidence(alone[0], after)
+    if _within(as_seen) and all(map(_within, bounds)):
         return Verdict.SAME, said
+    if max(worst) > CROWDED:
+        said += f"; beside other work, up to {worst[0]:.2g} and {worst[1]:.2g} times slower than alone"
+        taken = _by_processor(before, after)
+        if taken is not None:
+            return Verdict.SAME, f"{said}; requests took {taken} of processor time"
+    if _beyond(bounds[0]) > 0 or _beyond(bounds[1]) < 0:
+        return Verdict.DIFFERENT, said
     return Verdict.CANNOT_TELL, said
+
+
+def _evidence(before: list[_Run], after: list[_Run]) -> evidence.Evidence:
+    if len(before) == len(after) == 1:
+        return evidence.STEPS.evidence(before[0].latencies, after[0].latencies)
+    return _of_figures([each.figure for each in before], [each.figure for each in after])
+
+
+def _of_figures(before: list[float], after: list[float]) -> evidence.Evidence:
+    return evidence.RUNS.evidence(before, after)
+
+
+def _within(found: evidence.Evidence) -> bool:
+    """Return whether the whole interval is within what two starts may differ by."""
+    if found.low is None or found.high is None or not found.a:
+        return False
+    low, high = found.low / found.a, found.high / found.a
+    return math.isfinite(high) and -evidence.STARTS <= low <= high <= evidence.STARTS
+
+
+def _beyond(found: evidence.Evidence) -> int:
+    """Return 1 if the whole interval is above what two starts may differ by, -1 if it is below, else 0."""
+    if found.low is None or found.high is None or not found.a:
+        return 0
+    low, high = found.low / found.a, found.high / found.a
+    return int(low >= evidence.STARTS) - int(high <= -evidence.STARTS / (1 + evidence.STARTS))
+
+
+def _by_processor(before: list[_Run], after: list[_Run]) -> str | None:
+    """Return by how much processor times differ, where they stand for latencies and are within what starts differ by.
+
+    They do where requests compute for most of their time on the side that had less other work.
+    """
+    taken = [[run.processor for run in side if run.processor is not None] for side in (before, after)]
+    if len(taken[0]) != len(before) or len(taken[1]) != len(after):
+        return None
+    least = min([*before, *after], key=lambda run: run.figure)
+    if not least.figure or not OF_PROCESSORS[0] <= (least.processor or 0.0) / least.figure <= OF_PROCESSORS[1]:
+        return None
+    if len(taken[0]) == len(taken[1]) == 1:
+        change = taken[1][0] / taken[0][0] - 1 if taken[0][0] else math.inf
+        found = -evidence.STARTS / (1 + evidence.STARTS) <= change <= evidence.STARTS
+        return f"{100 * change:+.1f} %" if found else None
+    of_both = _of_figures(*taken)
+    return f"{100 * of_both.change / of_both.a:+.1f} %" if _within(of_both) else None

@@ -1,0 +1,80 @@
+"""How long requests may have waited for a core, because the machine had other work: what another load explains.
+
+Linux says for how long some task of the machine was ready to run and had no core (`/proc/pressure/cpu`), and a guest
+for how long its host gave the processor to others (`steal` in `/proc/stat`). A request waits for that share of its time
+at most, so what it would have taken alone lies between its latency and that share less. Where nothing of the kind can
+be read, the load average by core stands for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PRESSURE, STAT = Path("/proc/pressure/cpu"), Path("/proc/stat")
+
+MOST = 20.0
+"""Times that a request is taken to be slower at most: beyond it nothing can be told anyway."""
+
+
+class Watch:
+    """Looks at the machine now, and again in the end."""
+
+    def __init__(self, pressure: Path = PRESSURE, stat: Path = STAT) -> None:
+        self._places = pressure, stat
+        self._first = self._look()
+
+    def found(self) -> dict[str, float | None]:
+        """Return what was noted since: plain data for `slowdown`, shares of time; None where it cannot be read."""
+        then, now = self._first, self._look()
+        seconds = now[0] - then[0]
+        waited = stolen = None
+        if then[1] is not None and now[1] is not None and seconds > 0:
+            waited = min(1.0, max(0.0, (now[1] - then[1]) / 1e6 / seconds))
+        if then[2] is not None and now[2] is not None and now[2][1] > then[2][1]:
+            stolen = min(1.0, max(0.0, (now[2][0] - then[2][0]) / (now[2][1] - then[2][1])))
+        return {"waited_for_cores": _rounded(waited), "stolen": _rounded(stolen)}
+
+    def _look(self) -> tuple[float, int | None, tuple[int, int] | None]:
+        pressure, stat = (_text(place) for place in self._places)
+        waited = next((each[6:] for each in pressure.partition("\n")[0].split() if each.startswith("total=")), "")
+        ticks = [int(each) for each in stat.partition("\n")[0].split()[1:] if each.isdecimal()]
+        return (
+            time.perf_counter(),
+            int(waited) if waited.isdecimal() else None,
+            (ticks[7], sum(ticks[:8])) if len(ticks) >= 8 else None,
+        )
+
+
+def slowdown(noted: Mapping[str, Any], cores: Any) -> float:
+    """Return how many times slower than alone the requests of a result were at most, at least 1.
+
+    Args:
+        noted: what a result has noted of its circumstances: see `Watch.found`, and `load`, the load average.
+        cores: that it could use.
+    """
+    waited, stolen, load = (_number(noted.get(name)) for name in ("waited_for_cores", "stolen", "load"))
+    if waited is None:
+        count = _number(cores)
+        by_load = load / count if load is not None and count else 1.0
+        waited = 1 - 1 / max(1.0, by_load)
+    free = (1 - min(waited, 1.0)) * (1 - min(stolen or 0.0, 1.0))
+    return min(MOST, 1 / max(free, 1 / MOST))
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _text(path: Path) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read(4096)
+    except OSError:
+        return ""
