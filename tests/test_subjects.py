@@ -174,6 +174,20 @@ def test_a_number_is_free_once_its_holder_is_gone(make: Callable[[], Any]) -> No
     assert outline.meet(nn.MSELoss()) == outline.meet(nn.MSELoss())
 
 
+def test_what_is_met_in_training_does_not_take_the_number_of_an_average_nor_wait_for_what_was_replaced() -> None:
+    outline = Outline()
+    one, average = net(), net()
+    numbers = outline.meet(one), outline.meet(average, trains=False)
+    del average
+    gc.collect()
+    outline.subjects.step = 2 * REPLACED
+    other, copied = net(), net()
+    assert (outline.meet(other), outline.meet(copied, trains=False)) == numbers
+    del other
+    gc.collect()
+    assert outline.meet(net()) == numbers[0], "the first one is still there, and was replaced before"
+
+
 def test_one_that_is_used_beside_its_successor_gets_its_number_back() -> None:
     outline = Outline()
     one, other = net(), net()

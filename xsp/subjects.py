@@ -36,8 +36,12 @@ _SCALARS = (bool, int, float, str, type(None))
 class _Role:
     """One number, and who has it."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, alike: list[_Role]) -> None:
         self.number = number
+        self.alike = alike
+        """All of this form, this one included."""
+
+        alike.append(self)
         self.holders: set[int] = set()
         """`id` of those that have it and are not gone."""
 
@@ -58,7 +62,7 @@ class Subjects:
         self.step = 0
         """The step that is open, or was the last one."""
 
-        self._roles: dict[_Form, list[_Role]] = {}
+        self._roles: dict[tuple[_Form, bool], list[_Role]] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._role_of: dict[int, _Role] = {}
         self._owners: dict[int, int] = {}
@@ -79,10 +83,11 @@ class Subjects:
         this = id(subject)
         with self._lock:
             form = self._form(subject)
-            roles = self._roles.setdefault(form, [])
-            role = next((each for each in roles if this in each.retired), None)
+            # one that is met in training never takes the number of a copy that was not: an average, the best epoch
+            roles = self._roles.setdefault((form, trains or form[1] is None), [])
+            role = self._role_of.get(this)
             if role is not None:
-                self._comes_back(role, roles, this, outline)
+                self._comes_back(role, this, outline)
             else:
                 role = self._role(roles, trains, outline, shared=form[1] is None)
                 self._watch(subject, role)
@@ -98,7 +103,7 @@ class Subjects:
         """Return the role of what is met: one that is free, one that is taken over, or a new one."""
         if roles and shared:
             return roles[0]
-        found = next((each for each in roles if not each.holders), None)
+        found = next((each for each in roles if not each.holders - each.retired), None)
         if found is None and trains:
             busy = {word[1] for word in outline if len(word) > 2}
             old = (each for each in roles if each.since + REPLACED <= self.step and each.number not in busy)
@@ -108,21 +113,17 @@ class Subjects:
                 for each in found.holders:
                     self.numbers.pop(each, None)
         if found is None:
-            found = _Role(next(self._next))
-            roles.append(found)
+            found = _Role(next(self._next), roles)
         found.since = self.step
         return found
 
-    def _comes_back(
-        self, role: _Role, roles: list[_Role], this: int, outline: MutableSequence[tuple[Any, ...]]
-    ) -> None:
+    def _comes_back(self, role: _Role, this: int, outline: MutableSequence[tuple[Any, ...]]) -> None:
         """Let one that was replaced be used again: alone with its number if its successor takes part in this step."""
         role.retired.discard(this)
         places = [place for place, word in enumerate(outline) if len(word) > 2 and word[1] == role.number]
         if not places:
             return
-        other = _Role(next(self._next))
-        roles.append(other)
+        other = _Role(next(self._next), role.alike)
         other.since = self.step
         other.holders = {each for each in role.holders if self.numbers.get(each) == role.number}
         role.holders -= other.holders
