@@ -2,7 +2,8 @@
 
 Every model, or a sample that the seed chooses, is captured on tensors without values by `xsp.graph.corpus`. Models that
 are in the folder already are not captured again, so an interrupted corpus goes on where it stopped. A model type of
-transformers has its default configuration, but four layers where that has more than 48 or is a mixture of experts.
+transformers has its default configuration, but four layers where that has more than 48 or is a mixture of experts; a
+result of transformers alone is saved apart.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = corpus.collect(specs, out, progress=lambda what, done, total: turns.say(f"{done}/{total} {what}"))
         curve = corpus.unique(out, specs)
     report = turns.Report(
-        "graph_corpus",
+        "graph_corpus_transformers" if options.sources == ["transformers"] else "graph_corpus",
         f"Graphs of {len(specs)} of the {there:,} models of {' and '.join(options.sources)}",
         ("source", "tried", "captured", "goal", "without values", "nodes, median", "s a model, median"),
     )
