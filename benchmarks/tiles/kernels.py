@@ -1,0 +1,151 @@
+"""The same algorithms on a device, in Triton: `tl.dot` of 16×16 tiles, segments of any lengths.
+
+One program takes sixteen segments (`16n`) or one segment (`256n`); long segments are reduced and scanned by parts, as
+at the level of the grid. With TRITON_INTERPRET=1 in the environment before this is imported, Triton runs them on a
+processor without a driver: slowly, and rounding sums of half accumulators in another order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+PART = 4096
+"""Elements that one program takes of a segment at the level of the grid."""
+
+
+@triton.jit
+def _reduce_16n(values, starts, lengths, sums, segments, longest, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    kind = tl.float16 if HALF else tl.float32
+    row, column = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :]
+    segment = tl.program_id(0) * 16 + tl.arange(0, 16)
+    start = tl.load(starts + segment, mask=segment < segments, other=0)[None, :]
+    length = tl.load(lengths + segment, mask=segment < segments, other=0)[None, :]
+    first = tl.where(row + 0 * column == 0, 1.0, 0.0).to(tl.float16)
+    found = tl.zeros((16, 16), kind)
+    for at in range(0, longest, 16):
+        tile = tl.load(values + start + at + row, mask=at + row < length, other=0.0)
+        found = tl.dot(first, tile, found, out_dtype=kind)
+    one = tl.sum(tl.where(row == 0, found, 0.0).to(tl.float32), axis=0)
+    tl.store(sums + segment, one, mask=segment < segments)
+
+
+@triton.jit
+def _reduce_256n(values, starts, lengths, sums, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    kind = tl.float16 if HALF else tl.float32
+    row, column = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :]
+    start, length = tl.load(starts + tl.program_id(0)), tl.load(lengths + tl.program_id(0))
+    first = tl.where(row + 0 * column == 0, 1.0, 0.0).to(tl.float16)
+    found = tl.zeros((16, 16), kind)
+    for at in range(0, length, 256):
+        place = at + row * 16 + column
+        tile = tl.load(values + start + place, mask=place < length, other=0.0)
+        found = tl.dot(first, tile, found, out_dtype=kind)
+    found = tl.dot(found.to(tl.float16), tl.trans(first), out_dtype=kind)
+    corner = tl.where((row == 0) & (column == 0), found, 0.0).to(tl.float32)
+    tl.store(sums + tl.program_id(0), tl.sum(tl.sum(corner, axis=1), axis=0))
+
+
+@triton.jit
+def _scan_16n(values, starts, lengths, sums, segments, longest, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    kind = tl.float16 if HALF else tl.float32
+    row, column = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :]
+    segment = tl.program_id(0) * 16 + tl.arange(0, 16)
+    start = tl.load(starts + segment, mask=segment < segments, other=0)[:, None]
+    length = tl.load(lengths + segment, mask=segment < segments, other=0)[:, None]
+    upper = tl.where(row <= column, 1.0, 0.0).to(tl.float16)
+    found = tl.zeros((16, 16), kind)
+    for at in range(0, longest, 16):
+        tile = tl.load(values + start + at + column, mask=at + column < length, other=0.0)
+        carried = tl.sum(tl.where(column == 15, found, 0.0).to(tl.float32), axis=1)[:, None]
+        found = tl.dot(tile, upper, tl.broadcast_to(carried, (16, 16)).to(kind), out_dtype=kind)
+        tl.store(sums + start + at + column, found, mask=at + column < length)
+
+
+@triton.jit
+def _scan_256n(values, starts, lengths, sums, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    kind = tl.float16 if HALF else tl.float32
+    row, column = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :]
+    start, length = tl.load(starts + tl.program_id(0)), tl.load(lengths + tl.program_id(0))
+    upper = tl.where(row <= column, 1.0, 0.0).to(tl.float16)
+    lower = tl.where(row > column, 1.0, 0.0).to(tl.float16)
+    ones = tl.full((16, 16), 1.0, tl.float16)
+    found = tl.zeros((16, 16), kind)
+    for at in range(0, length, 256):
+        place = at + row * 16 + column
+        tile = tl.load(values + start + place, mask=place < length, other=0.0)
+        corner = tl.where((row == 15) & (column == 15), found, 0.0).to(tl.float32)
+        carried = tl.sum(tl.sum(corner, axis=1), axis=0)
+        found = tl.dot(tile, upper, tl.full((16, 16), 0.0, kind) + carried.to(kind), out_dtype=kind)
+        earlier = tl.dot(lower, tile, out_dtype=kind)
+        found = tl.dot(earlier.to(tl.float16), ones, found, out_dtype=kind)
+        tl.store(sums + start + place, found, mask=place < length)
+
+
+def reduce(name: str, values: torch.Tensor, lengths: torch.Tensor, half: bool = False) -> torch.Tensor:
+    """Return the sum of each segment in single precision.
+
+    Args:
+        name: `reduction_16n`, `reduction_256n` or `reduction_grid`.
+        values: halves of all segments, one after the other.
+        lengths: elements of each segment, whole numbers of 64 bits on the same device.
+        half: whether accumulators are halves.
+    """
+    starts = lengths.cumsum(0) - lengths
+    count = len(lengths)
+    if name == "reduction_grid":
+        parts, per = _parts(lengths)
+        sums = reduce("reduction_256n", values, parts, half)
+        return reduce("reduction_256n", sums.half(), per, half)
+    sums = torch.zeros(count, dtype=torch.float32, device=values.device)
+    if not count:
+        return sums
+    if name == "reduction_16n":
+        longest = int(lengths.max())
+        _reduce_16n[(triton.cdiv(count, 16),)](values, starts, lengths, sums, count, longest, HALF=half, num_warps=1)
+    else:
+        _reduce_256n[(count,)](values, starts, lengths, sums, HALF=half, num_warps=1)
+    return sums
+
+
+def scan(name: str, values: torch.Tensor, lengths: torch.Tensor, half: bool = False) -> torch.Tensor:
+    """Return inclusive prefix sums of the segments in the accumulators' type; `scan_16n`, `scan_256n`, `scan_grid`."""
+    starts = lengths.cumsum(0) - lengths
+    count = len(lengths)
+    if name == "scan_grid":
+        parts, per = _parts(lengths)
+        sums = scan("scan_256n", values, parts, half)
+        if not len(parts):
+            return sums
+        totals = scan("scan_256n", sums[parts.cumsum(0) - 1].half(), per, half)
+        ends = per.cumsum(0)
+        earlier = torch.cat([totals.new_zeros(1), totals[:-1]])
+        earlier[(ends - per)[per > 0]] = 0
+        return sums + earlier.repeat_interleave(parts)
+    sums = torch.zeros(len(values), dtype=torch.float16 if half else torch.float32, device=values.device)
+    if not count:
+        return sums
+    if name == "scan_16n":
+        longest = int(lengths.max())
+        _scan_16n[(triton.cdiv(count, 16),)](values, starts, lengths, sums, count, longest, HALF=half, num_warps=1)
+    else:
+        _scan_256n[(count,)](values, starts, lengths, sums, HALF=half, num_warps=1)
+    return sums
+
+
+def _parts(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the lengths of parts of at most `PART` elements, and how many of them each segment has."""
+    per = (lengths + PART - 1) // PART
+    parts = torch.full((int(per.sum()),), PART, dtype=lengths.dtype, device=lengths.device)
+    last = (per.cumsum(0) - 1)[per > 0]
+    parts[last] = (lengths - (per - 1) * PART)[per > 0]
+    return parts, per
+
+
+FUNCTIONS: dict[str, Any] = {
+    "reduction_16n": reduce, "reduction_256n": reduce, "reduction_grid": reduce,
+    "scan_16n": scan, "scan_256n": scan, "scan_grid": scan,
+}  # fmt: skip

@@ -1,0 +1,80 @@
+"""The tiles' Triton kernels: in Triton's interpreter without a device, and on one where there is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra `torch`")
+pytest.importorskip("triton", reason="needs Triton, which torch brings for Linux")
+
+CHECK = Path(__file__)
+SPECIAL = {"inf": np.inf, "-inf": -np.inf, "nan": np.nan}
+
+
+def interpreted(*arguments: str) -> str:
+    """Run this file in Triton's interpreter, which is chosen when kernels are imported; return what it says."""
+    ways = [str(Path(__file__).parents[1] / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, ways)),
+                        "OMP_NUM_THREADS": "1"}  # fmt: skip
+    done = subprocess.run([sys.executable, str(CHECK), *arguments], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_kernels_equal_the_reference_in_the_interpreter() -> None:
+    assert "120 inputs, 3 special values: equal" in interpreted("cpu", "120", "1200")
+
+
+@pytest.mark.gpu
+def test_kernels_equal_the_reference_on_a_device() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    compare("cuda", 600, 1 << 16)
+
+
+def compare(device: str, count: int, most: int) -> None:
+    """Compare the kernels with the reference: whole numbers whose sums are exact, and special values."""
+    import torch
+    from tiles import kernels, reference
+
+    def of_kernel(name: str, values: np.ndarray, lengths: list[int], half: bool) -> np.ndarray:
+        given = torch.tensor(values, dtype=torch.float16, device=device)
+        each = torch.tensor(lengths, dtype=torch.int64, device=device)
+        return kernels.FUNCTIONS[name](name, given, each, half).float().cpu().numpy()
+
+    def of_tiles(name: str, values: np.ndarray, lengths: list[int], accumulate: str) -> np.ndarray:
+        function = reference.reduce if name in reference.REDUCTIONS else reference.scan
+        return function(name, values, lengths, reference.Unit(accumulate)).astype(np.float32)
+
+    chance = np.random.default_rng(11)
+    names = list(kernels.FUNCTIONS)
+    for number in range(count):
+        name, half = names[number % len(names)], bool(number // len(names) % 2)
+        lengths = [int(2 ** chance.uniform(0, np.log2(most))) for _ in range(int(chance.integers(1, 5)))]
+        lengths += [0] * int(chance.integers(0, 2))
+        if number < len(names):
+            lengths = [kernels.PART + 300, 16, 5]
+        values = chance.integers(-1, 2, sum(lengths))
+        found = of_kernel(name, values, lengths, half)
+        wanted = of_tiles(name, values, lengths, "half" if half else "single")
+        assert np.array_equal(found, wanted), f"seed 11, input {number}: {name}, {lengths}"
+    for name in ("reduction_16n", "reduction_256n", "scan_16n", "scan_256n"):
+        for special in SPECIAL.values():
+            values = np.ones(600)
+            values[293] = special
+            found = of_kernel(name, values, [600], False)
+            assert np.array_equal(found, of_tiles(name, values, [600], "single"), equal_nan=True), (name, special)
+    print(f"{count} inputs, {len(SPECIAL)} special values: equal")
+
+
+if __name__ == "__main__":
+    compare(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
