@@ -15,7 +15,7 @@ from xsp.bench.timings import Timings
 from xsp.bench.turns import Limits, Turns, rotated_bytes
 from xsp.errors import BenchError, nearest
 from xsp.graph import work
-from xsp.graph.blocks import LASTING, Block, block, windows
+from xsp.graph.blocks import LASTING, WEIGHT_BYTES, Block, block, windows
 from xsp.graph.node import Graph, Node, NodeKind
 from xsp.version import __version__
 
@@ -34,6 +34,9 @@ SHOWN = 40
 
 PRIVATE_BYTES = 1 << 20
 """Of the caches that belong to one core, where the system does not tell."""
+
+MOST_STATE = 2
+"""Bytes that an optimizer keeps for each of a weight, where a trace does not tell: Adam's, most of the common ones."""
 
 
 def specs(
@@ -112,9 +115,13 @@ def settled(graph: Graph, state: CacheState) -> CacheState:
     """Return the state that a graph's blocks are in: `chain` is `warm` for weights that the cores' caches hold."""
     if state is not CacheState.CHAIN:
         return state
-    kept = {each.storage: each.bytes or 0 for each in graph.values if each.role in LASTING}
-    unknown = not graph.values
-    return state if unknown or sum(kept.values()) > private_bytes() else CacheState.WARM
+    if graph.values:
+        kept = sum({each.storage: each.bytes or 0 for each in graph.values if each.role in LASTING}.values())
+    elif isinstance(weights := graph.settings.get(WEIGHT_BYTES), int):
+        kept = weights * (1 + MOST_STATE if graph.settings.get("train") else 1)
+    else:
+        return state
+    return state if kept > private_bytes() else CacheState.WARM
 
 
 def private_bytes() -> int:

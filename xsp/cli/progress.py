@@ -43,7 +43,9 @@ def shown(quiet: bool) -> Iterator[Progress]:
     from rich.progress import Progress as Bar
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Bar(*columns, console=Console(stderr=True), auto_refresh=False)
+    # FORCE_COLOR, which notebooks and CI set, would have the bar drawn line below line into files
+    console = Console(stderr=True, force_terminal=None if sys.stderr.isatty() else False)
+    bar = Bar(*columns, console=console, auto_refresh=False)
     with ExitStack() as opened:
 
         def show(what: str, done: int, total: int) -> None:

@@ -20,8 +20,27 @@ from xsp.graph.node import Call, Graph, Node, NodeKind, Phase, Role, Tensor
 LASTING = frozenset([Role.WEIGHT, Role.BUFFER, Role.STATE])
 """Roles of what lives longer than a step, so that a whole step lies between two uses of it."""
 
+WEIGHT_BYTES = "weight_bytes"
+"""Among the settings of a graph without values, that of a trace: bytes of all parameters, where modules tell them."""
+
 ALONE = frozenset([NodeKind.OPAQUE, NodeKind.COMMUNICATION])
 """Kinds that are not run again by themselves: a window of several calls holds none of them."""
+
+_WEIGHTS: dict[str, slice] = {
+    **dict.fromkeys(
+        [
+            *(f"aten::conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)),
+            "aten::convolution", "aten::_convolution", "aten::linear", "aten::batch_norm", "aten::native_batch_norm",
+            "aten::layer_norm", "aten::native_layer_norm", "aten::group_norm", "aten::native_group_norm", "aten::prelu",
+        ],
+        slice(1, None),
+    ),
+    "aten::convolution_backward": slice(2, None),
+    "aten::addmm": slice(0, None, 2),
+    "aten::embedding": slice(0, 1),
+}  # fmt: skip
+"""Operator → which of its tensors are weights where a module calls it, for sources that do not tell what a tensor is:
+without it a call of a trace would be another block than that of the same call of a captured step."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +143,9 @@ def block(graph: Graph, start: int, stop: int) -> Block:
     seen: dict[Any, int] = {}
     first: dict[int, Role] = {}
     made: set[int] = set()
+    likely: set[int] = set()
 
-    def local(numbers: tuple[int, ...], tensors: int, made_here: bool) -> tuple[int, ...]:
-        if not numbers and tensors:  # the source does not tell: each tensor stands for itself
-            return tuple(seen.setdefault(object(), len(seen)) for _ in range(tensors))
+    def local(numbers: tuple[int, ...], made_here: bool) -> tuple[int, ...]:
         found = []
         for each in numbers:
             value = graph.values[each]
@@ -138,19 +156,26 @@ def block(graph: Graph, start: int, stop: int) -> Block:
             found.append(number)
         return tuple(found)
 
+    def untold(call: Call) -> Wires:
+        """Return the wires of a call whose source tells no storages: each tensor is taken to be one of its own."""
+        reads = tuple(seen.setdefault(object(), len(seen)) for _ in call.inputs)
+        likely.update(reads[_WEIGHTS.get(call.op, slice(0))])
+        if call.op.endswith("_") and reads:
+            return Wires(reads, reads[:1] * len(call.outputs), reads[:1])
+        returns = tuple(seen.setdefault(object(), len(seen)) for _ in call.outputs)
+        return Wires(reads, returns, returns)
+
     wiring = []
     optimizes = False
     for node in nodes:
         optimizes |= node.phase is Phase.OPTIMIZER
-        wiring.append(
-            Wires(
-                local(node.reads, len(node.call.inputs), made_here=False),
-                local(node.returns, len(node.call.outputs), made_here=True),
-                local(node.writes, 0, made_here=True),
-            )
-        )
+        if not (node.reads or node.returns or node.writes):
+            wiring.append(untold(node.call))
+            continue
+        reads, returns = local(node.reads, made_here=False), local(node.returns, made_here=True)
+        wiring.append(Wires(reads, returns, local(node.writes, made_here=True)))
     lasting = LASTING | {Role.GRADIENT} if optimizes else LASTING
-    weights = sorted(number for number, role in first.items() if role in lasting and number not in made)
+    weights = sorted(likely | {number for number, role in first.items() if role in lasting and number not in made})
     return Block(tuple(each.call for each in nodes), tuple(wiring), tuple(weights))
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from xsp.errors import GraphError
 from xsp.graph import keys, told, work
+from xsp.graph.blocks import WEIGHT_BYTES
 from xsp.graph.node import Call, Graph, KnownBy, Node, Phase, Problem, Source, Tensor
 from xsp.graph.values import Flow
 from xsp.schema import DTYPES, PARAMETERS, Kind, Level
@@ -35,6 +36,14 @@ _SPANS = f"""
     WHERE op.level = {int(Level.OP)} AND op.kind = '{Kind.OP}'
     ORDER BY op.start_ns, op.dur_ns DESC, op.span_id
 """
+
+_WEIGHTS = f"""
+    SELECT sum(bytes)::BIGINT FROM (
+        SELECT max(param_bytes) AS bytes FROM merged
+        WHERE level = {int(Level.LAYER)} AND depth = 0 AND param_bytes IS NOT NULL GROUP BY name, type
+    )
+"""
+"""Of the outermost modules, each once however often it is called."""
 
 MOST_NAMED = 5
 """Operators that a problem names."""
@@ -78,9 +87,16 @@ def of(trace: Trace) -> Graph:
         values=(),
         known_by=KnownBy.ORDER,
         counts="operators of ATen" if described == len(nodes) else "outermost operators of the trace",
-        settings={"train": trains, "xsp": __version__} if described else {"xsp": __version__},
+        settings=_settings(trace, trains) if described else {"xsp": __version__},
         problems=tuple(_problems(nodes, calls, described)),
     )
+
+
+def _settings(trace: Trace, trains: bool) -> dict[str, Any]:
+    """Return what a step that is described says of itself."""
+    row = trace.con.execute(_WEIGHTS).fetchone()
+    weights = {} if row is None or row[0] is None else {WEIGHT_BYTES: int(row[0])}
+    return {"train": trains, **weights, "xsp": __version__}
 
 
 def of_nodes(trace: Trace) -> list[str]:

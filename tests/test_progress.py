@@ -1,0 +1,26 @@
+"""Progress bars: on a terminal, and on nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_a_file_gets_no_bar_drawn_line_below_line_whatever_the_environment_says_of_colours() -> None:
+    program = """
+from xsp.cli import progress
+
+with progress.shown(quiet=False) as show:
+    for done in range(50):
+        show("work", done, 50)
+"""
+    for forced in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        ran = subprocess.run([sys.executable, "-c", program], env={forced: "1"}, capture_output=True, check=True)
+        assert b"\x1b" not in ran.stderr
+        assert ran.stderr.count(b"work") <= 1
+
+
+def test_python_minus_m_xsp_is_xsp() -> None:
+    ran = subprocess.run([sys.executable, "-m", "xsp", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("xsp ")
+    assert subprocess.run([sys.executable, "-m", "xsp", "nothing"], capture_output=True, check=False).returncode == 2

@@ -1,0 +1,10 @@
+"""`python -m xsp` is `xsp`."""
+
+from __future__ import annotations
+
+import sys
+
+from xsp.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
