@@ -73,7 +73,7 @@ DIFFERING = {
     "words": {"aten::mul", "aten::matmul"},
     "recurrent": {"aten::lstm"},
 }
-"""Operators whose blocks a run does not tell: a number that became a tensor, inputs in one storage, lists of weights."""
+"""Whose blocks a run does not tell: a number that became a tensor, inputs in one storage, lists of weights."""
 
 
 def differing_blocks(captured: Graph, seen: Graph) -> set[str]:
