@@ -106,7 +106,7 @@ def test_every_public_name_is_documented() -> None:
 def test_the_map_of_the_tree_names_every_package_and_module() -> None:
     tree = read("docs/design.md").partition("## The tree\n")[2].partition("\n## ")[0]
     rows = "".join(line.split("|")[1] for line in tree.splitlines() if line.startswith("| `"))
-    modules = [path.name for path in (ROOT / "xsp").glob("*.py") if path.name != "__init__.py"]
+    modules = [path.name for path in (ROOT / "xsp").glob("*.py") if not path.name.startswith("__")]
     packages = [f"{path.parent.name}/" for path in (ROOT / "xsp").glob("*/__init__.py")]
     assert sorted(re.findall(r"`([^`]+)`", rows)) == sorted(modules + packages)
 
