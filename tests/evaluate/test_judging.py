@@ -129,8 +129,38 @@ def test_outputs_of_other_shapes_types_and_holes_are_different() -> None:
     assert of_outputs(np.array([3, 1]), np.array([3, 2])).verdict is Verdict.DIFFERENT
     assert of_outputs(np.array([0.0]), np.array([-0.0])).verdict is Verdict.SAME
     assert of_outputs(np.array([1e308]), np.array([-1e308])).verdict is Verdict.DIFFERENT
-    assert "tell little" in of_outputs(np.zeros(5), np.zeros(5)).reasons[1].text
     assert of_outputs(np.zeros(0), np.zeros(0)).verdict is Verdict.CANNOT_TELL
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.zeros((4, 10)), np.full((4, 10), np.nan), np.tile(np.arange(10.0), (4, 1)), np.full((4, 1), 3)],
+    ids=["zeros", "NaN", "one row for all samples", "one class for all samples"],
+)
+def test_outputs_that_are_constant_tell_nothing(value: np.ndarray) -> None:
+    found = of_outputs(value, value.copy())
+    assert found.verdict is Verdict.CANNOT_TELL
+    assert "constant" in found.why[0].text
+    assert of_outputs(value, value + 1 if not np.isnan(value).any() else np.zeros_like(value)).verdict is (
+        Verdict.DIFFERENT
+    )
+
+
+def test_a_constant_beside_outputs_that_vary_takes_nothing_from_them() -> None:
+    both = {"scores": outputs(), "mask": np.ones((6, 4))}
+    before, after = (Outcome(dict(both), {"1": latencies(seed)}, ENVIRONMENT) for seed in (0, 1))
+    assert judge(before, after).by("outputs") is Verdict.SAME
+    one = Outcome({"scores": outputs()[:1]}, {"1": latencies(0)}, ENVIRONMENT)
+    assert judge(one, one).by("outputs") is Verdict.SAME  # of one sample nobody knows
+
+
+def test_a_difference_as_large_as_that_of_samples_is_no_rounding() -> None:
+    draw = np.random.default_rng(0)
+    level = np.tile(draw.normal(size=10), (8, 1)) * 100
+    one, other = (level + 1e-5 * draw.normal(size=level.shape) for _ in range(2))
+    hardly = of_outputs(one.astype(np.float32), other.astype(np.float32))
+    assert hardly.verdict is Verdict.CANNOT_TELL
+    assert "hardly depend on the input" in hardly.why[0].text
 
 
 def test_rounding_is_that_of_the_precision() -> None:

@@ -54,6 +54,35 @@ def test_models_of_pytorch_hold_the_contract() -> None:
     conformance.check(predictors.Torch(), asked)
 
 
+def test_heads_that_are_zero_by_initialisation_are_drawn_from_the_seed(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("timm")
+
+    def answers(seed: int) -> results.Result:
+        model = {"name": "mixer", "source": "timm:mixer_s32_224", "seed": seed}
+        asked = {"model": model, "dataset": {"samples": 2}, "scenario": {"requests": 1, "warmup": 0}}
+        return evaluated(reading.of_plain(asked).manifest, tmp_path)
+
+    one, again, other = answers(0), answers(0), answers(1)
+    first, second = one.outputs()["output0"]
+    assert np.abs(first - second).max() > 1e-3
+    assert one.content["outputs"]["digest"] == again.content["outputs"]["digest"] != other.content["outputs"]["digest"]
+    assert "head is zero by initialisation" in " ".join(one.content["notes"])
+    trained = torch.nn.Linear(3, 2)
+    torch.nn.init.zeros_(trained.weight[0])
+    assert predictors.draw_zero_weights(torch, trained, 0) == []
+
+
+def test_outputs_that_are_constant_are_said_to_tell_nothing(board: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (board / "board.py").write_text(PROGRAM.replace("2 * sum(", "0 * sum("), encoding="utf-8")
+    one, other = evaluated(manifest(), board), evaluated(manifest(), board)
+    assert "outputs are constant" in " ".join(one.content["notes"])
+    assert main(["evaluate", "compare", one.name, other.name, "--store", str(board / "store")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "outputs: equal, and constant, so that they cannot be compared: output0 is 0.0 throughout" in said
+    assert "cannot tell" in said
+
+
 def test_a_predictor_that_answers_late_is_named(board: Path) -> None:
     class Hoarder(jsonlines.Command):
         def predict(self, handle: Any, batches: Any) -> Any:

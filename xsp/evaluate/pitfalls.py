@@ -21,6 +21,7 @@ from xsp.evaluate import datasets, pipeline, reading
 from xsp.evaluate.pipeline import Array
 from xsp.evaluate.predictors import Torch
 from xsp.evaluate.quality import divergence
+from xsp.evaluate.quality.judging import constant
 
 CLASSES, TRAINING, TESTING = 8, 12, 6
 """Classes, and images of each on both sides."""
@@ -128,7 +129,10 @@ def rows(source: str = "torchvision:squeezenet1_1", seed: int = 0, names: Sequen
 
         training, classes = images(seed, range(TRAINING))
         testing, wanted = images(seed, range(TRAINING, TRAINING + TESTING))
-        read = _readout(features(training, PITFALLS["right"][1]), classes)
+        fitted = features(training, PITFALLS["right"][1])
+        if said := constant({"its output": fitted}):
+            raise ManifestError(f"{source} tells no image from another: {said}")
+        read = _readout(fitted, classes)
         right = features(testing, PITFALLS["right"][1])
         made = []
         for name in ["right", *(each for each in names or PITFALLS if each != "right")]:

@@ -6,6 +6,8 @@ Whoever holds these three calls can be evaluated; `xsp.evaluate.conformance` tri
 from __future__ import annotations
 
 import hashlib
+import math
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +103,8 @@ class Module:
 
     dtype: Any
     device: str
+    notes: tuple[str, ...] = ()
+    """What is to be said of it in a result."""
 
 
 class Torch:
@@ -114,11 +118,14 @@ class Torch:
         except ImportError as error:
             raise ManifestError("PyTorch is not installed: pip install 'xsp[models]'") from error
         model = manifest.model
+        drawn: list[str] = []
         device = "cpu" if manifest.hardware.gpu.lower() in ("", "none") else "cuda"
         if model.source.endswith(".pt2"):
             module, args, kwargs = _exported(torch, manifest, folder)
         else:
             module, args, kwargs = _built(manifest, folder, device)
+            if not model.source.partition(":")[0].endswith(".py"):  # whose weights are its own
+                drawn = draw_zero_weights(torch, module, model.seed)
         listed = len(args) == 1 and isinstance(args[0], list)
         given = {str(place): each for place, each in enumerate(args[0] if listed else args)}
         if listed:
@@ -128,7 +135,11 @@ class Torch:
         dtype = getattr(torch, model.precision)
         if dtype is not torch.float32:
             module = module.to(dtype)
-        return Module(takes, module.to(device), len(given), listed, dtype, device)
+        notes = () if not drawn else (
+            f"{_few(drawn)} is zero by initialisation, so that outputs would not depend on the input: "
+            "drawn from the seed",
+        )  # fmt: skip
+        return Module(takes, module.to(device), len(given), listed, dtype, device, notes)
 
     def predict(self, handle: Module, batches: Iterable[Batch]) -> Iterator[Answer]:
         """Yield the floating-point and other tensors of each answer, in their order."""
@@ -173,6 +184,34 @@ def _built(manifest: Manifest, folder: Path, device: str) -> tuple[Any, tuple[An
         raise ManifestError(f"model.source: {error}") from error
     built.model.eval()
     return built.model, built.args, built.kwargs
+
+
+def draw_zero_weights(torch: Any, module: Any, seed: int) -> list[str]:
+    """Draw the weights of linear and convolutional layers that are zero throughout, and return the layers' names.
+
+    Vision transformers and MLP mixers initialise their last layer to zero, so without training the outputs are constant
+    and equal whatever is computed before. Values are normal with a standard deviation of 1 / sqrt(inputs of
+    an output), from a generator of the layer's own: they depend on the seed and the name alone.
+
+    Args:
+        torch: the library.
+        module: on the CPU.
+        seed: of the weights.
+    """
+    kinds = torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d
+    drawn = []
+    for name, layer in module.named_modules():
+        if not isinstance(layer, kinds) or not layer.weight.numel() or bool(layer.weight.any()):
+            continue
+        generator = torch.Generator().manual_seed((seed << 32 ^ zlib.crc32(name.encode())) % (1 << 63))
+        with torch.no_grad():
+            layer.weight.normal_(0, 1 / math.sqrt(layer.weight[0].numel()), generator=generator)
+        drawn.append(name or "the model")
+    return drawn
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _exported(torch: Any, manifest: Manifest, folder: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -27,6 +27,7 @@ from xsp.evaluate.load import latencies as said
 from xsp.evaluate.manifest import Manifest, Scenario
 from xsp.evaluate.pipeline import Array
 from xsp.evaluate.predictors import Answer, Batch, Predictor
+from xsp.evaluate.quality.judging import constant
 
 MOST_OUTPUTS = 32
 """Samples whose outputs are kept."""
@@ -116,7 +117,7 @@ def evaluate(
             noted = {**environment.noted(), **watch.found()}
             batch = served.batch(0, manifest.scenario.sizes[0])
             more = besides.make(beside, manifest, folder, predictor, handle, batch, options, progress)
-            notes = [*_of_search(found), *more]
+            notes = [*getattr(handle, "notes", ()), *_constant(kept), *_of_search(found), *more]
         finally:
             predictor.close(handle)
         np.savez(beside / results.OUTPUTS, **kept)  # type: ignore[arg-type]
@@ -179,6 +180,11 @@ def _outputs(manifest: Manifest, served: Served) -> tuple[dict[str, Array], Answ
         else:
             kept |= {f"output{place}-{number:04d}": row for number, row in enumerate(rows)}
     return kept, answers[0]
+
+
+def _constant(kept: Mapping[str, Array]) -> list[str]:
+    said = constant(kept)
+    return [f"the outputs are constant, so no comparison of them tells anything: {said}"] if said else []
 
 
 def _parts(

@@ -14,7 +14,7 @@ from xsp.errors import UsageError, XspError
 from xsp.evaluate import agents, contention, reading
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.quality import divergence
-from xsp.evaluate.quality.judging import Around, Judgement, Outcome, judge, settle
+from xsp.evaluate.quality.judging import Around, Judgement, Outcome, constant, judge, settle
 from xsp.evaluate.results import RUN, Result
 
 OF_THE_MACHINE = ("cpu", "machine", "cores", "memory_gib", "devices", "instructions", "caches", "nodes")
@@ -108,6 +108,9 @@ class Comparison:
     """By output that both have in the same shape: see `divergence.all_of`."""
 
     equal_outputs: bool
+    constant_outputs: str
+    """Why equal outputs tell nothing, since those of both are constant; empty if they may."""
+
     judgement: Judgement
     by_layer: comparison.Comparison | str | None
     """Of the traces; why they cannot be compared; None where one result has none."""
@@ -136,13 +139,16 @@ def _compared(before: Result, after: Result) -> Comparison:
     for name in mine:
         if name in theirs and mine[name].shape == theirs[name].shape and mine[name].dtype.kind == "f":
             rows = mine[name].reshape(len(mine[name]), -1), theirs[name].reshape(len(theirs[name]), -1)
+            if constant({name: mine[name]}) and constant({name: theirs[name]}):
+                continue
             try:
                 divergences[name] = divergence.all_of(*rows)
             except (XspError, ValueError):
                 continue
     equal = before.content["outputs"]["digest"] == after.content["outputs"]["digest"]
     judged = judge(outcome(before), outcome(after))
-    return Comparison(before, after, differing, divergences, equal, judged, _by_layer(before, after))
+    said = constant(mine) and constant(theirs)
+    return Comparison(before, after, differing, divergences, equal, said, judged, _by_layer(before, after))
 
 
 def _by_layer(before: Result, after: Result) -> comparison.Comparison | str | None:

@@ -100,7 +100,7 @@ def comparison(found: Comparison) -> str:
         lines += [table(("figure", "batch", "before", "after", "change"), rows, 1), ""]
     else:
         lines += ["they have no batch size in common", ""]
-    lines.append("outputs: equal bit for bit" if found.equal_outputs else "outputs: not equal")
+    lines += textwrap.wrap(f"outputs: {outputs(found)}", WIDTH, subsequent_indent="    ")
     for name, measures in found.divergences.items() if not found.equal_outputs else ():
         said = ", ".join(
             f"{each} {value if isinstance(value, str) else figure(value)}" for each, value in measures.items()
@@ -112,6 +112,14 @@ def comparison(found: Comparison) -> str:
     if len(found.differing) > MOST_DIFFERING:
         lines.append(f"and {len(found.differing) - MOST_DIFFERING} more differ")
     return "\n".join([*lines, *_by_layer(found)])
+
+
+def outputs(found: Comparison) -> str:
+    """Return whether outputs are equal, or why that cannot be told."""
+    if found.constant_outputs:
+        equal = "equal" if found.equal_outputs else "not equal"
+        return f"{equal}, and constant, so that they cannot be compared: {found.constant_outputs}"
+    return "equal bit for bit" if found.equal_outputs else "not equal"
 
 
 MOST_LAYERS = 8
@@ -153,6 +161,8 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
         "after": found.after.name,
         **judgement_json(found.judgement),
         "equal_outputs": found.equal_outputs,
+        "constant_outputs": found.constant_outputs,
+        "outputs": outputs(found),
         "divergences": {name: dict(each) for name, each in found.divergences.items()},
         "differing": {name: list(each) for name, each in found.differing.items()},
         "figures": [

@@ -196,8 +196,41 @@ def _of_outputs(before: Outcome, after: Outcome) -> Iterator[Reason]:
         names = f"{', '.join(sorted(before.outputs))}, then {', '.join(sorted(after.outputs))}"
         yield Reason("outputs", Verdict.DIFFERENT, f"the outputs have other names: {names}")
         return
-    for name, one in before.outputs.items():
-        yield _of_output(name, np.asarray(one), np.asarray(after.outputs[name]), before.precision)
+    found = [
+        _of_output(name, np.asarray(one), np.asarray(after.outputs[name]), before.precision)
+        for name, one in before.outputs.items()
+    ]
+    said = constant(before.outputs) and constant(after.outputs)
+    if said and all(each.verdict is Verdict.SAME for each in found):
+        yield Reason("outputs", Verdict.CANNOT_TELL, f"equal, and constant: {said}, so equality tells nothing")
+    else:
+        yield from found
+
+
+def constant(outputs: Mapping[str, NDArray[Any]]) -> str:
+    """Return why outputs do not tell one model or pipeline from another, nothing if they may.
+
+    They do not where each of them is one number throughout, or the same for all samples. One sample, or one number, is
+    not known to be constant.
+
+    Args:
+        outputs: arrays by name, samples along the first axis.
+    """
+    said = []
+    for name, each in outputs.items():
+        value = np.asarray(each)
+        if value.size > 1 and _equal(value, value.flat[0]):
+            said.append(f"{name} is {value.flat[0]} throughout")
+        elif value.ndim > 1 and len(value) > 1 and value.size and _equal(value, value[:1]):
+            said.append(f"{name} is the same for all {len(value)} samples")
+        else:
+            return ""
+    return "; ".join(said)
+
+
+def _equal(one: NDArray[Any], other: Any) -> bool:
+    """Return whether all numbers are equal, NaN to NaN."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _of_output(name: str, one: NDArray[Any], other: NDArray[Any], precision: str) -> Reason:
@@ -210,8 +243,7 @@ def _of_output(name: str, one: NDArray[Any], other: NDArray[Any], precision: str
     if not one.size:
         return reason(Verdict.CANNOT_TELL, "it is empty")
     if one.tobytes() == other.tobytes():
-        little = "; all of them are one number, so they tell little" if (one == one.flat[0]).all() else ""
-        return reason(Verdict.SAME, f"{one.size} values are equal bit for bit{little}")
+        return reason(Verdict.SAME, f"{one.size} values are equal bit for bit")
     if one.dtype.kind not in "fc":
         unlike = int((one != other).sum())
         verdict = Verdict.DIFFERENT if unlike else Verdict.SAME
@@ -224,6 +256,10 @@ def _of_output(name: str, one: NDArray[Any], other: NDArray[Any], precision: str
     apart = _apart(one[finite], other[finite])
     said = f"{apart:.2g} of their norm apart, {apart / unit:.3g} units in the last place of {kind}"
     if apart <= min(ROUNDING * unit, MOST_ROUNDING):
+        varies = _apart(one[finite], np.broadcast_to(one[:1], one.shape)[finite]) if len(one) > 1 else math.inf
+        if apart > MOST_ROUNDING * varies:
+            said += f", but samples differ by {varies:.2g}: the outputs hardly depend on the input"
+            return reason(Verdict.CANNOT_TELL, f"as little as rounding, {said}")
         return reason(Verdict.SAME, f"rounding: {said}")
     if apart > min(MORE_THAN_ROUNDING * unit, MOST_ROUNDING):
         return reason(Verdict.DIFFERENT, said)

@@ -145,7 +145,7 @@ async function comparison() {
   main.append(make("h2", "Latencies"), charts);
   for (const each of found) {
     const verdict = make("p"), said = make("b", each.verdict, each.verdict === "same" ? "same" : each.verdict === "different" ? "different" : "");
-    verdict.append(said, each.equal_outputs ? "; outputs are equal bit for bit" : "; outputs are not equal");
+    verdict.append(said, `; outputs: ${each.outputs}`);
     main.append(make("h2", `${each.before} and ${each.after}`), verdict, rows(["subject", "verdict", "why"], each.reasons.map((one) => [one.subject, one.verdict, wrapped(one.text)]), "reasons"));
     const apart = Object.entries(each.divergences);
     if (!each.equal_outputs && apart.length) {
