@@ -345,3 +345,30 @@ def test_a_cold_start_is_in_the_trace(there: Running, tmp_path: Path) -> None:
     assert parents["share.copy"] == "share.miss"
     assert {parents[name] for name in ("share.miss", "share.map", "share.assign")} == {"share.attach"}
     assert {"first", "head"} <= {name for (name,) in con.filter("level = 30").project("name").fetchall()}
+
+
+def test_an_eviction_is_in_the_trace_with_the_layers(tmp_path: Path) -> None:
+    paths = [written(tmp_path, small(seed).state_dict(), f"{seed}.safetensors") for seed in (1, 2)]
+    with (
+        running(tmp_path / "s", "10KiB") as there,  # room for one of them
+        xsp.profile("full", levels="M/L", warmup=0, settle=0, samples=False, out=tmp_path / "run") as prof,
+    ):
+        for path in paths:
+            with prof.step():
+                module = small()
+                share.attach(module, path, folder=there.folder)
+                module(torch.randn(2, 3, 8, 8))
+            share.detach(module)
+            gc.collect()
+            there.wait_for([])
+    wanted = "span_id, parent_id, name, step, start_ns, start_ns + dur_ns"
+    rows = xsp.load(tmp_path / "run").spans.project(wanted).fetchall()
+    names = {identity: name for identity, _, name, *_ in rows}
+    evicted = [row for row in rows if row[2].startswith("share.evict")]
+    assert [row[2] for row in evicted] == ["share.evict 1"]
+    _, parent, _, step, start_ns, end_ns = evicted[0]
+    assert names[parent] == "share.miss"
+    (miss,) = [row for row in rows if row[0] == parent]
+    assert miss[4] <= start_ns <= end_ns <= miss[5]
+    of_step = {name for _, _, name, at, _, _ in rows if at == step}
+    assert {"share.attach", "share.copy", "share.map", "share.assign", "first", "head"} <= of_step

@@ -348,3 +348,75 @@ def test_a_shelf_evicts_nothing_where_that_would_not_make_room() -> None:
         shelf.evict(shelf.objects["a"])
     assert shelf.held_bytes == 0
     holder.connection.close()
+
+
+def answering(folder: Path, *answers: bytes | None) -> threading.Thread:
+    """Listen where a store would, and answer the next connections so; None closes without an answer."""
+    folder.mkdir(mode=0o700)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(str(folder / wire.SOCKET))
+    listening.listen(8)
+
+    def serve() -> None:
+        with listening:
+            for answer in answers:
+                connection, _ = listening.accept()
+                with connection:
+                    for descriptor in wire.received(connection)[1]:
+                        os.close(descriptor)
+                    if answer is not None:
+                        connection.send(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return thread
+
+
+def test_a_store_of_another_version_is_one_error(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "a", 1)
+    said = (b'{"key": "aa", "nbytes": 1}', b'{"protocol": 99, "error": "later"}', b"[]", b"\xff\x00")
+    thread = answering(tmp_path / "s", *said)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in said:
+        with pytest.raises(ShareError, match=r"another version of xsp; end it.*xsp share serve"):
+            client.attach(path, tmp_path / "s")
+    thread.join()
+    assert len(os.listdir("/proc/self/fd")) == descriptors - 1  # what listened is closed
+
+
+def test_a_client_of_another_version_is_told_so(there: Running) -> None:
+    with client.connect(there.folder) as connection:
+        connection.send(b'{"ask": "status"}')
+        assert b"another version" in wire.received(connection)[0]
+    assert there.attached() == []
+
+
+def test_a_store_that_ends_between_is_one_error(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "a", 1)
+    thread = answering(tmp_path / "s", None)
+    with pytest.raises(ShareError, match=r"has ended before it answered; start one \(xsp share serve\)"):
+        client.attach(path, tmp_path / "s")
+    thread.join()
+
+
+def test_a_store_that_is_killed_while_it_copies_is_one_error(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "a", 1)
+    with running(tmp_path / "s") as there:
+        with client.connect(there.folder) as connection:
+            there.process.send_signal(signal.SIGSTOP)  # it has accepted, or will never
+            killer = threading.Timer(0.2, there.process.kill)
+            killer.start()
+            with pytest.raises(ShareError, match="has ended before it answered"):
+                client.ask(connection, {"ask": "status"})
+            killer.join()
+        with pytest.raises(ShareError, match="no store runs there"):
+            client.attach(path, there.folder)
+
+
+def test_a_store_that_hangs_is_one_error(there: Running, tmp_path: Path) -> None:
+    there.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(ShareError, match="did not answer within 0 s"):
+            client.attach(file_of(tmp_path, "a", 1), there.folder, patience_s=0.1)
+    finally:
+        there.process.send_signal(signal.SIGCONT)

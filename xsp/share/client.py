@@ -21,6 +21,9 @@ from xsp.share import store, weights, wire
 PATIENCE_S = 300.0
 """For the store to copy what is not there yet."""
 
+_ENDED = "the store has ended before it answered; start one (xsp share serve) and attach again"
+_OTHER = "the store is of another version of xsp; end it, and start one of this version: xsp share serve"
+
 _MAP_SHARED, _PROT_READ, _FAILED = 1, 1, ctypes.c_void_p(-1).value
 
 
@@ -105,6 +108,9 @@ def connect(folder: Path | None = None, patience_s: float = PATIENCE_S) -> socke
     connection.settimeout(patience_s)
     try:
         connection.connect(path)
+    except TimeoutError:
+        connection.close()
+        raise ShareError(f"{place}: the store there did not answer within {patience_s:.0f} s") from None
     except OSError as error:
         connection.close()
         raise ShareError(f"{place}: no store runs there ({error.strerror}); start one: xsp share serve") from error
@@ -115,7 +121,7 @@ def ask(connection: socket.socket, asked: dict[str, Any], file: int | None = Non
     """Send a message and return the answer, with descriptors that are the caller's to close.
 
     Raises:
-        ShareError: the store refuses, has ended, or does not answer in time.
+        ShareError: the store refuses, has ended, is of another version, or does not answer in time.
     """
     try:
         wire.send(connection, asked, file)
@@ -123,12 +129,19 @@ def ask(connection: socket.socket, asked: dict[str, Any], file: int | None = Non
     except TimeoutError:
         raise ShareError(f"the store did not answer within {connection.gettimeout():.0f} s") from None
     except OSError as error:
-        raise ShareError(f"the store has ended ({error.strerror})") from error
+        raise ShareError(f"{_ENDED} ({error.strerror})") from error
     if not text:
-        raise ShareError("the store has ended")
-    answer: dict[str, Any] = json.loads(text)
-    if "error" in answer:
-        raise ShareError(answer["error"])
+        raise ShareError(_ENDED)
+    try:
+        answer: Any = json.loads(text)
+        if not isinstance(answer, dict) or answer.pop("protocol", None) != wire.PROTOCOL:
+            raise ShareError(_OTHER)
+        if "error" in answer:
+            raise ShareError(str(answer["error"]))
+    except (ValueError, ShareError) as error:
+        for descriptor in sent:
+            os.close(descriptor)
+        raise error if isinstance(error, ShareError) else ShareError(_OTHER) from error
     return answer, sent
 
 

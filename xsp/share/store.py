@@ -32,7 +32,7 @@ from xsp.errors import ShareError, UsageError
 from xsp.scrub import plain
 from xsp.share import weights
 from xsp.share.shelf import Client, Object, Shelf, Span
-from xsp.share.wire import in_memory, received, send, socket_of
+from xsp.share.wire import PROTOCOL, in_memory, received, send, socket_of
 
 LOCK = "store.lock"
 SETTLED_NS = 50_000_000
@@ -212,6 +212,8 @@ class Store:
     def _answer(self, client: Client, asked: dict[str, Any], sent: list[int]) -> None:
         """Answer a message; the first descriptor is taken out of those sent if it is kept."""
         wanted = asked.get("ask")
+        if asked.get("protocol") != PROTOCOL:
+            raise ShareError("the client is of another version of xsp than the store; use the store's version for both")
         if wanted == "status":
             self._send(client, {}, in_memory(json.dumps(self.status()).encode()))
         elif wanted == "evict":

@@ -16,6 +16,9 @@ SOCKET = "store.sock"
 DIRECTORY = "XSP_SHARE_DIR"
 """Variable with the directory of the store's socket."""
 
+PROTOCOL = 1
+"""Of the messages, and of how weights lie in memory; both sides say it in each message."""
+
 MOST_MESSAGE = 64 << 10
 LONGEST_PATH = 107
 """Bytes of a Unix socket's path."""
@@ -64,7 +67,7 @@ def send(connection: socket.socket, told: dict[str, Any], memory: int | None = N
         OSError: it could not be sent.
     """
     ancillary = [] if memory is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory]))]
-    connection.sendmsg([json.dumps(told).encode()], ancillary, socket.MSG_NOSIGNAL)
+    connection.sendmsg([json.dumps({**told, "protocol": PROTOCOL}).encode()], ancillary, socket.MSG_NOSIGNAL)
 
 
 def received(connection: socket.socket) -> tuple[bytes, list[int]]:
