@@ -167,15 +167,40 @@ def test_a_configuration_file_counts_by_its_content(
     assert found[0] != found[1]
 
 
+def test_conditions_found_before_torch_is_imported_hold_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached, "_before_torch", None)
+    monkeypatch.setitem(sys.modules, "torch", object())
+    assert cached.software_before_torch() is None  # not asked in time
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(cached, "_origin", lambda package: Path(cached.__file__).parent)
+    monkeypatch.setattr(cached, "_files", lambda folder, whole: "a hash")
+    found = cached.software()
+    assert cached.software("timm") != found
+    assert cached.software_before_torch() == found
+    monkeypatch.setitem(sys.modules, "torch", object())
+    assert cached.software_before_torch() == found
+    monkeypatch.setenv("OMP_NUM_THREADS", "77")
+    assert cached.software_before_torch() is None
+
+
 @pytest.mark.slow
-def test_a_second_process_needs_no_torch_and_says_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "commands",
+    [
+        [["graph", "torchvision:resnet18", "--format", "json"], ["bound", "torchvision:resnet18"]],
+        [["bound", "torchvision:resnet18"], ["graph", "torchvision:resnet18"]],
+    ],
+    ids=["graph-first", "bound-first"],
+)
+def test_a_second_process_needs_no_torch_and_says_the_same(tmp_path: Path, commands: list[list[str]]) -> None:
     pytest.importorskip("torchvision")
     code = (
         "import sys; from xsp.cli import main; status = main(sys.argv[1:]); "
         "print('torch' in sys.modules, file=sys.stderr); sys.exit(status)"
     )
     environment = {**os.environ, cached.VARIABLE: str(tmp_path / "cached"), "XDG_CACHE_HOME": str(tmp_path)}
-    for command in (["graph", "torchvision:resnet18", "--format", "json"], ["bound", "torchvision:resnet18"]):
+    imported = []
+    for command in commands:
         done = [
             subprocess.run(
                 [sys.executable, "-c", code, *command], env=environment, capture_output=True, text=True, check=True
@@ -183,4 +208,6 @@ def test_a_second_process_needs_no_torch_and_says_the_same(tmp_path: Path) -> No
             for _ in range(2)
         ]
         assert done[0].stdout == done[1].stdout
-        assert [each.stderr.split()[-1] for each in done] == ["True", "False"]
+        imported.append([each.stderr.split()[-1] for each in done])
+    assert [second for _, second in imported] == ["False", "False"]
+    assert imported[0][0] == "True"

@@ -38,6 +38,9 @@ DEVICES = ("nvidia[0-9]*", "kfd", "dxg")
 
 _INSTALLED = (".dist-info", ".egg-info", ".egg-link", ".pth")
 
+_before_torch: dict[str, Any] | None = None
+"""What `software` last found in this process."""
+
 
 def user_folder() -> Path:
     """Return the folder for xsp in the user's cache; it need not be there."""
@@ -66,19 +69,35 @@ def software(*packages: str) -> dict[str, Any] | None:
     """
     if "torch" in sys.modules:
         return None
+    global _before_torch
     try:
         origins = {name: _origin(name) for name in ("torch", "xsp", *packages)}
-        return {
+        found: dict[str, Any] = {
             "python": [sys.version, platform.machine(), platform.system(), platform.release()],
             "processor": _processor(),
             "installed": sorted(_installed()),
             "packages": {
                 name: [str(origin), _files(origin, whole=name != "torch")] for name, origin in origins.items()
             },
-            "variables": sorted(each for each in os.environ.items() if VARIABLES.fullmatch(each[0])),
+            "variables": _variables(),
         }
     except (OSError, ValueError, ImportError):
         return None
+    _before_torch = {**found, "packages": {name: found["packages"][name] for name in ("torch", "xsp")}}
+    return found
+
+
+def software_before_torch() -> dict[str, Any] | None:
+    """Return what `software()` found, or would have, when this process had not imported PyTorch yet.
+
+    For what no program changes once PyTorch is imported, as its version.
+
+    Returns:
+        As `software()`; None where `software` was not asked in time, or variables have changed since.
+    """
+    if "torch" not in sys.modules:
+        return software()
+    return _before_torch if _before_torch is not None and _before_torch["variables"] == _variables() else None
 
 
 def has_devices() -> bool:
@@ -141,6 +160,10 @@ def _prune(folder: Path) -> None:
         total += status.st_size
         if total > MOST_BYTES:
             each.unlink(missing_ok=True)
+
+
+def _variables() -> list[tuple[str, str]]:
+    return sorted(each for each in os.environ.items() if VARIABLES.fullmatch(each[0]))
 
 
 def _origin(package: str) -> Path:

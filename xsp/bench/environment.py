@@ -140,7 +140,7 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _torch() -> dict[str, Any]:
     """Return versions of PyTorch and its libraries, and the devices; what is kept of the same software, if anything."""
-    software = None if cached.has_devices() else cached.software()
+    software = None if cached.has_devices() else cached.software_before_torch()
     with contextlib.suppress(ValueError):
         found = json.loads(cached.read(KIND, software) or "null")
         if isinstance(found, dict) and found.get("torch"):
