@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -207,3 +209,23 @@ def test_an_unknown_option_names_the_help_of_its_command(capsys: pytest.CaptureF
         with pytest.raises(SystemExit) if prog == "xsp" else contextlib.nullcontext():
             assert main(typed) == 2
         assert f"see `{prog} --help`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "commands"),
+    [
+        ("--batch", ("graph", "bench", "bound", "advise")),
+        *((each, ("graph", "bench", "bound", "advise", "profile", "sweep")) for each in ("--train", "--input")),
+        ("--sequence", ("graph", "bench", "bound", "advise", "profile", "sweep")),
+    ],
+)
+def test_an_option_of_a_models_step_is_the_same_in_every_command(option: str, commands: tuple[str, ...]) -> None:
+    """Same help, type and metavar; the default too, but that `advise` leaves a run its own length."""
+    found = {}
+    for name in commands:
+        parser = argparse.ArgumentParser()
+        import_module(f"xsp.cli.{name}").arguments(parser)
+        action = next(each for each in parser._actions if option in each.option_strings)
+        default = 128 if name == "advise" and option == "--sequence" else action.default
+        found[name] = action.help, action.type, action.metavar, default
+    assert len(set(found.values())) == 1, found

@@ -150,3 +150,13 @@ def test_two_are_compared_on_the_command_line(board: Path, capsys: pytest.Captur
     assert max(map(len, out.splitlines())) <= 80
     assert main(["evaluate", "compare", one.name, "feed", *where]) == 2
     assert main(["evaluate", "compare", one.name, *where]) == 2
+
+
+def test_every_command_that_reads_results_names_those_that_are_damaged(tmp_path: Path, capsys) -> None:
+    """`list`, `leaderboard` and `run --missing` read a store alike."""
+    from xsp.cli import evaluate_run
+
+    (tmp_path / "0123456789ab-0001").mkdir()
+    (tmp_path / "0123456789ab-0001" / "result.json").write_text("{")
+    assert evaluate_run.every_result(tmp_path) == []
+    assert "0123456789ab-0001" in capsys.readouterr().err

@@ -76,10 +76,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     tried.add_argument("-q", "--quiet", action="store_true", help="show no progress")
     group = parser.add_argument_group("the model, where SOURCE is one")
     group.add_argument("--threads", type=options.rows, metavar="N", help="of the step (default: as it ran, or all)")
-    group.add_argument("--batch", type=options.rows, metavar="N", help="samples in a step (default: 1)")
-    group.add_argument("--train", action="store_true", help="forward, backward and optimizer instead of a prediction")
-    group.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 (default: the model's own)")
-    group.add_argument("--sequence", type=options.rows, metavar="N", help="tokens of one sample (default: 128)")
+    options.step_of_model(group)
+    parser.set_defaults(sequence=None)  # a run has its own
 
 
 def run(given: argparse.Namespace) -> int:

@@ -83,13 +83,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--section", type=Path, metavar="RUN", help="show them on the page of this run too")
     group = parser.add_argument_group("the model and its input")
-    group.add_argument(
-        "--batch", type=options.rows, metavar="N", help="samples in a step (default: 1, or as the file says)"
-    )
-    group.add_argument("--train", action="store_true", help="forward, backward and optimizer instead of a prediction")
-    group.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 (default: the model's own)")
-    group.add_argument("--sequence", type=options.rows, default=128, metavar="N", help="tokens (default: 128)")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and inputs (default: 0)")
+    options.step_of_model(group)
+    options.seeding(group)
     group = parser.add_argument_group("the timings")
     group.add_argument(
         "--timings",

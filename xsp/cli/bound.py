@@ -95,12 +95,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=options.rows, metavar="N", help="of the step (default: as the run had, or all)"
     )
-    parser.add_argument("--batch", type=options.rows, metavar="N", help="samples in a step (default: 1)")
-    parser.add_argument("--train", action="store_true", help="forward, backward and optimizer instead of a prediction")
-    parser.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 (default: the model's own)")
-    parser.add_argument(
-        "--sequence", type=options.rows, default=128, metavar="N", help="tokens of one sample (default: 128)"
-    )
+    options.step_of_model(parser)
     parser.add_argument(
         "--prefill", type=lengths, metavar="N", help="of a language model of transformers: the step that reads N tokens"
     )

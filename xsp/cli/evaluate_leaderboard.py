@@ -36,11 +36,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Show it."""
-    from xsp.evaluate import results, standings, tables
+    from xsp.evaluate import standings, tables
 
-    found, wrong = results.every(given.store)
-    for each in wrong:
-        progress.warn(f"xsp: {each}")
+    found = evaluate_run.every_result(given.store)
     rows = standings.leaderboard(found, given.task, given.by)
     if given.format == "json":
         progress.put(json.dumps([tables.standing_json(each) for each in rows], indent=1) + "\n")

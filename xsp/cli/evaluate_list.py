@@ -23,11 +23,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """List them."""
-    from xsp.evaluate import results, tables
+    from xsp.evaluate import tables
 
-    found, wrong = results.every(given.store)
-    for each in wrong:
-        progress.warn(f"xsp: {each}")
+    found = evaluate_run.every_result(given.store)
     if given.format == "json":
         progress.put(json.dumps([dict(each.content) | {"path": str(each.path)} for each in found], indent=1) + "\n")
     elif not found:

@@ -26,6 +26,7 @@ from xsp.errors import UsageError
 if TYPE_CHECKING:
     from xsp.evaluate.agents import Agent, Options
     from xsp.evaluate.reading import Read
+    from xsp.evaluate.results import Result
     from xsp.launch.models import Progress
 
 SUMMARY = "carry out manifests, and keep the results"
@@ -73,6 +74,16 @@ def stored(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def every_result(store: Path) -> list[Result]:
+    """Return the results of a store, the newest last, and warn of files that are none."""
+    from xsp.evaluate import results
+
+    found, wrong = results.every(store)
+    for each in wrong:
+        progress.warn(f"xsp: {each}")
+    return found
+
+
 def label(text: str) -> tuple[str, str]:
     """Read `rack=7`."""
     name, equals, value = text.partition("=")
@@ -83,7 +94,7 @@ def label(text: str) -> tuple[str, str]:
 
 def run(given: argparse.Namespace) -> int:
     """Carry them out, and show what was found."""
-    from xsp.evaluate import builtin, dialects, reading, results, standings
+    from xsp.evaluate import builtin, dialects, reading, standings
 
     found = [reading.read(each) for each in given.manifest]
     if given.set is not None:
@@ -91,8 +102,8 @@ def run(given: argparse.Namespace) -> int:
     if not found:
         raise UsageError("name manifests, or a set of them: --set builtin")
     if given.missing:
-        left = {each.identity for each in standings.missing([each.manifest for each in found],
-                                                            results.every(given.store)[0])}  # fmt: skip
+        asked = [each.manifest for each in found]
+        left = {each.identity for each in standings.missing(asked, every_result(given.store))}
         progress.warn(f"xsp: {len(found) - len(left):,} of {len(found):,} have a result already")
         found = [each for each in found if each.manifest.identity in left]
         if not found:

@@ -52,20 +52,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="torchvision:NAME, timm:NAME, transformers:NAME, path/to/file.py:function, an ONNX file, a program of "
         "torch.export (.pt2), a run or a trace, a saved graph, or a folder that --all wrote",
     )
-    parser.add_argument(
-        "--batch", type=options.rows, metavar="N", help="samples in a step (default: 1, or as the file says)"
-    )
-    parser.add_argument("--train", action="store_true", help="forward, backward and optimizer instead of a prediction")
-    parser.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 (default: the model's own)")
-    parser.add_argument(
-        "--sequence",
-        type=options.rows,
-        default=128,
-        metavar="N",
-        help="tokens of one sample (default: 128)",
-    )
+    options.step_of_model(parser)
     options.phases(parser)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and inputs (default: 0)")
+    options.seeding(parser)
     parser.add_argument(
         "--all",
         metavar="SOURCES",

@@ -138,11 +138,27 @@ def modelling(parser: argparse.ArgumentParser) -> None:
     sources = "torchvision:NAME, timm:NAME, transformers:NAME or file.py:function"
     parser.add_argument("model", metavar="MODEL", help=sources)
     group.add_argument("--repeats", type=int, default=12, metavar="N", help="timed steps per level (default: 12)")
-    group.add_argument("--train", action="store_true", help="a step is forward, backward and optimizer")
-    group.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 for instance")
-    group.add_argument("--sequence", type=int, default=128, metavar="N", help="tokens of one sample (default: 128)")
+    sample_of_model(group)
     phases(group)
     group.add_argument("--device", default=None, metavar="NAME", help="cpu, cuda, … (default: cuda if there is one)")
+
+
+def step_of_model(parser: argparse._ActionsContainer) -> None:
+    """Add the options of every command that takes one step of a model: its batch, and those of `sample_of_model`."""
+    parser.add_argument("--batch", type=rows, metavar="N", help="samples in a step (default: 1, or as the file says)")
+    sample_of_model(parser)
+
+
+def sample_of_model(parser: argparse._ActionsContainer) -> None:
+    """Add what a step of a model does, and the size of one sample."""
+    parser.add_argument("--train", action="store_true", help="forward, backward and optimizer instead of a prediction")
+    parser.add_argument("--input", metavar="SHAPE", help="shape of one sample, 3x224x224 (default: the model's own)")
+    parser.add_argument("--sequence", type=rows, default=128, metavar="N", help="tokens of one sample (default: 128)")
+
+
+def seeding(parser: argparse._ActionsContainer) -> None:
+    """Add the seed of a command that makes weights and inputs, and nothing else by chance."""
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and inputs (default: 0)")
 
 
 def phases(parser: argparse._ActionsContainer) -> None:
