@@ -214,6 +214,42 @@ def test_a_step_with_other_inputs_describes_nothing() -> None:
     assert (found["net.a"], found["aten::addmm"]) == ((None, None), (None, None))
 
 
+def of_many_lengths(*lengths: int) -> Trace:
+    """Return a trace whose timed steps have inputs of so many rows, and whose step that describes has 77."""
+    rows = []
+    for step, length in enumerate(lengths):
+        shapes = f"[[{length}, 3]]"
+        rows += [
+            row._replace(input_shapes=shapes) if row.kind == Kind.FORWARD else row
+            for row in run(STEP, Level.OP, step=step, timed=True)[0] + run(STEP, Level.MODEL, step=step, timed=True)[0]
+        ]
+    for row in run(STEP, Level.OP, slower=9, step=90, timed=False)[0]:
+        known: dict[str, Any] = {"input_shapes": "[[77, 3]]"} if row.kind in (Kind.FORWARD, Kind.MODULE) else {}
+        known |= {"flops": 99, "flops_source": "shapes"} if row.name == "aten::addmm" else {}
+        rows.append(row._replace(**known))
+    return trace_of(rows, {"name": "lengths"})
+
+
+def test_where_inputs_differ_from_step_to_step_the_one_that_describes_has_all_shapes_and_health_says_so() -> None:
+    trace = of_many_lengths(10, 20, 30)
+    shapes = trace.sql("SELECT DISTINCT input_shapes FROM merged WHERE input_shapes IS NOT NULL").fetchall()
+    assert shapes == [("[[77, 3]]",)]
+    assert figures(trace, "flops")["aten::addmm"] == 99
+    (text,) = [finding.text for finding in health(trace) if finding.subject == "shapes"]
+    assert "3 different inputs of Net" in text
+    assert text.endswith("with [[77, 3]]")
+
+
+def test_where_all_steps_have_one_input_another_one_describes_nothing_and_nothing_is_said_to_vary() -> None:
+    trace = of_many_lengths(10, 10, 10)
+    shapes = trace.sql("SELECT DISTINCT input_shapes FROM merged WHERE input_shapes IS NOT NULL").fetchall()
+    assert shapes == [("[[10, 3]]",)]
+    assert figures(trace, "flops")["aten::addmm"] is None
+    same = of_many_lengths(77, 77, 77)
+    assert figures(same, "flops")["aten::addmm"] == 99
+    assert [finding for finding in health(same) if finding.subject == "shapes"] == []
+
+
 # --- which step the merged one is -------------------------------------------------------------------------
 
 

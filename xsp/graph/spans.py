@@ -94,8 +94,8 @@ def of(trace: Trace) -> Graph:
 
 def _settings(trace: Trace, trains: bool) -> dict[str, Any]:
     """Return what a step that is described says of itself."""
-    row = trace.con.execute(_WEIGHTS).fetchone()
-    weights = {} if row is None or row[0] is None else {WEIGHT_BYTES: int(row[0])}
+    ((size,),) = trace.con.execute(_WEIGHTS).fetchall()
+    weights = {} if size is None else {WEIGHT_BYTES: int(size)}
     return {"train": trains, **weights, "xsp": __version__}
 
 

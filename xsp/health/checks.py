@@ -236,6 +236,8 @@ def _structure(trace: Trace) -> list[Finding]:
     if trace.has(Level.LAYER) and not described and trace.run and not (alone and trace.run.imported):
         text = "no step with these inputs was described: shapes, memory and operations are unknown"
         findings.append(Finding(Severity.NOTE, "shapes", text))
+    elif described:
+        findings += _of_one_step(trace)
     unmeasured = _one(trace, "SELECT count(*) FROM merged WHERE true_ns IS NULL")
     if alone:
         text = "all steps were recorded with the same levels: times are as recorded, their overhead is unknown"
@@ -244,6 +246,27 @@ def _structure(trace: Trace) -> list[Finding]:
         text = f"{unmeasured} spans have no true time: no step has them with their level as the deepest one"
         findings.append(Finding(Severity.NOTE, "true times", text))
     return findings
+
+
+def _of_one_step(trace: Trace) -> list[Finding]:
+    """Find whether shapes are those of one step, where times are means over steps of different inputs."""
+    rows = trace.con.execute(
+        f"""
+        SELECT any_value(merged.name), any_value(merged.input_shapes), count(DISTINCT other.input_shapes) AS inputs
+        FROM merged JOIN alike_spans other USING (key)
+        WHERE merged.kind = '{Kind.FORWARD}' AND merged.input_shapes IS NOT NULL AND other.timed
+        GROUP BY key HAVING inputs > 1 ORDER BY inputs DESC, any_value(merged.start_ns) LIMIT 1
+        """
+    ).fetchall()
+    return [
+        Finding(
+            Severity.NOTE,
+            "shapes",
+            f"times are means over steps with {inputs} different inputs of {name}; shapes, memory and operations are "
+            f"those of one step, with {shapes}",
+        )
+        for name, shapes, inputs in rows
+    ]
 
 
 def _library(trace: Trace) -> list[Finding]:

@@ -30,7 +30,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 
@@ -51,6 +51,14 @@ DESCRIBED = (
 
 _AT_ONCE = 256
 """Keys of which the durations over all steps are held at a time."""
+
+
+class _Described(NamedTuple):
+    """What a describing step knows, by key."""
+
+    known: Mapping[str | None, Mapping[str, Any]]
+    of_other_inputs: bool = False
+    """Whether its inputs differ from those of the template."""
 
 
 @dataclass
@@ -114,9 +122,8 @@ def _merge_leveled(con: duckdb.DuckDBPyConnection, chosen: tuple[Any, ...], run:
     rows = []
     least: dict[str | None, float] = defaultdict(float)  # what the spans inside took: no span is shorter
     for span, inside in reversed(list(zip(template.rows, template.inside, strict=True))):
-        if described is not None and span.key in described:
-            found = described[span.key]
-            span = _with_description(span, found)
+        if described is not None and span.key in described.known:
+            span = _with_description(span, described.known[span.key], described.of_other_inputs)
         figures = figures_of(span, inside, measured[span.key or ""], rungs, least[span.span_id])
         if span.kind != Kind.STEP and cold is not None:
             figures = on_cold_caches(figures, cold)
@@ -343,22 +350,56 @@ def _measured(
     return measured
 
 
-def _described(con: duckdb.DuckDBPyConnection, template: _Template) -> dict[str | None, dict[str, Any]] | None:
-    """Return what the describing step knows per key; None if it had other inputs than the template."""
+def _described(con: duckdb.DuckDBPyConnection, template: _Template) -> _Described | None:
+    """Return what a describing step knows of the template; None if none had its inputs.
+
+    Where steps of the kind have different inputs (text that grows, sequences of many lengths), hardly any is of the
+    lengths of the step that describes, and times are means over all of them. Then one step of the kind describes it
+    with its own shapes, from the model on.
+    """
     names = ", ".join(DESCRIBED)
-    rows = con.execute(f"SELECT key, kind, {names} FROM spans WHERE NOT timed").fetchall()
-    known = {row[0]: dict(zip(DESCRIBED, row[2:], strict=True)) for row in rows}
-    for span in template.rows:
-        if span.kind == Kind.FORWARD and span.timed:
-            other = known.get(span.key)
-            if other is None or other["input_shapes"] != span.input_shapes:
-                return None
-    return known
+    found = con.execute(
+        f"""
+        SELECT trace_id, step, rung, rank, alike.structure IS NOT NULL, key, {names}
+        FROM spans LEFT JOIN alike USING (trace_id, step, rung, rank) WHERE NOT spans.timed
+        """
+    ).fetchall()
+    steps: dict[tuple[Any, ...], dict[str | None, dict[str, Any]]] = defaultdict(dict)
+    for row in found:
+        steps[tuple(row[:5])][row[5]] = dict(zip(DESCRIBED, row[6:], strict=True))
+    calls = [span for span in template.rows if span.kind == Kind.FORWARD and span.timed]
+    ordered = sorted(steps.items(), key=lambda each: (not each[0][4], str(each[0])))
+    for _, known in ordered:
+        if all(span.key in known and known[span.key]["input_shapes"] == span.input_shapes for span in calls):
+            return _Described(known)
+    if _vary(con, [span.key for span in calls]):
+        for (*_, alike), known in ordered:
+            if alike and all(span.key in known for span in calls):
+                return _Described(known, of_other_inputs=True)
+    return None
 
 
-def _with_description(span: Span, found: Mapping[str, Any]) -> Span:
-    """Return a span of a timed step with what the describing step knows of it, where it says nothing itself."""
+def _vary(con: duckdb.DuckDBPyConnection, calls: Sequence[str | None]) -> bool:
+    """Return whether timed steps of the kind called a model with different inputs."""
+    found = con.execute(
+        "SELECT max(inputs) FROM (SELECT count(DISTINCT input_shapes) AS inputs FROM alike_spans "
+        "WHERE timed AND key IN (SELECT unnest(?::VARCHAR[])) GROUP BY key)",
+        [list(calls)],
+    ).fetchall()
+    return bool((found[0][0] or 0) > 1)
+
+
+def _with_description(span: Span, found: Mapping[str, Any], of_other_inputs: bool) -> Span:
+    """Return a span of a timed step with what the describing step knows of it, where it says nothing itself.
+
+    Args:
+        span: of the template.
+        found: the columns `DESCRIBED`.
+        of_other_inputs: whether its shapes stand in the place of the span's own.
+    """
     filled = {name: value for name, value in found.items() if getattr(span, name) is None}
+    if of_other_inputs and found["input_shapes"] is not None:
+        filled["input_shapes"] = found["input_shapes"]
     told = found["attributes"]
     if span.attributes is not None and told is not None and told != span.attributes:
         with contextlib.suppress(ValueError, AttributeError):  # of a collector of somebody's: no JSON object
