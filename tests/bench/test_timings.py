@@ -13,7 +13,7 @@ import pytest
 from madegraphs import graph_of
 
 from xsp.bench.environment import Environment
-from xsp.bench.spec import CacheState, Spec, Status, Timing, spec_of, untimed
+from xsp.bench.spec import CacheState, Spec, Status, Timing, slowed, spec_of, untimed
 from xsp.bench.timings import Timings
 from xsp.errors import BenchError
 from xsp.graph.blocks import block
@@ -236,3 +236,8 @@ def test_a_foreign_or_damaged_file_is_one_error_and_changes_nothing(tmp_path: Pa
 def test_specs_and_their_keys_need_neither_torch_nor_the_table_engine() -> None:
     code = "import sys, xsp.bench.spec, xsp.graph.blocks; print({'torch', 'duckdb', 'numpy'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_a_ratio_of_hundreds_is_no_percentage() -> None:
+    assert slowed(1.12) == "up to 12 % longer in its slowest round"
+    assert slowed(436.26) == "up to 436 times as long in its slowest round"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from xsp.bench.shapes import Known, Shape
-from xsp.bench.spec import Timing
+from xsp.bench.spec import Timing, slowed
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, STORAGE, Curve, Ratio, ratios, together
 from xsp.scrub import plain
@@ -141,10 +141,7 @@ def notes(found: Sequence[Curve]) -> list[str]:
         made.append("Storage is shared with the system and, in a virtual machine, with others; it may be cached below.")
     drift = max((each.canary for each in found if each.canary is not None), default=1.0)
     if drift >= DISTURBED:
-        made.append(
-            f"disturbed: fixed work took up to {100 * (drift - 1):.0f}% longer meanwhile; repeat with --again on a "
-            "quiet machine"
-        )
+        made.append(f"disturbed: fixed work took {slowed(drift)} meanwhile; repeat with --again on a quiet machine")
     reasons: dict[str, int] = {}
     for curve in found:
         for _, each in curve.holes:

@@ -177,6 +177,16 @@ class Timing:
         return None if self.low_ns is None or self.high_ns is None else (self.high_ns - self.low_ns) / 2
 
 
+def slowed(ratio: float) -> str:
+    """Return what a canary ratio says, to follow "fixed work took".
+
+    On a contended machine a ratio may be in the hundreds, and is true: a call of 40 µs on several threads waits
+    milliseconds for the thread whose core another process has.
+    """
+    much = f"{ratio:,.0f} times as long" if ratio >= 10 else f"{100 * (ratio - 1):.0f} % longer"
+    return f"up to {much} in its slowest round"
+
+
 def untimed(spec: Spec, status: Status = Status.MISSING, reason: str = "", environment: str = "") -> Timing:
     """Return the timing of a spec that has no figures."""
     return Timing(

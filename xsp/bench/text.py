@@ -9,7 +9,7 @@ from typing import Any
 from xsp.bench.environment import Environment
 from xsp.bench.plan import coverage, overheads
 from xsp.bench.repeatability import Check
-from xsp.bench.spec import AS_RUN, Spec, Status, Timing, spec_of
+from xsp.bench.spec import AS_RUN, Spec, Status, Timing, slowed, spec_of
 from xsp.bench.timings import Timings
 from xsp.scrub import plain
 
@@ -51,7 +51,7 @@ def filled(name: str, pairs: Pairs, timings: Timings, made: Sequence[Timing], se
     if drift >= 1.05:
         lines += [
             "",
-            f"disturbed: fixed work took up to {100 * (drift - 1):.0f}% longer meanwhile; repeat with --again",
+            f"disturbed: fixed work took {slowed(drift)} meanwhile; repeat with --again",
         ]
     return "\n".join([*lines, *problems(timings)])
 

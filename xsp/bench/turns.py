@@ -21,7 +21,7 @@ from typing import Any
 
 from xsp import processes
 from xsp.bench.environment import caches
-from xsp.bench.spec import Spec, Status, Timing, untimed
+from xsp.bench.spec import Spec, Status, Timing, slowed, untimed
 from xsp.bench.worker import CELL
 from xsp.errors import BenchError
 from xsp.version import __version__
@@ -205,7 +205,7 @@ def _stamped(timing: Timing, ratio: float | None) -> Timing:
         return replace(timing, taken_ns=timing.taken_ns or time.time_ns(), xsp=__version__)
     reasons = [timing.reason] if timing.reason else []
     if ratio >= DISTURBED:
-        reasons.append(f"disturbed: fixed work of the same sitting took up to {100 * (ratio - 1):.0f} % longer")
+        reasons.append(f"disturbed: fixed work of the same sitting took {slowed(ratio)}")
     return replace(timing, canary_ratio=ratio, reason="; ".join(reasons))
 
 

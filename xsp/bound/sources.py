@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from xsp.bench import environment
+from xsp.bench.spec import slowed
 from xsp.bench.timings import Timings
 from xsp.bound import ceiling as roof
 from xsp.bound import join as joining
@@ -276,8 +277,8 @@ def _look_up(
         )
     if found.drift is not None and found.drift > timed.MARKED:
         parts.problems.append(
-            f"timings: fixed work took up to {100 * (found.drift - 1):.0f} % longer while they were taken: "
-            "the machine was busy"
+            f"timings: fixed work took {slowed(found.drift)} while they were taken: the machine was busy; "
+            f"{found.disturbed} of {found.used} timings are of such sittings"
         )
     parts.problems += known.problems[:3]
 

@@ -40,6 +40,12 @@ class Timed:
     drift: float | None
     """The largest canary ratio among those that are used; None if none is known."""
 
+    disturbed: int
+    """Timings that are used of sittings whose canary ratio is above `MARKED`."""
+
+    used: int
+    """Timings that are used, of this variant or of others."""
+
     at_the_floor: int
     """Nodes whose timing is that of an empty call."""
 
@@ -93,6 +99,8 @@ def of(graph: Graph, timings: Timings, threads: int, cores: int) -> Timed:
         tuple(why),
         sum(each.environment != timings.environment.hash for each in used.values()),
         max(drifts, default=None),
+        sum(each > MARKED for each in drifts),
+        len(used),
         floor,
     )
 
