@@ -87,9 +87,14 @@ def parse_levels(text: str) -> tuple[Level, ...]:
 
 
 def _as_text(levels: object) -> str:
-    """Return how levels that came as a list are written."""
+    """Return how levels that came as a list are written, or all of them where the list holds what is none."""
     each = levels if isinstance(levels, (list, tuple)) else ()
-    return "/".join(level.name.lower() if isinstance(level, Level) else str(level) for level in each) or "M/L/G"
+    text = "/".join(level.name.lower() if isinstance(level, Level) else str(level) for level in each)
+    try:
+        parse_levels(text)
+    except LevelError:
+        return "M/L/G"
+    return text
 
 
 _HOWTO = "write M, M/L or M/L/G, or names in this order: " + "/".join(

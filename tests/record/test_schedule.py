@@ -44,6 +44,13 @@ def test_levels_that_make_no_sense_are_quoted_and_answered_with_how_to_write_the
     assert repr(text) in str(caught.value)
 
 
+@pytest.mark.parametrize("levels", [["X"], ["G", "M"], ["M", "L"], [Level.MODEL, Level.LAYER], [], [3], {"M"}, None])
+def test_what_is_suggested_for_levels_that_are_no_text_can_be_typed(levels: object) -> None:
+    with pytest.raises(LevelError, match="write them as one text, levels='") as caught:
+        parse_levels(levels)  # type: ignore[arg-type]
+    assert parse_levels(str(caught.value).split("levels=")[1].strip("'"))
+
+
 def test_rungs_are_shown_by_xsps_letters_and_by_number_where_a_third_party_made_one() -> None:
     assert [rung_name(rung) for rung in (M, LAYER, OP, G, Level.LIBRARY, 35)] == [
         "M", "M/L", "M/L/op", "M/L/G", "M/L/op/library", "35",

@@ -106,6 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if unknown:
             command = "" if typed[0].startswith("-") else f" {words[0]}"
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)}; see `xsp{command} --help`")
+        if "command" not in options:
+            raise UsageError("name a command; `xsp --help` lists them")
         options.typed = list(typed)
         return int(options.command.run(options))
     except XspError as error:
@@ -177,7 +179,7 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
         formatter_class=_Help,
     )
     parser.add_argument("--version", action="version", version=f"xsp {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND")  # not required: an unknown option is named first
     every = [each for name in names() for each in (name, *(f"{name} {part}" for part in _parts(name)))]
     for name in every if only is None else (only,):
         try:
