@@ -89,6 +89,19 @@ def test_a_collective_beside_computing_costs_it_what_was_measured(link: Link) ->
     assert found.step == pytest.approx(0.06 + copied + (1 + LOST) * reduces(2 * MB) + 0.003, rel=1e-3)
 
 
+def test_overlap_is_counted_from_the_first_launch_as_torch_does_and_is_not_what_is_hidden(link: Link) -> None:
+    work = step(2 * MB, 2 * MB)
+    found = prediction.predict(work, Job(2, link))
+    copied = 2 * MB * 2 * COPY / transfers.COPIED
+    reduced = reduces(2 * MB)
+    inside = LOST * reduced + 0.02 + copied  # from the launch of the first bucket to the end of the backward pass
+    assert found.overlap == pytest.approx(inside / (inside + reduced + 2 * copied), rel=1e-3)
+    assert found.hidden / found.communication == pytest.approx(0.5, rel=1e-3)
+    assert prediction.predict(work, Job(2, link, overlap=False)).overlap == pytest.approx(0.0)
+    assert prediction.predict(step(5 * MB), Job(2, link)).overlap == pytest.approx(0.0)
+    assert prediction.predict(work, Job(1, link)).overlap is None
+
+
 def test_one_rank_shares_nothing(link: Link) -> None:
     work = step(5 * MB)
     assert scaling.sharing_cores(work, Job(1, link)) == work

@@ -321,3 +321,37 @@ def test_parameters_without_gradients_and_layers_without_parameters_are_no_obsta
     work = Work((Layer("a", 1.0, 1.0), Layer("b", 1.0, 1.0, (0, 0)), Layer("c", 1.0, 1.0)))
     assert predict(work, Job(8, SLOW_LINK)).step == pytest.approx(6.0)
     assert predict(Work((Layer("a", 1.0, 1.0),)), Job(8, SLOW_LINK)).step == pytest.approx(2.0)
+
+
+def test_overlap_is_the_share_of_the_time_from_the_first_launch_that_lies_in_the_backward_pass() -> None:
+    chance = random.Random(11)
+    for _ in range(INSTANCES // 5):
+        work, link = replace(some_work(chance), update=0.0), some_link(chance)
+        plan = each_alone(work)
+        slow = Straggler(chance.choice((1.0, 1.5)))
+        found = predict(work, Job(2, link, Algorithm.RING, plan=plan, straggler=slow))
+        takes = [collectives.all_reduce_seconds(Algorithm.RING, link, 2, size) for size in work.arrivals]
+        factors = (1.0,) if slow.factor == 1.0 else (1.0, slow.factor)
+        forward = sum(each.forward for each in work.layers)
+        ready = {
+            factor: [
+                factor * (forward + each) for each in itertools.accumulate(each.backward for each in work.layers[::-1])
+            ]
+            for factor in factors
+        }
+        end = 0.0
+        for launched, took in zip(zip(*ready.values(), strict=True), takes, strict=True):
+            end = max(end, *launched) + took
+        shares = [(those[-1] - those[0]) / (end - those[0]) for those in ready.values() if end > those[0]]
+        if shares:
+            assert found.overlap == pytest.approx(sum(shares) / len(shares), abs=1e-9)
+
+
+def test_layers_without_gradients_before_the_first_bucket_is_full_or_after_the_last_belong_to_the_backward_pass() -> (
+    None
+):
+    work = Work((Layer("frozen", 1, 3), Layer("one", 1, 2, (10,)), Layer("two", 1, 2, (10,)), Layer("loss", 1, 5)))
+    job = Job(2, Link("made", 0.5, 0.0), Algorithm.RING, plan=((0,), (1,)))
+    found = predict(work, job)  # launched after 7 of 12, back after the backward pass
+    assert found.overlap == pytest.approx(1.0)
+    assert predict(Work(work.layers[:1]), replace(job, plan=None)).overlap is None

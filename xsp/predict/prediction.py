@@ -35,6 +35,10 @@ class Predicted:
     communication: float
     """All collectives of a step, hidden or not; 0 on one rank."""
 
+    overlap: float | None
+    """The share of communication that DistributedDataParallel's own log calls overlapped (see `_overlap`), 0 to 1; None
+    on one rank, without gradients, and if parameters are sharded."""
+
     steady: bool
     """Whether steps came to repeat themselves; else the figures are means over the later ones."""
 
@@ -81,8 +85,9 @@ def predict(work: Work, job: Job, *, fine: bool = False) -> Predicted:
     window = sum(each.seconds for each in found.tasks if each.cause is Cause.COMMUNICATION)
     steps = found.tasks[-1].step + 1
     return Predicted(
-        job, step, parts, _along(found, last, period, step), window / steps, steady, _of_steps(found, steps - period)
-    )
+        job, step, parts, _along(found, last, period, step), window / steps, _overlap(found, job, period), steady,
+        _of_steps(found, steps - period),
+    )  # fmt: skip
 
 
 def _together(work: Work, job: Job, fine: bool) -> Predicted:
@@ -96,8 +101,12 @@ def _together(work: Work, job: Job, fine: bool) -> Predicted:
         return {each: one.get(each, 0.0) * (1 - share) + other.get(each, 0.0) * share for each in {**one, **other}}
 
     step = fast.step * (1 - share) + slow.step * share
+    overlap = fast.overlap
+    if overlap is not None and slow.overlap is not None:
+        overlap += (slow.overlap - overlap) * share
     return replace(
         fast, job=job, step=step, parts=mean(fast.parts, slow.parts), path=mean(fast.path, slow.path),
+        overlap=overlap,
         steady=fast.steady and slow.steady,
     )  # fmt: skip
 
@@ -168,6 +177,43 @@ def _seen(found: Schedule, number: int, rank: int) -> str:
     if task.rank == ALL:
         return EXPOSED
     return str(task.cause) if task.rank == rank else WAITING
+
+
+def _overlap(found: Schedule, job: Job, period: int) -> float | None:
+    """Return the share of communication that lies in the backward pass, as DistributedDataParallel counts it.
+
+    In its log (`_get_ddp_logging_data`, `reducer.cpp`) communication lasts from the launch of the first bucket until
+    all gradients are back in place, also while nothing is sent, and is overlapped until the backward pass has ended.
+    This is no share of the time of collectives: a short one launched early counts with all of the backward pass that
+    follows.
+    """
+    if job.ranks == 1 or job.sharded:
+        return None
+    if not job.overlap:
+        return 0.0 if any(each.cause is Cause.COMMUNICATION for each in found.tasks) else None
+    first = found.tasks[-1].step + 1 - period
+    shares = []
+    for rank, (count, _) in enumerate(training.classes(job)):
+        launched: dict[int, float] = {}
+        computed: dict[int, float] = {}
+        back: dict[int, float] = {}
+        for number, task in enumerate(found.tasks):
+            step = task.step
+            if step < first:
+                continue
+            if task.cause is Cause.COMMUNICATION and step not in launched:
+                own = [found.ends[each] for each in task.after if found.tasks[each].rank == rank]
+                launched[step] = max(own, default=found.starts[number])
+            elif task.rank == rank and task.cause is Cause.UPDATE:
+                back[step] = found.starts[number]
+            elif task.rank == rank and task.cause in (Cause.BACKWARD, Cause.SERVING) and task.name != training.OUT:
+                computed[step] = found.ends[number]
+        whole = sum(back[step] - at for step, at in launched.items())
+        if whole > 0:
+            beside = sum(max(0.0, computed[step] - at) for step, at in launched.items())
+            shares.append((count, min(1.0, beside / whole)))
+    ranks = sum(count for count, _ in shares)
+    return sum(count * share for count, share in shares) / ranks if ranks else None
 
 
 def _along(found: Schedule, last: list[list[int]], period: int, step: float) -> dict[str, float]:

@@ -89,7 +89,8 @@ def as_json(found: Scaling) -> dict[str, Any]:
                 "ranks": each.ranks, "step_s": each.found.step, "low_s": each.low, "high_s": each.high,
                 "samples_per_s": each.samples_per_s, "efficiency": each.efficiency, "bound_by": each.found.bound_by,
                 "parts_s": dict(each.found.parts), "critical_path_s": dict(each.found.path),
-                "communication_s": each.found.communication, "steady": each.found.steady,
+                "communication_s": each.found.communication, "hidden_s": each.found.hidden,
+                "overlap": each.found.overlap, "steady": each.found.steady,
             }
             for each in found.points
         ],

@@ -25,6 +25,9 @@ from xsp.predict.schedule import Cause, Task, seconds
 ALL = -1
 """The rank of a task that all ranks do together."""
 
+OUT = "out of the buckets"
+"""The task that copies gradients back, on ranks that share cores."""
+
 NO_LINK = Link("none", 0.0, 0.0, source="one rank communicates with nobody")
 
 
@@ -363,7 +366,7 @@ class _Builder:
             after: Sequence[int] = self.sent
             if self.sharing is not None and self.sent:
                 back = self.sharing.copy_per_byte * sum(self.sizes)
-                after = [self._compute("out of the buckets", Cause.SERVING, back, self.sent, rank, step)]
+                after = [self._compute(OUT, Cause.SERVING, back, self.sent, rank, step)]
             self._compute("update", Cause.UPDATE, took, after, rank, step)
         self.sent = []
 
