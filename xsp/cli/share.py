@@ -3,9 +3,10 @@
 A process attaches by `xsp.share.attach(module, "model.safetensors")`: the parameters become views of memory that nobody
 can write. What is not in the store yet is copied there first. A client that is killed is counted no more; a store that
 is killed takes nothing from its clients.
-safetensors' own loader maps the file, too: how the two compare is in the docs.
+safetensors' own loader maps the file, too: measure whether a store pays before you use one.
 
 examples:
+  xsp share measure torchvision:resnet50      does it pay for this model, on this machine?
   xsp share serve --capacity 8GiB             the store, until Ctrl-C
   xsp share put model.safetensors             copy weights before the first client asks
   xsp share status                            what it holds, and who is attached
@@ -26,6 +27,7 @@ PARTS = {
     "put": "xsp.cli.share_put",
     "status": "xsp.cli.share_status",
     "evict": "xsp.cli.share_evict",
+    "measure": "xsp.cli.share_measure",
 }
 """Second words that are commands of their own."""
 

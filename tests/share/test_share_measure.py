@@ -1,0 +1,154 @@
+"""Whether sharing pays: the verdict from figures, and a measurement of real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from xsp import cli
+from xsp.errors import ShareError, UsageError
+from xsp.share import measured, measuring, paying
+from xsp.share.measured import ATTACH, MMAP, PICKLE, WAYS
+from xsp.share.measuring import COLD, WARM, Measured, Memory, Taken
+
+MIB = 1 << 20
+
+
+def made(mmap_ms: list[float], attach_ms: list[float]) -> Measured:
+    """Return a measurement of 100 MiB in which loading took 1 ms and the first call the rest."""
+    found = Measured("m.safetensors", "", 100 * MIB, 10, turns=len(mmap_ms))
+    for way, totals in ((MMAP, mmap_ms), (PICKLE, [3 * each for each in mmap_ms]), (ATTACH, attach_ms)):
+        found.taken[way, WARM] = Taken([1e6 for _ in totals], [(each - 1) * 1e6 for each in totals])
+    return found
+
+
+NOISE = (0.06, -0.04, 0.02, -0.08, 0.04, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("attach", "verdict", "says"),
+    [
+        (10.0, paying.PAYS, "attach saves 10.0 ms"),
+        (19.7, paying.DOES_NOT, "less than 5 %"),
+        (20.0, paying.DOES_NOT, "as long as load_file or longer"),
+        (25.0, paying.DOES_NOT, "longer than load_file"),
+    ],
+)
+def test_the_verdict_is_against_load_file(attach: float, verdict: str, says: str) -> None:
+    said = paying.judged(made([20 + each for each in NOISE], [attach + each for each in reversed(NOISE)]))
+    assert (said.verdict, said.sentence.startswith(verdict)) == (verdict, True)
+    assert says in said.sentence
+
+
+def test_few_and_noisy_turns_cannot_tell() -> None:
+    said = paying.judged(made([20, 40, 25, 31], [18, 22, 35, 30]))
+    assert said.verdict == paying.CANNOT_TELL
+    assert "cannot tell: 4 turns leave" in said.sentence
+
+
+def test_memory_pays_from_the_first_count_at_which_it_is_less() -> None:
+    found = made([20 + each for each in NOISE], [20 + each for each in reversed(NOISE)])
+    assert paying.pays_from(found, MMAP) is None  # nothing was measured
+    assert "does not tell" in paying.text(found)
+    found.memory = {
+        MMAP: Memory(150 * MIB, 50.0 * MIB, 300 * MIB),
+        PICKLE: Memory(150 * MIB, 150.0 * MIB, 400 * MIB),
+        ATTACH: Memory(180 * MIB, 51.0 * MIB, 300 * MIB),
+    }
+    assert paying.pays_from(found, MMAP) is None  # one more process takes as much
+    count = paying.pays_from(found, PICKLE)
+    assert count == 2
+    assert found.memory[ATTACH].of(count) < found.memory[PICKLE].of(count)
+    assert found.memory[ATTACH].of(count - 1) >= found.memory[PICKLE].of(count - 1)
+    found.memory[ATTACH] = Memory(150 * MIB + 198 * MIB, 51.0 * MIB, 300 * MIB)  # equal at 3
+    assert paying.pays_from(found, PICKLE) == 4
+    found.memory[ATTACH] = Memory(100 * MIB, 51.0 * MIB, 300 * MIB)
+    assert paying.pays_from(found, PICKLE) == 1
+    text = paying.text(found)
+    assert "less than load_file for no number of processes" in text
+    assert "less than torch.load from 1 process on" in text
+
+
+def test_memory_of_this_process_is_told() -> None:
+    told = measured.memory_of("self")
+    if not told:
+        pytest.skip("this system does not tell proportional set sizes")
+    assert 0 < told["libraries"] < told["pss"]
+    assert told["weights"] == 0
+    assert measured.memory_of(2**30) == {}
+
+
+def test_which_part_of_a_file_is_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(os.urandom(1 << 20))
+    assert measuring.resident(path) == 1.0  # it was just written
+    path.write_bytes(b"")
+    assert measuring.resident(path) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "says"),
+    [
+        (("none.safetensors",), ShareError, "no such file; give a safetensors file, or a model"),
+        (("torchvision:resnet18", "torchvision:resnet18"), ShareError, "no module is given"),
+        (("torchvision:resnet18", "", 2), UsageError, "at least 3"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_error(words: tuple[str, ...], error: type[Exception], says: str) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    with pytest.raises(error, match=says):
+        measuring.measure(*words)  # type: ignore[arg-type]
+
+
+_TIED = """
+import torch
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(3000, 64)
+        self.norm = torch.nn.BatchNorm1d(64)
+        self.head = torch.nn.Linear(64, 3000, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(self.norm(self.embed(x)))
+
+def build(batch_size):
+    return Tied().eval(), torch.arange(batch_size)
+"""
+
+
+@pytest.mark.slow
+def test_real_processes_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    (tmp_path / "tied.py").write_text(_TIED)
+    monkeypatch.chdir(tmp_path)
+    words = ["share", "measure", "tied.py:build", "--turns", "3", "--quiet", "--format", "json"]
+    assert cli.main(words) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["verdict"] in (paying.PAYS, paying.DOES_NOT, paying.CANNOT_TELL)
+    assert found["tensors"] == 6  # one of the two that are tied
+    states = [WARM] if found["not_cold"] else [WARM, COLD]
+    assert {(each["way"], each["state"]) for each in found["times"]} == {
+        (way, state) for way in WAYS for state in states
+    }
+    assert all(len(each["load_ns"]) == 3 and min(each["load_ns"] + each["call_ns"]) > 0 for each in found["times"])
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["tied.py"]
+
+
+@pytest.mark.slow
+def test_a_file_that_does_not_fit_its_module_is_one_error(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    save_file({"w": torch.ones(3)}, tmp_path / "m.safetensors")
+    (tmp_path / "tied.py").write_text(_TIED)
+    with pytest.raises(ShareError, match=r"the file lacks \w+"):
+        measuring.measure(str(tmp_path / "m.safetensors"), f"{tmp_path}/tied.py:build", 3)

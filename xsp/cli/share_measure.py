@@ -1,0 +1,43 @@
+"""Measure whether sharing pays for a model on this machine, against loading that needs no store.
+
+Fresh processes take turns: `safetensors.torch.load_file`, which maps the file, `torch.load`, and `xsp.share.attach`;
+what is compared is loading and the first call, and memory by the number of processes. A store of its own is started and
+ended. It takes some minutes, on a machine that does nothing else; it stops earlier when the answer is known.
+
+examples:
+  xsp share measure torchvision:resnet50                           weights by seed
+  xsp share measure model.safetensors torchvision:resnet50
+  xsp share measure model.safetensors                              without a call: tensors are read once
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from xsp.cli import options, progress
+
+SUMMARY = "whether it pays, against load_file and torch.load"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("source", metavar="SOURCE", help="a safetensors file, or torchvision:NAME and the like")
+    parser.add_argument("module", nargs="?", default="", metavar="MODULE", help="of a file: the model that it is of")
+    parser.add_argument("--turns", type=options.rows, default=12, metavar="N", help="at most, 3 or more (default: 12)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the order within turns (default: 0)")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Measure, and show it."""
+    from xsp.errors import UsageError
+    from xsp.share import measuring, paying
+
+    if given.seed < 0:
+        raise UsageError("--seed: 0 or more")
+    with progress.shown(given.quiet) as told:
+        found = measuring.measure(given.source, given.module, given.turns, given.seed, told)
+    progress.put((json.dumps(paying.plain(found), indent=1) if given.format == "json" else paying.text(found)) + "\n")
+    return 0

@@ -1,0 +1,199 @@
+"""A process that is measured: it loads weights in one of the ways, calls the model once, and says what that took.
+
+Modules are imported and the model is built, without values, before the time begins; each way puts tensors into the
+module in the same manner. So what is compared is loading and the first call, and nothing that all ways have in common.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from xsp import clock, models, processes
+from xsp.errors import ShareError, XspError
+
+MMAP, PICKLE, ATTACH = "load_file", "torch.load", "attach"
+WAYS = (MMAP, PICKLE, ATTACH)
+
+
+def work(parent: int, answers: int) -> None:
+    """Do what lines of stdin ask for, and answer in lines: `prepare`, `build`, `load`, `memory`.
+
+    Args:
+        parent: number of the process that asks; this one ends with it.
+        answers: descriptor to write to.
+    """
+    processes.end_with_parent(parent)
+    state: dict[str, Any] = {}
+    with os.fdopen(answers, "wb", buffering=0) as out:
+        for line in sys.stdin:
+            try:
+                answer = _DO[(asked := json.loads(line))["do"]](asked, state)
+            except XspError as error:
+                answer = {"error": str(error)}
+            except Exception as error:  # of a model, or a library: the one who asks says it
+                said = (str(error).splitlines() or [""])[0]
+                answer = {"error": f"{type(error).__name__}: {said}"}
+            out.write(json.dumps(answer).encode() + b"\n")
+
+
+def _prepare(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """Write what all processes read: the model's input, and the weights in both forms."""
+    import torch
+    from safetensors.torch import load_file, save_model
+
+    del state
+    os.chdir(asked["cwd"])
+    folder = Path(asked["folder"])
+    module = None
+    if asked["module"]:
+        torch.manual_seed(0)
+        settings = models.Settings()
+        built = models.build(asked["module"], settings)
+        if not isinstance(built, models.Built):
+            raise ShareError(f"{asked['module']} is a function that does a step; it is to return a model and its input")
+        built = models.placed(asked["module"], built, settings)
+        if built.state is not None:
+            raise ShareError(f"{asked['module']}: its input depends on the model, and cannot be given to others")
+        torch.save((built.args, built.kwargs), folder / "input.pt")
+        module = built.model
+    if not asked["weights"]:
+        assert module is not None
+        save_model(module, str(folder / "model.safetensors"))
+    weights = load_file(asked["weights"] or str(folder / "model.safetensors"))
+    torch.save(weights, folder / "model.pt")
+    for name in ("model.pt", "model.safetensors"):
+        with contextlib.suppress(FileNotFoundError):
+            file = os.open(folder / name, os.O_RDONLY)
+            os.fsync(file)  # pages that are not written yet cannot be dropped
+            os.close(file)
+    return {"nbytes": sum(each.nbytes for each in weights.values()), "tensors": len(weights)}
+
+
+def _build(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """Import what is needed, and make the module without values."""
+    import safetensors.torch
+    import torch
+
+    from xsp.share import modules
+
+    os.chdir(asked["cwd"])
+    state.update(asked, torch=torch, load_file=safetensors.torch.load_file, built=None)
+    if asked["module"]:
+        with modules.empty():
+            built = models.build(asked["module"], models.Settings())
+        assert isinstance(built, models.Built)
+        built.model.eval()
+        inputs = torch.load(Path(asked["folder"]) / "input.pt", weights_only=False)
+        state.update(built=built, inputs=inputs)
+    return {"ready": True}
+
+
+def _load(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """Load and call, and return the nanoseconds of both."""
+    del asked
+    torch = state["torch"]
+    began = clock.monotonic_ns()
+    tensors = _tensors(state)
+    if state["built"] is not None and tensors is not None:
+        _assign(torch, state["built"].model, tensors)
+    loaded = clock.monotonic_ns()
+    with torch.inference_mode():
+        if state["built"] is not None:
+            args, kwargs = state["inputs"]
+            made: Any = state["built"].model(*args, **kwargs)
+        else:
+            assert tensors is not None
+            made = [each.reshape(-1).view(torch.uint8).max() for each in tensors.values() if each.numel()]
+    called = clock.monotonic_ns()
+    state["kept"] = tensors, made
+    return {"load_ns": loaded - began, "call_ns": called - loaded}
+
+
+def _tensors(state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the weights by name; None if they are in the module already."""
+    way, store = state["way"], Path(state["store"])
+    if way == MMAP:
+        found: dict[str, Any] = state["load_file"](state["weights"])
+        return found
+    if way == PICKLE:
+        read: dict[str, Any] = state["torch"].load(Path(state["folder"]) / "model.pt", weights_only=True)
+        return read
+    from xsp.share import client, modules
+
+    if state["built"] is not None:
+        modules.attach(state["built"].model, state["weights"], folder=store, strict=False)
+        return None
+    held = client.attach(state["weights"], store)
+    return {each.name: modules.view_of(held, each) for each in held.tensors}
+
+
+def _assign(torch: Any, module: Any, tensors: Mapping[str, Any]) -> None:
+    """Put tensors into a module without copies; tied parameters stay tied, as `load_state_dict` does not keep them."""
+    made: dict[int, tuple[Any, Any]] = {}  # with what it replaces, so that no number is given twice
+    for name, owner, own in _slots(module):
+        there = owner._parameters.get(own)
+        if there is None:
+            if name in tensors:
+                owner._buffers[own] = tensors[name]
+        elif name in tensors and id(there) not in made:
+            made[id(there)] = there, torch.nn.Parameter(tensors[name], requires_grad=False)
+    for name, owner, own in _slots(module):
+        there = owner._parameters.get(own)
+        if there is not None and id(there) in made:
+            owner._parameters[own] = made[id(there)][1]
+        elif there is not None and there.is_meta:
+            raise ShareError(f"the file lacks {name}")
+
+
+def _slots(module: Any) -> Iterator[tuple[str, Any, str]]:
+    for path, each in module.named_modules(remove_duplicate=False):
+        for own in (*each._parameters, *each._buffers):
+            yield (f"{path}.{own}" if path else own), each, own
+
+
+def _memory(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """Return the bytes that this process takes, and how many of them are weights that others may share."""
+    del asked
+    weights = os.path.realpath(state["weights"])
+    return memory_of("self", lambda path: path == weights or path.startswith("/memfd:xsp-share"))
+
+
+def memory_of(process: int | str, is_weights: Any = lambda path: False) -> dict[str, Any]:
+    """Return the proportional set size (PSS) of a process in bytes: what is its own and its part of what is shared.
+
+    Args:
+        process: its number, or "self".
+        is_weights: whether a mapping of this path holds weights.
+
+    Returns:
+        `pss`; `libraries`: files that are mapped, without weights; `weights`: of mappings that hold them. Nothing where
+        the system does not tell.
+    """
+    try:
+        with open(f"/proc/{process}/smaps_rollup", encoding="ascii", errors="replace") as lines:
+            sizes = dict(line.split(":", 1) for line in lines if line[:1] == "P")
+        with open(f"/proc/{process}/smaps", encoding="utf-8", errors="replace") as lines:
+            shared = file_backed = 0
+            counted = False
+            for line in lines:
+                first, _, rest = line.partition(" ")
+                if not first.endswith(":"):
+                    path = rest.split(None, 4)[4].strip() if len(rest.split(None, 4)) > 4 else ""
+                    counted = bool(path) and is_weights(path.removesuffix(" (deleted)"))
+                    in_file = not path.startswith("/memfd:")
+                elif first == "Pss:" and counted:
+                    shared += int(rest.split()[0]) << 10
+                    file_backed += (int(rest.split()[0]) << 10) * in_file
+        kib = {name: int(value.split()[0]) << 10 for name, value in sizes.items()}
+        return {"pss": kib["Pss"], "libraries": max(0, kib["Pss_File"] - file_backed), "weights": shared}
+    except (OSError, KeyError, ValueError, IndexError):
+        return {}
+
+
+_DO = {"prepare": _prepare, "build": _build, "load": _load, "memory": _memory}

@@ -1,0 +1,292 @@
+"""Whether sharing pays: fresh processes load the same weights in turns, by the store and by what needs no store.
+
+The ways are `safetensors.torch.load_file`, which maps the file and so shares its pages, `torch.load`, and `attach`.
+Each is taken warm (the file is in the page cache, and the store holds it) and cold (neither). A few processes of each
+way at a time tell what one more of them takes of memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+import mmap
+import os
+import random
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xsp import processes
+from xsp.comparison import evidence
+from xsp.errors import ShareError
+from xsp.share import client
+from xsp.share.measured import ATTACH, MMAP, WAYS, memory_of
+
+WARM, COLD = "warm", "cold"
+TOGETHER = 3
+"""Processes of a way at a time, for memory."""
+
+TURNS = 12
+COLD_TURNS = 5
+"""After so many nothing is measured cold any more: warm is what a store is for."""
+
+START_S = 120.0
+ANSWER_S = 300.0
+COLD_SHARE = 0.02
+"""More than this of a file in memory, after it was to be dropped, and it is not cold."""
+
+_FROM = "import sys; sys.path.insert(0, sys.argv[1])\n"
+_CODE = _FROM + "from xsp.share import measured; measured.work(*map(int, sys.argv[2:]))"
+_STORE = (
+    _FROM + "from xsp import processes; processes.end_with_parent(int(sys.argv[2]))\n"
+    "from xsp.cli import main; sys.exit(main(['share', 'serve', '--dir', sys.argv[3], '--capacity', sys.argv[4]]))"
+)
+
+Told = Callable[[str, int, int], None]
+"""Called before each process with what comes, how many were, and how many there are at most."""
+
+
+@dataclass
+class Taken:
+    """What processes of one way and state took, one of each turn."""
+
+    load_ns: list[float] = field(default_factory=list)
+    call_ns: list[float] = field(default_factory=list)
+
+    @property
+    def total_ns(self) -> list[float]:
+        """Of loading and the first call."""
+        return [load + call for load, call in zip(self.load_ns, self.call_ns, strict=True)]
+
+
+class Memory(NamedTuple):
+    """Bytes that processes of one way take, as proportional set sizes without the libraries that they map."""
+
+    one: int
+    """A single process, with what else the way needs (the store)."""
+
+    each: float
+    """One process more; from `TOGETHER` processes at a time."""
+
+    pss: int
+    """The proportional set size of one of those, libraries included."""
+
+    def of(self, count: int) -> float:
+        """Return what so many processes take."""
+        return self.one + (count - 1) * self.each
+
+
+@dataclass
+class Measured:
+    """All that was measured."""
+
+    source: str
+    module: str
+    nbytes: int
+    tensors: int
+    turns: int = 0
+    most: int = TURNS
+    taken: dict[tuple[str, str], Taken] = field(default_factory=dict)
+    memory: dict[str, Memory] = field(default_factory=dict)
+    not_cold: str = ""
+    """Why nothing was measured cold."""
+
+
+def measure(source: str, module: str = "", turns: int = TURNS, seed: int = 0, told: Told = lambda *_: None) -> Measured:
+    """Measure all ways in turns, until it is known whether `attach` takes less time than `load_file`, both warm.
+
+    A store of its own is started for it and ended. The order within a turn is drawn anew.
+
+    Args:
+        source: a safetensors file, or the name of a model, whose weights are then by seed.
+        module: the name of the model that the file is of; without one tensors are read once in place of a call.
+        turns: at most; 3 or more.
+        seed: of the order.
+        told: see `Told`.
+
+    Raises:
+        ShareError: a process says why it cannot load the weights or call the model.
+        UsageError: a number of turns that makes no sense.
+    """
+    how = evidence.repeats(turns)
+    for library in ("torch", "safetensors"):
+        if importlib.util.find_spec(library) is None:
+            raise ShareError(f"measuring needs {library}: pip install 'xsp[share]'")
+    path = Path(source)
+    if not path.is_file():
+        if ":" not in source:
+            raise ShareError(
+                f"{source}: no such file; give a safetensors file, or a model such as torchvision:resnet18"
+            )
+        if module:
+            raise ShareError(f"{source}: no such file; with a model's name as the source, no module is given")
+    weights, module = (str(path.resolve()), module) if path.is_file() else ("", source)
+    with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
+        asked = {"cwd": os.getcwd(), "folder": folder, "module": module, "weights": weights, "store": f"{folder}/s"}
+        told("writing what is loaded", 0, 1)
+        with _process() as preparing:
+            made = _ask(preparing, {"do": "prepare", **asked})
+        asked["weights"] = weights or f"{folder}/model.safetensors"
+        found = Measured(source, module, made["nbytes"], made["tensors"], most=turns)
+        files = [Path(asked["weights"]), Path(folder) / "model.pt"]
+        found.not_cold = _not_cold(files)
+        with _store(Path(asked["store"]), 2 * made["nbytes"] + (64 << 20)) as store:
+            _take_turns(found, asked, files, how, random.Random(seed), told)
+            _take_memory(found, asked, files, store, told)
+    return found
+
+
+def _take_turns(
+    found: Measured,
+    asked: dict[str, str],
+    files: Sequence[Path],
+    how: evidence.Repeats,
+    draw: random.Random,
+    told: Told,
+) -> None:
+    states = [WARM] if found.not_cold else [WARM, COLD]
+    order = [(way, state) for way in WAYS for state in states]
+    found.taken = {each: Taken() for each in order}
+    for turn in range(1, found.most + 1):
+        these = [each for each in order if each[1] == WARM or turn <= COLD_TURNS]
+        for place, (way, state) in enumerate(draw.sample(these, len(these))):
+            said = f"turn {turn} of at most {found.most}: {way}, {state}"
+            told(said, (turn - 1) * len(order) + place, found.most * len(order))
+            with _process() as process:
+                _ask(process, {"do": "build", "way": way, **asked})
+                _bring_about(state, files, Path(asked["store"]))
+                took = _ask(process, {"do": "load"})
+            found.taken[way, state].load_ns.append(took["load_ns"])
+            found.taken[way, state].call_ns.append(took["call_ns"])
+        found.turns = turn
+        pair = found.taken[MMAP, WARM].total_ns, found.taken[ATTACH, WARM].total_ns
+        if turn >= evidence.FIRST and evidence.look(how, *pair).enough:
+            return
+
+
+def _take_memory(
+    found: Measured, asked: dict[str, str], files: Sequence[Path], store: subprocess.Popen[bytes], told: Told
+) -> None:
+    """Measure one process, and several at a time, of each way."""
+    for place, way in enumerate(WAYS):
+        totals: list[int] = []
+        pss = 0
+        for count in (1, TOGETHER):
+            told(f"memory: {count} × {way}", place, len(WAYS))
+            with contextlib.ExitStack() as stack:
+                several = [stack.enter_context(_process()) for _ in range(count)]
+                for process in several:
+                    _ask(process, {"do": "build", "way": way, **asked})
+                _bring_about(WARM, files, Path(asked["store"]))
+                for process in several:
+                    _ask(process, {"do": "load"})
+                told_of = [_ask(process, {"do": "memory"}) for process in several]
+                if way == ATTACH:
+                    told_of.append(memory_of(store.pid))
+            if not all(told_of):
+                return  # the system does not tell
+            totals.append(sum(each["pss"] - each["libraries"] for each in told_of))
+            pss = told_of[0]["pss"]
+        found.memory[way] = Memory(totals[0], (totals[1] - totals[0]) / (TOGETHER - 1), pss)
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _process() -> Iterator[processes.Asked]:
+    process = processes.Asked(_CODE, str(os.getpid()))
+    try:
+        yield process
+    finally:
+        process.end()
+
+
+def _ask(process: processes.Asked, question: dict[str, Any]) -> dict[str, Any]:
+    process.ask(question)
+    line = process.answer(time.monotonic() + ANSWER_S)
+    if not line:
+        ended = f"ended with exit code {process.end()}" if process.has_ended() else f"took more than {ANSWER_S:.0f} s"
+        raise ShareError(f"a process that was to {question['do']} {ended}")
+    answer: dict[str, Any] = json.loads(line)
+    if "error" in answer:
+        raise ShareError(f"{question.get('way', question['do'])}: {answer['error']}")
+    return answer
+
+
+@contextlib.contextmanager
+def _store(folder: Path, capacity: int) -> Iterator[subprocess.Popen[bytes]]:
+    process = processes.start_python(_STORE, str(os.getpid()), str(folder), str(capacity), stdin=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + START_S
+        while True:
+            try:
+                client.connect(folder).close()
+                break
+            except ShareError:
+                if process.poll() is not None or time.monotonic() > until:
+                    raise
+                time.sleep(0.02)
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        finally:
+            process.kill()
+
+
+def _bring_about(state: str, files: Sequence[Path], store: Path) -> None:
+    """Have the files in memory and their weights in the store, or neither."""
+    if state == WARM:
+        for path in files:
+            with open(path, "rb", buffering=0) as file:
+                while file.read(1 << 22):
+                    pass
+        client.attach(files[0], store)
+        return
+    until = time.monotonic() + START_S
+    while client.evict("*", store)["attached"]:  # the process of the turn before is heard of a moment later
+        if time.monotonic() > until:
+            raise ShareError("the weights stay attached, so that nothing can be measured cold")
+        time.sleep(0.005)
+    for path in files:
+        _drop(path)
+
+
+def _drop(path: Path) -> None:
+    """Ask the system to forget what it keeps of a file."""
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _not_cold(files: Sequence[Path]) -> str:
+    """Return why files cannot be made cold; nothing where they can."""
+    for path in files:
+        _drop(path)
+        share = resident(path)
+        if share is None:
+            return "the system does not tell which part of a file is in memory"
+        if share > COLD_SHARE:
+            return f"{100 * share:.0f} % of {path.name} stay in memory when they are to be dropped (tmpfs, or in use)"
+    return ""
+
+
+def resident(path: Path) -> float | None:
+    """Return which share of a file's pages is in memory; None where the system does not tell."""
+    size = path.stat().st_size
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not size or not hasattr(libc, "mincore"):
+        return None
+    pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE) as mapped:
+        # a private mapping that may be written gives its address, and nobody writes it
+        address = ctypes.addressof(ctypes.c_ubyte.from_buffer(mapped))
+        failed = libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), pages)
+    return None if failed else sum(each & 1 for each in pages) / len(pages)

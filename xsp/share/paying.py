@@ -1,0 +1,158 @@
+"""Whether what was measured says that sharing pays, in one sentence with its figures."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from xsp import summary
+from xsp.comparison import evidence
+from xsp.share.measured import ATTACH, MMAP, PICKLE, WAYS
+from xsp.share.measuring import COLD, TOGETHER, WARM, Measured
+from xsp.share.shelf import size_text
+
+PAYS, DOES_NOT, CANNOT_TELL = "pays", "does not pay", "cannot tell"
+
+MATTERS = 0.05
+"""A gain in time of less than this share of what `load_file` takes, or in memory of this share of the weights for each
+process, is not called one."""
+
+
+class Verdict(NamedTuple):
+    """What a measurement says."""
+
+    verdict: str
+    """`PAYS`, `DOES_NOT` or `CANNOT_TELL`, against `load_file`."""
+
+    sentence: str
+    from_load_file: int | None
+    """From so many processes on `attach` takes less memory than `load_file`; None if never, or not measured."""
+
+    from_torch_load: int | None
+
+
+def pays_from(found: Measured, other: str) -> int | None:
+    """Return from how many processes on `attach` takes less memory than another way.
+
+    Returns:
+        None if no number is, by `MATTERS`, or the system does not tell.
+    """
+    if ATTACH not in found.memory or other not in found.memory:
+        return None
+    ours, theirs = found.memory[ATTACH], found.memory[other]
+    gain = theirs.each - ours.each
+    if gain < MATTERS * found.nbytes:
+        return None
+    return max(1, int((ours.one - theirs.one) // gain) + 2)
+
+
+def difference(found: Measured, state: str) -> tuple[evidence.Evidence, str]:
+    """Return how `attach` differs from `load_file` in nanoseconds of loading and the first call, and the verdict."""
+    how = evidence.repeats(found.most) if state == WARM else evidence.RUNS
+    a, b = found.taken[MMAP, state].total_ns, found.taken[ATTACH, state].total_ns
+    apart = how.evidence(a, b)
+    return apart, how.verdict(apart, how.adjusted([apart.p])[0], min(len(a), len(b)))
+
+
+def judged(found: Measured) -> Verdict:
+    """Return the verdict: against `load_file`, with a warm store, as `load_file` shares its pages too."""
+    apart, said = difference(found, WARM)
+    memory = pays_from(found, MMAP)
+    gain = f"{_ms(-apart.change)} ms [{_ms(-(apart.high or 0))} … {_ms(-(apart.low or 0))}] of {_ms(apart.a)} ms"
+    kind = CANNOT_TELL
+    if said == evidence.FASTER and -apart.change >= MATTERS * apart.a:
+        kind, sentence = PAYS, f"attach saves {gain}"
+    elif memory is not None:
+        kind, sentence = PAYS, f"by memory from {_count(memory)} on; in time, attach against load_file saves {gain}"
+    elif apart.low is not None and -apart.low < MATTERS * apart.a:
+        kind, sentence = DOES_NOT, f"attach takes as long as load_file or longer: it saves {gain}"
+        if said == evidence.SLOWER:
+            sentence = f"attach takes longer than load_file: it saves {gain}"
+        elif apart.change < 0:
+            sentence = f"attach saves less than {100 * MATTERS:.0f} % against load_file: {gain}"
+    else:
+        sentence = (
+            f"cannot tell: {found.turns} turns leave it open whether attach saves {100 * MATTERS:.0f} % or more "
+            f"against load_file: it saves {gain}"
+        )
+    return Verdict(kind, sentence if kind == CANNOT_TELL else f"{kind}: {sentence}", memory, pays_from(found, PICKLE))
+
+
+def text(found: Measured) -> str:
+    """Return the measurement as people read it."""
+    what = f"{size_text(found.nbytes)}, {found.tensors} tensors"
+    of = f" in {found.module}" if found.module and found.module != found.source else ""
+    said = judged(found)
+    use = "first call" if found.module else "reading it once"
+    lines = [
+        f"{found.source}{of}: {what}; {found.turns} turns of at most {found.most}, each in a fresh process",
+        "",
+        said.sentence,
+        *_memory_lines(found, said),
+        "",
+        f"{'ms':22} {'load':>22} {use:>22} {'both':>22}",
+    ]
+    for (way, state), taken in found.taken.items():
+        figures = [_figure(each) for each in (taken.load_ns, taken.call_ns, taken.total_ns)]
+        lines.append(f"{way + ', ' + state:22} " + " ".join(f"{each:>22}" for each in figures))
+    if (ATTACH, COLD) in found.taken:
+        apart, told = difference(found, COLD)
+        where = f" [{_ms(-apart.high)} … {_ms(-apart.low)}]" if apart.low is not None and apart.high is not None else ""
+        lines += ["", f"cold, attach against load_file saves {_ms(-apart.change)} ms{where}: {told}"]
+    lines += [
+        "",
+        "Trimmed means with 95 % intervals. Warm: the file is in memory, and the store holds it. Cold: neither;",
+    ]
+    lines += [f"nothing was measured cold: {found.not_cold}" if found.not_cold else "the store copies it first."]
+    return "\n".join(lines)
+
+
+def _memory_lines(found: Measured, said: Verdict) -> list[str]:
+    if len(found.memory) < len(WAYS):
+        return ["memory: the system does not tell (no /proc/PID/smaps_rollup)"]
+    lines = [f"memory, without libraries      1 process   each further   PSS of one of {TOGETHER}"]
+    for way, memory in found.memory.items():
+        each = size_text(round(max(0.0, memory.each)))
+        lines.append(f"  {way:26} {size_text(memory.one):>11} {each:>14}   {size_text(memory.pss):>13}")
+    for way, count in ((MMAP, said.from_load_file), (PICKLE, said.from_torch_load)):
+        less = f"from {_count(count)} on" if count else "for no number of processes"
+        lines.append(f"  attach, with the store, takes less than {way} {less}")
+    return lines
+
+
+def plain(found: Measured) -> dict[str, Any]:
+    """Return the measurement for JSON; times in nanoseconds, memory in bytes."""
+    said = judged(found)
+    return {
+        "source": found.source,
+        "module": found.module or None,
+        "nbytes": found.nbytes,
+        "tensors": found.tensors,
+        "turns": found.turns,
+        "most_turns": found.most,
+        "verdict": said.verdict,
+        "sentence": said.sentence,
+        "less_memory_than_load_file_from": said.from_load_file,
+        "less_memory_than_torch_load_from": said.from_torch_load,
+        "times": [
+            {"way": way, "state": state, "load_ns": taken.load_ns, "call_ns": taken.call_ns}
+            for (way, state), taken in found.taken.items()
+        ],
+        "memory": [{"way": way, **memory._asdict()} for way, memory in found.memory.items()],
+        "not_cold": found.not_cold or None,
+    }
+
+
+def _figure(values: list[float]) -> str:
+    ends = summary.interval(values)
+    between = f" [{_ms(ends.lo)} … {_ms(ends.hi)}]" if ends is not None else ""
+    return f"{_ms(summary.trimmed_mean(values))}{between}"
+
+
+def _count(count: int) -> str:
+    return f"{count} process{'es' * (count > 1)}"
+
+
+def _ms(ns: float) -> str:
+    value = ns / 1e6
+    text = f"{value:.{0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2}f}"
+    return text.removeprefix("-") if float(text) == 0 else text
