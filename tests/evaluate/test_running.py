@@ -83,6 +83,96 @@ def test_outputs_that_are_constant_are_said_to_tell_nothing(board: Path, capsys:
     assert "cannot tell" in said
 
 
+TELLS = """\
+import base64, json, struct, sys
+takes = {"x": {"shape": [4, 4, 3], "dtype": "float32"}}
+for line in sys.stdin:
+    asked = json.loads(line)
+    said = {"takes": takes}
+    if "predict" in asked:
+        given = asked["predict"]["inputs"]["x"]
+        count, values = given["shape"][0], base64.b64decode(given["base64"])
+        scores = []
+        for row in range(count):  # the mean of red, green and blue are the scores of three classes
+            pixels = struct.unpack("<48f", values[192 * row : 192 * row + 192])
+            scores += [sum(pixels[channel::3]) for channel in range(3)]
+        said = {"outputs": [{"shape": [count, 3], "dtype": "float32",
+                             "base64": base64.b64encode(struct.pack(f"<{3 * count}f", *scores)).decode()}]}
+    print(json.dumps(said), flush=True)
+"""
+
+
+def coloured(folder: Path, wrong: int = 0, names: tuple[str, ...] = ("a red", "b green", "c blue")) -> None:
+    """Write five images of each colour, of the first class `wrong` in another colour."""
+    from PIL import Image
+
+    for kind, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for number in range(5):
+            colour = [30 + number] * 3
+            colour[(kind + (kind == 0 and number < wrong)) % 3] = 220
+            Image.new("RGB", (8, 8), tuple(colour)).save(folder / name / f"{number}.png")
+
+
+def told(folder: Path, **of: Any) -> results.Result:
+    (folder / "board.py").write_text(TELLS, encoding="utf-8")
+    steps = ["decode", {"resize": {"size": [4, 4]}}, {"cast": {"to": "float32"}}]
+    model = {"inputs": [{"steps": of.pop("steps", steps)}], "outputs": [{"steps": of.pop("after", [])}]}
+    return evaluated(manifest(model=model, dataset={"samples": 99, **of}), folder)
+
+
+def test_a_folder_by_class_gives_an_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    coloured(tmp_path / "data", wrong=2)
+    one = told(tmp_path, source="folder:data")
+    assert one.accuracy is not None
+    assert (one.accuracy["top1"], one.accuracy["top5"]) == (13 / 15, None)  # three classes have no best five
+    assert (one.accuracy["samples"], one.accuracy["classes"]) == (15, 3)
+    low, high = one.accuracy["top1_interval"]
+    assert low == pytest.approx(0.6212, abs=1e-4)  # Wilson's interval of 13 of 15
+    assert high == pytest.approx(0.9626, abs=1e-4)
+    swapped = [{"decode": {"color_mode": "BGR"}}, {"resize": {"size": [4, 4]}}, {"cast": {"to": "float32"}}]
+    other = told(tmp_path, source="folder:data", steps=swapped)
+    assert other.accuracy is not None
+    assert other.accuracy["top1"] == 5 / 15  # green alone stays where it was
+    where = ["--store", str(tmp_path / "store")]
+    assert main(["evaluate", "list", *where]) == 0
+    out = capsys.readouterr().out
+    assert "top-1 %" in out
+    assert "top-1 86.7 % (62.1 to 96.3) of 15 samples of 3 classes" in out
+    assert main(["evaluate", "compare", one.name, other.name, *where]) == 0
+    assert "86.7" in capsys.readouterr().out
+    assert main(["evaluate", "leaderboard", "--by", "top1", *where, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["result"] for row in rows] == [one.name, other.name]
+
+
+def test_the_first_samples_of_a_folder_by_class_are_of_all_classes(tmp_path: Path) -> None:
+    coloured(tmp_path / "data")
+    few = told(tmp_path, source="folder:data", samples=3).accuracy
+    assert few is not None
+    assert (few["top1"], few["samples"], few["classes"]) == (1.0, 3, 3)
+    ranked = told(tmp_path, source="folder:data", after=[{"argsort": {"k": 2}}]).accuracy
+    assert ranked is not None
+    assert ranked["top1"] == 1
+
+
+def test_folders_that_are_numbers_are_those_classes_and_others_have_no_accuracy(tmp_path: Path) -> None:
+    coloured(tmp_path / "numbered", names=("0", "2", "10"))
+    wrong = told(tmp_path, source="folder:numbered").accuracy
+    assert wrong is not None
+    assert "labels are whole numbers from 0 to 2" in wrong["error"]
+    coloured(tmp_path / "deep" / "more")
+    assert told(tmp_path, source="folder:deep").accuracy is None
+    assert told(tmp_path, source="synthetic:images").accuracy is None
+
+
+def test_synthetic_images_of_classes_have_labels_from_the_seed(tmp_path: Path) -> None:
+    made = told(tmp_path, source="synthetic:classes", samples=9, classes=3, height=8, width=8)
+    assert made.accuracy is not None
+    assert (made.accuracy["samples"], made.accuracy["classes"]) == (9, 3)
+    assert 0 <= made.accuracy["top1"] <= 1
+
+
 def test_a_predictor_that_answers_late_is_named(board: Path) -> None:
     class Hoarder(jsonlines.Command):
         def predict(self, handle: Any, batches: Any) -> Any:
@@ -250,7 +340,7 @@ def test_an_evaluation_that_fails_leaves_nothing(board: Path, monkeypatch: pytes
         ({"software": {"environment": {"XSP_OF_A_TEST": "1"}}}, "a process of its own"),
         ({"dataset": {"source": "synthetic:images"}}, "need steps"),
         ({"dataset": {"source": "http://x"}}, "there is no"),
-        ({"model": {"inputs": [{"steps": ["decode"]}]}}, "steps need dataset.source"),
+        ({"model": {"inputs": [{"steps": ["decode"]}]}}, "steps need samples that are files: dataset.source"),
         ({"model": {"inputs": [{"steps": [{"resize": {"sise": 3}}]}]}}, "did you mean size"),
     ],
 )

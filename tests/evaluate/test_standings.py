@@ -119,6 +119,24 @@ def test_small_differences_before_the_model_are_seen() -> None:
     assert found["0 to 255"].apart > found["BGR for RGB"].apart > 0
 
 
+@pytest.mark.slow
+def test_small_differences_cost_accuracy_on_images_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torchvision")
+    files, classes = pitfalls.images(3, range(18))
+    for number, (file, kind) in enumerate(zip(files, classes.tolist(), strict=True)):
+        place = tmp_path / "photographs" / f"kind{kind}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number}.jpg").write_bytes(file)
+    asked = ["right", "0 to 255", "HWC read as CHW"]
+    found = {each.name: each for each in pitfalls.rows(names=asked, data=tmp_path / "photographs")}
+    assert found["right"].accuracy > 0.5  # of eight classes
+    assert found["HWC read as CHW"].accuracy < found["right"].accuracy
+    assert main(["evaluate", "pitfalls", "--data", str(tmp_path / "photographs" / "kind0")]) == 2
+    assert "no images by class" in capsys.readouterr().err
+
+
 def test_the_steps_of_every_pitfall_are_steps() -> None:
     file = pitfalls.images(0, [0])[0][0]
     shapes = {name: pitfalls._before(steps)(file).shape for name, (_, steps) in pitfalls.PITFALLS.items()

@@ -17,7 +17,7 @@ from xsp.cli import evaluate_run, options, progress
 
 SUMMARY = "results of a task in order"
 
-BY = ("inputs_per_s", "p50_ms", "p90_ms", "p99_ms", "rate")
+BY = ("inputs_per_s", "p50_ms", "p90_ms", "p99_ms", "rate", "top1")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         choices=BY,
         default=BY[0],
-        help="what decides; rate: the highest one within a limit (default: inputs_per_s)",
+        help="what decides; rate: the highest one within a limit; top1: accuracy (default: inputs_per_s)",
     )
     parser.add_argument("--rows", type=options.rows, default=40, metavar="N", help="rows to show (default: 40)")
     evaluate_run.stored(parser)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,12 @@ class Samples:
     checksum: str = ""
     """SHA-256 of the files of a folder."""
 
+    labels: tuple[int, ...] = ()
+    """The class of each sample, where it is known."""
+
+    classes: tuple[str, ...] = ()
+    """Names of the classes that the labels are of."""
+
     def __len__(self) -> int:
         return self.count
 
@@ -76,11 +82,15 @@ def of(dataset: Dataset, takes: Mapping[str, Takes], folder: Path, anywhere: boo
         return Samples(dataset.samples, False, lambda number: _tensors(dataset, takes, number))
     if dataset.source == "synthetic:images":
         return Samples(dataset.samples, True, lambda number: image(dataset, number))
+    if dataset.source == "synthetic:classes":
+        labels = tuple(number % dataset.classes for number in range(dataset.samples))
+        names = tuple(map(str, range(dataset.classes)))
+        return Samples(len(labels), True, lambda number: of_class(dataset, labels[number], number), "", labels, names)
     if dataset.source == "synthetic:text":
         return Samples(dataset.samples, True, lambda number: text(dataset.seed, number))
     raise ManifestError(
-        f"dataset.source: there is no {dataset.source!r}; there are synthetic, synthetic:images, synthetic:text and "
-        "folder:path"
+        f"dataset.source: there is no {dataset.source!r}; there are synthetic, synthetic:images, "
+        "synthetic:classes, synthetic:text and folder:path"
     )
 
 
@@ -90,9 +100,17 @@ def image(dataset: Dataset, number: int) -> bytes:
     Its channels have the mean and the standard deviation that the data set names, of values from 0 to 1, before they
     are rounded and cut to that range.
     """
+    return _jpeg(noise(dataset, number))
+
+
+def of_class(dataset: Dataset, kind: int, number: int) -> bytes:
+    """Return a JPEG file of noise of its own, blended half and half with noise that all images of its class have."""
+    return _jpeg(0.5 * noise(dataset, 1_000_000 + kind) + 0.5 * noise(dataset, number))
+
+
+def _jpeg(pixels: Array) -> bytes:
     from PIL import Image
 
-    pixels = noise(dataset, number)
     file = io.BytesIO()
     Image.fromarray((pixels * 255).round().astype(np.uint8)).save(file, "JPEG", quality=QUALITY, subsampling=2)
     return file.getvalue()
@@ -143,17 +161,50 @@ def _folder(dataset: Dataset, path: str, folder: Path, anywhere: bool) -> Sample
     if not place.is_dir():
         raise ManifestError(f"dataset.source: there is no folder {path!r}")
     files = sorted(each for each in place.rglob("*") if each.suffix.lower() in IMAGES and each.is_file())
-    files = files[: dataset.samples]
     if not files:
         raise ManifestError(f"dataset.source: no image in {path!r}; images end in {', '.join(IMAGES)}")
+    kinds = _by_class(files, place)
+    if kinds:
+        files = _in_turn(files)
+    files = files[: dataset.samples]
     digest = hashlib.sha256()
-    for each in files:
+    for each in sorted(files):
         digest.update(str(each.relative_to(place)).encode("utf-8", "surrogateescape") + b"\0")
         digest.update(hashlib.sha256(_bytes(each)).digest())
     found = f"sha256:{digest.hexdigest()}"
     if dataset.checksum and dataset.checksum != found:
         raise ManifestError(f"dataset.checksum: the folder has {found}, another one is asked for")
-    return Samples(len(files), True, lambda number: _bytes(files[number]), found)
+    return Samples(
+        len(files), True, lambda number: _bytes(files[number]), found,
+        tuple(kinds[each.parent.name] for each in files) if kinds else (),
+        tuple(sorted(kinds, key=kinds.__getitem__)),
+    )  # fmt: skip
+
+
+def _by_class(files: Sequence[Path], place: Path) -> dict[str, int]:
+    """Return the class of each folder, where each image lies in a folder of its class directly under the place.
+
+    Folders whose names are all whole numbers are those classes; else they are counted from 0 in the order of their
+    names, as `torchvision.datasets.ImageFolder` does. Of one folder, or of images elsewhere, no classes are known.
+    """
+    if any(each.parent.parent != place for each in files):
+        return {}
+    names = sorted({each.parent.name for each in files})
+    if len(names) < 2:
+        return {}
+    numbered = all(name.isascii() and name.isdecimal() for name in names)
+    found = {name: int(name) if numbered else number for number, name in enumerate(names)}
+    return found if len(set(found.values())) == len(found) else {}
+
+
+def _in_turn(files: Sequence[Path]) -> list[Path]:
+    """Return the files, one of each folder after the other, so that the first few are of all classes."""
+    counts: dict[Path, int] = {}
+    keys = {}
+    for each in files:
+        counts[each.parent] = counts.get(each.parent, 0) + 1
+        keys[each] = counts[each.parent], each
+    return sorted(files, key=keys.__getitem__)
 
 
 def _bytes(path: Path) -> bytes:

@@ -220,11 +220,15 @@ class Dataset(Part):
     id: str = ""
     version: Version = ""
     source: str = "synthetic"
-    """`synthetic` (what the model takes), `synthetic:images`, `synthetic:text`, or `folder:path`."""
+    """`synthetic` (what the model takes), `synthetic:images`, `synthetic:classes` (images with labels),
+    `synthetic:text`, or `folder:path`."""
 
     sources: list[str] = []
     seed: Annotated[int, Field(ge=0)] = 0
     samples: Count = 64
+    classes: Count = 8
+    """Of `synthetic:classes`."""
+
     height: Count = 256
     width: Count = 320
     mean: Numbers = [0.5]

@@ -8,7 +8,6 @@ each. That the readout was never trained through the model makes it no less a re
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,13 +96,16 @@ class Row:
     """Jensen-Shannon divergence of the classes' probabilities, in natural logarithms; None if it cannot be had."""
 
 
-def rows(source: str = "torchvision:squeezenet1_1", seed: int = 0, names: Sequence[str] = ()) -> list[Row]:
+def rows(
+    source: str = "torchvision:squeezenet1_1", seed: int = 0, names: Sequence[str] = (), data: Path | None = None
+) -> list[Row]:
     """Return what each difference does to the answers of a model.
 
     Args:
         source: of images, with weights from the seed.
         seed: of weights and images.
         names: of `PITFALLS`; all if none are given. The right pipeline comes first in any case.
+        data: a folder of images by class, every third of which is left for testing; images from the seed if None.
 
     Raises:
         ManifestError: there is no such model or pitfall.
@@ -127,8 +129,11 @@ def rows(source: str = "torchvision:squeezenet1_1", seed: int = 0, names: Sequen
             found = np.concatenate([each.outputs[0].reshape(len(each.outputs[0]), -1) for each in answers])
             return np.asarray(found, np.float64)
 
-        training, classes = images(seed, range(TRAINING))
-        testing, wanted = images(seed, range(TRAINING, TRAINING + TESTING))
+        if data is None:
+            training, classes = images(seed, range(TRAINING))
+            testing, wanted = images(seed, range(TRAINING, TRAINING + TESTING))
+        else:
+            training, classes, testing, wanted = _of_folder(data)
         fitted = features(training, PITFALLS["right"][1])
         if said := constant({"its output": fitted}):
             raise ManifestError(f"{source} tells no image from another: {said}")
@@ -145,21 +150,41 @@ def rows(source: str = "torchvision:squeezenet1_1", seed: int = 0, names: Sequen
 
 def images(seed: int, numbers: Sequence[int]) -> tuple[list[bytes], Array]:
     """Return JPEG files of each class, so many of each, and their classes."""
-    from PIL import Image
-
     whole = reading.of_plain({"model": {"name": "x"}, "dataset": {"seed": seed, "height": 160, "width": 200}})
     dataset = whole.manifest.dataset
     files, classes = [], []
     for kind in range(CLASSES):
-        of_class = datasets.noise(dataset, 1_000_000 + kind)
         for number in numbers:
-            pixels = 0.5 * of_class + 0.5 * datasets.noise(dataset, 1000 * kind + number)
-            file = io.BytesIO()
-            shown = Image.fromarray((255 * pixels).round().astype(np.uint8))
-            shown.save(file, "JPEG", quality=datasets.QUALITY, subsampling=2)
-            files.append(file.getvalue())
+            files.append(datasets.of_class(dataset, kind, 1000 * kind + number))
             classes.append(kind)
     return files, np.array(classes)
+
+
+MOST_IMAGES = 3_000
+"""Of a folder; of larger ones so many, of each class as many as of the others."""
+
+
+def _of_folder(data: Path) -> tuple[list[bytes], Array, list[bytes], Array]:
+    """Return images and classes to fit the readout to, and those to test it with: every third of each class."""
+    plain = {"model": {"name": "x"}, "dataset": {"source": f"folder:{data.resolve()}", "samples": MOST_IMAGES}}
+    dataset = reading.of_plain(plain).manifest.dataset
+    found = datasets.of(dataset, {}, Path(), anywhere=True)
+    if not found.labels:
+        raise ManifestError(f"{data}: no images by class: a folder for each class, with its images, is needed")
+    places = {kind: place for place, kind in enumerate(sorted(set(found.labels)))}
+    sides: tuple[list[int], list[int]] = [], []
+    counts = dict.fromkeys(places, 0)
+    for number, kind in enumerate(found.labels):
+        counts[kind] += 1
+        sides[counts[kind] % 3 == 0].append(number)
+    few = [found.classes[place] for place, kind in enumerate(places) if counts[kind] < 3]
+    if few:
+        raise ManifestError(f"{data}: the class {few[0]} has fewer than three images, so none is left for testing")
+    made = [
+        ([found[number] for number in side], np.array([places[found.labels[number]] for number in side]))
+        for side in sides
+    ]
+    return *made[0], *made[1]
 
 
 def _before(steps: Sequence[Any]) -> Any:
@@ -179,7 +204,8 @@ def _readout(features: Array, classes: Array) -> Any:
     """Return the function from features to scores of classes that fits them best: ridge regression, standardised."""
     centre, spread = features.mean(axis=0), features.std(axis=0) + 1e-9
     x = (features - centre) / spread
-    y = np.eye(CLASSES)[classes] - 1 / CLASSES
+    count = int(classes.max()) + 1
+    y = np.eye(count)[classes] - 1 / count
     inner = x @ x.T
     inner += RIDGE * np.trace(inner) / len(x) * np.eye(len(x))
     weights = x.T @ np.linalg.solve(inner, y)

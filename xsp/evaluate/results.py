@@ -80,6 +80,12 @@ class Result:
         """Figures, one for each batch size."""
         return list(self.content["parts"])
 
+    @property
+    def accuracy(self) -> Mapping[str, Any] | None:
+        """Top-1 and top-5 as `xsp.evaluate.labelled.of` returns them; None of samples without classes."""
+        found: Mapping[str, Any] | None = self.content.get("accuracy")
+        return found
+
     def requests(self, batch: int | None = None) -> Requests:
         """Return the requests of a batch size, of the first one if none is named."""
         asked = self.parts[0]["batch"] if batch is None else batch
@@ -189,9 +195,9 @@ def write(folder: Path, manifest: Manifest, content: Mapping[str, Any], parts: M
                     "kind VARCHAR, "
                     "batch BIGINT, agent VARCHAR, environment VARCHAR, outputs VARCHAR, requests BIGINT, "
                     "p50_ms DOUBLE, p90_ms DOUBLE, p99_ms DOUBLE, trimmed_mean_ms DOUBLE, inputs_per_s DOUBLE, "
-                    "started VARCHAR, rate_low DOUBLE, rate_high DOUBLE)")  # fmt: skip
+                    "started VARCHAR, rate_low DOUBLE, rate_high DOUBLE, top1 DOUBLE, top5 DOUBLE)")  # fmt: skip
         con.executemany(
-            "INSERT INTO evaluation VALUES (" + ", ".join("?" * 18) + ")", [list(each) for each in _rows(whole)]
+            "INSERT INTO evaluation VALUES (" + ", ".join("?" * 20) + ")", [list(each) for each in _rows(whole)]
         )
         con.execute(f"COPY evaluation TO {_place(folder / 'evaluation.parquet')} (FORMAT parquet)")
     finally:
@@ -207,6 +213,7 @@ def _rows(whole: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
             whole["agent"]["name"], whole["environment"]["hash"], whole["outputs"]["digest"], part["requests"],
             part["p50_ms"], part["p90_ms"], part["p99_ms"], part["trimmed_mean_ms"], part["inputs_per_s"],
             whole["started"], part.get("rate_low"), part.get("rate_high"),
+            (whole.get("accuracy") or {}).get("top1"), (whole.get("accuracy") or {}).get("top5"),
         )  # fmt: skip
 
 

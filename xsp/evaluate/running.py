@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 from xsp import version
 from xsp.bench import environment
 from xsp.errors import ManifestError, UsageError
-from xsp.evaluate import agents, besides, contention, datasets, pipeline, predictors, results
+from xsp.evaluate import agents, besides, contention, datasets, labelled, pipeline, predictors, results
 from xsp.evaluate.agents import Facts, Options, Progress
 from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, schedules, search
 from xsp.evaluate.load import latencies as said
@@ -42,7 +42,7 @@ class Served:
     predictor: Predictor
     handle: Any
     samples: datasets.Samples
-    raw: list[Any]
+    raw: Sequence[Any] | datasets.Samples
     before: Callable[[Any], Any]
     after: Callable[[Any], Any] | None
 
@@ -111,6 +111,7 @@ def evaluate(
         try:
             served = _served(manifest, folder, options, predictor, handle)
             kept, first = _outputs(manifest, served)
+            accuracy = _accuracy(manifest, served, progress)
             simulated = first.took_ns is not None
             watch = contention.Watch()
             parts, found, processor = _parts(manifest, folder, served, simulated, progress)
@@ -133,6 +134,7 @@ def evaluate(
             "threads": _threads_now(),
             "samples": {"count": len(served.samples), "checksum": served.samples.checksum},
             "outputs": {"digest": results.digest(kept), "samples": min(len(served.raw), MOST_OUTPUTS)},
+            "accuracy": accuracy,
             "simulated": simulated,
             "open_ms": open_ns / 1e6,
             "parts": [
@@ -150,7 +152,10 @@ def _served(manifest: Manifest, folder: Path, options: Options, predictor: Predi
     steps = model.inputs[0].steps if model.inputs else []
     samples = datasets.of(manifest.dataset, handle.takes, folder, options.trusted)
     if steps and not samples.raw:
-        raise ManifestError("model.inputs: steps need dataset.source synthetic:images, synthetic:text or folder:path")
+        raise ManifestError(
+            "model.inputs: steps need samples that are files: dataset.source synthetic:images, "
+            "synthetic:classes, synthetic:text or folder:path"
+        )
     if samples.raw and not steps:
         raise ManifestError(f"model.inputs: samples of {manifest.dataset.source} need steps, to become what it takes")
     after = model.outputs[0].steps if model.outputs else []
@@ -180,6 +185,21 @@ def _outputs(manifest: Manifest, served: Served) -> tuple[dict[str, Array], Answ
         else:
             kept |= {f"output{place}-{number:04d}": row for number, row in enumerate(rows)}
     return kept, answers[0]
+
+
+def _accuracy(manifest: Manifest, served: Served, progress: Progress) -> dict[str, Any] | None:
+    """Return what `labelled.of` does, of all samples; None where their classes are not known."""
+    samples = served.samples
+
+    def answer(number: int) -> Array:
+        progress("accuracy", number, len(samples))
+        outputs = served.predict(served.batch(number, 1)).outputs
+        return outputs[0][0] if outputs else np.empty((0, 0))
+
+    if not samples.labels:
+        return None
+    served = replace(served, raw=samples)
+    return dict(labelled.of(manifest, samples.labels, samples.classes, answer))
 
 
 def _constant(kept: Mapping[str, Array]) -> list[str]:

@@ -220,14 +220,14 @@ def leaderboard(found: Sequence[Result], task: str | None = None, by: str = "inp
         found: oldest first.
         task: of the models; all if None.
         by: `inputs_per_s`, `p50_ms`, `p90_ms`, `p99_ms`, or `rate`: the lower end of the highest rate, of those alone
-            that were searched for it.
+            that were searched for it; `top1`: the share of samples whose class is told, of those alone that have it.
     """
     column = "rate_low" if by == "rate" else by
     rows: dict[tuple[Any, ...], list[Result]] = {}
     for each in found:
         if task is None or each.manifest["model"].get("task") == task:
             for part in each.parts:
-                if by == "rate" and "rate_low" not in part:
+                if (by == "rate" and "rate_low" not in part) or (by == "top1" and _top1(each) is None):
                     continue
                 key = each.identity, part["batch"], software_of(each), machine_of(each)
                 rows.setdefault(key, []).append(each)
@@ -235,5 +235,12 @@ def leaderboard(found: Sequence[Result], task: str | None = None, by: str = "inp
         Row(those[-1], next(part for part in those[-1].parts if part["batch"] == batch), len(those), software, machine)
         for (_, batch, software, machine), those in rows.items()
     ]
+    if by == "top1":
+        return sorted(made, key=lambda row: (-(_top1(row.newest) or 0.0), row.newest.name, row.part["batch"]))
     sign = -1 if by in ("inputs_per_s", "rate") else 1
     return sorted(made, key=lambda row: (row.part[column] is None, sign * (row.part[column] or 0.0), row.newest.name))
+
+
+def _top1(found: Result) -> float | None:
+    share: float | None = (found.accuracy or {}).get("top1")
+    return share

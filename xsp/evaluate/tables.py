@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from xsp.comparison.conclusion import conclusion
+from xsp.evaluate import labelled
 from xsp.evaluate.quality.judging import Judgement
 from xsp.evaluate.results import RUN, Result
 from xsp.evaluate.standings import Comparison, Row
@@ -17,16 +18,19 @@ WIDTH = 80
 
 def listed(found: Sequence[Result]) -> str:
     """Return a row for each result and batch size."""
-    head = ("result", "name", "load", "batch", "p50 ms", "p99 ms", "inputs/s")
+    told = any(each.accuracy for each in found)
+    head = ("result", "name", "load", "batch", "p50 ms", "p99 ms", "inputs/s", *(["top-1 %"] if told else []))
     rows = [
         (
             each.name, str(each.content["name"]), str(each.content["kind"]), str(part["batch"]),
             figure(part["p50_ms"]), figure(part["p99_ms"]) + mark(each, part), figure(part["inputs_per_s"]),
+            *([labelled.said(each.accuracy)] if told else []),
         )
         for each in found
         for part in each.parts
     ]  # fmt: skip
-    notes = [f"{each.name}: {rate(part)}" for each in found for part in each.parts if "rate_low" in part]
+    notes = [f"{each.name}: {labelled.sentence(each.accuracy)}" for each in found if each.accuracy]
+    notes += [f"{each.name}: {rate(part)}" for each in found for part in each.parts if "rate_low" in part]
     if any("*" in row[5] for row in rows):
         notes.append("* the load was not put as asked: stopped early, or its generator was late by over 1 %")
     if any("~" in row[5] for row in rows):
@@ -96,6 +100,11 @@ def comparison(found: Comparison) -> str:
             one, two = part[name], other[name]
             change = f"{100 * (two / one - 1):+.1f} %" if one and two else "-"
             rows.append((name.replace("_", " "), str(part["batch"]), figure(one), figure(two), change))
+    if found.before.accuracy and found.after.accuracy:
+        rows += [
+            (f"top-{k} %", "-", *(labelled.said(each.accuracy, k) for each in (found.before, found.after)), "-")
+            for k in labelled.KS
+        ]
     if rows:
         lines += [table(("figure", "batch", "before", "after", "change"), rows, 1), ""]
     else:
@@ -164,6 +173,7 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
         "constant_outputs": found.constant_outputs,
         "outputs": outputs(found),
         "divergences": {name: dict(each) for name, each in found.divergences.items()},
+        "accuracy": [found.before.accuracy, found.after.accuracy],
         "differing": {name: list(each) for name, each in found.differing.items()},
         "figures": [
             {"batch": part["batch"], "before": _figures(part), "after": _figures(other)}
@@ -226,6 +236,9 @@ def standing(rows: Sequence[Row], most: int, by: str = "inputs_per_s") -> str:
     if by == "rate":
         head = (*head[:-1], "requests/s")
         shown = [(*each[:-1], between(row.part)) for each, row in zip(shown, rows, strict=False)]
+    if by == "top1":
+        head = (*head[:-1], "top-1 %")
+        shown = [(*each[:-1], labelled.said(row.newest.accuracy)) for each, row in zip(shown, rows, strict=False)]
     lines = [table(head, shown, 5)]
     if len(rows) > most:
         lines.append(f"and {len(rows) - most} more rows: --rows {len(rows)}")
@@ -237,5 +250,5 @@ def standing_json(row: Row) -> dict[str, Any]:
     return {
         "model": row.newest.manifest["model"]["name"], "identity": row.newest.identity, "result": row.newest.name,
         "results": row.count, "software": row.software, "machine": row.machine, "kind": row.newest.content["kind"],
-        "batch": row.part["batch"], **_figures(row.part),
+        "batch": row.part["batch"], **_figures(row.part), "accuracy": row.newest.accuracy,
     }  # fmt: skip

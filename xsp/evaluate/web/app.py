@@ -191,7 +191,7 @@ def application(store: Path, there: Sequence[Agent] | None = None, queue: Queue 
     @app.get("/api/leaderboard", tags=["results"], summary="Results in order, the best first")
     def leaderboard(
         task: Annotated[str | None, Query(max_length=200)] = None,
-        by: Literal["inputs_per_s", "p50_ms", "p90_ms", "p99_ms", "rate"] = "inputs_per_s",
+        by: Literal["inputs_per_s", "p50_ms", "p90_ms", "p99_ms", "rate", "top1"] = "inputs_per_s",
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 50,
     ) -> Response:

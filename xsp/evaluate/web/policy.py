@@ -18,7 +18,7 @@ from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.reading import Read
 
 SOURCES = ("torchvision", "timm", "transformers", "micro")
-DATA = ("synthetic", "synthetic:images", "synthetic:text")
+DATA = ("synthetic", "synthetic:images", "synthetic:classes", "synthetic:text")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*(\?[a-z0-9_=&]+)?")
 
@@ -80,6 +80,7 @@ def _size(manifest: Manifest) -> Iterator[str]:
     for place, has, most in (
         ("model.sequence", model.sequence, MOST_SEQUENCE),
         ("dataset.samples", data.samples, MOST_SAMPLES),
+        ("dataset.classes", data.classes, MOST_SAMPLES),
         ("dataset.height and width", data.height * data.width, MOST_PIXELS),
         ("scenario: requests and warmup", scenario.requests + scenario.warmup, MOST_REQUESTS),
         ("scenario: a batch", max(scenario.sizes), MOST_BATCH),

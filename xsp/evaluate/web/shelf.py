@@ -78,7 +78,7 @@ def summary(found: Result) -> dict[str, Any]:
     return {
         "result": found.name, "identity": found.identity, "name": content.get("name"), "model": model["name"],
         "task": model.get("task", ""), "kind": content.get("kind"), "started": content["started"],
-        "agent": (content.get("agent") or {}).get("name"), "trace": has_trace(found),
+        "agent": (content.get("agent") or {}).get("name"), "trace": has_trace(found), "accuracy": found.accuracy,
         "parts": [
             {each: part.get(each) for each in ("batch", "p50_ms", "p99_ms", "inputs_per_s", "late", "stopped")}
             for part in found.parts

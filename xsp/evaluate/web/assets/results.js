@@ -3,6 +3,9 @@
 
 const LIMIT = 50;
 
+// Of an accuracy, where there is one: top-k in percent.
+function percent(accuracy, k) { return accuracy && typeof accuracy[`top${k}`] === "number" ? 100 * accuracy[`top${k}`] : null; }
+
 function mark(part) { return part.late || part.stopped ? " *" : ""; }
 function ms(value, part) { return value === null || value === undefined ? "–" : number(value) + (part ? mark(part) : ""); }
 function option(value, text) { const made = make("option", text); made.value = value; return made; }
@@ -19,7 +22,7 @@ async function home() {
   task.setAttribute("aria-label", "task");
   by.setAttribute("aria-label", "order of the leaderboard");
   task.append(option("", "all tasks"));
-  for (const [value, text] of [["inputs_per_s", "highest inputs/s"], ["p50_ms", "lowest p50"], ["p90_ms", "lowest p90"], ["p99_ms", "lowest p99"], ["rate", "highest rate within a limit"]]) by.append(option(value, text));
+  for (const [value, text] of [["inputs_per_s", "highest inputs/s"], ["p50_ms", "lowest p50"], ["p90_ms", "lowest p90"], ["p99_ms", "lowest p99"], ["rate", "highest rate within a limit"], ["top1", "highest accuracy"]]) by.append(option(value, text));
   bar.append(search, task, compare);
   const ranking = make("div", null, "bar");
   ranking.append(by);
@@ -42,11 +45,11 @@ async function home() {
     if (task.length === 1) task.append(...found.tasks.map((each) => option(each, each)));
     const lines = found.evaluations.map((each) => {
       const [first] = each.parts, sizes = each.parts.map((part) => part.batch), most = each.parts.map((part) => part.inputs_per_s).filter((value) => value !== null);
-      return [picked(each.result), link(each.result, ofResult(each.result)), each.name, each.kind, sizes.join(", "), ms(first.p50_ms), ms(first.p99_ms, first), most.length ? Math.max(...most) : null, each.started.replace("T", " ").replace("+00:00", "")];
+      return [picked(each.result), link(each.result, ofResult(each.result)), each.name, each.kind, sizes.join(", "), ms(first.p50_ms), ms(first.p99_ms, first), most.length ? Math.max(...most) : null, percent(each.accuracy, 1), each.started.replace("T", " ").replace("+00:00", "")];
     });
     const empty = make("p", found.total || search.value ? "None is called so." : "There are none yet. ");
     if (!found.total && !search.value) empty.append(link("Make one.", "/new"));
-    list.replaceChildren(found.total ? rows(["", "result", "name", "load", "batch", "p50 ms", "p99 ms", "highest inputs/s", "started (UTC)"], lines, "evaluations") : empty, pages(found.total, offset, LIMIT, show));
+    list.replaceChildren(found.total ? rows(["", "result", "name", "load", "batch", "p50 ms", "p99 ms", "highest inputs/s", "top-1 %", "started (UTC)"], lines, "evaluations") : empty, pages(found.total, offset, LIMIT, show));
     if (found.evaluations.some((each) => each.parts.some((part) => mark(part)))) list.append(make("p", "* the load was not put as asked: stopped early, or its generator was late by over 1 %", "quiet"));
     if (found.damaged.length) list.append(...folded(`${counted(found.damaged.length, "result")} damaged`, found.damaged.map((line) => make("p", line, "warning"))));
   };
@@ -54,8 +57,8 @@ async function home() {
     const wanted = new URLSearchParams({ by: by.value, limit: LIMIT });
     if (task.value) wanted.set("task", task.value);
     const found = await ask("/api/leaderboard?" + wanted);
-    const lines = found.rows.map((row, place) => [place + 1, row.model, row.kind, row.batch, row.p50_ms, row.p99_ms, row.inputs_per_s, row.software, row.machine, link(row.result, ofResult(row.result))]);
-    board.replaceChildren(rows(["", "model", "load", "batch", "p50 ms", "p99 ms", "inputs/s", "software", "machine", "newest result"], lines, "leaderboard"));
+    const lines = found.rows.map((row, place) => [place + 1, row.model, row.kind, row.batch, row.p50_ms, row.p99_ms, row.inputs_per_s, percent(row.accuracy, 1), row.software, row.machine, link(row.result, ofResult(row.result))]);
+    board.replaceChildren(rows(["", "model", "load", "batch", "p50 ms", "p99 ms", "inputs/s", "top-1 %", "software", "machine", "newest result"], lines, "leaderboard"));
     if (found.total > LIMIT) board.append(make("p", `The first ${LIMIT} of ${number(found.total)} rows.`, "quiet"));
   };
   search.addEventListener("input", () => show(0).catch(failed));
@@ -101,7 +104,12 @@ async function result(name) {
   if (found.simulated) main.append(make("p", "Times are those that a simulator said.", "note"));
   const first = found.parts[0], tiles = make("div", null, "tiles");
   tiles.append(tile(`${ms(first.p50_ms, first)} ms`, `median latency, batch ${first.batch}`), tile(`${ms(first.p99_ms, first)} ms`, `99th percentile of ${number(first.requests)} requests`), tile(number(first.inputs_per_s), "inputs a second"));
+  for (const k of [1, 5]) {
+    const share = percent(found.accuracy, k);
+    if (share !== null) tiles.append(tile(`${number(share)} %`, `top-${k} of ${number(found.accuracy.samples)} samples, ${found.accuracy[`top${k}_interval`].map((end) => number(100 * end)).join(" … ")}`));
+  }
   main.append(tiles);
+  if (found.accuracy && found.accuracy.error) main.append(make("p", `No accuracy: ${found.accuracy.error}`, "warning"));
   const within = (part, each) => (part.intervals_ms && part.intervals_ms[each] ? part.intervals_ms[each].map((end) => (end === null ? "∞" : number(end))).join(" … ") : "–");
   main.append(rows(["batch", "requests", "p50 ms", "95 % interval", "p90 ms", "p99 ms", "trimmed mean ms", "inputs/s", "busy %", "said of the load"],
     found.parts.map((part) => [part.batch, part.requests, part.p50_ms, within(part, "p50"), part.p90_ms, part.p99_ms, part.trimmed_mean_ms, part.inputs_per_s, part.utilisation === null ? null : 100 * part.utilisation,
@@ -136,9 +144,9 @@ async function comparison() {
   const lines = all.flatMap((each) => each.parts.map((part) => {
     const before = all[0].parts.find((other) => other.batch === part.batch);
     const change = each !== all[0] && before && before.p50_ms ? signed((100 * part.p50_ms) / before.p50_ms - 100) + " %" : "";
-    return [link(each.result, ofResult(each.result)), each.name, part.batch, ...wanted.map(([name]) => part[name]), change];
+    return [link(each.result, ofResult(each.result)), each.name, part.batch, ...wanted.map(([name]) => part[name]), percent(each.accuracy, 1), change];
   }));
-  main.append(make("p", `Each is held against the first, ${names[0]}.`, "quiet"), rows(["result", "name", "batch", ...wanted.map(([, text]) => text), "p50 to the first"], lines, "figures"));
+  main.append(make("p", `Each is held against the first, ${names[0]}.`, "quiet"), rows(["result", "name", "batch", ...wanted.map(([, text]) => text), "top-1 %", "p50 to the first"], lines, "figures"));
   const charts = make("div", null, "grid"), told = all.map((each, place) => `${names[place]} ${each.name}, batch ${requests[place].batch}`);
   charts.append(percentileChart(requests, told));
   charts.firstChild.classList.add("wide");

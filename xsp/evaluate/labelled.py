@@ -1,0 +1,87 @@
+"""Accuracy of a model on samples whose classes are known: the share of them whose class is among its best 1 and 5."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from xsp.errors import AnalysisError
+from xsp.evaluate.manifest import Manifest
+from xsp.evaluate.pipeline import Array
+from xsp.evaluate.quality import accuracy
+
+RANKED = ("argsort", "top_k")
+"""Steps after the model whose output is classes in order, the best first, and no scores."""
+
+Z = 1.959963984540054
+"""Of the normal distribution: 95 % lie within this many standard deviations."""
+
+KS = 1, 5
+
+
+def of(manifest: Manifest, labels: Sequence[int], names: Sequence[str], answer: Callable[[int], Array]) -> Any:
+    """Return top-1 and top-5 as plain data: shares, their 95 % intervals, how many samples and classes; or an error.
+
+    Args:
+        manifest: whose last step after the model says whether its output is scores or classes in order.
+        labels: the class of each sample.
+        names: of the classes.
+        answer: returns the first output for a sample, without the batch's axis.
+
+    Returns:
+        A mapping with `top1`, `top5` (None where there are no five classes to choose from), their `…_interval`,
+        `samples` and `classes`; with `error` alone where the outputs tell no class.
+    """
+    steps = manifest.model.outputs[0].steps if manifest.model.outputs else []
+    ranked = bool(steps) and steps[-1].op in RANKED
+    rows = []
+    for number in range(len(labels)):
+        row = np.asarray(answer(number))
+        if row.ndim != 1 or (rows and len(row) != len(rows[0])):
+            return {"error": f"an output of {row.shape} for a sample is no list of scores of classes"}
+        rows.append(row)
+    try:
+        hits = {k: _hits(np.stack(rows), np.asarray(labels), k, ranked) for k in KS}
+    except AnalysisError as error:
+        return {"error": str(error)}
+    found: dict[str, Any] = {"samples": len(rows), "classes": len(names)}
+    for k, share in hits.items():
+        found[f"top{k}"] = share
+        found[f"top{k}_interval"] = None if share is None else interval(share, len(rows))
+    return found
+
+
+def _hits(rows: Array, labels: Array, k: int, ranked: bool) -> float | None:
+    if rows.shape[1] < k or (not ranked and rows.shape[1] == 1):
+        return None
+    if not ranked:
+        return accuracy.top_k(rows, labels, k)
+    return float((rows[:, :k] == labels[:, None]).any(axis=1).mean())
+
+
+def interval(share: float, count: int) -> list[float]:
+    """Return the 95 % interval of a share of independent samples: Wilson's score interval (Wilson 1927)."""
+    centre = (share + Z * Z / (2 * count)) / (1 + Z * Z / count)
+    half = Z * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count)) / (1 + Z * Z / count)
+    return [max(0.0, centre - half), min(1.0, centre + half)]
+
+
+def said(found: Mapping[str, Any] | None, k: int = 1) -> str:
+    """Return top-k in percent, or a dash where there is none."""
+    share = (found or {}).get(f"top{k}")
+    return "-" if share is None else f"{100 * share:.1f}"
+
+
+def sentence(found: Mapping[str, Any]) -> str:
+    """Return an accuracy as a sentence."""
+    if "error" in found:
+        return f"no accuracy: {found['error']}"
+    parts = []
+    for k in KS:
+        if found[f"top{k}"] is not None:
+            low, high = found[f"top{k}_interval"]
+            parts.append(f"top-{k} {said(found, k)} % ({100 * low:.1f} to {100 * high:.1f})")
+    return f"{', '.join(parts) or 'no accuracy'} of {found['samples']} samples of {found['classes']} classes"
