@@ -102,6 +102,7 @@ def _advice(place: Path) -> list[str]:
 def _bound(place: Path, manifest: Manifest, folder: Path, handle: Any, batch: Batch) -> list[str]:
     """Write the bound of a batch, held against the trace if there is one, and return what is to be said of it."""
     from xsp.bound import text
+    from xsp.bound.ladder import Rung
 
     model, notes, trace = manifest.model, [], place / results.RUN
     if model.command:
@@ -113,6 +114,10 @@ def _bound(place: Path, manifest: Manifest, folder: Path, handle: Any, batch: Ba
             raise
         found = _bound_of(manifest, folder, handle, batch, None)
         notes.append(f"the bound is not held against the trace: {error}")
+    if found.ratio is None:
+        best = Rung.BEST if found.rungs[Rung.BEST.value].sequential is None else Rung.MEASURED
+        why = found.absent.get(best.value) or ("there is no trace: --trace M/L/G" if best is Rung.MEASURED else "")
+        notes.append(f"the bound has no ratio of best to measured, since {best.value} is not there: {why}")
     (place / results.BOUND).write_text(json.dumps(text.as_json(found), indent=1, allow_nan=False), encoding="utf-8")
     return notes
 

@@ -37,7 +37,7 @@ def of(manifest: Manifest, labels: Sequence[int], names: Sequence[str], answer: 
     """
     steps = manifest.model.outputs[0].steps if manifest.model.outputs else []
     ranked = bool(steps) and steps[-1].op in RANKED
-    rows = []
+    rows: list[Array] = []
     for number in range(len(labels)):
         row = np.asarray(answer(number))
         if row.ndim != 1 or (rows and len(row) != len(rows[0])):

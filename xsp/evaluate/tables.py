@@ -101,10 +101,8 @@ def comparison(found: Comparison) -> str:
             change = f"{100 * (two / one - 1):+.1f} %" if one and two else "-"
             rows.append((name.replace("_", " "), str(part["batch"]), figure(one), figure(two), change))
     if found.before.accuracy and found.after.accuracy:
-        rows += [
-            (f"top-{k} %", "-", *(labelled.said(each.accuracy, k) for each in (found.before, found.after)), "-")
-            for k in labelled.KS
-        ]
+        one, two = found.before.accuracy, found.after.accuracy
+        rows += [(f"top-{k} %", "-", labelled.said(one, k), labelled.said(two, k), "-") for k in labelled.KS]
     if rows:
         lines += [table(("figure", "batch", "before", "after", "change"), rows, 1), ""]
     else:
