@@ -177,3 +177,37 @@ def test_a_file_that_breaks_off_anywhere_gives_one_error_or_a_graph(tmp_path: Pa
 def test_a_node_that_reads_what_nobody_made_is_damage(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="reads c, which nobody made"):
         xsp.graph.of(saved(tmp_path / "m.onnx", [RELU, CONV]))
+
+
+@pytest.mark.parametrize(
+    ("node", "weight", "says"),
+    [
+        (helper.make_node("Conv", ["x", "w0"], ["y"], "it"), (4, 3, 11, 11), "larger than its padded input"),
+        (helper.make_node("Conv", ["x", "w0"], ["y"], "it"), (4, 3, 9, 9), "larger than its padded input"),
+        (helper.make_node("Conv", ["x", "w0"], ["y"], "it"), (4, 5, 3, 3), "is for 5 channels, not 3"),
+        (helper.make_node("Conv", ["x", "w0"], ["y"], "it", group=3), (6, 3, 3, 3), "is for 9 channels, not 3"),
+        (helper.make_node("Conv", ["x", "w0"], ["y"], "it"), (4, 3, 3), "does not"),
+        (helper.make_node("ConvTranspose", ["x", "w0"], ["y"], "it"), (5, 4, 3, 3), "is for 5 channels, not 3"),
+        (helper.make_node("MaxPool", ["x"], ["y"], "it", kernel_shape=[11, 11]), (1,), "larger than its padded input"),
+        (helper.make_node("MatMul", ["x", "w0"], ["y"], "it"), (7, 4), "Incompatible"),
+        (helper.make_node("Add", ["x", "w0"], ["y"], "it"), (1, 3, 5, 8), "Incompatible"),
+    ],
+)
+def test_an_operator_that_its_input_does_not_fit_is_a_hole_with_a_problem(
+    tmp_path: Path, node: onnx.NodeProto, weight: tuple[int, ...], says: str
+) -> None:
+    graph = xsp.graph.of(saved(tmp_path / "m.onnx", [node], weights=(weight,)))
+    assert graph.nodes[0].call.outputs[0].shape is None
+    assert any(says in each.reason and "it" in f"{each.where} {each.reason}" for each in graph.problems)
+    found = graph.measures()
+    assert found["flops"] is None or node.op_type == "Add"  # FLOPs are those of products
+    assert found["bytes_unknown"] == 1
+
+
+def test_an_opset_that_the_library_does_not_know_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.onnx", [CONV, RELU])
+    assert xsp.graph.of(path).problems == ()
+    model = onnx.load(path)
+    model.opset_import[0].version = 99
+    onnx.save(model, path)
+    assert [each.where for each in xsp.graph.of(path).problems] == ["opset 99"]

@@ -39,6 +39,9 @@ MOST_NAMED = 3
 
 _TYPES = {"FLOAT": "float32", "DOUBLE": "float64", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "BOOL": "bool"}
 
+WINDOWS = {"Conv", "ConvInteger", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"}
+"""Operators that move a kernel over their input."""
+
 
 def load(path: Path, batch: int | None = None) -> Graph:
     """Read an ONNX file.
@@ -54,6 +57,15 @@ def load(path: Path, batch: int | None = None) -> Graph:
     model = _read(onnx, path)
     problems: list[Problem] = list(_missing_files(path, model))
     stated = _set_batch(model, batch, problems)
+    newest = onnx.defs.onnx_opset_version()
+    for each in model.opset_import:
+        if each.domain in ("", "ai.onnx") and not 0 < each.version <= newest:
+            problems.append(
+                Problem(
+                    f"opset {each.version}",
+                    f"onnx {onnx.__version__} knows 1 to {newest}; operators are read as it knows them",
+                )
+            )
     model = _inferred(onnx, model, path, problems)
     return _Reader(onnx, model, path, problems).graph(stated)
 
@@ -129,6 +141,10 @@ def _inferred(onnx: Any, model: Any, path: Path, problems: list[Problem]) -> Any
     try:
         if len(model.functions):
             model = onnx.inliner.inline_local_functions(model)
+        try:
+            return onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=True, data_prop=True)
+        except onnx.shape_inference.InferenceError as error:
+            problems.append(Problem("shape inference", _first(error)))
         return onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=True)
     except Exception as error:  # as in _read
         problems.append(Problem("shape inference", _first(error)))
@@ -162,6 +178,11 @@ class _Reader:
         self._defaults: dict[tuple[str, str], dict[str, Any]] = {}
         graph = model.graph
         self.types = {each.name: _tensor(onnx, each.type) for each in (*graph.value_info, *graph.output, *graph.input)}
+        self.impossible = {
+            each.name
+            for each in (*graph.value_info, *graph.output)
+            if any(dim.dim_value < -1 for dim in each.type.tensor_type.shape.dim)
+        }
         for each in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
             self.constants[each.name] = Tensor(_dtype(onnx, each.data_type), tuple(each.dims))
         for each in graph.input:
@@ -243,6 +264,10 @@ class _Reader:
             inputs += [(f"outer{place}", self._type(name)) for place, name in enumerate(inside)]
             reads += [self._read(number, name) for name in inside]
         outputs = tuple(map(self._type, made))
+        misfit = self._misfit(node, outputs) if own else ""
+        if misfit:
+            self.problems.append(Problem(_label(node), misfit))
+            outputs = tuple(Tensor(each.dtype, None) for each in outputs)
         if any(each.shape is None for each in outputs):
             self.unknown.append(_label(node))
         view = own and reads and (node.op_type in VIEWS or _idles(node, self.versions))
@@ -260,7 +285,7 @@ class _Reader:
                 self.storage[name] = name
                 writes.append(self.flow.write(number, name, Role.ACTIVATION, self._type(name).bytes))
                 returns.append(writes[-1])
-        if node.op_type in HOLDS_GRAPHS or not own:
+        if node.op_type in HOLDS_GRAPHS or not own or misfit:
             kind = NodeKind.OPAQUE
         else:
             kind = NodeKind.VIEW if view else NodeKind.RANDOM if node.op_type in RANDOM else NodeKind.COMPUTE
@@ -293,6 +318,23 @@ class _Reader:
     def _conflicts(self, node: Any, inputs: list[tuple[str, Any]], name: str) -> bool:
         before, after = inputs[0][1].elements, self._type(name).elements
         return before is not None and after is not None and before != after
+
+    def _misfit(self, node: Any, outputs: tuple[Tensor, ...]) -> str:
+        """Return why a convolution or a pool cannot run on its input, which shape inference does not check; or ""."""
+        if node.op_type not in WINDOWS:
+            return ""
+        given = self._type(node.input[0]).shape
+        if node.output[0] in self.impossible or (given and 0 not in given and 0 in (outputs[0].shape or ())):
+            return f"its kernel is larger than its padded input{f' {list(given)}' if given else ''}"
+        if "Conv" not in node.op_type or given is None or len(given) < 2:
+            return ""
+        kernel = self._type(node.input[1]).shape
+        if kernel is None:
+            return ""
+        if len(kernel) != len(given):
+            return f"its kernel {list(kernel)} does not fit its input {list(given)}"
+        channels = kernel[0] if node.op_type == "ConvTranspose" else kernel[1] * self._attributes(node).get("group", 1)
+        return "" if channels == given[1] else f"its kernel {list(kernel)} is for {channels} channels, not {given[1]}"
 
     def _version(self, node: Any) -> int | None:
         """Return since which version of its vocabulary the operator is what it is here."""

@@ -77,6 +77,8 @@ def flops_of(node: Node) -> int | None:
         return 0
     if node.stated is not None:
         return node.stated[0]
+    if call.op.startswith("onnx::") and node.kind is NodeKind.OPAQUE:
+        return None
     formula = COMPOSITE.get(call.op) or ONNX.get(call.op)
     if formula is not None:
         try:
@@ -84,7 +86,7 @@ def flops_of(node: Node) -> int | None:
         except (LookupError, ValueError, TypeError, AttributeError):
             return None
     if call.op.startswith("onnx::"):
-        return 0 if node.kind is not NodeKind.OPAQUE and call.op not in UNKNOWN_IN_ONNX else None
+        return None if call.op in UNKNOWN_IN_ONNX else 0
     found = _as_in_a_trace(call)
     if found is None and node.kind is not NodeKind.OPAQUE and not MAY_MULTIPLY.search(call.op):
         return 0
