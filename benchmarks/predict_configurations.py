@@ -1,6 +1,8 @@
 """How far off the generic model is on configurations held out: steps of small models, recorded here.
 
-MLPs, CNNs and autoencoders of drawn batch, width, depth, kernel, stride, activation, optimizer and threads. Each
+MLPs, CNNs and autoencoders of drawn batch, width, depth, kernel, stride, activation, optimizer, threads and processes.
+Steps of two processes are DistributedDataParallel's over gloo, each process with the batch; their time is that of the
+slower one. With two threads each they have more threads than two cores, which is what such a row then tells. Each
 configuration is measured in `--rounds` short turns, all configurations once a round in a new order; its time is the
 least of its turns' medians, since others on the machine only add to it. What is measured stands in `--out`, a line for
 each turn, so that a session of `--seconds` goes on where the last one ended. When all is there, the model and its
@@ -14,10 +16,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import random
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +43,28 @@ GRID: dict[str, dict[str, tuple[Any, ...]]] = {
     "autoencoder": {"batch": (4, 8, 16, 32, 64, 128, 256), "width": (64, 128, 256, 512), "depth": (1, 2, 3, 4),
                     "kernel": (1,), "stride": (1,)},
 }  # fmt: skip
-ALL = {"activation": ("relu", "tanh", "gelu"), "optimizer": ("sgd", "adam"), "threads": (1, 2)}
-FACTORS = ("batch", "width", "depth", "kernel", "stride", "activation", "optimizer", "threads")
+ALL = {"activation": ("relu", "tanh", "gelu"), "optimizer": ("sgd", "adam"), "threads": (1, 2), "processes": (1, 2)}
+FACTORS = ("batch", "width", "depth", "kernel", "stride", "activation", "optimizer", "threads", "processes")
 WORK = ("mflops", "melements", "mparameters", "modules")
 
 FORMS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str | None]] = {
     "what was chosen, each kind by itself": ((), FACTORS, "kind"),
-    "what is computed": (WORK, ("threads", "kind", "activation", "optimizer"), None),
-    "what is computed, each kind by itself": (WORK[:3], ("threads", "activation", "optimizer"), "kind"),
+    "what is computed": (WORK, ("threads", "processes", "kind", "activation", "optimizer"), None),
+    "what is computed, each kind by itself": (WORK[:3], ("threads", "processes", "activation", "optimizer"), "kind"),
 }
 """Intrinsic and extrinsic factors, and of what each value has a model of its own."""
 
 
+STUCK = timedelta(seconds=120)
+"""After which a process that waits for another one ends."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what is missing, then judge, print, save."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["--rank"]:  # a process of `Together`
+        serve(int(given[1]), int(given[2]), given[3])
+        return
     made = turns.parser(__doc__, rounds=3)
     made.add_argument("--out", type=Path, help="where turns are kept (default: nowhere)")
     made.add_argument("--seconds", type=float, default=3000, help="of this session (default: 3000)")
@@ -75,32 +91,107 @@ def drawn(count: int, seed: int) -> list[dict[str, Any]]:
 def measured(wanted: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the turns of this session and of those before it."""
     keys = {json.dumps(each): each for each in wanted}
-    rows: list[dict[str, Any]] = []
+    rows = []
     if options.out is not None and options.out.exists():
-        held = (json.loads(line) for line in options.out.read_text().splitlines())
-        rows = [each for each in held if each["key"] in keys and each["round"] < options.rounds]
+        rows = [each for each in kept(options.out) if each["key"] in keys and each["round"] < options.rounds]
     done = {(each["key"], each["round"]) for each in rows}
     end = time.monotonic() + options.seconds
-    for number in range(options.rounds):
-        order = list(keys)
-        random.Random(options.seed + number).shuffle(order)
-        for key in order:
-            if (key, number) in done:
-                continue
-            if time.monotonic() > end:
-                return rows
-            row = {"key": key, "round": number, **turn(keys[key], options.quick)}
-            rows.append(row)
-            if options.out is not None:
-                with options.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-        turns.say(f"  round {number + 1} of {options.rounds}: {len(rows)} turns")
+    with ExitStack() as stack:
+        ranks: dict[int, Together] = {}
+        for number in range(options.rounds):
+            order = list(keys)
+            random.Random(options.seed + number).shuffle(order)
+            for key in order:
+                if (key, number) in done:
+                    continue
+                if time.monotonic() > end:
+                    return rows
+                count = keys[key]["processes"]
+                if count > 1 and count not in ranks:
+                    ranks[count] = stack.enter_context(Together(count))
+                took = ranks[count].turn(keys[key], options.quick) if count > 1 else turn(keys[key], options.quick)
+                row = {"key": key, "round": number, **took}
+                rows.append(row)
+                if options.out is not None:
+                    with options.out.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+            turns.say(f"  round {number + 1} of {options.rounds}: {len(rows)} turns")
     return rows
 
 
+def kept(place: Path) -> list[dict[str, Any]]:
+    """Return the turns of a file, and cut off what a program that was killed has left of a line."""
+    whole = place.read_bytes()
+    lines = whole[: whole.rfind(b"\n") + 1]
+    if len(lines) < len(whole):
+        os.truncate(place, len(lines))
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+class Together:
+    """Processes that train together over gloo, one configuration after another; they end with this one."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.stack = ExitStack()
+
+    def __enter__(self) -> Together:
+        store = str(Path(self.stack.enter_context(tempfile.TemporaryDirectory())) / "store")
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+        self.those = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--rank", str(rank), str(self.ranks), store],
+                env=environment, stdin=subprocess.PIPE, stdout=None if rank else subprocess.PIPE, text=True,
+            )
+            for rank in range(self.ranks)
+        ]  # fmt: skip
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self.those:
+            if each.stdin is not None and each.poll() is None:
+                each.stdin.close()
+        for each in self.those:
+            try:
+                each.wait(30)
+            except subprocess.TimeoutExpired:
+                each.kill()
+                each.wait()
+        self.stack.close()
+
+    def turn(self, each: dict[str, Any], quick: bool) -> dict[str, Any]:
+        """Return what the first process says of a configuration."""
+        asked = json.dumps({"each": each, "quick": quick}) + "\n"
+        for process in self.those:
+            assert process.stdin is not None
+            process.stdin.write(asked)
+            process.stdin.flush()
+        assert self.those[0].stdout is not None
+        said = self.those[0].stdout.readline()
+        if not said:
+            raise SystemExit(f"a process ended over {each}: its error stands above; what was measured before is kept")
+        return json.loads(said)
+
+
+def serve(rank: int, ranks: int, store: str) -> None:
+    """Train what standard input names, as one rank, until it ends; the first rank prints a line for each."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=STUCK)
+    for line in sys.stdin:
+        found = turn(**json.loads(line))
+        if rank == 0:
+            print(json.dumps(found), flush=True)
+    dist.destroy_process_group()
+
+
 def turn(each: dict[str, Any], quick: bool) -> dict[str, Any]:
-    """Build a model, train some steps, and return the median of a step with what it computes."""
+    """Build a model, train some steps, and return the median of a step with what one process computes.
+
+    As one rank of several all of them take equally many steps, and the time is that of the slowest rank.
+    """
     import torch
+    import torch.distributed as dist
     from torch.utils.flop_counter import FlopCounterMode
 
     torch.manual_seed(0)
@@ -125,16 +216,28 @@ def turn(each: dict[str, Any], quick: bool) -> dict[str, Any]:
         step()
     for hook in hooks:
         hook.remove()
-    for _ in range(2):
+    together = each["processes"] > 1
+    modelled = net
+    if together:
+        net = torch.nn.parallel.DistributedDataParallel(net)
+    for _ in range(3):  # buckets are rebuilt after the first one
         step()
+    least = TURN_S / 25 if quick else TURN_S
     took: list[float] = []
-    end = time.perf_counter() + (TURN_S / 25 if quick else TURN_S)
-    while len(took) < 5 or (time.perf_counter() < end and len(took) < 1000):
+    begin = time.perf_counter()
+    step()
+    wanted = torch.tensor([float(min(1000, max(5, least / (time.perf_counter() - begin))))])
+    if together:
+        dist.broadcast(wanted, 0)
+    for _ in range(int(wanted)):
         begin = time.perf_counter()
         step()
         took.append(time.perf_counter() - begin)
-    parameters = sum(part.numel() for part in net.parameters())
-    return {"step_s": statistics.median(took), "mflops": flops.get_total_flops() / 1e6, "melements": elements / 1e6,
+    middle = torch.tensor([statistics.median(took)], dtype=torch.float64)
+    if together:
+        dist.all_reduce(middle, dist.ReduceOp.MAX)
+    parameters = sum(part.numel() for part in modelled.parameters())
+    return {"step_s": float(middle), "mflops": flops.get_total_flops() / 1e6, "melements": elements / 1e6,
             "mparameters": parameters / 1e6, "modules": len(modules)}  # fmt: skip
 
 
