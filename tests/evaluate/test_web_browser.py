@@ -100,7 +100,7 @@ def test_an_evaluation_is_made_from_the_form_watched_opened_and_compared(browser
     until(browser, "return document.querySelector('.chart canvas')")
     said = browser.find_element("id", "main").text
     assert all(name in said for name in names)
-    assert "outputs are equal bit for bit" in said
+    assert "outputs: equal bit for bit" in said
     assert "manifest scenario.requests" in said
     assert [each for each in browser.get_log("browser") if each["level"] == "SEVERE"] == []
     loaded = browser.execute_script("return performance.getEntriesByType('resource').map(each => each.name)")
