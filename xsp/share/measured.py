@@ -6,7 +6,6 @@ module in the same manner. So what is compared is loading and the first call, an
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -67,11 +66,6 @@ def _prepare(asked: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         save_model(module, str(folder / "model.safetensors"))
     weights = load_file(asked["weights"] or str(folder / "model.safetensors"))
     torch.save(weights, folder / "model.pt")
-    for name in ("model.pt", "model.safetensors"):
-        with contextlib.suppress(FileNotFoundError):
-            file = os.open(folder / name, os.O_RDONLY)
-            os.fsync(file)  # pages that are not written yet cannot be dropped
-            os.close(file)
     return {"nbytes": sum(each.nbytes for each in weights.values()), "tensors": len(weights)}
 
 

@@ -263,6 +263,7 @@ def _bring_about(state: str, files: Sequence[Path], store: Path) -> None:
 def _drop(path: Path) -> None:
     """Ask the system to forget what it keeps of a file."""
     with open(path, "rb") as file:
+        os.fsync(file.fileno())  # pages that are not written yet cannot be dropped
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
