@@ -301,6 +301,58 @@ def test_a_tensor_that_grows_by_concatenation_is_copied_each_time() -> None:
     assert asked(step([[[1, 64], [1, 64]] for _ in range(20)]), "growing") == []
 
 
+GENERATES = """
+    step s 0-10000
+    forward Net 10-9900 input_shapes=[[1,{length}]]
+    module net 20-9890 type=Net
+    op aten::embedding 40-4890 dtype=long
+    op aten::linear 4920-9870 dtype=float
+"""
+
+
+def generating(lengths: dict[int, int], step: str = GENERATES) -> list[Advice]:
+    """Return what is said of prefixes, of steps by number that call a model with so many tokens."""
+    rows = [row for at, length in lengths.items() for row in spans(step.format(length=length), step=at)]
+    found = advise.of(trace_of(rows), most=Needs.TRACE)
+    return [piece for piece in found.advice if piece.question == "prefix"]
+
+
+def test_a_text_that_is_computed_again_for_each_token_is_told_from_the_steps_that_were_recorded() -> None:
+    (piece,) = generating({at: 5 + at for at in (3, 4, 9, 20, 31, 32, 60, 61)})
+    assert piece.at_most
+    assert 90 < piece.of_step_percent < 100
+    assert "use_cache=True" in piece.do
+    assert len(generating({at: 5 + at % 100 for at in (3, 4, 9, 20, 31, 32, 60, 61, 103, 107)})) == 1  # another text
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        dict.fromkeys(range(10), 64),  # of one length
+        dict.fromkeys(range(10), 1),  # with a cache
+        {at: 10 + (37 * at) % 50 for at in range(12)},  # sentences of many lengths
+        {at: 10 + 8 * at for at in range(12)},  # a schedule of longer and longer sequences
+        {at: 20 + at for at in range(4)},  # too few to tell
+    ],
+)
+def test_other_lengths_are_no_text_that_grows(lengths: dict[int, int]) -> None:
+    assert generating(lengths) == []
+
+
+def test_what_grows_and_is_no_text_is_not_told() -> None:
+    assert generating({at: 5 + at for at in range(20)}, GENERATES.replace("embedding", "linear")) == []
+
+
+def test_a_whole_text_in_one_step_is_told_too() -> None:
+    lines = ["step s 0-10000"]
+    for at in range(9):
+        begin = 10 + 1000 * at
+        lines += [f"forward Net {begin}-{begin + 900} input_shapes=[[2,{10 + at}]]",
+                  f"op aten::embedding {begin + 10}-{begin + 890} dtype=long"]  # fmt: skip
+    (piece,) = asked("\n".join(lines), "prefix")
+    assert piece.at_most
+
+
 def test_a_loop_over_a_recurrent_cell_is_one_call_of_the_layer() -> None:
     cells = (f"module net.a.cell {1000 + 100 * at}-{1090 + 100 * at} type=GRUCell" for at in range(20))
     (piece,) = asked(inside(*cells), "recurrence")
