@@ -13,7 +13,9 @@ import pytest
 import xsp
 from xsp.collector import Outline
 from xsp.record.autostep import AutoStep
-from xsp.subjects import REPLACED
+from xsp.record.kinds import Batch, Kinds
+from xsp.schema import Kind
+from xsp.subjects import REPLACED, layout_of
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -208,3 +210,78 @@ def test_a_module_that_may_do_anything_is_told_by_itself() -> None:
     outline = Outline()
     one, other = Odd(2, 2), Odd(2, 2)
     assert outline.meet(one) != outline.meet(other)
+
+
+# --- where the samples of an input are ----------------------------------------------------------------------
+
+
+class Words(nn.Module):  # type: ignore[misc,name-defined]
+    """A language model as in many tutorials: words × sentences, time first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.encoder = nn.Dropout(), nn.Embedding(50, 16)
+        self.rnn, self.decoder = nn.LSTM(16, 16), nn.Linear(16, 50)
+
+
+class Images(nn.Module):  # type: ignore[misc,name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Sequential(nn.Conv2d(3, 8, 3)), nn.Linear(8, 2)
+
+
+def encoder(batch_first: bool) -> Any:
+    return nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(32, 4, batch_first=batch_first), 2, enable_nested_tensor=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "batch"),
+    [
+        (nn.LSTM(32, 8), (50, 8, 32), Batch(8, "input")),
+        (nn.GRU(32, 8), (50, 32), Batch(1, "input")),
+        (nn.RNN(32, 8, batch_first=True), (8, 50, 32), Batch(8, "input")),
+        (nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.LSTM(32, 8)), (50, 8, 32), Batch(8, "input")),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), (3, 64, 64), Batch(1, "input")),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), (16, 3, 64, 64), Batch(16, "input")),
+        (nn.Conv1d(4, 4, 3), (4, 100), Batch(1, "input")),
+        (nn.MultiheadAttention(32, 4), (20, 6, 32), Batch(6, "input")),
+        (encoder(batch_first=False), (20, 6, 32), Batch(6, "input")),
+        (encoder(batch_first=True), (6, 20, 32), Batch(6, "input")),
+        (nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (8, 4), Batch(8, "input")),
+        (nn.Sequential(nn.Flatten(), nn.Linear(8, 2)), (5, 2, 4), Batch(5, "input")),
+        (Words(), (35, 20), Batch(20, "guess")),  # its program may turn what it is given
+        (Images(), (16, 3, 64, 64), Batch(16, "input")),
+        (Images(), (28, 64, 64), Batch(28, "guess")),  # one image, or 28 that get their channel inside
+    ],
+)
+def test_samples_are_counted_where_the_class_of_the_module_has_them(
+    module: Any, shape: tuple[int, ...], batch: Batch
+) -> None:
+    kinds = Kinds({7: layout_of(module)})
+    assert kinds.ended([(Kind.FORWARD, 7, type(module), False, shape)]).batch == batch
+
+
+def test_beside_a_module_whose_class_tells_the_first_dimension_of_another_does_not_count() -> None:
+    kinds = Kinds({7: layout_of(nn.LSTM(32, 64)), 8: layout_of(nn.Linear(64, 10))})
+    calls = [(Kind.FORWARD, 7, nn.LSTM, True, (50, 8, 32)), (Kind.FORWARD, 8, nn.Linear, True, (50, 8, 64))]
+    assert kinds.ended(calls).batch == Batch(8, "guess")
+
+
+def test_a_module_that_cannot_be_looked_into_has_no_layout() -> None:
+    class Odd:
+        def children(self) -> None:
+            raise ValueError("mine")
+
+    assert layout_of(Odd()) is None
+
+
+def test_a_run_of_a_time_first_network_counts_sentences(tmp_path: Path) -> None:
+    model, words = nn.LSTM(8, 8), torch.zeros(50, 6, 8)
+    with xsp.profile(out=tmp_path / "run", levels="M/L") as profile:
+        for _ in range(profile.schedule.steps_for(repeats=3)):
+            with profile.step():
+                model(words)
+    (kind,) = xsp.load(tmp_path / "run").run["kinds"]
+    assert (kind["batch_size"], kind["batch_source"]) == (6, "input")

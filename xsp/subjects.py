@@ -11,6 +11,8 @@ have a number each; one of them is replaced where
 
 Where one that was replaced so is used again in a step of its successor, the two do take part in one step, and the
 successor gets a number of its own.
+
+With its number a module has the layout of its input: which dimension counts samples, as far as its class tells.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import threading
 import weakref
 from collections.abc import Hashable, MutableSequence, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 REPLACED = 8
 """Steps after which one that is still there may be replaced. What takes turns is met within the first few."""
@@ -31,6 +33,35 @@ _RESERVED = 2
 _Form = tuple[type, int | None]
 
 _SCALARS = (bool, int, float, str, type(None))
+
+_WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
+"""Classes that hand their input on to the module in this attribute."""
+
+_KEEP_LAYOUT = ("Identity", "Linear", "LayerNorm", "Dropout", "ReLU", "GELU", "SiLU", "Tanh", "Sigmoid")
+"""Of `torch.nn`: what returns as many dimensions as it is given, in their order."""
+
+
+class Layout(NamedTuple):
+    """Where the samples of a module's input are."""
+
+    dimensions: int
+    """Of an input of several samples; one fewer is one sample."""
+
+    axis: int
+    """The dimension that counts samples."""
+
+    is_sure: bool = True
+    """Whether the class tells it; else a module inside does, and the program may turn its input first."""
+
+    def samples(self, shape: Sequence[int]) -> int:
+        """Return the samples of an input of this shape; the first dimension where it fits no layout."""
+        if len(shape) == self.dimensions:
+            return shape[self.axis]
+        return 1 if len(shape) == self.dimensions - 1 and self.is_sure else shape[0]
+
+    def tells(self, shape: Sequence[int]) -> bool:
+        """Return whether the samples of such an input are known, and not guessed."""
+        return self.is_sure or (self.axis == 0 and len(shape) == self.dimensions)
 
 
 class _Role:
@@ -62,6 +93,9 @@ class Subjects:
         self.step = 0
         """The step that is open, or was the last one."""
 
+        self.layouts: dict[int, Layout | None] = {}
+        """Of the input of modules, by number; None where nothing tells."""
+
         self._roles: dict[tuple[_Form, bool], list[_Role]] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._role_of: dict[int, _Role] = {}
@@ -92,6 +126,8 @@ class Subjects:
                 role = self._role(roles, trains, outline, shared=form[1] is None)
                 self._watch(subject, role)
             self.numbers[this] = role.number
+            if role.number not in self.layouts:
+                self.layouts[role.number] = layout_of(subject)
             return role.number
 
     def of(self, subject: object) -> int:
@@ -187,6 +223,53 @@ def holds_nothing(module: object) -> bool:
     Many programs make a new one for each step, and the step is none of another kind for it: it is told by its class.
     """
     return not (getattr(module, "_modules", None) or getattr(module, "_parameters", None))
+
+
+def layout_of(module: Any) -> Layout | None:
+    """Return the layout of a module's input; None where it has none of its own, or nothing tells."""
+    try:
+        return _layout(module)
+    except Exception:  # a class of the program's own may do anything
+        return None
+
+
+def _layout(module: Any) -> Layout | None:
+    names = [each.__name__ for each in type(module).__mro__ if each.__module__.startswith("torch.")]
+    inner = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), None)
+    if inner is not None:
+        return _layout(getattr(module, inner))
+    own = _own_layout(module, names)
+    if own is not None:
+        return own
+    children = list(module.children())
+    if "Sequential" in names:
+        for child in children:
+            found = _layout(child)
+            if found is not None or not type(child).__name__.startswith(_KEEP_LAYOUT):
+                return found
+        return None
+    first = [_own_layout(child, [each.__name__ for each in type(child).__mro__]) for child in children]
+    by_time = [each for each in first if each is not None and each.axis == 1]
+    if by_time and not any(each is not None and each.dimensions == 3 and each.axis == 0 for each in first):
+        embeds = any(type(child).__name__ == "Embedding" for child in children)
+        return Layout(3 - embeds, 1, is_sure=False)
+    begins = next((each for each in module.modules() if each._parameters), None)
+    images = _own_layout(begins, [each.__name__ for each in type(begins).__mro__])
+    return images._replace(is_sure=False) if images is not None and images.dimensions > 3 else None
+
+
+def _own_layout(module: Any, names: Sequence[str]) -> Layout | None:
+    """Return what a class of torch's says of its input."""
+    for name in names:
+        if name in ("_ConvNd", "_ConvTransposeNd"):
+            return Layout(len(module.kernel_size) + 2, 0)
+        if name in ("RNNBase", "MultiheadAttention", "Transformer"):
+            return Layout(3, 0 if module.batch_first else 1)
+        if name in ("TransformerEncoderLayer", "TransformerDecoderLayer"):
+            return Layout(3, 0 if module.self_attn.batch_first else 1)
+        if name in ("TransformerEncoder", "TransformerDecoder"):
+            return Layout(3, 0 if module.layers[0].self_attn.batch_first else 1)
+    return None
 
 
 def _shapes(parameters: Sequence[Any]) -> tuple[tuple[int, ...], ...]:

@@ -141,9 +141,11 @@ def test_steps_right_after_recorded_ones_tell_nothing_where_there_are_others() -
     alone = trace(cold)
     assert answer(program_loop, alone)["figures_from"] == "bare"
     beside = trace([*bare(10, steady=False), *bare(30, dur_ms=5, first=100, steady=None)])
+    (own,) = iterations(beside.con)
+    assert own.mean_ns == pytest.approx(1.001e6, abs=1e4), "nor do those beside which a step was stored"
     found = answer(program_loop, beside)
-    assert found["iteration_ms"] == pytest.approx(1.001, abs=0.01), "nor do those beside which a step was stored"
     assert found["figures_from"] == "bare"
+    assert (found["iteration_ms"], found["samples_per_s"]) == (None, None), "they are short, and may take twice as long"
     assert any("few steps ran undisturbed" in finding.text for finding in health(alone))
 
 

@@ -36,6 +36,7 @@ def program_loop(trace: Trace) -> Table:
     For a distributed program there is a row per rank, and one for the job, whose throughput is that of all ranks
     together. `samples_from` is the source of the samples of a step: stated, the first dimension of its one input, or a
     guess from several calls. `figures_from` names the steps that are used: steady ones ran as if nothing were recorded.
+    Times are null where no step ran bare, or only short ones right after recorded ones, which may take twice as long.
     """
     found = iterations(trace.con)
     several = len({each.rank for each in found}) > 1
@@ -50,6 +51,8 @@ def _kind(trace: Trace, each: Iteration) -> StepKind | None:
 def _row(trace: Trace, each: Iteration, scope: str) -> tuple[Any, ...]:
     said = _kind(trace, each)
     name, batch_source = (said.name, said.batch_source) if said is not None else (None, None)
+    if not each.is_known:
+        each = each._replace(mean_ns=None, ends=None, step_ns=None, data_ns=None, between_ns=None)
     ends = each.ends
     return (
         scope, each.kind, name, each.steps, each.recorded, _ms(each.mean_ns), _ms(each.step_ns),
@@ -66,7 +69,7 @@ def _jobs(trace: Trace, found: list[Iteration]) -> Iterator[tuple[Any, ...]]:
         by_name[said.name if said is not None else ""].append(each)
     ranks = len({each.rank for each in found})
     for name, those in by_name.items():
-        if len(those) < ranks or any(each.mean_ns is None for each in those):
+        if len(those) < ranks or not all(each.is_known for each in those):
             continue
         slowest = max(those, key=lambda each: each.mean_ns or 0.0)
         samples = [each.samples for each in those]

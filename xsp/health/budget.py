@@ -25,11 +25,11 @@ def _kept(budget: Budget, asked: float) -> Finding:
         return Finding(Severity.NOTE, "budget", "too few steps ran to measure the overhead of profiling")
     if budget.given_ns:
         text = (
-            f"recording took {spent:.2f} % of the loop's time [{low:.2f}, {high:.2f}]: the budget of {asked:g} %, and "
-            f"{budget.given_ns / 1e9:.2g} s for the first steps of each kind, which --budget {asked:g}% omits"
+            f"recording added {spent:.2f} % to the loop's own time [{low:.2f}, {high:.2f}]: the budget of {asked:g} %, "
+            f"and {budget.given_ns / 1e9:.2g} s for the first steps of each kind, which --budget {asked:g}% omits"
         )
         return Finding(Severity.NOTE, "budget", text)
-    text = f"profiling took {spent:.2f} % of the loop's time [{low:.2f}, {high:.2f}], the budget is {asked:g} %"
+    text = f"profiling added {spent:.2f} % to the loop's own time [{low:.2f}, {high:.2f}], the budget is {asked:g} %"
     if spent <= asked:
         return Finding(Severity.GOOD, "budget", text)
     text += ": the first steps of each rung cost more than the budget allowed so far; run more steps, or fewer levels"

@@ -8,12 +8,13 @@ a row count by powers of two as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from xsp.collector import Token
 from xsp.schema import Kind
+from xsp.subjects import Layout
 
 MOST_KINDS = 64
 """Further kinds are put together as one: a program that does something else in each step has no kinds."""
@@ -30,7 +31,8 @@ class Batch(NamedTuple):
 
     size: int | None
     source: str | None
-    """`input`: the first dimension of its one input; `guess`: of several calls; None where there is none."""
+    """`input`: of its one input, by the layout that its module has; `guess`: of several calls, or where the module does
+    not tell; None where there is none."""
 
 
 class Known(NamedTuple):
@@ -79,7 +81,13 @@ class StepKind:
 class Kinds:
     """The kinds of steps that a program has shown until now, and which of them is likely to come next."""
 
-    def __init__(self) -> None:
+    def __init__(self, layouts: Mapping[int, Layout | None] | None = None) -> None:
+        """Begin with none.
+
+        Args:
+            layouts: of the inputs of modules, by number, see `xsp.subjects`.
+        """
+        self._layouts = layouts if layouts is not None else {}
         self.all: list[StepKind] = []
         self._by_outline: dict[tuple[Any, ...], Known] = {}
         self._by_form: dict[tuple[Any, ...], StepKind] = {}
@@ -128,10 +136,10 @@ class Kinds:
         form = tuple((word, _rounded(len(list(alike)))) for word, alike in groupby(map(_form, tokens)))
         kind = self._by_form.get(form)
         if kind is None:
-            kind = self._by_form[form] = self._new(tokens, batch_of(whole))
+            kind = self._by_form[form] = self._new(tokens, batch_of(whole, self._layouts))
         if len(self._by_outline) >= MOST_KNOWN:
             self._by_outline.clear()
-        known = self._by_outline[words] = Known(kind, batch_of(whole))
+        known = self._by_outline[words] = Known(kind, batch_of(whole, self._layouts))
         if len(kind.words) < MOST_KNOWN:
             kind.words.update(words)
         if tokens:
@@ -177,28 +185,34 @@ class Kinds:
         return [kind.content() for kind in self.all]
 
 
-def batch_of(tokens: Sequence[Token]) -> Batch:
-    """Return the samples of a step: the first dimension of each micro-batch, summed.
+def batch_of(tokens: Sequence[Token], layouts: Mapping[int, Layout | None]) -> Batch:
+    """Return the samples of a step: of each micro-batch the first dimension unless a layout says another, summed.
 
     Between two backward passes the largest first dimension counts: what several modules, or one of them several times
     (siamese networks), make of one batch is one batch. So does it inside an optimizer's step, whose closure may compute
     the same batch several times. That is sure where there is one call; of several it is a guess. An input of one
     dimension may be one sample without a batch, as in reinforcement learning, or a batch of ids: that is a guess too.
     """
-    parts: list[int] = [0]
+    parts: list[tuple[int, int]] = [(0, 0)]  # by a layout, which counts for more; and by the first dimension
     inside = False
     calls = [token for token in tokens if token.kind is Kind.FORWARD and token.shape]
     for token in tokens:
         if token.kind is Kind.FORWARD and token.shape:
-            parts[-1] = max(parts[-1], token.shape[0])
+            layout = layouts.get(token.subject)
+            told = layout.samples(token.shape) if layout is not None else 0
+            parts[-1] = max(parts[-1][0], told), max(parts[-1][1], token.shape[0])
         elif token.kind is Kind.OPTIMIZER:
             inside = not token.subject
         elif token.kind is Kind.BACKWARD and not inside:
-            parts.append(0)
-    total = sum(parts)
+            parts.append((0, 0))
+    total = sum(told or first for told, first in parts)
     if not total:
         return Batch(None, None)
-    return Batch(total, "input" if len(calls) == 1 and len(calls[0].shape or ()) > 1 else "guess")
+    if len(calls) != 1:
+        return Batch(total, "guess")
+    layout, shape = layouts.get(calls[0].subject), calls[0].shape or ()
+    is_known = layout.tells(shape) if layout is not None else len(shape) > 1
+    return Batch(total, "input" if is_known else "guess")
 
 
 def _without_recomputed(tokens: Sequence[Token]) -> list[Token]:

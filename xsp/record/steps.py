@@ -43,9 +43,9 @@ class Steps:
         self.collecting = Collecting()
         self.blocks = blocks.Blocks()
         self.underway = Underway()
-        self.kinds = Kinds()
-        self.loop = Loop()
         self.outline = Outline()
+        self.kinds = Kinds(self.outline.subjects.layouts)
+        self.loop = Loop()
         self.open: Step | None = None
         self.seen = self.skipped = 0
         self.taken = threading.Lock()
