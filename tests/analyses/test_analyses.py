@@ -534,3 +534,9 @@ def test_edges_of_the_rule(sizes: list[int], latencies: list[float], plateau: in
 def test_sizes_without_latencies_are_refused(sizes: list[int], latencies: list[float]) -> None:
     with pytest.raises(AnalysisError, match="a latency for each"):
         optimal_batch(sizes, latencies)
+
+
+def test_each_analysis_stands_under_what_the_command_line_calls_it() -> None:
+    for each in ANALYSES.values():
+        assert getattr(analyses, each.id.replace("-", "_")) is each
+        assert getattr(analyses, each.name) is each

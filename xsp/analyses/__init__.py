@@ -10,7 +10,8 @@ are DuckDB relations: `.df()` for pandas, `.pl()` for Polars, `.fetchall()` for 
 names of the columns; what was not measured is null.
 
 An analysis registers itself with the decorator `analysis`; those of others are found by entry points `xsp.analyses`,
-which name the function, or a module with several. They stand here by the names of their functions.
+which name the function, or a module with several. They stand here by the names of their functions, and by what
+`xsp analyze` calls them: `xsp.analyses.kernel_classes` is `kernel-classes`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ def _is_number(identity: str) -> bool:
     return identity[0] == "A" and identity[1:].isdigit()
 
 
+def _as_name(identity: str) -> str:
+    """Return how Python has what `xsp analyze` calls `kernel-classes`."""
+    return identity.replace("-", "_")
+
+
 def _place(each: Analysis) -> tuple[int, int]:
     """Return where an analysis is shown: by its subject, the numbered ones together, those of others last."""
     if _is_number(each.id):
@@ -56,9 +62,9 @@ _ordered = {each.id: each for each in sorted(ANALYSES.values(), key=_place)}
 ANALYSES.clear()
 ANALYSES.update(_ordered)
 
-# By their names, which take the place of a module of the same name, and by their numbers.
+# By what `xsp analyze` calls them and by the names of their functions, in the place of modules of the same name.
+globals().update({_as_name(each.id): each for each in ANALYSES.values()})
 globals().update({each.name: each for each in ANALYSES.values()})
-globals().update({name: each for name, each in ANALYSES.items() if _is_number(name)})
 
 if TYPE_CHECKING:
     from xsp.analyses.ledger import ledger as ledger
@@ -67,7 +73,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Analysis:
     for each in ANALYSES.values():  # one that was made since
-        if name == each.name:
+        if name in (each.name, _as_name(each.id)):
             return each
     raise AttributeError(f"there is no analysis {name!r}")
 
