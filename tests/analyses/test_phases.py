@@ -169,6 +169,19 @@ def test_with_a_loop_percentages_are_of_its_iteration_and_waits_are_those_of_ste
     assert table[-1] == (10, 18, 19, 2, 0, 5.0, 3.0, 1.0, None), "no step of this part was recorded"
 
 
+def test_parts_of_a_run_have_about_as_many_steps_each_however_many_a_row_of_the_loop_has() -> None:
+    trace = trace_of(spans("step s 0-1000\nforward Net 0-300", step=0))
+    rows, step = [], 0
+    for steps in [1] * 20 + [20] * 9 + [4] * 25:  # recorded ones, stretches of short ones
+        rows.append({"step": step, "steps": steps, "start_ns": 10**6 * step, "dur_ns": 1e6})
+        step += steps
+    found = analyses.phases_over_time(loop_of(trace, rows)).select("first_step, last_step, steps").fetchall()
+    assert sum(steps for *_, steps in found) == step == 300
+    assert len(found) == 10
+    assert all(20 <= steps <= 40 for *_, steps in found)
+    assert [first for first, *_ in found[1:]] == [last + 1 for _, last, _ in found[:-1]]
+
+
 def test_recorded_phases_that_took_longer_than_their_step_share_that_of_the_loop() -> None:
     trace = trace_of(spans("step s 0-1000\nforward Net 0-300\nbackward b 300-2000"))
     found = phases(loop_of(trace, [{"step": step, "start_ns": 10**7 * step, "dur_ns": 8e5} for step in range(20)]))

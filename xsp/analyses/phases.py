@@ -310,7 +310,10 @@ def _parts_of_loop(trace: Trace) -> list[_Part]:
     rows = trace.con.execute(
         f"""
         WITH {UNDISTURBED}, cut AS (
-            SELECT step, steps, start_ns, ntile({PARTS}) OVER (ORDER BY step) AS part FROM loop WHERE {OF_ALIKE}
+            -- by steps, of which a row may have many: a row belongs to the part of its middle
+            SELECT step, steps, start_ns,
+                   floor({PARTS} * (sum(steps) OVER (ORDER BY step) - steps / 2) / sum(steps) OVER ()) AS part
+            FROM loop WHERE {OF_ALIKE}
         ), means AS (
             SELECT part, sum(u.steps * iteration_ns) / sum(u.steps) AS iteration_ns,
                    sum(u.steps * data_ns) / sum(u.steps) AS data_ns,
