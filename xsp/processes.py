@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -33,7 +34,6 @@ def end_with_parent(parent: int) -> None:
         parent: number of the process that started this one; if it has ended meanwhile, this one ends at once.
     """
     import ctypes
-    import signal
 
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
@@ -77,6 +77,15 @@ def start_python(code: str, *arguments: str, **options: Any) -> subprocess.Popen
             start_new_session=True,  # an interrupt in the terminal is for the program
             **options,
         )
+
+
+def ending(code: int) -> str:
+    """Return how a process ended, by its return code as `subprocess` counts it: `exit code 3`, or the signal's name."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"
 
 
 class Asked:

@@ -18,9 +18,10 @@ pytest.importorskip("yaml")
 
 from evaluations import FACTS, PROGRAM, silent
 
+from xsp import processes
 from xsp.cli import main
-from xsp.evaluate import dispatch, reading, results
-from xsp.evaluate.agents import Facts, Options
+from xsp.evaluate import dispatch, reading, results, transports
+from xsp.evaluate.agents import AgentLost, Facts, Options, ProcessLost
 from xsp.evaluate.manifest import Manifest
 
 HERE = Options(trusted=True)
@@ -44,7 +45,7 @@ class Mortal:
         if self._left is not None:
             self._left -= 1
             if self._left < 0:
-                raise dispatch.AgentLost(f"the agent {self._facts.name} died")
+                raise AgentLost(f"the agent {self._facts.name} died")
         self.handed.append(manifest.title)
         return Path(self._facts.name) / manifest.title
 
@@ -89,6 +90,104 @@ def test_work_that_nobody_can_do_ends_with_the_reason() -> None:
     dispatch.carry_out(work, [Mortal("one")], HERE, lambda *said: done.append(said))
     assert [piece.why for piece in work] == ["RuntimeError: no such model", ""]
     assert done[-1] == ("manifests", 2, 2)
+
+
+class Fragile(Mortal):
+    """An agent whose process is killed over the manifests that it is told, each time or the first time."""
+
+    def __init__(self, name: str, fatal: set[str], each_time: bool = False) -> None:
+        super().__init__(name)
+        self._fatal, self._each_time = fatal, each_time
+
+    def submit(self, manifest: Manifest, folder: Path, options: Options, progress: Any) -> Path:
+        if manifest.title in self._fatal:
+            self._fatal -= set() if self._each_time else {manifest.title}
+            raise ProcessLost(f"the process that evaluated {manifest.title} was killed (SIGKILL)")
+        return super().submit(manifest, folder, options, progress)
+
+
+def test_an_agent_goes_on_after_its_process_was_killed() -> None:
+    one = Fragile("one", {"m1"})
+    work, _ = dispatch.pieces([asked("m0"), asked("m1"), asked("m2")], [one], each=False)
+    dispatch.carry_out(work, [one], HERE, silent)
+    assert one.handed == ["m0", "m1", "m2"]
+    assert [piece.lost for piece in work] == [[], ["one"], []]
+
+
+def test_a_manifest_that_kills_every_process_is_given_up_and_costs_no_agent() -> None:
+    there = [Fragile("one", {"bad"}, each_time=True), Fragile("two", {"bad"}, each_time=True)]
+    work, _ = dispatch.pieces([asked("bad"), *(asked(f"m{number}") for number in range(4))], there, each=False)
+    ended: list[dispatch.Piece] = []
+    dispatch.carry_out(work, there, HERE, silent, ended.append)
+    assert "killed (SIGKILL); it was tried twice" in work[0].why
+    assert all(piece.result is not None for piece in work[1:])
+    assert sorted(map(id, ended)) == sorted(map(id, work))  # those without a result are reported too
+
+
+def test_work_in_hand_does_not_go_back_to_an_agent_that_died_meanwhile() -> None:
+    gone = threading.Event()
+
+    class Last(Mortal):
+        def submit(self, manifest: Manifest, folder: Path, options: Options, progress: Any) -> Path:
+            assert gone.wait(10)
+            return super().submit(manifest, folder, options, progress)
+
+    def progress(what: str, done: int, of: int) -> None:
+        del what, of
+        if done:
+            gone.set()
+
+    there = [Mortal("first", dies_at=0), Last("last", dies_at=0)]
+    work, _ = dispatch.pieces([asked("m0"), asked("m1")], there, each=False)
+    work[0].fit, work[0].of = ["first"], "first"  # ends when that one dies, while the other has m1 in hand
+    dispatch.carry_out(work, there, HERE, progress)
+    assert [piece.result for piece in work] == [None, None]
+    assert all("no agent is left" in piece.why for piece in work)
+
+
+class Killed(processes.Asked):
+    """A process that is killed: after a while, or when its result is complete and nobody has heard of it yet."""
+
+    started: list[Killed]
+    after_s: float | None
+
+    def __init__(self, code: str, *arguments: str, **options: Any) -> None:
+        super().__init__(code, *arguments, **options)
+        self.started.append(self)
+        if len(self.started) == 1 and self.after_s is not None:
+            threading.Timer(self.after_s, self._process.kill).start()
+
+    def answer(self, until: float) -> bytes:
+        line = super().answer(until)
+        if self is self.started[0] and self.after_s is None and b'"result"' in line:
+            self._process.kill()
+            return b""
+        return line
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(None, id="at its end"), *(pytest.param(each, marks=pytest.mark.slow) for each in range(20))]
+)
+def test_a_manifest_whose_process_is_killed_at_any_moment_has_one_result(
+    seed: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "board.py").write_text(PROGRAM, encoding="utf-8")
+    wanted = reading.of_plain({
+        "name": "m", "model": {"name": "board", "command": [sys.executable, "board.py"]},
+        "dataset": {"samples": 2}, "scenario": {"requests": 3},
+    })  # fmt: skip
+    monkeypatch.setattr(Killed, "started", [], raising=False)
+    monkeypatch.setattr(Killed, "after_s", None if seed is None else random.Random(seed).random() * 3, raising=False)
+    monkeypatch.setattr(processes, "Asked", Killed)
+    agent, store = transports.OwnProcess(), tmp_path / "store"
+    work = [dispatch.Piece(replace(wanted, folder=tmp_path), [agent.facts().name])]
+    dispatch.carry_out(work, [agent], Options(store, trusted=True), silent)
+    found, damaged = results.every(store)
+    assert [each.path for each in found] == [work[0].result], work[0].why
+    assert len(Killed.started) == 1 + len(work[0].lost)
+    assert seed is not None or work[0].lost
+    assert damaged == []
+    assert list(store.glob(".*.part")) == []
 
 
 # --- on Ray -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ sent to another process.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import mmap
 import os
@@ -155,12 +154,12 @@ class Turns:
         code = self._end()
         if since == 0:
             raise BenchError(
-                f"the process that times did not start ({_ended(code)}); `xsp doctor` says what is missing"
+                f"the process that times did not start ({processes.ending(code)}); `xsp doctor` says what is missing"
             )
         if not 0 <= place < len(specs) or place in answers:
             if late:
                 return None
-            raise BenchError(f"the process that times ended by itself ({_ended(code)})")
+            raise BenchError(f"the process that times ended by itself ({processes.ending(code)})")
         if late and time.monotonic() - since / 1e9 <= self.limits.seconds:
             return None  # the budget is over
         if late:
@@ -169,7 +168,7 @@ class Turns:
         if code == -signal.SIGKILL:
             said = "the process that ran it was killed, as the system does where memory ends"
             return untimed(specs[place], Status.TOO_LARGE, said)
-        return untimed(specs[place], Status.FAILED, f"it ended the process that ran it ({_ended(code)})")
+        return untimed(specs[place], Status.FAILED, f"it ended the process that ran it ({processes.ending(code)})")
 
     def _start(self) -> processes.Asked:
         environment = {
@@ -207,14 +206,6 @@ def _stamped(timing: Timing, ratio: float | None) -> Timing:
     if ratio >= DISTURBED:
         reasons.append(f"disturbed: fixed work of the same sitting took {slowed(ratio)}")
     return replace(timing, canary_ratio=ratio, reason="; ".join(reasons))
-
-
-def _ended(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    with contextlib.suppress(ValueError):
-        return signal.Signals(-code).name
-    return f"signal {-code}"
 
 
 def _free_bytes() -> int | None:

@@ -163,7 +163,7 @@ def _by_cluster(given: argparse.Namespace, found: list[Read], options: Options) 
         dispatch.carry_out(work, there, options, show)
     for piece in work:
         if piece.lost and piece.result is not None:
-            progress.warn(f"xsp: {piece.asked.manifest.title}: {piece.lost[0]} died, another one carried it out")
+            progress.warn(f"xsp: {piece.asked.manifest.title}: lost by {piece.lost[0]}, and carried out once more")
         if piece.result is None:
             progress.warn(f"xsp: {piece.asked.manifest.title}: {piece.why}")
     return [each.result for each in work if each.result is not None], sum(each.result is None for each in work)

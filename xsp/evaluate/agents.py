@@ -21,6 +21,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from xsp.device import machine
+from xsp.errors import ManifestError
 from xsp.evaluate.manifest import Manifest
 
 Progress = Callable[[str, int, int], None]
@@ -40,6 +41,14 @@ FRAMEWORKS = {
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "onnxruntime", "onnx", "numpy", "pillow")
 
 DEAD_AFTER_S = 30.0
+
+
+class AgentLost(ManifestError):
+    """An agent died or went silent while it carried out a manifest; it takes no other."""
+
+
+class ProcessLost(ManifestError):
+    """The process in which an agent carried out a manifest was killed; the agent takes others."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,9 @@ class Agent(Protocol):
             progress: see `Progress`.
 
         Raises:
-            ManifestError: it cannot be carried out, with the reason; no result was written.
+            AgentLost: the agent died meanwhile.
+            ProcessLost: the process that it had for this manifest was killed.
+            ManifestError: it cannot be carried out, with the reason. After each of the three no result was written.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Dispatches manifests to several agents at the same time: each once, and once more if its agent died.
+"""Dispatches manifests to several agents at the same time: each once, and once more if its agent or process died.
 
 An agent takes the next piece when it is free. A piece is done when its result has arrived here, and only this process
 writes results: a dead agent loses none, and none is stored twice. Evaluations that a server was asked for wait in
@@ -14,15 +14,11 @@ from pathlib import Path
 
 from xsp.errors import ManifestError
 from xsp.evaluate import agents
-from xsp.evaluate.agents import Agent, Options, Progress
+from xsp.evaluate.agents import Agent, AgentLost, Options, ProcessLost, Progress
 from xsp.evaluate.reading import Read
 
 
-class AgentLost(ManifestError):
-    """An agent died or went silent while it carried out a manifest."""
-
-
-@dataclass
+@dataclass(eq=False)
 class Piece:
     """A manifest that is to be carried out once."""
 
@@ -34,7 +30,7 @@ class Piece:
     """Name of the one agent that is to carry it out; any of those that fit if None."""
 
     lost: list[str] = field(default_factory=list)
-    """Names of agents that died over it."""
+    """Names of agents that died over it, or whose process for it was killed."""
 
     result: Path | None = None
     why: str = ""
@@ -68,7 +64,8 @@ def carry_out(
 ) -> None:  # fmt: skip
     """Carry out all pieces, each agent one at a time, and write into each its result or why there is none.
 
-    The piece of an agent that dies goes to another one that fits, once.
+    The piece of an agent that dies goes to another one that fits, once. If only the agent's process for it was killed,
+    any agent that fits takes it, once, and that agent goes on.
 
     Args:
         work: of `pieces`.
@@ -83,9 +80,6 @@ def carry_out(
         each.start()
     for each in threads:
         each.join()
-    for piece in work:
-        if piece.result is None and not piece.why:
-            piece.why = f"{' and '.join(piece.lost) or 'the agent'} died, and no agent is left that satisfies it"
 
 
 class _State:
@@ -97,6 +91,7 @@ class _State:
         self._waiting, self._progress, self._ended, self._total = waiting, progress, ended, total
         self._open = len(waiting)
         self._done = total - len(waiting)
+        self._dead: set[str] = set()
         self._changed = threading.Condition()
 
     def take(self, name: str) -> Piece | None:
@@ -118,24 +113,36 @@ class _State:
             self._ended(piece)
             self._changed.notify_all()
 
+    def again(self, name: str, piece: Piece, why: str) -> None:
+        """Put back the piece whose process was killed, once."""
+        with self._changed:
+            piece.lost.append(name)
+            if len(piece.lost) < 2:
+                self._waiting.insert(0, piece)
+                self._changed.notify_all()
+            else:
+                piece.why = f"{why}; it was tried twice"
+                self.end(piece)
+
     def lose(self, name: str, piece: Piece) -> None:
         """Put back the piece of an agent that died, once, and give the others what waited for that one alone."""
         with self._changed:
+            self._dead.add(name)
             piece.lost.append(name)
-            again = len(piece.lost) < 2
-            left = [*([piece] if again else []), *(each for each in self._waiting if name in each.fit)]
-            for each in left:
-                each.fit = [other for other in each.fit if other != name]
-                each.of = None if each.of == name else each.of
-            if again and piece.fit:
-                self._waiting.insert(0, piece)
-            else:
-                piece.why = f"{' and '.join(piece.lost)} died over it"
-                self._open -= 1
-            for each in [each for each in self._waiting if not each.fit]:
-                self._waiting.remove(each)
-                self._open -= 1
+            self._waiting.insert(0, piece)
+            for each in list(self._waiting):
+                each.fit = [other for other in each.fit if other not in self._dead]
+                each.of = None if each.of in self._dead else each.of
+                if len(each.lost) > 1:
+                    self._give_up(each, f"{' and '.join(each.lost)} died over it")
+                elif not each.fit:
+                    self._give_up(each, f"{name} died, and no agent is left that satisfies it")
             self._changed.notify_all()
+
+    def _give_up(self, piece: Piece, why: str) -> None:
+        self._waiting.remove(piece)
+        piece.why = why
+        self.end(piece)
 
 
 def _serve(agent: Agent, state: _State, options: Options) -> None:
@@ -146,6 +153,9 @@ def _serve(agent: Agent, state: _State, options: Options) -> None:
         except AgentLost:
             state.lose(name, piece)
             return
+        except ProcessLost as error:
+            state.again(name, piece, str(error))
+            continue
         except Exception as error:
             piece.why = str(error) if isinstance(error, ManifestError) else f"{type(error).__name__}: {error}"
         state.end(piece)

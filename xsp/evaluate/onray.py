@@ -16,8 +16,7 @@ from typing import Any
 
 from xsp.errors import ManifestError
 from xsp.evaluate import agents, reading, results, transports
-from xsp.evaluate.agents import Facts, Options, Progress
-from xsp.evaluate.dispatch import AgentLost
+from xsp.evaluate.agents import AgentLost, Facts, Options, ProcessLost, Progress
 from xsp.evaluate.manifest import Manifest
 
 NAMESPACE = "xsp-evaluate"
@@ -53,6 +52,8 @@ class Actor:
                 asked = reading.of_plain(manifest).manifest
                 options = Options(Path(store), levels, bound, self._trusted)
                 place = self._agent.submit(asked, self._folder, options, said)
+            except ProcessLost as error:
+                return {"lost": str(error)}
             except ManifestError as error:
                 return {"error": str(error)}
             files = [each for each in place.rglob("*") if each.is_file() and not each.is_symlink()]
@@ -80,6 +81,7 @@ class OnRay:
 
         Raises:
             AgentLost: it died, or says nothing any more.
+            ProcessLost: its process for the manifest was killed.
             ManifestError: it cannot carry it out, with the reason.
         """
         del folder  # files of the manifest are looked for where the agent was started
@@ -98,6 +100,8 @@ class OnRay:
             said = ray.get(running)
         except ray.exceptions.RayError as error:
             raise AgentLost(f"the agent {self._facts.name} died ({type(error).__name__})") from error
+        if "lost" in said:
+            raise ProcessLost(said["lost"])
         if "error" in said:
             raise ManifestError(said["error"])
         return _stored(said["files"], manifest, options.store)

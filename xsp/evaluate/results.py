@@ -136,28 +136,39 @@ def written(store: Path, identity: str) -> Iterator[tuple[Path, list[Path]]]:
     Raises:
         ManifestError: the disk refuses.
     """
+    done: list[Path] = []
+    with staging(store, identity) as beside:
+        yield beside, done
+        done.append(publish(store, identity, beside))
+
+
+@contextlib.contextmanager
+def staging(store: Path, identity: str) -> Iterator[Path]:
+    """Give a folder beside the results; what `publish` did not take is removed in the end.
+
+    Raises:
+        ManifestError: the disk refuses.
+    """
     try:
         store.mkdir(parents=True, exist_ok=True)
         beside = store / f".{identity[:DIGITS]}.{os.getpid()}-{time.monotonic_ns()}.part"
         beside.mkdir()
     except OSError as error:
         raise ManifestError(f"{store}: results cannot be written there ({error.strerror})") from error
-    done: list[Path] = []
     try:
-        yield beside, done
-        done.append(_placed(store, identity, beside))
+        yield beside
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def discard(store: Path, identity: str, process: int) -> None:
-    """Remove what a process that was ended has left of a result."""
-    for each in store.glob(f".{identity[:DIGITS]}.{process}-*.part"):
-        shutil.rmtree(each, ignore_errors=True)
+def publish(store: Path, identity: str, beside: Path) -> Path:
+    """Rename a complete folder to the next free name of its identity, and return its path.
 
+    Another process may take that name meanwhile; then the one after it is tried.
 
-def _placed(store: Path, identity: str, beside: Path) -> Path:
-    """Rename a folder to the next free name of its identity; another process may take one meanwhile."""
+    Raises:
+        ManifestError: the disk refuses.
+    """
     taken = [int(each.name[DIGITS + 1 :]) for each in store.glob(f"{identity[:DIGITS]}-*") if NAME.fullmatch(each.name)]
     number = max(taken, default=0)
     while True:

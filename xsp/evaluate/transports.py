@@ -7,14 +7,14 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from xsp import processes
 from xsp.errors import ManifestError
 from xsp.evaluate import agents, reading, results, running
-from xsp.evaluate.agents import Agent, Facts, Options, Progress
+from xsp.evaluate.agents import Agent, Facts, Options, ProcessLost, Progress
 from xsp.evaluate.manifest import Manifest
 
 _CODE = (
@@ -58,9 +58,22 @@ class OwnProcess:
         return self._facts
 
     def submit(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
-        """Carry out a manifest in a new process."""
+        """Carry out a manifest in a new process.
+
+        The process writes into a folder of its own, and this one puts the result in its place when it is told that the
+        result is complete. So a process that is killed leaves none, at whatever moment.
+
+        Raises:
+            ProcessLost: the process was killed, by the system for the memory that it took or by somebody.
+            ManifestError: it cannot be carried out, with the reason.
+        """
         if not options.trusted and (reasons := agents.without_trust(manifest)):
             raise ManifestError(f"{manifest.title} cannot be evaluated by {self._name}: " + "; ".join(reasons))
+        with results.staging(options.store, manifest.identity) as beside:
+            made = self._carried_out(manifest, folder, replace(options, store=beside.resolve()), progress)
+            return results.publish(options.store, manifest.identity, made)
+
+    def _carried_out(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
         threads = manifest.software.threads
         counted = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         try:
@@ -74,7 +87,7 @@ class OwnProcess:
             process.ask({
                 "manifest": manifest.plain(), "folder": str(folder.resolve()), "name": self._name,
                 "labels": self._labels, "transport": self._transport,
-                "options": {**asdict(options), "store": str(options.store.resolve())},
+                "options": {**asdict(options), "store": str(options.store)},
             })  # fmt: skip
             said: dict[str, Any] = {"progress": ["starting", 0, 1]}
             while line := _heard(process, progress, said["progress"]):
@@ -84,10 +97,14 @@ class OwnProcess:
                 if "error" in said:
                     raise ManifestError(said["error"])
                 progress(*said["progress"])
+            silent = not process.has_ended()
         finally:
             code = process.end(patience_s=2.0)
-            results.discard(options.store, manifest.identity, process.pid)
-        raise ManifestError(f"the process that evaluated {manifest.title} ended by itself (exit code {code})")
+        if silent:
+            raise ManifestError(f"the process that evaluated {manifest.title} said nothing for {SILENT_S:.0f} s")
+        if code < 0:
+            raise ProcessLost(f"the process that evaluated {manifest.title} was killed ({processes.ending(code)})")
+        raise ManifestError(f"the process that evaluated {manifest.title} ended by itself ({processes.ending(code)})")
 
 
 def _heard(process: processes.Asked, progress: Progress, last: Sequence[Any]) -> bytes:
