@@ -227,9 +227,12 @@ def _others(hot: bool = False) -> dict[int, _Seen]:
     threads = {each.ident: each for each in threading.enumerate()}
     found: dict[int, _Seen] = {}
     of_unnamed: tuple[int | None, ...] = ()
-    for ident, frame in sys._current_frames().items():
+    frames = sys._current_frames()
+    # a frame with itself among its variables stays, with all callers and what they hold, until garbage is collected
+    del frames[threading.get_ident()]
+    for ident, frame in frames.items():
         thread = threads.get(ident)
-        if ident == threading.get_ident() or (thread is not None and thread.name.startswith("xsp ")):
+        if thread is not None and thread.name.startswith("xsp "):
             continue
         if hot:
             cpu_ns = None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -168,3 +170,25 @@ def test_a_thread_that_sleeps_and_has_no_name_holds_nothing_up() -> None:
 def test_lines_are_told_apart_where_they_run_into_each_other(tmp_path: Path) -> None:
     assert CapturedStdout.unavailable() is None
     assert ran(PARTS, cwd=tmp_path).stdout == "50 % done\nlast.\n"
+
+
+def test_the_end_of_a_capture_keeps_nothing_of_its_callers() -> None:
+    """A frame among its own variables would hold all of them until garbage is collected: an optimizer, a batch."""
+
+    class Batch:
+        pass
+
+    def step(output: CapturedStdout) -> weakref.ref[Batch]:
+        batch = Batch()
+        output.begin()
+        output.end()
+        return weakref.ref(batch)
+
+    output = CapturedStdout(b"nothing", lambda: None)
+    gc.collect()
+    gc.disable()
+    try:
+        assert step(output)() is None
+    finally:
+        gc.enable()
+        output.close()
