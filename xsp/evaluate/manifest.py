@@ -144,6 +144,9 @@ class Model(Part):
     sequence: Count = 128
     precision: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     job: Literal["inference", "training"] = "inference"
+    share: bool = False
+    """Its weights are those of the store of the machine (`xsp share serve`), once for all processes."""
+
     framework: Framework | None = None
     container: dict[str, Any] = {}
     """Image by processor architecture and `cpu` or `gpu`."""
@@ -167,6 +170,10 @@ class Model(Part):
     def _one_way(self) -> Model:
         if self.source and self.command:
             raise ValueError("source and command exclude each other: one of them runs the model")
+        if self.share and (self.command or self.source.endswith((".pt2", ".onnx")) or _is_python(self.source)):
+            raise ValueError("share is of models by name (torchvision:…, timm:…, transformers:…, micro:…)")
+        if self.share and self.job == "training":
+            raise ValueError("share and training exclude each other: nobody can write to shared weights")
         for name, function, tensors in (
             ("preprocess", self.preprocess, self.inputs),
             ("postprocess", self.postprocess, self.outputs),
@@ -325,6 +332,10 @@ class Manifest(Part):
     def title(self) -> str:
         """Its name, or the model's with the scenario."""
         return self.name or f"{self.model.name}-{self.scenario.kind}"
+
+
+def _is_python(source: str) -> bool:
+    return source.partition(":")[0].endswith(".py")
 
 
 def schema() -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from xsp import models
 from xsp.errors import ManifestError, ModelError
-from xsp.evaluate import agents
+from xsp.evaluate import agents, sharing
 from xsp.evaluate.datasets import Takes
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.pipeline import Array
@@ -118,9 +118,14 @@ class Torch:
         except ImportError as error:
             raise ManifestError("PyTorch is not installed: pip install 'xsp[models]'") from error
         model = manifest.model
+        dtype = getattr(torch, model.precision)
         drawn: list[str] = []
+        notes: list[str] = []
         device = "cpu" if manifest.hardware.gpu.lower() in ("", "none") else "cuda"
-        if model.source.endswith(".pt2"):
+        if model.share:
+            module, args, kwargs, found = _shared(torch, manifest, folder, device)
+            drawn, notes = found.drawn, [found.note]
+        elif model.source.endswith(".pt2"):
             module, args, kwargs = _exported(torch, manifest, folder)
         else:
             module, args, kwargs = _built(manifest, folder, device)
@@ -132,14 +137,14 @@ class Torch:
             given = {"0": given["0"][None]}
         words = getattr(getattr(module, "config", None), "vocab_size", None)
         takes = {name: _takes(torch, each, name, words) for name, each in {**given, **kwargs}.items()}
-        dtype = getattr(torch, model.precision)
-        if dtype is not torch.float32:
+        if dtype is not torch.float32 and not model.share:
             module = module.to(dtype)
-        notes = () if not drawn else (
-            f"{_few(drawn)} is zero by initialisation, so that outputs would not depend on the input: "
-            "drawn from the seed",
-        )  # fmt: skip
-        return Module(takes, module.to(device), len(given), listed, dtype, device, notes)
+        if drawn:
+            notes.append(
+                f"{_few(drawn)} is zero by initialisation, so that outputs would not depend on the input: "
+                "drawn from the seed"
+            )
+        return Module(takes, module.to(device), len(given), listed, dtype, device, tuple(notes))
 
     def predict(self, handle: Module, batches: Iterable[Batch]) -> Iterator[Answer]:
         """Yield the floating-point and other tensors of each answer, in their order."""
@@ -169,21 +174,51 @@ def arguments(handle: Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, 
 
 
 def _built(manifest: Manifest, folder: Path, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    model = manifest.model
-    source = model.source
-    if source.partition(":")[0].endswith(".py"):
-        source = str(folder / source)
-    shape = tuple(model.inputs[0].shape) if model.inputs and model.inputs[0].shape else None
-    settings = models.Settings(batch=1, seed=model.seed, shape=shape, sequence=model.sequence, device=device)
+    source, settings = _source(manifest, folder, device)
     try:
-        built = models.build(source, settings)
-        if not isinstance(built, models.Built):
-            raise ManifestError(f"model.source: {model.source} is a function that does a step, not a model")
-        built = models.placed(source, built, settings)
+        built = models.placed(source, _unplaced(source, settings), settings)
     except ModelError as error:
         raise ManifestError(f"model.source: {error}") from error
     built.model.eval()
     return built.model, built.args, built.kwargs
+
+
+def _source(manifest: Manifest, folder: Path, device: str) -> tuple[str, models.Settings]:
+    model = manifest.model
+    source = str(folder / model.source) if model.source.partition(":")[0].endswith(".py") else model.source
+    shape = tuple(model.inputs[0].shape) if model.inputs and model.inputs[0].shape else None
+    return source, models.Settings(batch=1, seed=model.seed, shape=shape, sequence=model.sequence, device=device)
+
+
+def _unplaced(source: str, settings: models.Settings) -> models.Built:
+    built = models.build(source, settings)
+    if not isinstance(built, models.Built):
+        raise ManifestError(f"model.source: {source} is a function that does a step, not a model")
+    return built
+
+
+def _shared(
+    torch: Any, manifest: Manifest, folder: Path, device: str
+) -> tuple[Any, tuple[Any, ...], dict[str, Any], sharing.Shared]:
+    """Return a model by name, attached to weights in the store, with its arguments."""
+    if device != "cpu":
+        raise ManifestError("model.share: weights are shared in the memory of the host; omit hardware.gpu, or share")
+    model = manifest.model
+    source, settings = _source(manifest, folder, device)
+    dtype = getattr(torch, model.precision)
+    try:
+        found = sharing.shared(
+            manifest, lambda: _unplaced(source, settings), lambda module: draw_zero_weights(torch, module, model.seed),
+            dtype,
+        )  # fmt: skip
+        built = found.built
+        if dtype is torch.float32:
+            built = models.placed(source, built, settings)
+        elif built.tries is not None:  # which of its inputs it takes is tried with numbers of float32
+            raise ManifestError(f"model.share: {source} is shared with precision float32 alone; omit share")
+    except ModelError as error:
+        raise ManifestError(f"model.source: {error}") from error
+    return built.model, built.args, built.kwargs, found
 
 
 def draw_zero_weights(torch: Any, module: Any, seed: int) -> list[str]:

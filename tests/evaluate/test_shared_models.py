@@ -1,0 +1,89 @@
+"""Evaluations whose weights are in the store of the machine: the same outputs, and what cannot be shared."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("yaml")
+pytest.importorskip("torchvision")
+pytest.importorskip("safetensors")
+
+from evaluations import FACTS, silent
+from sharing import running as store_at
+
+from xsp.errors import ManifestError
+from xsp.evaluate import reading, results, running
+from xsp.evaluate.agents import Options
+from xsp.evaluate.manifest import Manifest
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XSP_SHARE_DIR", str(tmp_path / "s"))
+    return tmp_path / "s"
+
+
+def asked(share: bool = True, **model: Any) -> Manifest:
+    given = {"name": "m", "source": "torchvision:squeezenet1_1", **model, "share": share}
+    return reading.of_plain({"model": given, "dataset": {"samples": 2}, "scenario": {"requests": 2}}).manifest
+
+
+def evaluated(manifest: Manifest, folder: Path) -> results.Result:
+    return results.read(running.evaluate(manifest, folder, Options(folder / "store", trusted=True), FACTS, silent))
+
+
+@pytest.mark.parametrize("model", [
+    pytest.param({"precision": "bfloat16"}, id="another precision"),
+    pytest.param({"source": "torchvision:resnet18"}, id="running statistics"),
+    pytest.param({"source": "timm:mixer_s32_224"}, marks=pytest.mark.slow, id="a head that is zero"),
+    pytest.param({"source": "timm:swin_tiny_patch4_window7_224"}, marks=pytest.mark.slow, id="buffers of parameters"),
+    pytest.param({"source": "transformers:bert"}, marks=pytest.mark.slow, id="tied weights"),
+])  # fmt: skip
+def test_outputs_are_the_same_and_the_second_process_finds_the_weights_there(
+    model: dict[str, Any], tmp_path: Path, place: Path
+) -> None:
+    for name in ("timm", "transformers"):
+        if name in model.get("source", ""):
+            pytest.importorskip(name)
+    with store_at(place):
+        found = [evaluated(asked(share, **model), tmp_path) for share in (False, True, True)]
+    assert len({each.content["outputs"]["digest"] for each in found}) == 1
+    said = [" ".join(each.content["notes"]) for each in found]
+    assert ["of weights are shared" in each for each in said] == [False, True, True]
+    assert ["brought there by this process" in each for each in said] == [False, True, False]
+    assert len({"zero by initialisation" in each for each in said}) == 1
+
+
+def test_a_store_that_was_started_anew_gets_the_weights_again_and_none_is_an_error(tmp_path: Path, place: Path) -> None:
+    manifest = asked()
+    with pytest.raises(ManifestError, match=r"model\.share: .*xsp share serve"):
+        evaluated(manifest, tmp_path)
+    assert not results.every(tmp_path / "store")[0]
+    for damaged in (False, True):
+        with store_at(place) as store:
+            if damaged:
+                (note,) = (place / "models").iterdir()
+                note.write_text(json.dumps({"key": 7}), encoding="utf-8")
+            assert "brought there" in " ".join(evaluated(manifest, tmp_path).content["notes"])
+            store.end(signal.SIGTERM)
+    with store_at(place, "1MiB"), pytest.raises(ManifestError, match=r"model\.share: .*1\.0 MiB"):
+        evaluated(manifest, tmp_path)
+
+
+@pytest.mark.parametrize(("model", "reason"), [
+    ({"source": "m.pt2"}, "models by name"),
+    ({"source": "m.onnx"}, "models by name"),
+    ({"source": "m.py:build"}, "models by name"),
+    ({"source": "", "command": ["board"]}, "models by name"),
+    ({"job": "training"}, "nobody can write to shared weights"),
+])  # fmt: skip
+def test_what_cannot_be_shared_is_refused_as_the_manifest_is_read(model: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ManifestError, match=reason):
+        asked(**model)
+    asked(share=False, **model)

@@ -1,0 +1,170 @@
+"""Weights of evaluated models that the store of the machine keeps: `model: {share: true}` in a manifest.
+
+The first evaluation of a model brings its weights into the store. A note in the store's directory, named by a hash of
+all that weights by seed depend on, says which key they have there; the next process builds the model without values
+and attaches to them. A store that was started anew, or has evicted them, does not know the key: they are brought again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from xsp import atomic, version
+from xsp.errors import ManifestError, ShareError
+from xsp.evaluate import agents
+from xsp.evaluate.manifest import Manifest
+from xsp.share import client, wire
+from xsp.share.shelf import size_text
+
+if TYPE_CHECKING:
+    from xsp.models import Built
+    from xsp.share import Attachment
+
+NOTES = "models"
+"""Folder of the notes, in the store's directory."""
+
+MOST_BYTES = 1 << 20
+
+
+class Shared(NamedTuple):
+    """A model whose parameters are the store's."""
+
+    built: Built
+    drawn: list[str]
+    """Layers whose weights are zero by initialisation, and were drawn (see `predictors.draw_zero_weights`)."""
+
+    note: str
+    """What a result says of it."""
+
+
+def shared(manifest: Manifest, build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: Any) -> Shared:
+    """Return the model of a manifest in `eval` mode, attached to weights in the store, which has them from now on.
+
+    Args:
+        manifest: whose model is built from a seed, on the CPU.
+        build: builds it, in float32.
+        draw: draws weights that are zero, and returns the layers' names.
+        dtype: of its parameters and buffers in the store.
+
+    Raises:
+        ManifestError: no store runs, it has no room, or the model cannot be attached, with the reason.
+    """
+    from xsp import share
+
+    try:
+        client.status()  # before a model is built for nothing
+        path = wire.directory() / NOTES / f"{_hash(manifest)}.json"
+        known, found, brought = _read(path), None, ""
+        if known is not None:
+            built = _empty(build, dtype)
+            found = _attached(built.model, known["key"])
+        if known is None or found is None:
+            known = _put(build, draw, dtype, path)
+            built = _empty(build, dtype)
+            found = share.attach(built.model, known["key"])
+            brought = ", brought there by this process"
+    except ShareError as error:
+        raise ManifestError(f"model.share: {error}") from error
+    except ImportError as error:
+        raise ManifestError("model.share: safetensors is not installed: pip install 'xsp[share]'") from error
+    except OSError as error:
+        raise ManifestError(f"model.share: {error.filename}: {error.strerror}") from error
+    if _beside(built) != known["beside"]:
+        raise ManifestError(
+            "model.share: buffers that no file has, or inputs, depend on random numbers that are drawn after the "
+            "weights, so outputs would differ; omit share"
+        )
+    own = f", {size_text(found.private_bytes)} of buffers are its own" if found.private_bytes else ""
+    note = f"{size_text(found.shared_bytes)} of weights are shared with other processes{brought}{own}"
+    return Shared(built, list(known["drawn"]), note)
+
+
+def _empty(build: Callable[[], Built], dtype: Any) -> Built:
+    """Return a model whose parameters have no values, as far as its buffers can be made without."""
+    from xsp import share
+
+    with share.empty():
+        built = build()
+    persistent = built.model.state_dict()
+    if any(each.is_meta and name not in persistent for name, each in built.model.named_buffers()):
+        built = build()  # it computes buffers from parameters (Swin of timm): only with values it has them
+    built.model.to(dtype)
+    return built
+
+
+def _attached(module: Any, key: str) -> Attachment | None:
+    """Return what was attached; None if the store does not hold it (any more)."""
+    from xsp import share
+
+    held = {each["key"] for each in client.status()["objects"]}
+    return share.attach(module, key) if key.removeprefix("sha256:") in held else None
+
+
+def _put(build: Callable[[], Built], draw: Callable[[Any], list[str]], dtype: Any, path: Path) -> dict[str, Any]:
+    """Build the model with its values, bring them into the store, and note their key."""
+    from xsp import share
+
+    built = build()
+    drawn = draw(built.model)
+    built.model.to(dtype)
+    persistent = built.model.state_dict()
+    parameters = {name: each for name, each in built.model.named_parameters() if name in persistent}  # tied ones once
+    tied = {name for name, _ in built.model.named_parameters(remove_duplicate=False)}
+    buffers = {name: each for name, each in persistent.items() if name not in tied}
+    known = {"key": share.put({**parameters, **buffers}), "drawn": drawn, "beside": _beside(built)}
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    with atomic.written(path, flush=False) as beside:
+        beside.write_text(json.dumps(known), encoding="utf-8")
+    return known
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return a note; None if there is none, or it is damaged."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            return None
+        known = json.loads(path.read_text(encoding="utf-8"))
+        whole = isinstance(known["key"], str) and isinstance(known["beside"], str) and isinstance(known["drawn"], list)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return known if whole else None
+
+
+def _hash(manifest: Manifest) -> str:
+    model = manifest.model
+    installed = {each: agents.version_of(each) for each in agents.PACKAGES}
+    told = {
+        "source": model.source, "seed": model.seed, "precision": model.precision, "sequence": model.sequence,
+        "inputs": [list(each.shape or ()) for each in model.inputs], "installed": installed,
+        "xsp": version.__version__,
+    }  # fmt: skip
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _beside(built: Built) -> str:
+    """Return a hash of what `attach` does not fill: buffers outside the state dict, and inputs that are no numbers."""
+    persistent = built.model.state_dict()
+    buffers = {name: each for name, each in built.model.named_buffers() if name not in persistent}
+    digest = hashlib.sha256()
+    for name, tensor in {**buffers, **_integers(built)}.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(_bytes()).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _integers(built: Built) -> Mapping[str, Any]:
+    given = {**{f"argument {place}": each for place, each in enumerate(built.args)}, **built.kwargs}
+    return {
+        name: each for name, each in given.items()
+        if hasattr(each, "is_floating_point") and not each.is_floating_point() and not name.endswith("input_ids")
+    }  # fmt: skip
+
+
+def _bytes() -> Any:
+    import torch
+
+    return torch.uint8
