@@ -40,13 +40,19 @@ def test_an_all_reduce_on_a_ring_is_a_reduce_scatter_and_an_all_gather() -> None
 
 def test_the_automatic_choice_is_a_ring_for_large_messages_and_a_tree_for_small_ones_of_many_ranks() -> None:
     free = replace(MADE, gamma=0.0)
-    for ranks, size in ((64, 1e3), (2, 1e9), (1000, 1e9)):
-        auto, ring, tree = (
-            collectives.all_reduce_seconds(each, free, ranks, size)
-            for each in (Algorithm.AUTO, Algorithm.RING, Algorithm.DOUBLE_TREE)
-        )
-        assert auto == min(ring, tree)
-    assert collectives.all_reduce_seconds(Algorithm.AUTO, free, 1, 1e9) == 0
+    for ranks, size, is_ring in ((64, 1e3, False), (2, 1e9, True), (8, 1e8, True), (1000, 1e6, False)):
+        auto = collectives.all_reduce_seconds(Algorithm.AUTO, free, ranks, size)
+        ring = collectives.all_reduce_seconds(Algorithm.RING, free, ranks, size)
+        tree = 2 * free.alpha * math.log2(ranks) + 2 * free.beta * size
+        assert auto == pytest.approx(ring if is_ring else tree, rel=1e-12)
+
+
+def test_no_automatic_choice_sends_fewer_bytes_than_each_rank_has_to() -> None:
+    for ranks in (2, 3, 8, 64, 1024):
+        for size in (1e3, 1e6, 1e9):
+            bound = 2 * (ranks - 1) / ranks * MADE.beta * size
+            assert collectives.all_reduce_seconds(Algorithm.AUTO, MADE, ranks, size) >= bound
+    assert collectives.all_reduce_seconds(Algorithm.AUTO, MADE, 1, 1e9) == 0
 
 
 def test_a_link_of_several_ranks_gives_each_its_share() -> None:

@@ -220,6 +220,30 @@ def test_a_run_tells_the_gradients_of_its_modules_and_those_that_modules_share_o
     assert alone.points[0].samples_per_s == pytest.approx(4 / found.step)
 
 
+def test_a_run_that_accumulates_gradients_sends_them_in_the_last_backward_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with xsp.profile("train", out=tmp_path / "run", levels="M/L", batch_size=12) as profile:
+        for _ in range(12):
+            with profile.step():
+                for _ in range(3):
+                    model(torch.ones(4, 16)).sum().backward()
+                optimizer.step()
+    found = recorded.of(xsp.load(tmp_path / "run"))
+    assert found.accumulated == 3
+    assert found.samples == 4
+    assert len(found.work.arrivals) == 2
+    assert any("no_sync" in each for each in found.told)
+    assert main(["predict", str(tmp_path / "run"), "--ranks", "1,8", "--link", "ethernet-10g", "--format", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ranks"][0]["step_s"] == pytest.approx(found.step, rel=1e-6)
+    one = sum(each.forward + each.backward for each in found.work.layers)
+    assert 3 * one + found.work.update + 3 * found.work.other == pytest.approx(found.step, rel=1e-6)
+
+
 def test_a_batch_of_twice_the_size_takes_twice_the_computation(run: Path) -> None:
     found = recorded.of(xsp.load(run))
     twice = found.of_batch(8)

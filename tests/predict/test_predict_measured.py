@@ -89,6 +89,18 @@ def test_a_collective_beside_computing_costs_it_what_was_measured(link: Link) ->
     assert found.step == pytest.approx(0.06 + copied + (1 + LOST) * reduces(2 * MB) + 0.003, rel=1e-3)
 
 
+@pytest.mark.parametrize("ahead", [1e-4, 1e-3, 3e-3, 0.02])
+def test_what_is_computed_beside_a_collective_and_the_collective_take_what_both_were_measured_to_take(
+    link: Link, ahead: float
+) -> None:
+    """`Sharing.lost` is told by C + R → max + lost · min, so a step of both takes just that, whichever is longer."""
+    work = Work((Layer("none", 0.01, ahead), Layer("all", 0.01, 0.02, (2 * MB,))))
+    found = prediction.predict(work, Job(2, link))
+    copied = 2 * 2 * MB * 2 * COPY / transfers.COPIED
+    less, more = sorted((ahead, reduces(2 * MB)))
+    assert found.step == pytest.approx(0.04 + copied + more + LOST * less, rel=1e-6)
+
+
 def test_overlap_is_counted_from_the_first_launch_as_torch_does_and_is_not_what_is_hidden(link: Link) -> None:
     work = step(2 * MB, 2 * MB)
     found = prediction.predict(work, Job(2, link))
@@ -96,7 +108,8 @@ def test_overlap_is_counted_from_the_first_launch_as_torch_does_and_is_not_what_
     reduced = reduces(2 * MB)
     inside = LOST * reduced + 0.02 + copied  # from the launch of the first bucket to the end of the backward pass
     assert found.overlap == pytest.approx(inside / (inside + reduced + 2 * copied), rel=1e-3)
-    assert found.hidden / found.communication == pytest.approx(0.5, rel=1e-3)
+    longer = 1 + LOST  # the first collective, for what is computed beside it
+    assert found.hidden / found.communication == pytest.approx(longer / (longer + 1), rel=1e-3)
     assert prediction.predict(work, Job(2, link, overlap=False)).overlap == pytest.approx(0.0)
     assert prediction.predict(step(5 * MB), Job(2, link)).overlap == pytest.approx(0.0)
     assert prediction.predict(work, Job(1, link)).overlap is None

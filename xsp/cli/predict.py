@@ -118,8 +118,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="of the all-reduce (default: auto, the faster of ring and double-tree for each bucket)",
     )
     parser.add_argument("--bucket", type=size, metavar="SIZE", help="of gradients (default: 25MiB, the first 1MiB)")
-    parser.add_argument("--batch", type=options.rows, metavar="N", help="samples on each rank (default: as recorded)")
-    parser.add_argument("--accumulate", type=options.rows, default=1, metavar="N", help="batches of one update")
+    parser.add_argument(
+        "--batch", type=options.rows, metavar="N", help="samples of a batch on each rank (default: as recorded)"
+    )
+    parser.add_argument(
+        "--accumulate", type=options.rows, metavar="N", help="batches of one update (default: as recorded)"
+    )
     parser.add_argument("--sharded", action="store_true", help="parameters are sharded, and gathered for each pass")
     parser.add_argument(
         "--straggler",
@@ -181,7 +185,7 @@ def run(given: argparse.Namespace) -> int:
         step = replace(step, work=replace(step.work, input=made))
     job = Job(
         1, link, Algorithm(given.algorithm), given.bucket, step.plan if given.bucket is None else None,
-        accumulate=given.accumulate, sharded=given.sharded, straggler=_straggler(given.straggler),
+        accumulate=given.accumulate or step.accumulated, sharded=given.sharded, straggler=_straggler(given.straggler),
         on_link=given.on_link, on_disk=given.on_disk,
     )  # fmt: skip
     found = scaling.of(step, job, given.ranks, original)

@@ -35,7 +35,11 @@ class Sharing:
     """Seconds that a rank takes to copy a byte while the others copy too."""
 
     lost: float
-    """Of each second of a collective beside computing, what computing takes longer in seconds; 0 to 1."""
+    """What each second of computing beside a collective costs both of them, in seconds; 0 to 1.
+
+    By itself one takes C and the other R; together they take max(C, R) + lost · min(C, R): 0 if neither disturbs the
+    other, 1 if they run one after the other.
+    """
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class Measured:
             more = f"Cores are shared: {count} ranks have {self.cores}. " if over else ""
             found.append(
                 f"{more}{count} ranks at once: products take {shared.computing:.2f} times as long, copies "
-                f"{shared.copying:.2f}; a second of collectives beside computing costs it {shared.lost:.2f} s."
+                f"{shared.copying:.2f}; each second of collectives beside computing costs both {shared.lost:.2f} s."
             )
             shape = self.shapes.get(("all_reduce", count))
             if shape is not None and largest > shape.reach:

@@ -57,6 +57,9 @@ class Recorded:
     lanes: Mapping[str, Lane] = field(default_factory=dict)
     """The recorded step, for a picture."""
 
+    accumulated: int = 1
+    """Batches of one update; `work` and `samples` are of one of them, `step` is of all."""
+
     def of_batch(self, batch: int) -> Recorded:
         """Return the step with another number of samples, as if each took the same time in any batch.
 
@@ -128,6 +131,13 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
             "bytes of all gradients, --gradients 100MB"
         )
     work = _fitting(parts._replace(layers=layers), step - exposed, unknown)
+    batches = 1 if on_device else _batches(trace)
+    work, batches = _of_one_batch(work, batches)
+    if batches > 1:
+        told.append(
+            f"the run accumulates the gradients of {batches} batches: they travel in the last one's backward pass, as "
+            "within DistributedDataParallel.no_sync(); without that they travel in each"
+        )
     if parts.data:
         unknown.append("a loader's workers: waiting for data is taken as it was, --loader says what it is made of")
     samples = loop.samples if loop is not None and loop.samples else trace.run.batch_size
@@ -137,7 +147,7 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
         unknown.append("interval of the step: its steps tell none")
     return Recorded(
         trace.name, work, step, ends, _ranks(trace),
-        float(samples) if samples else None, plan, tuple(told), tuple(unknown), lanes,
+        samples / batches if samples else None, plan, tuple(told), tuple(unknown), lanes, batches,
     )  # fmt: skip
 
 
@@ -225,6 +235,37 @@ def _layers(trace: Trace) -> list[dict[str, Any]]:
         """
     )
     return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
+
+
+def _batches(trace: Trace) -> int:
+    """Return how many batches an update has: each with a call of the model and a backward pass of its own."""
+    rows = trace.sql(
+        f"""
+        SELECT count(*) FILTER (kind = '{Kind.BACKWARD}'), count(*) FILTER (kind = '{Kind.OPTIMIZER}'),
+               (SELECT list(count) FROM (SELECT count(*) AS count FROM merged
+                WHERE level = {int(Level.LAYER)} AND coalesce(depth, 0) = 0 GROUP BY name))
+        FROM merged WHERE level = {int(Level.MODEL)}
+        """
+    ).fetchall()
+    passes, updates, calls = rows[0]
+    return int(passes) if updates == 1 and passes > 1 and calls and set(calls) == {passes} else 1
+
+
+def _of_one_batch(work: Work, batches: int) -> tuple[Work, int]:
+    """Return the mean batch of a step of several, and their number; the step and 1 if they are not alike."""
+    count, rest = divmod(len(work.layers), batches)
+    each = [work.layers[at * count : (at + 1) * count] for at in range(batches)]
+    if batches == 1 or rest or any([one.name for one in those] != [one.name for one in each[0]] for those in each):
+        return work, 1
+    layers = tuple(
+        Layer(
+            those[0].name, sum(one.forward for one in those) / batches, sum(one.backward for one in those) / batches,
+            those[0].gradients,
+        )
+        for those in zip(*each, strict=True)
+    )  # fmt: skip
+    given = replace(work.input, read=work.input.read / batches, copy=work.input.copy / batches)
+    return Work(layers, work.update, work.other / batches, given), batches
 
 
 def _waited_for_ranks(trace: Trace) -> float:

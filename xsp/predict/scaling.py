@@ -65,7 +65,10 @@ def of(recorded: Recorded, job: Job, ranks: Sequence[int], original: Recorded | 
     one = prediction.predict(recorded.work, replace(job, ranks=1, plan=None, straggler=type(job.straggler)()))
     points = tuple(_point(recorded, replace(job, ranks=each), one.step) for each in sorted(set(ranks)))
     largest = replace(job, ranks=max(ranks))
-    bare = Job(recorded.ranks, job.link, job.algorithm, job.bucket, job.plan, on_link=job.on_link)
+    bare = Job(
+        recorded.ranks, job.link, job.algorithm, job.bucket, job.plan, accumulate=original.accumulated,
+        on_link=job.on_link,
+    )  # fmt: skip
     check = prediction.predict(original.work, bare)
     worth = tuple(prediction.worth(sharing_cores(recorded.work, largest), largest))
     return Scaling(recorded, job, points, worth, check, original.step)

@@ -231,6 +231,7 @@ class _Builder:
         self.decoded: list[list[int]] = [[] for _ in range(count)]
         self.copied: list[list[int]] = [[] for _ in range(count)]
         self.sent: list[int] = []
+        self.ahead = self.clock = self.channel = 0.0
 
     def _backward(self, fine: bool) -> list[list[int]]:
         """Return the layers of the backward pass; those that are one task end where a bucket is full."""
@@ -313,6 +314,8 @@ class _Builder:
         done: dict[int, list[int]] = {}  # bucket → the tasks that have last computed with it
         before = [number for those in self.computed for number in those]
         made = before
+        self.ahead = sum(self.work.layers[number].backward for stretch in stretches for number in stretch)
+        self.clock = self.channel = 0.0
         for stretch in stretches:
             layers = [self.work.layers[number] for number in stretch]
             if self.job.sharded:
@@ -324,6 +327,7 @@ class _Builder:
             took = sum(each.forward if cause is Cause.FORWARD else each.backward for each in layers)
             name = f"{cause} {layers[0].name}" + (f" … {layers[-1].name}" if len(layers) > 1 else "")
             made = [self._compute(name, cause, took, needs, rank, step) for rank in range(len(self.those))]
+            self.ahead, self.clock = self.ahead - took, self.clock + took
             for number in stretch:
                 done |= dict.fromkeys(self.buckets_of[number], made)
                 if last and self.job.overlap:
@@ -336,27 +340,41 @@ class _Builder:
     def _reduce(self, bucket: int, after: Sequence[int], step: int) -> None:
         """Put the collective of a bucket, behind those of the buckets before it.
 
-        On shared cores the gradients are copied into the bucket, and what is computed meanwhile takes longer.
+        On shared cores the gradients are copied into the bucket, and both the collective and what is computed beside it
+        take longer, by `Sharing.lost` of the time in which both would run.
         """
+        what = "reduce-scatter" if self.job.sharded else "all-reduce"
+        beside = 0.0
         shared = self.sharing
         ranks = range(len(self.those))
         if shared is not None:
             took = shared.copy_per_byte * self.sizes[bucket]
             after = [self._compute(f"bucket {bucket}", Cause.SERVING, took, after, rank, step) for rank in ranks]
-        self.sent.append(self._collective("reduce-scatter" if self.job.sharded else "all-reduce", bucket, after, step))
-        if shared is not None and self.job.overlap and bucket < len(self.plan) - 1:
-            took = shared.lost * self.made[-1].seconds
+            beside = shared.lost * self._overlapped(took, self._seconds(what, bucket)) if self.job.overlap else 0.0
+            self.clock, self.channel = self.clock + beside, self.channel + beside
+        self.sent.append(self._collective(what, bucket, after, step, beside))
+        if beside:
             for rank in ranks:
-                self._compute(f"beside all-reduce {bucket}", Cause.SERVING, took, (), rank, step)
+                self._compute(f"beside {what} {bucket}", Cause.SERVING, beside, (), rank, step)
 
-    def _collective(self, what: str, bucket: int, after: Sequence[int], step: int) -> int:
-        size, job = self.sizes[bucket], self.job
+    def _overlapped(self, copied: float, sent: float) -> float:
+        """Return how long a collective has layers of the backward pass beside it; it follows the one before it."""
+        self.clock += copied
+        start = max(self.clock, self.channel)
+        self.channel = start + sent
+        return max(0.0, min(sent, self.ahead - (start - self.clock)))
+
+    def _seconds(self, what: str, bucket: int) -> float:
+        size, ranks = self.sizes[bucket], self.job.ranks
         if what == "all-gather":
-            took = collectives.gather_seconds(self.link, job.ranks, size)
-        elif what == "reduce-scatter":
-            took = collectives.scatter_seconds(self.link, job.ranks, size)
-        else:
-            took = collectives.all_reduce_seconds(job.algorithm, self.link, job.ranks, size)
+            return collectives.gather_seconds(self.link, ranks, size)
+        if what == "reduce-scatter":
+            return collectives.scatter_seconds(self.link, ranks, size)
+        return collectives.all_reduce_seconds(self.job.algorithm, self.link, ranks, size)
+
+    def _collective(self, what: str, bucket: int, after: Sequence[int], step: int, more: float = 0.0) -> int:
+        took = self._seconds(what, bucket) + more
+        if what == "all-reduce":
             after = [*after, *self.sent[-1:]]
         return self._put(f"{what} {bucket}", Cause.COMMUNICATION, took, ("channel",), after, ALL, step)
 
