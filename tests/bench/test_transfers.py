@@ -222,8 +222,10 @@ def test_what_cannot_be_timed_is_refused_in_one_line(
 def test_without_a_device_its_transfers_are_refused_and_with_one_peers_are(tmp_path: Path) -> None:
     timings = Timings.open(tmp_path, HERE)
     found = links.asked(timings, TRANSFERS, None, (2,), (1,), tmp_path)
-    assert not any("device" in each.op for each in found.specs)
-    assert found.refused == ("no device here: transfers to and from one, and between devices, are left out",)
+    assert not any(FAMILIES[transfers.arguments(each)[0]].device for each in found.specs)
+    assert all(name in found.refused[0] for name, family in FAMILIES.items() if family.device)
+    with pytest.raises(UsageError, match="no device here, which managed-demand, kernel-launch need"):
+        links.asked(timings, TRANSFERS, "managed-demand,kernel-launch", (2,))
     with pytest.raises(UsageError, match="there is no device here"):
         links.asked(timings, TRANSFERS, "device", (2,))
     one = Timings.open(tmp_path, Environment({"devices": [{"name": "X"}]}))
@@ -246,6 +248,32 @@ def test_the_file_system_of_a_folder_is_that_of_the_longest_mount(
 
 
 # --- for real ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_each_family_of_a_device_is_timed_on_one() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    from xsp.bench import moves
+
+    for name, family in FAMILIES.items():
+        if family.device and name != "peer-copy":
+            size = transfers.sizes(family)[-1]
+            asked = transfers.of_transfers([name], (1,))[0]
+            assert transfers.arguments(asked)[1]["bytes"] in (0, family.least), name
+            made = moves.Transfers().prepare(transfers.spec(name, TRANSFERS, size), 0, 1 << 34)
+            assert made.timed is not None, name
+            assert made.timed(3) > 0, name
+
+
+def test_what_moves_no_bytes_has_one_spec_and_no_shape() -> None:
+    asked = transfers.of_transfers(["kernel-launch", "graph-launch", "synchronize"], (1, 2))
+    assert [transfers.arguments(each)[1] for each in asked] == [{"bytes": 0}] * 3
+    ns = {"trimmed_ns": 4e3, "low_ns": 4e3, "high_ns": 4e3, "least_ns": 4e3, "taken_ns": 1}
+    curves = transfers.curves(dataclasses.replace(untimed(each, Status.OK), **ns) for each in asked)
+    assert [each.shape for each in curves] == [None] * 3
+    assert [len(each.timings) for each in curves] == [1] * 3
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def asked(
         names = [name for name in names if name not in left]
         if left and not names:
             raise UsageError(f"there is no device here, which {', '.join(left)} need")
-        refused += ["no device here: transfers to and from one, and between devices, are left out"] if left else []
+        refused += [f"no device here: {', '.join(left)} are left out"] if left else []
     elif devices == 1 and "peer-copy" in names:
         names.remove("peer-copy")
         refused.append("one device here: copies between devices are left out")

@@ -50,7 +50,7 @@ class Transfers:
         """
         name, given = transfers.arguments(spec)
         family, size = FAMILIES.get(name), int(given.get("bytes", 0))
-        if family is None or size < 4 * ROW:
+        if family is None or size < (4 * ROW if family.most else 0):
             raise NotTimeable(f"there is no transfer {name} of {size} bytes")
         if 4 * size > limit_bytes:
             raise MemoryError(f"its buffers take {4 * size / 2**30:.1f} GiB")
@@ -220,6 +220,10 @@ def _device(name: str, size: int) -> Prepared:
         raise NotTimeable("there is no device here")
     if name == "peer-copy" and torch.cuda.device_count() < 2:
         raise NotTimeable("there is one device here, and a peer is another one")
+    if not FAMILIES[name].most:
+        return _self_timed(_of_no_bytes(name), most=500)
+    if name == "zero-copy" or name.startswith("managed-"):
+        return _self_timed(_of_host_pages(name, size), most=100)
     host = [torch.ones(size, dtype=torch.uint8, pin_memory="pinned" in name) for _ in range(2)]
     there = [torch.ones(size, dtype=torch.uint8, device="cuda:0") for _ in range(2)]
     if name == "peer-copy":
@@ -262,6 +266,121 @@ def _within(name: str, size: int) -> Callable[[int], int]:
         return max(1, round(float(start.elapsed_time(end)) * 1e6))
 
     return batch
+
+
+def _of_no_bytes(name: str) -> Callable[[int], int]:
+    """Return how launches and waits are timed, by the clock of the host; launches stay below what a device queues."""
+    call: Callable[[], Any] = (
+        torch.cuda.synchronize if name == "synchronize" else functools.partial(torch.cuda._sleep, 1)
+    )
+    if name == "graph-launch":
+        one, graph = torch.zeros(1, device="cuda:0"), torch.cuda.CUDAGraph()
+        one.add_(1)  # loads the kernel, which a capture must not do
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            one.add_(1)
+        call = graph.replay
+
+    def batch(calls: int) -> int:
+        call()
+        torch.cuda.synchronize()
+        began = time.perf_counter_ns()
+        for _ in range(calls):
+            call()
+        took = time.perf_counter_ns() - began
+        torch.cuda.synchronize()
+        return max(1, took)
+
+    return batch
+
+
+class _Pages:
+    """Memory at an address, as torch takes it (`__cuda_array_interface__`); managed pages are freed with it."""
+
+    def __init__(self, size: int, runtime: ctypes.CDLL) -> None:
+        self.size, self.runtime, address = size, runtime, ctypes.c_void_p()
+        status = runtime.cudaMallocManaged(ctypes.byref(address), ctypes.c_size_t(size), ctypes.c_uint(1))
+        if status or not address.value:
+            raise NotTimeable(f"the device gives no managed memory (CUDA error {status})")
+        self.address: int = address.value
+        self.__cuda_array_interface__ = {
+            "shape": (size // 4,), "typestr": "<f4", "data": (self.address, False), "version": 3
+        }  # fmt: skip
+
+    def to_host(self) -> None:
+        """Write all pages by the host, so that they lie there."""
+        ctypes.memset(self.address, 0, self.size)
+
+    def prefetch(self) -> None:
+        """Have the pages come to device 0, in the current stream."""
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        where, size = ctypes.c_void_p(self.address), ctypes.c_size_t(self.size)
+        if int((torch.version.cuda or "0").partition(".")[0]) >= 13:  # a location instead of a number, and flags
+            status = self.runtime.cudaMemPrefetchAsync(where, size, _Location(1, 0), ctypes.c_uint(0), stream)
+        else:
+            status = self.runtime.cudaMemPrefetchAsync(where, size, ctypes.c_int(0), stream)
+        if status:
+            raise NotTimeable(f"the device prefetches no managed memory (CUDA error {status})")
+
+    def __del__(self) -> None:
+        if getattr(self, "address", 0):
+            self.runtime.cudaFree(ctypes.c_void_p(self.address))
+
+
+class _Location(ctypes.Structure):
+    """`cudaMemLocation`: 1 is a device."""
+
+    _fields_ = (("kind", ctypes.c_int), ("number", ctypes.c_int))
+
+
+def _runtime() -> ctypes.CDLL:
+    """Return the runtime library that torch has loaded."""
+    major = (torch.version.cuda or "").partition(".")[0]
+    torch.cuda.init()
+    try:
+        return ctypes.CDLL(f"libcudart.so.{major}")
+    except OSError as error:
+        raise NotTimeable(f"CUDA's runtime library cannot be called: {error}") from error
+
+
+def _of_host_pages(name: str, size: int) -> Callable[[int], int]:
+    """Return how a device reads memory that lies on the host, by its own clock; pages are brought back before each."""
+    pages = None if name == "zero-copy" else _Pages(size, _runtime())
+    if pages is None:
+        pinned = torch.ones(size // 4, pin_memory=True)
+        seen = torch.as_tensor(_Pinned(pinned), device="cuda:0")
+    else:
+        seen = torch.as_tensor(pages, device="cuda:0")
+
+    def batch(calls: int) -> int:
+        took = 0.0
+        for _ in range(calls):
+            torch.cuda.synchronize()
+            if pages is not None:
+                pages.to_host()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(SPIN_CYCLES)
+            start.record()
+            if name == "managed-prefetch" and pages is not None:
+                pages.prefetch()
+            else:
+                seen.sum()
+            end.record()
+            torch.cuda.synchronize()
+            took += float(start.elapsed_time(end))
+        return max(1, round(took * 1e6))
+
+    return batch
+
+
+class _Pinned:
+    """Pinned memory of the host as a device sees it, at the same address."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+        self.__cuda_array_interface__ = {
+            "shape": tuple(held.shape), "typestr": "<f4", "data": (held.data_ptr(), False), "version": 3
+        }  # fmt: skip
 
 
 def _by_the_host(into: torch.Tensor, source: torch.Tensor, calls: int) -> int:

@@ -85,6 +85,12 @@ FAMILIES = {
         Family("device-read", DEVICE, "a tensor of a device is summed up", device=True),
         Family("device-write", DEVICE, "a tensor of a device is filled", device=True),
         Family("device-strided", DEVICE, "every other row of 256 bytes is copied", traffic=2, device=True),
+        Family("zero-copy", DEVICE, "pinned memory of the host is read by a kernel", device=True),
+        Family("managed-demand", DEVICE, "managed pages that lie on the host are read by a kernel", device=True),
+        Family("managed-prefetch", DEVICE, "managed pages that lie on the host are prefetched", device=True),
+        Family("kernel-launch", DEVICE, "the host launches a kernel that does next to nothing", most=0, device=True),
+        Family("graph-launch", DEVICE, "the same by a CUDA graph of one kernel", most=0, device=True),
+        Family("synchronize", DEVICE, "the host waits for a device that is idle", most=0, device=True),
         Family("peer-copy", DEVICE, "from one device to another", device=True),
     )
 }
@@ -125,7 +131,9 @@ COPIED = 16 * MIB
 
 
 def sizes(family: Family) -> list[int]:
-    """Return the bytes in which a family is timed: each fourfold first, those between after them."""
+    """Return the bytes in which a family is timed, 0 where it moves none: each fourfold first, then those between."""
+    if not family.most:
+        return [0]
     doubled = [family.least << place for place in range(64) if family.least << place <= family.most]
     ends = doubled[::2] if len(doubled) % 2 else [*doubled[::2], doubled[-1]]
     return [*ends, *(each for each in doubled if each not in ends)]
