@@ -108,6 +108,12 @@ def test_what_names_no_link_is_refused_with_what_to_give(text: str) -> None:
         link(text)
 
 
+@pytest.mark.parametrize("text", ["30us,10", "30us,0", "30us,1GB/s,5"])
+def test_a_rate_without_its_unit_is_refused_and_not_taken_for_seconds_a_byte(text: str) -> None:
+    with pytest.raises(UsageError, match="write a rate"):
+        link(text)
+
+
 def test_gradients_travel_in_the_buckets_that_pytorch_makes() -> None:
     torch = pytest.importorskip("torch")
     dist = pytest.importorskip("torch.distributed")

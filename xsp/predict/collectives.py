@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from xsp.predict.measured import Measured
 
 MOST_RANKS = 10**9
+MOST_PER_BYTE = 1e-3
+"""Seconds a byte that a number without a unit may be: more is a rate whose unit was forgotten."""
+
 MOST_SECONDS = 1e6
 """Of a link's latency, and of a byte."""
 
@@ -112,8 +115,10 @@ def link(text: str) -> Link:
         alpha, *rates = (part.strip() for part in text.split(","))
         if len(rates) > 2:
             raise UsageError(f"{text!r} has {1 + len(rates)} parts; write ALPHA,BETA or ALPHA,BETA,GAMMA: 5us,10GB/s")
-        per_byte = [_per_byte(each) for each in rates]
-        return Link(text, _time(alpha), per_byte[0], per_byte[1] if len(rates) > 1 else 0.0)
+        if alpha == "0" and rates == ["0"]:
+            return Link(text, 0.0, 0.0)  # a link that costs nothing
+        adding = _per_byte(rates[1]) if rates[1:] and rates[1] != "0" else 0.0
+        return Link(text, _time(alpha), _per_byte(rates[0]), adding)
     place = Path(text)
     if place.is_file():
         return _of_file(place)
@@ -137,6 +142,8 @@ def _per_byte(text: str) -> float:
     value = float(found[1])
     _, prefix, binary, unit, of_bits, bits = found.groups()
     if unit is None and bits is None:
+        if not 0 < value <= MOST_PER_BYTE:
+            raise UsageError(f"{text!r} without a unit is seconds a byte, which no link takes: write a rate, 10GB/s")
         return value
     if not value:
         raise UsageError(f"{text!r}: a rate must be above 0")
