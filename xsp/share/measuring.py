@@ -98,7 +98,14 @@ class Measured:
     """Why nothing was measured cold."""
 
 
-def measure(source: str, module: str = "", turns: int = TURNS, seed: int = 0, told: Told = lambda *_: None) -> Measured:
+def measure(
+    source: str,
+    module: str = "",
+    turns: int = TURNS,
+    seed: int = 0,
+    told: Told = lambda *_: None,
+    states: Sequence[str] = (WARM, COLD),
+) -> Measured:
     """Measure all ways in turns, until it is known whether `attach` takes less time than `load_file`, both warm.
 
     A store of its own is started for it and ended. The order within a turn is drawn anew.
@@ -109,6 +116,7 @@ def measure(source: str, module: str = "", turns: int = TURNS, seed: int = 0, to
         turns: at most; 3 or more.
         seed: of the order.
         told: see `Told`.
+        states: which of warm and cold to measure.
 
     Raises:
         ShareError: a process says why it cannot load the weights or call the model.
@@ -135,8 +143,8 @@ def measure(source: str, module: str = "", turns: int = TURNS, seed: int = 0, to
         asked["weights"] = weights or f"{folder}/model.safetensors"
         found = Measured(source, module, made["nbytes"], made["tensors"], most=turns)
         files = [Path(asked["weights"]), Path(folder) / "model.pt"]
-        found.not_cold = _not_cold(files)
-        with _store(Path(asked["store"]), 2 * made["nbytes"] + (64 << 20)) as store:
+        found.not_cold = _not_cold(files) if COLD in states else "it was not asked for"
+        with store_at(Path(asked["store"]), 2 * made["nbytes"] + (64 << 20)) as store:
             _take_turns(found, asked, files, how, random.Random(seed), told)
             _take_memory(found, asked, files, store, told)
     return found
@@ -221,7 +229,8 @@ def _ask(process: processes.Asked, question: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _store(folder: Path, capacity: int) -> Iterator[subprocess.Popen[bytes]]:
+def store_at(folder: Path, capacity: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a store of so many bytes in a directory, in a process of its own."""
     process = processes.start_python(_STORE, str(os.getpid()), str(folder), str(capacity), stdin=subprocess.DEVNULL)
     try:
         until = time.monotonic() + START_S

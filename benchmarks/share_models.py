@@ -1,0 +1,195 @@
+"""Weights from the store of the machine: are they there sooner than by other ways, and what memory do they take?
+
+For each model fresh processes take turns, as in `xsp share measure`: `load_file` of safetensors, which maps the file,
+`torch.load`, and `attach`, with the file in the page cache and the weights in the store. A second table is of files of
+zeros: how long attaching takes by bytes and by tensors, when no page is touched yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from parts import steps, turns
+
+from xsp.share import client, measuring
+from xsp.share.measured import ATTACH, MMAP, PICKLE
+
+PROCESSES = 8
+MIB = 1 << 20
+LEAST_BYTES = 20e6
+"""Below, the memory of a process differs by more than its weights from start to start."""
+
+FILES = ((500 * MIB, 1), (500 * MIB, 1_000), (8 * MIB, 1_000), (8 * MIB, 4_000))
+"""Bytes and tensors of the files of zeros."""
+
+MOST_ATTACH_MS, MOST_TENSOR_US, MOST_MEMORY, LEAST_GAIN = 10.0, 5.0, 1.15, 2.0
+"""Goals: of 500 MB, a tensor more, one copy for all processes, and the gain where loading is half of the time."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = turns.parse(steps.add_options(turns.parser(__doc__, rounds=6)), arguments)
+    report = turns.Report(
+        "share_models",
+        f"Loading and first call by `attach`, against the other ways; memory of {PROCESSES} processes",
+        ("model", "MB", "attach ms", "load ÷ attach: load_file", "torch.load", "loading, % of unshared",
+         "with first call ÷ attach: load_file", "torch.load", "shared copy ÷ weights", "memory, load_file ÷ attach"),
+    )  # fmt: skip
+    wanted = steps.chosen(options)
+    kept = _kept(options.out)
+    until = steps.until(options)
+    for number, text in enumerate(wanted, 1):
+        if text not in kept and time.monotonic() < until:
+            turns.say(f"{number}/{len(wanted)} {text}")
+            kept[text] = _measured(text, options)
+            _keep(options.out, text, kept[text])
+    for text in wanted:
+        if text in kept:
+            _add(report, text, kept[text])
+    _conclude(report, [kept[text] for text in wanted if text in kept], len(wanted))
+    with tempfile.TemporaryDirectory(prefix="xsp-") as folder:
+        report.notes += _attaching(Path(folder), options)
+    report.finish(options)
+
+
+def _measured(text: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return milliseconds of each warm turn by way, and the bytes of memory."""
+    found = measuring.measure(steps.spec_of(text), turns=options.rounds, seed=options.seed, states=(measuring.WARM,))
+    return {
+        "bytes": found.nbytes,
+        "load_ms": {way: [ns / 1e6 for ns in each.load_ns] for (way, _), each in found.taken.items()},
+        "total_ms": {way: [ns / 1e6 for ns in each.total_ns] for (way, _), each in found.taken.items()},
+        "memory": {way: list(each) for way, each in found.memory.items()},
+    }
+
+
+def _kept(out: Path | None) -> dict[str, Any]:
+    """Return what earlier calls measured, by model."""
+    kept: dict[str, Any] = {}
+    if out is not None and out.is_file():
+        for line in out.read_text(encoding="utf-8").splitlines():
+            try:
+                kept.update(json.loads(line))
+            except (ValueError, TypeError):
+                continue  # cut off when it was written
+    return kept
+
+
+def _keep(out: Path | None, text: str, row: dict[str, Any]) -> None:
+    if out is not None:
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({text: row}) + "\n")
+
+
+def _times(row: dict[str, Any], what: str, way: str) -> turns.Figure:
+    """Return how many times as long a way takes as `attach`, from the turns."""
+    pairs = list(zip(row[what][way], row[what][ATTACH], strict=True))
+    return turns.bootstrap(pairs, lambda rows: statistics.median(a / b for a, b in rows))
+
+
+def _loading(row: dict[str, Any]) -> float:
+    """Return which share of the faster unshared way is loading."""
+    way = min((MMAP, PICKLE), key=lambda each: statistics.median(row["total_ms"][each]))
+    return statistics.median(row["load_ms"][way]) / statistics.median(row["total_ms"][way])
+
+
+def _copy(row: dict[str, Any]) -> float | None:
+    """Return the bytes that processes on `attach` have in common, store included, as a multiple of the weights."""
+    if ATTACH not in row["memory"]:
+        return None
+    memory = measuring.Memory(*row["memory"][ATTACH])
+    return (memory.one - memory.each) / row["bytes"]
+
+
+def _add(report: turns.Report, text: str, row: dict[str, Any]) -> None:
+    copy = _copy(row)
+    memory = {way: measuring.Memory(*each).of(PROCESSES) for way, each in row["memory"].items()}
+    report.add(
+        [
+            text, f"{row['bytes'] / 1e6:.1f}", turns.middle(row["load_ms"][ATTACH]).shown(2),
+            _times(row, "load_ms", MMAP).shown(2), _times(row, "load_ms", PICKLE).shown(2),
+            f"{100 * _loading(row):.0f}",
+            _times(row, "total_ms", MMAP).shown(2), _times(row, "total_ms", PICKLE).shown(2),
+            "–" if copy is None else f"{copy:.2f}",
+            "–" if MMAP not in memory else f"{memory[MMAP] / memory[ATTACH]:.2f}",
+        ],
+        **row,
+    )  # fmt: skip
+
+
+def _conclude(report: turns.Report, rows: Sequence[dict[str, Any]], wanted: int) -> None:
+    """Add what all models say together."""
+    gains = {
+        way: [(row, _times(row, "total_ms", way).value) for row in rows] for way in (MMAP, PICKLE)
+    }  # fmt: skip
+    for way, each in gains.items():
+        values = [value for _, value in each]
+        report.notes.append(
+            f"Loading and first call, {way} ÷ attach, {len(rows)} of {wanted} models: geometric mean "
+            f"{statistics.geometric_mean(values):.2f}, least {min(values):.2f}, most {max(values):.2f}."
+        )
+    best = [min(gains[MMAP][place][1], gains[PICKLE][place][1]) for place in range(len(rows))]
+    long = [value for row, value in zip(rows, best, strict=True) if _loading(row) >= 0.5]
+    gain = statistics.geometric_mean(long) if long else None
+    report.notes.append(
+        f"Goal: {LEAST_GAIN} times as fast as the best unshared way, where loading is half of its time or more: "
+        + ("of no model it is." if gain is None else f"{gain:.2f} of {len(long)} models, {_met(gain >= LEAST_GAIN)}.")
+    )
+    copies = [copy for row in rows if row["bytes"] >= LEAST_BYTES and (copy := _copy(row)) is not None]
+    if copies:
+        report.notes.append(
+            f"Goal: what processes have in common is at most {MOST_MEMORY} times the weights, of models of "
+            f"{LEAST_BYTES / 1e6:.0f} MB and more: at most {max(copies):.2f}, {_met(max(copies) <= MOST_MEMORY)} "
+            f"(from 1 and {measuring.TOGETHER} processes, by proportional set size)."
+        )
+
+
+def _attaching(folder: Path, options: argparse.Namespace) -> list[str]:
+    """Return what attaching to files of zeros takes: no page is touched, and a fresh mapping is made each time."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    from xsp.share import modules
+
+    found = {}
+    with measuring.store_at(folder / "s", 2 << 30):
+        for nbytes, count in FILES[2:] if options.quick else FILES:
+            path = folder / f"{nbytes}-{count}.safetensors"
+            save_file({f"t{number}": np.zeros(nbytes // count, np.uint8) for number in range(count)}, path)
+            client.attach(path, folder / "s")
+            path.stat()
+            took = []
+            for _ in range(20):
+                begin = time.perf_counter_ns()
+                held = client.attach(path, folder / "s")
+                views = [modules.view_of(held, each) for each in held.tensors]
+                took.append((time.perf_counter_ns() - begin) / 1e6)
+                del held, views
+            found[nbytes, count] = turns.middle(took)
+    said = [
+        f"Attaching to {nbytes / MIB:,.0f} MiB in {count:,} tensors takes {each.shown(3)} ms."
+        for (nbytes, count), each in found.items()
+    ]
+    small, many = found[FILES[2]], found[FILES[3]]
+    slope = 1e3 * (many.value - small.value) / (FILES[3][1] - FILES[2][1])
+    said.append(f"Goal: a tensor more takes at most {MOST_TENSOR_US} µs: {slope:.2f}, {_met(slope <= MOST_TENSOR_US)}.")
+    if FILES[0] in found:
+        whole = found[FILES[0]].value
+        said.append(
+            f"Goal: 500 MiB in one tensor at most {MOST_ATTACH_MS} ms: {whole:.2f}, {_met(whole <= MOST_ATTACH_MS)}."
+        )
+    return said
+
+
+def _met(is_met: bool) -> str:
+    return "met" if is_met else "missed"
+
+
+if __name__ == "__main__":
+    main()
