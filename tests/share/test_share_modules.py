@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import json
 import os
 import signal
 import subprocess
@@ -372,3 +373,59 @@ def test_an_eviction_is_in_the_trace_with_the_layers(tmp_path: Path) -> None:
     assert miss[4] <= start_ns <= end_ns <= miss[5]
     of_step = {name for _, _, name, at, _, _ in rows if at == step}
     assert {"share.attach", "share.copy", "share.map", "share.assign", "first", "head"} <= of_step
+
+
+# --- shards -----------------------------------------------------------------------------------------------------------
+
+
+def in_shards(folder: Path, weights: dict[str, Any], count: int = 3) -> Path:
+    """Write a checkpoint as transformers does: shards, and an index of which tensor is in which."""
+    folder.mkdir()
+    names = [f"model-{number + 1:05d}-of-{count:05d}.safetensors" for number in range(count)]
+    of = {name: names[place % count] for place, name in enumerate(weights)}
+    for name in names:
+        save_file({each: weights[each].contiguous() for each in weights if of[each] == name}, folder / name)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": of}), encoding="utf-8")
+    return index
+
+
+def test_a_checkpoint_in_shards_is_attached_by_its_index_its_folder_or_its_keys(there: Running, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    plain = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 4)).eval()
+    index = in_shards(tmp_path / "c", plain.state_dict())
+    given = torch.randn(5, 8)
+    key = ""
+    for source in (index, index.parent, str(index), None):
+        module = copy.deepcopy(plain)
+        for each in module.parameters():
+            each.data.zero_()
+        found = share.attach(module, source if source is not None else key, folder=there.folder)
+        key = found.key
+        assert torch.equal(module(given), plain(given))
+        assert found.shared == 6
+        assert found.key.count("sha256:") == 3
+    assert found.hit
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ("{", "no index of safetensors files"),
+    ("[]", "no index of safetensors files"),
+    ('{"weight_map": {}}', "names no file"),
+    ('{"weight_map": {"a": "../a.safetensors"}}', "is no name of a file beside it"),
+    ('{"weight_map": {"a": 3}}', "is no name of a file beside it"),
+    ('{"weight_map": {"a": "gone.safetensors"}}', "there is no gone.safetensors beside it"),
+    ('{"weight_map": {"0.weight": "a.safetensors", "1.weight": "b.safetensors"}}', "more than one shard has 0.weight"),
+])  # fmt: skip
+def test_a_damaged_index_is_one_error(text: str, reason: str, there: Running, tmp_path: Path) -> None:
+    for name in "ab":
+        save_file({"0.weight": torch.ones(2, 2)}, tmp_path / f"{name}.safetensors")
+        os.utime(tmp_path / f"{name}.safetensors", ns=(1, 1))
+    (tmp_path / "m.index.json").write_text(text, encoding="utf-8")
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
+    before = module[0].weight.detach().clone()
+    with pytest.raises(ShareError, match=reason):
+        share.attach(module, tmp_path / "m.index.json", folder=there.folder)
+    assert torch.equal(module[0].weight, before)
+    with pytest.raises(ShareError, match="a folder without model"):
+        share.attach(module, tmp_path, folder=there.folder)

@@ -5,6 +5,7 @@ Each file gets its key, which `attach` takes in place of the file.
 examples:
   xsp share put model.safetensors
   xsp share put a.safetensors b.safetensors
+  xsp share put model.safetensors.index.json      all its shards; or their folder
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ SUMMARY = "copy weights into it"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("files", nargs="+", metavar="FILE", help="safetensors files")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="safetensors files, indexes of shards, or folders with one of them"
+    )
     share.placed(parser)
 
 
 def run(given: argparse.Namespace) -> int:
     """Bring them, one by one."""
     from xsp import clock
-    from xsp.share import client, shelf
+    from xsp.share import client, shelf, weights
 
-    for name in given.files:
+    for name in [each for source in given.files for each in weights.shards(source)]:
         began = clock.monotonic_ns()
         held = client.attach(name, given.dir)
         took = (clock.monotonic_ns() - began) / 1e6

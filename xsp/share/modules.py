@@ -10,7 +10,8 @@ import contextlib
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from xsp.errors import ShareError
 from xsp.record.blocks import span
 from xsp.scrub import plain
 from xsp.share import client, wire
-from xsp.share.weights import Tensor
+from xsp.share.weights import Tensor, shards
 
 TYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16,
@@ -98,10 +99,10 @@ class Attachment:
     """What `attach` did. The attachment itself lasts as long as a parameter of it does."""
 
     key: str
-    """`sha256:` and the digits of what is shared."""
+    """`sha256:` and the digits of what is shared; several with commas between them where the weights are in shards."""
 
     hit: bool
-    """The store held it already."""
+    """The store held it already, all of it."""
 
     shared: int
     """Parameters that are views."""
@@ -131,7 +132,8 @@ def attach(
 
     Args:
         module: on the CPU, or without values.
-        source: a safetensors file, or `sha256:…` of what the store holds.
+        source: a safetensors file; the index of its shards (`model.safetensors.index.json`); a folder that holds one of
+            them; or `sha256:…` of what the store holds.
         strict: refuse names of the file that the module does not have.
         cast: make copies of parameters whose type is another one in the file, instead of refusing them.
         folder: of the store's socket, see `xsp.share.wire.directory`.
@@ -140,24 +142,30 @@ def attach(
     Raises:
         ShareError: there is no store, the file is refused, or it does not fit the module; the message says why.
     """
+    named = os.fsdecode(source)
     with span("share.attach"):
-        held = client.attach(source, folder, patience_s)
+        held = [client.attach(each, folder, patience_s) for each in shards(named)]
         with span("share.assign"):
-            return _assigned(module, held, os.fsdecode(source), strict, cast)
+            return _assigned(module, held, named, strict, cast)
 
 
 Slot = tuple[torch.nn.Module, str]
 """A module, and the name of a tensor in it."""
 
 
-def _assigned(module: torch.nn.Module, held: client.Held, source: str, strict: bool, cast: bool) -> Attachment:
+def _assigned(
+    module: torch.nn.Module, held: Sequence[client.Held], source: str, strict: bool, cast: bool
+) -> Attachment:
     """Put what is held into a module.
 
     Raises:
         ShareError: it does not fit.
     """
     parameters, buffers, volatile = _slots(module)
-    there = {each.name: each for each in held.tensors}
+    there = {tensor.name: (each, tensor) for each in held for tensor in each.tensors}
+    if len(there) < sum(len(each.tensors) for each in held):
+        counted = Counter(tensor.name for each in held for tensor in each.tensors)
+        raise ShareError(f"{source}: more than one shard has {_some([name for name in counted if counted[name] > 1])}")
     groups: dict[int, list[str]] = {}
     for name, (owner, own) in parameters.items():
         groups.setdefault(id(owner._parameters[own]), []).append(name)
@@ -177,16 +185,16 @@ def _assigned(module: torch.nn.Module, held: client.Held, source: str, strict: b
     made: list[tuple[list[Slot], Any]] = []
     private: dict[str, str] = {}
     shared_bytes = private_bytes = shared = 0
-    _live.add(held.mapping)
+    _live.update(each.mapping for each in held)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable")
         for names in groups.values():
             owner, own = parameters[names[0]]
-            first, *rest = [there[name] for name in names if name in there]
+            (of, first), *rest = [there[name] for name in names if name in there]
             wanted: Any = owner._parameters[own]
-            view = _checked(held, first, wanted, where)
-            for other in rest:
-                if other.dtype != first.dtype or not torch.equal(view, _checked(held, other, wanted, where)):
+            view = _checked(of, first, wanted, where)
+            for also, other in rest:
+                if other.dtype != first.dtype or not torch.equal(view, _checked(also, other, wanted, where)):
                     raise ShareError(f"{where}: {first.name} and {other.name} are tied, and differ in the file")
             if view.dtype != wanted.dtype:
                 if not cast:
@@ -204,7 +212,7 @@ def _assigned(module: torch.nn.Module, held: client.Held, source: str, strict: b
             made.append(([parameters[name] for name in names], SharedParameter(view, requires_grad=False)))
         for name, (owner, own) in buffers.items():
             buffer: Any = owner._buffers[own]
-            copy = _checked(held, there[name], buffer, where).to(buffer.dtype, copy=True)
+            copy = _checked(*there[name], buffer, where).to(buffer.dtype, copy=True)
             private[name] = "a buffer"
             private_bytes += copy.nbytes
             made.append(([(owner, own)], copy))
@@ -213,7 +221,8 @@ def _assigned(module: torch.nn.Module, held: client.Held, source: str, strict: b
             (owner._parameters if own in owner._parameters else owner._buffers)[own] = tensor
     module.eval()
     _refuse_training(module)
-    return Attachment(f"sha256:{held.key}", held.hit, shared, shared_bytes, private, private_bytes, unused)
+    keys = ",".join(f"sha256:{each.key}" for each in held)
+    return Attachment(keys, all(each.hit for each in held), shared, shared_bytes, private, private_bytes, unused)
 
 
 def _slots(module: torch.nn.Module) -> tuple[dict[str, Slot], dict[str, Slot], list[str]]:

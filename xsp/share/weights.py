@@ -16,6 +16,7 @@ import math
 import os
 import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from xsp.errors import ShareError
@@ -26,6 +27,9 @@ PAGE = 4096
 CHUNK = 4 << 20
 MOST_HEADER = 100_000_000
 """Bytes; the limit of the format's own reader."""
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""Names of the files in a folder, as transformers writes them: one file, or the index of its shards."""
 
 MAGIC = b"xspshare"
 
@@ -85,6 +89,49 @@ def read_header(file: int, named: str) -> list[Tensor]:
     if end != size:
         raise ShareError(f"{named}: its tensors end at byte {end}, and the file at {size}: it is truncated or damaged")
     return found
+
+
+def shards(source: str) -> list[str]:
+    """Return the files of a source, or its keys: itself, those that an index names, or those of a folder.
+
+    Of an index only the names of files count: which tensors are in them, their own headers say.
+
+    Args:
+        source: a safetensors file, an index of several, a folder that holds one of them, or keys of the store with
+            commas between them.
+
+    Raises:
+        ShareError: the index is damaged, names what is no file beside it, or the folder holds neither.
+    """
+    if source.startswith("sha256:"):
+        return source.split(",")
+    path = Path(source)
+    if path.is_dir():
+        found = [each for each in (path / WHOLE, path / INDEX) if each.is_file()]
+        if not found:
+            raise ShareError(f"{source}: a folder without {WHOLE} or {INDEX}")
+        path = found[0]
+    if not path.name.endswith(".index.json"):
+        return [str(path)]
+    try:
+        if path.stat().st_size > MOST_HEADER:
+            raise ValueError("too large")
+        of = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)["weight_map"]
+        names = sorted({_plain_name(each) for each in of.values()})
+    except OSError as error:
+        raise ShareError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ShareError(f"{path}: no index of safetensors files ({error})") from error
+    missing = [each for each in names if not (path.parent / each).is_file()]
+    if missing or not names:
+        raise ShareError(f"{path}: there is no {missing[0]} beside it" if missing else f"{path}: it names no file")
+    return [str(path.parent / each) for each in names]
+
+
+def _plain_name(name: object) -> str:
+    if not isinstance(name, str) or Path(name).name != name:
+        raise ValueError(f"{name!r} is no name of a file beside it")
+    return name
 
 
 def _refuse_pickle(start: bytes, named: str) -> None:
