@@ -174,7 +174,7 @@ def _shown(given: argparse.Namespace, made: list[Path], failed: int) -> int:
     from xsp.evaluate import results, tables
 
     if not made:
-        raise UsageError("nothing was evaluated; `xsp evaluate check MANIFEST` says why")
+        raise UsageError("nothing was evaluated, for the reasons above")
     there_now = [results.read(each) for each in made]
     if given.format == "json":
         progress.put(json.dumps([dict(each.content) | {"path": str(each.path)} for each in there_now], indent=1) + "\n")

@@ -341,7 +341,7 @@ class Onnx:
         try:
             import onnxruntime
         except ImportError as error:
-            raise ManifestError("ONNX files are run by ONNX Runtime: pip install onnxruntime") from error
+            raise ManifestError("ONNX files are run by ONNX Runtime: pip install 'xsp[onnxruntime]'") from error
         options = onnxruntime.SessionOptions()
         if manifest.software.threads is not None:
             options.intra_op_num_threads = manifest.software.threads

@@ -19,7 +19,7 @@ import numpy as np
 
 from xsp import version
 from xsp.bench import environment
-from xsp.errors import ManifestError, UsageError
+from xsp.errors import ManifestError, UsageError, XspError
 from xsp.evaluate import agents, besides, contention, datasets, labelled, pipeline, predictors, results
 from xsp.evaluate.agents import Facts, Options, Progress
 from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, schedules, search
@@ -72,13 +72,29 @@ class Served:
 
     def predict(self, batch: Batch) -> Answer:
         """Return the model's answer, through the steps after it."""
-        answer = next(iter(self.predictor.predict(self.handle, [batch])))
+        answer = _predicted(self.predictor, self.handle, batch)
         if self.after is None or not answer.outputs:
             return answer
         first = answer.outputs[0]
         rows = [self.after(each) for each in first]
         return Answer((np.stack(rows) if len({each.shape for each in rows}) == 1 else first, *answer.outputs[1:]),
                       answer.took_ns)  # fmt: skip
+
+
+def _predicted(predictor: Predictor, handle: Any, batch: Batch) -> Answer:
+    """Return the answer to one batch.
+
+    Raises:
+        ManifestError: the model raises, as one that was exported for another batch size.
+    """
+    try:
+        return next(iter(predictor.predict(handle, [batch])))
+    except XspError:
+        raise
+    except Exception as error:
+        said = (str(error).splitlines() or [""])[0]
+        shapes = ", ".join(str(list(each.shape)) for each in batch.values())
+        raise ManifestError(f"model: it raises {type(error).__name__} on {shapes} ({said})") from error
 
 
 def evaluate(
@@ -315,7 +331,7 @@ def _cold(manifest: Manifest, folder: Path, served: Served, progress: Progress) 
         start = time.perf_counter_ns()
         handle = served.predictor.open(manifest, folder, "")
         try:
-            next(iter(served.predictor.predict(handle, [batch])))
+            _predicted(served.predictor, handle, batch)
             times.append((start, time.perf_counter_ns()))
         finally:
             served.predictor.close(handle)

@@ -1,0 +1,120 @@
+"""Models that are files: programs of torch.export, and ONNX files by ONNX Runtime."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("yaml")
+
+torch = pytest.importorskip("torch")
+
+from evaluations import FACTS, silent  # noqa: E402
+
+from xsp.errors import ManifestError  # noqa: E402
+from xsp.evaluate import conformance, predictors, reading, results, running, transports  # noqa: E402
+from xsp.evaluate.agents import Options  # noqa: E402
+from xsp.evaluate.manifest import Manifest  # noqa: E402
+
+FILES = ("model.pt2", "model.onnx")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in both forms, with a batch of any size, and its outputs to eight inputs."""
+    made = tmp_path_factory.mktemp("files")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(),
+        torch.nn.Linear(32, 10),
+    ).eval()  # fmt: skip
+    given = torch.randn(2, 3, 16, 16)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    torch.export.save(torch.export.export(model, (given,), dynamic_shapes=({0: batch},)), made / "model.pt2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model, (given,), made / "model.onnx", dynamo=False, input_names=["x"], output_names=["y"],
+            dynamic_axes={"x": {0: "batch"}},
+        )  # fmt: skip
+    torch.save(model, made / "model.pt")
+    return made
+
+
+@pytest.fixture(params=FILES)
+def source(request: pytest.FixtureRequest) -> str:
+    if request.param.endswith(".onnx"):
+        pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'xsp[onnxruntime]'")
+    return str(request.param)
+
+
+def asked(source: str, **of: Any) -> Manifest:
+    model = {"name": "m", "source": source, **of.pop("model", {})}
+    return reading.of_plain({
+        "model": model, "dataset": {"samples": 4}, "scenario": {"requests": 3}, "software": {"threads": 1}, **of,
+    }).manifest  # fmt: skip
+
+
+def test_it_holds_the_contract(source: str, folder: Path) -> None:
+    manifest = asked(source)
+    conformance.check(predictors.of(manifest, trusted=False), manifest, folder)
+
+
+def test_every_transport_gives_what_the_model_gives(source: str, folder: Path, tmp_path: Path) -> None:
+    manifest = asked(source)
+    options = Options(store=tmp_path)
+    found = [results.read(agent.submit(manifest, folder, options, silent)) for agent in transports.named("all")]
+    assert [each.content["transport"] for each in found] == ["in-process", "own process"]
+    assert len({each.content["outputs"]["digest"] for each in found}) == 1
+    predictor = predictors.of(manifest, trusted=False)
+    handle = predictor.open(manifest, folder, "")
+    served = running._served(manifest, folder, options, predictor, handle)
+    given = np.concatenate([served.batch(number, 1)[name] for number in range(4) for name in handle.takes])
+    with torch.inference_mode():
+        wanted = torch.load(folder / "model.pt", weights_only=False)(torch.from_numpy(given)).numpy()
+    (made,) = found[0].outputs().values()
+    np.testing.assert_allclose(made.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_batches_of_any_size_that_the_file_takes(source: str, folder: Path, tmp_path: Path) -> None:
+    manifest = asked(source, scenario={"kind": "batched", "batches": [1, 3], "requests": 3})
+    found = results.read(running.evaluate(manifest, folder, Options(tmp_path), FACTS, silent))
+    assert [part["batch"] for part in found.parts] == [1, 3]
+
+
+def test_a_batch_that_a_file_does_not_take_is_one_error(source: str, folder: Path, tmp_path: Path) -> None:
+    model, given = torch.load(folder / "model.pt", weights_only=False), torch.randn(1, 3, 16, 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if source.endswith(".onnx"):
+            torch.onnx.export(model, (given,), tmp_path / source, dynamo=False)
+        else:
+            torch.export.save(torch.export.export(model, (given,)), tmp_path / source)
+    manifest = asked(source, scenario={"kind": "batched", "batches": [1, 3], "requests": 3})
+    with pytest.raises(ManifestError, match=r"model: it raises \w+ on \[3, 3, 16, 16\]"):
+        running.evaluate(manifest, tmp_path, Options(tmp_path / "store"), FACTS, silent)
+
+
+def test_a_file_that_is_damaged_gone_or_another_one_is_one_error(source: str, folder: Path, tmp_path: Path) -> None:
+    def why(manifest: Manifest) -> str:
+        with pytest.raises(ManifestError) as raised:
+            running.evaluate(manifest, tmp_path, Options(tmp_path / "store"), FACTS, silent)
+        return str(raised.value)
+
+    assert "there is no file" in why(asked(source))
+    whole = (folder / source).read_bytes()
+    (tmp_path / source).write_bytes(whole)
+    other = "sha256:" + "0" * 64
+    assert "has the checksum" in why(asked(source, model={"files": [{"path": source, "checksum": other}]}))
+    for content in (b"", whole[: len(whole) // 2], b"\0" * 4096):
+        (tmp_path / source).write_bytes(content)
+        said = why(asked(source))
+        assert said.startswith("model.source: "), said
+        assert source in said
+        assert "\n" not in said
+    assert not list((tmp_path / "store").glob("*"))
