@@ -69,6 +69,8 @@ def test_the_command_prints_once_where_there_is_no_terminal(looks: list, capsys:
     shown = capsys.readouterr().out
     assert shown.startswith("watched: finished, step 30, 13 steps stored\noverhead ")
     assert "slowest layers, ms a step:" in shown
+    rungs = [line.split()[:-2] for line in shown.splitlines() if line.startswith("  ") and "%" not in line]
+    assert rungs == [["nothing"], ["steps", "and", "calls"], ["layers"], ["operators"]]  # in words, no `M/L/op`
 
 
 def test_what_is_no_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

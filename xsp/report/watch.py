@@ -10,7 +10,7 @@ from rich.text import Text
 
 from xsp import rundir, summary, table
 from xsp.errors import TraceError
-from xsp.levels import rung_name
+from xsp.levels import depth, rung_name
 from xsp.record import progress as underway
 from xsp.record.progress import overhead
 from xsp.run import Budget, Run, is_count
@@ -106,24 +106,33 @@ def watched(figures: Figures) -> Text:
     """Return the lines."""
     lines = [_progress(figures)]
     if figures.budget:
-        lines.append(f"{overhead(figures.budget)}{_taken(figures)}")
+        lines.append(overhead(figures.budget))
     for rung, steps in figures.budget.left_out.items():
-        lines.append(f"  {plain(rung)} is left out: too expensive{f', one step in {steps:,}' if steps else ''}")
-    if figures.steps_ms:
-        lines.append("the last steps, ms:")
-    lines += [f"  {rung:<8} {ms:10.3f}   of {count}" for rung, (count, ms) in figures.steps_ms.items()]
+        rare = f", one step in {steps:,}" if steps else ""
+        lines.append(f"  recording {plain(depth(rung))} is left out: too expensive{rare}")
+    lines += _rungs(figures)
     if figures.layers:
         lines.append("slowest layers, ms a step:")
     lines += [f"  {ms:10.3f} {share:5.1f} %  {plain(name)}" for name, ms, share in figures.layers]
     return Text("\n".join(lines) + "\n")
 
 
+def _rungs(figures: Figures) -> list[str]:
+    """Return a line for each rung: how many steps had it, and what the last of them took."""
+    taken = figures.budget.taken
+    names = dict.fromkeys([*taken, *figures.steps_ms])
+    if not names:
+        return []
+    lines = [f"{'recorded':<18} {'steps':>9} {'the last ones, ms':>18}"]
+    for rung in names:
+        last, ms = figures.steps_ms.get(rung, (None, None))
+        number = taken.get(rung, last)
+        counted = "–" if number is None else f"{number:,}"
+        lines.append(f"  {plain(depth(rung)):<16} {counted:>9} {'–' if ms is None else f'{ms:.3f}':>18}")
+    return lines
+
+
 def _progress(figures: Figures) -> str:
     state = "finished" if figures.finished else "running"
     seen = f"step {figures.seen:,}, " if figures.seen is not None else ""
     return f"{plain(figures.name)}: {state}, {seen}{figures.stored:,} steps stored"
-
-
-def _taken(figures: Figures) -> str:
-    taken = figures.budget.taken
-    return " (" + ", ".join(f"{number:,} {name}" for name, number in taken.items()) + ")" if taken else ""
