@@ -134,7 +134,8 @@ def test_the_page_holds_everything_and_reaches_out_for_nothing(page):
     assert re.findall(r'(?:src|href)="(?!#)[^"]*"|https?:', ours) == []
     assert "__DATA__" not in page
     data = payload(page)
-    assert [table["id"] for table in data["tables"]][:4] == ["phases", "phases-over-time", "loop", "layers"]
+    assert [table["id"] for table in data["tables"]][:3] == ["phases", "phases-over-time", "layers"]
+    assert "loop" in {name for name, _ in data["refused"]}  # only recorded steps are in this trace
     refused = {name for name, _ in data["refused"]}
     assert refused == set(ANALYSES) - {table["id"] for table in data["tables"]} - {"health"}
     assert data["timeline"]["lanes"][0][0] == "thread 1"

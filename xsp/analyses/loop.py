@@ -27,7 +27,14 @@ _COLUMNS = {
 }
 
 
-@analysis("loop", "The program's loop")
+def _unseen(trace: Trace) -> str | None:
+    """Return why nothing is known of the loop, or None."""
+    if trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall():
+        return None
+    return "which steps ran and the time between them are in runs of `xsp run` and xsp.profile alone"
+
+
+@analysis("loop", "The program's loop", unless=_unseen)
 def program_loop(trace: Trace) -> Table:
     """What an iteration takes as the program really ran, by kind of step: from steps that were not recorded.
 
