@@ -316,6 +316,7 @@ def analyses_part() -> str:
         [row for rank, place, rung in turns for row in testing.spans(STEP, step=place, rung=rung, rank=rank)],
         {"machine": {"devices": ["NVIDIA H200"]}},
     )
+    trace = testing.with_loop(trace, [{"step": step, "dur_ns": 100.0, "iteration_ns": 110.0} for step in range(8)])
     lines: list[str] = []
     for each in ANALYSES.values():
         needs = ", ".join(level.name for level in each.needs) or "no level"
