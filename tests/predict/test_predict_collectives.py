@@ -100,6 +100,15 @@ def test_a_file_that_is_no_link_is_refused(tmp_path: Path, content: str) -> None
         link(str(path))
 
 
+def test_a_file_without_a_limit_of_bandwidth_is_refused_and_a_link_that_costs_nothing_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "link.json"
+    path.write_text('{"alpha_s": 1e-5, "beta_s_per_byte": 0}')
+    with pytest.raises(UsageError, match=r"link\.json: beta_s_per_byte is 0"):
+        link(str(path))
+    path.write_text('{"alpha_s": 0, "beta_s_per_byte": 0}')
+    assert "no limit of bandwidth" in link(str(path)).about
+
+
 @pytest.mark.parametrize(
     "text", ["nvlink", "", ",", "5us", "5us,0GB/s", "-1us,1GB/s", "nan,1", "5us,1GB/s,1,1", "1..2,1", "/tmp"]
 )

@@ -244,6 +244,51 @@ def test_a_run_that_accumulates_gradients_sends_them_in_the_last_backward_pass(
     assert 3 * one + found.work.update + 3 * found.work.other == pytest.approx(found.step, rel=1e-6)
 
 
+def test_backward_work_of_a_module_around_others_is_where_it_was_recorded(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Block(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+
+        def forward(self, given: Any) -> Any:
+            return torch.sigmoid(given + self.second(torch.relu(self.first(given))))
+
+    class Losing(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.block, self.head = torch.nn.Conv2d(3, 8, 3), Block(), torch.nn.Linear(8, 5000)
+
+        def forward(self, given: Any, labels: Any) -> Any:
+            scores = self.head(self.block(self.stem(given)).mean((2, 3)))
+            return torch.nn.functional.cross_entropy(scores, labels)
+
+    model = Losing()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with xsp.profile("train", out=tmp_path / "run", levels="M/L/G", batch_size=8) as profile:
+        for _ in range(12):
+            with profile.step():
+                optimizer.zero_grad()
+                model(torch.ones(8, 3, 18, 18), torch.arange(8)).backward()
+                optimizer.step()
+    found = recorded.of(xsp.load(tmp_path / "run"))
+    order = [each.name for each in reversed(found.work.layers) if each.backward]
+    parts = {name.split(".")[-1] for name in order}
+    assert {"stem", "head", "first", "second"} <= parts
+    assert order[0] not in {each.name for each in found.work.layers if each.gradients}  # the loss, in the model itself
+    assert order[-1].endswith("stem")
+    block = next(name for name in order if name.endswith("block"))
+    places = [place for place, name in enumerate(order) if name == block]
+    second = next(place for place, name in enumerate(order) if name.endswith("second"))
+    first = next(place for place, name in enumerate(order) if name.endswith("first"))
+    assert places[0] < second < places[1] < first
+    assert found.work.arrivals[-1] == 4 * (8 * 3 * 9 + 8)
+    assert len([each for each in found.work.layers if each.gradients]) == 4
+    point = scaling.of(found, Job(link=collectives.link("100us,1GB/s")), [2]).points[0].found
+    assert point.parts[prediction.EXPOSED] > 100e-6  # the last bucket has nothing beside it
+
+
 def test_a_batch_of_twice_the_size_takes_twice_the_computation(run: Path) -> None:
     found = recorded.of(xsp.load(run))
     twice = found.of_batch(8)

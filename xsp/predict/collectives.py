@@ -172,6 +172,11 @@ def _of_file(path: Path) -> Link:
     )
     if not (_is_number(alpha) and _is_number(beta) and _is_number(gamma)):
         raise UsageError(f"{path}: alpha_s and beta_s_per_byte must be numbers")
+    if not beta and alpha:
+        raise UsageError(
+            f"{path}: beta_s_per_byte is 0, a link without a limit of bandwidth: write seconds a byte, "
+            "1e-10 for 10 GB/s, or 0 for alpha_s too, which is a link that costs nothing"
+        )
     name, source = (content.get(key) or absent for key, absent in (("name", path.stem), ("source", f"from {path}")))
     quoted = bool(content.get("quoted", False))
     return Link(str(name), float(alpha), float(beta), float(gamma), str(source), quoted)

@@ -210,31 +210,76 @@ def _on_host(
     else:
         if not known:
             unknown.append("backward of each layer: no operators were recorded, so it is spread as the forward pass is")
-        layers = tuple(
-            Layer(
-                row["name"],
-                took[FORWARD] * row["own_ns"] / own,
-                backward * ((row["backward_ns"] or 0) / known if known else row["own_ns"] / own),
-            )
-            for row in rows
-        )
+        layers = _in_order(rows, took[FORWARD] / own, backward, _batches(trace))
     other = took.get(REST, 0.0) + took.get(BETWEEN, 0.0)
     return Parts(layers, took.get(OPTIMIZER, 0.0), other, took.get(DATA, 0.0), 0.0), _host_lanes(trace), waited
 
 
 def _layers(trace: Trace) -> list[dict[str, Any]]:
-    """Return the calls of modules in the order of execution: name, own time, that of their backward operators."""
+    """Return the calls of modules in the order of execution: name, own time, and that of their backward operators.
+
+    `stretches` are the uninterrupted stretches of a call in the backward pass: the place of each among those of all
+    calls, in the order of time, and its nanoseconds. What a module does itself has one before, between and behind those
+    of the modules within it.
+    """
     relation = trace.sql(
         f"""
-        WITH {LAYERS}, backward AS (
-            SELECT parent_id, sum({NS})::DOUBLE AS ns FROM merged
-            WHERE parent_rule = '{Rule.SEQUENCE}' GROUP BY parent_id
+        WITH {LAYERS}, ordered AS (
+            SELECT parent_id, {NS} AS ns, row_number() OVER (ORDER BY start_ns, span_id) AS place,
+                   lag(parent_id) OVER (ORDER BY start_ns, span_id) IS DISTINCT FROM parent_id AS begins
+            FROM merged WHERE parent_rule = '{Rule.SEQUENCE}'
+                AND parent_id IN (SELECT span_id FROM merged WHERE level = {int(Level.LAYER)})
+        ), numbered AS (
+            SELECT *, sum(begins::INTEGER) OVER (ORDER BY place) AS stretch FROM ordered
+        ), stretched AS (
+            SELECT parent_id, stretch::INTEGER AS stretch, sum(ns)::DOUBLE AS ns FROM numbered GROUP BY ALL
+        ), backward AS (
+            SELECT parent_id, sum(ns) AS ns, list([stretch, ns] ORDER BY stretch) AS stretches
+            FROM stretched GROUP BY parent_id
         )
-        SELECT layers.name AS name, self_ns::DOUBLE AS own_ns, backward.ns AS backward_ns
+        SELECT layers.name AS name, leaf, self_ns::DOUBLE AS own_ns, backward.ns AS backward_ns,
+               coalesce(stretches, []) AS stretches
         FROM layers LEFT JOIN backward ON backward.parent_id = layers.span_id ORDER BY layer_index, start_ns
         """
     )
     return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
+
+
+def _in_order(rows: Sequence[Mapping[str, Any]], forward: float, backward: float, batches: int) -> tuple[Layer, ...]:
+    """Return the layers, batch by batch, so that the last of a batch is the first of its backward pass as recorded.
+
+    A call that other calls interrupt there is several layers; the one that ends last has its forward pass, and comes
+    first. Without recorded operators modules that call no others share the backward pass, since nothing tells when the
+    others do their part of it.
+
+    Args:
+        rows: calls of `_layers`.
+        forward: seconds of the forward pass for a nanosecond of a module itself.
+        backward: seconds of all backward passes.
+        batches: passes that the calls are of; in equal parts, else they are taken as one.
+    """
+    known = sum(row["backward_ns"] or 0 for row in rows)
+    if not known:
+        own = sum(row["own_ns"] for row in rows if row["leaf"])
+        shares = [(row["own_ns"] / own if row["leaf"] else 0.0) if own else 1 / len(rows) for row in rows]
+        return tuple(
+            Layer(row["name"], forward * row["own_ns"], backward * share)
+            for row, share in zip(rows, shares, strict=True)
+        )
+    count = len(rows) // batches if len(rows) % batches == 0 else len(rows)
+    found: list[Layer] = []
+    for begin in range(0, len(rows), count):
+        those = rows[begin : begin + count]
+        placed: list[tuple[float, int, Layer]] = []
+        place = min((at for row in those for at, _ in row["stretches"]), default=0.0)
+        for number in range(count - 1, -1, -1):
+            row = those[number]
+            *before, last = row["stretches"] or [(place, 0.0)]  # without backward work it goes with the call behind it
+            place = last[0]
+            placed.append((-place, number, Layer(row["name"], forward * row["own_ns"], backward * last[1] / known)))
+            placed += [(-at, number, Layer(row["name"], 0.0, backward * took / known)) for at, took in before]
+        found += [layer for _, _, layer in sorted(placed, key=lambda each: each[:2])]
+    return tuple(found)
 
 
 def _batches(trace: Trace) -> int:
