@@ -79,6 +79,9 @@ PLANTED: Mapping[str, Flaw] = {
     "sleep_in_a_module": Flaw(("stall", "stalls", "unexpected")),
     "slow_data": Flaw(("data",)),
     "copies_to_contiguous": Flaw(("removable", "copies", "unexpected"), ("contiguous", "cop")),
+    "products_in_costly_order": Flaw(("product-order",)),
+    "dense_gradient": Flaw(("dense-gradient",)),
+    "generation_without_cache": Flaw(("prefix",)),
 }
 SOUND = (
     "onednn_off", "contiguous_layout", "attention_by_hand", "norm_not_folded", "clone_in_blocks", "casts_to_double",

@@ -353,6 +353,78 @@ def test_a_whole_text_in_one_step_is_told_too() -> None:
     assert piece.at_most
 
 
+def products(first: object, second: object, *more: str, name: str = "aten::matmul") -> list[Advice]:
+    """Return what is said of two products, one right after the other, of factors of these sizes."""
+    shapes = [json.dumps(each, separators=(",", ":")) for each in (first, second)]
+    lines = (
+        f"op {name} 1000-3000 dtype=float input_shapes={shapes[0]}",
+        f"op {name} 3000-3900 dtype=float input_shapes={shapes[1]}",
+    )
+    return asked(inside(*lines, *more), "product-order")
+
+
+def test_products_in_the_costly_order_are_told_with_both_counts() -> None:
+    (piece,) = products([[512, 256], [256, 512]], [[512, 512], [512, 4]])
+    now, then = 512 * 256 * 512 + 512 * 512 * 4, 256 * 512 * 4 + 512 * 256 * 4
+    assert piece.gain.value == pytest.approx(2.9 * (1 - then / now))
+    assert piece.at_most
+    assert f"{now:,} multiplications" in piece.why[0]
+    assert [place.module for place in piece.where] == ["net.a"]
+    (piece,) = products([[512, 512], [512, 512]], [[512, 512], [512]])  # a vector
+    assert "@ 512×1" in piece.what
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([[512, 512], [512, 4]], [[512, 4], [4, 4]]),  # the cheap order
+        ([[64, 512], [512, 512]], [[64, 512], [512, 512]]),  # as many either way
+        ([[512, 256], [256, 512]], [[256, 512], [512, 4]]),  # of something else
+        ([[8, 512, 256], [8, 256, 512]], [[8, 512, 512], [8, 512, 4]]),  # batches
+        ([[512, 256], []], [[512, 512], None]),
+    ],
+)
+def test_products_that_gain_nothing_or_are_no_chain_are_not_told(first: object, second: object) -> None:
+    assert products(first, second) == []
+
+
+def test_products_of_one_left_factor_are_no_chain_where_the_first_is_used_later() -> None:
+    sizes = ([[512, 512], [512, 512]], [[512, 512], [512, 4]])
+    assert len(products(*sizes, "op aten::relu 3900-3950 input_shapes=[[512,4]]")) == 1
+    assert products(*sizes, "op aten::relu 3900-3950 input_shapes=[[512,512]]") == []
+    assert products(*sizes, name="aten::linear") == []
+
+
+def test_products_with_something_between_are_no_chain() -> None:
+    lines = (
+        "op aten::matmul 1000-2500 input_shapes=[[512,64],[64,512]]",
+        "op aten::softmax 2500-2900 input_shapes=[[512,512]]",
+        "op aten::matmul 2900-3900 input_shapes=[[512,512],[512,64]]",
+    )
+    assert asked(inside(*lines), "product-order") == []
+    assert len(asked(inside(lines[0], lines[2]), "product-order")) == 1
+
+
+@pytest.mark.parametrize(("rows", "told"), [(60_000, 1), (2_048, 1), (512, 0)])
+def test_a_dense_gradient_for_a_few_rows_of_a_table_is_told(rows: int, told: int) -> None:
+    scalars = json.dumps({"input_scalars": [None, None, rows, -1, False]}, separators=(",", ":"))
+    found = asked(
+        "step s 0-10000\n"
+        "forward Net 10-2000\n"
+        "module net.table 20-1900 type=Embedding\n"
+        f"op aten::embedding 30-1800 input_shapes=[[{rows},64],[16,16]]\n"
+        "backward backward 2000-9000\n"
+        f"op aten::embedding_dense_backward 3000-8000 input_shapes=[[16,16,64],[16,16]] attributes={scalars}",
+        "dense-gradient",
+    )
+    assert len(found) == told
+    for piece in found:
+        assert [place.module for place in piece.where] == ["net.table"]
+        assert piece.gain.value == pytest.approx(5 * (1 - 2 * 256 / rows))
+        assert "sparse=True" in piece.do
+        assert piece.changes_numbers is not None
+
+
 def test_a_loop_over_a_recurrent_cell_is_one_call_of_the_layer() -> None:
     cells = (f"module net.a.cell {1000 + 100 * at}-{1090 + 100 * at} type=GRUCell" for at in range(20))
     (piece,) = asked(inside(*cells), "recurrence")

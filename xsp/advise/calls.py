@@ -24,7 +24,7 @@ MOST_CALLS = 500_000
 LEAST_MS = 0.05
 """What takes less is in the noise of any step."""
 
-DESCRIBED = ("aten::batch_norm", "aten::dropout")
+DESCRIBED = ("aten::batch_norm", "aten::dropout", "aten::embedding_dense_backward")
 """Operators whose arguments are asked for."""
 
 _QUOTED = ", ".join(f"'{name}'" for name in DESCRIBED)
