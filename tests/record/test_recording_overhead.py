@@ -138,3 +138,26 @@ def test_the_import_of_the_observed_package_is_no_cost_of_profiling(monkeypatch:
     found = collecting.Collecting()
     found.find(["imports it", "has it"], Level.MODEL)
     assert found.observed_ns == 7
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["bare first", "recorded first"])
+def test_a_long_step_among_short_ones_costs_nothing_by_its_length(first: bool) -> None:
+    account = Account()
+    for number in range(200):
+        for kind, dur_ms in ((0, 1), (1, 50)) if number % 10 == 9 else ((0, 1),):
+            recorded = (number % 20 == 9) if kind else (number % 50 == 25 or (first and number < 3))
+            account.add(M if recorded else SETTLE, dur_ms * MS, 0, NOW, kind=kind)
+            account._follows = False  # steps after recorded ones are as long as others here
+    assert account.unknown == 0
+    assert sum(rung.inside.total_ns for rung in account.rungs.values()) == 0
+    assert account.steps_ns == pytest.approx((200 * 1 + 20 * 50) * MS)
+    assert account.mean_ns == pytest.approx(1200 * MS / 220)
+
+
+def test_what_a_kind_costs_that_never_ran_bare_is_not_known() -> None:
+    account = Account()
+    account.add(SETTLE, MS, 0, NOW)
+    account.add(M, 50 * MS, 0, NOW, kind=1)
+    assert account.unknown == 1
+    assert account.content()["unknown_steps"] == 1
+    assert account.content()["inside_ns"] == 0

@@ -122,7 +122,8 @@ def _mixed(trace: Trace) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, "kinds", text, "B")
     elif others:
         count = sum(each.steps for each in others)
-        text = f"{count} steps of {len(others)} other kinds take {100 * share:.2g} % of the loop's time"
+        kinds = "another kind" if len(others) == 1 else f"{len(others)} other kinds"
+        text = f"{count} steps of {kinds} take {100 * share:.2g} % of the loop's time"
         yield Finding(Severity.NOTE, "kinds", text)
     for each in missing:
         text = f"no step of the kind {names.get(each.kind, each.kind)} was recorded, {each.steps} ran"

@@ -126,8 +126,8 @@ class Budgeted(Schedule):
         return dear
 
     def _earned_in(self, rung: Level) -> int | None:
-        bare_ns, cost_ns = self._account.bare_ns, self._account.cost_ns(rung)
-        return round(cost_ns / (self.share * bare_ns)) if bare_ns and cost_ns is not None else None
+        mean_ns, cost_ns = self._account.mean_ns, self._account.cost_ns(rung)
+        return round(cost_ns / (self.share * mean_ns)) if mean_ns and cost_ns is not None else None
 
     def _warming(self, place: int) -> Level:
         in_use = self._in_use()  # the cheapest first

@@ -3,14 +3,14 @@
 Four things cost: the time that xsp takes between steps (switching collectors, handing rows over, waiting until
 they are stored), what collectors add inside a recorded step, what the step after it takes longer on cold caches, and
 what others take longer while it is being stored. The first is read from the clock. The others are differences to the
-bare steps nearby, so that a drift of the machine cancels; their figure is the trimmed mean over the steps of a rung,
-with its interval.
+bare steps of the same kind nearby, so that a drift of the machine cancels, and a long step among short ones costs
+nothing by its length; their figure is the trimmed mean over the steps of a rung, with its interval.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from typing import Any
 
 from xsp import summary
@@ -73,16 +73,24 @@ class RungAccount:
         self.taken = 0
         self._costs: deque[float] = deque(maxlen=LAST)
 
-    def add(self, turn: Turn, difference_ns: float, around_ns: int) -> None:
-        """Count one step; one that describes does not tell what others cost."""
+    def add(self, turn: Turn, difference_ns: float | None, around_ns: int) -> None:
+        """Count one step, whose difference is None if none of its kind ran bare yet; `tell` may follow.
+
+        One that describes does not tell what others cost.
+        """
         self.taken += 1
         self.around_ns += around_ns
+        if difference_ns is not None:
+            self.tell(turn, difference_ns)
+        if not turn.describe:
+            self._costs.append(max(0.0, difference_ns or 0.0) + around_ns)
+
+    def tell(self, turn: Turn, difference_ns: float) -> None:
+        """Count how much longer one step took than a bare one."""
         if turn.timed:
             self.inside.add(difference_ns)
         else:
             self.once_ns += difference_ns
-        if not turn.describe:
-            self._costs.append(max(0.0, difference_ns) + around_ns)
 
     @property
     def spent_ns(self) -> float:
@@ -95,13 +103,30 @@ class RungAccount:
         return summary.percentile(self._costs, 0.5) if self._costs else None
 
 
+class Bare:
+    """What bare steps took lately: those that nothing disturbed, and the first ones after others were recorded."""
+
+    def __init__(self) -> None:
+        self.others: deque[int] = deque(maxlen=NEARBY)
+        self.firsts: deque[int] = deque(maxlen=NEARBY)
+        self.awaited: list[tuple[Turn, int]] = []
+        """Steps that were recorded before the first bare one, with their durations."""
+
+    @property
+    def ns(self) -> float | None:
+        """The median; None before the first one."""
+        if len(self.others) >= ENOUGH:
+            return summary.percentile(self.others, 0.5)
+        return summary.percentile([*self.others, *self.firsts], 0.5) if self.others or self.firsts else None
+
+
 class Account:
     """What all steps of a run cost."""
 
     def __init__(self) -> None:
-        self.steps = self.bare = self.unknown = 0
+        self.steps = self.bare = 0
         self.steps_ns = 0.0
-        """What the steps would have taken bare; those before the first bare one are not in it."""
+        """What the steps would have taken bare; those of kinds of which none ran bare are not in it."""
 
         self.began_ns = monotonic_ns()
         """When the block was entered."""
@@ -123,8 +148,8 @@ class Account:
         self._after = Differences()
         self._beside = Differences()  # of bare steps that ran while another one was being stored
         self._spent_ns = 0.0  # of all but bare steps
-        self._firsts: deque[int] = deque(maxlen=NEARBY)
-        self._others: deque[int] = deque(maxlen=NEARBY)
+        self._bare = Bare()
+        self._of_kind: defaultdict[int, Bare] = defaultdict(Bare)
         self._follows = False
 
     @property
@@ -133,11 +158,20 @@ class Account:
         return self._spent_ns + self._around_ns
 
     @property
+    def unknown(self) -> int:
+        """How many steps were recorded whose kind did not run bare: what they cost is not known."""
+        return sum(len(each.awaited) for each in self._of_kind.values())
+
+    @property
     def bare_ns(self) -> float | None:
-        """What a bare step takes at present: the median of those nearby; None before the first one."""
-        if len(self._others) >= ENOUGH:
-            return summary.percentile(self._others, 0.5)
-        return summary.percentile([*self._others, *self._firsts], 0.5) if self._others or self._firsts else None
+        """What a bare step takes at present: the median of those nearby, of all kinds; None before the first one."""
+        return self._bare.ns
+
+    @property
+    def mean_ns(self) -> float | None:
+        """What a step would have taken bare, in the mean of all kinds: what a budget is earned by."""
+        known = self.steps - self.unknown
+        return self.steps_ns / known if known and self.steps_ns else None
 
     @property
     def loop_ns(self) -> float:
@@ -149,7 +183,9 @@ class Account:
         found = self.rungs.get(rung)
         return found.cost_ns if found is not None else None
 
-    def add(self, turn: Turn, dur_ns: int, before_ns: int, end_ns: int, is_disturbed: bool = False) -> None:
+    def add(
+        self, turn: Turn, dur_ns: int, before_ns: int, end_ns: int, is_disturbed: bool = False, kind: int = 0
+    ) -> None:  # fmt: skip
         """Count a step.
 
         Args:
@@ -158,13 +194,14 @@ class Account:
             before_ns: what xsp took before its start.
             end_ns: reading of the monotonic clock at its end; what was done since was for xsp.
             is_disturbed: another step was being stored meanwhile.
+            kind: number of its kind.
         """
         self.steps += 1
         if turn.bare:
-            self._add_bare(dur_ns, is_disturbed)
+            self._add_bare(dur_ns, is_disturbed, self._of_kind[kind])
             self._add_around(before_ns + monotonic_ns() - end_ns)
         else:
-            self._add_recorded(turn, dur_ns, before_ns + monotonic_ns() - end_ns)
+            self._add_recorded(turn, dur_ns, before_ns + monotonic_ns() - end_ns, self._of_kind[kind])
         self._follows = not turn.bare
 
     def pass_by(self, steps: int, steps_ns: int, waited_ns: int) -> None:
@@ -185,29 +222,48 @@ class Account:
         strange = self._usual_ns is not None and around_ns > UNUSUAL * self._usual_ns
         self._around_ns += round(self._usual_ns) if strange and self._usual_ns is not None else around_ns
 
-    def _add_bare(self, dur_ns: int, is_disturbed: bool) -> None:
+    def _add_bare(self, dur_ns: int, is_disturbed: bool, own: Bare) -> None:
         self.bare += 1
         if not (self._follows or is_disturbed):
-            self._others.append(dur_ns)
+            self._bare.others.append(dur_ns)
+            own.others.append(dur_ns)
             self.steps_ns += dur_ns
+            self._settle(own)
             return
-        self._firsts.append(dur_ns)
-        if len(self._others) < ENOUGH:  # the only bare steps that there are
+        self._bare.firsts.append(dur_ns)
+        own.firsts.append(dur_ns)
+        if len(own.others) < ENOUGH:  # the only bare steps that there are
             self.steps_ns += dur_ns
+            self._settle(own)
             return
-        usual = summary.percentile(self._others, 0.5)
+        usual = summary.percentile(own.others, 0.5)
         self.steps_ns += usual
         (self._after if self._follows else self._beside).add(dur_ns - usual)
         self._sum_up()
 
-    def _add_recorded(self, turn: Turn, dur_ns: int, around_ns: int) -> None:
-        usual = self.bare_ns
+    def _add_recorded(self, turn: Turn, dur_ns: int, around_ns: int, own: Bare) -> None:
+        usual = own.ns
         if usual is None:
-            self.unknown += 1
+            own.awaited.append((turn, dur_ns))
         else:
             self.steps_ns += usual
         rung = self.rungs.setdefault(int(turn.rung), RungAccount())
-        rung.add(turn, dur_ns - usual if usual is not None else 0.0, around_ns)
+        rung.add(turn, dur_ns - usual if usual is not None else None, around_ns)
+        self._sum_up()
+
+    def _settle(self, own: Bare) -> None:
+        """Count what steps cost that were recorded before the first bare one of their kind.
+
+        Those that describe or warm up are left out: at the begin of a kind the program itself warms up in them.
+        """
+        usual = own.ns
+        if usual is None or not own.awaited:
+            return
+        for turn, dur_ns in own.awaited:
+            self.steps_ns += usual
+            if turn.timed:
+                self.rungs[int(turn.rung)].tell(turn, dur_ns - usual)
+        own.awaited.clear()
         self._sum_up()
 
     def _sum_up(self) -> None:

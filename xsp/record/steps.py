@@ -135,6 +135,7 @@ class Steps:
     def enter_in_loop(self, step: Step) -> int | None:
         """Add a step that ended to the loop, and return how many samples it has; None where nothing tells."""
         kind, batch = self.kinds.ended(self.outline, step.batch_size or self.batch_size)
+        step.kind = kind.number
         turn, dur_ns = step.turn, step.end_ns - step.start_ns
         samples = batch.size if batch.size is not None else UNKNOWN
         is_steady = turn.bare and step.is_steady and not self.quiet.is_short
@@ -197,7 +198,7 @@ class Steps:
             if counts:
                 self.account.waited_ns += max(0, step.waited_ns)
                 self.account.add(
-                    step.turn, end_ns - step.start_ns, step.before_ns, end_ns + shown_ns, step.is_disturbed
+                    step.turn, end_ns - step.start_ns, step.before_ns, end_ns + shown_ns, step.is_disturbed, step.kind
                 )
         finally:
             self.left_ns = clock.monotonic_ns()
@@ -225,6 +226,9 @@ class Step:
 
     is_disturbed = False
     """Whether another step is being stored when it begins."""
+
+    kind = 0
+    """Number of its kind, from its end on."""
 
     before_ns = 0
     """What xsp took before its start."""
