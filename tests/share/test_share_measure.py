@@ -49,6 +49,21 @@ def test_few_and_noisy_turns_cannot_tell() -> None:
     assert "cannot tell: 4 turns leave" in said.sentence
 
 
+def test_pages_of_shared_memory_are_said_where_they_are_small(tmp_path: Path) -> None:
+    setting = tmp_path / "shmem_enabled"
+    found = made([20 + each for each in NOISE], [19 + each for each in NOISE])
+    for words, said in (
+        ("always within_size advise [never] deny force\n", True),
+        ("[always] never\n", False),
+        ("", False),
+    ):
+        setting.write_text(words, encoding="ascii")
+        found.shared_pages = measuring.shared_pages(setting)
+        assert ("pages of 4 KiB here" in paying.text(found)) == said
+        assert paying.plain(found)["shared_pages"] == (found.shared_pages or None)
+    assert measuring.shared_pages(tmp_path / "nosuch") == ""
+
+
 def test_memory_pays_from_the_first_count_at_which_it_is_less() -> None:
     found = made([20 + each for each in NOISE], [20 + each for each in reversed(NOISE)])
     assert paying.pays_from(found, MMAP) is None  # nothing was measured

@@ -20,7 +20,7 @@ from test_share_weights import written
 from xsp.errors import ShareError, UsageError
 from xsp.share import client, store, weights, wire
 from xsp.share import shelf as shelf_of
-from xsp.share.shelf import Shelf
+from xsp.share.shelf import Eviction, Shelf
 from xsp.share.store import Store
 
 KIB = 1 << 10
@@ -348,6 +348,50 @@ def test_a_shelf_evicts_nothing_where_that_would_not_make_room() -> None:
         shelf.evict(shelf.objects["a"])
     assert shelf.held_bytes == 0
     holder.connection.close()
+
+
+def shelved(eviction: Eviction, *objects: tuple[str, int, int, int]) -> Shelf:
+    """Return a full shelf of objects: key, bytes, how often it was found there, and nanoseconds to copy."""
+    shelf = Shelf(sum(nbytes for _, nbytes, _, _ in objects), eviction)
+    for key, nbytes, hits, copy_ns in objects:
+        shelf.reserve(nbytes, key)
+        made = shelf.put(shelf_of.Object(key, os.open("/dev/null", os.O_RDONLY), nbytes, 1, key, copy_ns, hits=hits))
+        shelf.touch(made)
+    return shelf
+
+
+def clear(shelf: Shelf) -> None:
+    with shelf.lock:
+        for each in list(shelf.objects.values()):
+            shelf.evict(each)
+
+
+@pytest.mark.parametrize(
+    ("eviction", "first", "second"), [(Eviction.LRU, "a", "b"), (Eviction.LFU, "c", "b"), (Eviction.GDSF, "b", "c")]
+)
+def test_the_order_in_which_weights_are_evicted(eviction: Eviction, first: str, second: str) -> None:
+    # a: oldest, often used; b: quickly copied for its size; c: never used again.
+    shelf = shelved(eviction, ("a", 40, 9, 4_000), ("b", 40, 2, 100), ("c", 40, 0, 1_000))
+    for gone in (first, second):
+        assert shelf.reserve(40, "d") == 1
+        assert gone not in shelf.objects
+    clear(shelf)
+
+
+def test_what_was_popular_once_grows_old() -> None:
+    shelf = shelved(Eviction.GDSF, ("popular", 10, 5, 100), ("new", 10, 0, 100))
+    for at in range(8):  # each takes the place of the one before, until their priority has reached that of "popular"
+        shelf.reserve(10, str(at))
+        shelf.touch(shelf.put(shelf_of.Object(str(at), os.open("/dev/null", os.O_RDONLY), 10, 1, "", 100)))
+    assert "popular" not in shelf.objects
+    clear(shelf)
+
+
+def test_nothing_is_evicted_for_nothing() -> None:
+    shelf = shelved(Eviction.LRU, ("small", 5, 0, 1), ("smaller", 3, 0, 1), ("large", 80, 0, 1), ("last", 12, 0, 1))
+    assert shelf.reserve(82, "new") == 2
+    assert sorted(shelf.objects) == ["last", "smaller"]  # the small and the large one are enough
+    clear(shelf)
 
 
 def answering(folder: Path, *answers: bytes | None) -> threading.Thread:

@@ -1,12 +1,14 @@
 """Run the store of this machine until Ctrl-C: weights in sealed memory, handed out over a Unix socket of this user.
 
-Nothing listens on the network. Where the capacity is reached, what was used longest ago goes, never what a process is
-attached to. Clients that are attached when the store ends keep their weights; the next store begins empty.
+Nothing listens on the network. Where the capacity is reached, what was used longest ago goes, or what `--evict` says,
+never what a process is attached to. Clients that are attached when the store ends keep their weights; the next store
+begins empty.
 
 examples:
   xsp share serve
   xsp share serve --capacity 8GiB
   xsp share serve --dir /run/user/1000/models --capacity 512MiB
+  xsp share serve --evict gdsf      what is large, quickly copied and seldom asked for goes first
 """
 
 from __future__ import annotations
@@ -28,6 +30,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capacity", metavar="SIZE", help="of all weights together, such as 8GiB (default: half of what is free)"
     )
+    parser.add_argument(
+        "--evict",
+        choices=("lru", "lfu", "gdsf"),
+        default="lru",
+        help="what goes first where there is no room: what was used longest ago (lru, the default), what was asked for "
+        "least often (lfu), or by uses, time to copy and size together (gdsf)",
+    )
     share.placed(parser)
 
 
@@ -36,7 +45,7 @@ def run(given: argparse.Namespace) -> int:
     from xsp.share import shelf, store, wire
 
     capacity = _free() // 2 if given.capacity is None else size(given.capacity)
-    serving = store.Store(wire.directory(given.dir), capacity)
+    serving = store.Store(wire.directory(given.dir), capacity, shelf.Eviction(given.evict))
     earlier = signal.set_wakeup_fd(serving.wakes, warn_on_full_buffer=False)  # any thread may get the signal
     before = {each: signal.signal(each, lambda *_: serving.end()) for each in (signal.SIGINT, signal.SIGTERM)}
     progress.tell(f"xsp share: up to {shelf.size_text(capacity)} at {serving.folder}; Ctrl-C ends it", flush=True)

@@ -17,6 +17,10 @@ MATTERS = 0.05
 process, is not called one."""
 
 
+SMALL_PAGES = ("never", "deny", "advise")
+"""Settings of the system with which memory that is written as the store does has small pages."""
+
+
 class Verdict(NamedTuple):
     """What a measurement says."""
 
@@ -103,6 +107,12 @@ def text(found: Measured) -> str:
         "Trimmed means with 95 % intervals. Warm: the file is in memory, and the store holds it. Cold: neither;",
     ]
     lines += [f"nothing was measured cold: {found.not_cold}" if found.not_cold else "the store copies it first."]
+    if found.shared_pages in SMALL_PAGES:
+        lines += [
+            "",
+            f"Shared memory has pages of 4 KiB here (shmem_enabled is {found.shared_pages}), files may have larger:",
+            "the first call touches each page once. docs/use/share.md says what may help.",
+        ]
     return "\n".join(lines)
 
 
@@ -139,6 +149,7 @@ def plain(found: Measured) -> dict[str, Any]:
         ],
         "memory": [{"way": way, **memory._asdict()} for way, memory in found.memory.items()],
         "not_cold": found.not_cold or None,
+        "shared_pages": found.shared_pages or None,
     }
 
 

@@ -6,9 +6,25 @@ import os
 import socket
 import threading
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 from xsp.errors import ShareError
+
+
+class Eviction(StrEnum):
+    """Which of the weights that nobody is attached to go first, where room is needed."""
+
+    LRU = "lru"
+    """What was used longest ago."""
+
+    LFU = "lfu"
+    """What was asked for least often; of those, what was used longest ago."""
+
+    GDSF = "gdsf"
+    """What takes little time to copy again for its size and was asked for seldom: Greedy-Dual-Size-Frequency,
+    L. Cherkasova, HP Laboratories, 1998. The priority of an object is L + uses · cost / size, and L is the priority of
+    what was evicted last, so that what was popular once grows old."""
 
 
 @dataclass(eq=False)
@@ -24,11 +40,16 @@ class Object:
     source: str
     """What the client called it that brought it."""
 
+    copy_ns: int = 0
+    """How long it took to copy."""
+
     attached: set[Client] = field(default_factory=set)
     used: int = 0
     """When it was last asked for or let go, in a count of such moments."""
 
     hits: int = 0
+    priority: float = 0.0
+    """By `Eviction.GDSF`, when it was used last."""
 
 
 @dataclass(eq=False)
@@ -53,8 +74,9 @@ class Span(NamedTuple):
 class Shelf:
     """The objects with their sizes: what is evicted so that another one fits. Two threads use it."""
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, eviction: Eviction = Eviction.LRU) -> None:
         self.capacity_bytes = capacity_bytes
+        self.eviction = eviction
         self.objects: dict[str, Object] = {}
         self.reserved_bytes = 0
         """For what is being copied."""
@@ -62,6 +84,8 @@ class Shelf:
         self.evictions = 0
         self.lock = threading.Lock()
         self._moment = 0
+        self._inflation = 0.0
+        """L of `Eviction.GDSF`."""
 
     @property
     def held_bytes(self) -> int:
@@ -69,27 +93,43 @@ class Shelf:
         return sum(each.nbytes for each in self.objects.values())
 
     def reserve(self, nbytes: int, named: str) -> int:
-        """Make room, by evicting what was used longest ago and is attached to nobody; return how many were evicted.
+        """Make room, by evicting what is attached to nobody, in the order of `eviction`; return how many were evicted.
+
+        What would have gone is spared where what goes after it makes room enough by itself.
 
         Raises:
             ShareError: there would not be enough, even so; then nothing was evicted.
         """
         with self.lock:
             free = self.capacity_bytes - self.held_bytes - self.reserved_bytes
-            unused = sorted((each for each in self.objects.values() if not each.attached), key=lambda each: each.used)
+            unused = sorted((each for each in self.objects.values() if not each.attached), key=self._worth)
             if nbytes > free + sum(each.nbytes for each in unused):
                 held = self.capacity_bytes - free - sum(each.nbytes for each in unused)
                 raise ShareError(
                     f"{named}: {size_text(nbytes)} do not fit: of {size_text(self.capacity_bytes)}, {size_text(held)} "
                     "are attached or being copied, which is never evicted; xsp share serve --capacity SIZE for more"
                 )
-            evicted = 0
-            while nbytes > free:
-                free += unused[evicted].nbytes
-                self.evict(unused[evicted])
-                evicted += 1
+            going: list[Object] = []
+            for each in unused:
+                if nbytes <= free:
+                    break
+                going.append(each)
+                free += each.nbytes
+            for each in reversed(going[:-1]):
+                if nbytes <= free - each.nbytes:
+                    going.remove(each)
+                    free -= each.nbytes
+            for each in going:
+                self.evict(each)
+                self._inflation = max(self._inflation, each.priority)
             self.reserved_bytes += nbytes
-            return evicted
+            return len(going)
+
+    def _worth(self, each: Object) -> tuple[float, int]:
+        """Return what an object is kept for: the lowest goes first."""
+        if self.eviction is Eviction.LFU:
+            return each.hits, each.used
+        return (each.priority if self.eviction is Eviction.GDSF else 0.0), each.used
 
     def release(self, nbytes: int) -> None:
         """Give back what was reserved."""
@@ -109,6 +149,7 @@ class Shelf:
         """Note that an object was used."""
         self._moment += 1
         used.used = self._moment
+        used.priority = self._inflation + (used.hits + 1) * used.copy_ns / max(used.nbytes, 1)
 
     def attach(self, client: Client, to: Object) -> None:
         """Count a client."""

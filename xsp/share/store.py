@@ -31,7 +31,7 @@ from xsp import clock
 from xsp.errors import ShareError, UsageError
 from xsp.scrub import plain
 from xsp.share import weights
-from xsp.share.shelf import Client, Object, Shelf, Span
+from xsp.share.shelf import Client, Eviction, Object, Shelf, Span
 from xsp.share.wire import PROTOCOL, in_memory, received, send, socket_of
 
 LOCK = "store.lock"
@@ -58,12 +58,13 @@ class _Made(NamedTuple):
 class Store:
     """Serves a directory until it is told to end."""
 
-    def __init__(self, folder: Path, capacity_bytes: int) -> None:
+    def __init__(self, folder: Path, capacity_bytes: int, eviction: Eviction = Eviction.LRU) -> None:
         """Take the directory and listen.
 
         Args:
             folder: for the socket; it is made, for this user alone.
             capacity_bytes: of all objects together.
+            eviction: what goes first where there is no room.
 
         Raises:
             ShareError: another store serves it, or it is open to others.
@@ -72,7 +73,7 @@ class Store:
         if capacity_bytes <= 0:
             raise UsageError("--capacity: a store of 0 bytes keeps nothing; give a size such as 4GiB")
         self.folder = folder
-        self.shelf = Shelf(capacity_bytes)
+        self.shelf = Shelf(capacity_bytes, eviction)
         self.generation = os.urandom(8).hex()
         self._known: dict[Version, str] = {}
         self._clients: dict[socket.socket, Client] = {}
@@ -254,8 +255,8 @@ class Store:
         return found[0]
 
     def _give(self, client: Client, given: Object, hit: bool, spans: Iterable[Span]) -> None:
-        self.shelf.attach(client, given)
         given.hits += hit
+        self.shelf.attach(client, given)
         told = {"key": given.key, "nbytes": given.nbytes, "hit": hit, "generation": self.generation, "spans": [*spans]}
         self._send(client, told, given.memory, keep=True)
 
@@ -290,6 +291,7 @@ class Store:
                     "nbytes": each.nbytes,
                     "tensors": each.tensors,
                     "hits": each.hits,
+                    "copy_ns": each.copy_ns,
                     "attached": sorted(client.pid for client in each.attached),
                 }
                 for each in sorted(self.shelf.objects.values(), key=lambda each: -each.used)
@@ -300,6 +302,7 @@ class Store:
                 "capacity_bytes": self.shelf.capacity_bytes,
                 "held_bytes": self.shelf.held_bytes,
                 "copying_bytes": self.shelf.reserved_bytes,
+                "eviction": str(self.shelf.eviction),
                 "evictions": self.shelf.evictions,
                 "connections": len(self._clients),
                 "objects": objects,
@@ -357,7 +360,7 @@ class Store:
                 raise ShareError(f"{source}: it was changed while it was read; attach again")
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
             spans.append(Span("share.copy", began, clock.monotonic_ns()))
-            made = Object(key, memory, layout.size, len(tensors), source)
+            made = Object(key, memory, layout.size, len(tensors), source, clock.monotonic_ns() - began)
             is_settled = abs(time.time_ns() - max(version[-2:])) > SETTLED_NS
             return _Made(version, made, reserved, spans, None, is_settled)
         except Exception as error:
