@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,12 @@ import xsp
 from xsp import sections
 from xsp.cli import main
 from xsp.errors import AnalysisError, UsageError
-from xsp.predict import collectives, prediction, recorded, scaling, text
+from xsp.predict import collectives, devicestep, prediction, recorded, scaling, text
 from xsp.predict.collectives import Algorithm
 from xsp.predict.training import Job, Slow, Straggler
 
 LINK = collectives.link("10us,20GB/s")
 US = 1e-6
-TRACES = Path("/work/shared/traces")
 
 
 # --- a trace of one rank of eight, made by hand -------------------------------------------------------------------
@@ -33,8 +33,18 @@ ALONE_US = 700.0
 STEP_US = COPY_US + GAP_US + FORWARD_US + sum(BACKWARD_US) + 4 * GAP_US + ALONE_US + UPDATE_US
 
 
-def kineto(path: Path, *, sizes: bool = True, steps: int = 3) -> Path:
-    """Write a trace whose truth is known: each kernel waits 20 us for its launch, all-reduces run beside the next."""
+def kineto(
+    path: Path, *, sizes: bool = True, steps: int = 3, exchange_us: float = 0.0, lacks: Sequence[tuple[int, int]] = ()
+) -> Path:
+    """Write a trace whose truth is known: each kernel waits 20 us for its launch, all-reduces run beside the next.
+
+    Args:
+        path: of the file.
+        sizes: whether collectives tell their elements.
+        steps: how many.
+        exchange_us: of an all-to-all between the passes, with nothing beside it.
+        lacks: steps and numbers of the all-reduces that the file lacks.
+    """
     rows: list[dict[str, Any]] = []
     call = 0
 
@@ -57,13 +67,20 @@ def kineto(path: Path, *, sizes: bool = True, steps: int = 3) -> Path:
         at += COPY_US + GAP_US
         work("ampere_sgemm_128x64_nn", at, FORWARD_US, "aten::mm")
         at += FORWARD_US
-        for took, elements in zip(BACKWARD_US, ELEMENTS, strict=True):
+        if exchange_us:
+            told = {"Collective name": "all_to_all", "Group size": 8, "dtype": "Float"}
+            told |= {"In msg nelems": 1000, "Out msg nelems": 1000}
+            work("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage)", at, exchange_us, "nccl:all_to_all", 20, **told)
+            at += exchange_us
+        for number, (took, elements) in enumerate(zip(BACKWARD_US, ELEMENTS, strict=True)):
             work("ampere_sgemm_128x64_nt", at + GAP_US, took, "MmBackward0", tid=2)
             at += GAP_US + took
             told = {"Collective name": "allreduce", "Group size": 8, "dtype": "Float"}
             if sizes:
                 told |= {"In msg nelems": elements, "Out msg nelems": elements}
             lasts = ALONE_US if elements == ELEMENTS[-1] else 300.0
+            if (step, number) in lacks:
+                continue
             work("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at, lasts, "nccl:all_reduce", 20, 2, **told)
         at += ALONE_US
         put("user_annotation", "Optimizer.step#SGD.step", at - 9, 12, 1)
@@ -131,6 +148,46 @@ def test_a_trace_that_does_not_tell_its_gradients_needs_them(tmp_path: Path) -> 
     found = recorded.of(loaded, 16_400_000)
     assert sum(found.work.arrivals) == pytest.approx(16_400_000, abs=20)
     assert any("cut into" in each for each in found.unknown)
+
+
+def test_collectives_that_are_no_sums_stay_as_recorded(tmp_path: Path) -> None:
+    plain = recorded.of(xsp.load(kineto(tmp_path / "plain.pt.trace.json.gz")))
+    found = recorded.of(xsp.load(kineto(tmp_path / "exchange.pt.trace.json.gz", exchange_us=400.0)))
+    assert found.step == pytest.approx(plain.step + 400 * US, rel=1e-3)
+    assert found.work.other == pytest.approx(plain.work.other + 400 * US, rel=0.02)
+    assert any("3 of all_to_all): the 0.4 ms of a step" in each for each in found.unknown)
+    steps = [scaling.of(each, Job(8, LINK, plan=each.plan), [8]).points[0].found.step for each in (plain, found)]
+    assert steps[1] - steps[0] == pytest.approx(400 * US, rel=0.02)
+
+
+def test_steps_that_sent_different_sums_are_said_to(tmp_path: Path) -> None:
+    lacks = [(0, 0), (1, 1), (2, 2)]
+    found = recorded.of(xsp.load(kineto(tmp_path / "lacks.pt.trace.json.gz", lacks=lacks)))
+    assert any("3 steps sent 3 different sets of sums, of 8.4 to 16 MB" in each for each in found.unknown)
+    most = recorded.of(xsp.load(kineto(tmp_path / "most.pt.trace.json.gz", lacks=lacks[:1])))
+    assert not any("different sets" in each for each in most.unknown)
+    assert len(most.work.arrivals) == len(ELEMENTS)
+
+
+def test_what_a_module_does_around_others_keeps_its_place_in_the_backward_pass_of_a_device() -> None:
+    def work(phase: str, layer: str | None, order: int | None, took: float, step: int = 0) -> devicestep._Work:
+        return devicestep._Work(step, phase, layer, order, 0, took)
+
+    forward = [work("forward", "model", 0, 1.0), work("forward", "conv", 1, 2.0), work("forward", "head", 2, 3.0)]
+    once = [
+        *forward, work("backward", "model", 0, 8.0), work("backward", "model", 0, 8.0),
+        work("backward", "head", 2, 4.0), work("backward", None, None, 1.0),
+        work("backward", "conv", 1, 2.0), work("backward", "model", 0, 4.0),
+    ]  # fmt: skip
+    # The second step lacks the head, whose place the first one tells; times are means.
+    twice = [each._replace(step=1) for each in once if each.layer != "head"]
+    found = devicestep._by_module([*once, *twice], 2)
+    assert [(each.name, each.backward) for each in reversed(found)] == [
+        ("model", 16.0), ("head", 2.0), ("no module", 1.0), ("conv", 2.0), ("model", 4.0),
+    ]  # fmt: skip
+    assert {each.name: each.forward for each in reversed(found)} == {
+        "model": 1.0, "conv": 2.0, "head": 1.5, "no module": 0.0,
+    }  # fmt: skip
 
 
 def test_one_step_has_no_interval_and_neither_has_its_prediction(
@@ -331,7 +388,6 @@ def test_slow_ranks_are_told_apart_on_the_command_line() -> None:
         Straggler(float("inf"))
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the folder of real traces of GPUs is not there")
 @pytest.mark.parametrize(
     "name",
     [
@@ -339,8 +395,8 @@ def test_slow_ranks_are_told_apart_on_the_command_line() -> None:
         "kineto_amd/tracelens_mi300x_resnet_ddp_rank0of8.json.gz",
     ],
 )
-def test_real_traces_of_one_rank_are_predicted_and_add_up(name: str) -> None:
-    found = recorded.of(xsp.load(TRACES / name))
+def test_real_traces_of_one_rank_are_predicted_and_add_up(shared: Path, name: str) -> None:
+    found = recorded.of(xsp.load(shared / "traces" / name))
     point = scaling.of(found, Job(link=LINK, plan=found.plan), [found.ranks]).points[0]
     assert found.plan is not None
     assert sum(point.found.parts.values()) == pytest.approx(point.found.step, rel=1e-6)

@@ -17,7 +17,7 @@ from xsp.analyses.devicework import SKEW_NS, prepare
 from xsp.device.kernelnames import COMMUNICATION
 from xsp.errors import AnalysisError
 from xsp.predict.buckets import Buckets
-from xsp.predict.training import Layer
+from xsp.predict.training import Call, Layer, in_order
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
@@ -37,7 +37,10 @@ class OnDevice(NamedTuple):
     update: float
     copy: float
     exposed: float
-    """Collectives with nothing beside them, which are in none of the others."""
+    """Sums of gradients with nothing beside them, which are in none of the others."""
+
+    others: float
+    """Other collectives with nothing beside them."""
 
     step: float
     """From the first work to the end of the last, over the number of steps."""
@@ -109,33 +112,38 @@ def of(trace: Trace) -> OnDevice:
     prepare(trace)
     rows, devices = _rows(trace)
     steps = len({row["step"] for row in rows if row["step"] is not None}) or 1
-    work, lanes, exposed, waited = _walked(rows)
+    sent, others = _reductions(trace, rows)
+    work, lanes, exposed, of_others, waited = _walked(rows)
     if not any(each.phase == "backward" for each in work):
         raise AnalysisError(
             f"{trace.name!r} holds no device work of a backward pass: it is no training step, or the profiler did not "
             "record its operators"
         )
-    sent, others = _reductions(trace, rows)
     told = [
         f"forward, backward, update: {len(work):,} kernels and copies of one device in {steps} "
         f"step{'s' * (steps > 1)}, each with the gap before it; what is before a copy is other work"
     ]
     if exposed:
-        told.append(f"left out are {exposed / steps * 1e3:.3g} ms of a step: collectives with nothing beside them")
+        told.append(
+            f"left out are {exposed / steps * 1e3:.3g} ms of a step: sums of gradients with nothing beside them"
+        )
     slow = slow_rank(trace)
     if slow is not None:
         told.append(slow)
     unknown = ["how much longer computation took because collectives ran beside it"] if sent else []
     if others:
-        unknown.append(f"collectives that are no sums of gradients, which the prediction does not have: {others}")
+        unknown.append(
+            f"collectives that are no sums of gradients ({others}): the {of_others / steps * 1e3:.3g} ms of a step "
+            "that they take with nothing beside them stay as recorded, on any number of ranks"
+        )
     if devices > 1:
         unknown.append(f"{devices - 1} of {devices} devices: the step is of the lowest one")
-    layers, plan = _layers(work, sent, steps)
+    layers, plan = _layers(work, sent, steps, unknown)
     if plan is None and not any(each.layer for each in work):
         unknown.append(f"modules: the backward pass is cut into {PIECES} pieces of equal time")
     update, copy = (sum(each.took for each in work if each.phase == phase) / steps for phase in ("update", "copy"))
-    step = (sum(each.took for each in work) + waited + exposed) / steps
-    return OnDevice(layers, update, copy, exposed / steps, step, plan, lanes, told, unknown)
+    step = (sum(each.took for each in work) + waited + exposed + of_others) / steps
+    return OnDevice(layers, update, copy, exposed / steps, of_others / steps, step, plan, lanes, told, unknown)
 
 
 def _rows(trace: Trace) -> tuple[list[dict[str, Any]], int]:
@@ -152,7 +160,7 @@ def _rows(trace: Trace) -> tuple[list[dict[str, Any]], int]:
         SELECT mine.span_id AS span_id, mine.start_ns AS start_ns, mine.end_ns AS end_ns, mine.step AS step,
                mine.recording AS recording, phased.phase AS phase, layer.name AS layer, layer.layer_index AS place,
                mine.kind = '{Kind.COPY}' AND (contains(mine.name, 'HtoD') OR contains(mine.name, 'HostToDevice'))
-                   AS copies, mine.purpose = '{COMMUNICATION}' AS sends
+                   AS copies, mine.purpose = '{COMMUNICATION}' AS sends, sends AS sums
         FROM mine
         LEFT JOIN phased ON phased.rank = mine.rank AND phased.span_id = mine.span_id
                          AND phased.trace_id IS NOT DISTINCT FROM mine.trace_id
@@ -166,10 +174,11 @@ def _rows(trace: Trace) -> tuple[list[dict[str, Any]], int]:
     return rows, int(devices)
 
 
-def _walked(rows: Sequence[Mapping[str, Any]]) -> tuple[list[_Work], dict[str, Lane], float, float]:
+def _walked(rows: Sequence[Mapping[str, Any]]) -> tuple[list[_Work], dict[str, Lane], float, float, float]:
     """Return what each piece of work takes of its step, when work of the first step ran, and what is of none.
 
-    The latter are communication with nothing beside it, and gaps before copies: the host had no batch yet.
+    The latter are communication with nothing beside it, sums and others, and gaps before copies: the host had no batch
+    yet.
     """
     work: list[_Work] = []
     drawn: dict[str, list[tuple[float, float]]] = {}
@@ -177,12 +186,13 @@ def _walked(rows: Sequence[Mapping[str, Any]]) -> tuple[list[_Work], dict[str, L
     for row in rows:
         if row["phase"] == "backward" and not row["sends"]:
             backward.setdefault(row["step"], []).append(row["start_ns"])
-    until, recording, shown, alone, idle = 0, None, None, 0, 0
-    sent: list[tuple[int, int]] = []
+    until, recording, shown, idle = 0, None, None, 0
+    alone = [0, 0]
+    sent: list[_Sending] = []
     for row in rows:
         start, end = row["start_ns"], row["end_ns"]
         if recording is None or row["recording"] != recording:
-            alone += _covered(sent, until, END_NS)
+            _exposed(sent, until, END_NS, alone)
             until, recording, sent = start, row["recording"], []
         those = backward.get(row["step"])
         phase = _phase(row, *((min(those), max(those)) if those else (None, None)))
@@ -191,19 +201,35 @@ def _walked(rows: Sequence[Mapping[str, Any]]) -> tuple[list[_Work], dict[str, L
             name = "communication" if row["sends"] else phase
             drawn.setdefault(name, []).append(((start - shown[1]) / 1e9, (end - shown[1]) / 1e9))
         if row["sends"]:
-            sent.append((start, end))
+            sent.append(_Sending(start, end, row["sums"]))
             continue
         gap = max(0, start - until)
-        ended = [each for each in sent if each[1] <= start + SKEW_NS]  # work waits for none that still runs
-        exposed = _covered(ended, until, start) if gap else 0
-        alone += exposed
+        ended = [each for each in sent if each.end_ns <= start + SKEW_NS]  # work waits for none that still runs
+        exposed = _exposed(ended, until, start, alone) if gap else 0
         idle += gap - exposed if phase == "copy" else 0
         took = max(0, end - max(start, until)) + (0 if phase == "copy" else gap - exposed)
         work.append(_Work(row["step"], phase, row["layer"], row["place"], end, took / 1e9))
         until = max(until, end)
-        sent = [each for each in sent if each[1] > until]
-    alone += _covered(sent, until, END_NS)  # those after the last work: nothing comes that waited for them
-    return work, {name: tuple(those) for name, those in drawn.items()}, alone / 1e9, idle / 1e9
+        sent = [each for each in sent if each.end_ns > until]
+    _exposed(sent, until, END_NS, alone)  # those after the last work: nothing comes that waited for them
+    return work, {name: tuple(those) for name, those in drawn.items()}, alone[0] / 1e9, alone[1] / 1e9, idle / 1e9
+
+
+class _Sending(NamedTuple):
+    """A collective that runs, and whether it sums gradients."""
+
+    start_ns: int
+    end_ns: int
+    sums: bool
+
+
+def _exposed(sent: Sequence[_Sending], start: int, end: int, alone: list[int]) -> int:
+    """Return how much of a stretch collectives cover, and add it to that of sums and that of others alone."""
+    both = _covered([each[:2] for each in sent], start, end)
+    sums = _covered([each[:2] for each in sent if each.sums], start, end)
+    alone[0] += sums
+    alone[1] += both - sums
+    return both
 
 
 def _phase(row: Mapping[str, Any], first: int | None, last: int | None) -> str:
@@ -237,8 +263,8 @@ class _Sent(NamedTuple):
     size: int
 
 
-def _reductions(trace: Trace, rows: Sequence[Mapping[str, Any]]) -> tuple[list[_Sent], str]:
-    """Return the collectives that reduce, in the order of time, and the others in words.
+def _reductions(trace: Trace, rows: Sequence[dict[str, Any]]) -> tuple[list[_Sent], str]:
+    """Return the collectives that reduce, in the order of time, and the others in words, whose rows it marks.
 
     The former are empty if the size of one is not known.
     """
@@ -252,6 +278,8 @@ def _reductions(trace: Trace, rows: Sequence[Mapping[str, Any]]) -> tuple[list[_
     those = [each for each in found if each[0] in mine]
     other = Counter(kind for _, kind, _ in those if kind not in _SUMS)
     words = ", ".join(f"{count} of {kind}" for kind, count in sorted(other.items()))
+    for span_id, kind, _ in those:
+        mine[span_id]["sums"] = kind in _SUMS
     sums = [(mine[span_id], size) for span_id, kind, size in those if kind in _SUMS]
     if any(size is None for _, size in sums):
         return [], words
@@ -261,11 +289,13 @@ def _reductions(trace: Trace, rows: Sequence[Mapping[str, Any]]) -> tuple[list[_
 _SUMS = ("all_reduce", "reduce_scatter")
 
 
-def _layers(work: Sequence[_Work], sent: Sequence[_Sent], steps: int) -> tuple[tuple[Layer, ...], Buckets | None]:
+def _layers(
+    work: Sequence[_Work], sent: Sequence[_Sent], steps: int, unknown: list[str]
+) -> tuple[tuple[Layer, ...], Buckets | None]:
     """Return the layers of the step: cut where gradients were sent, else by module, else in pieces."""
     forward = sum(each.took for each in work if each.phase == "forward") / steps
     backward = [each for each in work if each.phase == "backward"]
-    cut = _cut(forward, backward, sent, steps)
+    cut = _cut(forward, backward, sent, steps, unknown)
     if cut is not None:
         return cut
     if any(each.layer for each in work):
@@ -281,11 +311,12 @@ def _layers(work: Sequence[_Work], sent: Sequence[_Sent], steps: int) -> tuple[t
 
 
 def _cut(
-    forward: float, backward: Sequence[_Work], sent: Sequence[_Sent], steps: int
+    forward: float, backward: Sequence[_Work], sent: Sequence[_Sent], steps: int, unknown: list[str]
 ) -> tuple[tuple[Layer, ...], Buckets] | None:
     """Return a layer for each collective of gradients: what the backward pass did since the one before.
 
-    Of the steps those count that sent what most of them did: in its first one PyTorch has other buckets.
+    Of the steps those count that sent what most of them did: in its first one PyTorch has other buckets. Where no half
+    of them sent the same, collectives may be missing, which is added to what is unknown.
     """
     took: dict[tuple[int, ...], list[list[float]]] = {}
     for step in dict.fromkeys(each.step for each in backward):
@@ -302,6 +333,13 @@ def _cut(
     if not took:
         return None
     sizes = max(reversed(took), key=lambda each: len(took[each]))
+    counted = sum(map(len, took.values()))
+    if len(took) > 1 and 2 * len(took[sizes]) <= counted:
+        whole_mb = sorted(sum(each) / 1e6 for each in took)
+        unknown.append(
+            f"bytes of the gradients: {counted} steps sent {len(took)} different sets of sums, of {whole_mb[0]:.4g} to "
+            f"{whole_mb[-1]:.4g} MB, so the trace may lack some; those of a set of {sum(sizes) / 1e6:.4g} MB are taken"
+        )
     whole = sum(each.took for each in backward) / steps
     means = [sum(pieces) / len(took[sizes]) for pieces in zip(*took[sizes], strict=True)]
     scale = whole / sum(means) if sum(means) else 0.0
@@ -313,15 +351,35 @@ def _cut(
 
 
 def _by_module(work: Sequence[_Work], steps: int) -> tuple[Layer, ...]:
-    """Return the modules' calls in the order of execution; what is of none has a layer of its own at the end."""
-    names: dict[tuple[int, str], list[float]] = {}
-    for each in work:
-        if each.phase in ("forward", "backward"):
-            key = (
-                (each.order, each.layer)
-                if each.layer is not None and each.order is not None
-                else (1 << 62, "no module")
-            )
-            both = names.setdefault(key, [0.0, 0.0])
-            both[each.phase == "backward"] += each.took / steps
-    return tuple(Layer(name, both[0], both[1]) for (_, name), both in sorted(names.items()))
+    """Return the modules' calls, with the backward pass in the order of the device; what is of none is one more call.
+
+    Times are means of the steps. The order is that of the step with most modules, of one that it lacks the first step
+    that has it.
+    """
+    forward: dict[tuple[int, str], float] = {}
+    backward: dict[Any, dict[tuple[int, str], list[tuple[float, float]]]] = {}
+    last: dict[Any, tuple[int, str]] = {}
+    for place, each in enumerate(work):
+        key = (each.order, each.layer) if each.layer is not None and each.order is not None else (END_NS, "no module")
+        if each.phase == "forward":
+            forward[key] = forward.get(key, 0.0) + each.took / steps
+        elif each.phase == "backward":
+            those = backward.setdefault(each.step, {}).setdefault(key, [])
+            if those and last[each.step] == key:
+                those[-1] = those[-1][0], those[-1][1] + each.took
+            else:
+                those.append((place, each.took))
+            last[each.step] = key
+    firsts = {step: min(at for those in found.values() for at, _ in those) for step, found in backward.items()}
+    order = sorted(backward, key=lambda step: -len(backward[step]))
+    calls = []
+    for key in sorted({*forward, *(key for found in backward.values() for key in found)}):
+        having = [step for step in order if key in backward[step]]
+        whole = sum(took for step in having for _, took in backward[step][key]) / steps
+        shown = backward[having[0]][key] if having else []
+        own = sum(took for _, took in shown)
+        scale = whole / own if own else 0.0
+        calls.append(
+            Call(key[1], forward.get(key, 0.0), [(at - firsts[having[0]], took * scale) for at, took in shown])
+        )
+    return tuple(in_order(calls))

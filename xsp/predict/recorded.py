@@ -16,7 +16,7 @@ from xsp.analyses.phases import BACKWARD, BETWEEN, DATA, FORWARD, OPTIMIZER, RES
 from xsp.errors import AnalysisError, UsageError
 from xsp.predict import devicestep
 from xsp.predict.buckets import Buckets
-from xsp.predict.training import Input, Layer, Work
+from xsp.predict.training import Call, Input, Layer, Work, in_order
 from xsp.schema import Kind, Level, Rule
 from xsp.store.iterations import Iteration, iterations
 from xsp.store.trace import Trace
@@ -110,7 +110,7 @@ def of(trace: Trace, gradients: int | None = None) -> Recorded:
         unknown += found.unknown
         plan, lanes, exposed = found.plan, found.lanes, found.exposed
         data = loop.data_ns if loop is not None and loop.data_ns else 0.0
-        parts = Parts(found.layers, found.update, 0.0, data / 1e9, found.copy)
+        parts = Parts(found.layers, found.update, found.others, data / 1e9, found.copy)
     else:
         step, ends = measured(answers, loop, told)
         parts, lanes, exposed = _on_host(trace, answers, told, unknown)
@@ -246,11 +246,10 @@ def _layers(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _in_order(rows: Sequence[Mapping[str, Any]], forward: float, backward: float, batches: int) -> tuple[Layer, ...]:
-    """Return the layers, batch by batch, so that the last of a batch is the first of its backward pass as recorded.
+    """Return the layers, batch by batch, with the backward pass of each batch as recorded (`training.in_order`).
 
-    A call that other calls interrupt there is several layers; the one that ends last has its forward pass, and comes
-    first. Without recorded operators modules that call no others share the backward pass, since nothing tells when the
-    others do their part of it.
+    Without recorded operators modules that call no others share the backward pass, since nothing tells when the others
+    do their part of it.
 
     Args:
         rows: calls of `_layers`.
@@ -269,16 +268,16 @@ def _in_order(rows: Sequence[Mapping[str, Any]], forward: float, backward: float
     count = len(rows) // batches if len(rows) % batches == 0 else len(rows)
     found: list[Layer] = []
     for begin in range(0, len(rows), count):
-        those = rows[begin : begin + count]
-        placed: list[tuple[float, int, Layer]] = []
-        place = min((at for row in those for at, _ in row["stretches"]), default=0.0)
-        for number in range(count - 1, -1, -1):
-            row = those[number]
-            *before, last = row["stretches"] or [(place, 0.0)]  # without backward work it goes with the call behind it
-            place = last[0]
-            placed.append((-place, number, Layer(row["name"], forward * row["own_ns"], backward * last[1] / known)))
-            placed += [(-at, number, Layer(row["name"], 0.0, backward * took / known)) for at, took in before]
-        found += [layer for _, _, layer in sorted(placed, key=lambda each: each[:2])]
+        found += in_order(
+            [
+                Call(
+                    row["name"],
+                    forward * row["own_ns"],
+                    [(at, backward * took / known) for at, took in row["stretches"]],
+                )
+                for row in rows[begin : begin + count]
+            ]
+        )
     return tuple(found)
 
 
