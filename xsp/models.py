@@ -17,7 +17,6 @@ Nothing is downloaded.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import inspect
 import json
@@ -79,8 +78,7 @@ class Built:
     """Tokens before the call, of a language model that goes on from them."""
 
     tries: Callable[[Any], Iterator[Callable[[], dict[str, Any]]]] | None = None
-    """Of the module on its device, what makes keyword arguments that it may take, the likeliest first: the first ones
-    that it takes are its input."""
+    """Keyword arguments that the module may take on its device, the likeliest first; the first it takes are used."""
 
     state: Callable[[], dict[str, Any]] | None = None
     """Gives further keyword arguments, anew for each call: the cache of those tokens."""
@@ -102,15 +100,13 @@ def load(spec: str, settings: Settings) -> Workload:
         SGD step on a stand-in loss (mean square of the first floating-point output).
 
     Raises:
-        ModelError: no such model, its library or the device is missing, it cannot be built, or does not take its
-            input; the message says what to type instead.
+        ModelError: no such model, library or device, or it does not take its input; the message says what to type.
     """
     torch = _library("torch", "xsp[torch]")
     _check_device(torch, settings.device)
     built = build(spec, settings)
-    return Workload(
-        spec, step_of(placed(spec, built, settings), settings) if isinstance(built, Built) else built, settings.batch
-    )
+    step = step_of(placed(spec, built, settings), settings) if isinstance(built, Built) else built
+    return Workload(spec, step, settings.batch)
 
 
 def build(spec: str, settings: Settings, device: str = "cpu") -> Built | Callable[[], object]:
@@ -162,21 +158,7 @@ def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[],
     Raises:
         ModelError: there is no such file or function, it raises, or returns something else.
     """
-    if not path.is_file():
-        raise ModelError(f"{path}: there is no such file; write path/to/file.py:function")
-    specification = importlib.util.spec_from_file_location(path.stem, path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules.setdefault(path.stem, module)
-    try:
-        specification.loader.exec_module(module)
-    except Exception as error:
-        raise ModelError(f"{path} raised {type(error).__name__}: {error}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
-        raise ModelError(f"{path} has no function {name!r}{nearest(name, known)}")
+    function = function_of(path, name)
     with contextlib.suppress(ValueError):  # some functions do not tell what they take
         try:
             inspect.signature(function).bind(settings.batch)
@@ -189,17 +171,37 @@ def from_file(path: Path, name: str, settings: Settings) -> Built | Callable[[],
     if callable(made) and not hasattr(made, "parameters"):
         return made  # type: ignore[no-any-return]
     if isinstance(made, tuple) and len(made) == 2 and hasattr(made[0], "parameters"):
-        return _with_input(made[0], made[1])
+        model, value = made
+        if isinstance(value, Mapping):
+            return Built(model, (), dict(value))
+        return Built(model, value if isinstance(value, tuple) else (value,), {})
     raise ModelError(
         f"{path}:{name} returned {type(made).__name__}; "
         "it is to return (module, input), or a function that does one step"
     )
 
 
-def _with_input(model: Any, value: Any) -> Built:
-    if isinstance(value, Mapping):
-        return Built(model, (), dict(value))
-    return Built(model, value if isinstance(value, tuple) else (value,), {})
+def function_of(path: Path, name: str) -> Callable[..., Any]:
+    """Return a function of a user's file, which is run for it.
+
+    Raises:
+        ModelError: there is no such file or function, or the file raises.
+    """
+    if not path.is_file():
+        raise ModelError(f"{path}: there is no such file; write path/to/file.py:function")
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None and specification.loader is not None  # noqa: PT018
+    module = importlib.util.module_from_spec(specification)
+    sys.modules.setdefault(path.stem, module)
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        raise ModelError(f"{path} raised {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+        raise ModelError(f"{path} has no function {name!r}{nearest(name, known)}")
+    return function  # type: ignore[no-any-return]
 
 
 def _torchvision(name: str, settings: Settings) -> Built:

@@ -216,12 +216,14 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
         model = {"name": "board", "command": [sys.executable, "board.py"]}
         plain = {"name": f"m{number}", "model": model, "dataset": {"samples": 4}, "scenario": {"requests": 10}}
         (tmp_path / f"{number}.yaml").write_text(json.dumps(plain), encoding="utf-8")
+    plain = {"model": {"name": "tiny", "source": "micro:depth-1"}, "scenario": {"requests": 10}}
+    (tmp_path / "3.yaml").write_text(json.dumps(plain), encoding="utf-8")
     for name in ("one", "two"):
         onray.start(name, {"rack": name}, tmp_path, trusted=True)
     assert main(["evaluate", "agents", "--ray", "auto"]) == 0
     assert "rack=two" in capsys.readouterr().out
 
-    files = [str(tmp_path / f"{number}.yaml") for number in range(3)]
+    files = [str(tmp_path / f"{number}.yaml") for number in range(4)]
     where = ["--store", str(tmp_path / "local"), "-q"]
     assert main(["evaluate", "run", *files, *where]) == 0
     there, silent_ones = onray.found()
@@ -238,7 +240,7 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     killer.start()
     dispatch.carry_out(work, there, Options(tmp_path / "ray", trusted=True), silent)
     killer.join(60)
-    assert [piece.why for piece in work] == [""] * 3
+    assert [piece.why for piece in work] == [""] * 4
 
     local, _ = results.every(tmp_path / "local")
     remote, _ = results.every(tmp_path / "ray")
@@ -250,3 +252,24 @@ def test_agents_of_a_cluster_give_the_same_bits_and_one_that_is_killed_loses_not
     assert [each.facts().name for each in onray.found()[0]] == ["one"]
     with pytest.raises(onray.ManifestError, match="already"):
         onray.start("one", {}, tmp_path)
+
+    (board, *_) = (each for each in local if each.content["name"] == "m0")
+    again = ["evaluate", "reproduce", board.name, "--store", str(tmp_path / "local"), "-q", "--ray", "auto"]
+    assert main(again) == 0  # its times are a simulator's, the same each time
+    assert "by one: same" in capsys.readouterr().out
+    assert main([*again, "--agents", "two"]) == 2
+    assert "there is no agent 'two'; there are one" in capsys.readouterr().err
+
+    agent = onray.found()[0][0]
+    asked = reading.read(Path(files[0]))
+
+    def cancel(what: str, done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        agent.submit(asked.manifest, tmp_path, Options(tmp_path / "cancelled", trusted=True), cancel)
+    assert not (tmp_path / "cancelled").exists()
+    begin = time.monotonic()  # the agent is free again at once, and carries the next one out
+    agent.submit(asked.manifest, tmp_path, Options(tmp_path / "after", trusted=True), silent)
+    assert len(results.every(tmp_path / "after")[0]) == 1
+    assert time.monotonic() - begin < 120

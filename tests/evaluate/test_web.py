@@ -355,6 +355,19 @@ def test_no_name_leads_out_of_the_folder(name: str, made: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_over_rest_outputs_are_those_of_this_process_bit_for_bit(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    store = tmp_path / "store"
+    here = running.evaluate(reading.of_plain(TINY).manifest, tmp_path, Options(store), FACTS, silent)
+    with TestClient(guard.Guard(app.application(store)), base_url=HERE) as client:
+        last = ended(client, client.post("/api/jobs", json={"manifest": TINY}).json()["id"])
+    assert last["state"] == "done", last["error"]
+    both = [results.read(each) for each in (here, store / last["result"])]
+    assert len({each.content["outputs"]["digest"] for each in both}) == 1
+    assert [each.content["transport"] for each in both] == ["in-process", "own process"]
+
+
+@pytest.mark.slow
 def test_an_evaluation_that_is_ended_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     pytest.importorskip("torch")
 

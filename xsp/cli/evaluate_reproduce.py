@@ -6,6 +6,7 @@ different; 3: nobody can tell.
 examples:
   xsp evaluate reproduce 4f1c2a9b03de-0001
   xsp evaluate reproduce 4f1c --turns 5
+  xsp evaluate reproduce 4f1c --ray auto --agents rack7      by that agent of a Ray cluster
 """
 
 from __future__ import annotations
@@ -13,8 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xsp.cli import evaluate_run, options, progress
+from xsp.errors import UsageError
+
+if TYPE_CHECKING:
+    from xsp.evaluate.agents import Agent
+    from xsp.evaluate.manifest import Manifest
 
 SUMMARY = "carry out a stored manifest again, and judge the difference"
 
@@ -26,7 +33,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--folder", type=Path, default=Path(), metavar="DIR", help="where files of the manifest are (default: here)"
     )
-    parser.add_argument("--agents", metavar="NAME", help="local or process (default: process, a new one each time)")
+    parser.add_argument(
+        "--agents",
+        metavar="NAME",
+        help="local or process (default: process, a new one each time); with --ray one of its agents (default: the one "
+        "that made the result, if it is there and satisfies the manifest, or any that does)",
+    )
+    parser.add_argument("--ray", metavar="ADDRESS", help="of a Ray cluster, whose agents are meant; auto finds it")
     evaluate_run.stored(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
@@ -34,20 +47,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Carry it out again, and say what it is."""
-    from xsp.errors import UsageError
-    from xsp.evaluate import agents, reading, results, standings, tables, transports
+    from xsp.evaluate import agents, reading, results, standings, tables
 
     before = results.named(given.result, given.store)
     manifest = reading.read(before.path / results.MANIFEST).manifest
-    found = transports.named(given.agents or "process")
-    if len(found) != 1:
-        raise UsageError("--agents: one agent reproduces a result, local or process")
+    agent = _agent(given, manifest, str(before.content["agent"]["name"]))
     asked = agents.Options(given.store, trusted=True)
     made: list[results.Result] = []
     with progress.shown(given.quiet) as show:
 
         def again() -> results.Result:
-            made.append(results.read(found[0].submit(manifest, given.folder, asked, show)))
+            made.append(results.read(agent.submit(manifest, given.folder, asked, show)))
             return made[-1]
 
         judgement = standings.reproduced(before, again, given.turns)
@@ -55,5 +65,28 @@ def run(given: argparse.Namespace) -> int:
         said = tables.judgement_json(judgement) | {"before": before.name, "after": [each.name for each in made]}
         progress.put(json.dumps(said, indent=1) + "\n")
     else:
-        progress.tell(f"{before.name}, made again {len(made)} times: {tables.judgement(judgement)}")
+        times = "once" if len(made) == 1 else f"{len(made)} times"
+        by = agent.facts().name
+        progress.tell(f"{before.name}, made again {times} by {by}: {tables.judgement(judgement)}")
     return {"same": 0, "different": 1}.get(judgement.verdict.value, 3)
+
+
+def _agent(given: argparse.Namespace, manifest: Manifest, maker: str) -> Agent:
+    """Return who carries a manifest out again: of a cluster the agent that is named, or the maker of the result.
+
+    Raises:
+        UsageError: there is none, or several are named.
+    """
+    from xsp.evaluate import agents, transports
+
+    if given.ray is None:
+        found = transports.named(given.agents or "process")
+        if len(found) != 1:
+            raise UsageError("--agents: one agent reproduces a result, local or process")
+        return found[0]
+    there = evaluate_run.of_cluster(given.ray, None if given.agents is None else [given.agents])
+    fit, reasons = agents.matching(manifest, there)
+    if not fit:
+        said = ". ".join(f"{name}: {'; '.join(why)}" for name, why in reasons.items())
+        raise UsageError(f"no agent of the cluster satisfies the manifest. {said}")
+    return next((each for each in fit if each.facts().name == maker), fit[0])

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -144,17 +145,12 @@ def carry_out(given: argparse.Namespace, found: list[Read]) -> int:
 
 def _by_cluster(given: argparse.Namespace, found: list[Read], options: Options) -> tuple[list[Path], int]:
     """Carry out manifests by the agents of a Ray cluster, and return the results and how many there are not."""
-    from xsp.evaluate import dispatch, onray
+    from xsp.evaluate import dispatch
 
     if given.seconds is not None or given.label:
         raise UsageError("--seconds and --label are of agents of this machine; with --ray agents have their own labels")
-    onray.connect(given.ray)
     named = None if given.agents in ("all", "any", "local") else [each.strip() for each in given.agents.split(",")]
-    there, silent = onray.found(named)
-    for name, why in silent.items():
-        progress.warn(f"xsp: {name}: {why}")
-    if not there:
-        raise UsageError("the cluster has no agent; on each machine: xsp evaluate agent --ray ADDRESS")
+    there = of_cluster(given.ray, named)
     work, reasons = dispatch.pieces(found, there, each=given.agents not in ("any", "local"))
     for title, others in reasons.items():
         for name, why_not in others.items():
@@ -167,6 +163,28 @@ def _by_cluster(given: argparse.Namespace, found: list[Read], options: Options) 
         if piece.result is None:
             progress.warn(f"xsp: {piece.asked.manifest.title}: {piece.why}")
     return [each.result for each in work if each.result is not None], sum(each.result is None for each in work)
+
+
+def of_cluster(address: str, named: Sequence[str] | None = None) -> list[Agent]:
+    """Return the agents of a Ray cluster, and warn of those that do not answer.
+
+    Args:
+        address: of the cluster.
+        named: those that are meant; all if None.
+
+    Raises:
+        ManifestError: there is no cluster, or no agent of a name.
+        UsageError: no agent answers.
+    """
+    from xsp.evaluate import onray
+
+    onray.connect(address)
+    there, silent = onray.found(named)
+    for name, why in silent.items():
+        progress.warn(f"xsp: {name}: {why}")
+    if not there:
+        raise UsageError("no agent of the cluster answers; on each machine: xsp evaluate agent --ray ADDRESS")
+    return list(there)
 
 
 def _shown(given: argparse.Namespace, made: list[Path], failed: int) -> int:

@@ -7,6 +7,7 @@ REST is described at /api/openapi.json.
 examples:
   xsp evaluate serve
   xsp evaluate serve --folder results --port 9000
+  xsp evaluate serve --ray auto            agents of a Ray cluster carry evaluations out, too
 """
 
 from __future__ import annotations
@@ -36,14 +37,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--host", default="127.0.0.1", metavar="ADDRESS",
         help="to listen on; whoever reaches it can evaluate models (default: 127.0.0.1)",
     )  # fmt: skip
+    parser.add_argument(
+        "--ray", metavar="ADDRESS", help="of a Ray cluster, whose agents carry out evaluations too; auto finds it"
+    )
 
 
 def run(given: argparse.Namespace) -> int:
     """Serve until a signal."""
+    from xsp.evaluate import transports
     from xsp.evaluate.web import app
 
     if given.folder.exists() and not given.folder.is_dir():
         raise UsageError(f"--folder {given.folder}: this is a file; name the folder of results")
+    there = [transports.OwnProcess(), *(evaluate_run.of_cluster(given.ray) if given.ray is not None else [])]
     try:
         family, *_, place = socket.getaddrinfo(given.host, given.port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server((place[0], given.port), family=family, backlog=128)
@@ -56,7 +62,7 @@ def run(given: argparse.Namespace) -> int:
         host = f"[{given.host}]" if ":" in given.host else given.host
         progress.tell(f"serving {given.folder} at http://{host}:{port}/; Ctrl-C ends it", flush=True)
         try:
-            app.server(given.folder, given.host, port).run(sockets=[listening])
+            app.server(given.folder, given.host, port, there).run(sockets=[listening])
         except KeyboardInterrupt:
             return 0
     return 0

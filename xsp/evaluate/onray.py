@@ -32,6 +32,7 @@ class Actor:
         self._agent = transports.OwnProcess(name, labels, "ray")
         self._folder, self._trusted = Path(folder), trusted
         self._said: tuple[str, int, int] = ("", 0, 0)
+        self._is_cancelled = False
 
     def facts(self) -> dict[str, Any]:
         """Return what it is, with the time."""
@@ -41,11 +42,18 @@ class Actor:
         """Return what is being done."""
         return self._said
 
+    def cancel(self) -> None:
+        """Have the evaluation that runs end without a result, within a second."""
+        self._is_cancelled = True
+
     def evaluate(self, manifest: dict[str, Any], levels: str, bound: bool) -> dict[str, Any]:
         """Carry out a manifest, and return the files of its result, or why there is none."""
+        self._is_cancelled = False
 
         def said(what: str, done: int, of: int) -> None:
             self._said = what, done, of
+            if self._is_cancelled:
+                raise ManifestError("it was cancelled")
 
         with tempfile.TemporaryDirectory() as store:
             try:
@@ -91,12 +99,18 @@ class OnRay:
             silent_from = time.monotonic()
             while not ray.wait([running], timeout=0.5)[0]:
                 try:
-                    progress(*ray.get(self._handle.progress.remote(), timeout=PATIENCE_S))
+                    now = ray.get(self._handle.progress.remote(), timeout=PATIENCE_S)
                     silent_from = time.monotonic()
                 except ray.exceptions.GetTimeoutError:
                     if time.monotonic() - silent_from > agents.DEAD_AFTER_S:
                         ray.kill(self._handle)  # it must not go on with what another one does now
                         raise
+                    continue
+                try:
+                    progress(*now)
+                except BaseException:
+                    self._handle.cancel.remote()
+                    raise
             said = ray.get(running)
         except ray.exceptions.RayError as error:
             raise AgentLost(f"the agent {self._facts.name} died ({type(error).__name__})") from error

@@ -258,9 +258,12 @@ def wrong(manifest: Manifest) -> list[str]:
         found.append("model.job: only inference is evaluated; `xsp profile MODEL --train` records training")
     for side, function in (("preprocess", model.preprocess), ("postprocess", model.postprocess)):
         if isinstance(function, str) and function:
-            found.append(f"model.{side} is code in the manifest, which is never run; write it as steps")
-        elif isinstance(function, Function):
-            found.append(f"model.{side}: functions of files are not run yet; write it as steps")
+            found.append(
+                f"model.{side} is code in the manifest, which is never run; write it as steps, or into a file beside "
+                f"the manifest: {side}: {{function: file.py:name}}"
+            )
+        elif isinstance(function, Function) and not _names_function(function.function):
+            found.append(f"model.{side}: {function.function!r} names no function; write file.py:name")
     for side, tensors, known in (("inputs", model.inputs, BEFORE), ("outputs", model.outputs, AFTER)):
         for number, tensor in enumerate(tensors):
             for place, step in enumerate(tensor.steps):
@@ -269,6 +272,11 @@ def wrong(manifest: Manifest) -> list[str]:
                 except ManifestError as error:
                     found.append(f"model.{side}[{number}].steps[{place}]: {error}")
     return found
+
+
+def _names_function(text: str) -> bool:
+    file, _, name = text.rpartition(":")
+    return file.endswith(".py") and name.isidentifier()
 
 
 def _bound(step: Step, known: dict[str, Callable[..., Array]], side: str) -> Callable[[Any], Any]:

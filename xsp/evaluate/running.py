@@ -20,7 +20,7 @@ import numpy as np
 from xsp import version
 from xsp.bench import environment
 from xsp.errors import ManifestError, UsageError, XspError
-from xsp.evaluate import agents, besides, contention, datasets, labelled, pipeline, predictors, results
+from xsp.evaluate import agents, besides, contention, datasets, labelled, pipeline, predictors, results, userfunctions
 from xsp.evaluate.agents import Facts, Options, Progress
 from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, schedules, search
 from xsp.evaluate.load import latencies as said
@@ -43,7 +43,9 @@ class Served:
     handle: Any
     samples: datasets.Samples
     raw: Sequence[Any] | datasets.Samples
-    before: Callable[[Any], Any]
+    before: Callable[[Any], Any] | None
+    """None where samples are what the model takes."""
+
     after: Callable[[Any], Any] | None
 
     def batch(self, first: int, count: int) -> Batch:
@@ -56,19 +58,24 @@ class Served:
 
     def _row(self, number: int) -> Mapping[str, Array]:
         sample = self.raw[number]
-        if not self.samples.raw:
-            found: Mapping[str, Array] = sample
-            return found
-        first, *others = self.handle.takes.items()
-        made = np.asarray(self.before(sample))
-        if made.ndim != len(first[1].shape):
-            raise ManifestError(
-                f"model.inputs: after its steps a sample is {made.shape}, the model takes {first[1].shape}"
-            )
-        rest = {
-            name: each.fixed if each.fixed is not None else np.zeros(each.shape, each.dtype) for name, each in others
-        }
-        return {first[0]: made, **rest}
+        made = sample if self.before is None else self.before(sample)
+        takes: Mapping[str, datasets.Takes] = self.handle.takes
+        if isinstance(made, Mapping):
+            found: Mapping[str, Array] = made
+            lacks = [name for name in takes if name not in found]
+        else:
+            first = next(iter(takes))
+            found, lacks = {first: np.asarray(made)}, []
+            for name, each in takes.items():
+                if name != first:
+                    found[name] = np.zeros(each.shape, each.dtype) if each.fixed is None else each.fixed
+        for name, each in takes.items():
+            if name not in lacks and found[name].ndim != len(each.shape):
+                shapes = f"a sample is {found[name].shape}, the model takes {each.shape}"
+                raise ManifestError(f"model.inputs: after its steps {shapes}")
+        if lacks:
+            raise ManifestError(f"model.preprocess: the model takes {lacks[0]!r}, and it gives {', '.join(found)}")
+        return found
 
     def predict(self, batch: Batch) -> Answer:
         """Return the model's answer, through the steps after it."""
@@ -118,14 +125,18 @@ def evaluate(
     if reasons:
         raise ManifestError(f"{manifest.title} cannot be evaluated by {facts.name}: " + "; ".join(reasons))
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    with _threads(manifest.software.threads), results.written(options.store, manifest.identity) as (beside, done):
+    with (
+        _threads(manifest.software.threads),
+        results.written(options.store, manifest.identity) as (beside, done),
+        userfunctions.of(manifest, folder) as functions,
+    ):
         predictor = predictors.of(manifest, options.trusted)
         progress("opening", 0, 1)
         begin = time.perf_counter_ns()
         handle = predictor.open(manifest, folder, options.levels)
         open_ns = time.perf_counter_ns() - begin
         try:
-            served = _served(manifest, folder, options, predictor, handle)
+            served = _served(manifest, folder, options, predictor, handle, functions)
             kept, first = _outputs(manifest, served)
             accuracy = _accuracy(manifest, served, progress)
             simulated = first.took_ns is not None
@@ -134,7 +145,8 @@ def evaluate(
             noted = {**environment.noted(), **watch.found()}
             batch = served.batch(0, manifest.scenario.sizes[0])
             more = besides.make(beside, manifest, folder, predictor, handle, batch, options, progress)
-            notes = [*getattr(handle, "notes", ()), *_constant(kept), *_of_search(found), *more]
+            of_functions = [note for each in functions.values() for note in each.notes()]
+            notes = [*getattr(handle, "notes", ()), *of_functions, *_constant(kept), *_of_search(found), *more]
         finally:
             predictor.close(handle)
         np.savez(beside / results.OUTPUTS, **kept)  # type: ignore[arg-type]
@@ -163,7 +175,10 @@ def evaluate(
     return done[0]
 
 
-def _served(manifest: Manifest, folder: Path, options: Options, predictor: Predictor, handle: Any) -> Served:
+def _served(
+    manifest: Manifest, folder: Path, options: Options, predictor: Predictor, handle: Any,
+    functions: Mapping[str, Callable[[Any], Any]],
+) -> Served:  # fmt: skip
     model = manifest.model
     steps = model.inputs[0].steps if model.inputs else []
     samples = datasets.of(manifest.dataset, handle.takes, folder, options.trusted)
@@ -172,11 +187,18 @@ def _served(manifest: Manifest, folder: Path, options: Options, predictor: Predi
             "model.inputs: steps need samples that are files: dataset.source synthetic:images, "
             "synthetic:classes, synthetic:text or folder:path"
         )
-    if samples.raw and not steps:
-        raise ManifestError(f"model.inputs: samples of {manifest.dataset.source} need steps, to become what it takes")
-    after = model.outputs[0].steps if model.outputs else []
+    before = functions.get("preprocess")
+    if samples.raw and before is None:
+        if not steps:
+            raise ManifestError(
+                f"model.inputs: samples of {manifest.dataset.source} need steps, or model.preprocess a function, "
+                "to become what it takes"
+            )
+        before = pipeline.before(steps)
+    last = model.outputs[0].steps if model.outputs else []
+    after = functions.get("postprocess") or (pipeline.after(last) if last else None)
     raw = [samples[number] for number in range(min(len(samples), _most_samples(manifest)))]
-    return Served(predictor, handle, samples, raw, pipeline.before(steps), pipeline.after(after) if after else None)
+    return Served(predictor, handle, samples, raw, before, after)
 
 
 def _most_samples(manifest: Manifest) -> int:
@@ -229,14 +251,14 @@ def _parts(
     """Return the requests of each batch size, what a search for the highest rate came to, and processor times.
 
     Processor time is that of all threads of this process for a request, the median, in milliseconds; None of a
-    simulator, of a program of its own, and of searches and cold starts.
+    simulator, of programs and functions in processes of their own, and of searches and cold starts.
     """
     scenario = manifest.scenario
     if scenario.kind == "cold-start":
         return {scenario.batch: _cold(manifest, folder, served, progress)}, None, {}
     found = {}
     processor: dict[int, float | None] = {}
-    elsewhere = simulated or bool(manifest.model.command)
+    elsewhere = simulated or any((manifest.model.command, manifest.model.preprocess, manifest.model.postprocess))
     for batch in scenario.sizes:
         clock: Clock = VirtualClock() if simulated else Clock()
         took: list[int] = []

@@ -295,15 +295,16 @@ def application(store: Path, there: Sequence[Agent] | None = None, queue: Queue 
     return app
 
 
-def server(store: Path, address: str, port: int) -> uvicorn.Server:
+def server(store: Path, address: str, port: int, there: Sequence[Agent] | None = None) -> uvicorn.Server:
     """Return a server of the evaluations of a folder, behind its guard; `run` serves until a signal.
 
     Args:
         store: folder of results.
         address: to listen on, in digits or a name.
         port: to listen on.
+        there: agents, as for `application`.
     """
-    guarded = Guard(application(store), address)
+    guarded = Guard(application(store, there), address)
     return uvicorn.Server(uvicorn.Config(
         guarded, host=address, port=port, log_level="warning", access_log=False, server_header=False,
         limit_concurrency=CONNECTIONS, timeout_keep_alive=5, timeout_graceful_shutdown=1, ws="none", lifespan="on",

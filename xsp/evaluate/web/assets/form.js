@@ -66,13 +66,18 @@ async function creation() {
   yaml.hidden = true;
   yaml.spellcheck = false;
   yaml.setAttribute("aria-label", "manifest as YAML");
-  const trace = make("select"), bound = make("input"), asked = make("div", null, "bar"), boxed = make("label");
+  const trace = make("select"), agent = make("select"), bound = make("input"), asked = make("div", null, "bar"), boxed = make("label");
   trace.id = "trace";
   trace.setAttribute("aria-label", "trace");
   trace.append(option("", "no trace"), option("M", "trace of the model (M)"), option("M/L", "trace with layers (M/L)"), option("M/L/G", "trace with operators and kernels (M/L/G)"));
   bound.type = "checkbox";
   boxed.append(bound, " work out the bound");
-  asked.append(trace, boxed);
+  const there = (await ask("/api/agents")).map((each) => each.name);
+  agent.id = "agent";
+  agent.setAttribute("aria-label", "agent");
+  agent.append(option("", "any agent that satisfies it"), ...there.map((each) => option(each, "by " + each)));
+  agent.hidden = there.length < 2;
+  asked.append(trace, agent, boxed);
   const body = () => {
     if (!yaml.hidden) return { yaml: yaml.value };
     const made = {};
@@ -96,7 +101,7 @@ async function creation() {
     for (const note of found.notes) said.append(make("p", note, "note"));
   });
   const start = guarded(async () => {
-    const job = await send("/api/jobs", { ...body(), trace: trace.value, bound: bound.checked });
+    const job = await send("/api/jobs", { ...body(), trace: trace.value, agent: agent.value, bound: bound.checked });
     location.href = "/jobs/" + job.id;
   });
   const other = button("go on in YAML", "other", guarded(async () => {

@@ -1,0 +1,209 @@
+"""Functions of the user's before and after the model, `f(context, data)`, each in a process of its own.
+
+`context` is a dictionary that lives as long as the process: the canonical manifest stands in it under `manifest`, and
+what a call puts there, the next one finds. `data` is one sample before the model (bytes of a file, text, or arrays by
+the name of an input), one sample's first output after it. An array comes back, or arrays by the name of an input.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xsp import processes
+from xsp.errors import ManifestError, XspError
+from xsp.evaluate.jsonlines import DTYPES, decoded, encoded
+from xsp.evaluate.manifest import Function, Manifest
+
+_CODE = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from xsp.evaluate import userfunctions; "
+    "userfunctions.work(*map(int, sys.argv[2:]))"
+)
+
+STARTING_S = 60.0
+"""For the process to import what the file imports."""
+
+
+class UserFunction:
+    """A function in its process, which is called like the function: `f(data)`."""
+
+    def __init__(self, side: str, given: Function, manifest: Manifest, folder: Path) -> None:
+        """Start the process and have it import the function.
+
+        Args:
+            side: `preprocess` or `postprocess`, for messages.
+            given: which function, and how long a call may take.
+            manifest: for its `context`.
+            folder: where the path of its file starts, and its working directory.
+
+        Raises:
+            ManifestError: there is no such function, or its file cannot be imported.
+        """
+        self._place, self._seconds, self._many = f"model.{side}: {given.function}", given.seconds, side == "preprocess"
+        self._lock = threading.Lock()
+        self._ways_ns: list[int] = []
+        file, _, name = given.function.rpartition(":")
+        try:
+            self._process: processes.Asked | None = processes.Asked(_CODE, str(os.getpid()))
+        except OSError as error:
+            raise ManifestError(f"{self._place}: its process cannot be started ({error})") from error
+        place = {"file": str((folder / file).resolve()), "name": name, "folder": str(folder.resolve())}
+        try:
+            self._ask({**place, "context": {"manifest": manifest.plain()}}, STARTING_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def __call__(self, data: Any) -> Any:
+        """Return what the function makes of one sample: an array, or arrays by name.
+
+        Raises:
+            ManifestError: it raises, takes longer than it may, ends, or returns something else.
+        """
+        with self._lock:  # streams of requests share the process
+            begin = time.perf_counter_ns()
+            said = self._ask({"data": _sent(data)}, self._seconds)
+            made = _received(said["data"])
+            self._ways_ns.append(time.perf_counter_ns() - begin - int(said["took_ns"]))
+        if isinstance(made, np.ndarray) or (self._many and isinstance(made, dict)):
+            return made
+        raise ManifestError(f"{self._place}: it returns {type(made).__name__}; an array is to come back")
+
+    def _ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        if self._process is None:
+            raise ManifestError(f"{self._place}: its process has ended")
+        self._process.ask(question)
+        until = time.monotonic() + seconds
+        line = self._process.answer(until)
+        if not line:
+            is_late = time.monotonic() >= until
+            code = self.close(0.0 if is_late else 2.0)
+            raise ManifestError(
+                f"{self._place}: it gave no answer within {seconds:g} s (`seconds` beside `function` is its limit)"
+                if is_late
+                else f"{self._place}: its process ended ({processes.ending(code)})"
+            )
+        said: dict[str, Any] = json.loads(line)
+        if "error" in said:
+            raise ManifestError(f"{self._place}: {said['error']}")
+        return said
+
+    def notes(self) -> list[str]:
+        """Return what is to be said of latencies: what the way to the process and back takes."""
+        if not self._ways_ns:
+            return []
+        way = statistics.median(self._ways_ns) / 1e6
+        return [f"{self._place} is in a process of its own: the way there and back, {way:.2g} ms, is in the latencies"]
+
+    def close(self, patience_s: float = 0.0) -> int:
+        """End the process, and return the code that it ended with; a second time does nothing."""
+        process, self._process = self._process, None
+        return process.end(patience_s) if process is not None else 0
+
+
+@contextlib.contextmanager
+def of(manifest: Manifest, folder: Path) -> Iterator[dict[str, UserFunction]]:
+    """Give the functions that a manifest names, by side (`preprocess`, `postprocess`); they end with the block.
+
+    Raises:
+        ManifestError: one cannot be had.
+    """
+    found: dict[str, UserFunction] = {}
+    try:
+        for side, given in (("preprocess", manifest.model.preprocess), ("postprocess", manifest.model.postprocess)):
+            if isinstance(given, Function):
+                found[side] = UserFunction(side, given, manifest, folder)
+        yield found
+    finally:
+        for each in found.values():
+            each.close()
+
+
+def work(parent: int, answers: int) -> None:
+    """Import the function that stdin names, and answer each call: the other side of `UserFunction`.
+
+    Args:
+        parent: number of the process that asks; this one ends with it.
+        answers: descriptor to write lines of JSON to.
+    """
+    processes.end_with_parent(parent)
+    with os.fdopen(answers, "wb") as out:
+
+        def say(answer: Mapping[str, Any]) -> None:
+            out.write(json.dumps(answer).encode() + b"\n")
+            out.flush()
+
+        asked = json.loads(sys.stdin.readline())
+        file, context = Path(asked["file"]), asked["context"]
+        sys.path.insert(0, str(file.parent))
+        os.chdir(asked["folder"])
+        try:
+            from xsp.models import function_of
+
+            function = function_of(file, asked["name"])
+        except XspError as error:
+            say({"error": str(error)})
+            return
+        say({"ready": True})
+        for line in sys.stdin:
+            data = _received(json.loads(line)["data"])
+            begin = time.perf_counter_ns()
+            try:
+                made = function(context, data)
+                took_ns = time.perf_counter_ns() - begin
+                say({"data": _sent(made), "took_ns": took_ns})
+            except Exception as error:
+                say({"error": _told(error, file)})
+
+
+def _told(error: Exception, file: Path) -> str:
+    """Return an error with the last line of the user's file that it came through."""
+    lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if Path(each.filename) == file]
+    where = f"line {lines[-1]}: " if lines else ""
+    said = (str(error).splitlines() or [""])[0][:200]
+    return f"{where}{type(error).__name__}: {said}"
+
+
+def _sent(data: Any) -> Any:
+    """Return a sample as JSON holds it.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(data, (bytes, bytearray)):
+        return {"bytes": base64.b64encode(data).decode()}
+    if isinstance(data, str):
+        return {"text": data}
+    if isinstance(data, Mapping):
+        return {"arrays": {str(name): _array(each) for name, each in data.items()}}
+    return _array(data)
+
+
+def _array(value: Any) -> dict[str, Any]:
+    made = np.asarray(value.detach() if hasattr(value, "detach") else value)
+    if made.dtype.name not in DTYPES:
+        raise TypeError(f"an array of {made.dtype.name} cannot be handed over; there are {', '.join(DTYPES)}")
+    return encoded(made)
+
+
+def _received(value: Mapping[str, Any]) -> Any:
+    """Return the sample that JSON holds."""
+    if "bytes" in value:
+        return base64.b64decode(value["bytes"])
+    if "text" in value:
+        return value["text"]
+    if "arrays" in value:
+        return {name: decoded(each) for name, each in value["arrays"].items()}
+    return decoded(value)
