@@ -1,4 +1,4 @@
-"""What algebra saves: products in a costly order, and gradients of tables that are zero but for a few rows."""
+"""What algebra saves: products in a costly order, products with one-hot vectors, gradients that are mostly 0."""
 
 from __future__ import annotations
 
@@ -145,3 +145,44 @@ def _looked_up(call: Call) -> int:
     if not isinstance(shape, list) or not shape or not all(type(size) is int for size in shape):
         return 0
     return math.prod(shape)
+
+
+@question("one-hot", "Are rows of a table looked up by a product with one-hot vectors?", number="Q4")
+def one_hot(asked: Asked) -> Iterator[Advice]:
+    """Products of one-hot vectors with a matrix, which copy rows of it, with all their multiplications by zero.
+
+    Shapes tell which products take them. Their gradient, a product as well, comes on top.
+    """
+    whole = calls.step_ms(asked)
+    outer = [each for each in calls.every(asked) if each.is_outer_op]
+    for made in (each for each in outer if each.name == "aten::one_hot" and each.first_shape):
+        rows = max((each.first_shape or (0,) for each in made.every()), key=math.prod)
+        if made.first_shape is None or rows[:-1] != made.first_shape:
+            continue
+        later = [each for each in outer if each.start_ns >= made.end_ns]
+        products = [each for each in later if each.name in _OF_ROWS and each.first_shape in (rows, _flat(rows))]
+        casts = [each for each in later if each.first_shape == rows and each.name in ("aten::to", "aten::_to_copy")]
+        ms = sum(each.ns for each in (made, *casts, *products)) / 1e6
+        if not products or ms < calls.LEAST_MS:
+            continue
+        yield Advice(
+            "one-hot",
+            f"{math.prod(rows[:-1]):,} rows of {rows[-1]:,} are looked up by a product with one-hot vectors",
+            calls.places([*products, made]),
+            calls.interval(ms, calls.ends(asked, [made, *casts, *products])).within(whole),
+            True,
+            100 * ms / whole,
+            (
+                f"making the vectors, converting and multiplying them take {ms:.3g} ms; their gradient is not counted",
+                "shapes tell it: it holds where the product takes the vectors",
+            ),
+            "torch.nn.functional.embedding(indices, weight) or weight[indices] reads the same rows; of a Linear layer "
+            "the weight is transposed",
+        )
+
+
+_OF_ROWS = ("aten::linear", "aten::matmul", "aten::mm")
+
+
+def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return math.prod(shape[:-1]), shape[-1]

@@ -1,4 +1,4 @@
-"""Language models that generate without a cache: each token is computed with the whole text before it, again."""
+"""Language models that compute more than is read: a text again for each token, scores of tokens nobody asks for."""
 
 from __future__ import annotations
 
@@ -102,3 +102,40 @@ def _grows(found: Sequence[_Call]) -> bool:
         steps = sorted(by_step.items())
         pairs = [(b - a, other[0] - one[0]) for (a, one), (b, other) in pairwise(steps)]
     return sum(between == more for between, more in pairs) >= max(LEAST_CALLS - 1, LEAST_SHARE * len(pairs))
+
+
+LEAST_SCORES = 1_000
+"""Outputs of a layer from which on they are taken for scores of a vocabulary."""
+
+VIEWS = ("aten::slice", "aten::select")
+
+
+@question("last-scores", "Are scores computed for tokens that nobody reads?", number="Q4")
+def last_scores(asked: Asked) -> Iterator[Advice]:
+    """The last layer of a language model, applied to all tokens, of which the program reads the last one.
+
+    Told by shapes: what the layer returns, batch × tokens × vocabulary, is only sliced.
+    """
+    whole = calls.step_ms(asked)
+    outer = [each for each in calls.every(asked) if each.is_outer_op]
+    for layer in (each for each in outer if each.name == "aten::linear"):
+        weight = layer.shapes[1] if len(layer.shapes) > 1 else None
+        if layer.first_shape is None or len(layer.first_shape) != 3 or not isinstance(weight, list) or not weight:
+            continue
+        scores = (*layer.first_shape[:2], weight[0])
+        readers = [each for each in outer if each.start_ns >= layer.end_ns and each.first_shape == scores]
+        gain = layer.ns / 1e6 * (1 - 1 / scores[1])
+        selects = any(each.name == "aten::select" for each in readers)
+        is_scores = isinstance(weight[0], int) and weight[0] >= LEAST_SCORES
+        if not is_scores or not selects or any(each.name not in VIEWS for each in readers) or gain < calls.LEAST_MS:
+            continue
+        yield Advice(
+            "last-scores",
+            f"scores of {scores[2]:,} words are computed for {scores[1]:,} tokens a text, and one of them is read",
+            calls.places([layer]),
+            calls.interval(gain, calls.ends(asked, [layer])).within(whole),
+            True,
+            100 * gain / whole,
+            (f"the last layer takes {layer.ns / 1e6:.3g} ms for all tokens; what it returns is only sliced",),
+            "apply the last layer to hidden[:, -1]; of transformers: logits_to_keep=1",
+        )

@@ -1,8 +1,9 @@
-"""Modules that compute the same again: the same module, given the same tensors, twice in a step."""
+"""What is computed again: modules given the same tensors twice in a step, and masks made anew for each layer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from xsp.advise import calls
 from xsp.advise.advice import MOST_SPANS, Advice, Asked, Place
@@ -69,3 +70,36 @@ def _is_backward(call: Call) -> bool:
             return True
         at = at.around
     return False
+
+
+@question("masks", "Is the same mask made for each layer?", number="Q4")
+def masks(asked: Asked) -> Iterator[Advice]:
+    """Triangular matrices of one size that a step makes several times: causal masks of attention."""
+    whole = calls.step_ms(asked)
+    found: dict[tuple[str, tuple[int, ...]], list[Call]] = {}
+    before: dict[str, list[Call]] = {}
+    for around in calls.every(asked):
+        if around.is_op or _is_backward(around):
+            continue
+        for first, each in pairwise([None, *(one for one in around.inside if one.is_op)]):
+            if each is None or each.name not in ("aten::triu", "aten::tril") or each.first_shape is None:
+                continue
+            found.setdefault((each.name, each.first_shape), []).append(each)
+            if first is not None and first.name in ("aten::full", "aten::ones"):
+                before.setdefault(each.span_id, []).append(first)
+    for (name, shape), those in found.items():
+        every = [*those, *(one for each in those for one in before.get(each.span_id, ()))]
+        ms = sum(each.ns for each in every) / 1e6
+        if len(those) < 2 or ms < calls.LEAST_MS:
+            continue
+        yield Advice(
+            "masks",
+            f"a triangular matrix of {' × '.join(f'{size:,}' for size in shape)} is made {len(those)} times in a step",
+            calls.places(those),
+            calls.interval(ms, calls.ends(asked, every)).within(whole),
+            True,
+            100 * ms / whole,
+            (f"making them takes {ms:.3g} ms; shapes tell it: it holds where {name} is of numbers alone",),
+            "make it once (register_buffer) and pass it on; of attention is_causal=True of "
+            "scaled_dot_product_attention, which also leaves the masked half out",
+        )

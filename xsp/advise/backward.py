@@ -1,0 +1,157 @@
+"""What a backward pass does for nothing: gradients that nobody applies, layers computed again, checks for NaN."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from xsp.advise import calls
+from xsp.advise.advice import MOST_SPANS, Advice, Asked, Place
+from xsp.advise.calls import Call
+from xsp.advise.registry import question
+from xsp.schema import Kind, Level
+
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+"""The node that adds a gradient to a parameter's; the shape of what it is given is the parameter's."""
+
+LEAST_CHECKS = 4
+
+Shape = tuple[int, ...]
+
+
+@question("unused-gradients", "Are gradients computed that no optimizer applies?", number="Q4")
+def unused_gradients(asked: Asked) -> Iterator[Advice]:
+    """Gradients of parameters that the optimizer of the step does not update: of a backbone that was to be frozen.
+
+    Parameters are told by their shapes. What counts is the part of the last backward pass that comes after the last
+    gradient which the optimizer applies; without it no gradient is missing that the optimizer has.
+    """
+    whole = calls.step_ms(asked)
+    for step in (each for each in calls.every(asked) if each.kind == Kind.STEP):
+        inside = list(step.every())
+        updated = _updated([each for each in inside if each.kind == Kind.OPTIMIZER])
+        passes = [each for each in inside if each.kind == Kind.BACKWARD]
+        if not updated or not passes:
+            continue
+        last = passes[-1]
+        given = {each.shapes and str(each.shapes[0]) for each in inside if each.level == Level.LAYER}
+        leaves = [each for each in last.every() if each.name == ACCUMULATE and each.first_shape is not None]
+        leaves = [each for each in leaves if str(list(each.first_shape or ())) not in given]  # a gradient of the input
+        needed, is_certain = _needed(leaves, updated)
+        if not needed or len(leaves) == len(needed):
+            continue
+        end = max(each.end_ns for each in needed)
+        behind = [each for each in last.inside if each.start_ns >= end]
+        ms = sum(each.ns for each in behind) / 1e6
+        if ms < calls.LEAST_MS:
+            continue
+        unused = [each for each in leaves if each not in needed]
+        yield Advice(
+            "unused-gradients",
+            f"the backward pass computes gradients of {len(leaves)} parameters, the optimizer updates {len(needed)}",
+            (Place(None, "backward", tuple(each.span_id for each in unused[:MOST_SPANS]), len(unused)),),
+            calls.interval(ms, calls.ends(asked, behind)).within(min(whole, last.ns / 1e6)),
+            not is_certain,
+            100 * ms / whole,
+            (
+                f"{ms:.3g} ms of the backward pass come after the last gradient that is applied",
+                "parameters are told by their shapes"
+                + ("" if is_certain else ", which some of both kinds have in common"),
+            ),
+            "parameter.requires_grad_(False) for what is not trained, before the first step; or give the optimizer all "
+            "parameters, if they were to be trained",
+        )
+
+
+def _updated(optimizers: Sequence[Call]) -> Counter[Shape]:
+    """Return how many parameters of each shape optimizers update.
+
+    Of the operators that write in place it is one that writes to tensors of the most shapes, and of those the one with
+    the fewest: others write to state as well, or to parameters of one group alone.
+    """
+    by_op: dict[str, Counter[Shape]] = {}
+    for each in (inner for one in optimizers for inner in one.every() if inner.is_op):
+        if not each.name.endswith("_") or not each.shapes:
+            continue
+        first = each.shapes[0]
+        tensors = first if isinstance(first, list) and first and isinstance(first[0], list) else [first]
+        for shape in tensors:
+            if isinstance(shape, list) and shape and all(type(size) is int for size in shape):
+                by_op.setdefault(each.name, Counter())[tuple(shape)] += 1
+    return max(by_op.values(), key=lambda counted: (len(counted), -counted.total()), default=Counter())
+
+
+def _needed(leaves: Sequence[Call], updated: Counter[Shape]) -> tuple[list[Call], bool]:
+    """Return the gradients that are applied, and whether shapes tell them apart from all others.
+
+    Of several of one shape the first ones are taken, since it is the last layers that are trained where others are not.
+    """
+    left, found = Counter(updated), []
+    for each in leaves:
+        assert each.first_shape is not None
+        if left[each.first_shape] > 0:
+            left[each.first_shape] -= 1
+            found.append(each)
+    kept = {each.first_shape for each in found}
+    return found, not any(each.first_shape in kept for each in leaves if each not in found)
+
+
+@question("recomputation", "Are layers computed again in the backward pass?", number="Q4")
+def recomputation(asked: Asked) -> Iterator[Advice]:
+    """Activation checkpointing: modules that run a second time in the backward pass, so that less memory is kept."""
+    whole = calls.step_ms(asked)
+    again = [each for root in calls.of(asked) for each in _again(root, False)]
+    ms = sum(each.ns for each in again) / 1e6
+    if ms < calls.LEAST_MS:
+        return
+    names = list(dict.fromkeys(each.name for each in again))
+    said = ", ".join(names[:3]) + ", …" * (len(names) > 3)
+    yield Advice(
+        "recomputation",
+        f"{len(again)} calls of modules run again in the backward pass ({said})",
+        calls.places(again),
+        calls.interval(ms, calls.ends(asked, again)).within(whole),
+        False,
+        100 * ms / whole,
+        (f"activation checkpointing computes them twice: {ms:.3g} ms of a step",),
+        "without torch.utils.checkpoint (gradient_checkpointing of a library), for as many layers as memory has room "
+        "for their activations; results stay",
+    )
+
+
+def _again(call: Call, in_backward: bool) -> Iterator[Call]:
+    """Yield the outermost modules that an operator of a backward pass calls."""
+    if in_backward and call.level == Level.LAYER:
+        yield call
+        return
+    in_backward = in_backward or (call.is_op and "Backward" in call.name)
+    for each in call.inside:
+        yield from _again(each, in_backward)
+
+
+@question("anomaly-detection", "Is each gradient checked for NaN?", number="Q4")
+def anomaly_detection(asked: Asked) -> Iterator[Advice]:
+    """Checks for NaN within the backward pass: autograd's anomaly detection, which is for debugging.
+
+    The time of the checks counts; that each operator of the forward pass notes its Python stack comes on top.
+    """
+    whole = calls.step_ms(asked)
+    passes = [each for each in calls.every(asked) if each.kind == Kind.BACKWARD]
+    checks = [each for one in passes for each in one.every() if each.name == "aten::isnan"]
+    answers = [each for one in passes for each in one.every() if each.name == "aten::_is_any_true"]
+    ms = sum(each.ns for each in (*checks, *answers)) / 1e6
+    if len(checks) < LEAST_CHECKS or ms < calls.LEAST_MS:
+        return
+    yield Advice(
+        "anomaly-detection",
+        f"{len(checks)} gradients are checked for NaN in a backward pass: torch.autograd's anomaly detection, or hooks",
+        (Place(None, "aten::isnan", tuple(each.span_id for each in checks[:MOST_SPANS]), len(checks)),),
+        calls.interval(ms, calls.ends(asked, [*checks, *answers])).within(whole),
+        False,
+        100 * ms / whole,
+        (
+            f"the checks take {ms:.3g} ms of a step",
+            "what the forward pass takes for noting where each operator was called is not counted",
+        ),
+        "torch.autograd.set_detect_anomaly(False), or remove the hooks; switch them on when a loss is NaN",
+    )
