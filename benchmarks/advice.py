@@ -82,6 +82,11 @@ PLANTED: Mapping[str, Flaw] = {
     "products_in_costly_order": Flaw(("product-order",)),
     "dense_gradient": Flaw(("dense-gradient",)),
     "generation_without_cache": Flaw(("prefix",)),
+    "backbone_not_frozen": Flaw(("unused-gradients",)),
+    "checkpoints_without_need": Flaw(("recomputation",)),
+    "anomaly_detection_left_on": Flaw(("anomaly-detection",)),
+    "one_hot_lookup": Flaw(("one-hot",)),
+    "masks_made_again": Flaw(("masks",)),
 }
 SOUND = (
     "onednn_off", "contiguous_layout", "attention_by_hand", "norm_not_folded", "clone_in_blocks", "casts_to_double",

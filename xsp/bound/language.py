@@ -206,29 +206,24 @@ def of(
         measured = steps.measure(what, phases, chosen, batch, count, measure, seed, progress)
     made = _Maker(batch, count, known, ceiling, partial, skew, measured)
     curve = made.curve(DECODE, decoding)
-    problems = tuple(f"{each.where}: {each.reason}" for each in decoding[chosen[-1]].problems)
+    longest = decoding[chosen[-1]]
+    there = None if known is None else known.environment.hash
     return Language(
-        decoding[chosen[0]].name,
-        batch,
-        curve,
-        reading if isinstance(reading, str) else made.curve(PREFILL, reading),
-        ceiling,
-        {}
-        if isinstance(ceiling, str)
-        else {
-            each.tokens: experts.compute_bound(each.active, each.flops, batch, each.graph, ceiling, skew)
-            for each in curve.points
-        },
-        _cache_overtakes(curve.points, batch, skew),
-        count,
-        made.framework(decoding[chosen[-1]])[1],
-        skew,
-        {
-            "dtype": decoding[chosen[-1]].settings.get("dtype"),
-            "environment": None if known is None else known.environment.hash,
-            "like": like,
-        },
-        (*problems, *(known.problems[:3] if known is not None else ())),
+        name=decoding[chosen[0]].name,
+        batch=batch,
+        decode=curve,
+        prefill=reading if isinstance(reading, str) else made.curve(PREFILL, reading),
+        ceilings=ceiling,
+        compute_bound=made.compute_bound(curve.points),
+        cache_overtakes=_cache_overtakes(curve.points, batch, skew),
+        threads=count,
+        framework=made.framework(longest)[1],
+        skew=skew,
+        settings={"dtype": longest.settings.get("dtype"), "environment": there, "like": like},
+        problems=(
+            *(f"{each.where}: {each.reason}" for each in longest.problems),
+            *(known.problems[:3] if known is not None else ()),
+        ),
     )
 
 
@@ -256,9 +251,8 @@ def timed_open(timings: Timings | Path | str | None, like: str | None) -> Timing
 
 
 def _captured(what: Any, phase: str, lengths: Sequence[int], batch: int, seed: int) -> dict[int, Graph]:
-    if phase == DECODE:
-        return {n: graphs.of(what, batch=batch, seed=seed, decode=n) for n in lengths}
-    return {n: graphs.of(what, batch=batch, seed=seed, prefill=n) for n in lengths}
+    lengthened: dict[int, dict[str, Any]] = {n: {phase: n} for n in lengths}
+    return {n: graphs.of(what, batch=batch, seed=seed, **phased) for n, phased in lengthened.items()}
 
 
 def _reading(what: Any, lengths: Sequence[int], batch: int, seed: int) -> dict[int, Graph] | str:
@@ -312,16 +306,9 @@ class _Maker:
         points = tuple(self.point(phase, n, graph, figures[n]) for n, graph in graphs.items())
         alike = len({tuple(node.call.op for node in graph.computing) for graph in graphs.values()}) == 1
         same = _same(list(keys.values()), alike)
-        longest = points[-1]
-        made = Curve(
-            phase,
-            points,
-            None,
-            None,
-            len(longest.graph.computing),
-            sum(same[-1]),
-            len({key for those in keys.values() for key in those}),
-        )
+        different = len({key for those in keys.values() for key in those})
+        computing = len(points[-1].graph.computing)
+        made = Curve(phase, points, None, None, computing, sum(same[-1]), different)
         reason = _no_fit(phase, points, alike)
         if reason:
             return _with(made, reason=reason)
@@ -348,6 +335,17 @@ class _Maker:
             half = math.hypot(totals.half(figures), glue.half_ns if glue else 0.0)
         least = experts.least_ns(active, flops, computed, graph, self.ceiling, self.skew)
         return Point(tokens, graph, covered, ns, half, least, active, flops, self.measured.get((phase, tokens)))
+
+    def compute_bound(self, points: Sequence[Point]) -> dict[int, int | None]:
+        """Return by tokens how many sequences balance computing and reading; empty without ceilings."""
+        if isinstance(self.ceiling, str):
+            return {}
+        return {
+            each.tokens: experts.compute_bound(
+                each.active, each.flops, self.batch, each.graph, self.ceiling, self.skew
+            )
+            for each in points
+        }  # fmt: skip
 
     def covered(self, graph: Graph, figures: Sequence[Figure | None]) -> Coverage:
         """Return of how much of a graph there are timings."""
@@ -464,6 +462,3 @@ def _cache_overtakes(points: Sequence[Point], batch: int, skew: float) -> float 
     if slope <= 0 or not _straight([each.tokens for each in points], [float(each.active.state) for each in points]):
         return None
     return last.tokens + (last.active.weights(batch, skew) - last.active.state) / slope
-
-
-__all__ = ["DECODE", "PREFILL", "Curve", "Language", "Point", "of", "spaced"]
