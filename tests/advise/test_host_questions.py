@@ -78,6 +78,20 @@ def test_time_of_the_step_around_the_model_is_a_stall_of_the_step() -> None:
     assert piece.where[0].module is None
 
 
+@pytest.mark.parametrize("traces", [1, 3])
+def test_steps_are_told_apart_within_one_trace_of_a_job(traces: int) -> None:
+    step = inside("op aten::relu 3950-3990")
+    rows = []
+    for number in range(3):
+        lines = "\n".join(_moved(line, 100_000 * number) for line in step.strip().splitlines())
+        rows += spans(lines, step=number, trace_id=f"{number if traces == 3 else 0:032x}")
+    found = advise.of(trace_of(rows), most=Needs.TRACE)
+    (piece,) = (each for each in found.advice if each.question == "stall")
+    assert 2.8 < piece.gain.value < 3.0
+    assert not piece.at_most
+    assert "in 3 recorded steps" in piece.why[0]
+
+
 def test_clones_that_the_program_calls_are_said_and_those_inside_operators_are_not() -> None:
     (piece,) = asked(inside("op aten::clone 1000-4000 dtype=float", "op aten::copy_ 1100-3900 dtype=float"), "copies")
     assert (piece.where[0].module, piece.where[0].op, piece.at_most) == ("net.a", "aten::clone", False)
@@ -168,6 +182,7 @@ def test_an_optimizer_that_goes_through_parameters_is_said_and_one_in_one_call_i
     (piece,) = asked(loop, "optimizer")
     assert "9 parameters one by one: 36 operators" in piece.what
     assert piece.where[0].module == "Adam"
+    assert asked(loop.replace("optimizer Adam", "optimizer LBFGS"), "optimizer") == []  # it has no fused form
     assert asked(loop.replace("aten::mul_ 6010", "aten::_fused_adam_ 6010"), "optimizer") == []
 
 
@@ -228,12 +243,15 @@ AGAIN = """
     forward Net 10-9900
     module net 20-9890 type=Net input_shapes=[[64,256]]
     module net.a 30-3000 type=Linear input_shapes=[[64,256]] attributes={"input_tensors":[0]}
-    op aten::linear 40-2990 dtype=float
+    op aten::linear 40-2990 dtype=float input_shapes=[[64,256],[8,256],[8]]
     module net.a 3100-6000 type=Linear input_shapes=[[64,256]] attributes={"input_tensors":[0]}
     op aten::linear 3110-5990 dtype=float
     module net.b 6100-9880 type=Linear input_shapes=[[64,256]] attributes={"input_tensors":[0]}
     op aten::linear 6200-9870 dtype=float
 """
+
+
+LISTED = "input_shapes=[[[8],[8,256]]]"
 
 
 def test_a_module_that_is_given_the_same_tensors_again_computes_the_same_again() -> None:
@@ -252,8 +270,10 @@ def test_a_module_that_is_given_the_same_tensors_again_computes_the_same_again()
          "3100-6000 type=Linear input_shapes=[[64,256]]"),
         ("op aten::linear 3110-5990", "op aten::native_dropout 3110-5990"),
         ("    module net.a 3100", "    op aten::add_ 3010-3050 input_shapes=[[64,256]]\n    module net.a 3100"),
+        ("    module net.a 3100", "    op aten::sub_ 3010-3050 input_shapes=[[8,256],[8,256]]\n    module net.a 3100"),
+        ("    module net.a 3100", f"    op aten::_foreach_add_ 3010-3050 {LISTED}\n    module net.a 3100"),
     ],
-    ids=["another tensor", "not told", "chance", "written to between"],
+    ids=["another tensor", "not told", "chance", "written to between", "weights disturbed", "weights updated"],
 )  # fmt: skip
 def test_a_module_that_may_return_something_else_is_not_called_twice_in_vain(before: str, after: str) -> None:
     assert before in AGAIN

@@ -195,17 +195,20 @@ def _shapes(text: str | None) -> list[object]:
 
 
 def per_step(asked: Asked, plus: Sequence[Call], minus: Sequence[Call] = ()) -> list[tuple[float, float]]:
-    """Return for each recorded step with operators: the time of calls, less that of others, and its own; in ns."""
+    """Return for each recorded step with operators: the time of calls, less that of others, and its own; in ns.
+
+    Several steps may be in one trace of OpenTelemetry, as those of a job whose launcher began it.
+    """
     keys = [each.key for each in plus if each.key], [each.key for each in minus if each.key]
     return asked.traced.con.execute(
         f"""
         WITH wanted AS (
             SELECT unnest(?::VARCHAR[]) AS key, 1 AS sign UNION ALL SELECT unnest(?::VARCHAR[]), -1
         )
-        SELECT sum(sign * dur_ns)::DOUBLE, any_value(whole_ns)::DOUBLE FROM alike_spans JOIN wanted USING (key)
-        JOIN (SELECT trace_id, max(dur_ns) AS whole_ns FROM alike_spans WHERE kind = '{Kind.STEP}' GROUP BY trace_id)
-        USING (trace_id)
-        WHERE timed AND coalesce(rung, {int(Level.OP)}) >= {int(Level.OP)} GROUP BY trace_id ORDER BY trace_id
+        SELECT sum(sign * dur_ns)::DOUBLE, max(dur_ns) FILTER (kind = '{Kind.STEP}')::DOUBLE AS whole_ns
+        FROM alike_spans LEFT JOIN wanted USING (key)
+        WHERE timed AND coalesce(rung, {int(Level.OP)}) >= {int(Level.OP)}
+        GROUP BY trace_id, step, rung HAVING count(sign) > 0 AND whole_ns IS NOT NULL ORDER BY trace_id, step
         """,
         list(keys),
     ).fetchall()

@@ -21,6 +21,9 @@ PASSES = (0.3, 0.5, 0.65)
 """Of the time of an update that takes two operators a parameter or more, what one pass saves. Adam's operators read and
 write the parameter, its gradient and its state 18 times, one pass does 7 times; with SGD's momentum it is 8 and 5."""
 
+WITHOUT = ("LBFGS", "SparseAdam")
+"""Optimizers of torch that have no form which updates all parameters in one call."""
+
 CALL_MS = (0.002, 0.005, 0.01)
 """What the call of an operator by Python takes beside its work: of an update for which one operator does it all."""
 
@@ -31,7 +34,7 @@ def optimizer(asked: Asked) -> Iterator[Advice]:
     whole = calls.step_ms(asked)
     for around in calls.every(asked):
         ops = [each for each in around.inside if each.is_op]
-        if around.kind == Kind.OPTIMIZER:
+        if around.kind == Kind.OPTIMIZER and around.name not in WITHOUT:
             yield from _advice(asked, whole, around, ops)
         elif around.kind == Kind.STEP:
             yield from _advice(asked, whole, around, _after_backward(around))

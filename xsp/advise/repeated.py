@@ -56,11 +56,25 @@ def _again(asked: Asked) -> Iterator[Call]:
 
 
 def _is_repeatable(first: Call, again: Call, order: list[Call]) -> bool:
-    """Return whether both calls would return the same: no chance inside, nothing written to what they were given."""
+    """Return whether both calls would return the same: no chance inside, nothing written to what they read.
+
+    They read what they were given and their parameters, which the operators inside tell by shape: an optimizer's step
+    between them, or a disturbance of the weights, makes another result.
+    """
     if any(part in one.name for one in again.every() if one.is_op for part in RANDOM):
         return False
+    read = {str(shape) for shape in first.shapes}
+    read |= {str(shape) for one in first.every() if one.is_op for shape in one.shapes[1:] if shape}
     between = (one for one in order if one.is_outer_op and first.start_ns <= one.start_ns < again.start_ns)
-    return not any(one.name.endswith("_") and one.shapes and one.shapes[0] in first.shapes for one in between)
+    return not any(one.name.endswith("_") and _written(one) & read for one in between)
+
+
+def _written(call: Call) -> set[str]:
+    """Return the shapes that an operator writes to in place: of its first argument, a tensor or a list of them."""
+    first = call.shapes[0] if call.shapes else None
+    if not isinstance(first, list) or not first:
+        return set()
+    return {str(shape) for shape in first} if isinstance(first[0], list) else {str(first)}
 
 
 def _is_backward(call: Call) -> bool:
