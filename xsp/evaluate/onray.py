@@ -7,6 +7,7 @@ the result; who asked puts them in the store. So a result is there once, or not 
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ class Actor:
         self._agent = transports.OwnProcess(name, labels, "ray")
         self._folder, self._trusted = Path(folder), trusted
         self._said: tuple[str, int, int] = ("", 0, 0)
-        self._is_cancelled = False
+        self._cancelled: set[str] = set()
 
     def facts(self) -> dict[str, Any]:
         """Return what it is, with the time."""
@@ -42,17 +43,23 @@ class Actor:
         """Return what is being done."""
         return self._said
 
-    def cancel(self) -> None:
-        """Have the evaluation that runs end without a result, within a second."""
-        self._is_cancelled = True
+    def cancel(self, name: str) -> None:
+        """Have the evaluation of a name end without a result, within a second."""
+        self._cancelled.add(name)
 
-    def evaluate(self, manifest: dict[str, Any], levels: str, bound: bool) -> dict[str, Any]:
-        """Carry out a manifest, and return the files of its result, or why there is none."""
-        self._is_cancelled = False
+    def evaluate(self, manifest: dict[str, Any], levels: str, bound: bool, name: str) -> dict[str, Any]:
+        """Carry out a manifest, and return the files of its result, or why there is none.
+
+        Args:
+            manifest: in its canonical form.
+            levels: of the trace to record, too; "" for none.
+            bound: whether to work out the bound, too.
+            name: of this evaluation, for `cancel`.
+        """
 
         def said(what: str, done: int, of: int) -> None:
             self._said = what, done, of
-            if self._is_cancelled:
+            if name in self._cancelled:
                 raise ManifestError("it was cancelled")
 
         with tempfile.TemporaryDirectory() as store:
@@ -95,7 +102,8 @@ class OnRay:
         del folder  # files of the manifest are looked for where the agent was started
         ray = _ray()
         try:
-            running = self._handle.evaluate.remote(manifest.plain(), options.levels, options.bound)
+            name = secrets.token_hex(8)
+            running = self._handle.evaluate.remote(manifest.plain(), options.levels, options.bound, name)
             silent_from = time.monotonic()
             while not ray.wait([running], timeout=0.5)[0]:
                 try:
@@ -109,7 +117,8 @@ class OnRay:
                 try:
                     progress(*now)
                 except BaseException:
-                    self._handle.cancel.remote()
+                    self._handle.cancel.remote(name)
+                    ray.wait([running], timeout=PATIENCE_S)  # so that the next evaluation there is not beside it
                     raise
             said = ray.get(running)
         except ray.exceptions.RayError as error:
