@@ -143,6 +143,28 @@ def test_a_name_without_its_form_means_the_fastest() -> None:
             ceilings.meant(unknown)
 
 
+def test_what_fewer_cores_reached_is_no_ceiling_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for cores, there in ((1, True), (2, True), (4, False)):
+        ceilings.keep({"a cpu": ceilings.Ceiling("a cpu", {"fp32": 1e9}, {}, 1e9, "measured", threads=2)})
+        monkeypatch.setattr("xsp.device.machine.cores", lambda cores=cores: cores)
+        assert (ceilings.of_machine("a cpu") is not None) == there
+
+
+def test_a_processor_is_measured_with_all_cores_and_threads_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    try:
+        plain = ceilings.Ceiling("a cpu", {}, {}, 1e9, "measured")
+        monkeypatch.setattr(ceilings, "_measure", lambda torch, *_, **__: seen.append(torch.get_num_threads()) or plain)
+        monkeypatch.setattr("xsp.device.machine.cores", lambda: 2)
+        assert next(iter(ceilings.measure("a cpu"))).threads == 2
+        assert (seen, torch.get_num_threads()) == ([2], 1)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_what_was_measured_of_a_machine_is_kept_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     measured = Ceiling("a cpu", {"fp32": 7e12}, {}, 250e9, "measured", ((1 << 16, 9e11),))

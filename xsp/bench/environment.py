@@ -70,7 +70,7 @@ def here() -> Environment:
         "cpu": machine.cpu_model(),
         "machine": os.uname().machine,
         "instructions": _instructions(),
-        "cores": cores(),
+        "cores": machine.cores(),
         "nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
         "memory_gib": _memory_gib(),
         "caches": [f"{level} {size}" for level, size in caches()],
@@ -94,11 +94,6 @@ def noted() -> dict[str, Any]:
         "hyper_threads": _read(siblings),
         "container": Path("/.dockerenv").exists() or "KUBERNETES_SERVICE_HOST" in os.environ,
     }
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def caches() -> list[tuple[int, int]]:

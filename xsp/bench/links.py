@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xsp.bench import plan, transfers
-from xsp.bench.environment import cores
 from xsp.bench.plan import Progress
 from xsp.bench.repeatability import LIMITS
 from xsp.bench.spec import Spec
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, DIRECTORY, FAMILIES, OF_RANKS, Curve
+from xsp.device.machine import cores
 from xsp.errors import UsageError
 
 MOUNTS = Path("/proc/self/mounts")

@@ -9,10 +9,11 @@ from dataclasses import replace
 from functools import partial
 
 from xsp import plugins
-from xsp.bench.environment import caches, cores
+from xsp.bench.environment import caches
 from xsp.bench.spec import AS_RUN, RUNTIMES, CacheState, Spec, Timing
 from xsp.bench.timings import Timings
 from xsp.bench.turns import Limits, Turns, rotated_bytes
+from xsp.device.machine import cores
 from xsp.errors import BenchError, nearest
 from xsp.graph import work
 from xsp.graph.blocks import LASTING, WEIGHT_BYTES, Block, block, windows

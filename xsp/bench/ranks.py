@@ -18,8 +18,8 @@ from typing import Any
 
 from xsp import processes
 from xsp.bench import transfers
-from xsp.bench.environment import cores
 from xsp.bench.spec import Spec
+from xsp.device.machine import cores
 
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.bench import ranks; ranks.be(*map(int, sys.argv[2:]))"
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from xsp.bench.environment import cores
 from xsp.bench.plan import settled
 from xsp.bench.spec import AS_RUN, CacheState, Spec, Status, Timing
 from xsp.bound.totals import ENOUGH, Coverage, Figure, coverage, half
+from xsp.device.machine import cores
 from xsp.errors import GraphError
 from xsp.graph.blocks import Block, block, windows
 from xsp.graph.node import Graph

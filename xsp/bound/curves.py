@@ -117,9 +117,9 @@ def of(
         BenchError: timings cannot be had.
     """
     from xsp import bench
-    from xsp.bench.environment import cores
     from xsp.bench.plan import overheads
     from xsp.bound import planned, seen, sources, timed
+    from xsp.device.machine import cores
 
     graph, run = planned.of(what, args, trace, of_model)
     if sources.is_elsewhere(run):

@@ -9,7 +9,6 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from xsp.bench import environment
 from xsp.bench.spec import slowed
 from xsp.bench.timings import Timings
 from xsp.bound import ceiling as roof
@@ -98,7 +97,7 @@ def of(
     graph, found = planned.of(what, args, trace, of_model)
     if not graph.computing:
         raise GraphError(f"{graph.name}: no call of it computes anything, so that there is no bound")
-    parts = _Parts(graph, found, partial, environment.cores(), tuple(node.computes for node in graph.nodes))
+    parts = _Parts(graph, found, partial, machine.cores(), tuple(node.computes for node in graph.nodes))
     parts.problems += [f"{each.where}: {each.reason}" for each in graph.problems]
     if found is not None:
         _see(parts, found)
@@ -247,7 +246,7 @@ def _timings(given: Timings | Path | str | None, like: str | None) -> Timings:
 
 def _threads(asked: int | None, trace: Trace | None) -> int:
     ran = trace.run.machine.torch_threads if trace is not None else None
-    return asked or ran or environment.cores()
+    return asked or ran or machine.cores()
 
 
 def _look_up(
@@ -390,6 +389,12 @@ def _finished(parts: _Parts) -> Bound:
     made = Bound(
         graph, {each.value: parts.rungs[each.value] for each in Rung}, parts.figures, parts.counted, (), (), ()
     )
+    ceiling, best = (made.rungs[each.value].sequential for each in (Rung.CEILING, Rung.BEST))
+    if ceiling is not None and best is not None and ceiling > best:
+        parts.problems.append(
+            f"ceiling: {ceiling / 1e6:.3g} ms is above the best, {best / 1e6:.3g} ms, so it is none: it was measured while "
+            "the machine was busy; xsp doctor --measure measures it again"
+        )
     apart = ladder.differences(made.ladder, parts.rungs, parts.figures, parts.counted, parts.beyond_ns)
     return Bound(
         graph,

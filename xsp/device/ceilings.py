@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 from xsp import atomic, cached
 from xsp.clock import monotonic_ns
+from xsp.device import machine
 from xsp.errors import AnalysisError, UsageError
 from xsp.run import Run
 
@@ -66,6 +67,9 @@ class Ceiling:
     """Bytes of a working set and bytes per second within it, smallest first: the caches above the memory; none in a
     quote. The rates do not rise with the size."""
 
+    threads: int | None = None
+    """That measured it, of a processor."""
+
     def bandwidth(self, working_set: int) -> float:
         """Return the most bytes per second within a working set: that of the largest measured one that is no larger.
 
@@ -92,7 +96,8 @@ class Ceiling:
         """Return it as it stands in `run.json`."""
         units = {"vector": dict(self.vector), "tensor": dict(self.tensor)}
         found = {"name": self.name, **units, "bytes_per_s": self.bytes_per_s, "source": self.source}
-        return found | ({"levels": [list(each) for each in self.levels]} if self.levels else {})
+        found |= {"levels": [list(each) for each in self.levels]} if self.levels else {}
+        return found | ({} if self.threads is None else {"threads": self.threads})
 
 
 def ceiling(name: str) -> Ceiling:
@@ -182,7 +187,8 @@ def _measured(content: Any) -> Ceiling:
         vector, tensor = ({str(k): float(v) for k, v in content[unit].items()} for unit in ("vector", "tensor"))
         levels = tuple(sorted((int(size), float(rate)) for size, rate in content.get("levels") or ()))
         source = str(content["source"])
-        return Ceiling(str(content["name"]), vector, tensor, float(content["bytes_per_s"]), source, levels)
+        threads = None if content.get("threads") is None else int(content["threads"])
+        return Ceiling(str(content["name"]), vector, tensor, float(content["bytes_per_s"]), source, levels, threads)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise AnalysisError(f"machine.ceilings in run.json is damaged ({error}); measure again") from error
 
@@ -209,14 +215,15 @@ def keep(found: Mapping[str, Ceiling]) -> Path | None:
 
 
 def of_machine(name: str) -> Ceiling | None:
-    """Return what was measured of a device of this machine; None where nothing was.
+    """Return what was measured of a device of this machine; None where nothing was, or fewer cores than are here now.
 
     Raises:
         AnalysisError: what was kept is damaged.
     """
-    found = _kept().get(name)
+    content = _kept().get(name)
     try:
-        return None if found is None else _measured(found)
+        found = None if content is None else _measured(content)
+        return None if found is not None and (found.threads or machine.cores()) < machine.cores() else found
     except AnalysisError as error:
         raise AnalysisError(f"{kept_at()} is damaged; measure again with `xsp doctor --measure`") from error
 
@@ -256,6 +263,8 @@ ROUNDS_NS = 300_000_000
 def measure(processor: str | None) -> Iterator[Ceiling]:
     """Measure the processor and each device that torch sees: matrix products by type, and a copy in memory.
 
+    The processor is measured with all cores that this process may use, however many threads torch has at the time.
+
     Args:
         processor: name of the processor, as `xsp.device.machine.cpu_model` gives it.
 
@@ -269,7 +278,13 @@ def measure(processor: str | None) -> Iterator[Ceiling]:
         import torch
     except ImportError as error:
         raise UsageError("measuring ceilings takes torch; pip install 'xsp[torch]'") from error
-    yield _measure(torch, "cpu", processor or "cpu", size=1024, copied=1 << 26, finish=lambda: None)
+    before = torch.get_num_threads()
+    torch.set_num_threads(machine.cores())
+    try:
+        found = _measure(torch, "cpu", processor or "cpu", size=1024, copied=1 << 26, finish=lambda: None)
+    finally:
+        torch.set_num_threads(before)
+    yield replace(found, threads=machine.cores())
     if torch.cuda.is_available():
         for place in range(torch.cuda.device_count()):
             name = torch.cuda.get_device_name(place)

@@ -126,7 +126,7 @@ def here(name: str = "local", labels: Mapping[str, str] | None = None, devices: 
         name=name,
         architecture=platform.machine(),
         cpu=machine.cpu_model() or "",
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=machine.cores(),
         memory_gib=_memory_gib(),
         gpus=_gpus() if devices else (),
         host=socket.gethostname(),

@@ -12,11 +12,11 @@ from time import monotonic
 
 from xsp import bench
 from xsp.advise import Asked, provides
-from xsp.bench.environment import cores
 from xsp.bench.plan import missing, overheads, worth
 from xsp.bench.spec import AS_RUN, OTHER_NUMBERS, Spec
 from xsp.bench.timings import Timings
 from xsp.bound import sources, timed
+from xsp.device.machine import cores
 from xsp.graph.node import Graph
 from xsp.questions import layouts
 from xsp.questions.timedcalls import threads_of

@@ -17,11 +17,11 @@ from typing import Any
 from xsp import bound as bounds
 from xsp.advise import Asked, Interval, Place, provides
 from xsp.advise.advice import MOST_SPANS
-from xsp.bench.environment import cores
 from xsp.bench.spec import AS_RUN, Spec, Timing
 from xsp.bench.timings import Timings
 from xsp.bound import join, planned, seen, sources, timed
 from xsp.bound.seen import Seen
+from xsp.device.machine import cores
 from xsp.errors import AnalysisError
 from xsp.graph.node import Graph, Source
 from xsp.schema import Level
