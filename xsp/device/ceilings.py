@@ -297,10 +297,14 @@ def _measure(torch: Any, where: str, name: str, size: int, copied: int, finish: 
     if where != "cpu":
         kinds["fp16"] = torch.float16
     peaks = {kind: 2 * size**3 / _fastest(_product(torch, where, size, dtype), finish) for kind, dtype in kinds.items()}
+    for kind in ("fp32", "bf16") if where == "cpu" else ():
+        convolved = _fastest(_convolution(torch, kinds[kind], size // 4), finish)
+        peaks[kind] = max(peaks[kind], _CONVOLVED * (size // 4) ** 2 / convolved)
     one = torch.empty(copied // 4, dtype=torch.float32, device=where).fill_(1)
     other = torch.empty_like(one)
     seconds = _fastest(lambda: other.copy_(one), finish)
-    how = f"measured: products of {size} × {size}, a copy of {copied >> 20} MiB, {torch.get_num_threads()} threads"
+    how = f"measured: products of {size} × {size}{' and convolutions' * (where == 'cpu')}"
+    how += f", a copy of {copied >> 20} MiB, {torch.get_num_threads()} threads"
     rate = 2 * copied / seconds
     return Ceiling(name, peaks, {}, rate, how, _levels(torch, where, rate, finish))
 
@@ -353,6 +357,23 @@ def _product(torch: Any, where: str, size: int, dtype: Any) -> Callable[[], obje
     left, right = (torch.ones(size, size, dtype=dtype, device=where) for _ in range(2))
     out = torch.empty_like(left)
     return lambda: torch.mm(left, right, out=out)
+
+
+_SIDE = 28
+_CONVOLVED = 2 * 9 * _SIDE**2
+"""Operations of a convolution of 3 × 3 for each pair of channels."""
+
+
+def _convolution(torch: Any, dtype: Any, channels: int) -> Callable[[], object]:
+    """Return a convolution; on a processor another library than that of products computes it, maybe twice as fast."""
+    value = torch.full((1, channels, _SIDE, _SIDE), 0.5, dtype=dtype).to(memory_format=torch.channels_last)
+    weight = torch.full((channels, channels, 3, 3), 0.5, dtype=dtype).to(memory_format=torch.channels_last)
+
+    def work() -> object:
+        with torch.inference_mode():
+            return torch.nn.functional.conv2d(value, weight, padding=1)
+
+    return work
 
 
 def _fastest(work: Callable[[], object], finish: Callable[[], None], rounds_ns: int | None = None) -> float:
