@@ -137,7 +137,7 @@ def _notes(found: Scaling) -> list[str]:
         notes = held.notes([each.ranks for each in found.points], largest)
     if found.job.link.quoted:
         notes.insert(0, "The constants of the link are quoted from its makers, not measured; programs reach less.")
-    apart = 100 * (found.check.step / found.measured - 1) if found.measured else 0.0
+    apart = round(100 * (found.check.step / found.measured - 1), 1) + 0.0 if found.measured else 0.0  # no "-0.0"
     if found.recorded.ranks == 1:
         notes.append(f"Check: put together again, the recorded step is {apart:+.1f} % from what was measured.")
     else:
