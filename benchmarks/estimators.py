@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if ns:
                     errors.setdefault(name, {})[text] = ns / step.ns
     report = turns.Report(
-        "estimators",
+        f"estimators{'_training' * options.train}",
         f"Foretold over measured {what}, {covered} of {len(wanted)} models, {options.threads} threads, batch 1",
         ("estimator", "models", "geometric mean", "least", "most", "error, mean abs.", "times the error of R2"),
     )
