@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from xsp import atomic
+from xsp.device import machine
 
 VARIABLE = "XSP_CACHE"
 """Names the folder of the entries; nothing is kept if it is set and empty."""
@@ -203,9 +204,11 @@ def _sources(folder: str) -> Iterator[str]:
 
 def _processor() -> list[Any]:
     """Return name and instructions of the processor, and how many cores this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
     except OSError:
-        return [platform.processor(), cores]
-    return [*(line for line in first if line.startswith(("model name", "flags", "Features", "CPU part"))), cores]
+        return [platform.processor(), machine.cores()]
+    return [
+        *(line for line in first if line.startswith(("model name", "flags", "Features", "CPU part"))),
+        machine.cores(),
+    ]

@@ -79,6 +79,14 @@ def start_python(code: str, *arguments: str, **options: Any) -> subprocess.Popen
         )
 
 
+def calling(module: str, function: str) -> str:
+    """Return code for `start_python` that calls a function of xsp's with the arguments, which are whole numbers."""
+    return (
+        f"import sys; sys.path.insert(0, sys.argv[1]); "
+        f"from {module} import {function}; {function}(*map(int, sys.argv[2:]))"
+    )
+
+
 def ending(code: int) -> str:
     """Return how a process ended, by its return code as `subprocess` counts it: `exit code 3`, or the signal's name."""
     if code >= 0:

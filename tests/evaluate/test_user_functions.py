@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("pydantic")
@@ -17,7 +18,7 @@ from evaluations import silent
 
 from xsp.cli import main
 from xsp.errors import ManifestError
-from xsp.evaluate import agents, reading, results, transports
+from xsp.evaluate import agents, reading, results, transports, userfunctions
 from xsp.evaluate.agents import Options
 
 STEPS = [
@@ -152,6 +153,15 @@ def test_what_goes_wrong_is_one_error_and_nothing_is_kept(folder: Path, side: st
     with pytest.raises(ManifestError, match=says):
         carried_out(manifest, folder)
     assert not [each for each in (folder / "store").glob("*") if each.is_dir()]
+
+
+def test_what_no_line_of_json_holds_is_one_error_too(folder: Path) -> None:
+    manifest = asked("synthetic", postprocess=named("softmax"))
+    with (
+        userfunctions.of(manifest, folder) as found,
+        pytest.raises(ManifestError, match=r"softmax: .*uint16 cannot be"),
+    ):
+        found["postprocess"](np.zeros(3, np.uint16))
 
 
 def test_functions_do_not_run_for_manifests_of_others(folder: Path) -> None:

@@ -34,18 +34,16 @@ def unused_gradients(asked: Asked) -> Iterator[Advice]:
         if not updated or not passes:
             continue
         last = passes[-1]
-        given = {each.shapes and str(each.shapes[0]) for each in inside if each.level == Level.LAYER}
-        leaves = [each for each in last.every() if each.name == ACCUMULATE and each.first_shape is not None]
-        leaves = [each for each in leaves if str(list(each.first_shape or ())) not in given]  # a gradient of the input
-        needed, is_certain = _needed(leaves, updated)
-        if not needed or len(leaves) == len(needed):
+        inputs = {each.first_shape for each in inside if each.level == Level.LAYER}  # which may have gradients, too
+        leaves = [each for each in last.every() if each.name == ACCUMULATE and each.first_shape not in (None, *inputs)]
+        needed, unused, is_certain = _needed(leaves, updated)
+        if not needed or not unused:
             continue
         end = max(each.end_ns for each in needed)
         behind = [each for each in last.inside if each.start_ns >= end]
         ms = sum(each.ns for each in behind) / 1e6
         if ms < calls.LEAST_MS:
             continue
-        unused = [each for each in leaves if each not in needed]
         yield Advice(
             "unused-gradients",
             f"the backward pass computes gradients of {len(leaves)} parameters, the optimizer updates {len(needed)}",
@@ -81,19 +79,19 @@ def _updated(optimizers: Sequence[Call]) -> Counter[Shape]:
     return max(by_op.values(), key=lambda counted: (len(counted), -counted.total()), default=Counter())
 
 
-def _needed(leaves: Sequence[Call], updated: Counter[Shape]) -> tuple[list[Call], bool]:
-    """Return the gradients that are applied, and whether shapes tell them apart from all others.
+def _needed(leaves: Sequence[Call], updated: Counter[Shape]) -> tuple[list[Call], list[Call], bool]:
+    """Return the gradients that are applied, those that are not, and whether no shape is among both.
 
     Of several of one shape the first ones are taken, since it is the last layers that are trained where others are not.
     """
-    left, found = Counter(updated), []
+    left = Counter(updated)
+    needed: list[Call] = []
+    unused: list[Call] = []
     for each in leaves:
         assert each.first_shape is not None
-        if left[each.first_shape] > 0:
-            left[each.first_shape] -= 1
-            found.append(each)
-    kept = {each.first_shape for each in found}
-    return found, not any(each.first_shape in kept for each in leaves if each not in found)
+        (needed if left[each.first_shape] > 0 else unused).append(each)
+        left[each.first_shape] -= 1
+    return needed, unused, {each.first_shape for each in needed}.isdisjoint(each.first_shape for each in unused)
 
 
 @question("recomputation", "Are layers computed again in the backward pass?", number="Q4")

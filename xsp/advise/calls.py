@@ -205,10 +205,10 @@ def per_step(asked: Asked, plus: Sequence[Call], minus: Sequence[Call] = ()) -> 
         WITH wanted AS (
             SELECT unnest(?::VARCHAR[]) AS key, 1 AS sign UNION ALL SELECT unnest(?::VARCHAR[]), -1
         )
-        SELECT sum(sign * dur_ns)::DOUBLE, max(dur_ns) FILTER (kind = '{Kind.STEP}')::DOUBLE AS whole_ns
-        FROM alike_spans LEFT JOIN wanted USING (key)
-        WHERE timed AND coalesce(rung, {int(Level.OP)}) >= {int(Level.OP)}
-        GROUP BY trace_id, step, rung HAVING count(sign) > 0 AND whole_ns IS NOT NULL ORDER BY trace_id, step
+        SELECT sum(sign * spans.dur_ns)::DOUBLE, max(alike.dur_ns)::DOUBLE
+        FROM spans JOIN wanted USING (key) JOIN alike USING (trace_id, step, rung, rank)
+        WHERE spans.timed AND coalesce(rung, {int(Level.OP)}) >= {int(Level.OP)}
+        GROUP BY trace_id, step, rung ORDER BY trace_id, step
         """,
         list(keys),
     ).fetchall()

@@ -90,19 +90,20 @@ def _is_backward(call: Call) -> bool:
 def masks(asked: Asked) -> Iterator[Advice]:
     """Triangular matrices of one size that a step makes several times: causal masks of attention."""
     whole = calls.step_ms(asked)
-    found: dict[tuple[str, tuple[int, ...]], list[Call]] = {}
-    before: dict[str, list[Call]] = {}
+    found: dict[tuple[str, tuple[int, ...]], list[list[Call]]] = {}
     for around in calls.every(asked):
         if around.is_op or _is_backward(around):
             continue
-        for first, each in pairwise([None, *(one for one in around.inside if one.is_op)]):
+        for before, each in pairwise([None, *(one for one in around.inside if one.is_op)]):
             if each is None or each.name not in ("aten::triu", "aten::tril") or each.first_shape is None:
                 continue
-            found.setdefault((each.name, each.first_shape), []).append(each)
-            if first is not None and first.name in ("aten::full", "aten::ones"):
-                before.setdefault(each.span_id, []).append(first)
-    for (name, shape), those in found.items():
-        every = [*those, *(one for each in those for one in before.get(each.span_id, ()))]
+            made = [each]
+            if before is not None and before.name in ("aten::full", "aten::ones"):
+                made.append(before)  # what filled it
+            found.setdefault((each.name, each.first_shape), []).append(made)
+    for (name, shape), several in found.items():
+        those = [made[0] for made in several]
+        every = [one for made in several for one in made]
         ms = sum(each.ns for each in every) / 1e6
         if len(those) < 2 or ms < calls.LEAST_MS:
             continue

@@ -19,9 +19,7 @@ from collections.abc import Callable
 
 from xsp import processes
 
-_CODE = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from xsp.bench import partner as p; p.answer(*map(int, sys.argv[2:]))"
-)
+_CODE = processes.calling("xsp.bench.partner", "answer")
 
 PATIENCE_S = 15.0
 """For the other process to start, or to answer."""

@@ -21,7 +21,7 @@ from xsp.bench import transfers
 from xsp.bench.spec import Spec
 from xsp.device.machine import cores
 
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.bench import ranks; ranks.be(*map(int, sys.argv[2:]))"
+_CODE = processes.calling("xsp.bench.ranks", "be")
 
 PATIENCE_S = 60.0
 """For ranks to start, or to answer."""

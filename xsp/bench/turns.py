@@ -25,9 +25,7 @@ from xsp.bench.worker import CELL
 from xsp.errors import BenchError
 from xsp.version import __version__
 
-_CODE = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from xsp.bench import worker; worker.work(*map(int, sys.argv[2:]))"
-)
+_CODE = processes.calling("xsp.bench.worker", "work")
 
 START_S = 60.0
 """For a process to import torch."""

@@ -392,8 +392,8 @@ def _finished(parts: _Parts) -> Bound:
     ceiling, best = (made.rungs[each.value].sequential for each in (Rung.CEILING, Rung.BEST))
     if ceiling is not None and best is not None and ceiling > best:
         parts.problems.append(
-            f"ceiling: {ceiling / 1e6:.3g} ms is above the best, {best / 1e6:.3g} ms, so it is none: it was measured "
-            "while the machine was busy; xsp doctor --measure measures it again"
+            f"ceiling: {ceiling / 1e6:.3g} ms is above the best, {best / 1e6:.3g} ms, so it is none: the machine "
+            "was busy while it was measured, or the data lies in a cache; xsp doctor --measure measures it again"
         )
     apart = ladder.differences(made.ladder, parts.rungs, parts.figures, parts.counted, parts.beyond_ns)
     return Bound(

@@ -138,7 +138,7 @@ def _follow_sequence_numbers(spans: Spans, told: Sequences, parent: Array, rule:
 
 def _first_above(first: Array, parent: Array, stops: Array) -> Array:
     """Return for each place the nearest one at it or above where to stop; -1 where there is none."""
-    found = first.copy()
+    found: Array = first.copy()
     active = np.flatnonzero((found >= 0) & ~stops[found])
     while active.size:
         found[active] = parent[found[active]]

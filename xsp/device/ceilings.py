@@ -223,9 +223,11 @@ def of_machine(name: str) -> Ceiling | None:
     content = _kept().get(name)
     try:
         found = None if content is None else _measured(content)
-        return None if found is not None and (found.threads or machine.cores()) < machine.cores() else found
     except AnalysisError as error:
         raise AnalysisError(f"{kept_at()} is damaged; measure again with `xsp doctor --measure`") from error
+    if found is not None and found.threads is not None and found.threads < machine.cores():
+        return None
+    return found
 
 
 def _kept() -> dict[str, Any]:

@@ -71,6 +71,8 @@ class Actor:
                 return {"lost": str(error)}
             except ManifestError as error:
                 return {"error": str(error)}
+            finally:
+                self._cancelled.discard(name)
             files = [each for each in place.rglob("*") if each.is_file() and not each.is_symlink()]
             return {"files": {each.relative_to(place).as_posix(): each.read_bytes() for each in files}}
 

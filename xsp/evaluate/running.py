@@ -60,21 +60,21 @@ class Served:
         sample = self.raw[number]
         made = sample if self.before is None else self.before(sample)
         takes: Mapping[str, datasets.Takes] = self.handle.takes
+        found: dict[str, Array]
         if isinstance(made, Mapping):
-            found: Mapping[str, Array] = made
-            lacks = [name for name in takes if name not in found]
+            found = dict(made)
         else:
-            first = next(iter(takes))
-            found, lacks = {first: np.asarray(made)}, []
-            for name, each in takes.items():
-                if name != first:
-                    found[name] = np.zeros(each.shape, each.dtype) if each.fixed is None else each.fixed
+            first, *others = takes
+            found = {first: np.asarray(made)}
+            for name in others:
+                each = takes[name]
+                found[name] = np.zeros(each.shape, each.dtype) if each.fixed is None else each.fixed
         for name, each in takes.items():
-            if name not in lacks and found[name].ndim != len(each.shape):
+            if name not in found:
+                raise ManifestError(f"model.preprocess: the model takes {name!r}, and it gives {', '.join(found)}")
+            if found[name].ndim != len(each.shape):
                 shapes = f"a sample is {found[name].shape}, the model takes {each.shape}"
                 raise ManifestError(f"model.inputs: after its steps {shapes}")
-        if lacks:
-            raise ManifestError(f"model.preprocess: the model takes {lacks[0]!r}, and it gives {', '.join(found)}")
         return found
 
     def predict(self, batch: Batch) -> Answer:

@@ -17,10 +17,7 @@ from xsp.evaluate import agents, reading, results, running
 from xsp.evaluate.agents import Agent, Facts, Options, ProcessLost, Progress
 from xsp.evaluate.manifest import Manifest
 
-_CODE = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from xsp.evaluate import transports; "
-    "transports.work(*map(int, sys.argv[2:]))"
-)
+_CODE = processes.calling("xsp.evaluate.transports", "work")
 
 SILENT_S = 1800.0
 """Without a word from the process, after which it is given up."""

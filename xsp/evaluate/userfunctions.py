@@ -27,10 +27,7 @@ from xsp.errors import ManifestError, XspError
 from xsp.evaluate.jsonlines import DTYPES, decoded, encoded
 from xsp.evaluate.manifest import Function, Manifest
 
-_CODE = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from xsp.evaluate import userfunctions; "
-    "userfunctions.work(*map(int, sys.argv[2:]))"
-)
+_CODE = processes.calling("xsp.evaluate.userfunctions", "work")
 
 STARTING_S = 60.0
 """For the process to import what the file imports."""
@@ -74,7 +71,11 @@ class UserFunction:
         """
         with self._lock:  # streams of requests share the process
             begin = time.perf_counter_ns()
-            said = self._ask({"data": _sent(data)}, self._seconds)
+            try:
+                sent = _sent(data)
+            except TypeError as error:
+                raise ManifestError(f"{self._place}: what it is given cannot be handed over ({error})") from error
+            said = self._ask({"data": sent}, self._seconds)
             made = _received(said["data"])
             self._ways_ns.append(time.perf_counter_ns() - begin - int(said["took_ns"]))
         if isinstance(made, np.ndarray) or (self._many and isinstance(made, dict)):

@@ -135,11 +135,12 @@ class _Made:
                 raise ManifestError(f"{at}: a key that is no text")
             if key.tag.endswith(":merge"):
                 raise ManifestError(f"{at}: merge keys (<<) are not read; write the fields out")
-            made = self.of(value, (*place, key.value), within, key.value)
+            inner = (*place, key.value)
+            made = self.of(value, inner, within, key.value)
             if key.value in found and found[key.value] != made:  # twice the same is harmless, and is published
                 raise ManifestError(f"{at}: {key.value!r} stands here twice, with different values")
             found[key.value] = made
-            self.lines[(*place, key.value)] = key.start_mark.line + 1
+            self.lines[inner] = key.start_mark.line + 1
         return found
 
     def _scalar(self, node: Node, kind: str, key: str) -> Any:

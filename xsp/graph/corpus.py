@@ -24,7 +24,7 @@ LIMIT_S = 60.0
 
 MODELS_A_PROCESS = 50
 
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.graph import corpus; corpus.work(int(sys.argv[2]))"
+_CODE = processes.calling("xsp.graph.corpus", "work")
 
 Progress = Callable[[str, int, int], None]
 

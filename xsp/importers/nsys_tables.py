@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import sqlite3
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ class Export:
             self._file = sqlite3.connect(f"{Path(source).absolute().as_uri()}?mode=ro&immutable=1", uri=True)
             self._file.execute("PRAGMA trusted_schema = OFF")
             self._file.text_factory = _text
-            if hasattr(self._file, "setlimit"):  # since Python 3.11
+            if sys.version_info >= (3, 11):
                 self._file.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_IN_VALUE)
             names = [name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             self.tables = {name: self._columns(name) for name in names}

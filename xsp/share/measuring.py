@@ -41,10 +41,10 @@ ANSWER_S = 300.0
 COLD_SHARE = 0.02
 """More than this of a file in memory, after it was to be dropped, and it is not cold."""
 
-_FROM = "import sys; sys.path.insert(0, sys.argv[1])\n"
-_CODE = _FROM + "from xsp.share import measured; measured.work(*map(int, sys.argv[2:]))"
+_CODE = processes.calling("xsp.share.measured", "work")
 _STORE = (
-    _FROM + "from xsp import processes; processes.end_with_parent(int(sys.argv[2]))\n"
+    "import sys; sys.path.insert(0, sys.argv[1])\n"
+    "from xsp import processes; processes.end_with_parent(int(sys.argv[2]))\n"
     "from xsp.cli import main; sys.exit(main(['share', 'serve', '--dir', sys.argv[3], '--capacity', sys.argv[4]]))"
 )
 

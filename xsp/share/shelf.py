@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import socket
 import threading
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import NamedTuple
 
 from xsp.errors import ShareError
 
 
-class Eviction(StrEnum):
+class Eviction(str, enum.Enum):
     """Which of the weights that nobody is attached to go first, where room is needed."""
 
     LRU = "lru"

@@ -302,7 +302,7 @@ class Store:
                 "capacity_bytes": self.shelf.capacity_bytes,
                 "held_bytes": self.shelf.held_bytes,
                 "copying_bytes": self.shelf.reserved_bytes,
-                "eviction": str(self.shelf.eviction),
+                "eviction": self.shelf.eviction.value,
                 "evictions": self.shelf.evictions,
                 "connections": len(self._clients),
                 "objects": objects,
