@@ -19,8 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from xsp import atomic
-from xsp.device import machine
+from xsp import atomic, processes
 
 VARIABLE = "XSP_CACHE"
 """Names the folder of the entries; nothing is kept if it is set and empty."""
@@ -207,8 +206,8 @@ def _processor() -> list[Any]:
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
     except OSError:
-        return [platform.processor(), machine.cores()]
+        return [platform.processor(), processes.cores()]
     return [
         *(line for line in first if line.startswith(("model name", "flags", "Features", "CPU part"))),
-        machine.cores(),
+        processes.cores(),
     ]

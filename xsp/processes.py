@@ -41,6 +41,11 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def environment() -> dict[str, str]:
     """Return a copy of the environment, for a process that is started while other threads of the program run.
 

@@ -6,7 +6,7 @@ import array
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +88,9 @@ def insert(
     con.register("rows_as_arrays", arrays)  # by name: a session of Spark stands between this variable and the engine
     try:
         with _objects_are_text(con):
-            con.execute(f"INSERT INTO {name} ({', '.join(arrays)}) SELECT * FROM rows_as_arrays")
+            held = [each.name for each in columns if each.name in arrays]
+            chosen = ", ".join(_value(each, arrays) for each in held)
+            con.execute(f"INSERT INTO {name} ({', '.join(held)}) SELECT {chosen} FROM rows_as_arrays")
     finally:
         con.unregister("rows_as_arrays")
 
@@ -116,20 +118,25 @@ def write_columns(columns: Sequence[Sequence[Any]], path: Path, con: duckdb.Duck
         insert(con, "rows_to_convert", zip(*columns, strict=True))
         write_parquet(con, "rows_to_convert", path)
         return
-    chosen = (each.name if each.name in arrays else f"NULL::{each.type} AS {each.name}" for each in COLUMNS)
+    chosen = (_value(each.name, arrays) if each.name in arrays else f"NULL::{each.type}" for each in COLUMNS)
+    named = (f"{value} AS {each.name}" for value, each in zip(chosen, COLUMNS, strict=True))
     form = _FORMAT if len(columns[0]) > MANY_ROWS else _SHORT_FORMAT
     with atomic.written(path) as beside:
-        con.execute(f"COPY (SELECT {', '.join(chosen)} FROM arrays) TO {place(beside)} {form}")
+        con.execute(f"COPY (SELECT {', '.join(named)} FROM arrays) TO {place(beside)} {form}")
 
 
 _CODES = {"BIGINT": "q", "BOOLEAN": "b", "DOUBLE": "d", "INTEGER": "i", "SMALLINT": "h"}
 """The codes of `array.array` of a column's values; it refuses what NumPy would cut off."""
 
 
+_MISSING = "__missing"
+
+
 def _arrays(columns: Sequence[Column], values: Sequence[Sequence[Any]]) -> dict[str, NDArray[Any]]:
     """Return the values of columns as arrays, which the engine reads without a look at each value.
 
-    None is masked; columns that hold nothing else are left out, but for the first.
+    Columns that hold nothing but None are left out, except the first. Of others, an array of `_MISSING` after the
+    column's name says where None is: the engine before version 2 reads masked arrays without their masks.
 
     Raises:
         KeyError, OverflowError, TypeError: a column's values are of another type, or too large for it.
@@ -149,8 +156,15 @@ def _arrays(columns: Sequence[Column], values: Sequence[Sequence[Any]]) -> dict[
         filled = each if missing is None else [0 if value is None else value for value in each]
         array_ = np.asarray(array.array(_CODES[column.type], filled))
         array_ = array_.astype(bool) if column.type == "BOOLEAN" else array_
-        found[column.name] = array_ if missing is None else np.ma.MaskedArray(array_, missing)
+        found[column.name] = array_
+        if missing is not None:
+            found[column.name + _MISSING] = np.array(missing)
     return found
+
+
+def _value(name: str, arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return how a query says the values of a column of `_arrays`."""
+    return f"CASE WHEN NOT {name}{_MISSING} THEN {name} END" if name + _MISSING in arrays else name
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ def timed(spec: Spec, ns: float, variant: str = "as-run", environment: Environme
 def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Timings:
     """Timings of no call yet, and ceilings of this machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("xsp.device.machine.cores", lambda: 2)  # timings are made for two threads
+    monkeypatch.setattr("xsp.processes.cores", lambda: 2)  # timings are made for two threads
     ceilings.keep({cpu_model() or "cpu": CPU})
     return Timings.open(tmp_path / "timings", HERE)
 

@@ -147,7 +147,7 @@ def test_what_fewer_cores_reached_is_no_ceiling_of_the_machine(monkeypatch: pyte
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for cores, there in ((1, True), (2, True), (4, False)):
         ceilings.keep({"a cpu": ceilings.Ceiling("a cpu", {"fp32": 1e9}, {}, 1e9, "measured", threads=2)})
-        monkeypatch.setattr("xsp.device.machine.cores", lambda cores=cores: cores)
+        monkeypatch.setattr("xsp.processes.cores", lambda cores=cores: cores)
         assert (ceilings.of_machine("a cpu") is not None) == there
 
 
@@ -158,7 +158,7 @@ def test_a_processor_is_measured_with_all_cores_and_threads_are_as_before(monkey
     try:
         plain = ceilings.Ceiling("a cpu", {}, {}, 1e9, "measured")
         monkeypatch.setattr(ceilings, "_measure", lambda torch, *_, **__: seen.append(torch.get_num_threads()) or plain)
-        monkeypatch.setattr("xsp.device.machine.cores", lambda: 2)
+        monkeypatch.setattr("xsp.processes.cores", lambda: 2)
         assert next(iter(ceilings.measure("a cpu"))).threads == 2
         assert (seen, torch.get_num_threads()) == ([2], 1)
     finally:

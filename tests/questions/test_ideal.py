@@ -27,7 +27,7 @@ from xsp.questions.timedcalls import Ground  # noqa: E402
 @pytest.fixture(autouse=True)
 def _ceilings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("xsp.device.machine.cores", lambda: 2)  # timings are made for two threads
+    monkeypatch.setattr("xsp.processes.cores", lambda: 2)  # timings are made for two threads
     ceilings.keep({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e12}, {}, 1e12, "measured")})
 
 

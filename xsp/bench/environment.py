@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from xsp import cached
+from xsp import cached, processes
 from xsp.device import machine
 
 VARIABLES = re.compile(
@@ -70,7 +70,7 @@ def here() -> Environment:
         "cpu": machine.cpu_model(),
         "machine": os.uname().machine,
         "instructions": _instructions(),
-        "cores": machine.cores(),
+        "cores": processes.cores(),
         "nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
         "memory_gib": _memory_gib(),
         "caches": [f"{level} {size}" for level, size in caches()],

@@ -14,8 +14,8 @@ from xsp.bench.repeatability import LIMITS
 from xsp.bench.spec import Spec
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, DIRECTORY, FAMILIES, OF_RANKS, Curve
-from xsp.device.machine import cores
 from xsp.errors import UsageError
+from xsp.processes import cores
 
 MOUNTS = Path("/proc/self/mounts")
 MOST_RANKS = 16

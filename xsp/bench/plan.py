@@ -13,11 +13,11 @@ from xsp.bench.environment import caches
 from xsp.bench.spec import AS_RUN, RUNTIMES, CacheState, Spec, Timing
 from xsp.bench.timings import Timings
 from xsp.bench.turns import Limits, Turns, rotated_bytes
-from xsp.device.machine import cores
 from xsp.errors import BenchError, nearest
 from xsp.graph import work
 from xsp.graph.blocks import LASTING, WEIGHT_BYTES, Block, block, windows
 from xsp.graph.node import Graph, Node, NodeKind
+from xsp.processes import cores
 from xsp.version import __version__
 
 Progress = Callable[[str, int, int], None]

@@ -19,7 +19,6 @@ from typing import Any
 from xsp import processes
 from xsp.bench import transfers
 from xsp.bench.spec import Spec
-from xsp.device.machine import cores
 
 _CODE = processes.calling("xsp.bench.ranks", "be")
 
@@ -133,7 +132,7 @@ class Ranks:
         for each in those:
             each.ask({**asked, "calls": calls})
         found = [self._answer(each) for each in those]
-        crowded = asked["what"] in COMPUTING and asked["ranks"] > cores()
+        crowded = asked["what"] in COMPUTING and asked["ranks"] > processes.cores()
         begun = [each["began"] for each in found]
         return max(1, max(each["ended"] for each in found) - (min(begun) if crowded else max(begun)))
 

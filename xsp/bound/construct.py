@@ -21,10 +21,10 @@ from typing import Protocol
 from xsp.bench.plan import settled
 from xsp.bench.spec import AS_RUN, CacheState, Spec, Status, Timing
 from xsp.bound.totals import ENOUGH, Coverage, Figure, coverage, half
-from xsp.device.machine import cores
 from xsp.errors import GraphError
 from xsp.graph.blocks import Block, block, windows
 from xsp.graph.node import Graph
+from xsp.processes import cores
 
 DRAWS = 201
 """Covers that are drawn, each with the same probability, for the spread."""

@@ -119,7 +119,7 @@ def of(
     from xsp import bench
     from xsp.bench.plan import overheads
     from xsp.bound import planned, seen, sources, timed
-    from xsp.device.machine import cores
+    from xsp.processes import cores
 
     graph, run = planned.of(what, args, trace, of_model)
     if sources.is_elsewhere(run):

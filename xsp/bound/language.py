@@ -14,12 +14,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xsp import processes
 from xsp.bound import ceiling as roof
 from xsp.bound import experts, polynomials, timed, totals
 from xsp.bound.experts import Active
 from xsp.bound.polynomials import Crossing, Polynomial
 from xsp.bound.totals import ENOUGH, Coverage, Figure
-from xsp.device import ceilings, machine
+from xsp.device import ceilings
 from xsp.device.ceilings import Ceiling
 from xsp.errors import UsageError
 from xsp.graph import sources as graphs
@@ -191,7 +192,7 @@ def of(
         raise UsageError(f"a skew of {skew:g}: give 0 for experts that are as likely, or an exponent above 0")
     decoding = _captured(what, DECODE, chosen, batch, seed)
     reading = _reading(what, chosen, batch, seed)
-    count = threads or machine.cores()
+    count = threads or processes.cores()
     ceiling = ceilings.meant(device) if device is not None else roof.of_machine(fill is not None)
     known = None if device is not None else timed_open(timings, like)
     of_all = [*decoding.values(), *(reading.values() if not isinstance(reading, str) else ())]

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from xsp import processes
 from xsp.bench.spec import slowed
 from xsp.bench.timings import Timings
 from xsp.bound import ceiling as roof
@@ -97,7 +98,7 @@ def of(
     graph, found = planned.of(what, args, trace, of_model)
     if not graph.computing:
         raise GraphError(f"{graph.name}: no call of it computes anything, so that there is no bound")
-    parts = _Parts(graph, found, partial, machine.cores(), tuple(node.computes for node in graph.nodes))
+    parts = _Parts(graph, found, partial, processes.cores(), tuple(node.computes for node in graph.nodes))
     parts.problems += [f"{each.where}: {each.reason}" for each in graph.problems]
     if found is not None:
         _see(parts, found)
@@ -246,7 +247,7 @@ def _timings(given: Timings | Path | str | None, like: str | None) -> Timings:
 
 def _threads(asked: int | None, trace: Trace | None) -> int:
     ran = trace.run.machine.torch_threads if trace is not None else None
-    return asked or ran or machine.cores()
+    return asked or ran or processes.cores()
 
 
 def _look_up(

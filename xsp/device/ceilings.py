@@ -18,9 +18,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from xsp import atomic, cached
+from xsp import atomic, cached, processes
 from xsp.clock import monotonic_ns
-from xsp.device import machine
 from xsp.errors import AnalysisError, UsageError
 from xsp.run import Run
 
@@ -225,7 +224,7 @@ def of_machine(name: str) -> Ceiling | None:
         found = None if content is None else _measured(content)
     except AnalysisError as error:
         raise AnalysisError(f"{kept_at()} is damaged; measure again with `xsp doctor --measure`") from error
-    if found is not None and found.threads is not None and found.threads < machine.cores():
+    if found is not None and found.threads is not None and found.threads < processes.cores():
         return None
     return found
 
@@ -281,12 +280,12 @@ def measure(processor: str | None) -> Iterator[Ceiling]:
     except ImportError as error:
         raise UsageError("measuring ceilings takes torch; pip install 'xsp[torch]'") from error
     before = torch.get_num_threads()
-    torch.set_num_threads(machine.cores())
+    torch.set_num_threads(processes.cores())
     try:
         found = _measure(torch, "cpu", processor or "cpu", size=1024, copied=1 << 26, finish=lambda: None)
     finally:
         torch.set_num_threads(before)
-    yield replace(found, threads=machine.cores())
+    yield replace(found, threads=processes.cores())
     if torch.cuda.is_available():
         for place in range(torch.cuda.device_count()):
             name = torch.cuda.get_device_name(place)

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from xsp import processes
+
 _PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "duckdb", "opentelemetry-sdk")
 
 
@@ -22,16 +24,11 @@ def describe() -> dict[str, Any]:
         "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
         "cpu": cpu_model(),
-        "cores": cores(),
+        "cores": processes.cores(),
         "memory_bytes": _memory_bytes(),
         "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
         **_torch(),
     }
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def identities() -> list[str]:

@@ -20,6 +20,7 @@ from typing import Protocol
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from xsp import processes
 from xsp.device import machine
 from xsp.errors import ManifestError
 from xsp.evaluate.manifest import Manifest
@@ -126,7 +127,7 @@ def here(name: str = "local", labels: Mapping[str, str] | None = None, devices: 
         name=name,
         architecture=platform.machine(),
         cpu=machine.cpu_model() or "",
-        cores=machine.cores(),
+        cores=processes.cores(),
         memory_gib=_memory_gib(),
         gpus=_gpus() if devices else (),
         host=socket.gethostname(),

@@ -16,8 +16,8 @@ from xsp.bench.plan import missing, overheads, worth
 from xsp.bench.spec import AS_RUN, OTHER_NUMBERS, Spec
 from xsp.bench.timings import Timings
 from xsp.bound import sources, timed
-from xsp.device.machine import cores
 from xsp.graph.node import Graph
+from xsp.processes import cores
 from xsp.questions import layouts
 from xsp.questions.timedcalls import threads_of
 

@@ -21,9 +21,9 @@ from xsp.bench.spec import AS_RUN, Spec, Timing
 from xsp.bench.timings import Timings
 from xsp.bound import join, planned, seen, sources, timed
 from xsp.bound.seen import Seen
-from xsp.device.machine import cores
 from xsp.errors import AnalysisError
 from xsp.graph.node import Graph, Source
+from xsp.processes import cores
 from xsp.schema import Level
 
 ALLOWANCE = 0.03
