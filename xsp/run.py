@@ -429,7 +429,7 @@ def _taken(hint: Any, value: Any) -> Any:
         return tuple(_taken(inner[0], each) for each in value)
     if origin is Mapping and isinstance(value, dict):
         return {name: _taken(inner[1], each) for name, each in value.items()}
-    if isinstance(hint, type) and issubclass(hint, Fields) and isinstance(value, dict):
+    if origin is None and issubclass(hint, Fields) and isinstance(value, dict):
         return hint.of(value)
     if _is_single(hint, value):
         return value

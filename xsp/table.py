@@ -140,6 +140,7 @@ def _arrays(columns: Sequence[Column], values: Sequence[Sequence[Any]]) -> dict[
 
     Raises:
         KeyError, OverflowError, TypeError: a column's values are of another type, or too large for it.
+        UnicodeEncodeError: a text holds what is none, of which the engine before version 2 would not recover.
     """
     import numpy as np
 
@@ -148,6 +149,7 @@ def _arrays(columns: Sequence[Column], values: Sequence[Sequence[Any]]) -> dict[
         if found and each[0] is None and each.count(None) == len(each):
             continue
         if column.type == "VARCHAR":
+            "".join(filter(None, each)).encode()
             text = np.empty(len(each), dtype=object)
             text[:] = each
             found[column.name] = text

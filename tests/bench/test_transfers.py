@@ -337,7 +337,7 @@ def test_more_ranks_than_cores_compute_for_as_long_as_all_of_them_take(monkeypat
         def answer(self, until: float) -> str:
             return self.said
 
-    monkeypatch.setattr(ranks, "cores", lambda: 2)
+    monkeypatch.setattr("xsp.processes.cores", lambda: 2)
     those = ranks.Ranks.__new__(ranks.Ranks)
     those._those = [Rank(0, 100), Rank(10, 110), Rank(100, 200), Rank(110, 210)]  # type: ignore[list-item]
     assert those.timed({"what": "together-product", "ranks": 4}, 1) == 210

@@ -229,8 +229,11 @@ def test_what_a_described_step_counts_is_what_torch_counts(name: str) -> None:
 
     with FlopCounterMode(display=False) as counter:
         run()
+    theirs = counter.get_total_flops()
+    if not theirs and name.startswith("attention"):
+        pytest.skip("this torch's counter does not know attention on a CPU, as before 2.15")
     counted = described(run)
-    assert sum(row.flops or 0 for row in counted) == counter.get_total_flops() > 0
+    assert sum(row.flops or 0 for row in counted) == theirs > 0
     assert {(row.kind, row.flops_source) for row in counted} == {(Kind.OP, "shapes")}
 
 

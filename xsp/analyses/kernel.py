@@ -71,7 +71,7 @@ def roofs(ceiling: Ceiling | None) -> str:
         for kind in kinds
         if ceiling is not None
     ]
-    made = f"VALUES {', '.join(rows)}" if rows else "SELECT NULL, NULL::DOUBLE, NULL::DOUBLE, NULL::DOUBLE WHERE false"
+    made = f"VALUES {', '.join(rows)}" if rows else f"SELECT NULL::VARCHAR{', NULL::DOUBLE' * 3} WHERE false"
     return f"roofs(precision, peak_gflop_per_s, bandwidth_gbyte_per_s, ideal) AS ({made})"
 
 

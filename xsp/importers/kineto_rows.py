@@ -80,9 +80,21 @@ class _Arguments(NamedTuple):
 
 
 def _object(parts: dict[str, str]) -> str:
-    """Return the SQL of a JSON object of those parts that are there; each is the SQL of JSON text."""
-    joined = ", ".join(f"',\"{key}\":' || {value}" for key, value in parts.items())
-    return f"nullif(concat('{{', substr(concat({joined}), 2), '}}'), '{{}}')"
+    """Return the SQL of a JSON object of those parts that are there; each is the SQL of JSON text.
+
+    A file may hold text where numbers stand usually: it is quoted.
+    """
+    plain = _joined(parts)
+    mended = {
+        key: f"CASE WHEN NOT json_valid({value}) THEN CAST(to_json({value}) AS VARCHAR) ELSE {value} END"
+        for key, value in parts.items()
+    }
+    return f"CASE WHEN json_valid({plain}) THEN nullif({plain}, '{{}}') ELSE {_joined(mended)} END"
+
+
+def _joined(parts: dict[str, str]) -> str:
+    members = ", ".join(f"',\"{key}\":' || {value}" for key, value in parts.items())
+    return f"concat('{{', substr(concat({members}), 2), '}}')"
 
 
 _TOLD_OF_COLLECTIVES = ("Collective name", "Process Group Name", "Seq", "In msg nelems", "Out msg nelems", "dtype",
