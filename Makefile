@@ -51,8 +51,8 @@ clean: ## Remove the environment and all runs
 
 # uv shares its cache between environments by hard links: torch is gigabytes, and is there once.
 $(VENV)/bin/uv:
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || \
-	  { echo "xsp needs Python 3.10 to 3.13; say which one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 15))' || \
+	  { echo "xsp needs Python 3.10 to 3.14; say which one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "making $(VENV) (once; with torch it takes minutes and gigabytes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet uv

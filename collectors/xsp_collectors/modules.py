@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as torch_module
 
 from xsp import scrub
 from xsp.clock import monotonic_ns
@@ -180,12 +180,12 @@ class ModuleCalls(Collector):
     def probe(self) -> Probe | None:
         """Return calls of an empty module inside another, as most calls are; None where hooks would be called too."""
         module, argument = _Repeat(nn.Identity(), _PROBED), torch.empty(0, device="cpu")
-        return None if _has_any_global_hook() else Probe(lambda: module(argument), spans=_PROBED)
+        return None if _has_global_hooks() else Probe(lambda: module(argument), spans=_PROBED)
 
     def outer_probe(self) -> Probe | None:
         """Return an outermost call of an empty module; None where hooks would be called too."""
         module, argument = nn.Identity(), torch.empty(0, device="cpu")
-        return None if _has_any_global_hook() else Probe(lambda: module(argument), spans=1)
+        return None if _has_global_hooks() else Probe(lambda: module(argument), spans=1)
 
     def _forward(self, call: _Call) -> Span:
         inputs = describe(call.inputs or [])
@@ -428,6 +428,13 @@ def _entry(module: nn.Module, name: str, root: str | None = None) -> _Entry:
 def _text(name: str) -> str:
     """Return a name with a question mark for what UTF-8 cannot hold, which readers of JSON refuse."""
     return name.encode("utf-8", "replace").decode()
+
+
+def _has_global_hooks() -> bool:
+    """Return whether the program hooks the calls of all modules."""
+    forward = torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks
+    backward = torch_module._global_backward_pre_hooks, torch_module._global_backward_hooks
+    return any((*forward, *backward))
 
 
 class _Repeat(nn.Module):

@@ -124,7 +124,7 @@ def test_an_onnx_file_says_what_it_cannot_time(tmp_path: Path, capsys: pytest.Ca
         ([], "give one SOURCE"),
         (["--list", "--check"], "give one SOURCE"),
         (["a.onnx", "--budget", "0s"], "give a time above 0"),
-        (["a.onnx", "--budget", "-5s"], ""),
+        (["a.onnx", "--budget=-5s"], "give a time above 0"),
         (["a.onnx", "--budget", "soon"], "give a time above 0"),
         (["a.onnx"], "there is no such file"),
         (["net.py:net", "--threads", "0"], "numbers above 0"),
@@ -143,10 +143,6 @@ def test_what_makes_no_sense_is_one_line(
     (tmp_path / "net.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XSP_TIMINGS", str(tmp_path / "t"))
-    if "-5s" in typed:
-        with pytest.raises(SystemExit):
-            main(["bench", *typed])
-        return
     assert said in refused(capsys, *typed)
     assert not (tmp_path / "t").exists()
 
