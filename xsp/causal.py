@@ -18,6 +18,9 @@ from xsp.errors import ModelError
 CACHES = ("past_key_values", "cache_params", "state")
 """Under these names models return their cache, and take it."""
 
+OLDEST = 5, 5
+"""Version of transformers from which the caches of all models hold what a step needs: a sliding window its tokens."""
+
 MOST_SPARE = 8
 """Rows that a table of positions may have beside those of its positions."""
 
@@ -66,6 +69,12 @@ def _check(spec: str, model: Any, tokens: int, decodes: bool) -> None:
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_input_embeddings") or getattr(model, "main_input_name", "") == "":
         raise ModelError(f"{spec}: --decode and --prefill are for language models of transformers")
+    if (version := _version()) is not None and tuple(map(int, version.split(".")[:2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ModelError(
+            f"{spec}: --decode and --prefill take transformers {oldest} or later, not {version}: "
+            f"pip install 'transformers>={oldest}'"
+        )
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(_encodes(spec))
     if model.main_input_name != "input_ids" or "use_cache" not in inspect.signature(model.forward).parameters:
@@ -77,6 +86,11 @@ def _check(spec: str, model: Any, tokens: int, decodes: bool) -> None:
         raise ModelError(
             f"{spec} takes up to {most:,} tokens, its table of positions has no more; {tokens:,} are asked"
         )
+
+
+def _version() -> str | None:
+    """Return the version of transformers that is imported."""
+    return getattr(sys.modules.get("transformers"), "__version__", None)
 
 
 def _encodes(spec: str) -> str:

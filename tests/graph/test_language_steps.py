@@ -116,6 +116,12 @@ def test_what_has_no_such_step_is_refused_in_one_line(spec, options, said) -> No
     assert "\n" not in str(raised.value)
 
 
+def test_a_transformers_whose_caches_lack_tokens_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr("xsp.causal._version", lambda: "4.57.1")
+    with pytest.raises(ModelError, match=r"--decode and --prefill take transformers 5\.5 or later, not 4\.57\.1"):
+        xsp.graph.of(GPT2, decode=4)
+
+
 def test_the_command_says_which_step_it_shows(capsys) -> None:
     assert main(["graph", LLAMA, "--decode", "16"]) == 0
     assert "decode 16" in capsys.readouterr().out.splitlines()[1]
