@@ -6,7 +6,7 @@ import array
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,7 @@ def insert(
     if not values:
         return
     try:
-        arrays = _arrays(columns, values)
+        arrays, expressions = _arrays(columns, values)
     except (KeyError, OverflowError, TypeError):  # a value that the engine has to convert, or to refuse
         unnested = ", ".join(f"unnest(?::{column.type}[])" for column in columns)
         con.execute(f"INSERT INTO {name} SELECT {unnested}", [list(each) for each in values])
@@ -88,9 +88,8 @@ def insert(
     con.register("rows_as_arrays", arrays)  # by name: a session of Spark stands between this variable and the engine
     try:
         with _objects_are_text(con):
-            held = [each.name for each in columns if each.name in arrays]
-            chosen = ", ".join(_value(each, arrays) for each in held)
-            con.execute(f"INSERT INTO {name} ({', '.join(held)}) SELECT {chosen} FROM rows_as_arrays")
+            held, chosen = ", ".join(expressions), ", ".join(expressions.values())
+            con.execute(f"INSERT INTO {name} ({held}) SELECT {chosen} FROM rows_as_arrays")
     finally:
         con.unregister("rows_as_arrays")
 
@@ -112,14 +111,13 @@ def write_columns(columns: Sequence[Sequence[Any]], path: Path, con: duckdb.Duck
         con: from `storing`.
     """
     try:
-        arrays = _arrays(COLUMNS, columns)
+        arrays, expressions = _arrays(COLUMNS, columns)  # noqa: RUF059  (the query below reads the arrays)
     except (KeyError, OverflowError, TypeError):
         create(con, "rows_to_convert")
         insert(con, "rows_to_convert", zip(*columns, strict=True))
         write_parquet(con, "rows_to_convert", path)
         return
-    chosen = (_value(each.name, arrays) if each.name in arrays else f"NULL::{each.type}" for each in COLUMNS)
-    named = (f"{value} AS {each.name}" for value, each in zip(chosen, COLUMNS, strict=True))
+    named = (f"{expressions.get(each.name, f'NULL::{each.type}')} AS {each.name}" for each in COLUMNS)
     form = _FORMAT if len(columns[0]) > MANY_ROWS else _SHORT_FORMAT
     with atomic.written(path) as beside:
         con.execute(f"COPY (SELECT {', '.join(named)} FROM arrays) TO {place(beside)} {form}")
@@ -129,14 +127,17 @@ _CODES = {"BIGINT": "q", "BOOLEAN": "b", "DOUBLE": "d", "INTEGER": "i", "SMALLIN
 """The codes of `array.array` of a column's values; it refuses what NumPy would cut off."""
 
 
-_MISSING = "__missing"
-
-
-def _arrays(columns: Sequence[Column], values: Sequence[Sequence[Any]]) -> dict[str, NDArray[Any]]:
+def _arrays(
+    columns: Sequence[Column], values: Sequence[Sequence[Any]]
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Return the values of columns as arrays, which the engine reads without a look at each value.
 
-    Columns that hold nothing but None are left out, except the first. Of others, an array of `_MISSING` after the
-    column's name says where None is: the engine before version 2 reads masked arrays without their masks.
+    Columns that hold nothing but None are left out, except the first. Of others, a second array says where None is:
+    the engine before version 2 reads masked arrays without their masks.
+
+    Returns:
+        The arrays, under names of their own since a column's may be quoted; and, by the names of the columns, the
+        expression of its values in a query of the arrays.
 
     Raises:
         KeyError, OverflowError, TypeError: a column's values are of another type, or too large for it.
@@ -144,29 +145,27 @@ def _arrays(columns: Sequence[Column], values: Sequence[Sequence[Any]]) -> dict[
     """
     import numpy as np
 
-    found: dict[str, NDArray[Any]] = {}
-    for column, each in zip(columns, values, strict=True):
-        if found and each[0] is None and each.count(None) == len(each):
+    arrays: dict[str, NDArray[Any]] = {}
+    expressions: dict[str, str] = {}
+    for number, (column, each) in enumerate(zip(columns, values, strict=True)):
+        if arrays and each[0] is None and each.count(None) == len(each):
             continue
+        value, missing = f"value{number}", f"missing{number}"
+        expressions[column.name] = value
         if column.type == "VARCHAR":
             "".join(filter(None, each)).encode()
             text = np.empty(len(each), dtype=object)
             text[:] = each
-            found[column.name] = text
+            arrays[value] = text
             continue
-        missing = [value is None for value in each] if None in each else None
-        filled = each if missing is None else [0 if value is None else value for value in each]
+        holes = [one is None for one in each] if None in each else None
+        filled = each if holes is None else [0 if one is None else one for one in each]
         array_ = np.asarray(array.array(_CODES[column.type], filled))
-        array_ = array_.astype(bool) if column.type == "BOOLEAN" else array_
-        found[column.name] = array_
-        if missing is not None:
-            found[column.name + _MISSING] = np.array(missing)
-    return found
-
-
-def _value(name: str, arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return how a query says the values of a column of `_arrays`."""
-    return f"CASE WHEN NOT {name}{_MISSING} THEN {name} END" if name + _MISSING in arrays else name
+        arrays[value] = array_.astype(bool) if column.type == "BOOLEAN" else array_
+        if holes is not None:
+            arrays[missing] = np.array(holes)
+            expressions[column.name] = f"CASE WHEN NOT {missing} THEN {value} END"
+    return arrays, expressions
 
 
 @contextlib.contextmanager

@@ -40,6 +40,15 @@ def test_rows_come_back_as_they_went_in(rows: list[tuple[object, ...]]) -> None:
     assert inserted(rows) == rows
 
 
+def test_names_of_columns_may_be_quoted() -> None:
+    columns = [Column('"1"', "BIGINT", ""), Column('"count(1)"', "BIGINT", ""), Column('"a ""b"""', "VARCHAR", "")]
+    con = table.connect()
+    table.create(con, "rows_", columns)
+    rows = [(1, None, "x"), (None, 2, None)]
+    table.insert(con, "rows_", rows, columns)
+    assert con.execute("SELECT * FROM rows_").fetchall() == rows
+
+
 def test_what_has_another_type_is_converted_by_the_engine() -> None:
     assert inserted([(2.0, "3", "0.5", 1, 7)]) == [(2, 3, 0.5, True, "7")]
 
