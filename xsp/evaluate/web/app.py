@@ -1,76 +1,33 @@
-"""REST and pages of the evaluations of a folder."""
+"""The server of the evaluations of a folder: REST and pages."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
-
-from xsp.errors import ManifestError, UsageError, XspError
-from xsp.evaluate import agents, manifest, pipeline, results, standings, tables, transports, yamltext
-from xsp.evaluate.agents import Agent, Options
-from xsp.evaluate.reading import Read
-from xsp.evaluate.results import Result
-from xsp.evaluate.web import policy, shelf
-from xsp.evaluate.web.guard import Guard
-from xsp.evaluate.web.queue import ENDED, FullError, Job, Queue
-from xsp.levels import parse_levels
+from xsp.errors import ManifestError, XspError
+from xsp.evaluate import transports
+from xsp.evaluate.agents import Agent
+from xsp.evaluate.web.queue import FullError, Queue
+from xsp.evaluate.web.shelf import Shelf
 from xsp.version import __version__
 
 try:
     import uvicorn
-    from fastapi import FastAPI, HTTPException, Query, Request
+    from fastapi import FastAPI, Request
     from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
-    from starlette.exceptions import HTTPException as OfStarlette
+    from fastapi.responses import JSONResponse
+    from starlette.exceptions import HTTPException
+
+    from xsp.evaluate.web import routes
+    from xsp.evaluate.web.guard import Guard
 except ImportError as error:
     raise ManifestError("the pages of evaluations need FastAPI and uvicorn: pip install 'xsp[evaluate]'") from error
 
 PORT = 8610
-MOST_COMPARED = 16
-MOST_ROWS = 1_000
-MOST_REQUESTS = 10_000
-MOST_WATCHING = 16
-"""Streams of progress at a time."""
-
-MOST_REPORTS = 4
-"""Pages of traces that are kept."""
-
 CONNECTIONS = 64
-EVERY_S = 0.1
-QUIET_S = 10.0
-
-OF_REPORTS = ("echarts.min.js", "words.js", "charts.js", "sections.js", "report.css")
-"""What the pages share with the report of a run."""
-
-OURS = ("web.js", "form.js", "results.js", "web.css")
-
-_BESIDE = {"bound": results.BOUND, "advice": results.ADVICE}
-
-_KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
-
-Name = Annotated[str, Field(min_length=1, max_length=64)]
-
-
-class Asked(BaseModel):
-    """An evaluation to make: a manifest as plain data or as YAML, and what is asked beside it."""
-
-    manifest: dict[str, Any] | None = None
-    yaml: str | None = None
-    trace: str = ""
-    """Levels, `M`, `M/L` or `M/L/G`; none if empty."""
-
-    bound: bool = False
-    agent: str = ""
-    """The first that satisfies the manifest, if empty."""
 
 
 def application(store: Path, there: Sequence[Agent] | None = None, queue: Queue | None = None) -> FastAPI:
@@ -82,10 +39,7 @@ def application(store: Path, there: Sequence[Agent] | None = None, queue: Queue 
         queue: of evaluations; a new one if None. It is closed with the application.
     """
     waiting = queue or Queue()
-    seen = shelf.Shelf(store)
     known = list(there) if there is not None else [transports.OwnProcess()]
-    reports = _Reports()
-    watching = [0]
 
     @asynccontextmanager
     async def lifetime(_: FastAPI) -> AsyncIterator[None]:
@@ -108,190 +62,13 @@ def application(store: Path, there: Sequence[Agent] | None = None, queue: Queue 
         said = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:8]]
         return JSONResponse({"error": "; ".join(said)}, 422)
 
-    @app.exception_handler(OfStarlette)
-    async def _of_http(_: Request, error: OfStarlette) -> JSONResponse:
+    @app.exception_handler(HTTPException)
+    async def _of_http(_: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": str(error.detail)}, error.status_code)
 
-    def found(name: str) -> Result:
-        there = seen.named(name)
-        if there is None:
-            raise HTTPException(404, "there is no such evaluation")
-        return there
-
-    def asked_for(name: str) -> Job:
-        job = waiting.job(name)
-        if job is None:
-            raise HTTPException(404, "no such evaluation was asked for, or it ended long ago")
-        return job
-
-    # --- results ------------------------------------------------------------------------------------------------------
-
-    @app.get("/api/evaluations", tags=["results"], summary="Results, newest first")
-    def evaluations(
-        offset: Annotated[int, Query(ge=0)] = 0,
-        limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 50,
-        task: Annotated[str | None, Query(max_length=200)] = None,
-        text: Annotated[str, Query(max_length=200)] = "",
-    ) -> Response:
-        every, wrong = seen.every()
-        rows = [shelf.summary(each) for each in reversed(every)]
-        wanted = text.lower()
-        kept = [
-            row
-            for row in rows
-            if (task is None or row["task"] == task)
-            and (not wanted or any(wanted in str(row[each]).lower() for each in ("result", "name", "model", "kind")))
-        ]
-        tasks = sorted({str(row["task"]) for row in rows if row["task"]})
-        return _json({"total": len(kept), "offset": offset, "evaluations": kept[offset : offset + limit],
-                      "tasks": tasks, "damaged": wrong})  # fmt: skip
-
-    @app.get("/api/evaluations/{name}", tags=["results"], summary="One result")
-    def evaluation(name: Name) -> Response:
-        one = found(name)
-        beside = {name: (one.path / file).is_file() for name, file in _BESIDE.items()}
-        return _json({**one.content, "result": one.name, "trace": shelf.has_trace(one), **beside})
-
-    @app.get("/api/evaluations/{name}/requests", tags=["results"], summary="Requests of a batch size, and percentiles")
-    def requests(
-        name: Name,
-        batch: Annotated[int | None, Query(ge=1)] = None,
-        offset: Annotated[int, Query(ge=0)] = 0,
-        limit: Annotated[int, Query(ge=1, le=MOST_REQUESTS)] = MOST_REQUESTS,
-    ) -> Response:
-        one = found(name)
-        sizes = [part["batch"] for part in one.parts]
-        if batch is not None and batch not in sizes:
-            raise HTTPException(404, f"there is no batch size {batch}; there are {', '.join(map(str, sizes))}")
-        return _json({"batch": batch or sizes[0], **shelf.requests(one, batch or sizes[0], offset, limit)})
-
-    @app.get("/api/evaluations/{name}/manifest", tags=["results"], summary="Its manifest, as YAML")
-    def manifest_of(name: Name) -> Response:
-        return PlainTextResponse(yamltext.write(dict(found(name).manifest)))
-
-    @app.get("/api/evaluations/{name}/{what}", tags=["results"], summary="Its bound, or the advice of its trace")
-    def beside(name: Name, what: Literal["bound", "advice"]) -> Response:
-        path = found(name).path / _BESIDE[what]
-        if not path.is_file():
-            raise HTTPException(404, f"it has no {what}: none was asked for, or notes say why")
-        return Response(path.read_bytes(), media_type="application/json")
-
-    @app.get("/evaluations/{name}/report", include_in_schema=False)
-    def report(name: Name) -> Response:
-        one = found(name)
-        if not shelf.has_trace(one):
-            raise HTTPException(404, "no trace was asked for")
-        # The page brings its own policy, which allows its scripts by their sums.
-        return HTMLResponse(reports.page(one), headers={"content-security-policy": "frame-ancestors 'none'"})
-
-    @app.get("/api/compare", tags=["results"], summary="Results, each held against the first")
-    def compare(name: Annotated[list[Name], Query(min_length=2, max_length=MOST_COMPARED)]) -> Response:
-        return _json([tables.comparison_json(each) for each in standings.compared([found(each) for each in name])])
-
-    @app.get("/api/leaderboard", tags=["results"], summary="Results in order, the best first")
-    def leaderboard(
-        task: Annotated[str | None, Query(max_length=200)] = None,
-        by: Literal["inputs_per_s", "p50_ms", "p90_ms", "p99_ms", "rate", "top1"] = "inputs_per_s",
-        offset: Annotated[int, Query(ge=0)] = 0,
-        limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 50,
-    ) -> Response:
-        rows = standings.leaderboard(seen.every()[0], task, by)
-        shown = [tables.standing_json(each) for each in rows[offset : offset + limit]]
-        return _json({"total": len(rows), "offset": offset, "rows": shown})
-
-    # --- new ones -----------------------------------------------------------------------------------------------------
-
-    @app.get("/api/agents", tags=["evaluations"], summary="Who carries them out")
-    def agents_of() -> Response:
-        return _json([{**results.plain(facts), "alive": facts.alive} for facts in (each.facts() for each in known)])
-
-    @app.get("/api/schema", tags=["evaluations"], summary="JSON Schema of a manifest")
-    def schema() -> Response:
-        return _json(manifest.schema())
-
-    @app.post("/api/check", tags=["evaluations"], summary="What is wrong with a manifest, and who can run it")
-    def check(asked: Asked) -> Response:
-        read = _read(asked)
-        fit, reasons = agents.matching(read.manifest, known)
-        return _json({
-            "identity": read.manifest.identity, "name": read.manifest.title, "notes": list(read.notes),
-            "refused": _refused(read), "agents": [each.facts().name for each in fit], "reasons": reasons,
-            "yaml": yamltext.write(read.manifest.plain()),
-        })  # fmt: skip
-
-    @app.post("/api/jobs", tags=["evaluations"], status_code=202, summary="Ask for an evaluation")
-    def ask(asked: Asked) -> Response:
-        read = _read(asked)
-        wrong = _refused(read)
-        if wrong:
-            raise ManifestError("; ".join(wrong))
-        if asked.trace:
-            parse_levels(asked.trace)
-        fit, reasons = agents.matching(read.manifest, known)
-        if asked.agent:
-            fit = [each for each in fit if each.facts().name == asked.agent]
-        if not fit:
-            said = "; ".join(f"{name}: {', '.join(why)}" for name, why in reasons.items())
-            raise ManifestError(f"no agent satisfies the manifest ({said or f'there is no {asked.agent}'})")
-        options = Options(store, asked.trace, asked.bound, trusted=False)
-        job = waiting.add(read.manifest, fit[0], options)
-        return _json(job.plain(), 202, {"location": f"/api/jobs/{job.id}"})
-
-    @app.get("/api/jobs", tags=["evaluations"], summary="What was asked for, newest first")
-    def jobs() -> Response:
-        return _json([each.plain() for each in reversed(waiting.jobs())])
-
-    @app.get("/api/jobs/{job}", tags=["evaluations"], summary="How far one is")
-    def job_of(job: Name) -> Response:
-        return _json(asked_for(job).plain())
-
-    @app.delete("/api/jobs/{job}", tags=["evaluations"], summary="End one")
-    def cancel(job: Name) -> Response:
-        waiting.cancel(asked_for(job))
-        return _json(asked_for(job).plain())
-
-    @app.get("/api/jobs/{job}/events", tags=["evaluations"], summary="Its progress, as server-sent events")
-    async def events(job: Name) -> Response:
-        one = asked_for(job)
-        if watching[0] >= MOST_WATCHING:
-            raise HTTPException(503, "too many watch already; ask /api/jobs/ID from time to time")
-
-        async def told() -> AsyncIterator[str]:
-            watching[0] += 1
-            try:
-                last, quiet = None, 0.0
-                while True:
-                    now = one.plain()
-                    quiet += EVERY_S
-                    if now != last:
-                        last, quiet = now, 0.0
-                        yield f"data: {json.dumps(now)}\n\n"
-                    elif quiet > QUIET_S:
-                        quiet = 0.0
-                        yield ": still there\n\n"
-                    if now["state"] in ENDED:
-                        return
-                    await asyncio.sleep(EVERY_S)
-            finally:
-                watching[0] -= 1
-
-        return StreamingResponse(told(), media_type="text/event-stream")
-
-    # --- pages --------------------------------------------------------------------------------------------------------
-
-    parts = {**dict.fromkeys(OF_REPORTS, "xsp.report"), **dict.fromkeys(OURS, "xsp.evaluate.web")}
-
-    @app.get("/assets/{name}", include_in_schema=False)
-    def asset(name: Name) -> Response:
-        if name not in parts:
-            raise HTTPException(404, "there is no such part")
-        return Response(_asset(parts[name], name), media_type=_KINDS[Path(name).suffix])
-
-    def page() -> Response:
-        return HTMLResponse(_asset("xsp.evaluate.web", "page.html"))
-
-    for path in ("/", "/new", "/jobs", "/jobs/{name}", "/evaluations/{name}", "/compare"):
-        app.get(path, include_in_schema=False, response_class=HTMLResponse)(page)
+    app.include_router(routes.of_results(Shelf(store)))
+    app.include_router(routes.of_jobs(store, known, waiting))
+    app.include_router(routes.of_pages())
     return app
 
 
@@ -309,47 +86,3 @@ def server(store: Path, address: str, port: int, there: Sequence[Agent] | None =
         guarded, host=address, port=port, log_level="warning", access_log=False, server_header=False,
         limit_concurrency=CONNECTIONS, timeout_keep_alive=5, timeout_graceful_shutdown=1, ws="none", lifespan="on",
     ))  # fmt: skip
-
-
-class _Reports:
-    """Pages of traces: one is made at a time, since each takes seconds and much memory."""
-
-    def __init__(self) -> None:
-        self._pages: OrderedDict[str, str] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def page(self, found: Result) -> str:
-        from xsp.report import html, loop
-
-        with self._lock:
-            if found.name not in self._pages:
-                loaded, *others = loop.load(found.path / results.RUN)
-                self._pages[found.name] = html.render(loaded, others)
-            self._pages.move_to_end(found.name)
-            if len(self._pages) > MOST_REPORTS:
-                self._pages.popitem(last=False)
-            return self._pages[found.name]
-
-
-def _read(asked: Asked) -> Read:
-    if (asked.manifest is None) == (asked.yaml is None):
-        raise UsageError("send a manifest, either as `manifest` or as `yaml`")
-    return policy.read(asked.yaml) if asked.yaml is not None else policy.of_json(asked.manifest)
-
-
-def _refused(read: Read) -> list[str]:
-    return [*policy.refused(read.manifest), *pipeline.wrong(read.manifest)]
-
-
-def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return JSON as it is: validating a thousand rows again would take longer than to find them."""
-    written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
-    try:
-        text = written.encode(content)
-    except ValueError:  # there are numbers that are not finite, which hardly ever happens
-        text = written.encode(json.loads(json.dumps(content, default=str), parse_constant=lambda _: None))
-    return Response(text.encode("utf-8", "replace"), status, headers, "application/json")
-
-
-def _asset(package: str, name: str) -> bytes:
-    return (files(package) / "assets" / name).read_bytes()
