@@ -50,7 +50,9 @@ WAITING = "arrived"
 
 MERGED_FILE = "merged.parquet"
 LOOP_FILE = "loop.parquet"
-LOOP_ROWS = "loop.rows"
+LOOP_ROWS = "loop2.rows"
+"""Its name changes with the columns, which the file itself does not tell."""
+
 SERIALISED = "serialised"
 DELIVERY_FILE = "delivery.json"
 JOB_FILE = "job.txt"

@@ -241,6 +241,13 @@ LOOP_COLUMNS: tuple[Column, ...] = (
     Column("own_ns", "DOUBLE", "what xsp itself took between the step before and this one"),
     Column("samples", "BIGINT", "samples in the step; null if unknown"),
     Column("status", "VARCHAR", "ok, error or unclosed"),
+    Column(
+        "faults",
+        "DOUBLE",
+        "page faults of the process that needed no disk, since the end of the step before; null where xsp worked in "
+        "between, and where the system does not tell",
+    ),
+    Column("system_ns", "DOUBLE", "time of the process's threads in the operating system meanwhile; null as before"),
 )
 """The table `loop`: a row for each step that the program ran, recorded or not; see `xsp.record.loop`."""
 

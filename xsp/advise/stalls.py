@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from xsp import summary
-from xsp.advise import calls
+from xsp.advise import calls, faults
 from xsp.advise.advice import Advice, Asked, Interval, Place
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
@@ -29,16 +29,20 @@ _OUTSIDE = (str(Kind.FORWARD), str(Kind.BACKWARD), str(Kind.OPTIMIZER), str(Kind
 def stall(asked: Asked) -> Iterator[Advice]:
     """Time inside a module, or inside the step, that no operator, module or phase inside covers.
 
-    `USUAL_MS` of each gap between calls is taken off, as Python and the recording itself need it. Modules of one class
-    are one piece. What some recorded step did without is no stall.
+    `USUAL_MS` of each gap between calls is taken off, as Python and the recording itself need it, and what giving
+    memory back takes, see the question `page-faults`. Modules of one class are one piece. What some recorded step did
+    without is no stall.
     """
     whole = calls.step_ms(asked)
     by_type: dict[str, list[Call]] = {}
     for each in calls.every(asked):
         if each.kind in _HOLD and _beyond(each) >= calls.LEAST_MS and _is_innermost(each):
             by_type.setdefault(_type(each), []).append(each)
+    freeing_ms = _freeing_ms(asked)
+    of_all = sum(_gap(each) for those in by_type.values() for each in those)
     for name, those in by_type.items():
-        usual = sum(_usual(each) for each in those)
+        freed = freeing_ms * sum(_gap(each) for each in those) / of_all
+        usual = sum(_usual(each) for each in those) + freed
         gap, repeats = _over_steps(asked, those)
         gain = Interval(gap.low - usual, gap.value - usual, gap.high - usual).within(whole)
         if 100 * gain.low / whole < LEAST_PERCENT or gain.value < calls.LEAST_MS:
@@ -59,11 +63,18 @@ def stall(asked: Asked) -> Iterator[Advice]:
                 f"{gap.value:.3g} ms in which no operator, module or phase inside runs"
                 + (f"; {gap.low:.3g} to {gap.high:.3g} ms in {repeats} recorded steps" if repeats > 1 else ""),
                 f"{usual:.3g} ms are taken off, which Python needs around "
-                f"{sum(len(each.inside) for each in those):,} calls",
+                f"{sum(len(each.inside) for each in those):,} calls"
+                + (f", {freed:.3g} ms of it to give memory back to the system" if freed >= calls.LEAST_MS else ""),
             ),
             "look for sleeping, locks, files, printing, NumPy or Python loops there; `xsp report` shows the gap on the "
             "timeline",
         )
+
+
+def _freeing_ms(asked: Asked) -> float:
+    """Return what it takes to give back the memory that a step gets anew, which happens outside of operators."""
+    usage = faults.of(asked)
+    return 0.0 if usage is None else min(usage.system_ms, usage.faults * faults.FREEING_US / 1e3)
 
 
 def _over_steps(asked: Asked, those: Sequence[Call]) -> tuple[Interval, int]:

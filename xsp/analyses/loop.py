@@ -24,6 +24,7 @@ _COLUMNS = {
     **dict.fromkeys(("low_ms", "high_ms", "samples"), "DOUBLE"),
     "samples_from": "VARCHAR",
     "figures_from": "VARCHAR",
+    **dict.fromkeys(("page_faults", "system_ms"), "DOUBLE"),
 }
 
 
@@ -44,6 +45,8 @@ def program_loop(trace: Trace) -> Table:
     together. `samples_from` is the source of the samples of a step: stated, the first dimension of its one input, or a
     guess from several calls. `figures_from` names the steps that are used: steady ones ran as if nothing were recorded.
     Times are null where no step ran bare, or only short ones right after recorded ones, which may take twice as long.
+    `page_faults` of an iteration needed no disk: memory that the allocator gave back and gets again; `system_ms` is the
+    time of all threads in the operating system. Both are null where the run did not count them.
     """
     found = iterations(trace.con)
     several = len({each.rank for each in found}) > 1
@@ -64,7 +67,8 @@ def _row(trace: Trace, each: Iteration, scope: str) -> tuple[Any, ...]:
     return (
         scope, each.kind, name, each.steps, each.recorded, _ms(each.mean_ns), _ms(each.step_ns),
         _ms(each.data_ns), _ms(each.between_ns), each.samples_per_s, 100 * each.share, _ms(ends.lo if ends else None),
-        _ms(ends.hi if ends else None), each.samples, batch_source, FROM[each.disturbed],
+        _ms(ends.hi if ends else None), each.samples, batch_source, FROM[each.disturbed], each.faults,
+        _ms(each.system_ns),
     )  # fmt: skip
 
 

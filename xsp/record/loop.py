@@ -14,6 +14,11 @@ from typing import NamedTuple
 
 from xsp.schema import LOOP_COLUMNS
 
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
 WIDTH = len(LOOP_COLUMNS)
 WHOLE = 50_000
 FOLDED_NS = 50_000_000
@@ -45,10 +50,45 @@ class Row(NamedTuple):
     own_ns: int
     samples: int
     status: int
+    faults: int = -1
+    system_ns: int = -1
 
 
 UNKNOWN = -1
 """Stands where nothing is known: before the first step, of samples without an input."""
+
+_MEANS = ("dur_ns", "before_ns", "data_ns", "own_ns", "faults", "system_ns")
+"""What a row that stands for several steps has the means of."""
+
+
+class Usage:
+    """What the system did for the process from the end of a step to that of the next one: page faults, and its time.
+
+    Memory that an allocator gives back after a step, and gets again in the next one, costs a fault for each page.
+    """
+
+    def __init__(self) -> None:
+        self._faults = self._system_s = 0.0
+        self._is_known = False
+
+    def forget(self) -> None:
+        """Leave out what happens until the next call of `since`: it is not the program's alone."""
+        self._is_known = False
+
+    def since(self, steps: int = 1) -> tuple[int, int]:
+        """Return page faults and nanoseconds in the system since the last call, of each of so many steps. Hot.
+
+        Returns:
+            `UNKNOWN` for both after `forget`, at the first call, and where the system does not tell.
+        """
+        if resource is None:
+            return UNKNOWN, UNKNOWN
+        now = resource.getrusage(resource.RUSAGE_SELF)
+        faults, system_s, was_known = self._faults, self._system_s, self._is_known
+        self._faults, self._system_s, self._is_known = now.ru_minflt, now.ru_stime, True
+        if not was_known:
+            return UNKNOWN, UNKNOWN
+        return round((now.ru_minflt - faults) / steps), round((now.ru_stime - system_s) * 1e9 / steps)
 
 
 class Loop:
@@ -73,19 +113,14 @@ class Loop:
             self._end_fold()
             into = None
         if into is not None:
-            row = into._replace(
-                steps=into.steps + row.steps,
-                dur_ns=into.dur_ns + row.dur_ns,
-                before_ns=into.before_ns + row.before_ns,
-                data_ns=into.data_ns + row.data_ns,
-                own_ns=into.own_ns + row.own_ns,
-            )
+            sums = {name: getattr(into, name) + getattr(row, name) for name in _MEANS}
+            row = into._replace(steps=into.steps + row.steps, **sums)
         self._folding = row
 
     def _end_fold(self) -> None:
         row, self._folding = self._folding, None
         if row is not None:
-            means = {name: getattr(row, name) // row.steps for name in ("dur_ns", "before_ns", "data_ns", "own_ns")}
+            means = {name: getattr(row, name) // row.steps for name in _MEANS}
             self._rows.extend(row._replace(**means))
 
     @property
@@ -102,4 +137,8 @@ class Loop:
 
 def _unlike(a: Row, b: Row) -> bool:
     """Return whether two steps cannot be put into one row."""
-    return (a.kind, a.rung, a.steady, a.status, a.samples) != (b.kind, b.rung, b.steady, b.status, b.samples)
+    return _alike(a) != _alike(b)
+
+
+def _alike(row: Row) -> tuple[object, ...]:
+    return row.kind, row.rung, row.steady, row.status, row.samples, row.faults == UNKNOWN

@@ -19,7 +19,7 @@ from xsp.collector import Outline, Signal
 from xsp.record.blocks import Blocks
 from xsp.record.collecting import Collecting
 from xsp.record.kinds import Kinds
-from xsp.record.loop import UNKNOWN, Loop, Status
+from xsp.record.loop import UNKNOWN, Loop, Status, Usage
 from xsp.record.overhead import Account
 from xsp.record.schedule import SETTLE, Schedule
 from xsp.summary import percentile
@@ -68,6 +68,7 @@ class Steps(Protocol):
     left_ns: int
     after_ns: int
     waited_ns: int
+    usage: Usage
 
     @property
     def rank(self) -> int:
@@ -144,6 +145,7 @@ class Quiet:
             self._steps.outline.clear()
             self._steps.outline.usual = self._steps.kinds.all[self._kind].words
             self._steps.collecting.hush(True, None if self.by_context or self.by_mark else self.by_signal)
+            self._steps.usage.since()
             self._began_ns = self._last_ns = self._steps.left_ns
 
     def heard(self, signal: Signal) -> None:
@@ -199,8 +201,9 @@ class Quiet:
         self.ended(False, dur_ns, before_ns, kind.number, samples)
         steps.loop.add((
             steps.rank, steps.seen, 1, kind.number, SETTLE.rung, 0, since_ns, dur_ns, before_ns,
-            steps.waited_ns, 0, samples, Status.OK,
+            steps.waited_ns, 0, samples, Status.OK, UNKNOWN, UNKNOWN,
         ))  # fmt: skip
+        steps.usage.forget()
         steps.waited_ns = 0
         steps.seen += 1
         steps.account.pass_by(1, dur_ns, before_ns)
@@ -235,7 +238,7 @@ class Quiet:
         before_ns = round(usual * each_ns)
         steps.loop.add((
             steps.rank, steps.seen, count, self._kind, SETTLE.rung, 1, self._began_ns, each_ns - before_ns, before_ns,
-            steps.waited_ns // count, 0, self._samples, Status.OK,
+            steps.waited_ns // count, 0, self._samples, Status.OK, *steps.usage.since(count),
         ))  # fmt: skip
         steps.waited_ns = 0
         self._alike += count

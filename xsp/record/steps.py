@@ -19,7 +19,7 @@ from xsp.record import blocks
 from xsp.record import budget as budgets
 from xsp.record.collecting import Collecting, Listener
 from xsp.record.kinds import Kinds
-from xsp.record.loop import UNKNOWN, Loop, Status
+from xsp.record.loop import UNKNOWN, Loop, Status, Usage
 from xsp.record.overhead import Account
 from xsp.record.progress import Underway
 from xsp.record.quiet import Quiet
@@ -46,6 +46,7 @@ class Steps:
         self.outline = Outline()
         self.kinds = Kinds(self.outline.subjects.layouts)
         self.loop = Loop()
+        self.usage = Usage()
         self.open: Step | None = None
         self.seen = self.skipped = 0
         self.taken = threading.Lock()
@@ -141,9 +142,12 @@ class Steps:
         is_steady = turn.bare and step.is_steady and not self.quiet.is_short
         self.quiet.ended(turn.bare, dur_ns, step.waited_ns, kind.number, samples)
         steady = UNKNOWN if step.is_disturbed else int(is_steady)
+        if step.is_disturbed or not turn.bare:
+            self.usage.forget()
+        used = self.usage.since() if turn.bare else (UNKNOWN, UNKNOWN)
         self.loop.add((
             self._own.rank, step.number, 1, kind.number, turn.rung, steady, step.start_ns, dur_ns,
-            step.waited_ns, self.waited_ns, step.own_ns, samples, step.status_number,
+            step.waited_ns, self.waited_ns, step.own_ns, samples, step.status_number, *used,
         ))  # fmt: skip
         self.waited_ns = 0
         self.schedule.ended(turn, kind.number, dur_ns)

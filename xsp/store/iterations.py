@@ -321,6 +321,12 @@ class Iteration(NamedTuple):
     disturbed: int
     """How much profiling may have disturbed them: 0, 1 or 2, see `UNDISTURBED`."""
 
+    faults: float | None = None
+    """Page faults in an iteration; None where nothing told."""
+
+    system_ns: float | None = None
+    """Time of the process's threads in the operating system, in an iteration."""
+
     @property
     def is_known(self) -> bool:
         """False where nothing ran bare, or it consists of short steps soon after recorded ones."""
@@ -350,7 +356,9 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
                    sum(steps) AS measured, sum(steps * dur_ns) AS step_ns, sum(steps * data_ns) AS data_ns,
                    sum(steps * least(data_ns, coalesce(before_ns, 0))) AS data_before_ns,
                    sum(steps * coalesce(before_ns, 0)) AS before_ns,
-                   sum(steps * samples) / sum(steps) FILTER (samples IS NOT NULL) AS samples, max(most) AS disturbed
+                   sum(steps * samples) / sum(steps) FILTER (samples IS NOT NULL) AS samples, max(most) AS disturbed,
+                   sum(steps * faults) / sum(steps) FILTER (faults IS NOT NULL) AS faults,
+                   sum(steps * system_ns) / sum(steps) FILTER (system_ns IS NOT NULL) AS system_ns
             FROM undisturbed WHERE {of_size} GROUP BY rank, kind
         ), together AS (
             SELECT rank, kind, sum(steps) AS steps, count(*) FILTER (rung <> {BARE}) AS recorded,
@@ -360,7 +368,7 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
         )
         SELECT rank, kind, c.steps, recorded, c.ns / sum(c.ns) OVER (PARTITION BY rank) AS share, m.ns, each, measured,
                step_ns, data_ns, before_ns - data_before_ns AS between_ns, samples,
-               coalesce(disturbed, 2) AS disturbed, drained_ns
+               coalesce(disturbed, 2) AS disturbed, drained_ns, faults, system_ns
         FROM together c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind
         """
     )
@@ -386,4 +394,6 @@ def _iteration(row: Mapping[str, Any], on_device: bool) -> Iteration:
         row["between_ns"] / measured,
         row["samples"],
         row["disturbed"],
+        row["faults"],
+        row["system_ns"],
     )

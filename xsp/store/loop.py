@@ -33,8 +33,11 @@ ROW_BYTES = 8 * _WIDTH
 _NAMES = [column.name for column in LOOP_COLUMNS]
 _START = _NAMES.index("start_ns")
 _STATUS = ("ok", "error", "unclosed")
-_UNKNOWN = ("before_ns", "samples", "steady")
+_UNKNOWN = ("before_ns", "samples", "steady", "faults", "system_ns")
 """Columns in which -1 stands for null."""
+
+_LATER = ("faults", "system_ns")
+"""Columns that loops of an earlier version do not have."""
 
 
 def append(run: Path, rows: bytes, offset_ns: int) -> None:
@@ -77,8 +80,12 @@ def show(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[str]:
 
 def _read(con: duckdb.DuckDBPyConnection, run: Path, written: Path) -> None:
     rundir.check_inside(run, [written])
-    names = ", ".join(f"{column.name}::{column.type}" for column in LOOP_COLUMNS)
-    con.execute(f"INSERT INTO loop SELECT {names} FROM {table.parquet(written)}")
+    there = {name for name, *_ in con.execute(f"DESCRIBE SELECT * FROM {table.parquet(written)}").fetchall()}
+    chosen = ", ".join(
+        f"{'NULL' if column.name in _LATER and column.name not in there else column.name}::{column.type}"
+        for column in LOOP_COLUMNS
+    )
+    con.execute(f"INSERT INTO loop SELECT {chosen} FROM {table.parquet(written)}")
 
 
 def _rows(file: Path) -> list[tuple[Any, ...]]:
@@ -202,7 +209,8 @@ def _end(row: Sequence[Any]) -> int:
 def _unpacked(rank: int, attributes: str) -> tuple[int, list[tuple[Any, ...]]]:
     """Return the end of a loop and some of its rows; what has another form raises."""
     said = json.loads(json.loads(attributes)[semconv.LOOP])
-    columns = [said[column.name] for column in _SENT]
+    lacking = [None] * len(said["step"])
+    columns = [said.get(column.name, lacking) if column.name in _LATER else said[column.name] for column in _SENT]
     for column, values in zip(_SENT, columns, strict=True):
         fits, may_lack = _FITS[column.type], column.name in _UNKNOWN
         if not all(fits(value) or (may_lack and value is None) for value in values):

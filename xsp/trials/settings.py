@@ -1,10 +1,13 @@
-"""Trials that are a setting of the process: threads, oneDNN, TF32, cuDNN."""
+"""Trials that are a setting of the process: threads, oneDNN, memory, TF32, cuDNN."""
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from xsp.errors import UsageError
 from xsp.trials.trial import Trial, count, only_on
 
 
@@ -91,6 +94,34 @@ class OneDnn(Trial):
         return "oneDNN was on before" if facts.get("onednn") else None
 
 
+class Malloc(Trial):
+    """The C library's allocator keeps memory that is free, and does not give it back to the system."""
+
+    PAD = 1 << 30
+
+    def __init__(self, value: str = "") -> None:
+        super().__init__(value)
+        if value not in ("", "keep"):
+            raise UsageError(f"malloc={value}: write malloc=keep")
+
+    def environment(self) -> Mapping[str, str]:
+        """See `Trial`."""
+        return {"MALLOC_TOP_PAD_": str(self.PAD)}
+
+    def start(self) -> None:
+        """See `Trial`."""
+        library, version = platform.libc_ver()
+        if library != "glibc":
+            self.not_for(f"the C library is {library or 'unknown'}, and this is of glibc")
+            return
+        self.did(f"glibc {version} keeps up to {self.PAD >> 30} GiB of free memory")
+
+    def was_so(self, facts: Mapping[str, Any]) -> str | None:
+        """See `Trial`."""
+        kept = facts.get("malloc")
+        return f"the allocator was told so before: {kept}" if kept else None
+
+
 class Tf32(Trial):
     """Matrix products and convolutions of float32 in TF32."""
 
@@ -149,6 +180,7 @@ def facts() -> dict[str, Any]:
         "onednn": torch._C._get_mkldnn_enabled,
         "matmul_precision": torch.get_float32_matmul_precision,
         "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
+        "malloc": _malloc,
         "gradients": lambda: torch.is_grad_enabled() and not torch.is_inference_mode_enabled(),
     }
     for name, ask in asked.items():
@@ -157,3 +189,10 @@ def facts() -> dict[str, Any]:
         except (RuntimeError, AttributeError):
             found[name] = None
     return found
+
+
+def _malloc() -> str | None:
+    """Return what keeps free memory in this process already: a variable of glibc, or another allocator."""
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    other = next((each for each in ("jemalloc", "tcmalloc", "mimalloc") if each in preloaded), None)
+    return other or ("MALLOC_TOP_PAD_" if "MALLOC_TOP_PAD_" in os.environ else None)

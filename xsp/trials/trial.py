@@ -16,6 +16,7 @@ compile              torch.compile of outermost modules (compile=MODE for anothe
 fused_optimizer      torch's optimizers with one fused kernel
 foreach              torch's optimizers over lists of parameters
 num_workers=N        data loaders with N workers
+malloc=keep          glibc keeps up to 1 GiB of free memory, and does not give it back to the system
 ```
 
 Several are joined by `+`: `channels_last+threads=2`. Nothing here imports torch at once.
@@ -89,6 +90,7 @@ _PLACES = {
     "fused_optimizer": "training:FusedOptimizer",
     "foreach": "training:Foreach",
     "num_workers": "training:Workers",
+    "malloc": "settings:Malloc",
 }
 """Name → module and class. Each module imports torch in its functions only."""
 

@@ -1,0 +1,23 @@
+"""Large tensors whose memory the C library's allocator gives back to the system, and gets again page by page.
+
+Without its flaw it tells the allocator so from within; others set MALLOC_TOP_PAD_ before Python starts.
+"""
+
+import ctypes
+
+import torch
+from running import FLAWED, images, predict
+
+M_TOP_PAD = -2
+
+if not FLAWED:
+    ctypes.CDLL(None).mallopt(M_TOP_PAD, 1 << 30)
+
+
+def block(width: int) -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(width, width, 3, padding=1, groups=width), torch.nn.ReLU(), torch.nn.Conv2d(width, width, 1)
+    )
+
+
+predict(torch.nn.Sequential(*(block(64) for _ in range(6))), images(8, 64, 56))

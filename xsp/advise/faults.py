@@ -1,0 +1,90 @@
+"""Page faults: memory that the allocator gives back to the system in each step, and gets again page by page.
+
+The system fills each page with zeros when it is first touched. glibc gives memory back as soon as enough of it is free
+at the end of the heap, so a step of large tensors may get all of its memory anew: half of its time was seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from xsp.advise import calls
+from xsp.advise.advice import Advice, Asked, Interval, OfOthers
+from xsp.advise.registry import question
+from xsp.errors import AnalysisError
+from xsp.schema import Level
+
+LEAST_FAULTS = 200
+"""In an iteration, from which on they are no accident."""
+
+LEAST_PERCENT = 2.0
+"""Of the step."""
+
+PAGE_US = 5.0
+"""What a fault takes of system time at most; what the system did beyond that was something else. 1 to 2.5 µs were
+measured on a virtual machine, where they are dearest."""
+
+FREEING_US = 0.2
+"""What it takes to give a page back; measured there too."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the system did for the program in an iteration."""
+
+    faults: float
+    system_ms: float
+
+
+def of(asked: Asked) -> Usage | None:
+    """Return page faults and system time of an iteration; None where the run did not count them."""
+    trace = asked.traced
+    for row in asked.answers["loop"].dicts():
+        if row["kind"] == trace.kind and not row["scope"].startswith("job") and row["page_faults"] is not None:
+            return Usage(row["page_faults"], row["system_ms"])
+    return None
+
+
+@question("page-faults", "Is memory got from the system anew in each step?", number="Q4")
+def page_faults(asked: Asked) -> Iterator[Advice]:
+    """Page faults of an iteration, and the system's time for them, from the steps that profiling disturbed least.
+
+    That time is of all threads together. Where threads touch new memory side by side its share of the step is what one
+    of them takes, where they wait for each other it is all of it: the geometric mean of both is expected.
+    """
+    trace = asked.traced
+    if trace.has(Level.KERNEL):
+        raise OfOthers("devices worked: `device-idle` says what the host took")
+    if trace.run.imported is not None:
+        raise OfOthers("other profilers do not count page faults")
+    usage = of(asked)
+    if usage is None:
+        raise AnalysisError("the run did not count page faults: it is of an earlier version, or no two steps ran bare")
+    whole = calls.step_ms(asked)
+    system_ms = min(usage.system_ms, usage.faults * PAGE_US / 1e3)
+    threads = max(1, min(trace.run.machine.torch_threads or 1, trace.run.machine.cores or 1))
+    gain = Interval(system_ms / threads, system_ms / math.sqrt(threads), system_ms).within(whole)
+    percent = 100 * gain.value / whole
+    if usage.faults < LEAST_FAULTS or percent < LEAST_PERCENT:
+        return
+    on_linux = (trace.run.machine.system or "").startswith("Linux")
+    yield Advice(
+        "page-faults",
+        f"memory goes back to the system and comes again: {usage.faults:,.0f} page faults in a step",
+        (),
+        gain,
+        False,
+        percent,
+        (
+            f"the system takes {usage.system_ms:.3g} ms for the program's threads in an iteration of {whole:.3g} ms",
+            f"{threads} thread{'s' * (threads > 1)} may have waited for it one after the other or side by side",
+            "pages of files that are read count too: these remain",
+        ),
+        "MALLOC_TOP_PAD_=1073741824 python …: glibc then keeps up to 1 GiB of free memory; or LD_PRELOAD of jemalloc "
+        "or tcmalloc"
+        if on_linux
+        else "keep tensors and write into them (out=), or take an allocator that keeps free memory",
+        trial="malloc=keep" if on_linux else None,
+    )
