@@ -6,7 +6,7 @@ RUN/
   steps/000004.parquet one segment a step, columns as in `xsp.schema.COLUMNS`
   samples/000000.parquet power, clocks, memory meanwhile, in portions; columns `xsp.schema.SAMPLE_COLUMNS`
   loop.parquet         a row for each step that ran, recorded or not; columns `xsp.schema.LOOP_COLUMNS`
-  loop.rows            the same while the run goes on: 64-bit numbers, see `xsp.store.loop`
+  loop2.rows           the same while the run goes on: 64-bit numbers, see `xsp.store.loop`
   merged.parquet       the leveled steps merged into one true step; written when the run ends
   progress.json        how far the run is, while it goes on; see `xsp.record.progress`
   delivery.json        which steps were delivered to which endpoint; see `xsp.otlp.delivery`

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import mmap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import xsp
-from xsp import table
+from xsp import rundir, table
 from xsp.analyses import A1, program_loop
 from xsp.health import grade, health
-from xsp.record.loop import FOLDED_NS, UNKNOWN, WHOLE, Loop, Row, Status
+from xsp.record.loop import FOLDED_NS, UNKNOWN, WHOLE, Loop, Row, Status, Usage
 from xsp.run import Otel
 from xsp.schema import Level, Span
 from xsp.store import loop
@@ -24,7 +25,7 @@ BARE, M = int(Level.APPLICATION), int(Level.MODEL)
 
 
 def row(step: int, dur_ns: int, **fields: Any) -> Row:
-    usual = Row(0, step, 1, 0, BARE, 1, 1000 * step, dur_ns, 100, 0, 5, 8, Status.OK)
+    usual = Row(0, step, 1, 0, BARE, 1, 1000 * step, dur_ns, 100, 0, 5, 8, Status.OK, 3, 40)
     return usual._replace(**fields)
 
 
@@ -33,17 +34,21 @@ def row(step: int, dur_ns: int, **fields: Any) -> Row:
 
 def test_rows_go_to_the_disk_and_come_back_with_what_is_unknown_as_null(tmp_path: Path) -> None:
     rows = Loop()
-    rows.add(row(0, 7, before_ns=UNKNOWN, samples=UNKNOWN, rung=M, steady=0, status=Status.ERROR))
+    unknown = dict.fromkeys(("before_ns", "samples", "faults", "system_ns"), UNKNOWN)
+    rows.add(row(0, 7, rung=M, steady=0, status=Status.ERROR, **unknown))
     rows.add(row(1, 9))
     rows.add(row(2, 9, steady=UNKNOWN))
     loop.append(tmp_path, rows.take(), offset_ns=10**18)
     con = table.connect()
     assert loop.show(con, [tmp_path]) == []
-    told = "SELECT step, rung, steady, start_ns, dur_ns, before_ns, samples, status FROM loop ORDER BY step"
+    told = """
+        SELECT step, rung, steady, start_ns, dur_ns, before_ns, samples, status, faults, system_ns
+        FROM loop ORDER BY step
+    """
     expected = [
-        (0, M, False, 10**18, 7.0, None, None, "error"),
-        (1, BARE, True, 10**18 + 1000, 9.0, 100.0, 8, "ok"),
-        (2, BARE, None, 10**18 + 2000, 9.0, 100.0, 8, "ok"),
+        (0, M, False, 10**18, 7.0, None, None, "error", None, None),
+        (1, BARE, True, 10**18 + 1000, 9.0, 100.0, 8, "ok", 3.0, 40.0),
+        (2, BARE, None, 10**18 + 2000, 9.0, 100.0, 8, "ok", 3.0, 40.0),
     ]
     assert con.execute(told).fetchall() == expected
     loop.write(con, tmp_path)
@@ -56,7 +61,7 @@ def test_a_row_that_a_kill_cut_off_costs_itself_alone(tmp_path: Path) -> None:
     rows = Loop()
     for step in range(3):
         rows.add(row(step, 5))
-    file = tmp_path / "loop.rows"
+    file = tmp_path / rundir.LOOP_ROWS
     file.write_bytes(rows.take()[:-20])
     con = table.connect()
     loop.show(con, [tmp_path])
@@ -75,6 +80,35 @@ def test_a_damaged_file_is_left_out_and_said(tmp_path: Path) -> None:
     assert con.execute("SELECT count(*) FROM loop").fetchall() == [(0,)]
 
 
+def test_a_loop_of_a_version_that_counted_no_page_faults_has_none_and_not_zero(tmp_path: Path) -> None:
+    con = stored(tmp_path / "now", row(0, 9), row(1, 9))
+    (tmp_path / "before").mkdir()
+    con.execute("CREATE TABLE earlier AS SELECT * EXCLUDE (faults, system_ns) FROM loop")
+    table.write_parquet(con, "earlier", tmp_path / "before" / "loop.parquet")
+    assert loop.show(con, [tmp_path / "before"]) == []
+    assert con.execute("SELECT step, faults, system_ns FROM loop ORDER BY step").fetchall() == [
+        (0, None, None),
+        (1, None, None),
+    ]
+
+
+def test_page_faults_are_those_of_memory_that_is_touched_anew() -> None:
+    usage = Usage()
+    assert usage.since() == (UNKNOWN, UNKNOWN), "since when is not known"
+    before = usage.since()
+    pages = 4096
+    for _ in range(2):
+        new = mmap.mmap(-1, pages * mmap.PAGESIZE)
+        for page in range(0, len(new), mmap.PAGESIZE):
+            new[page] = 1
+        new.close()
+    faults, system_ns = usage.since(2)
+    assert before[0] < pages <= faults < 2 * pages
+    assert 0 < system_ns < 10**9
+    usage.forget()
+    assert usage.since() == (UNKNOWN, UNKNOWN), "xsp worked in between"
+
+
 def test_a_long_loop_is_folded_and_keeps_its_time_and_its_recorded_steps() -> None:
     rows, steps = Loop(), WHOLE + 5000
     for step in range(steps):
@@ -87,6 +121,15 @@ def test_a_long_loop_is_folded_and_keeps_its_time_and_its_recorded_steps() -> No
     folded = [each for each in held if each.steps > 1]
     assert max(each.steps * each.dur_ns for each in folded) <= FOLDED_NS + MS
     assert len(held) < WHOLE + 200
+    assert {(each.faults, each.system_ns) for each in folded} == {(3, 40)}
+
+
+def test_what_is_unknown_of_a_step_is_folded_into_no_mean() -> None:
+    rows = Loop()
+    for step in range(WHOLE + 30):
+        rows.add(row(step, 9, faults=UNKNOWN if step % 3 == 0 else 6, system_ns=UNKNOWN if step % 3 == 0 else 8))
+    held = [Row(*each) for each in _whole(rows.take())]
+    assert {(each.faults, each.system_ns) for each in held} == {(UNKNOWN, UNKNOWN), (6, 8)}
 
 
 def _whole(content: bytes) -> list[tuple[int, ...]]:
@@ -131,6 +174,14 @@ def test_a_step_takes_what_steady_bare_steps_take_and_the_loop_what_an_iteration
     assert found["samples_per_s"] == pytest.approx(8 / 0.001001, rel=0.01)
     assert found["loop_ms"] == pytest.approx(22.001, abs=0.01)
     assert found["loop_samples_per_s"] == pytest.approx(8 / 0.022, rel=0.01)
+
+
+def test_the_loop_tells_page_faults_of_an_iteration_and_nothing_where_none_were_counted() -> None:
+    counted = [*bare(10), *bare(30, first=100, faults=600.0, system_ns=0.5 * MS)]
+    found = answer(program_loop, trace(counted))
+    assert (found["page_faults"], found["system_ms"]) == (600, 0.5), "of the steps that were counted"
+    found = answer(program_loop, trace(bare(10)))
+    assert (found["page_faults"], found["system_ms"]) == (None, None)
 
 
 def test_steps_right_after_recorded_ones_tell_nothing_where_there_are_others() -> None:
@@ -363,6 +414,15 @@ def test_a_loop_that_is_sent_again_when_it_has_grown_counts_as_it_is_last(tmp_pa
             table.insert(there, "arrived", list(loop.spans(each, RUN)))
             assert loop.take(there, "arrived") == 0
         assert steps_of(there) == steps_of(late)
+
+
+def test_rows_of_a_sender_that_counts_no_page_faults_arrive_without(tmp_path: Path) -> None:
+    (good,) = loop.spans(stored(tmp_path, row(0, 9)), RUN)
+    said = json.loads(json.loads(good.attributes or "")["xsp.loop"])
+    del said["faults"], said["system_ns"]
+    there = arrived([good._replace(attributes=json.dumps({"xsp.loop": json.dumps(said)}))])
+    assert loop.take(there, "arrived") == 0
+    assert there.execute("SELECT step, faults, system_ns FROM loop").fetchall() == [(0, None, None)]
 
 
 @pytest.mark.parametrize(

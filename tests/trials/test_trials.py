@@ -15,7 +15,7 @@ from xsp.errors import UsageError
 from xsp.trials import child, outputs
 from xsp.trials.calls import Autocast, ChannelsLast, InferenceMode, Sdpa
 from xsp.trials.folding import FoldBatchNorm
-from xsp.trials.settings import OneDnn, Threads, facts
+from xsp.trials.settings import Malloc, OneDnn, Threads, facts
 from xsp.trials.training import Foreach, FusedOptimizer, Workers
 from xsp.trials.trial import Trial, named, names
 
@@ -47,7 +47,16 @@ def test_every_name_is_that_of_a_trial_and_other_names_and_values_are_refused() 
     for name in names():
         assert isinstance(named(f"{name}={valued[name]}" if name in valued else name)[0], Trial)
     assert [type(each).__name__ for each in named("channels_last+threads=2")] == ["ChannelsLast", "Threads"]
-    for wrong in ("channel_last", "threads", "threads=x", "autocast=int8", "onednn=off", "sdpa=fast", ""):
+    for wrong in (
+        "channel_last",
+        "threads",
+        "threads=x",
+        "autocast=int8",
+        "onednn=off",
+        "sdpa=fast",
+        "malloc=give",
+        "",
+    ):
         with pytest.raises(UsageError):
             named(wrong)
 
@@ -142,6 +151,21 @@ def test_threads_stay_whatever_the_program_says(monkeypatch: pytest.MonkeyPatch)
         assert trial.was_so(facts())
     finally:
         whole(before)
+
+
+def test_memory_is_kept_by_a_variable_that_the_process_has_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MALLOC_TOP_PAD_", "LD_PRELOAD"):
+        monkeypatch.delenv(name, raising=False)
+    trial = Malloc()
+    trial.start()
+    assert "glibc" in " ".join([*trial.applied, *trial.reasons])
+    assert trial.was_so(facts()) is None
+    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so.2")
+    assert "jemalloc" in str(trial.was_so(facts()))
+    monkeypatch.delenv("LD_PRELOAD")
+    for name, value in trial.environment().items():
+        monkeypatch.setenv(name, value)
+    assert "MALLOC_TOP_PAD_" in str(trial.was_so(facts()))
 
 
 def test_onednn_is_switched_on_again_in_each_call() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from xsp.advise import registry, together
+from xsp.advise import faults, registry, together
 from xsp.advise.advice import Advice, Asked, Needs, OfOthers, Step
 from xsp.advise.registry import Question
 from xsp.advise.together import Together
@@ -73,7 +73,8 @@ def of(
     answered, unanswered = [], {}
     for each in _chosen(only, most):
         try:
-            found += [replace(piece, number=each.number) for piece in each(asked)]
+            pieces = [replace(piece, number=each.number) for piece in each(asked)]
+            found += _without_gain(pieces, faults.doubt(asked)) if each.needs is Needs.BOUND and pieces else pieces
             answered.append(each.name)
         except OfOthers:
             continue
@@ -92,6 +93,11 @@ def of(
         _ideal(asked) if most >= Needs.BOUND and not only else (),
         together.plan([piece for piece in ordered if not piece.option]),
     )
+
+
+def _without_gain(pieces: Sequence[Advice], doubt: str | None) -> list[Advice]:
+    """Return pieces that rest on timings as what only a trial can tell, where these do not hold for the step."""
+    return [each if doubt is None else replace(each, gain_known=False, why=(*each.why, doubt)) for each in pieces]
 
 
 def _ideal(asked: Asked) -> tuple[str, ...]:

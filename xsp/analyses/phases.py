@@ -140,7 +140,8 @@ def phases(trace: Trace) -> Table:
             took |= {phase: ns * loop.step_ns / whole_ns for phase, ns in computing.items()}
         if loop.data_ns or DATA in told:  # of a program without a data loader nothing is known of its waits
             took[DATA], told[DATA] = loop.data_ns, LOOP
-        took[REST] = max(0.0, loop.mean_ns - sum(took.get(each) or 0.0 for each in (*_PHASES_MS, BETWEEN)))
+        left_ns = loop.mean_ns - sum(took.get(each) or 0.0 for each in (*_PHASES_MS, BETWEEN))
+        took[REST] = left_ns if left_ns >= 0.5 else 0.0  # what rounding leaves is nothing
         told |= {BETWEEN: LOOP, ITERATION: LOOP}
     calls, busy = Counter(each.phase for each in intervals), _busy_ns(trace, told)
     rows = [

@@ -18,6 +18,7 @@ from xsp.device.kernelnames import NAMES
 from xsp.errors import AnalysisError
 from xsp.graph import spans
 from xsp.schema import Kind, Level
+from xsp.store.iterations import iterations
 from xsp.store.selftimes import BOOKKEEPING, NS
 from xsp.store.trace import Trace
 
@@ -235,6 +236,25 @@ def _launched(trace: Trace, roots: list[_Span]) -> None:
             span.kernels += 1
             span.device_ns += float(ns or 0)
             span.tensor_cores |= bool(tensor_cores)
+
+
+MUCH_SYSTEM = 0.05
+"""Share of an iteration, of each thread, from which on the time in the system is worth a line."""
+
+
+def page_faults(trace: Trace) -> str | None:
+    """Return what the system took of the step for page faults, in words; None where little, and where nothing tells."""
+    for each in iterations(trace.con):
+        if (each.rank, each.kind) != (trace.rank, trace.kind) or each.faults is None or not each.mean_ns:
+            continue
+        system_ns, threads = each.system_ns or 0.0, trace.run.machine.torch_threads or 1
+        if system_ns / threads < MUCH_SYSTEM * each.mean_ns:
+            return None
+        return (
+            f"page faults: {each.faults:,.0f} in a step, {system_ns / 1e6:.3g} ms in the system for all threads; calls "
+            "that were timed by themselves have others: xsp advise says how to keep memory"
+        )
+    return None
 
 
 def _outer_module(trace: Trace) -> str | None:

@@ -166,6 +166,9 @@ def _see(parts: _Parts, trace: Trace) -> None:
     if len(kinds) > 1:
         names = ", ".join(f"{each.name} ({each.steps})" for each in kinds[:4])
         parts.problems.append(f"steps: of {len(kinds)} kinds, {names}; this is of kind {trace.kind}, one alone")
+    faults = seen.page_faults(trace)
+    if faults is not None:
+        parts.problems.append(faults)
     if seen.is_compiled(trace):
         parts.problems.append("compiled: calls inside compiled code are not seen one by one; compare totals and layers")
 
