@@ -86,6 +86,11 @@ def test_checks_of_each_gradient_are_told(checks: int, told: int) -> None:
     for piece in found:
         assert piece.gain.value == pytest.approx(8 * 0.15)
         assert "set_detect_anomaly(False)" in piece.do
+    lines[2:3] = [f"op aten::relu {30 + at}-{31 + at} sequence_nr={at}" for at in range(10)]
+    for piece in asked("\n".join(lines), "anomaly-detection"):
+        assert piece.gain.value == pytest.approx(8 * 0.15 + 10 * 0.06), "each operator notes where it was called"
+        assert piece.gain.low <= 8 * 0.15 + 10 * 0.02
+        assert piece.gain.high >= 8 * 0.15 + 10 * 0.12
 
 
 @pytest.mark.parametrize(("product", "told"), [("[[16,32,8000],[128,8000]]", 1), ("[[16,32,8001],[128,8001]]", 0)])
@@ -103,6 +108,12 @@ def test_products_with_one_hot_vectors_are_lookups(product: str, told: int) -> N
         assert "512 rows of 8,000" in piece.what
         assert piece.gain.value == pytest.approx(1 + 1 + 5)
         assert piece.at_most
+    backward = (
+        "\nbackward backward 9000-9990\nop aten::mm 9100-9500 input_shapes=[[8000,512],[512,128]]"
+        "\nop aten::mm 9500-9900 input_shapes=[[512,64],[64,128]]"
+    )
+    for piece in asked(step + backward, "one-hot"):
+        assert piece.gain.value == pytest.approx(1 + 1 + 5 + 0.4), "and the product of their gradient"
 
 
 @pytest.mark.parametrize(("layers", "told"), [(6, 1), (1, 0)])

@@ -434,13 +434,17 @@ def test_a_dense_gradient_for_a_few_rows_of_a_table_is_told(rows: int, told: int
         "module net.table 20-1900 type=Embedding\n"
         f"op aten::embedding 30-1800 input_shapes=[[{rows},64],[16,16]]\n"
         "backward backward 2000-9000\n"
-        f"op aten::embedding_dense_backward 3000-8000 input_shapes=[[16,16,64],[16,16]] attributes={scalars}",
+        f"op aten::embedding_dense_backward 3000-8000 input_shapes=[[16,16,64],[16,16]] attributes={scalars}\n"
+        "optimizer SGD 9000-9990 phase=optimizer\n"
+        f"op aten::add_ 9010-9210 phase=optimizer input_shapes=[[{rows},64],[{rows},64]]\n"
+        f"op aten::_foreach_mul_ 9210-9510 phase=optimizer input_shapes=[[[{rows},64],[{rows},32]],[]]\n"
+        "op aten::add_ 9510-9900 phase=optimizer input_shapes=[[64,10],[64,10]]",
         "dense-gradient",
     )
     assert len(found) == told
     for piece in found:
         assert [place.module for place in piece.where] == ["net.table"]
-        assert piece.gain.value == pytest.approx(5 * (1 - 2 * 256 / rows))
+        assert piece.gain.value == pytest.approx((5 + 0.2 + 0.2) * (1 - 2 * 256 / rows))
         assert "sparse=True" in piece.do
         assert piece.changes_numbers is not None
 

@@ -106,7 +106,8 @@ def _computes(call: Call) -> bool:
 def dense_gradient(asked: Asked) -> Iterator[Advice]:
     """Gradients of embeddings that are zero but for the rows that a step looked up, which are few of all.
 
-    Only the operator that makes the gradient counts. That the optimizer passes over all rows as well comes on top.
+    The operator that makes the gradient counts, and what the optimizer does with all rows: of an operator over lists of
+    tensors the table's share of the elements.
     """
     whole = calls.step_ms(asked)
     tables = [each for each in calls.every(asked) if each.name == "aten::embedding" and each.first_shape]
@@ -115,11 +116,12 @@ def dense_gradient(asked: Asked) -> Iterator[Advice]:
         if each.name == "aten::embedding_dense_backward" and each.scalars[2:3] and type(each.scalars[2]) is int:
             made.setdefault((each.scalars[2], _looked_up(each)), []).append(each)
     for (rows, used), those in made.items():
-        ms = sum(each.ns for each in those) / 1e6
+        of = [each for each in tables if each.first_shape and each.first_shape[0] == rows]
+        updated = sum(_updating(asked, {each.first_shape for each in of if each.first_shape})) / 1e6
+        ms = sum(each.ns for each in those) / 1e6 + updated
         gain = ms * (1 - _PASSES * used / rows) if rows else 0.0
         if not used or used > MOST_ROWS * rows or gain < calls.LEAST_MS:
             continue
-        of = [each for each in tables if each.first_shape and each.first_shape[0] == rows]
         modules = tuple(dict.fromkeys(each.module for each in of))
         spans = tuple(each.span_id for each in those)[:MOST_SPANS]
         yield Advice(
@@ -130,13 +132,24 @@ def dense_gradient(asked: Asked) -> Iterator[Advice]:
             True,
             100 * gain / whole,
             (
-                f"{ms:.3g} ms to write {rows:,} rows, most of them zeros",
-                "the optimizer passes over all rows too, which is not counted",
+                f"{ms:.3g} ms to write {rows:,} rows, most of them zeros, {updated:.3g} ms of it in the optimizer",
             ),
             "Embedding(…, sparse=True), with plain torch.optim.SGD or SparseAdam for it; not if its weight is "
             "shared with another layer",
             "SparseAdam leaves rows alone that a step did not look up, where Adam moves them; plain SGD gives the same",
         )
+
+
+def _updating(asked: Asked, tables: set[tuple[int, ...]]) -> Iterator[float]:
+    """Yield what operators of the optimizer take for tensors of some shapes, in ns."""
+    for root in (each for each in calls.every(asked) if each.kind == Kind.OPTIMIZER):
+        for each in (inner for inner in root.every() if inner.is_outer_op and inner.shapes):
+            first = each.shapes[0]
+            if each.first_shape in tables:
+                yield each.ns
+            elif isinstance(first, list) and first and all(isinstance(shape, list) for shape in first):
+                sizes = [(math.prod(shape), tuple(shape) in tables) for shape in first]
+                yield each.ns * sum(size for size, is_of in sizes if is_of) / max(1, sum(size for size, _ in sizes))
 
 
 def _looked_up(call: Call) -> int:
@@ -151,7 +164,7 @@ def _looked_up(call: Call) -> int:
 def one_hot(asked: Asked) -> Iterator[Advice]:
     """Products of one-hot vectors with a matrix, which copy rows of it, with all their multiplications by zero.
 
-    Shapes tell which products take them. Their gradient, a product as well, comes on top.
+    Shapes tell which products take them. Their gradient is a product as well, in the backward pass.
     """
     whole = calls.step_ms(asked)
     outer = [each for each in calls.every(asked) if each.is_outer_op]
@@ -162,18 +175,28 @@ def one_hot(asked: Asked) -> Iterator[Advice]:
         later = [each for each in outer if each.start_ns >= made.end_ns]
         products = [each for each in later if each.name in _OF_ROWS and each.first_shape in (rows, _flat(rows))]
         casts = [each for each in later if each.first_shape == rows and each.name in ("aten::to", "aten::_to_copy")]
-        ms = sum(each.ns for each in (made, *casts, *products)) / 1e6
+        taken = {_flat(rows), _flat(rows)[::-1]}
+        gradients = [
+            each
+            for root in calls.every(asked)
+            if root.kind == Kind.BACKWARD
+            for each in root.every()
+            if each.name in ("aten::mm", "aten::bmm") and any(_matrix(each.shapes, at) in taken for at in (0, 1))
+        ]
+        every = [made, *casts, *products, *gradients]
+        ms = sum(each.ns for each in every) / 1e6
         if not products or ms < calls.LEAST_MS:
             continue
         yield Advice(
             "one-hot",
             f"{math.prod(rows[:-1]):,} rows of {rows[-1]:,} are looked up by a product with one-hot vectors",
             calls.places([*products, made]),
-            calls.interval(ms, calls.ends(asked, [made, *casts, *products])).within(whole),
+            calls.interval(ms, calls.ends(asked, every)).within(whole),
             True,
             100 * ms / whole,
             (
-                f"making the vectors, converting and multiplying them take {ms:.3g} ms; their gradient is not counted",
+                f"making the vectors, converting and multiplying them take {ms:.3g} ms, with "
+                f"{len(gradients)} products of their gradient",
                 "shapes tell it: it holds where the product takes the vectors",
             ),
             "torch.nn.functional.embedding(indices, weight) or weight[indices] reads the same rows; of a Linear layer "
