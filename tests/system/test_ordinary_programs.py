@@ -80,6 +80,7 @@ CASES = [
     Case("short_steps.py", (), batch=4),
     Case("short_steps.py --train", ("training",), batch=4),
     Case("big_embedding.py", ("training",), batch=64),
+    Case("large_activations.py", ("training",), batch=8),
 ]
 
 

@@ -131,9 +131,7 @@ def dense_gradient(asked: Asked) -> Iterator[Advice]:
             Interval(gain, gain, gain).within(whole),
             True,
             100 * gain / whole,
-            (
-                f"{ms:.3g} ms to write {rows:,} rows, most of them zeros, {updated:.3g} ms of it in the optimizer",
-            ),
+            (f"{ms:.3g} ms to write {rows:,} rows, most of them zeros, {updated:.3g} ms of it in the optimizer",),
             "Embedding(…, sparse=True), with plain torch.optim.SGD or SparseAdam for it; not if its weight is "
             "shared with another layer",
             "SparseAdam leaves rows alone that a step did not look up, where Adam moves them; plain SGD gives the same",
