@@ -96,9 +96,8 @@ PLANTED: Mapping[str, Flaw] = {
     "masks_made_again": Flaw(("masks",)),
     "memory_given_back": Flaw(("page-faults",)),
 }
-KEEPING = {"MALLOC_TOP_PAD_": str(1 << 30)}
 AS_INSTALLED = ("memory_given_back",)
-"""Programs that run without `KEEPING`."""
+"""Programs that run without `turns.KEEPING`."""
 
 SOUND = (
     "onednn_off", "contiguous_layout", "attention_by_hand", "norm_not_folded", "clone_in_blocks", "casts_to_double",
@@ -121,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.add_argument("--no-try", action="store_true", help="ask only")
     options = turns.parse(made, arguments)
     names = tuple(options.only or (QUICK if options.quick else PLANTED))
-    os.environ.update(KEEPING)  # of all that starts from here: programs, trials, timings of calls
+    os.environ.update(turns.KEEPING)  # of all that starts from here: programs, trials, timings of calls
     with tempfile.TemporaryDirectory() as folder:
         out = options.out or Path(folder)
         out.mkdir(parents=True, exist_ok=True)
@@ -248,7 +247,7 @@ def _mended(piece: Mapping[str, Any], script: Path, place: Path, options: argpar
 @contextlib.contextmanager
 def _as_installed(name: str) -> Iterator[None]:
     """Let processes that start in the block have the allocator as it is installed, where a program is about it."""
-    taken = {key: os.environ.pop(key) for key in KEEPING if name in AS_INSTALLED}
+    taken = {key: os.environ.pop(key) for key in turns.KEEPING if name in AS_INSTALLED}
     try:
         yield
     finally:

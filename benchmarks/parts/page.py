@@ -87,7 +87,8 @@ def _section(found: dict[str, Any]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     about = (
         f"{found['date']}, xsp {found['xsp']}; {machine['cpu']}, {machine['cores']} cores, {machine['system']} "
-        f"{machine['kernel']}; Python {machine['python']}, {packages}; load before {found['load']:.1f}."
+        f"{machine['kernel']}; Python {machine['python']}, {packages}; load before {found['load']:.1f}"
+        f"{', memory kept' if found['options'].get('keep_memory') else ''}."
     )
     rows = found["table"]
     table = _table(list(rows[0]), [list(row.values()) for row in rows]) if rows else "No rows."

@@ -288,6 +288,7 @@ def machine_line(options: argparse.Namespace) -> str:
         f"xsp {__version__}",
         f"seed {options.seed}",
         f"load before {options.load:.1f}",
+        *(["memory kept"] if options.keep_memory else []),
         time.strftime("%Y-%m-%d", time.gmtime()),
     ]
     return " · ".join(parts)
@@ -302,6 +303,10 @@ def skip(reason: str) -> NoReturn:
 def say(text: str) -> None:
     """Show progress, where somebody reads it and the table does not go."""
     print(text, file=sys.stderr, flush=True)
+
+
+KEEPING = {"MALLOC_TOP_PAD_": str(1 << 30)}
+"""Variables with which glibc keeps up to 1 GiB of free memory."""
 
 
 # --- options ----------------------------------------------------------------------------------------------
@@ -325,6 +330,10 @@ def parser(documentation: str | None, rounds: int | None = None) -> argparse.Arg
         "--patience", type=float,
         help="seconds a row to spend on waiting for other processes and on measuring again (default: 30, quick: 0)",
     )  # fmt: skip
+    made.add_argument(
+        "--keep-memory", action="store_true",
+        help="with an allocator that keeps free memory, so that no page faults are in the figures (ADR 107)",
+    )  # fmt: skip
     made.set_defaults(default_rounds=rounds)
     return made
 
@@ -332,6 +341,9 @@ def parser(documentation: str | None, rounds: int | None = None) -> argparse.Arg
 def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the options, and note how busy the machine is before the benchmark makes it so."""
     options = made.parse_args(arguments)
+    if options.keep_memory and arguments is None and not KEEPING.items() <= os.environ.items():
+        os.environ.update(KEEPING)  # read by the C library when a process starts
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     default = options.__dict__.pop("default_rounds")
     if options.rounds is None:
         options.rounds = 3 if options.quick else default

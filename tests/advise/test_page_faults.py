@@ -16,6 +16,7 @@ from xsp import advise
 from xsp.advise import Advice, Interval, Needs, calls, registry
 from xsp.analyses import program_loop
 from xsp.bound import seen
+from xsp.comparison.comparable import differences
 from xsp.schema import Level
 from xsp.store.loop import BARE
 from xsp.testing import spans, trace_of, with_loop
@@ -113,6 +114,15 @@ def test_a_bound_says_what_the_system_took_of_the_measured_step() -> None:
     assert "4,000 in a step, 8 ms in the system" in (seen.page_faults(counted(4000, 8.0)) or "")
     assert seen.page_faults(counted(4000, 0.5)) is None
     assert seen.page_faults(counted(None, None)) is None
+
+
+def test_a_comparison_says_that_one_side_has_far_more() -> None:
+    few, many = counted(100, 0.1), counted(4000, 8.0)
+    (found,) = differences([few, few], [many])
+    assert found == ("page faults", "100 in a step", "4,000")
+    assert differences([many], [counted(5000, 9.0)]) == []
+    assert differences([few], [counted(500, 0.5)]) == [], "too few to matter"
+    assert differences([few], [counted(None, None)]) == [], "not counted is not none"
 
 
 def test_calls_without_a_true_time_take_their_share_of_the_step() -> None:

@@ -10,6 +10,7 @@ from xsp.errors import AnalysisError, UsageError
 from xsp.ingest import load as runs
 from xsp.levels import rung_name
 from xsp.schema import Kind, Level
+from xsp.store.iterations import iterations
 from xsp.store.trace import Trace
 
 
@@ -33,11 +34,36 @@ def differences(a: Sequence[Trace], b: Sequence[Trace]) -> list[Difference]:
     one, other = _of_side(a), _of_side(b)
     subjects = [*one, *(subject for subject in other if subject not in one)]
     unknown = [_text(None)]
-    return [
+    found = [
         Difference(subject, " | ".join(one.get(subject, unknown)), " | ".join(other.get(subject, unknown)))
         for subject in subjects
         if set(one.get(subject, unknown)) != set(other.get(subject, unknown))
     ]
+    return [*found, *_page_faults(a, b)]
+
+
+MANY_FAULTS = 1000
+"""In a step, from which on they may take a part of it that is seen."""
+
+OTHER_FAULTS = 2.0
+"""Times as many in all runs of a side as in any of the other one's is a difference."""
+
+
+def _page_faults(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[Difference]:
+    """Yield the page faults of a step, where one side has far more in each run: memory that comes anew takes time."""
+    sides = [[each for each in map(_faults_of, side) if each is not None] for side in (a, b)]
+    if not all(sides):
+        return
+    low, high = sorted(sides, key=max)
+    if min(high) >= max(MANY_FAULTS, OTHER_FAULTS * max(low)):
+        one, other = (" | ".join(dict.fromkeys(f"{each:,.0f}" for each in side)) for side in sides)
+        yield Difference("page faults", f"{one} in a step", other)
+
+
+def _faults_of(trace: Trace) -> float | None:
+    return next(
+        (each.faults for each in iterations(trace.con) if (each.rank, each.kind) == (trace.rank, trace.kind)), None
+    )
 
 
 def same_work(runs: Sequence[Trace]) -> bool:
