@@ -86,6 +86,17 @@ def test_an_unknown_tool_is_an_error_of_the_protocol(small_run: Path) -> None:
     talk(str(small_run), of=of)
 
 
+def test_a_question_that_is_too_long_is_refused_and_the_next_one_answered(small_run: Path) -> None:
+    from mcp import MCPError
+
+    async def of(session: Any) -> None:
+        with pytest.raises(MCPError, match="at most 65,536"):
+            await session.call_tool("tables", {"run": "x" * 1_000_000})
+        assert (await ask(session, "summary"))["kind"] == "summary"
+
+    talk(str(small_run), of=of)
+
+
 def test_questions_at_once_are_answered_each(small_run: Path) -> None:
     async def of(session: Any) -> None:
         found: dict[str, str] = {}

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 SECONDS = 60.0
 """What a question may take, unless told otherwise."""
 
+MOST_ASKED = 65_536
+"""Bytes of the arguments of a question."""
+
 LOOK_S = 0.1
 """How often it is looked whether the client still wants the answer."""
 
@@ -180,6 +183,9 @@ def server(reader: Reader, lock: Lock) -> Server[Any]:
     async def call_tool(_: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
         if asked.name not in TOOLS:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {asked.name[:100]!r}; there are {', '.join(TOOLS)}")
+        length = len(json.dumps(asked.arguments or {}))
+        if length > MOST_ASKED:
+            raise MCPError(types.INVALID_PARAMS, f"{length:,} bytes of arguments; a question has at most {MOST_ASKED:,}")
         async with lock:
             line = await reader.ask(asked.name, asked.arguments or {})
         said = json.loads(line)
