@@ -185,7 +185,7 @@ def server(reader: Reader, lock: Lock) -> Server[Any]:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {asked.name[:100]!r}; there are {', '.join(TOOLS)}")
         length = len(json.dumps(asked.arguments or {}))
         if length > MOST_ASKED:
-            raise MCPError(types.INVALID_PARAMS, f"{length:,} bytes of arguments; a question has at most {MOST_ASKED:,}")
+            raise MCPError(types.INVALID_PARAMS, f"{length:,} bytes of arguments, and at most {MOST_ASKED:,} are taken")
         async with lock:
             line = await reader.ask(asked.name, asked.arguments or {})
         said = json.loads(line)
