@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
     {"atomic", "errors", "identity", "processes", "schema", "scrub", "subjects", "summary", "version"},
+    {"fields"},
     {"cached", "clock", "collector", "cost", "levels", "run", "transport"},
     {"causal", "device", "micromodels", "modelinputs", "plugins", "rundir", "semconv", "table", "xsp_collectors"},
     {"importers", "samples", "sections"},

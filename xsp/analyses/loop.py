@@ -54,6 +54,58 @@ def program_loop(trace: Trace) -> Table:
     return values(trace, "the_loop", _COLUMNS, [*_jobs(trace, found), *rows] if several else rows)
 
 
+_LINE = {
+    "scope": "VARCHAR",
+    "line": "VARCHAR",
+    "calls": "VARCHAR",
+    **dict.fromkeys(("ms", "percent"), "DOUBLE"),
+    "seen": "INTEGER",
+    "gaps": "INTEGER",
+    "function": "VARCHAR",
+}
+NOT_NAMED, NOT_FOLLOWED = "other lines", "not followed: too many calls"
+
+
+def _unfollowed(trace: Trace) -> str | None:
+    """Return why no line is known that ran between steps, or None."""
+    if any(run.between is not None and run.between.gaps for run in trace.run.each_rank):
+        return None
+    if trace.run.imported is not None:
+        return "the lines between steps are in runs of `xsp run` and xsp.profile alone"
+    return "no step was recorded after which the program went on, or a debugger or coverage traced its lines"
+
+
+@analysis("between", "Lines of the program between steps", unless=_unfollowed)
+def lines_between_steps(trace: Trace) -> Table:
+    """Which lines ran between a recorded step and the next one, and how long: of the frames around the step.
+
+    What a line calls counts for it, waiting for data does not. `ms` is the mean over all gaps that were followed
+    (`gaps`), `percent` its share of what was seen in them, `seen` counts those in which the line ran. Lines after which
+    a step begins or ends are here with what they do outside it. `line` is the file, below the working directory or in
+    its package, and the number of the line.
+    """
+    every = trace.run.each_rank
+    rows: list[tuple[Any, ...]] = []
+    for run in every:
+        found = run.between
+        if found is None or not found.gaps:
+            continue
+        scope = f"rank {run.rank or 0}" if len(every) > 1 else "program"
+        whole = found.ns + found.unknown_ns
+        told: list[tuple[str, str | None, int, int | None, str | None]]
+        told = [(f"{each.file}:{each.line}", each.calls, each.ns, each.gaps, each.function) for each in found.lines]
+        told += [
+            (what, None, ns, None, None)
+            for what, ns in ((NOT_NAMED, found.rest_ns), (NOT_FOLLOWED, found.unknown_ns))
+            if ns
+        ]
+        rows += [
+            (scope, at, calls, ns / found.gaps / 1e6, 100 * ns / whole if whole else None, seen, found.gaps, function)
+            for at, calls, ns, seen, function in sorted(told, key=lambda each: -each[2])
+        ]
+    return values(trace, "between_steps", _LINE, rows)
+
+
 def _kind(trace: Trace, each: Iteration) -> StepKind | None:
     return kinds_of(trace, each.rank).get(each.kind) if each.kind is not None else None
 

@@ -18,9 +18,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from xsp import semconv
+from xsp.fields import is_count
 from xsp.importers import claims
 from xsp.importers.contract import Losses, Row
-from xsp.run import Run, is_count
+from xsp.run import Run
 from xsp.schema import COLUMNS, Kind, Level, Span
 
 LARGEST = 256 << 20

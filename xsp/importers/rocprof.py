@@ -18,10 +18,10 @@ import duckdb
 
 from xsp import table
 from xsp.errors import TraceError
+from xsp.fields import is_count
 from xsp.importers import claims, nsys_ranges
 from xsp.importers.contract import FURTHEST, SEEN, Losses, Seen, TableImporter, broken, fitting, opened
 from xsp.importers.nsys_tables import Export
-from xsp.run import is_count
 from xsp.schema import Column, Kind, Level
 
 SQLITE = b"SQLite format 3\0"

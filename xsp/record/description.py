@@ -73,6 +73,7 @@ def of_steps(
         "batch_size": steps.batch_size,
         "kinds": steps.kinds.content(),
         "budget": budget.content(schedule, steps.account),
+        "between": steps.between.content(),
         "clock": {"durations": "perf_counter_ns", "epoch_error_ns": anchor.error_ns},
         "steps": {"seen": steps.seen, "stored": steps.stored, "lost": steps.lost, "skipped": steps.skipped},
         "collectors": collecting.names,

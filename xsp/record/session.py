@@ -256,6 +256,7 @@ class profile:
         if steps.open is not None:
             steps.collecting.note("xsp", f"step {steps.open.number} was never closed; it was closed with the block")
             steps.open.close(UNCLOSED)
+        steps.between.end()
         steps.underway.end()
         steps.storing.wait(counts=True)
         began_ns = clock.monotonic_ns()
@@ -439,3 +440,4 @@ def _forget() -> None:
     blocks.keep_in(None)
     if profiled is not None:
         profiled._writer.forget()
+        profiled._steps.between.forget()

@@ -17,6 +17,7 @@ from xsp import clock, identity
 from xsp.collector import Collector, Outline, Signal
 from xsp.record import blocks
 from xsp.record import budget as budgets
+from xsp.record.between import Between
 from xsp.record.collecting import Collecting, Listener
 from xsp.record.kinds import Kinds
 from xsp.record.loop import UNKNOWN, Loop, Status, Usage
@@ -47,6 +48,7 @@ class Steps:
         self.kinds = Kinds(self.outline.subjects.layouts)
         self.loop = Loop()
         self.usage = Usage()
+        self.between = Between()
         self.open: Step | None = None
         self.seen = self.skipped = 0
         self.taken = threading.Lock()
@@ -78,6 +80,7 @@ class Steps:
         def hear(signal: Signal, subject: Any) -> None:
             if signal is data:
                 self.waited_ns += subject
+                self.between.leave_out(subject)
             elif signal is unusual:
                 self.quiet.break_off()
             elif inner is not None:
@@ -205,6 +208,8 @@ class Steps:
                     step.turn, end_ns - step.start_ns, step.before_ns, end_ns + shown_ns, step.is_disturbed, step.kind
                 )
         finally:
+            if not step.turn.bare:
+                self.between.begin()
             self.left_ns = clock.monotonic_ns()
             self.after_ns = self.left_ns - step.end_ns
             if step.turn.bare:
@@ -263,6 +268,7 @@ class Step:
         if not steps.taken.acquire(blocking=False):
             steps.skip()
             return self
+        steps.between.end()
         try:
             if steps.quiet.has_begun:
                 steps.quiet.end(entered)

@@ -96,6 +96,7 @@ CHARTS: tuple[Chart, ...] = (
     Chart(
         "phases-over-time", "time", "lying", "Phases over the run", "ms", {}, _PHASES, names=("first_step",), least=2,
     ),
+    Chart("between", "time", "shares", "Lines between steps", "ms", {"name": "line", "value": "ms"}, most=20),
     Chart("device-activity", "time", "lying", "What each device did", "ms", {}, _ACTIVITY, names=("rank", "device")),
     Chart(
         "idle-causes", "time", "lying", "Why devices were idle", "ms",

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xsp import analyses
+from xsp.advise.data import BETWEEN_PERCENT
 from xsp.advise.verdict import Verdict, verdict
 from xsp.analyses import A1, Analysis, optimal_batch
 from xsp.analyses.answers import Answer, Answers, rows_of
@@ -25,6 +26,7 @@ from xsp.health.finding import Finding, Severity
 from xsp.report.fitting import FittingColumn, FittingTable
 from xsp.report.words import attributed, devices, number, used_devices
 from xsp.scrub import plain
+from xsp.store.iterations import iterations
 from xsp.store.trace import Trace
 
 MISSING = "–"
@@ -33,6 +35,7 @@ _SENTENCES = "finding"
 
 _PHASES = ("phase", "calls", "ms", "percent_of_iteration")
 _LOOP = ("name", "steps", "iteration_ms", "step_ms", "data_ms", "between_ms", "samples_per_s", "percent_of_loop")
+_BETWEEN = ("line", "calls", "ms", "percent")
 _A1 = ("batch_size", "latency_ms", "low_ms", "high_ms", "p90_ms", "samples_per_s", "loop_ms", "loop_samples_per_s",
        "samples_from")  # fmt: skip
 MAIN = {
@@ -132,6 +135,7 @@ def _of_host(trace: Trace) -> RenderableType:
     parts = [
         _of(analyses.phases, trace, columns=_PHASES),
         *([_of(analyses.program_loop, trace, columns=loop)] if ranks else []),
+        *([_of(analyses.lines_between_steps, trace, 5, columns=_BETWEEN)] if _is_much_between(trace) else []),
         _of(analyses.A1, trace, columns=_A1),
         _of(analyses.layers, trace, 10, columns=_LAYERS),
         _of(analyses.A6, trace, 8),
@@ -139,6 +143,14 @@ def _of_host(trace: Trace) -> RenderableType:
         health_table(trace),
     ]
     return Group(*(part for pair in parts for part in (pair, Text())))
+
+
+def _is_much_between(trace: Trace) -> bool:
+    """Return whether lines are known that ran between steps, and take a good part of the loop."""
+    if analyses.lines_between_steps.refusal(trace) is not None:
+        return False
+    whole = [(each.between_ns or 0.0, each.mean_ns or 0.0) for each in iterations(trace.con)]
+    return any(between > BETWEEN_PERCENT / 100 * mean for between, mean in whole if mean)
 
 
 def _ranks_of_loop(trace: Trace) -> int:

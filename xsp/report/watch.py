@@ -10,10 +10,11 @@ from rich.text import Text
 
 from xsp import rundir, summary, table
 from xsp.errors import TraceError
+from xsp.fields import is_count
 from xsp.levels import depth, rung_name
 from xsp.record import progress as underway
 from xsp.record.progress import overhead
-from xsp.run import Budget, Run, is_count
+from xsp.run import Budget, Run
 from xsp.schema import Kind, Level
 from xsp.scrub import plain
 

@@ -1,0 +1,253 @@
+"""Lines of the program between steps: what is counted for them, and that nothing of following stays behind."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from xsp.record import between
+from xsp.record.between import Between
+
+OWN = between._OWN
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
+    """Return what follows lines, also under coverage or a debugger."""
+    before = sys.gettrace()
+    sys.settrace(None)
+    monkeypatch.setattr(between, "_OWN", "/nowhere")
+    yield Between()
+    sys.settrace(before)
+
+
+def lines(found: Between) -> dict[str, float]:
+    """Return milliseconds by the names that lines call."""
+    content = found.content()
+    assert content is not None
+    taken: dict[str, float] = {}
+    for each in content["lines"]:
+        taken[each["calls"]] = taken.get(each["calls"], 0.0) + each["ns"] / 1e6
+    return taken
+
+
+def slow(seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        sum(range(50))
+
+
+def step_in_a_function(found: Between) -> None:
+    found.begin()
+    slow(0.02)
+
+
+def test_a_line_counts_with_all_that_it_calls_and_so_does_the_line_that_a_function_returns_to(
+    followed: Between,
+) -> None:
+    step_in_a_function(followed)
+    time.sleep(0.01)
+    slow(0.03)
+    followed.end()
+    taken = lines(followed)
+    assert taken["slow"] == pytest.approx(50, rel=0.5)
+    assert taken["time.sleep"] == pytest.approx(10, rel=0.5)
+    assert sum(taken.values()) == pytest.approx(followed.content()["ns"] / 1e6)
+    functions = {each["function"] for each in followed.content()["lines"]}
+    assert any(each.endswith("step_in_a_function") for each in functions)
+
+
+def test_nothing_is_left_behind(followed: Between) -> None:
+    frame = sys._getframe()
+    followed.begin()
+    assert sys.gettrace() is not None
+    slow(0.001)
+    followed.end()
+    assert sys.gettrace() is None
+    at: FrameType | None = frame
+    while at is not None:
+        assert at.f_trace is None
+        at = at.f_back
+    followed.end()  # a second time
+    assert followed.content()["gaps"] == 1
+
+
+class Held:
+    pass
+
+
+def returns_soon(found: Between) -> weakref.ref[Held]:
+    held = Held()
+    found.begin()
+    return weakref.ref(held)
+
+
+def test_what_a_function_held_is_free_when_it_returns(followed: Between) -> None:
+    gc.disable()
+    try:
+        held = returns_soon(followed)
+        assert held() is None
+    finally:
+        gc.enable()
+        followed.end()
+
+
+def steps_in_a_generator(found: Between) -> Iterator[FrameType]:
+    found.begin()
+    yield sys._getframe()
+    slow(0.01)
+    yield sys._getframe()
+
+
+def test_a_generator_that_yields_is_left_and_counts_for_the_line_that_resumes_it(followed: Between) -> None:
+    generator = steps_in_a_generator(followed)
+    inner = next(generator)
+    assert inner.f_trace is None
+    next(generator)
+    followed.end()
+    assert inner.f_trace is None
+    assert lines(followed)["next"] == pytest.approx(10, rel=0.5)
+
+
+def test_nothing_is_followed_where_somebody_else_traces(followed: Between) -> None:
+    def other(*_: Any) -> None: ...
+
+    sys.settrace(other)
+    followed.begin()
+    assert sys.gettrace() is other
+    followed.end()
+    sys.settrace(None)
+    assert followed.content() is None
+
+
+def test_another_tracer_that_comes_meanwhile_stays(followed: Between) -> None:
+    def other(*_: Any) -> None: ...
+
+    followed.begin()
+    sys.settrace(other)
+    followed.end()
+    assert sys.gettrace() is other
+    sys.settrace(None)
+
+
+def test_waiting_for_data_is_not_the_line_s(followed: Between) -> None:
+    def waits() -> None:
+        slow(0.05)
+        followed.leave_out(45_000_000)
+
+    followed.begin()
+    waits()
+    followed.end()
+    assert sum(lines(followed).values()) < 20
+
+
+def test_a_gap_of_many_calls_is_followed_in_part_and_the_rest_is_said_to_be_unknown(
+    followed: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(between, "MOST_CALLS", 10)
+    followed.begin()
+    for _ in range(20):
+        slow(0.001)
+    time.sleep(0.01)
+    followed.end()
+    content = followed.content()
+    assert content["unknown_ns"] > 15_000_000
+    assert content["ns"] < 30_000_000
+    assert sys.gettrace() is None
+
+
+def test_no_more_gaps_than_enough_are_followed(followed: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(between, "MOST_GAPS", 2)
+    for _ in range(4):
+        followed.begin()
+        followed.end()
+    assert followed.content()["gaps"] == 2
+
+
+def test_a_gap_may_end_on_another_thread(followed: Between) -> None:
+    followed.begin()
+    ends = threading.Thread(target=followed.end)
+    ends.start()
+    ends.join()
+    slow(0.001)  # the first event after it takes the tracer out
+    assert sys.gettrace() is None
+    assert followed.content()["gaps"] == 1
+
+
+def test_a_thread_whose_gap_has_ended_counts_nothing_in_the_next_one(followed: Between) -> None:
+    begun, ended, left = threading.Event(), threading.Event(), []
+
+    def serves() -> None:
+        followed.begin()
+        begun.set()
+        ended.wait()
+        time.sleep(0.005)
+        slow(0.005)
+        left.append(sys.gettrace())
+
+    other = threading.Thread(target=serves)
+    other.start()
+    begun.wait()
+    followed.end()  # a step begins on this thread, and ends
+    followed.begin()
+    ended.set()
+    other.join()
+    followed.end()
+    assert left == [None]
+    assert {each["calls"] for each in followed.content()["lines"] if each["gaps"] == 1 and each["ns"] > 4_000_000} <= {
+        "ended.wait", "other.join",
+    }  # fmt: skip
+    assert followed.content()["gaps"] == 2
+
+
+def test_an_error_in_a_gap_goes_its_way(followed: Between) -> None:
+    def fails() -> None:
+        followed.begin()
+        raise ValueError("the program's own")
+
+    with pytest.raises(ValueError, match="own"):
+        fails()
+    slow(0.01)
+    followed.end()
+    assert lines(followed)["slow"] == pytest.approx(10, rel=0.5)
+
+
+def test_a_forked_child_follows_nothing(followed: Between) -> None:
+    followed.begin()
+    followed.forget()
+    assert sys.gettrace() is None
+    assert followed.content() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("    gc.collect()", "gc.collect"),
+        ("wandb.login(key='hf_abcdefghijkl', to=\"print(1)\")  # secret(1)", "wandb.login"),
+        ("if (loss.item() > 1) and not (other):", "loss.item"),
+        ("for each in batches:", ""),
+        ("seen.append({n: torch.histc(p.detach(), 64) for n, p in m.named_parameters()})",
+         "seen.append, torch.histc, p.detach, m.named_parameters"),
+        ("x = f(1).mean().item()", "f, .mean, .item"),
+    ],
+)  # fmt: skip
+def test_the_names_of_a_line_are_those_that_it_calls_and_none_of_its_literals(text: str, names: str) -> None:
+    assert between._calls(text) == names
+
+
+def test_files_are_named_without_the_directories_of_a_person(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert between._shown(str(tmp_path / "models" / "train.py")) == "models/train.py"
+    assert between._shown("/home/someone/else/train.py") == "train.py"
+    assert (
+        between._shown("/home/someone/lib/python3.11/site-packages/lightning/loops/fit.py") == "lightning/loops/fit.py"
+    )
+    assert between._shown("<ipython-input-3>") == "<ipython-input-3>"

@@ -1,0 +1,195 @@
+"""Which lines of the program run between its steps: followed after each recorded step, until the next one begins.
+
+What a loop does between steps (checkpoints, statistics, `gc.collect()`, reading a loss) belongs to no step, and no
+collector sees it. So the frames that are on the stack when a recorded step ends are followed line by line
+(`sys.settrace`), and what they call counts for the line that calls it. The step after a recorded one counts as
+disturbed anyway, so that no figure of the loop holds what following costs.
+
+Nothing is followed where somebody else traces: a debugger, or coverage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import keyword
+import linecache
+import os
+import re
+import sys
+import threading
+from types import CodeType, FrameType
+from typing import Any
+
+from xsp import clock
+
+MOST_GAPS = 64
+"""That are followed in a run."""
+
+MOST_CALLS = 50_000
+"""Calls of Python functions that are passed in a gap; each costs some 0.2 µs while it is followed."""
+
+MOST_FRAMES = 48
+"""Innermost frames of a stack that are followed."""
+
+MOST_LINES = 60
+"""That are named, those that took most."""
+
+MOST_NAMES = 5
+"""That a line calls, which are named."""
+
+_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
+_CALLED = re.compile(r"([^\W\d][\w.]*|\.\w+)\s*\(")
+
+_Line = tuple[CodeType, int]
+
+
+class Between:
+    """Follows the lines of the program between its steps, and adds up what they take."""
+
+    def __init__(self) -> None:
+        self._took: dict[_Line, list[int]] = {}
+        """Nanoseconds of a line, and the gaps in which it ran."""
+
+        self._gaps = self._unknown_ns = 0
+        self._ns: dict[_Line, int] = {}
+        """Of the gap that is followed now."""
+
+        self._frames: list[FrameType] = []
+        self._thread: int | None = None
+        self._at: _Line | None = None
+        self._since_ns = self._left_out_ns = self._calls = 0
+
+    def begin(self) -> None:
+        """Follow the frames that are on the stack, but for our own, from now on."""
+        if self._thread is not None or self._gaps >= MOST_GAPS or sys.gettrace() is not None:
+            return
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and len(self._frames) < MOST_FRAMES:
+            if not frame.f_code.co_filename.startswith(_OWN):
+                self._frames.append(frame)
+            frame = frame.f_back
+        if not self._frames or any(each.f_trace is not None for each in self._frames):
+            self._frames.clear()
+            return
+        first = self._frames[0]
+        self._at, self._thread = (first.f_code, first.f_lineno), threading.get_ident()
+        self._ns, self._calls, self._left_out_ns = {}, 0, 0
+        for each in self._frames:
+            each.f_trace = self._went_on
+        self._since_ns = clock.monotonic_ns()
+        sys.settrace(self._called)
+
+    def end(self) -> None:
+        """Follow nothing any more, and take in what was seen."""
+        if self._thread is None:
+            return
+        now_ns = clock.monotonic_ns()
+        if self._at is None:
+            self._unknown_ns += now_ns - self._since_ns
+        self._take(now_ns)
+        self._let_go()
+        self._gaps += 1
+        for line, ns in self._ns.items():
+            took = self._took.setdefault(line, [0, 0])
+            took[0] += ns
+            took[1] += 1
+
+    def forget(self) -> None:
+        """Follow nothing in a child of the process, which inherits this in the midst of a gap."""
+        if self._thread is not None:
+            self._let_go()
+
+    def leave_out(self, ns: int) -> None:
+        """Take off what the current line waited for data, which is counted by itself."""
+        if self._thread == threading.get_ident():
+            self._left_out_ns += ns
+
+    def _let_go(self) -> None:
+        if self._thread == threading.get_ident() and sys.gettrace() == self._called:
+            sys.settrace(None)
+        for each in self._frames:
+            if each.f_trace == self._went_on:
+                each.f_trace = None
+        self._thread = self._at = None
+        self._frames.clear()
+
+    def _take(self, now_ns: int) -> None:
+        """Count the time since the last event for the line that ran."""
+        if self._at is not None:
+            ns = max(0, now_ns - self._since_ns - self._left_out_ns)
+            self._ns[self._at] = self._ns.get(self._at, 0) + ns
+        self._left_out_ns = 0
+
+    def _called(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Pass a function that begins; after too many of them follow nothing. Hot."""
+        self._calls += 1
+        if self._thread != threading.get_ident():  # the gap ended on another thread
+            sys.settrace(None)
+        elif self._calls > MOST_CALLS:  # what the gap still takes is of lines that are not known
+            sys.settrace(None)
+            now_ns = clock.monotonic_ns()
+            self._take(now_ns)
+            self._at, self._since_ns = None, now_ns
+
+    def _went_on(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """Take in that a followed frame comes to another line, or returns. Hot."""
+        if self._thread != threading.get_ident():
+            sys.settrace(None)
+            frame.f_trace = None
+            return None
+        if event == "exception":
+            return self._went_on
+        now_ns = clock.monotonic_ns()
+        self._take(now_ns)
+        if event == "return":  # or a generator yields
+            with contextlib.suppress(ValueError):
+                self._frames.remove(frame)  # it would keep what its variables hold
+            frame.f_trace, outer = None, frame.f_back
+            is_own = outer is None or outer.f_code.co_filename.startswith(_OWN)
+            self._at = None if outer is None or is_own else (outer.f_code, outer.f_lineno)
+        else:
+            self._at = frame.f_code, frame.f_lineno
+        self._since_ns = clock.monotonic_ns()
+        return None if event == "return" else self._went_on
+
+    def content(self) -> dict[str, Any] | None:
+        """Return what `run.json` says of it, see `xsp.run.Between`; None where nothing was followed."""
+        if not self._gaps:
+            return None
+        ordered = sorted(self._took.items(), key=lambda item: -item[1][0])
+        return {
+            "gaps": self._gaps,
+            "ns": sum(ns for _, (ns, _) in ordered),
+            "lines": [
+                {
+                    "file": _shown(code.co_filename),
+                    "line": line,
+                    "function": getattr(code, "co_qualname", code.co_name),
+                    "calls": _calls(linecache.getline(code.co_filename, line)),
+                    "ns": ns,
+                    "gaps": gaps,
+                }
+                for (code, line), (ns, gaps) in ordered[:MOST_LINES]
+            ],
+            "rest_ns": sum(ns for _, (ns, _) in ordered[MOST_LINES:]),
+            "unknown_ns": self._unknown_ns,
+        }
+
+
+def _shown(path: str) -> str:
+    """Return a file's path in its package or below the working directory, else its name: no directory of a person."""
+    if _PACKAGES.match(path):
+        return _PACKAGES.sub("", path)
+    with contextlib.suppress(ValueError, OSError):  # another drive; a working directory that is gone
+        below = os.path.relpath(path)
+        if not below.startswith(os.pardir) and not os.path.isabs(below):
+            return below
+    return os.path.basename(path)
+
+
+def _calls(text: str) -> str:
+    """Return the names that a line of source calls; none of its literals, which may be secrets."""
+    code = re.sub(r"\"[^\"]*\"|'[^']*'|#.*", "", text)
+    names = [name for name in _CALLED.findall(code) if not keyword.iskeyword(name)]
+    return ", ".join(list(dict.fromkeys(names))[:MOST_NAMES])
