@@ -61,7 +61,7 @@ class Flaw(NamedTuple):
         trial = (piece.get("trial") or "").split("+")
         if any(each.partition("=")[0] in self.trials for each in trial):
             return True
-        said = f"{piece['what']} {piece['do']}".lower()
+        said = " ".join((piece["what"], piece["do"], *piece.get("why", ()))).lower()
         return piece["question"] in self.questions and (not self.words or any(each in said for each in self.words))
 
 
@@ -95,6 +95,11 @@ PLANTED: Mapping[str, Flaw] = {
     "one_hot_lookup": Flaw(("one-hot",)),
     "masks_made_again": Flaw(("masks",)),
     "memory_given_back": Flaw(("page-faults",)),
+    "half_on_a_processor": Flaw(("half-precision", "choice", "precision"), ("float16", "float32"), ("float32",)),
+    "products_by_broadcasting": Flaw(("broadcast-product",)),
+    "inverse_to_multiply": Flaw(("inverse",)),
+    "sort_for_a_few": Flaw(("sort-for-few",)),
+    "collecting_garbage": Flaw(("between",), ("gc.collect",)),
 }
 AS_INSTALLED = ("memory_given_back",)
 """Programs that run without `turns.KEEPING`."""
@@ -102,6 +107,7 @@ AS_INSTALLED = ("memory_given_back",)
 SOUND = (
     "onednn_off", "contiguous_layout", "attention_by_hand", "norm_not_folded", "clone_in_blocks", "casts_to_double",
     "computed_twice", "loop_over_samples", "one_thread", "sleep_in_a_module", "memory_given_back",
+    "half_on_a_processor", "products_by_broadcasting",
 )  # fmt: skip
 """Programs that are clean without their flaw."""
 
@@ -256,7 +262,7 @@ def _as_installed(name: str) -> Iterator[None]:
 
 def _plain(piece: Advice) -> dict[str, Any]:
     gain = {"low": piece.gain.low, "value": piece.gain.value, "high": piece.gain.high}
-    names = ("question", "what", "do", "trial", "at_most", "of_step_percent", "changes_numbers", "option")
+    names = ("question", "what", "why", "do", "trial", "at_most", "of_step_percent", "changes_numbers", "option")
     return {"gain_ms": gain, **{name: getattr(piece, name) for name in names}}
 
 

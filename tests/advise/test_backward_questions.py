@@ -1,4 +1,4 @@
-"""What a step computes for nothing: unused gradients, layers again, checks, one-hot products, masks, unread scores."""
+"""What a step computes for nothing: unused gradients, layers again, checks, masks, unread scores."""
 
 from __future__ import annotations
 
@@ -91,29 +91,6 @@ def test_checks_of_each_gradient_are_told(checks: int, told: int) -> None:
         assert piece.gain.value == pytest.approx(8 * 0.15 + 10 * 0.06), "each operator notes where it was called"
         assert piece.gain.low <= 8 * 0.15 + 10 * 0.02
         assert piece.gain.high >= 8 * 0.15 + 10 * 0.12
-
-
-@pytest.mark.parametrize(("product", "told"), [("[[16,32,8000],[128,8000]]", 1), ("[[16,32,8001],[128,8001]]", 0)])
-def test_products_with_one_hot_vectors_are_lookups(product: str, told: int) -> None:
-    step = (
-        "step s 0-10000\nforward Net 10-9000\nmodule net 20-8900 type=Net\n"
-        "op aten::one_hot 100-1100 input_shapes=[[16,32],[]]\n"
-        "op aten::scatter_ 200-1000 input_shapes=[[16,32,8000],[],[16,32,1]]\n"
-        "op aten::to 1200-2200 input_shapes=[[16,32,8000],[]]\n"
-        f"op aten::linear 3000-8000 input_shapes={product}"
-    )
-    found = asked(step, "one-hot")
-    assert len(found) == told
-    for piece in found:
-        assert "512 rows of 8,000" in piece.what
-        assert piece.gain.value == pytest.approx(1 + 1 + 5)
-        assert piece.at_most
-    backward = (
-        "\nbackward backward 9000-9990\nop aten::mm 9100-9500 input_shapes=[[8000,512],[512,128]]"
-        "\nop aten::mm 9500-9900 input_shapes=[[512,64],[64,128]]"
-    )
-    for piece in asked(step + backward, "one-hot"):
-        assert piece.gain.value == pytest.approx(1 + 1 + 5 + 0.4), "and the product of their gradient"
 
 
 @pytest.mark.parametrize(("layers", "told"), [(6, 1), (1, 0)])

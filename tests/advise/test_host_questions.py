@@ -373,82 +373,6 @@ def test_a_whole_text_in_one_step_is_told_too() -> None:
     assert piece.at_most
 
 
-def products(first: object, second: object, *more: str, name: str = "aten::matmul") -> list[Advice]:
-    """Return what is said of two products, one right after the other, of factors of these sizes."""
-    shapes = [json.dumps(each, separators=(",", ":")) for each in (first, second)]
-    lines = (
-        f"op {name} 1000-3000 dtype=float input_shapes={shapes[0]}",
-        f"op {name} 3000-3900 dtype=float input_shapes={shapes[1]}",
-    )
-    return asked(inside(*lines, *more), "product-order")
-
-
-def test_products_in_the_costly_order_are_told_with_both_counts() -> None:
-    (piece,) = products([[512, 256], [256, 512]], [[512, 512], [512, 4]])
-    now, then = 512 * 256 * 512 + 512 * 512 * 4, 256 * 512 * 4 + 512 * 256 * 4
-    assert piece.gain.value == pytest.approx(2.9 * (1 - then / now))
-    assert piece.at_most
-    assert f"{now:,} multiplications" in piece.why[0]
-    assert [place.module for place in piece.where] == ["net.a"]
-    (piece,) = products([[512, 512], [512, 512]], [[512, 512], [512]])  # a vector
-    assert "@ 512×1" in piece.what
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ([[512, 512], [512, 4]], [[512, 4], [4, 4]]),  # the cheap order
-        ([[64, 512], [512, 512]], [[64, 512], [512, 512]]),  # as many either way
-        ([[512, 256], [256, 512]], [[256, 512], [512, 4]]),  # of something else
-        ([[8, 512, 256], [8, 256, 512]], [[8, 512, 512], [8, 512, 4]]),  # batches
-        ([[512, 256], []], [[512, 512], None]),
-    ],
-)
-def test_products_that_gain_nothing_or_are_no_chain_are_not_told(first: object, second: object) -> None:
-    assert products(first, second) == []
-
-
-def test_products_of_one_left_factor_are_no_chain_where_the_first_is_used_later() -> None:
-    sizes = ([[512, 512], [512, 512]], [[512, 512], [512, 4]])
-    assert len(products(*sizes, "op aten::relu 3900-3950 input_shapes=[[512,4]]")) == 1
-    assert products(*sizes, "op aten::relu 3900-3950 input_shapes=[[512,512]]") == []
-    assert products(*sizes, name="aten::linear") == []
-
-
-def test_products_with_something_between_are_no_chain() -> None:
-    lines = (
-        "op aten::matmul 1000-2500 input_shapes=[[512,64],[64,512]]",
-        "op aten::softmax 2500-2900 input_shapes=[[512,512]]",
-        "op aten::matmul 2900-3900 input_shapes=[[512,512],[512,64]]",
-    )
-    assert asked(inside(*lines), "product-order") == []
-    assert len(asked(inside(lines[0], lines[2]), "product-order")) == 1
-
-
-@pytest.mark.parametrize(("rows", "told"), [(60_000, 1), (2_048, 1), (512, 0)])
-def test_a_dense_gradient_for_a_few_rows_of_a_table_is_told(rows: int, told: int) -> None:
-    scalars = json.dumps({"input_scalars": [None, None, rows, -1, False]}, separators=(",", ":"))
-    found = asked(
-        "step s 0-10000\n"
-        "forward Net 10-2000\n"
-        "module net.table 20-1900 type=Embedding\n"
-        f"op aten::embedding 30-1800 input_shapes=[[{rows},64],[16,16]]\n"
-        "backward backward 2000-9000\n"
-        f"op aten::embedding_dense_backward 3000-8000 input_shapes=[[16,16,64],[16,16]] attributes={scalars}\n"
-        "optimizer SGD 9000-9990 phase=optimizer\n"
-        f"op aten::add_ 9010-9210 phase=optimizer input_shapes=[[{rows},64],[{rows},64]]\n"
-        f"op aten::_foreach_mul_ 9210-9510 phase=optimizer input_shapes=[[[{rows},64],[{rows},32]],[]]\n"
-        "op aten::add_ 9510-9900 phase=optimizer input_shapes=[[64,10],[64,10]]",
-        "dense-gradient",
-    )
-    assert len(found) == told
-    for piece in found:
-        assert [place.module for place in piece.where] == ["net.table"]
-        assert piece.gain.value == pytest.approx((5 + 0.2 + 0.2) * (1 - 2 * 256 / rows))
-        assert "sparse=True" in piece.do
-        assert piece.changes_numbers is not None
-
-
 def test_a_loop_over_a_recurrent_cell_is_one_call_of_the_layer() -> None:
     cells = (f"module net.a.cell {1000 + 100 * at}-{1090 + 100 * at} type=GRUCell" for at in range(20))
     (piece,) = asked(inside(*cells), "recurrence")
@@ -485,3 +409,40 @@ def test_what_the_loop_does_between_steps_is_told_from_a_sixth_of_an_iteration_o
     rows = [row for number in range(3) for row in spans(PLAIN + "backward backward 9900-9950", step=number)]
     (piece,) = said(6_000_000.0, 0.0)
     assert "_foreach_" in piece.do
+
+
+@pytest.mark.parametrize(
+    ("dtype", "isa", "told"),
+    [
+        ("c10::Half", ["avx2", "avx512f", "avx512_bf16"], 1),
+        ("c10::Half", ["avx2", "amx_fp16"], 0),
+        ("c10::BFloat16", ["avx2"], 1),
+        ("c10::BFloat16", ["avx2", "avx512_bf16"], 0),
+        ("float", ["avx2"], 0),
+    ],
+)
+def test_work_in_16_bits_is_told_where_the_processor_cannot(dtype: str, isa: list[str], told: int) -> None:
+    found = asked(PLAIN.replace("dtype=float", f"dtype={dtype}"), "half-precision", machine={"isa": isa})
+    assert len(found) == told
+    for piece in found:
+        assert (piece.trial, piece.gain_known, piece.at_most) == ("float32", True, True)
+
+
+def test_a_run_that_does_not_tell_the_processor_says_so() -> None:
+    rows = [row for number in range(3) for row in spans(PLAIN.replace("dtype=float", "dtype=c10::Half"), step=number)]
+    found = advise.of(trace_of(rows), most=Needs.TRACE)
+    assert "does not tell the processor" in found.unanswered["half-precision"]
+
+
+def test_lines_between_steps_are_named_where_they_were_followed() -> None:
+    rows = [row for number in range(3) for row in spans(PLAIN, step=number)]
+    loop = [{"step": at, "dur_ns": 1e7, "before_ns": 6e6, "rung": Level.OP if at < 3 else BARE} for at in range(20)]
+    lines = [
+        {"file": "train.py", "line": 9, "function": "main", "calls": "gc.collect", "ns": 15_000_000, "gaps": 3},
+        {"file": "train.py", "line": 7, "function": "main", "calls": "", "ns": 1_000_000, "gaps": 3},
+    ]
+    run = {"between": {"gaps": 3, "ns": 16_000_000, "lines": lines}}
+    found = advise.of(with_loop(trace_of(rows, run=run), loop), only=["between"])
+    (piece,) = found.advice
+    assert any("94 % at train.py:9, gc.collect: 5 ms" in why for why in piece.why), piece.why
+    assert not any("train.py:7" in why for why in piece.why)

@@ -13,7 +13,7 @@ import pytest
 
 from xsp.errors import UsageError
 from xsp.trials import child, outputs
-from xsp.trials.calls import Autocast, ChannelsLast, InferenceMode, Sdpa
+from xsp.trials.calls import Autocast, ChannelsLast, Float32, InferenceMode, Sdpa
 from xsp.trials.folding import FoldBatchNorm
 from xsp.trials.settings import Malloc, OneDnn, Threads, facts
 from xsp.trials.training import Foreach, FusedOptimizer, Workers
@@ -264,3 +264,31 @@ def test_results_are_compared_by_their_largest_value(tmp_path: Path) -> None:
     assert outputs.error(one, kept("e", [1.0]))[0] is None
     (tmp_path / "none").write_text("{}")
     assert outputs.error(one, tmp_path / "none")[2] == "no outermost module returned a tensor"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_a_model_of_another_type_computes_in_float32_and_returns_its_type(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    model, seen = torch.nn.Sequential(torch.nn.Linear(8, 8)).to(kind), []
+    given = torch.rand(2, 8, dtype=kind)
+    before = model(given)
+    model[0].register_forward_hook(lambda _, at, result: seen.append((at[0].dtype, result.dtype)))
+    trial = Float32()
+    after = tried(trial, model, given)
+    assert seen[-1] == (torch.float32, torch.float32)
+    assert after.dtype == kind
+    assert torch.allclose(after.float(), before.float(), atol=2e-2)
+    assert trial.changes_numbers
+    assert trial.applied
+
+
+def test_autocast_around_a_model_is_left_out() -> None:
+    model, trial = torch.nn.Sequential(torch.nn.Linear(8, 8)), Float32()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(torch.rand(2, 8)).dtype == torch.bfloat16
+        assert tried(trial, model, torch.rand(2, 8)).dtype == torch.float32
+    assert trial.applied
+    trial = Float32()
+    tried(trial, torch.nn.Linear(4, 4), torch.rand(2, 4))
+    assert not trial.applied
+    assert "float32 already" in next(iter(trial.reasons))

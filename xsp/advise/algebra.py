@@ -1,9 +1,9 @@
-"""What algebra saves: products in a costly order, products with one-hot vectors, gradients that are mostly 0."""
+"""What algebra saves: products in a costly order, of one-hot vectors, by broadcasting; inverses; gradients of zeros."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from xsp.advise import calls
@@ -207,3 +207,174 @@ _OF_ROWS = ("aten::linear", "aten::matmul", "aten::mm")
 
 def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
     return math.prod(shape[:-1]), shape[-1]
+
+
+BROADCAST_TIMES = 4
+"""Times its larger factor that a tensor made by broadcasting has to be, to be worth a line."""
+
+_ELEMENTWISE = {
+    "aten::mul": ("products", "torch.einsum, `@` or torch.bmm multiply and add at once"),
+    "aten::sub": ("differences", "torch.cdist gives the distances of all pairs"),
+}
+_ON_THE_WAY = ("aten::pow", "aten::square", "aten::abs", "aten::mul", "aten::sqrt", "aten::pow_", "aten::abs_")
+_SUMS = ("aten::sum", "aten::mean", "aten::norm", "aten::linalg_vector_norm")
+
+
+@question("broadcast-product", "Are products or distances computed by broadcasting, and summed up?", number="Q4")
+def broadcast_product(asked: Asked) -> Iterator[Advice]:
+    """Tensors that broadcasting makes many times as large as both factors, and a sum makes small again right away.
+
+    A product of matrices multiplies and adds without writing them. Shapes tell it, and the order of the calls.
+    """
+    whole = calls.step_ms(asked)
+    found: dict[tuple[str, str], list[list[Call]]] = {}
+    for around in calls.every(asked):
+        if around.is_op or around.kind == Kind.BACKWARD or around.phase == "backward":
+            continue
+        busy = [each for each in around.inside if not each.is_op or _computes(each)]
+        for at, first in enumerate(busy):
+            those = _summed(first, busy[at + 1 :])
+            if those:
+                shapes = (each for each in first.shapes[:2] if isinstance(each, list))
+                named = " and ".join("×".join(map(str, each)) for each in shapes)
+                found.setdefault((first.name, named), []).append(those)
+    for (name, of), chains in found.items():
+        every = [each for those in chains for each in those]
+        ms = sum(each.ns for each in every) / 1e6
+        if ms < calls.LEAST_MS:
+            continue
+        what, do = _ELEMENTWISE[name]
+        made = math.prod(_broadcast(chains[0][0]) or ())
+        yield Advice(
+            "broadcast-product",
+            f"{what} of {of} are written, {made:,} of them, and summed up",
+            calls.places(every),
+            calls.interval(ms, calls.ends(asked, every)).within(whole),
+            True,
+            100 * ms / whole,
+            (
+                f"{len(every)} calls take {ms:.3g} ms, and their gradients as many again where they are trained",
+                "shapes tell it: it holds where the sum is over what both factors have in common",
+            ),
+            f"{do}; results differ by rounding",
+        )
+
+
+def _summed(first: Call, later: Sequence[Call]) -> list[Call]:
+    """Return a call that broadcasts and those after it up to the sum of what it made; empty where none sums it."""
+    made = _broadcast(first)
+    those = [first]
+    for each in later if made is not None else ():
+        if each.first_shape != made or each.name not in (*_ON_THE_WAY, *_SUMS):
+            return []
+        those.append(each)
+        if each.name in _SUMS:
+            return those
+    return []
+
+
+def _broadcast(call: Call) -> tuple[int, ...] | None:
+    """Return the shape that an elementwise operator makes of two smaller tensors; None where it does not."""
+    if call.name not in _ELEMENTWISE or not call.is_op:
+        return None
+    given = [each for each in call.shapes[:2] if isinstance(each, list) and each and all(type(n) is int for n in each)]
+    if len(given) != 2:
+        return None
+    rank = max(map(len, given))
+    one, other = ([1] * (rank - len(each)) + each for each in given)
+    if any(a != b and 1 not in (a, b) for a, b in zip(one, other, strict=True)):
+        return None
+    made = tuple(max(a, b) for a, b in zip(one, other, strict=True))
+    return made if math.prod(made) >= BROADCAST_TIMES * max(math.prod(one), math.prod(other), 1) else None
+
+
+_INVERSES = ("aten::inverse", "aten::linalg_inv", "aten::linalg_pinv")
+
+SOLVING = 1 / 3
+"""Multiplications of a factorisation by those of an inverse: 2/3 n³ and 2 n³ (Golub and Van Loan, 3.2 and 3.4)."""
+
+
+@question("inverse", "Is a matrix inverted to multiply with it?", number="Q4")
+def inverse(asked: Asked) -> Iterator[Advice]:
+    """Inverses of matrices that a product takes: solving factorises alone, which is a third of the work."""
+    whole = calls.step_ms(asked)
+    outer = [each for each in calls.every(asked) if each.is_outer_op and each.phase != "backward"]
+    found: list[Call] = []
+    for at, each in enumerate(outer):
+        size = each.first_shape
+        if each.name not in _INVERSES or size is None or len(size) < 2 or size[-1] != size[-2]:
+            continue
+        later = (one for one in outer[at + 1 :] if one.name in (*PRODUCTS, "aten::bmm", "aten::linear", "aten::einsum"))
+        if any(list(size) in one.shapes for one in later):
+            found.append(each)
+    ms = sum(each.ns for each in found) / 1e6
+    gain = ms * (1 - SOLVING)
+    if gain < calls.LEAST_MS:
+        return
+    yield Advice(
+        "inverse",
+        f"{len(found)} matri{'ces are' if len(found) > 1 else 'x is'} inverted, {ms:.3g} ms, to multiply with "
+        f"{'them' if len(found) > 1 else 'it'}",
+        calls.places(found),
+        calls.interval(gain, calls.ends(asked, found)).within(whole),
+        False,
+        100 * gain / whole,
+        ("a factorisation takes a third of the multiplications of an inverse, and rounds less",),
+        "torch.linalg.solve(A, b) in place of torch.linalg.inv(A) @ b; torch.linalg.lu_factor or cholesky once, before "
+        "the loop, where the matrix stays the same",
+        "results differ by rounding, and are more exact",
+    )
+
+
+_SORTS = ("aten::sort", "aten::argsort")
+_PARTS = ("aten::slice", "aten::select")
+
+FEW = 0.1
+"""Of the sorted values, that may be taken at most for a sort to be worth a line."""
+
+
+@question("sort-for-few", "Is a whole dimension sorted to take a few values?", number="Q4")
+def sort_for_few(asked: Asked) -> Iterator[Advice]:
+    """Sorts of which slices alone are used, and of these the narrowest takes a tenth of the values or less."""
+    whole = calls.step_ms(asked)
+    found: list[Call] = []
+    most, of = 0, 0
+    for around in calls.every(asked):
+        for at, each in enumerate(around.inside if not around.is_op else ()):
+            size = each.first_shape
+            if each.name not in _SORTS or size is None:
+                continue
+            later = [one for one in around.inside[at + 1 :] if one.is_op and one.first_shape == size]
+            parts = [_taken(one) for one in later if one.name in _PARTS]
+            few = min((part for part in parts if part is not None), default=size[-1])
+            if later and all(one.name in _PARTS for one in later) and few <= FEW * size[-1]:
+                found.append(each)
+                most, of = max(most, few), max(of, size[-1])
+    ms = sum(each.ns for each in found) / 1e6
+    if ms < calls.LEAST_MS:
+        return
+    yield Advice(
+        "sort-for-few",
+        f"{of:,} values are sorted to take {most:,} of them",
+        calls.places(found),
+        calls.interval(ms, calls.ends(asked, found)).within(whole),
+        True,
+        100 * ms / whole,
+        (f"{len(found)} sort{'s' * (len(found) > 1)} take{'s' * (len(found) == 1)} {ms:.3g} ms",),
+        "torch.topk(values, k) finds the largest (largest=False: the smallest) without sorting the others; "
+        "torch.max or torch.kthvalue for one",
+    )
+
+
+def _taken(call: Call) -> int | None:
+    """Return how many values of the last dimension a slice takes; None where it is of another one, or not told."""
+    size, told = call.first_shape or (), call.scalars
+    if len(told) < 3 or type(told[1]) is not int or not size or told[1] % len(size) != len(size) - 1:
+        return None
+    if call.name == "aten::select":
+        return 1
+    first, last = (
+        min(size[-1], max(0, each + size[-1] * (each < 0))) if type(each) is int else default
+        for each, default in ((told[2], 0), (told[3] if len(told) > 3 else None, size[-1]))
+    )
+    return max(0, last - first)

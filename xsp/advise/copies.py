@@ -1,4 +1,4 @@
-"""Copies that the program asks for: clones, casts to another type and back, copies into another layout."""
+"""Copies that the program asks for, into another layout or type, and types that cost: double, and half on the host."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from xsp.advise import calls
 from xsp.advise.advice import Advice, Asked, Interval
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
+from xsp.errors import AnalysisError
 
 LEAST_PERCENT = 1.0
 """Of the step, for copies to be worth a line."""
@@ -101,7 +102,54 @@ def _double(asked: Asked, whole: float, found: Sequence[Call], wide: Sequence[Ca
         (f"{'casts go away, and ' * bool(found)}single precision halves what doubles take, about: {value:.3g} ms",),
         "omit .double() and dtype=torch.float64, or cast what needs it alone; arrays of NumPy are doubles",
         "24 bits of the mantissa instead of 53 there",
+        "float32",
     )
+
+
+NARROW = {
+    "c10::Half": ("float16", {"avx512_fp16", "amx_fp16", "asimdhp"}),
+    "c10::BFloat16": ("bfloat16", {"avx512_bf16", "amx_bf16", "bf16"}),
+}
+"""Types of 16 bits as the trace has them: their names, and what a processor has that computes in them."""
+
+NARROW_PERCENT = 20.0
+"""Of the step, for a narrow type to be worth a line."""
+
+
+@question("half-precision", "Which work is in 16 bits, on a processor that cannot compute in them?", number="Q6")
+def half_precision(asked: Asked) -> Iterator[Advice]:
+    """Operators in float16 or bfloat16 on a processor without instructions for them.
+
+    It converts to float32 and back, and has slow kernels for many of them. What float32 gains is at most all of their
+    time, and a trial tells how much.
+    """
+    whole = calls.step_ms(asked)
+    outer = [each for each in calls.every(asked) if each.is_outer_op]
+    has = asked.traced.run.machine.isa
+    for told, (name, needed) in NARROW.items():
+        those = [each for each in outer if each.dtype == told]
+        ms = sum(each.ns for each in those) / 1e6
+        if not those or ms < calls.LEAST_MS or 100 * ms / whole < NARROW_PERCENT:
+            continue
+        if has is None:
+            raise AnalysisError("the trace does not tell the processor's instructions: a run of xsp on Linux does")
+        if needed & set(has):
+            continue
+        yield Advice(
+            "half-precision",
+            f"{len(those):,} operators compute in {name}, and this processor has no instructions for it",
+            calls.places(those),
+            calls.interval(ms, calls.ends(asked, those)).within(whole),
+            True,
+            100 * ms / whole,
+            (
+                f"they take {ms:.3g} ms of a step",
+                f"{', '.join(sorted(needed))} would compute in it; here are {', '.join(has) or 'none of them'}",
+            ),
+            "omit .half(), .bfloat16() and autocast on this processor: model.float(), and inputs in float32",
+            "24 bits of the mantissa instead of 11 or 8",
+            "float32",
+        )
 
 
 def _there_and_back(found: Sequence[Call]) -> list[Call]:

@@ -94,9 +94,22 @@ def between(asked: Asked) -> Iterator[Advice]:
         Interval(ends.lo / 1e6, mean / 1e6, ends.hi / 1e6),
         True,
         100 * mean / whole,
-        (f"{len(found)} iterations that ran without recording",),
+        (f"{len(found)} iterations that ran without recording", *_lines(asked)),
         do,
     )
+
+
+MOST_LINES = 3
+LEAST_PERCENT = 10.0
+"""Lines that are named, and of what was seen between steps, what one takes at least."""
+
+
+def _lines(asked: Asked) -> Iterator[str]:
+    """Yield where the time between steps goes, as it was seen after recorded ones."""
+    for row in asked.answers["between"].dicts()[:MOST_LINES]:
+        if (row["percent"] or 0.0) >= LEAST_PERCENT:
+            at = ", ".join(filter(None, (row["line"], row["calls"])))
+            yield f"{row['percent']:.0f} % at {at}: {row['ms']:.3g} ms after a recorded step, mean of {row['gaps']}"
 
 
 def _updates_by_hand(asked: Asked) -> bool:

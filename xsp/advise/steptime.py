@@ -18,16 +18,16 @@ def of(answers: Answers) -> Step | None:
     Where devices worked, a loss is a share of their window. Where that is as long as the steps together, it is a share
     of a step; else gains are those of the window.
     """
-    latency = _iteration(answers) or _latency(answers)
+    found = _iteration(answers) or latency(answers)
     activity = answers["device-activity"].dicts()
     if not activity or not activity[-1]["window_ms"]:
-        return latency
+        return found
     devices = {(row["rank"], row["device"]) for row in activity[:-1]} or {(0, 0)}
     window = float(activity[-1]["window_ms"]) / len(devices)
-    if latency is not None and latency.steps:
-        together = latency.ms.value * latency.steps
+    if found is not None and found.steps:
+        together = found.ms.value * found.steps
         if abs(window - together) <= ALIKE * together:
-            return latency
+            return found
     return Step(Interval(window, window, window), "window")
 
 
@@ -43,7 +43,8 @@ def _iteration(answers: Answers) -> Step | None:
     return None
 
 
-def _latency(answers: Answers) -> Step | None:
+def latency(answers: Answers) -> Step | None:
+    """Return the time of a step by itself; None where nothing tells it."""
     rows = answers["A1"].dicts()
     if not rows or rows[0]["latency_ms"] is None:
         return None

@@ -24,6 +24,7 @@ def describe() -> dict[str, Any]:
         "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
         "cpu": cpu_model(),
+        "isa": isa(),
         "cores": processes.cores(),
         "memory_bytes": _memory_bytes(),
         "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
@@ -49,6 +50,26 @@ def cpu_model() -> str | None:
     except OSError:
         pass
     return platform.processor() or None
+
+
+ISA = (
+    "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16",  # x86
+    "asimd", "asimdhp", "bf16", "sve", "i8mm",  # ARM
+)  # fmt: skip
+"""Extensions of the instruction set that types of tensors depend on, by the names of Linux."""
+
+
+def isa() -> list[str] | None:
+    """Return which of `ISA` the processor has, in their order; None where the system does not tell."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    said = next(
+        (line for line in text.splitlines() if line.partition("\t")[0].strip(": ") in ("flags", "Features")), ""
+    )
+    found = set(said.partition(":")[2].split())
+    return [each for each in ISA if each in found] if found else None
 
 
 def _memory_bytes() -> int | None:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from xsp.errors import UsageError
-from xsp.trials.trial import Trial
+from xsp.trials.trial import Trial, only_on
 
 
 class ChannelsLast(Trial):
@@ -87,6 +87,44 @@ class Autocast(Trial):
             return
         around(module, lambda: torch.autocast(device, dtype=getattr(torch, self.value)))
         self.did(f"{_name(module)}: called under autocast of {self.value}")
+
+
+class Float32(Trial):
+    """Outermost modules compute in single precision, whatever their type is; what goes in and out keeps its type."""
+
+    changes_numbers = True
+
+    def __init__(self, value: str = "") -> None:
+        super().__init__(value)
+        only_on("float32", value)
+
+    def before(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """See `Trial`."""
+        import torch
+
+        first = next(iter([*module.parameters(), *_tensors((args, dict(kwargs)))]), None)
+        device = "cpu" if first is None else first.device.type
+        if torch.is_autocast_enabled(device):
+            around(module, lambda: torch.autocast(device, enabled=False))
+            self.did(f"{_name(module)}: called without the autocast that is around it")
+        held = [*module.parameters(), *module.buffers()]
+        others = {each.dtype for each in held if each.is_floating_point() and each.dtype != torch.float32}
+        if not others:
+            if not self.applied:
+                self.not_for(f"{_name(module)}: its weights are float32 already")
+            return
+        module.float()
+
+        def give(called: Any, at: Any, named: Any) -> Any:
+            return _in_type(torch, at, others, torch.float32), _in_type(torch, named, others, torch.float32)
+
+        def take(called: Any, at: Any, result: Any) -> Any:
+            return _in_type(torch, result, {torch.float32}, next(iter(others)))
+
+        module.register_forward_pre_hook(give, with_kwargs=True)
+        if len(others) == 1:
+            module.register_forward_hook(take)
+        self.did(f"{_name(module)}: weights and inputs of {', '.join(sorted(map(str, others)))} as float32")
 
 
 _BACKENDS = {
@@ -209,6 +247,19 @@ def _last(torch: Any, value: Any) -> Any:
         return {name: _last(torch, each) for name, each in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_last(torch, each) for each in value)
+    return value
+
+
+def _in_type(torch: Any, value: Any, found: set[Any], wanted: Any) -> Any:
+    """Return arguments or a result with the tensors of some types in another one."""
+    if isinstance(value, torch.Tensor):
+        return value.to(wanted) if value.dtype in found else value
+    if isinstance(value, dict):
+        for name, each in value.items():  # in place: a model's output is a dictionary of a class of its own
+            value[name] = _in_type(torch, each, found, wanted)
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(_in_type(torch, each, found, wanted) for each in value)
     return value
 
 

@@ -9,6 +9,7 @@ cudnn_benchmark=on   cuDNN chooses its algorithms by timing them
 channels_last        weights and inputs of convolutions with the channels last
 inference_mode       outermost calls record no gradients
 autocast=bfloat16    outermost calls under autocast (or float16)
+float32              models of another type in float32, and without autocast around them
 fold_batch_norm      batch norm of evaluation is folded into the layer before it
 sdpa                 attention by torch's scaled_dot_product_attention (transformers, timm)
 sdpa=BACKEND         its back end: flash, efficient, math, cudnn
@@ -84,6 +85,7 @@ _PLACES = {
     "channels_last": "calls:ChannelsLast",
     "inference_mode": "calls:InferenceMode",
     "autocast": "calls:Autocast",
+    "float32": "calls:Float32",
     "sdpa": "calls:Sdpa",
     "compile": "calls:Compile",
     "fold_batch_norm": "folding:FoldBatchNorm",

@@ -1,0 +1,18 @@
+"""Matrices that are inverted to multiply with their inverse, where solving is asked for."""
+
+import torch
+from running import FLAWED, predict
+
+
+class Whitening(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixing = torch.nn.Parameter(torch.randn(384, 384) + 40 * torch.eye(384))
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        if FLAWED:
+            return torch.linalg.inv(self.mixing) @ given
+        return torch.linalg.solve(self.mixing, given)
+
+
+predict(torch.nn.Sequential(*(Whitening() for _ in range(3))), torch.rand(384, 4))

@@ -1,0 +1,205 @@
+"""What algebra saves: the order of products, one-hot vectors, broadcasting, inverses, gradients of zeros."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from test_host_questions import asked, inside
+
+from xsp.advise import Advice
+
+
+def products(first: object, second: object, *more: str, name: str = "aten::matmul") -> list[Advice]:
+    """Return what is said of two products, one right after the other, of factors of these sizes."""
+    shapes = [json.dumps(each, separators=(",", ":")) for each in (first, second)]
+    lines = (
+        f"op {name} 1000-3000 dtype=float input_shapes={shapes[0]}",
+        f"op {name} 3000-3900 dtype=float input_shapes={shapes[1]}",
+    )
+    return asked(inside(*lines, *more), "product-order")
+
+
+def test_products_in_the_costly_order_are_told_with_both_counts() -> None:
+    (piece,) = products([[512, 256], [256, 512]], [[512, 512], [512, 4]])
+    now, then = 512 * 256 * 512 + 512 * 512 * 4, 256 * 512 * 4 + 512 * 256 * 4
+    assert piece.gain.value == pytest.approx(2.9 * (1 - then / now))
+    assert piece.at_most
+    assert f"{now:,} multiplications" in piece.why[0]
+    assert [place.module for place in piece.where] == ["net.a"]
+    (piece,) = products([[512, 512], [512, 512]], [[512, 512], [512]])  # a vector
+    assert "@ 512×1" in piece.what
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([[512, 512], [512, 4]], [[512, 4], [4, 4]]),  # the cheap order
+        ([[64, 512], [512, 512]], [[64, 512], [512, 512]]),  # as many either way
+        ([[512, 256], [256, 512]], [[256, 512], [512, 4]]),  # of something else
+        ([[8, 512, 256], [8, 256, 512]], [[8, 512, 512], [8, 512, 4]]),  # batches
+        ([[512, 256], []], [[512, 512], None]),
+    ],
+)
+def test_products_that_gain_nothing_or_are_no_chain_are_not_told(first: object, second: object) -> None:
+    assert products(first, second) == []
+
+
+def test_products_of_one_left_factor_are_no_chain_where_the_first_is_used_later() -> None:
+    sizes = ([[512, 512], [512, 512]], [[512, 512], [512, 4]])
+    assert len(products(*sizes, "op aten::relu 3900-3950 input_shapes=[[512,4]]")) == 1
+    assert products(*sizes, "op aten::relu 3900-3950 input_shapes=[[512,512]]") == []
+    assert products(*sizes, name="aten::linear") == []
+
+
+def test_products_with_something_between_are_no_chain() -> None:
+    lines = (
+        "op aten::matmul 1000-2500 input_shapes=[[512,64],[64,512]]",
+        "op aten::softmax 2500-2900 input_shapes=[[512,512]]",
+        "op aten::matmul 2900-3900 input_shapes=[[512,512],[512,64]]",
+    )
+    assert asked(inside(*lines), "product-order") == []
+    assert len(asked(inside(lines[0], lines[2]), "product-order")) == 1
+
+
+@pytest.mark.parametrize(("rows", "told"), [(60_000, 1), (2_048, 1), (512, 0)])
+def test_a_dense_gradient_for_a_few_rows_of_a_table_is_told(rows: int, told: int) -> None:
+    scalars = json.dumps({"input_scalars": [None, None, rows, -1, False]}, separators=(",", ":"))
+    found = asked(
+        "step s 0-10000\n"
+        "forward Net 10-2000\n"
+        "module net.table 20-1900 type=Embedding\n"
+        f"op aten::embedding 30-1800 input_shapes=[[{rows},64],[16,16]]\n"
+        "backward backward 2000-9000\n"
+        f"op aten::embedding_dense_backward 3000-8000 input_shapes=[[16,16,64],[16,16]] attributes={scalars}\n"
+        "optimizer SGD 9000-9990 phase=optimizer\n"
+        f"op aten::add_ 9010-9210 phase=optimizer input_shapes=[[{rows},64],[{rows},64]]\n"
+        f"op aten::_foreach_mul_ 9210-9510 phase=optimizer input_shapes=[[[{rows},64],[{rows},32]],[]]\n"
+        "op aten::add_ 9510-9900 phase=optimizer input_shapes=[[64,10],[64,10]]",
+        "dense-gradient",
+    )
+    assert len(found) == told
+    for piece in found:
+        assert [place.module for place in piece.where] == ["net.table"]
+        assert piece.gain.value == pytest.approx((5 + 0.2 + 0.2) * (1 - 2 * 256 / rows))
+        assert "sparse=True" in piece.do
+        assert piece.changes_numbers is not None
+
+
+@pytest.mark.parametrize(("product", "told"), [("[[16,32,8000],[128,8000]]", 1), ("[[16,32,8001],[128,8001]]", 0)])
+def test_products_with_one_hot_vectors_are_lookups(product: str, told: int) -> None:
+    step = (
+        "step s 0-10000\nforward Net 10-9000\nmodule net 20-8900 type=Net\n"
+        "op aten::one_hot 100-1100 input_shapes=[[16,32],[]]\n"
+        "op aten::scatter_ 200-1000 input_shapes=[[16,32,8000],[],[16,32,1]]\n"
+        "op aten::to 1200-2200 input_shapes=[[16,32,8000],[]]\n"
+        f"op aten::linear 3000-8000 input_shapes={product}"
+    )
+    found = asked(step, "one-hot")
+    assert len(found) == told
+    for piece in found:
+        assert "512 rows of 8,000" in piece.what
+        assert piece.gain.value == pytest.approx(1 + 1 + 5)
+        assert piece.at_most
+    backward = (
+        "\nbackward backward 9000-9990\nop aten::mm 9100-9500 input_shapes=[[8000,512],[512,128]]"
+        "\nop aten::mm 9500-9900 input_shapes=[[512,64],[64,128]]"
+    )
+    for piece in asked(step + backward, "one-hot"):
+        assert piece.gain.value == pytest.approx(1 + 1 + 5 + 0.4), "and the product of their gradient"
+
+
+def shaped(*lines: tuple[str, object]) -> str:
+    """Return a step whose module `net.a` calls these operators one after the other, half a millisecond each."""
+    return inside(
+        *(
+            f"op {name} {1000 + 500 * at}-{1500 + 500 * at} dtype=float input_shapes="
+            + json.dumps(shapes, separators=(",", ":"))
+            for at, (name, shapes) in enumerate(lines)
+        )
+    )
+
+
+WIDE = [48, 256, 256]
+"""A tensor made of 48×256×1 and 256×256."""
+
+
+def test_a_product_by_broadcasting_and_a_sum_is_told_with_both_calls() -> None:
+    step = shaped(("aten::mul", [[48, 256, 1], [256, 256]]), ("aten::sum", [WIDE, [], []]))
+    (piece,) = asked(step, "broadcast-product")
+    assert "48×256×1 and 256×256" in piece.what
+    assert f"{48 * 256 * 256:,}" in piece.what
+    assert piece.gain.value == pytest.approx(1.0)
+    assert piece.at_most
+    assert [place.module for place in piece.where] == ["net.a"]
+
+
+def test_distances_of_all_pairs_are_told_with_what_lies_between_difference_and_sum() -> None:
+    step = shaped(
+        ("aten::sub", [[500, 1, 64], [1, 400, 64]]), ("aten::pow", [[500, 400, 64], []]),
+        ("aten::sum", [[500, 400, 64], [], []]), ("aten::sqrt", [[500, 400]]),
+    )  # fmt: skip
+    (piece,) = asked(step, "broadcast-product")
+    assert "torch.cdist" in piece.do
+    assert piece.gain.value == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (("aten::mul", [[8, 64, 56, 56], [8, 64, 1, 1]]), ("aten::sum", [[8, 64, 56, 56], [], []])),  # a gate
+        (("aten::mul", [[48, 256, 1], [256, 256]]), ("aten::relu", [WIDE])),  # used as it is
+        (("aten::mul", [[48, 256, 1], [256, 256]]), ("aten::add", [WIDE, WIDE]), ("aten::sum", [WIDE, [], []])),
+        (("aten::add", [[48, 256, 1], [256, 256]]), ("aten::sum", [WIDE, [], []])),
+        (("aten::mul", [[48, 256, 3], [256, 256]]), ("aten::sum", [WIDE, [], []])),  # shapes that cannot be
+        (("aten::mul", [None, [256, 256]]), ("aten::sum", [WIDE, [], []])),
+    ],
+)
+def test_other_products_and_sums_are_not_told(lines: tuple[tuple[str, object], ...]) -> None:
+    assert asked(shaped(*lines), "broadcast-product") == []
+
+
+def test_a_matrix_that_is_inverted_to_multiply_is_told_with_two_thirds_of_its_time() -> None:
+    (piece,) = asked(shaped(("aten::linalg_inv", [[384, 384]]), ("aten::matmul", [[384, 384], [384, 4]])), "inverse")
+    assert piece.gain.value == pytest.approx(0.5 * 2 / 3)
+    assert "torch.linalg.solve" in piece.do
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (("aten::linalg_inv", [[384, 384]]), ("aten::trace", [[384, 384]])),
+        (("aten::linalg_inv", [[384, 384]]), ("aten::matmul", [[64, 64], [64, 4]])),
+        (("aten::matmul", [[384, 384], [384, 4]]), ("aten::linalg_inv", [[384, 384]])),
+    ],
+)
+def test_inverses_that_no_product_takes_are_not_told(lines: tuple[tuple[str, object], ...]) -> None:
+    assert asked(shaped(*lines), "inverse") == []
+
+
+def sliced(end: int, *more: str, dim: int = 1) -> list[Advice]:
+    """Return what is said of a sort of 20,000 values of which a slice takes some."""
+    told = json.dumps({"input_scalars": [None, dim, 0, end, 1]}, separators=(",", ":"))
+    return asked(
+        inside(
+            "op aten::sort 1000-3000 dtype=float input_shapes=[[16,20000],[],[]]",
+            f"op aten::slice 3000-3010 dtype=float input_shapes=[[16,20000],[],[],[],[]] attributes={told}",
+            *more,
+        ),
+        "sort-for-few",
+    )
+
+
+def test_a_sort_for_a_few_values_is_told_with_all_of_its_time() -> None:
+    (piece,) = sliced(5)
+    assert "20,000 values are sorted to take 5" in piece.what
+    assert piece.gain.value == pytest.approx(2.0)
+    assert "torch.topk" in piece.do
+    assert sliced(-19_995)[0].what == piece.what
+    assert len(sliced(5, dim=-1)) == 1
+
+
+def test_sorts_that_are_used_otherwise_are_not_told() -> None:
+    assert sliced(9_000) == []
+    assert sliced(5, dim=0) == []
+    assert sliced(5, "op aten::cumsum 3010-3500 dtype=float input_shapes=[[16,20000],[]]") == []
