@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from pathlib import Path
 
 import pytest
 
-from xsp.errors import UsageError
+from xsp.errors import UsageError, XspError
 from xsp.evaluate.load import loadgen
 
 here = pytest.mark.skipif(importlib.util.find_spec("mlperf_loadgen") is None, reason="needs mlcommons-loadgen")
@@ -72,3 +73,38 @@ def test_an_error_of_the_model_ends_the_test_and_is_raised() -> None:
         loadgen.drive("online", serve, 5)
     with pytest.raises(UsageError, match="no scenario 'burst'"):
         loadgen.drive("burst", serve, 5)
+
+
+def test_a_manifest_may_have_loadgen_issue_its_requests(tmp_path: Path) -> None:
+    pytest.importorskip("pydantic")
+    from evaluations import FACTS, silent
+
+    from xsp.evaluate import reading, results, running
+    from xsp.evaluate.agents import Options
+
+    model = {"name": "path", "source": "micro:path-3"}
+    scenario = {"kind": "online", "requests": 20, "warmup": 2, "driver": "loadgen"}
+    asked = reading.of_plain({"model": model, "dataset": {"samples": 4}, "scenario": scenario}).manifest
+    if importlib.util.find_spec("mlperf_loadgen") is None:
+        with pytest.raises(XspError, match=r"pip install 'xsp\[loadgen\]'"):
+            running.evaluate(asked, tmp_path, Options(tmp_path / "store"), FACTS, silent)
+        return
+    found = results.read(running.evaluate(asked, tmp_path, Options(tmp_path / "store"), FACTS, silent))
+    assert len(found.requests()) >= 20
+    assert found.parts[0]["batch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("scenario", "why"),
+    [
+        ({"kind": "poisson", "rate": 5.0}, "and not poisson"),
+        ({"kind": "server", "rate": 5.0}, "needs latency_ms"),
+        ({"kind": "online", "batch": 4}, "one input"),
+    ],
+)
+def test_what_loadgen_has_not_is_refused(scenario: dict, why: str) -> None:
+    pytest.importorskip("pydantic")
+    from xsp.evaluate import reading
+
+    with pytest.raises(XspError, match=why):
+        reading.of_plain({"model": {"name": "m"}, "scenario": {**scenario, "driver": "loadgen"}})

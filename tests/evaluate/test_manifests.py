@@ -106,6 +106,33 @@ name: small
     assert of(PLAIN, tmp_path).manifest.identity == of(other, tmp_path).manifest.identity
 
 
+STEPS = """
+  inputs:
+    - type: image
+      steps: [decode, {resize: {size: 64}}, {crop: 48}, {normalise: {divide: 255}}]
+  outputs: [{type: classification, steps: [{argsort: {k: 3}}]}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        ("decode,", "{decode: {color_mode: RGB}},", True),
+        ("{size: 64}", "{method: bilinear, size: 64}", True),
+        ("{size: 64}", "{method: nearest, size: 64}", False),
+        ("{crop: 48}", "{crop: {size: 48}}", True),
+        ("normalise:", "normalize:", True),
+        ("argsort: {k: 3}", "top_k: 3", True),
+        ("argsort: {k: 3}", "argsort", False),
+    ],
+)
+def test_steps_that_do_the_same_are_the_same(before: str, after: str, same: bool, tmp_path: Path) -> None:
+    text = PLAIN.replace("name: path\n", "name: path" + STEPS, 1)
+    other = text.replace(before, after, 1)
+    assert text != other
+    assert (of(text, tmp_path).manifest.identity == of(other, tmp_path).manifest.identity) is same
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [("1.10", "1.1"), ("requests: 5", "requests: 6"), ("path-3", "path-4"), ("name: path\n", "name: path\n  of: me\n")],

@@ -271,12 +271,16 @@ class Scenario(Part):
     """Of bursts: requests that come at once."""
 
     latency_ms: Positive | None = None
-    """Of a search for the highest rate: what the percentile must not exceed."""
+    """What the percentile must not exceed: of a search for the highest rate, and of LoadGen's server scenario."""
 
     percentile: Annotated[float, Field(gt=0, lt=100)] = 99.0
+    driver: Literal["xsp", "loadgen"] = "xsp"
+    """Who issues the requests: xsp, or MLPerf's LoadGen."""
 
     @model_validator(mode="after")
     def _complete(self) -> Scenario:
+        if self.driver == "loadgen":
+            self._fits_loadgen()
         if self.kind in ("poisson", "constant", "server", "burst") and self.rate is None:
             raise ValueError(f"a scenario {self.kind} needs a rate, in requests a second")
         if self.kind == "replay" and not self.times_s:
@@ -288,6 +292,14 @@ class Scenario(Part):
         if self.batches and self.kind not in ("batched", "offline"):
             raise ValueError("batches are of a batched scenario; others have one batch")
         return self
+
+    def _fits_loadgen(self) -> None:
+        if self.kind not in ("online", "multi-stream", "server", "offline"):
+            raise ValueError(f"MLPerf's LoadGen has online, multi-stream, server and offline, and not {self.kind}")
+        if self.kind == "server" and self.latency_ms is None:
+            raise ValueError("LoadGen's server scenario needs latency_ms, the limit of its percentile")
+        if self.sizes != (1,):
+            raise ValueError("LoadGen's requests have one input; of multi-stream as many as there are streams")
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -279,14 +279,55 @@ def _names_function(text: str) -> bool:
     return file.endswith(".py") and name.isidentifier()
 
 
+def canonical(manifest: Manifest, spelled_out: bool = False) -> Manifest:
+    """Return a manifest whose steps are written in one way: operations and options by one name, no defaults.
+
+    Args:
+        manifest: steps and options of it that nobody knows stay as they are.
+        spelled_out: with all options instead, defaults as well.
+    """
+    model = manifest.model
+    sides = {"inputs": (model.inputs, BEFORE), "outputs": (model.outputs, AFTER)}
+    made = {
+        side: [each.model_copy(update={"steps": [_spelled(step, known, spelled_out) for step in each.steps]})
+               for each in tensors]
+        for side, (tensors, known) in sides.items()
+    }  # fmt: skip
+    return manifest.model_copy(update={"model": model.model_copy(update=made)})
+
+
+def _spelled(step: Step, known: dict[str, Callable[..., Array]], spelled_out: bool) -> Step:
+    function = known.get(step.op)
+    if function is None:
+        return step
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    options = _by_name(step, [each.name for each in parameters])
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    if spelled_out:
+        options = {**{name: value for name, value in defaults.items() if value is not None}, **options}
+    else:
+        options = {name: value for name, value in options.items() if not _is_default(value, defaults.get(name))}
+    return Step(op=function.__name__, **options)
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    """Return whether a value is a default, of the same type: 1 is not true."""
+    return default is not None and type(value) is type(default) and bool(value == default)
+
+
+def _by_name(step: Step, takes: Sequence[str]) -> dict[str, Any]:
+    options = step.options
+    if "value" in options:  # `- crop: 224`
+        options[takes[0] if takes else "value"] = options.pop("value")
+    return options
+
+
 def _bound(step: Step, known: dict[str, Callable[..., Array]], side: str) -> Callable[[Any], Any]:
     function = known.get(step.op)
     if function is None:
         raise ManifestError(f"there is no step {step.op!r} {side} the model{nearest(step.op, known)}")
-    options = step.options
     takes = list(inspect.signature(function).parameters)[1:]
-    if "value" in options:  # `- crop: 224`
-        options[takes[0] if takes else "value"] = options.pop("value")
+    options = _by_name(step, takes)
     strange = [name for name in options if name not in takes]
     if strange:
         raise ManifestError(f"{step.op} has no option {strange[0]!r}{nearest(strange[0], takes)}")

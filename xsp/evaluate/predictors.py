@@ -5,6 +5,7 @@ Whoever holds these three calls can be evaluated; `xsp.evaluate.conformance` tri
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import zlib
@@ -371,3 +372,31 @@ class Onnx:
     def close(self, handle: Session) -> None:
         """Let the session go."""
         handle.session = None
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def threads_now() -> int | None:
+    """Return how many threads PyTorch uses; None without it."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.get_num_threads()
+
+
+@contextlib.contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Have PyTorch use so many threads in the block."""
+    try:
+        import torch
+    except ImportError:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from xsp.errors import ManifestError, nearest
-from xsp.evaluate import dialects, yamltext
+from xsp.evaluate import dialects, pipeline, yamltext
 from xsp.evaluate.manifest import Dataset, Hardware, Manifest, Model, Part, Reference, Scenario, Software
 
 SECTIONS: dict[str, type[Part]] = {
@@ -75,6 +75,7 @@ def of_plain(
         raise ManifestError(_said(error, text)) from error
     except RecursionError as error:
         raise ManifestError("the manifest is too deep to be checked") from error
+    found = pipeline.canonical(found)
     return Read(found, dialect, folder, tuple(_notes(found)))
 
 

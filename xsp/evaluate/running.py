@@ -6,11 +6,10 @@ of their own and a bound. So latencies are of requests that no recorder saw, and
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from xsp.bench import environment
 from xsp.errors import ManifestError, UsageError, XspError
 from xsp.evaluate import agents, besides, contention, datasets, labelled, pipeline, predictors, results, userfunctions
 from xsp.evaluate.agents import Facts, Options, Progress
-from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, schedules, search
+from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, loadgen, schedules, search
 from xsp.evaluate.load import latencies as said
 from xsp.evaluate.manifest import Manifest, Scenario
 from xsp.evaluate.pipeline import Array
@@ -126,7 +125,7 @@ def evaluate(
         raise ManifestError(f"{manifest.title} cannot be evaluated by {facts.name}: " + "; ".join(reasons))
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     with (
-        _threads(manifest.software.threads),
+        predictors.threads(manifest.software.threads),
         results.written(options.store, manifest.identity) as (beside, done),
         userfunctions.of(manifest, folder) as functions,
     ):
@@ -159,7 +158,7 @@ def evaluate(
             "transport": transport,
             "agent": results.plain(facts),
             "environment": {"hash": there.hash, "equal": dict(there.equal), "noted": noted},
-            "threads": _threads_now(),
+            "threads": predictors.threads_now(),
             "samples": {"count": len(served.samples), "checksum": served.samples.checksum},
             "outputs": {"digest": results.digest(kept), "samples": min(len(served.raw), MOST_OUTPUTS)},
             "accuracy": accuracy,
@@ -276,14 +275,26 @@ def _parts(
             best, found[batch] = _searched(manifest.title, scenario, serve, clock, progress)
             return found, best, processor
         what = f"{manifest.title}, batch {batch}" if len(scenario.sizes) > 1 else manifest.title
-        found[batch] = drive(
-            schedule(scenario, batch), serve, clock=clock,
-            progress=lambda done, of, what=what: progress(what, done, of),  # type: ignore[misc]
-        )  # fmt: skip
+        if scenario.driver == "loadgen":
+            progress(f"{what}, by LoadGen", 0, scenario.requests)
+            found[batch] = _by_loadgen(scenario, serve)
+        else:
+            found[batch] = drive(
+                schedule(scenario, batch), serve, clock=clock,
+                progress=lambda done, of, what=what: progress(what, done, of),  # type: ignore[misc]
+            )  # fmt: skip
         if not len(found[batch]):
             raise ManifestError(f"{manifest.title}: no request ended ({found[batch].stopped})")
         processor[batch] = None if elsewhere else float(np.median(took[scenario.warmup :])) / 1e6
     return found, None, processor
+
+
+def _by_loadgen(scenario: Scenario, serve: Callable[[int, int], None]) -> Requests:
+    """Return the requests that MLPerf's LoadGen issued."""
+    return loadgen.drive(
+        scenario.kind, serve, scenario.requests, scenario.rate, streams=scenario.streams, seed=scenario.seed,
+        latency_ns=round(1e6 * scenario.latency_ms) if scenario.latency_ms else None, share=scenario.percentile / 100,
+    ).requests  # fmt: skip
 
 
 MOST_PROBES = 15
@@ -420,34 +431,14 @@ def _finite(value: float) -> float | None:
 
 
 def _environment(manifest: Manifest) -> list[str]:
-    """Return the variables that this process does not have as the manifest asks; a process of its own has them."""
-    return [
+    """Return what this process has not as the manifest asks: variables, which one of its own has, and LoadGen."""
+    missing: list[str] = []
+    if manifest.scenario.driver == "loadgen":
+        missing += filter(None, [loadgen.missing()])
+        if manifest.model.command:
+            missing.append("scenario.driver: LoadGen goes by its own clock, and model.command may have another one")
+    return missing + [
         f"the variable {name}={value} is asked for, which a process of its own has: --agents process"
         for name, value in manifest.software.environment.items()
         if os.environ.get(name) != value
     ]
-
-
-def _threads_now() -> int | None:
-    """Return how many threads PyTorch uses; None without it."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    return torch.get_num_threads()
-
-
-@contextlib.contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    """Have PyTorch use so many threads in the block."""
-    try:
-        import torch
-    except ImportError:
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -11,7 +11,7 @@ from typing import Any
 from xsp import comparison
 from xsp.bench import environment
 from xsp.errors import UsageError, XspError
-from xsp.evaluate import agents, contention, reading
+from xsp.evaluate import agents, contention, pipeline, reading
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.quality import divergence
 from xsp.evaluate.quality.judging import Around, Judgement, Outcome, constant, judge, settle
@@ -48,7 +48,8 @@ def circumstances(found: Result) -> dict[str, str]:
     Fields that were left out have their defaults; what a manifest is called, and what is said of it, bears on nothing.
     """
     agent = found.content["agent"]
-    whole = reading.of_plain(found.manifest).manifest.model_dump(mode="json", exclude=set(NAMES_ALONE))
+    manifest = pipeline.canonical(reading.of_plain(found.manifest).manifest, spelled_out=True)
+    whole = manifest.model_dump(mode="json", exclude=set(NAMES_ALONE))
     return {
         **{f"manifest {name}": value for name, value in _flat(whole)},
         "threads": _text(found.content.get("threads")),

@@ -92,6 +92,15 @@ def summary(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in found}
 
 
+def missing() -> str | None:
+    """Return what to install where LoadGen is not here, else None."""
+    try:
+        _loaded()
+    except UsageError as error:
+        return str(error)
+    return None
+
+
 def _loaded() -> Any:
     try:
         import mlperf_loadgen

@@ -1,0 +1,245 @@
+"""Does the same evaluation give the same, whoever carries it out, and is it told from a changed one?
+
+Ways: in this process, in one of its own, by an agent of Ray (where Ray is installed), and with the requests of MLPerf's
+LoadGen (where that is installed). They take turns; held against the first are the median latency, and whether
+outputs are equal bit for bit.
+
+Reproduce: results that are made again as they were, each in a process of its own, and results of manifests with one
+change. The first are to be called the same, the second different.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from parts import turns
+
+from xsp.evaluate import agents, onray, reading, results, standings, transports
+from xsp.evaluate.agents import Agent
+from xsp.evaluate.load import loadgen
+from xsp.evaluate.manifest import Manifest
+from xsp.evaluate.quality.judging import Judgement, Verdict
+
+COLUMNS = ("what", "found", "goal", "more")
+MODELS = ("torchvision:squeezenet1_1", "torchvision:resnet18", "timm:mobilenetv3_small_100")
+REQUESTS = 60
+WITHIN = 0.05
+"""Of the median latency, between two ways."""
+
+PAUSE_S = 3.0
+"""Before an evaluation: processes of the one before it end meanwhile, which made others twice as slow."""
+
+OFTEN = 0.95
+"""How often an evaluation has to be told right."""
+
+STEPS = [
+    {"decode": {"color_mode": "RGB"}},
+    {"resize": {"size": 240}},
+    {"crop": {"size": 224}},
+    {"normalise": {"divide": 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}},
+    {"layout": {"to": "CHW"}},
+]
+
+Plain = dict[str, Any]
+
+
+def plain(source: str, requests: int) -> Plain:
+    """Return a manifest as somebody writes it."""
+    return {
+        "name": source.partition(":")[2],
+        "model": {
+            "name": source.partition(":")[2], "source": source, "seed": 0, "task": "image-classification",
+            "inputs": [{"type": "image", "steps": copy.deepcopy(STEPS)}],
+        },
+        "software": {"threads": 1},
+        "dataset": {"source": "synthetic:images", "samples": 8},
+        "scenario": {"kind": "online", "requests": requests, "warmup": 5},
+    }  # fmt: skip
+
+
+def manifest(content: Mapping[str, Any]) -> Manifest:
+    """Return a manifest, checked."""
+    return reading.of_plain(dict(content)).manifest
+
+
+def quiet(what: str, done: int, of: int) -> None:
+    """Show no progress."""
+
+
+def carried_out(agent: Agent, asked: Manifest, store: Path) -> results.Result:
+    """Return the result of a manifest."""
+    return results.read(agent.submit(asked, Path(), agents.Options(store, trusted=True), quiet))
+
+
+@contextmanager
+def ways() -> Iterator[dict[str, tuple[Agent, str]]]:
+    """Yield who carries manifests out, and who issues their requests, by name."""
+    found: dict[str, tuple[Agent, str]] = {
+        "in this process": (transports.named("local")[0], "xsp"),
+        "in its own process": (transports.named("process")[0], "xsp"),
+    }
+    if loadgen.missing() is None:
+        found["by LoadGen"] = (transports.named("local")[0], "loadgen")
+    else:
+        turns.say("  LoadGen is not installed: left out")
+    try:
+        import ray
+    except ImportError:
+        turns.say("  Ray is not installed: left out")
+        yield found
+        return
+    ray.init(
+        num_cpus=2, namespace=onray.NAMESPACE, include_dashboard=False, log_to_driver=False,
+        object_store_memory=100 << 20,
+    )  # fmt: skip
+    try:
+        onray.start("bench", {}, Path(), trusted=True)
+        found["by Ray"] = (onray.found()[0][0], "xsp")
+        yield found
+    finally:
+        ray.shutdown()
+
+
+def by_ways(report: turns.Report, options: argparse.Namespace, store: Path) -> None:
+    """Add how latencies and outputs of each way compare with those in this process."""
+    draw = random.Random(options.seed)
+    with ways() as found:
+        for source in MODELS[:1] if options.quick else MODELS:
+            medians: dict[str, list[float]] = {name: [] for name in found}
+            digests: dict[str, set[str]] = {name: set() for name in found}
+            for at in range(options.rounds + 1):
+                for name in draw.sample(list(found), k=len(found)):
+                    time.sleep(PAUSE_S)
+                    agent, driver = found[name]
+                    content = plain(source, 10 if options.quick else REQUESTS)
+                    content["scenario"]["driver"] = driver
+                    made = carried_out(agent, manifest(content), store)
+                    digests[name].add(made.content["outputs"]["digest"])
+                    if at:  # the first round opens libraries and files
+                        medians[name].append(turns.median([*made.requests().service_ns.tolist()]) / 1e6)
+            first, *others = found
+            for name in others:
+                pairs = zip(medians[name], medians[first], strict=True)
+                ratio = turns.middle([one / other for one, other in pairs])
+                is_equal = digests[name] == digests[first] and len(digests[first]) == 1
+                within = abs(ratio.value - 1) <= WITHIN
+                report.add(
+                    [
+                        f"{source.partition(':')[2]}, {name}", f"{ratio.shown(3)} of the median in this process",
+                        f"within {WITHIN:.0%}: {'met' if within else 'missed'}",
+                        "outputs equal bit for bit" if is_equal else "outputs differ",
+                    ],
+                    medians_ms=medians[name], first_ms=medians[first], ratio=ratio, equal=is_equal,
+                )  # fmt: skip
+
+
+def _threads(content: Plain) -> None:
+    content["software"]["threads"] = 2
+
+
+def _precision(content: Plain) -> None:
+    content["model"]["inputs"][0]["steps"] += [{"cast": {"to": "float16"}}, {"cast": {"to": "float32"}}]
+
+
+def _resize(content: Plain) -> None:
+    content["model"]["inputs"][0]["steps"][1]["resize"]["method"] = "nearest"
+
+
+def _colours(content: Plain) -> None:
+    content["model"]["inputs"][0]["steps"][0]["decode"]["color_mode"] = "BGR"
+
+
+def _normalisation(content: Plain) -> None:
+    content["model"]["inputs"][0]["steps"][3]["normalise"] = {"divide": 127.5, "mean": [1, 1, 1], "std": [1, 1, 1]}
+
+
+def _batch(content: Plain) -> None:
+    content["scenario"]["batch"] = 4
+
+
+def _seed(content: Plain) -> None:
+    content["model"]["seed"] = 1
+
+
+CHANGES: Mapping[str, Callable[[Plain], None]] = {
+    "threads": _threads, "precision of the input": _precision, "resize filter": _resize, "order of colours": _colours,
+    "normalisation": _normalisation, "batch": _batch, "weights": _seed,
+}  # fmt: skip
+UNCHANGED = "unchanged"
+VERSION = "version of PyTorch"
+"""Another one is not installed: the stored result is made to name another one."""
+
+
+def reproducing(report: turns.Report, options: argparse.Namespace, store: Path) -> None:
+    """Add how often `reproduce` tells unchanged from changed."""
+    said: dict[str, list[Judgement]] = {}
+    for source in MODELS[:1] if options.quick else MODELS:
+        content = plain(source, 10 if options.quick else 40)
+        before = _made(content, store)()
+        for _ in range(options.rounds):
+            said.setdefault(UNCHANGED, []).append(standings.reproduced(before, _made(content, store), 5))
+        for name, change in CHANGES.items():
+            changed = copy.deepcopy(content)
+            change(changed)
+            said.setdefault(name, []).append(standings.reproduced(before, _made(changed, store), 2))
+        renamed = _with_another_version(before)
+        said.setdefault(VERSION, []).append(standings.reproduced(renamed, _made(content, store), 2))
+    _reproduced(report, said)
+
+
+def _made(content: Plain, store: Path) -> Callable[[], results.Result]:
+    """Return what makes a result, in a process of its own."""
+    own, asked = transports.named("process")[0], manifest(content)
+    return lambda: carried_out(own, asked, store)
+
+
+def _with_another_version(found: results.Result) -> results.Result:
+    path = found.path / "result.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["agent"]["packages"] |= {"torch": "2.0.0"}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return results.read(found.path)
+
+
+def _reproduced(report: turns.Report, said: Mapping[str, Sequence[Judgement]]) -> None:
+    shares = {}
+    for name, judged in said.items():
+        right = Verdict.SAME if name == UNCHANGED else Verdict.DIFFERENT
+        shares[name] = [each.verdict is right for each in judged]
+        others = sorted({each.verdict.value for each in judged if each.verdict is not right})
+        by_outputs = sum(each.by("outputs") is Verdict.DIFFERENT for each in judged)
+        report.add(
+            [
+                f"reproduce, {name}", f"{right.value} {sum(shares[name])} of {len(judged)} times", "",
+                "; ".join([f"outputs alone differ {by_outputs} times", *(f"also {each}" for each in others)]),
+            ],
+            verdicts=[each.verdict.value for each in judged], by_outputs=by_outputs,
+        )  # fmt: skip
+    changed = [each for name, those in shares.items() if name != UNCHANGED for each in those]
+    for name, those in ((UNCHANGED, shares[UNCHANGED]), ("changed", changed)):
+        share = sum(those) / len(those)
+        met = "met" if share >= OFTEN else "missed"
+        report.notes.append(f"{name}: told right in {share:.0%} of {len(those)} (goal {OFTEN:.0%}: {met})")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, save."""
+    options = turns.parse(turns.parser(__doc__, rounds=7), arguments)
+    report = turns.Report("same_evaluation", "The same evaluation by other ways, again, and changed", COLUMNS)
+    with tempfile.TemporaryDirectory() as folder:
+        by_ways(report, options, Path(folder))
+        reproducing(report, options, Path(folder))
+    report.finish(options)
+
+
+if __name__ == "__main__":
+    main()
