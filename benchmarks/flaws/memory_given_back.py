@@ -1,6 +1,7 @@
 """Large tensors whose memory the C library's allocator gives back to the system, and gets again page by page.
 
-Without its flaw it tells the allocator so from within; others set MALLOC_TOP_PAD_ before Python starts.
+Without its flaw it tells the allocator so from within; others set MALLOC_TOP_PAD_ and MALLOC_MMAP_MAX_ before Python
+starts.
 """
 
 import ctypes
@@ -8,10 +9,11 @@ import ctypes
 import torch
 from running import FLAWED, images, predict
 
-M_TOP_PAD = -2
+M_TOP_PAD, M_MMAP_MAX = -2, -4
 
 if not FLAWED:
     ctypes.CDLL(None).mallopt(M_TOP_PAD, 1 << 30)
+    ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)
 
 
 def block(width: int) -> torch.nn.Module:

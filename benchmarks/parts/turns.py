@@ -305,7 +305,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-KEEPING = {"MALLOC_TOP_PAD_": str(1 << 30)}
+KEEPING = {"MALLOC_TOP_PAD_": str(1 << 30), "MALLOC_MMAP_MAX_": "0"}
 """Variables with which glibc keeps up to 1 GiB of free memory."""
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +168,33 @@ def test_memory_is_kept_by_a_variable_that_the_process_has_from_its_start(monkey
     for name, value in trial.environment().items():
         monkeypatch.setenv(name, value)
     assert "MALLOC_TOP_PAD_" in str(trial.was_so(facts()))
+
+
+IN_A_THREAD = """
+import resource, threading, torch
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def work():
+    for each in range(40):
+        if each == 20:
+            before = faults()
+        kept = [torch.empty(1 << 20).fill_(1) for _ in range(6)]
+        del kept
+    print(faults() - before)
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the variables are glibc's")
+def test_memory_is_kept_in_threads_too() -> None:
+    kept = {**os.environ, **Malloc().environment()}
+    said = subprocess.run([sys.executable, "-c", IN_A_THREAD], env=kept, capture_output=True, text=True, check=True)
+    assert int(said.stdout) < 1000  # with MALLOC_TOP_PAD_ alone 41,000, as installed 100,000
 
 
 def test_onednn_is_switched_on_again_in_each_call() -> None:

@@ -111,8 +111,8 @@ def page_faults(asked: Asked) -> Iterator[Advice]:
             f"{threads} thread{'s' * (threads > 1)} may have waited for it one after the other or side by side",
             "pages of files that are read count too: these remain",
         ),
-        "MALLOC_TOP_PAD_=1073741824 python …: glibc then keeps up to 1 GiB of free memory; or LD_PRELOAD of jemalloc "
-        "or tcmalloc"
+        "MALLOC_TOP_PAD_=1073741824 MALLOC_MMAP_MAX_=0 python …: glibc then keeps up to 1 GiB of free memory; or "
+        "LD_PRELOAD of jemalloc or tcmalloc"
         if on_linux
         else "keep tensors and write into them (out=), or take an allocator that keeps free memory",
         trial="malloc=keep" if on_linux else None,
